@@ -23,7 +23,7 @@ Exit status:
 
 - 0: done
 - 1: it could not be done, or the answer is no (nothing fits, something must be fixed)
-- 2: it was asked for wrongly
+- 2: the command line is wrong
 - 130, 143, 129: interrupted by Ctrl-C, SIGTERM or SIGHUP
 - 141: the reader of standard output has left
 """  # noqa: E501

@@ -15,8 +15,8 @@ def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
     tried = min(wish.plain.batch_size, SAMPLE_BATCH)
     if offered.adopted:
         yield (
-            f"ways without {', '.join(offered.adopted)}: at batch {tried} (what was tried first) "
-            "these cost neither memory nor time, so that every way has them"
+            f"ways without {', '.join(offered.adopted)}: tried at batch {tried}, these "
+            "cost neither memory nor time, so every way has them"
         )
     yield (
         "max-autotune and max-autotune-no-cudagraphs: their kernels are tuned on the device, which "
@@ -28,17 +28,17 @@ def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
         "range is wide ('planner estimate --compile default --trace' narrows it)"
     )
     yield (
-        "changes beside checkpointing, compile and the micro-batch are combined one at a time, and "
-        f"with checkpointing {' or '.join(PLAINLY_COMBINED)} only"
+        "beyond checkpointing, compile and the micro-batch, changes are combined one at a time, "
+        f"and only with checkpointing {' or '.join(PLAINLY_COMBINED)}"
     )
     if not isinstance(wish.model, SwinConfig):
         yield "checkpointing in parts, and precisions that would need further traces"
     if wish.share is None:
-        yield f"batches of 1, above {MAX_BATCH}, and between powers of two and three times such"
+        yield f"batches of 1, above {MAX_BATCH}, and not among 2, 3, 4, 6, 8, 12, 16 …"
     elif len(divisors(wish.share)) - 1 > MAX_MICRO_BATCHES:
         yield f"of {len(divisors(wish.share))} micro-batches all but {MAX_MICRO_BATCHES}"
     elif wish.is_splittable:
         yield "micro-batches of 1"
     if set(wish.allow) == set(FAITHFUL):
         yield "other optimizers, pure-bf16 and fp8 (--allow recipe), adapters (--allow adapters)"
-    yield "loading the data, and clocks that fall under load: 'planner tune' measures"
+    yield "loading the data, and clocks that fall under load: 'planner tune --data' measures them"

@@ -1,6 +1,6 @@
 """The `planner` command. Each subcommand is a file of its own, imported when it is called.
 
-Exit status: 0 done, 1 it could not be done, 2 it was asked for wrongly, 130 interrupted (143 by
+Exit status: 0 done, 1 it could not be done, 2 the command line is wrong, 130 interrupted (143 by
 SIGTERM, 129 by SIGHUP), 141 where the reader of standard output has left.
 """
 
@@ -41,7 +41,7 @@ INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 GROUPS = {
     "Before you launch": {
         "estimate": ("planner.cli.estimate:command", "Predict a training step's memory and time."),
-        "advise": ("planner.cli.advise:command", "Find the fastest ways to fit, lever by lever."),
+        "advise": ("planner.cli.advise:command", "Find the fastest ways to fit, change by change."),
         "emulate": ("planner.cli.emulate:command", "Run your own program on an emulated GPU."),
     },
     "On your device": {
@@ -64,11 +64,11 @@ GROUPS = {
     "Lists and files": {
         "gpus": ("planner.cli.gpus:command", "List the GPUs that --gpu knows."),
         "models": ("planner.cli.models:command", "List the published models of each library."),
-        "cache": ("planner.cli.cache:command", "List or remove kept traces."),
+        "cache": ("planner.cli.cache:command", "List or remove the traces that estimates keep."),
     },
     "About these commands": {
         "help": ("planner.cli.help:command", "Explain a command."),
-        "completion": ("planner.cli.completion:command", "Print what makes a shell complete."),
+        "completion": ("planner.cli.completion:command", "Print your shell's completion script."),
     },
 }  # fmt: skip
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}

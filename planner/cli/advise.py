@@ -39,16 +39,16 @@ _COUNT = click.IntRange(1, MAX_SIZE)
 @click.option("--gpu", metavar="NAME", help="A GPU of 'planner gpus'.")
 @click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")
 @click.option(
-    "--batch-size", type=_COUNT, metavar="N", help="Images of an optimizer step on each device."
+    "--batch-size", type=_COUNT, metavar="N", help="Images per optimizer step on each device."
 )
 @click.option(
-    "--global-batch", type=_COUNT, metavar="N", help="Images of all devices that a step must see."
+    "--global-batch", type=_COUNT, metavar="N", help="Images per optimizer step on all devices."
 )
 @click.option(
     "--keep",
     metavar="FIELD[,FIELD…]",
     multiple=True,
-    help="Fields that stay as they are; or effects: rounding, recipe, learning-rate.",
+    help="Leave these fields as they are, or refuse changes of rounding, recipe or learning-rate.",
 )
 @click.option(
     "--allow",
@@ -56,18 +56,18 @@ _COUNT = click.IntRange(1, MAX_SIZE)
     multiple=True,
     help="Also try recipe (other optimizers, 8 bits) or adapters (train only a part).",
 )
-@click.option("--allocator", metavar="OPTIONS", help="Options in place of PYTORCH_ALLOC_CONF.")
+@click.option("--allocator", metavar="OPTIONS", help="Used in place of PYTORCH_ALLOC_CONF.")
 @with_options(SEVERAL_FLAGS)
 @with_cost_options
 @with_options(MODEL_FLAGS)
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 @with_time_option
 def command(model: str, **given: Any) -> int:
-    """Advise how to train MODEL in a GPU's memory as fast as it goes, before anything is launched.
+    """Say how to train MODEL as fast as possible in a GPU's memory, before you launch it.
 
     Does it fit as it stands (bf16, or fp16 on a GPU without it, adamw, no checkpointing, not
-    compiled; --set says otherwise)? If not: the fastest ways to make it fit, what each lever saves
-    and costs, and what the device waits for. Exit status 1 where nothing fits.
+    compiled; --set says otherwise)? If not: the fastest ways to make it fit, what each change
+    saves and costs, and what the device waits for. Exit status 1 where nothing fits.
     """
     gc.disable()  # a process that ends with its answer: the collector would only cost time
     of_model, of_setting = given_fields({"model": model, **given}, tuple(SEVERAL_OPTIONS))

@@ -43,7 +43,7 @@ with_time_option = click.option(
 )
 way_flag = click.option(
     "--way", type=click.IntRange(1), metavar="N",
-    help="Which of an advice's ways, or of several estimates (advice: the recommended).",
+    help="Which way of an advice (default: the recommended), or which of several estimates.",
 )  # fmt: skip
 # Each axis: the letter that stands for a value, what the values are, what it is by default.
 _AXES = {
@@ -70,7 +70,7 @@ def axis_flags(searched: bool = False) -> list[Callable[[Any], Any]]:
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.option(
-        "--batch-size", metavar="N[,N…]", help="Images on a device at a time (default: 64)."
+        "--batch-size", metavar="N[,N…]", help="Images in a device's micro-batch (default: 64)."
     ),
     click.option("--accumulate", metavar="N[,N…]", help="Micro-batches per step (default: 1)."),
     *axis_flags(),
@@ -84,7 +84,7 @@ _COST_FLAGS: list[Callable[[Any], Any]] = [
     click.option("--images-per-epoch", type=int, metavar="N",
                  help="Images in an epoch (default: ImageNet-1k's)."),
     click.option("--price-per-hour", type=float, metavar="X",
-                 help="Of one GPU, in your currency: what these hours cost."),
+                 help="Price of one GPU, in any currency: predict the cost too."),
 ]  # fmt: skip
 
 

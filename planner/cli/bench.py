@@ -47,18 +47,18 @@ def command() -> None:
 )
 @click.argument("model", required=False)
 @click.option("--library", multiple=True, type=click.Choice(LIBRARIES),
-              help="Only this, may be given again (all that are installed).")  # fmt: skip
+              help="Only this library; may be repeated (default: all installed).")  # fmt: skip
 @click.option("--path", multiple=True, type=click.Choice(PATHS),
-              help="Only this, may be given again.")  # fmt: skip
+              help="Only this path; may be repeated.")  # fmt: skip
 @click.option("--precision", multiple=True, type=click.Choice(PRECISIONS), default=("fp32",),
-              show_default="fp32", help="May be given again.")  # fmt: skip
+              show_default="fp32", help="May be repeated.")  # fmt: skip
 @click.option("--batch-size", type=click.IntRange(1, MAX_SIZE), metavar="N",
-              help="Images (2; at MODEL's stages on a GPU 64).")  # fmt: skip
+              help="Images (default: 2; with MODEL on a GPU 64).")  # fmt: skip
 @click.option(
     "--device", metavar="DEVICE", default="auto", show_default=True, help="auto, cpu, cuda:0 …"
 )
 @click.option("--measure", metavar="TIME", default="1s", show_default=True,
-              help="Time each pass for so long at least.")  # fmt: skip
+              help="Time each pass for at least this long.")  # fmt: skip
 @click.option("--output", metavar="FILE.pt",
               help="Keep the measurements here, for --compare.")  # fmt: skip
 @click.option("--compare", nargs=2, metavar="A B", help="Measure nothing: compare two such files.")
@@ -68,7 +68,7 @@ def attention(model: str | None, **given: Any) -> int:
 
     At the shape [2, 56, 56, 96] with windows of 7 and 3 heads, or at each stage of MODEL: written
     out (eager), by one fused call (sdpa), and both compiled, by torch.utils.benchmark. Each result
-    is held against float64 first. Exit status 1 where nothing could be timed.
+    is first compared with float64. Exit status 1 where nothing could be timed.
     """
     refuse_empty({"model": model, **given})
     if given["compare"]:

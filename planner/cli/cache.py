@@ -29,7 +29,7 @@ HEADERS = ("model", "kept", "setting", "size", "last used")
 @click.option("--clear", is_flag=True, help="Remove everything that is listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array (bytes, seconds).")
 def command(clear: bool, as_json: bool) -> None:
-    """List what was traced and is kept: it answers the next estimate without torch."""
+    """List the kept traces, from which estimates are answered without torch."""
     where = ledger_cache.folder()
     if clear:
         click.echo(f"Removed {_counted(_clear(where))} from {where}.")
@@ -73,9 +73,9 @@ def _row(entry: Entry) -> tuple[str, str, str, str, str]:
 
 def _what(key: dict[str, Any]) -> str:
     if "name" in key:
-        return "its sizes"
+        return "the model's description"
     batch = key["batch"]
-    return "steps of 2 or more" if batch == ANY_BATCH else f"the step of {batch}"
+    return "a step at any batch above 1" if batch == ANY_BATCH else f"a step at batch {batch}"
 
 
 def _setting(key: dict[str, Any]) -> str:

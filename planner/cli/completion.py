@@ -22,7 +22,7 @@ from planner.cli.command import Command
 def command(ctx: click.Context, shell: str) -> None:
     """Print the script that completes commands, options and values in a shell.
 
-    Write it to where the shell looks for such scripts (bash: with the package bash-completion).
+    Write it where your shell looks for such scripts (bash: needs the package bash-completion).
     Values are models, GPUs, fields, settings and files.
     """
     found = get_completion_class(shell)

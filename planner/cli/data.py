@@ -20,8 +20,8 @@ from search.loader.options import LoaderOptions
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("data", metavar="DIR|MODULE:FACTORY", required=False),
-    click.option("--for", "model", metavar="MODEL", help="Whose images: LIBRARY:NAME or a file."),
-    click.option("--gpu", metavar="NAME", help="Also predict what the step of --for takes on it."),
+    click.option("--for", "model", metavar="MODEL", help="Model to feed: LIBRARY:NAME or a file."),
+    click.option("--gpu", metavar="NAME", help="Also predict the step of --for on this GPU."),
     click.option("--synthetic", type=click.IntRange(1), metavar="N",
                  help="Make N pictures first: in DIR, or in a temporary folder."),
     *search_flags(LoaderOptions),

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--together",
     is_flag=True,
-    help="With --compare: what a training over all of these machines must have alike, first.",
+    help="With --compare: put first what one training over all of these machines needs alike.",
 )
 @click.option("--rates", is_flag=True, help="Measure what the device achieves (under 20 s).")
 @click.option("--links", is_flag=True, help="Time collectives between the devices (a minute).")
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     "--gpus",
     type=click.IntRange(2),
     metavar="N",
-    help="How many devices --links takes (all; of the CPU 2).",
+    help="How many devices --links uses (default: all; on the CPU 2).",
 )
 @click.option(
     "--output", metavar="FILE", type=click.Path(), help="Write what --links measured to FILE."
@@ -69,8 +69,8 @@ def command(files: tuple[str, ...], as_json: bool, **asked: Any) -> int:
     """Show what is installed, which devices are available, and what slows them down.
 
     Exits with status 1 if something must be fixed first. A FILE holds a machine as --json wrote it:
-    it is judged in place of this one. With --compare and several FILEs the status is 1 if they
-    differ; with --together as well, if they differ in what a training over all of them needs alike.
+    it is judged in place of this one. With --compare the status is 1 if the FILEs differ; with
+    --together too, if they differ in what one training over all of them needs alike.
     """
     refuse_empty({"files": files, "output": asked["output"]})
     wish = _Wish(**asked)
@@ -113,7 +113,7 @@ class _Wish:
 def _check(files: Sequence[str], wish: _Wish) -> None:
     if wish.comparing and len(files) < 2:
         raise UsageError(
-            f"--compare compares two machines or more, and {len(files)} were given.",
+            f"--compare needs two FILEs or more, not {len(files)}.",
             "Write each with 'planner doctor --json > NAME.json' and name them all.",
         )
     if wish.together and not wish.comparing:

@@ -46,10 +46,10 @@ def command(
     """Write RESULT for a trainer: the directory of a `planner tune` (or its recommendation.json),
     or what `planner advise` or `planner estimate` printed with --json (- is standard input).
 
-    Where the setting was only predicted, the file and standard error say so. It goes to standard
-    output, or with --output to a file (and to a second one, where the trainer needs Python code
-    beside it). Warnings go to standard error. An earlier output is replaced; any other file only
-    with --force.
+    Where the setting was only predicted, the file and standard error say so. The file goes to
+    standard output or to --output (with a second one where the trainer needs Python code beside
+    it), warnings to standard error. An earlier output is replaced, any other file only with
+    --force.
     """
     from planner.trainers.emission import emit
 

@@ -70,7 +70,7 @@ _OF_ONE_ROW = {
 @click.option(
     "--allocator",
     metavar="OPTIONS",
-    help="expandable_segments:True,…: in place of this environment's PYTORCH_ALLOC_CONF.",
+    help="expandable_segments:True,…: used in place of PYTORCH_ALLOC_CONF.",
 )
 @click.option(
     "--max-batch", is_flag=True,
@@ -80,12 +80,12 @@ _OF_ONE_ROW = {
     "--trace",
     "traced",
     is_flag=True,
-    help="Trace the real module on fake tensors (needs torch once), of a Swin too.",
+    help="Trace the real module on tensors without data (needs torch once), also for a Swin.",
 )
 @click.option("--retrace", is_flag=True, help="Trace again instead of reading the kept trace.")
 @click.option("--json", "as_json", is_flag=True, help="One object, or an array for several.")
 @with_time_option
-@click.option("--timeline", is_flag=True, help="Draw live bytes over the step.")
+@click.option("--timeline", is_flag=True, help="Draw the bytes alive over the step.")
 @click.option("--snapshot", metavar="FILE", help="Write a snapshot for memory_viz (.pickle).")
 @click.option(
     "--chrome-trace", metavar="FILE", help="Write the step for Perfetto (.json, .json.gz)."
@@ -318,8 +318,8 @@ def _print_largest(
     ]
     if retried:
         say(
-            f"\nLarger batches, up to {', '.join(retried)}, run only by freeing cached memory, "
-            "slower at least in the first steps."
+            f"\nLarger batches, up to {', '.join(retried)}, run only if torch frees cached\n"
+            "memory, which slows at least the first steps."
         )
     bound = [best for best in fitting if _is_bound_by_sdpa(best)]
     if bound:

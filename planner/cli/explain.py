@@ -36,16 +36,16 @@ _PATIENCE_SECONDS = 5.0  # a pipe may have a writer that is silent
 @click.argument("model", required=False)
 @click.option("--plan", metavar="RUN", help="What 'planner tune' wrote: the setting that trained.")
 @click.option("--gpu", metavar="NAME", help="The card, of 'planner gpus'.")
-@click.option("--allocator", metavar="OPTIONS", help="Options in place of PYTORCH_ALLOC_CONF.")
+@click.option("--allocator", metavar="OPTIONS", help="Used in place of PYTORCH_ALLOC_CONF.")
 @with_model_options
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 def command(source: str, model: str | None, **given: Any) -> int:
-    """Explain a training that failed or limps: its log (of any size, also of many ranks; - is
+    """Explain a training that failed or runs badly, from its log (of any size and many ranks; - is
     standard input), the watch.jsonl of planner.watch, or a snapshot of torch's allocator.
 
-    With --plan RUN, or MODEL and its setting, what was seen is held against what was predicted, and
-    the levers that free enough are named with their predicted rates. Exit status 1 where nothing
-    is recognised.
+    With --plan RUN, or MODEL and its setting, it compares what it saw with the prediction, and
+    names the changes that free enough memory, with their predicted rates. Exit status 1 where
+    nothing is recognised.
     """
     from planner.estimation.arguments import read_gpu
     from planner.estimation.estimate import default_precision

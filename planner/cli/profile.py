@@ -53,7 +53,7 @@ _TOLD = {
     help="Steps under the profiler.",
 )  # fmt: skip
 @click.option(
-    "--deadline", default="15m", show_default=True, metavar="TIME", help="Ended if it takes longer."
+    "--deadline", default="15m", show_default=True, metavar="TIME", help="End it after this time."
 )
 @click.option(
     "--output", type=click.Path(), default="profile", show_default=True,
@@ -67,9 +67,9 @@ _TOLD = {
 def command(target: str, **given: Any) -> int:
     """Run a setting under torch's profiler: where its time goes, measured beside predicted.
 
-    RUN is a folder or a recommendation.json of 'planner tune': its recommended setting is run,
-    with what options change of it. MODEL is as of 'planner estimate'. DIR then holds the trace
-    (open trace.json.gz at ui.perfetto.dev), the allocator's history on a GPU, and profile.json.
+    RUN is a folder or a recommendation.json of 'planner tune': its recommended setting runs,
+    changed by the options given. MODEL is as for 'planner estimate'. DIR then holds the trace (open
+    trace.json.gz at ui.perfetto.dev), the allocator's history on a GPU, and profile.json.
 
     --against names a profile of the same setting from another machine, image or torch: how much
     longer a step takes here than there, how sure that is, and where. RUN may then be a profile too.

@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     "--gpu", metavar="NAME[,NAME…]", help="GPUs of 'planner gpus', or all of them, ranked: all."
 )
 @click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")
-@click.option("--allocator", metavar="OPTIONS", help="Options in place of PYTORCH_ALLOC_CONF.")
+@click.option("--allocator", metavar="OPTIONS", help="Used in place of PYTORCH_ALLOC_CONF.")
 @with_model_options
 @with_several_options
-@click.option("--trace", "traced", is_flag=True, help="Trace the real module, of a Swin too.")
+@click.option("--trace", "traced", is_flag=True, help="Trace the real module, also for a Swin.")
 def command(targets: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     """Draw RUNs and MODELs as one HTML page that opens offline.
 

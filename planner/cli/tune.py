@@ -62,7 +62,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
 )
 @with_options(_OPTIONS)
 def command(**given: Any) -> int:
-    """Find the fastest way to train MODEL on a device, by short real training runs.
+    """Find the fastest way to train MODEL on a device, by short real training runs (probes).
 
     MODEL is LIBRARY:NAME, a YAML or JSON file, or package.module:factory; with --replay or --from
     it may be omitted. Run the same command again to continue where it stopped; Ctrl-C ends it with

@@ -47,7 +47,7 @@ DEFAULT_GRID = {
 )  # fmt: skip
 @click.argument("models", nargs=-1, metavar="[MODEL]…")
 @with_model_options
-@click.option("--matrix", metavar="FILE", help="Rows to measure, as tests/truth/memory.yaml.")
+@click.option("--matrix", metavar="FILE", help="Rows to measure: see tests/truth/memory.yaml.")
 @click.option(
     "--record",
     metavar="FILE",

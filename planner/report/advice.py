@@ -56,8 +56,8 @@ def _as_it_stands(advice: Advice) -> str:
 
 def _answer(advice: Advice) -> str:
     best = advice.recommended
-    where = advice.gpu or f"memory of {format_bytes(advice.budget_bytes)}"
-    what = f"{advice.model.title} on {where}"
+    where = f"on {advice.gpu}" if advice.gpu else f"in {format_bytes(advice.budget_bytes)}"
+    what = f"{advice.model.title} {where}"
     if best is None:
         assert advice.nearest is not None, "some way needs least"
         near = advice.nearest
@@ -92,7 +92,7 @@ def _standing(best: Way, advice: Advice) -> str:
     if best.estimate.fits_surely and not fastest.estimate.fits_surely:
         found.append("fits even in the worst case")
     if best.setting.global_batch != fastest.setting.global_batch:
-        found.append(f"is nearer to a batch of {advice.plain.setting.global_batch}")
+        found.append(f"has a batch nearer to {advice.plain.setting.global_batch}")
     return f": it {' and '.join(found)}, and no way that fits is known to be faster"
 
 
@@ -103,7 +103,7 @@ def _way(way: Way, advice: Advice) -> list[str]:
         f"  {_changes(way.changes)}",
         f"  {_memory(found)}, "
         f"{_rate(way, advice)} ±{found.throughput.uncertainty:.0%}, {_step(way)}; "
-        f"changes: {_effects(way.effects)}",
+        + _result(way.effects),
         *(
             [f"  {training_text(found.cost)} {unit(advice.model)}: {cost_text(found.cost)}"]
             if found.cost
@@ -135,8 +135,8 @@ def _ways(advice: Advice) -> str:
         for number, way in enumerate(advice.ways[:MAX_WAYS], 1)
     ]
     costs = [way.estimate.cost for way in advice.ways]
-    titles = (f"{unit(advice.model)}/s", "memory", "fits", *cost_headers(costs), "changes", "by")
-    headers = ["way", *titles]
+    headers = ["way", f"{unit(advice.model)}/s", "memory", "fits", *cost_headers(costs)]
+    headers += ["affects", "setting"]
     more = len(advice.ways) - MAX_WAYS
     common = _common(advice)
     title = "Ways that fit, the recommended first and then by speed"
@@ -156,11 +156,11 @@ def _next(advice: Advice) -> str:
         held = f" --global-batch {advice.share * best.setting.world_size}"
     return "\n".join(
         [
-            "To start a measured search there, or to write it for a trainer as a prediction:",
+            "To measure around it, or to write it for a trainer as predicted:",
             command_text(f"{best.command} --json | planner tune --from -{held}"),
             command_text(f"{best.command} --json | planner emit - --for pytorch --output train.py"),
             wrapped(
-                "For another way, keep this answer with --json > advice.json; then 'planner tune "
+                "For another way, save this answer with --json > advice.json; then 'planner tune "
                 "--from advice.json --way N', or 'planner emit advice.json --way N'."
             ),
         ]
@@ -189,10 +189,10 @@ def _waterfall(advice: Advice) -> str:
     need = plain.estimate.device_total_bytes
     rows = [["as it stands", "", format_bytes(need), "", format_seconds(seconds)]]
     rows += [_fall(fall) for fall in advice.waterfall]
-    headers = ["change", "saves", "memory", "costs", f"{images} {unit(advice.model)}"]
-    return "From your setting to the recommendation, change by change:\n" + table_text(
-        rows, headers, "lr"
-    )
+    headers = ["change", "saves", "memory", "costs", f"{images} {unit(advice.model)} in"]
+    goal = "recommendation" if advice.recommended else "nearest way"
+    table = table_text(rows, headers, "lr")
+    return f"From your setting to the {goal}, change by change:\n{table}"
 
 
 def _fall(fall: Fall) -> list[str]:
@@ -218,8 +218,8 @@ def _front(advice: Advice) -> str:
         ]
         for way in advice.front
     ]
-    return "Memory against speed (each the fastest that needs no more):\n" + table_text(
-        rows, ["memory", f"{unit(advice.model)}/s", "by"], "rrl"
+    return "Memory against speed (each row is the fastest for its memory):\n" + table_text(
+        rows, ["memory", f"{unit(advice.model)}/s", "setting"], "rrl"
     )
 
 
@@ -237,7 +237,7 @@ def _bottleneck(advice: Advice) -> str:
 
 def _treatments(found: Bottleneck, advice: Advice) -> str:
     if not found.treatments:
-        return "Nothing that was looked at makes it faster still: the next step is a larger card."
+        return "Nothing that was tried makes it faster still: the next step is a larger card."
     said = "; ".join(_treatment(t, advice) for t in found.treatments)
     return f"Faster still, and why not recommended: {said}."
 
@@ -261,9 +261,9 @@ def _cards(advice: Advice) -> str:
         for card in advice.cards
     ]
     per_second = f"{unit(advice.model)}/s"
-    headers = ["larger card", "memory", "fits as\nit stands", f"then\n{per_second}",
+    headers = ["larger card", "memory", "fits as\nit stands", f"{per_second} as\nit stands",
                f"recommended\n{per_second}"]  # fmt: skip
-    return "The same on larger cards:\n" + table_text(rows, headers, "lrlr")
+    return "Your setting and the recommended on larger cards:\n" + table_text(rows, headers, "lrlr")
 
 
 def _more_gpus(advice: Advice) -> str:
@@ -284,7 +284,7 @@ def _more(more: MoreGpus, advice: Advice) -> str:
     best = advice.recommended
     if best is not None:
         times = more.images_per_second / _all_rate(best)
-        text += f", {times:.2f} times the recommended"
+        text += f", {times:.2f} times the recommended rate"
     if more.in_place_of:
         text += f", without {_changes(more.in_place_of)}"
     if more.cost is not None:
@@ -302,7 +302,7 @@ def _levers(advice: Advice) -> str:
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for lever in advice.levers:
         alike.setdefault((lever.state, lever.reasons), []).append(lever.name)
-    lines = ["What was looked at, and what became of it:"]
+    lines = ["What was tried, and what became of it:"]
     for (state, reasons), names in alike.items():
         lines.append(wrapped(f"- {state}: {', '.join(names)}", "  "))
         lines += [wrapped(f"  {reason}", "    ") for reason in reasons]
@@ -316,6 +316,10 @@ def _changes(changes: Iterable[tuple[str, object]]) -> str:
 
 def _effects(effects: Sequence[str]) -> str:
     return ", ".join(effects)
+
+
+def _result(effects: Sequence[str]) -> str:
+    return "same result" if list(effects) == ["nothing"] else f"affects {_effects(effects)}"
 
 
 def _rate(way: Way, advice: Advice) -> str:

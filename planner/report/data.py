@@ -95,10 +95,10 @@ def step_lines(step: StepRate | None, evidence: LoaderRecord | None) -> list[str
     if rate is not None and low < rate < high:
         return [*lines, f"{rate:.4g} images/s are in that range: either of the two may bound."]
     if step.bound == "step":
-        return [*lines, "The step bounds: this loader brings enough."]
+        return [*lines, "The step is the limit: this loader brings enough."]
     cpus = step.needed_cpus
     need = "" if cpus is None else f" To feed it takes about {cpus:.3g} processors."
-    return [*lines, f"The loader bounds: the device would wait for images.{need}"]
+    return [*lines, f"The loader is the limit: the device would wait for images.{need}"]
 
 
 def _listed(head: str, lines: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ _PREDICTED = {
 _SEEN = {
     "total_bytes": "the device has", "free_bytes": "free on the device",
     "process_bytes": "this process", "other_bytes": "other processes",
-    "allocated_bytes": "allocated to tensors", "unused_bytes": "reserved, in no use",
+    "allocated_bytes": "allocated to tensors", "unused_bytes": "reserved, unused",
     "private_pool_bytes": "in pools of CUDA graphs", "requested_bytes": "asked for",
     "missing_bytes": "missing at least",
 }  # fmt: skip
@@ -122,7 +122,7 @@ def _alive(reading: SnapshotReading, found: Explanation) -> str:
 
 
 def relief_text(relief: Relief) -> str:
-    need = f"{format_bytes(relief.needed_bytes)} must become free, by the prediction"
+    need = f"{format_bytes(relief.needed_bytes)} must become free"
     if not relief.levers:
         return f"{need}: {relief.why_none}."
     first, *others = (lever.changes.items() for lever in relief.levers)
@@ -137,11 +137,11 @@ def relief_text(relief: Relief) -> str:
         for lever in relief.levers
     ]
     now = relief.images_per_second
-    table = table_text(rows, ["change", "frees", "images/s", "changes"], "lrrl")
+    table = table_text(rows, ["setting", "frees", "images/s", "affects"], "lrrl")
     as_it_is = f" (as it is: {now:.3g})" if now else ""
     all_with = f", all with {in_words(shared)}" if shared else ""
     return (
-        f"{need}. These free it{all_with};\n"
+        f"{need}. By prediction these free it{all_with};\n"
         f"rates are predicted for {relief.rated}{as_it_is}:\n{table}\n"
         f"The first: {relief.levers[0].command}"
     )

@@ -25,10 +25,10 @@ def together_text(fed: FedRecord | None) -> str:
     """What step and loader reached together, "" where that was not measured."""
     if fed is None or fed.images_per_second is None:
         return ""
-    law = f"; the law says {fed.predicted:.4g}" if fed.predicted else ""
+    computed = f"; computed {fed.predicted:.4g}" if fed.predicted else ""
     return (
         f"Both together trained {fed.images_per_second:.4g} images/s (measured, "
-        f"{len(fed.step_seconds)} steps{law})."
+        f"{len(fed.step_seconds)} steps{computed})."
     )
 
 

@@ -178,7 +178,7 @@ def _next(estimate: Estimate) -> str:
         return ""  # the verdict says what to pass
     advise = "'planner advise' with the same model, batch and device"
     if estimate.fits:
-        return wrapped(f"Next: {advise} looks for faster ways; 'planner tune' measures.")
+        return wrapped(f"Next: {advise} looks for faster ways; 'planner tune' measures them.")
     return wrapped(f"Next: {advise} finds ways to make it fit.")
 
 

@@ -47,8 +47,8 @@ def time_tables(whose: str, step: Accounts) -> str:
     return "\n\n".join(
         [
             f"The time of {whose}, predicted, by phase:\n{_table(by_phase, ['phase'])}",
-            "By kind of operation, and what bounds each:\n"
-            + _table(by_kind, ["operation", "bound by"]),
+            "By kind of operation, and what limits each:\n"
+            + _table(by_kind, ["operation", "limited by"]),
         ]
     )
 

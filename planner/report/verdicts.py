@@ -57,7 +57,7 @@ def _why(estimate: Estimate) -> str:
         return f"{free} {of} are free, but the estimate may be {more} low."
     if spare >= 0:
         return f"Only {free} {of} would be free."
-    needs = f"It needs {free} more than the {format_bytes(budget)} there are"
+    needs = f"It needs {free} more than the {format_bytes(budget)} available"
     if estimate.low_bytes <= budget:
         return f"{needs}, but the estimate may be {less} high."
     return f"{needs}."

@@ -92,10 +92,10 @@ class LoaderOptions:
     """What `find_loader` was asked. Raises UsageError, with every fault."""
 
     batch_size: int = option(
-        BATCH_SIZE, "Images of a batch.", metavar="N", shown=str(BATCH_SIZE), bounds=(1, MAX_SIZE)
+        BATCH_SIZE, "Images per batch.", metavar="N", shown=str(BATCH_SIZE), bounds=(1, MAX_SIZE)
     )
     image_size: tuple[int, int] | None = option(
-        None, "As 384 or 256,192 (height, width); the model's, or 224.",
+        None, "As 384 or 256,192 (height, width; default: the model's, or 224).",
         metavar="PX", read=read_image_size,
     )  # fmt: skip
     pipelines: tuple[Pipeline, ...] | None = option(
@@ -121,7 +121,7 @@ class LoaderOptions:
         flag="--budget", metavar="TIME", typed=read_budget,
     )  # fmt: skip
     tolerance: float = option(
-        f"{TOLERANCE:.1%}", "Double the workers while that gains as much.",
+        f"{TOLERANCE:.1%}", "Double the workers while that gains more.",
         typed=parse_percent, metavar="SHARE",
     )  # fmt: skip
     strategy: str = option(

@@ -266,7 +266,7 @@ class SearchOptions:
         metavar="FIELD=VALUE,…", read=read_start, written=start_text,
     )  # fmt: skip
     global_batch: int | None = option(
-        None, "Hold micro-batch × accumulation × world at N exactly.",
+        None, "Hold micro-batch × accumulation × GPUs at exactly N.",
         metavar="N", bounds=(1, MAX_SIZE),
     )  # fmt: skip
     device: str = option("auto", "auto, cpu, cuda:0 …", shown="auto", metavar="DEVICE")
@@ -283,7 +283,7 @@ class SearchOptions:
         flag="--memory", metavar="SIZE", read=read_memory, written=exact_bytes,
     )  # fmt: skip
     allocator: str | None = option(
-        None, "Options in place of PYTORCH_ALLOC_CONF.", metavar="OPTIONS", read=read_allocator_text
+        None, "Used in place of PYTORCH_ALLOC_CONF.", metavar="OPTIONS", read=read_allocator_text
     )
     headroom: float = option(
         "5%", "Memory to keep free.", typed=parse_percent, written=exact, metavar="SHARE"
@@ -424,7 +424,7 @@ class SearchOptions:
         }
         given = [name for name, value in on_a_device.items() if value]
         if given:
-            yield f"a replay searches all that was recorded: omit {', '.join(given)}"
+            yield f"a replay searches all recorded probes: omit {', '.join(given)}"
 
     def _world_conflicts(self) -> Iterator[str]:
         """What does not go with several devices, or says them twice."""

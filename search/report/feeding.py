@@ -47,7 +47,7 @@ def _sentence(found: Feeding) -> str:
     waits = f"the device waits {found.waiting_share:.0%} of the time for batches"
     return (
         f"Fed from {describe_data(found.evidence.data)} by {found.loader.title}, the {found.bound} "
-        f"bounds: {waits}.{need} {together_text(found.together)}"
+        f"is the limit: {waits}.{need} {together_text(found.together)}"
     ).strip()
 
 
@@ -58,7 +58,7 @@ def rates_chart(run: Run, found: Feeding, key: str) -> Chart:
     rates = [
         ("the step by itself", step.images_per_second if step else None, BLUE),
         ("the loader by itself", found.evidence.images_per_second, ORANGE),
-        ("both, by the law of the two", fed.predicted if fed else None, GREEN),
+        ("both, computed", fed.predicted if fed else None, GREEN),
         ("both, measured", fed.images_per_second if fed else None, VERMILION),
     ]
     known = [(name, rate, colour) for name, rate, colour in rates if rate is not None]
@@ -80,7 +80,7 @@ def rates_chart(run: Run, found: Feeding, key: str) -> Chart:
 def _table(fed: Sequence[FedRecord]) -> Table:
     """Runs of both together."""
     headers = (
-        "step", "loader", "images/s", "ended", "by the law", "fed step", "of it waiting",
+        "step", "loader", "images/s", "ended", "computed", "fed step", "of it waiting",
         "step on a batch in memory", "took", "date",
     )  # fmt: skip
     return Table(headers, [_row(record) for record in fed], "Trainings with the real loader.")

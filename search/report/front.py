@@ -34,7 +34,7 @@ def _parts(run: Run, key: str) -> list[Part]:
     sizes = [r.used_bytes for r in run.records if r.used_bytes and r.status == "measured"]
     budget, said = run.budget_bytes, [
         f"Memory against {run.unit} per second of {count(len(sizes), 'probe')}: up is faster, left "
-        "is smaller. Nothing beats what is on the front in both."
+        "is smaller."
     ]  # fmt: skip
     if budget is not None:
         drawn = budget <= _FAR * max(sizes)

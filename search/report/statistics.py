@@ -94,7 +94,7 @@ def front_figure(records: Sequence[ProbeRecord], unit: str, budget_bytes: int | 
     if not _num_ran(study):
         return None
     figure = restyled(plot_pareto_front(study, target_names=names))
-    for trace, name in zip(figure.data, ("over the budget", "probe", "on the front"), strict=True):
+    for trace, name in zip(figure.data, ("over the budget", "probe", "unbeaten"), strict=True):
         trace.update(name=name, showlegend=True)
     return figure
 

@@ -340,7 +340,7 @@ def _of_another(source: str, recorded: Model, asked: Model) -> UsageError:
     """What differs, where the names do not say it."""
     message = f"{source} is of {recorded.title}, not of {asked.title}."
     if recorded.title != asked.title or type(recorded) is not type(asked):
-        return UsageError(message)
+        return UsageError(message, "Omit the model, or name the recorded one.")
     theirs, ours = recorded.model_dump(), asked.model_dump()
     differing = [f"{f} {theirs[f]} and not {ours[f]}" for f in ours if theirs[f] != ours[f]]
     return UsageError(

@@ -131,7 +131,7 @@ def test_what_rates_cannot_tell_apart_is_ordered_by_what_fits_surely_and_by_the_
     assert best.setting.batch_size == 64
     assert "learning rate" not in best.effects
     said = " ".join(advice_text(found).split())
-    assert ": it fits even in the worst case and is nearer to a batch of 64, and no way" in said
+    assert ": it fits even in the worst case and has a batch nearer to 64, and no way" in said
     assert "Perhaps faster, within the error of the figures:" in said
 
 
@@ -272,6 +272,7 @@ def test_a_wish_that_nothing_satisfies_gets_the_nearest(
     status, out, _ = ask(capsys, *arguments)
     assert status == 1
     assert out.startswith("Nothing fits for native:custom on rtx-3090. The nearest needs ")
+    assert "From your setting to the nearest way" in out
     status, out, _ = ask(capsys, *arguments, "--json")
     found = json.loads(out)
     assert status == 1
@@ -291,7 +292,7 @@ def test_a_wish_that_fits_is_told_so(capsys: pytest.CaptureFixture[str], tiny: s
         "Recommended",
         "change by change",
         "What limits",
-        "What was looked at",
+        "What was tried",
         "Left out:",
     ):
         assert word in out

@@ -104,7 +104,7 @@ def test_what_differs_is_a_table_with_what_it_matters_for(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--compare"], "and 0 were given"),
+        (["--compare"], "two FILEs or more, not 0"),
         (["a.json", "b.json"], "add --compare"),
         (["a.json", "--rates"], "is of another"),
         (["--device", "cpu"], "--device says what --rates and --links measure."),

@@ -207,7 +207,7 @@ def test_chosen_stages_may_hold_a_comma() -> None:
 def test_where_the_time_goes_is_in_three_lines_and_in_tables_on_request(tiny: str) -> None:
     plain = invoke(tiny, "--gpu", "RTX 3090").stdout
     assert "By phase: " in plain
-    assert "bound by" not in plain
+    assert "limited by" not in plain
     tables = invoke(tiny, "--gpu", "RTX 3090", "--time").stdout
     assert tables.startswith(plain.rstrip())
     assert "operation" in tables.split("By kind of operation")[1]

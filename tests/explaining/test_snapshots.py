@@ -149,9 +149,9 @@ def test_levers_free_what_was_missing_and_the_text_says_so(tmp_path: Path) -> No
     assert all(lever.images_per_second > 0 for lever in found.relief.levers)
     text = explanation_text(found)
     assert "predicted at the peak" in text
-    assert "must become free, by the prediction. These free it" in text
+    assert "must become free. By prediction these free it" in text
     shared = dict.fromkeys(text.split("all with ")[1].split(";")[0].split(", "))
-    table = text[text.index("change  ") :]
+    table = text[text.index("setting  ") :]
     assert not [words for words in shared if words in table.partition("The first:")[0]]
     assert found.differs
 

@@ -142,7 +142,7 @@ def test_the_answer_has_the_loader_its_rate_and_the_rest() -> None:
     assert "torchvision, 8 workers × 2" in text
     assert "10 ms" in text
     assert "2000 images/s (1300 to 2700; predicted" in text
-    assert "The loader bounds" in text
+    assert "The loader is the limit" in text
     near = step.model_copy(update={"images_per_second": 1000.0})
     assert "either of the two may bound" in data_text(found.model_copy(update={"step": near}))
     assert "a.jpg: truncated (3 times)" in text

@@ -77,11 +77,11 @@ def test_a_verdict_says_by_how_much_and_how_surely() -> None:
         "Probably fits: 50.00 MiB of 1.03 GiB are free, but the estimate may be "
     )
     assert verdict(make(fits=False, budget_bytes=960 * MIB)).startswith(
-        "Probably does not fit: it needs 40.00 MiB more than the 960.00 MiB there are, but the "
+        "Probably does not fit: it needs 40.00 MiB more than the 960.00 MiB available, but the "
         "estimate may be 50.00 MiB high.\n"
     )
     assert verdict(make(fits=False, budget_bytes=900 * MIB)).startswith(
-        "Does not fit: it needs 100.00 MiB more than the 900.00 MiB there are.\n"
+        "Does not fit: it needs 100.00 MiB more than the 900.00 MiB available.\n"
     )
     assert verdict(make(fits=False, budget_bytes=1024 * MIB)).startswith(
         "Probably does not fit: only 24.00 MiB of 1.00 GiB would be free.\n"
@@ -96,7 +96,7 @@ def test_what_does_not_fit_gets_the_command_that_finds_ways() -> None:
     text = breakdown_table(make(fits=False, budget_bytes=900 * MIB))
     assert advised in text.splitlines()[:5]
     fits = breakdown_table(make(fits=True, budget_bytes=2 * GIB))
-    assert "looks for faster ways; 'planner tune' measures." in " ".join(fits.splitlines()[:5])
+    assert "looks for faster ways; 'planner tune' measures them." in " ".join(fits.splitlines()[:5])
     assert "Next:" not in breakdown_table(make())
 
 

@@ -123,8 +123,8 @@ def _ways(step: Step) -> list[Part]:
             Number(rate.all_images_per_second, _rate(found)) if rate else Number(None, "-"),
             Number(needs, format_bytes(needs)),
         ])  # fmt: skip
-    said = f"What fits instead, with the same {what} in a step: the best ways of planner advise."
+    said = f"What fits instead, with the same {what} in a step, from planner advise."
     memory = memory_flags(step.gpu, step.memory_bytes, None)
     best = command(_name(step), step.fields, memory, step.ways[0].flags)
     headers = ["Change", "Fits", f"{what}/s, predicted", "Memory"]
-    return [Table(headers, rows, said, [0]), Copyable(best, "The first of them")]
+    return [Table(headers, rows, said, [0]), Copyable(best, "The first of these")]

@@ -293,10 +293,10 @@ def is_near(course: Course, limit: int) -> bool:
 def _said(step: Step, course: Course) -> str:
     peak = format_bytes(course.live.peak_bytes)
     return (
-        f"Bytes alive during the steady step, by category: at most {peak}, in "
+        f"Bytes alive during a step of a warm training, by category: at most {peak}, in "
         f"{step.estimate.peak_at}. The legend gives each category's share of that instant, and "
-        "the most that is reserved. Point at the chart for what was asked for or given back; drag "
-        "to zoom, double-click for the whole step."
+        "the most that is reserved. Point at the chart for what was allocated or freed; drag to "
+        "zoom, double-click for the whole step."
     )
 
 

@@ -135,11 +135,11 @@ def _by_phase(time: Throughput, key: str) -> Chart:
 
 
 def _by_kind(time: Throughput, key: str) -> Chart:
-    """A bar for each kind of operation, stacked by what bounds it."""
+    """A bar for each kind of operation, stacked by what limits it."""
     kinds = [kind for kind, _ in ranked(time.kind_seconds)]
     bounds = [bound for bound, _ in ranked(time.bound_seconds)]
     sums = _summed((part.kind, part.bound, part.seconds) for part in time.parts)
-    said = "Milliseconds of each kind of operation, stacked by what bounds it."
+    said = "Milliseconds of each kind of operation, stacked by what limits it."
     return _bars(key, said, kinds, bounds, sums, time.step_seconds, _BOUND_COLOURS)
 
 
@@ -266,7 +266,7 @@ def _table(time: Throughput) -> Table:
         if part.seconds
     ]
     rows.append(["all", "", "", *_seconds_and_share(time.step_seconds, time.step_seconds)])
-    said = "Every second of the step once, by phase, kind of operation, and what bounds it."
+    said = "Every second of the step once, by phase, kind of operation, and what limits it."
     return Table(["Phase", "Kind", "Bound by", "Time", "Share"], rows, said, [len(rows) - 1])
 
 

@@ -177,8 +177,8 @@ def _of_message(message: AllocatorMessage) -> list[str]:
             "keeps some back (as on Windows), or what is free is in pieces."
         )
     todo.append(
-        f"Free at least {format_bytes(message.missing_bytes)} at this point; what "
-        "the rest of the step would ask for comes on top."
+        f"Free at least {format_bytes(message.missing_bytes)} for this request; the "
+        "rest of the step may need more."
     )
     return todo
 
@@ -186,7 +186,7 @@ def _of_message(message: AllocatorMessage) -> list[str]:
 def _on_fragments(unused: int, requested: int) -> str:
     more = "more than the request" if unused >= requested else "less than the request"
     return (
-        f"{format_bytes(unused)} are reserved and in no use, {more}: free blocks that are too "
+        f"{format_bytes(unused)} are reserved but unused, {more}: free blocks that are too "
         "small or of another pool. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets most "
         "of them be used."
     )
@@ -258,7 +258,7 @@ def _failed_request(reading: SnapshotReading) -> Finding:
     if reading.free_bytes > _UNUSED_SHARE * max(reading.reserved_bytes, 1):
         if reading.is_expandable:
             todo.append(
-                f"{format_bytes(reading.free_bytes)} are reserved and in no use although segments "
+                f"{format_bytes(reading.free_bytes)} are reserved but unused although segments "
                 "are expandable: they are of other streams or pools."
             )
         else:
@@ -341,8 +341,8 @@ def _differences(found: Explanation, predicted: Estimate) -> list[str]:
         if wanted > peak:
             said.append(
                 f"{format_bytes(wanted)} were allocated or asked for, and the plan's setting needs "
-                f"{format_bytes(peak)} at its peak: something that the plan does not know is "
-                f"alive ({format_bytes(wanted - peak)} at least)."
+                f"{format_bytes(peak)} at its peak: something that is not in the plan holds "
+                f"{format_bytes(wanted - peak)} at least."
             )
         else:
             said.append(
@@ -353,7 +353,7 @@ def _differences(found: Explanation, predicted: Estimate) -> list[str]:
     overhead = predicted.peak_reserved_bytes - peak
     if unused is not None and unused > 2 * overhead + 64 * MIB:
         said.append(
-            f"{format_bytes(unused)} were reserved and in no use; {format_bytes(overhead)} were "
+            f"{format_bytes(unused)} were reserved but unused; {format_bytes(overhead)} were "
             "predicted."
         )
     others = found.seen.get("other_bytes")

@@ -57,7 +57,7 @@ def find_relief(
     target -= target % MIB  # as the levers' commands are to be read
     needed = predicted.device_total_bytes - target
     if target <= 0:
-        return Relief(needed, None, (), why_none="more was missing than the whole step needs")
+        return Relief(needed, None, (), why_none="that is more than the whole step needs")
     try:
         advice = advise(
             predicted.model, TrainSetting.model_validate(predicted.setting.model_dump()), gpu=gpu,

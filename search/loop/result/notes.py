@@ -118,7 +118,7 @@ def _levers_note(best: Contender, found: Sequence[Contender]) -> str:
     if not others:
         return ""
     said = [_lever_text(c, best) for c in others.values()]
-    return f"One change of it, measured at the same batch: {'; '.join(said)}."
+    return f"One change of the recommended, measured at the same batch: {'; '.join(said)}."
 
 
 def _lever_text(other: Contender, best: Contender) -> str:
@@ -165,7 +165,7 @@ def _learning_rate_note(setting: TrainSetting, asked: TrainSetting) -> str:
 
 def _flags_note(best: Contender) -> str:
     flags = sorted({f for r in best.judged for f in r.flags})
-    return f"Noted while it was measured: {'; '.join(flags)}." if flags else ""
+    return f"Noted while the recommended was measured: {'; '.join(flags)}." if flags else ""
 
 
 def untried_note(

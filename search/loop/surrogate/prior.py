@@ -157,13 +157,13 @@ def estimated_prior(
     ]
     timed = all(e.throughput is not None for e in estimates)
     throughput = estimates[0].throughput
-    basis = throughput.basis if timed and throughput else "no rates for this device"
+    basis = throughput.basis if timed and throughput else "a guess, without rates of this device"
     return Prior(
         guesses=tuple(guesses),
         seconds_scales=_seconds_scales(space) if timed else GUESSED_SECONDS,
         # The estimate is of a CUDA device: on a CPU its bytes are only roughly what RSS grows by.
         bytes_scales=ESTIMATED_BYTES if device.kind == "cuda" else replace(GUESSED_BYTES, bias=0.5),
-        basis=f"memory: the estimate; time: {basis}",
+        basis=f"memory: as estimated; time: {basis}",
         compile_seconds=generic.compile_seconds,
     )
 

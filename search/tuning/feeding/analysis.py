@@ -152,15 +152,15 @@ def _bound_notes(judged: Judgement, loader: LoaderRecord, machine: Machine) -> l
     brings = f"{judged.loader.images_per_second:.4g}"
     steps = f"{judged.step.images_per_second:.4g}"
     if judged.bound == "step":
-        said = f"The step bounds: the loader by itself brings {brings} images/s, the step {steps}"
+        said = f"The step is the limit: it takes {steps} images/s, the loader brings {brings}"
         spare = loader.setting.workers - judged.need.workers
         if judged.need.limit is None and spare > 0 and not machine.steps_on_cpu:
             said += f"; {_workers(judged.need.workers)} would be enough"
         return [f"{said}."]
     who = "training" if machine.steps_on_cpu else "device"
     said = (
-        f"The loader bounds: the {who} waits {judged.waiting:.0%} of the time, as the loader by "
-        f"itself brings {brings} images/s and the step {steps}."
+        f"The loader is the limit: the {who} waits {judged.waiting:.0%} of the time, as the loader "
+        f"by itself brings {brings} images/s and the step {steps}."
     )
     return [f"{said} {_need_text(judged, loader, machine)}".rstrip()]
 
@@ -178,7 +178,7 @@ def _need_text(judged: Judgement, loader: LoaderRecord, machine: Machine) -> str
         workers = _workers(need.workers)
         return f"{workers} would be needed, and {there} ({need.processors:.3g} would do)."
     if need.limit is not None:
-        return f"What bounds it is the {need.limit}, which more workers do not help."
+        return f"The loader is limited by the {need.limit}, which more workers do not help."
     if need.workers <= max(loader.setting.workers, 1):
         return ""
     return f"{_workers(need.workers)} would feed it, if each stays as fast as one is now."
@@ -189,7 +189,7 @@ def _shared_notes(judged: Judgement, fed: FedRecord | None, machine: Machine) ->
     if not machine.steps_on_cpu or judged.waiting + _ALIKE > waiting_share(judged.fed, judged.step):
         return []
     slower = judged.step.images_per_second / judged.fed * (1 - judged.waiting)
-    how = "measured" if fed is not None and fed.images_per_second else "by the law"
+    how = "measured" if fed is not None and fed.images_per_second else "computed"
     return [
         f"Loading and stepping share {machine.processors:g} processors: a step takes "
         f"{slower:.2f} × as long as by itself ({how})."
@@ -226,8 +226,8 @@ def _law_notes(fed: FedRecord | None) -> list[str]:
     if fed.predicted is None or abs(fed.images_per_second / fed.predicted - 1) <= _OFF:
         return []
     return [
-        f"The law of the two rates, measured apart, says {fed.predicted:.4g} images/s: the machine "
-        "was less calm in one of the runs, or they share more than processors."
+        f"The two rates, measured apart, give {fed.predicted:.4g} images/s: the machine was less "
+        "calm in one of the runs, or they share more than processors."
     ]
 
 

@@ -131,7 +131,7 @@ class FeedingPhase:
         if found.setting != loader.setting and loader.setting and found.setting:
             self.notes.append(
                 f"By itself {loader.setting.title} is the faster loader; beside this step "
-                f"{found.setting.title} feeds more, by the law."
+                f"{found.setting.title} is computed to feed more."
             )
         return found
 

@@ -196,7 +196,7 @@ def _notes(probe: MeasurementRecord, found: Attribution, files: Sequence[str]) -
     elif not found.on_device:
         notes.append("The trace holds no kernel: where the device's time goes is not known.")
     if probe.flags:
-        notes.append(f"Noted while it was measured: {'; '.join(probe.flags)}.")
+        notes.append(f"Noted during the profile: {'; '.join(probe.flags)}.")
     return notes
 
 

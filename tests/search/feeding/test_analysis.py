@@ -124,7 +124,7 @@ def test_what_is_the_disks_is_not_the_workers() -> None:
     step, loader = step_of(1000.0), loader_of(100.0, bound="disk")
     found = feeding(step, loader)
     assert found.needed_workers is None
-    assert "What bounds it is the disk" in found.notes[0]
+    assert "The loader is limited by the disk" in found.notes[0]
 
 
 def test_on_the_cpu_min_does_not_hold_and_the_law_says_what_does() -> None:
@@ -160,7 +160,7 @@ def test_a_run_that_failed_leaves_the_law() -> None:
 def test_a_run_that_differs_from_the_law_says_so() -> None:
     step, loader = step_of(1000.0), loader_of(620.0)
     found = feeding(step, loader, fed_of(step, loader, 400.0, 0.6))
-    assert "says 620 images/s" in " ".join(found.notes)
+    assert "give 620 images/s" in " ".join(found.notes)
 
 
 def test_the_paragraph_says_both() -> None:
@@ -170,4 +170,4 @@ def test_the_paragraph_says_both() -> None:
     )
     assert "Fed from /data/pictures (2,000 items in 10 classes):" in text
     assert "8 workers × 2" in text
-    assert "Both together trained 610 images/s (measured, 10 steps; the law says 620)" in text
+    assert "Both together trained 610 images/s (measured, 10 steps; computed 620)" in text

@@ -111,7 +111,7 @@ def test_step_and_loader_together(measured: Run, tmp_path: Path) -> None:
         loaders=measured.loaders,
     )  # fmt: skip
     said = texts_of(both, "feeding")
-    assert "the loader bounds" in said[0]
+    assert "the loader is the limit" in said[0]
     assert "33%" in said[0]
     assert "About 6 workers" in said[0]
     assert said[1] == "a note"

@@ -68,8 +68,8 @@ def test_what_single_levers_do_is_said_as_measured() -> None:
     ]
     (note,) = [n for n in recommend(records, search()).notes if n.startswith("One change")]
     assert note == (
-        "One change of it, measured at the same batch: checkpointing blocks 0.80 × the rate, "
-        "1.00 GiB less; tf32 0.48 × the rate, 1.00 GiB more."
+        "One change of the recommended, measured at the same batch: checkpointing blocks 0.80 × "
+        "the rate, 1.00 GiB less; tf32 0.48 × the rate, 1.00 GiB more."
     )
 
 

@@ -65,7 +65,7 @@ def test_a_factory_is_traced_by_another_process_and_read_from_the_cache_then(
     assert "Tracing" in first["said"][0]
     assert "(2 settings)" in first["said"][0], "adamw and adamw-fused"
     assert first["notes"] == []
-    assert "memory: the estimate" in first["basis"]
+    assert "memory: as estimated" in first["basis"]
     # Affine in the batch, above what the parameters and their state take.
     one, two, three = first["bytes"][1:4]
     assert three - two == pytest.approx(2 * (two - one), rel=1e-6)
