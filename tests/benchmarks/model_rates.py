@@ -1,5 +1,5 @@
 """Predicted beside published rates of timm's models: `python -m tests.benchmarks.model_rates`
-prints a line for each row of `tests/truth/models.jsonl`, then each class of model.
+prints a line for each row of `model_rates.jsonl` beside it, then each class of model.
 
 The rows are what others measured at 224 px with cudnn.benchmark on. Steps of torch 1.12 have no
 fused attention; theirs is SGD, here AdamW, a few percent of a step at most. A forward runs batch
@@ -26,7 +26,7 @@ from planner.machine.hardware import find_gpu
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import predict_step, rates_for
 
-ROWS = Path(__file__).parents[1] / "truth" / "models.jsonl"
+ROWS = Path(__file__).with_suffix(".jsonl")
 HELD_OUT_ONE_IN = 4
 CLASSES = {
     "depthwise or grouped": ("convnext", "efficientnet", "mobilenet", "regnet", "resnext", "mnas",
@@ -37,7 +37,7 @@ CLASSES = {
 
 @dataclass(frozen=True)
 class Rate:
-    """A row of `models.jsonl`. `span` is what was timed."""
+    """A row of `model_rates.jsonl`. `span` is what was timed."""
 
     source: str
     model: str
