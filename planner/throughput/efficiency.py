@@ -20,19 +20,17 @@ REDUCTION_SHARE = 0.60
 FP32_MATMUL_SHARE = 0.98
 # Of what a matmul reaches in forward: backward's sum over all tokens, or read transposed.
 BACKWARD_MATMUL_SHARE = 0.80
-# FLOP/s of one SM in memory-efficient attention over windows of 49 tokens, in any dtype: a window's
-# head is one block of threads, which waits for memory rather than for arithmetic, so that SMs count
-# and tensor rates do not. Over more tokens it grows by a power: a judgement between 196 tokens of
-# Swin's windows, which were no faster, and 197 of BEiT's images, nine times as fast.
+# FLOP/s of one SM in memory-efficient attention over windows, in any dtype: a window's head is one
+# block of threads, which waits for memory rather than for arithmetic, so that SMs count and tensor
+# rates do not. So Swin's windows of up to 196 tokens; BEiT's images of 197, with a bias too, are
+# nine times as fast, and predicted too slow.
 ATTENTION_FLOPS_PER_SM = 42.5e9
-WINDOW_TOKENS = 49
-TOKENS_POWER = 0.25
 
 # Fitted, 2026-11-26, to three quarters of 107 rates of timm's models at 224 px under fp16 autocast
-# (of the models held out the median error is 9%, nine of ten are within 31%): 35 that train on an
+# (of the models held out the median error is 9%, 26 of 29 are within 25%): 35 that train on an
 # RTX 3090 (torch 1.12) and 24 forwards each on an RTX 3090, 4090 (torch 2.4) and 5090 (2.9), of
 # huggingface/pytorch-image-models @aa4b5850, results/. `python -m tests.benchmarks.model_rates`
-# prints them. Of the matmul rate: dense convolutions, and fused attention over whole images.
+# prints them. Of the matmul rate: dense convolutions, and flash attention.
 CONVOLUTION_SHARE = 0.67
 ATTENTION_SHARE = 0.54
 # Of the bandwidth, of what it reads and writes once: batch norm that trains.

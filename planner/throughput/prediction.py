@@ -79,7 +79,7 @@ class DeviceRates:
     "float16", "float8"); `bandwidth` is bytes/s of a copy (read + written); `kind_share` scales the
     matmul rate of conv and attention, and the bandwidth of pointwise, reduction and copy. Matmuls
     reach `backward_matmul_share` of their rate in backward. `attention_flops`,
-    where it is known, is the rate of fused attention over windows of 49 tokens in any dtype.
+    where it is known, is the rate of memory-efficient attention in any dtype.
     `batch_norm_share` is of the bandwidth, `grouped_share` of fp32's matmul rate
     (planner/throughput/efficiency.py). `link_bandwidth` is bytes/s
     between device and pinned host memory, either way.
@@ -124,14 +124,8 @@ class DeviceRates:
             return self._grouped_rate(phase, operation, precision)
         if operation.kind == "attention":
             shared = self.matmul_rate(operation.dtype, precision) * self.kind_share["attention"]
-            if self.attention_flops is None:
-                return shared
-            if "flash" in operation.name:
-                return shared
-            # Each token of queries, keys, values and results is moved once.
-            tokens = max(_multiply_adds(operation), efficiency.WINDOW_TOKENS)
-            more = float((tokens / efficiency.WINDOW_TOKENS) ** efficiency.TOKENS_POWER)
-            return min(shared, self.attention_flops * more)
+            is_by_windows = "flash" not in operation.name
+            return self.attention_flops if self.attention_flops and is_by_windows else shared
         if operation.kind == "conv" and precision != "fp32":
             precision = "tf32"  # cuDNN's default, which only a setting of fp32 turns off
         rate = self.matmul_rate(operation.dtype, precision) * self.kind_share[operation.kind]

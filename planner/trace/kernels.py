@@ -23,7 +23,7 @@ def run_as_on_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     result = func(*args, **kwargs)
     if func is aten.native_layer_norm_backward.default:
         return (_like_input(result[0], args[1]), *result[1:])
-    if func is aten.native_layer_norm.default:
+    if func in (aten.native_layer_norm.default, aten.native_batch_norm.default):
         return (result[0], *(_in_fp32(statistic) for statistic in result[1:]))
     return result
 

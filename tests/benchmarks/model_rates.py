@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
 
+from planner.core.errors import UnsupportedError
 from planner.core.schema import TrainSetting, parse
 from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
@@ -69,7 +70,11 @@ class Rate:
         model, setting = resolve(
             resolve_model(self.model, {}), parse(TrainSetting, asked, self.model)
         )
-        operations: list[Operation] = list(step_ledger(model, setting).operations())
+        try:
+            ledger = step_ledger(model, setting)
+        except UnsupportedError:  # it has no attention that could be chosen
+            ledger = step_ledger(model, setting.model_copy(update={"attention": "library"}))
+        operations: list[Operation] = list(ledger.operations())
         if self.span != "step":
             timed = self.span.split("+")
             operations = [(p, o) for p, o in operations if p in timed]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.benchmark import Measurement, TaskSpec, Timer
 
 from planner.core.errors import PlannerError
+from planner.core.files import open_at_once
 from planner.libraries.registry import find_library
 from search.probe.protocol import ProbeRequest
 from search.probe.worker.precision import check_matrix_units, set_precision
@@ -186,8 +187,11 @@ def time_case(case: Case, device: str, seconds: float, env: str) -> list[Measure
 def load(path: Path) -> list[Measurement]:
     """What `torch.save` wrote of them, and nothing that a file could run. Raises PlannerError."""
     try:
-        with torch.serialization.safe_globals([Measurement, TaskSpec]):
-            found: list[Measurement] = torch.load(path, weights_only=True)
+        with (
+            torch.serialization.safe_globals([Measurement, TaskSpec]),
+            open(path, "rb", opener=open_at_once) as file,
+        ):
+            found: list[Measurement] = torch.load(file, weights_only=True)
     except Exception as error:  # whatever its unpickler meets: a file may hold anything
         raise PlannerError(f"{path} holds no measurements.", _SAVE) from error
     return found
