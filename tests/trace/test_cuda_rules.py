@@ -214,3 +214,20 @@ def test_statistics_of_layer_norm_are_fp32_on_cuda() -> None:
     setting = TrainSetting(batch_size=8, precision="pure-bf16")
     trace = trace_training(Normed, TINY_IMAGES, setting, num_steps=1)
     assert attention_events(trace, "native_layer_norm.default") == [8 * 48 * 2, 8 * 4, 8 * 4]
+
+
+def test_statistics_of_batch_norm_are_fp32_on_cuda() -> None:
+    class Normed(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Linear(48, 64)
+            self.norm = nn.BatchNorm1d(64)
+            self.head = nn.Linear(64, 10)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.head(self.norm(self.wide(images.flatten(1))))
+
+    trace = trace_training(
+        Normed, TINY_IMAGES, TrainSetting(batch_size=8, precision="bf16"), num_steps=1
+    )
+    assert attention_events(trace, "native_batch_norm.default") == [8 * 64 * 2, 64 * 4, 64 * 4]
