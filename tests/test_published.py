@@ -16,7 +16,7 @@ import pytest
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.throughput import efficiency
 from search.tuning.validation.compare import accuracy_of
-from tests.benchmarks import fit_rates
+from tests.benchmarks import fit_rates, model_rates
 from tests.libraries.steps import needs
 from tests.truth.published import (
     PublishedRow,
@@ -137,3 +137,13 @@ def test_rows_of_another_torch_or_another_model_are_only_listed() -> None:
     assert row(**timed, torch="1.8.0a0").why_time_is_only_listed == "torch 1.8.0a0"
     assert row(**timed, loads_data=True).why_time_is_only_listed == "with the loader"
     assert row(images_per_second=1.0).why_time_is_only_listed == "card not named"
+
+
+@needs("timm")
+@pytest.mark.published
+@pytest.mark.parametrize("model", ["timm:resnet18", "timm:vit_small_patch16_224"])
+def test_rates_of_other_models_are_within_what_is_said_of_them(model: str) -> None:
+    """Of all rows: `python -m tests.benchmarks.model_rates`."""
+    found = [row for row in model_rates.rows() if row.model == model]
+    assert {row.span for row in found} == {"step", "forward"}
+    assert max(abs(row.error()) for row in found) < efficiency.WIDE_UNCERTAINTY

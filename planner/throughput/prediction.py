@@ -133,12 +133,15 @@ class DeviceRates:
         return rate * self.backward_matmul_share if is_slower else rate
 
     def _grouped_rate(self, phase: str, operation: Computed, precision: str) -> float:
-        """At most that of a dense convolution, which it is taken for where no more is known."""
+        """By the multiply-adds for each element that it moves; at most that of a dense convolution,
+        which it is taken for where no more is known."""
         dense = self.matrix_rate(phase, operation._replace(kind="conv"), precision)
         if self.grouped_share is None:
             return dense
+        num_bytes = 4 if operation.dtype == "float32" else 2
+        multiply_adds = operation.flops / 2 / max(operation.num_bytes / num_bytes, 1)
         rate = self.matmul_flops["float32"] * self.grouped_share
-        rate *= float((_multiply_adds(operation) / 2) ** efficiency.GROUPED_POWER)
+        rate *= float(multiply_adds**efficiency.GROUPED_POWER)
         return min(dense, rate * (efficiency.BACKWARD_GROUPED_SHARE if phase == "backward" else 1))
 
     def uncertainty_of(self, setting: TrainSetting) -> float:
@@ -272,12 +275,6 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
         grouped_share=efficiency.GROUPED_SHARE[efficiency.memory_kind(gpu)],
         link_bandwidth=(gpu.link_bandwidth or ASSUMED_LINK) * efficiency.LINK_SHARE,
     )
-
-
-def _multiply_adds(operation: Computed) -> float:
-    """FLOPs for each element that it moves."""
-    num_bytes = 4 if operation.dtype == "float32" else 2
-    return float(operation.flops * num_bytes / max(operation.num_bytes, 1))
 
 
 def device_seconds(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -98,7 +97,6 @@ def summary(errors: Sequence[float]) -> str:
 
 
 def main() -> None:
-    os.environ.setdefault("TIMM_FUSED_ATTN", "1")
     grouped: dict[str, list[float]] = defaultdict(list)
     for row in rows():
         error = row.error()

@@ -35,7 +35,7 @@ from tests.emulated.attention import (  # noqa: E402
 from tests.emulated.conftest import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.emulated
-BLOCK_BYTES = 512  # the smallest of the caching allocator
+BLOCK_BYTES = 512  # the caching allocator's smallest
 
 
 def in_trace(case: Case, device: Processors) -> Outcome:
@@ -85,14 +85,14 @@ def differences(cases: list[Case], card: str) -> list[tuple[Case, Outcome, Outco
     device = processors_of(find_gpu(card))
     found = zip(cases, on_card(card, cases), strict=True)
     pairs = [(case, on, in_trace(case, device)) for case, on in found]
-    return [(case, on, trace) for case, on, trace in pairs if not are_alike(on, trace)]
+    return [(case, on, trace) for case, on, trace in pairs if not are_alike(case, on, trace)]
 
 
-def are_alike(on: Outcome, trace: Outcome) -> bool:
-    """The same kernel, and bytes that differ by less than the allocator rounds to: the gradient of
-    a trained mask of 77 keys is 12 B smaller in the trace where heads of keys are shared."""
-    off = [abs(a - b) for a, b in zip(on[1:], trace[1:], strict=True)]
-    return on.kernel == trace.kernel and max(off) < BLOCK_BYTES
+def are_alike(case: Case, on: Outcome, trace: Outcome) -> bool:
+    """Equal, but that with a trained mask the trace may hold some bytes less in backward than CUDA:
+    fewer than the allocator rounds a request up by. Why is not known."""
+    missing = on.backward_peak - trace.backward_peak
+    return on[:3] == trace[:3] and 0 <= missing < (BLOCK_BYTES if case.mask == "trained" else 1)
 
 
 def test_a_trace_attends_as_torch_does(libraries: Path) -> None:

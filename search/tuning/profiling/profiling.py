@@ -81,7 +81,8 @@ def profile(
         )
         probe = probe.model_copy(update={"flags": (*busy, *probe.flags)})
         _refuse_failed(probe, model)
-        rates = device_rates(where, described, None, say) or (rates_for(gpu) if gpu else None)
+        rates = device_rates(where, described, None, say)
+        rates = rates or (rates_for(gpu, model) if gpu else None)
         record = _record(probe, folder, rates, gpu)
         _keep(record, folder, output)
     return record
