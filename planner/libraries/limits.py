@@ -77,8 +77,8 @@ def attention_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
     if isinstance(model, SwinConfig) or has_switch or setting.attention != "sdpa":
         return None
     return SettingFault(
-        f"whether {model.title} attends by sdpa is a matter of its code, which eager can only "
-        "forbid",
+        f"{model.title} decides in its own code whether it uses sdpa; planner can only keep it "
+        "from that, with eager",
         "attention is sdpa",
         "Omit --attention, or choose eager.",
         field="attention",

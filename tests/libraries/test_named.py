@@ -200,7 +200,7 @@ def test_attention_is_what_was_asked_for(text: str, fused: str, eager: str) -> N
     ("text", "attention", "said"),
     [
         ("timm:resnet18", "eager", "no attention that timm can switch"),
-        ("torchvision:vit_b_32", "sdpa", "which eager can only forbid"),
+        ("torchvision:vit_b_32", "sdpa", "can only keep it from that"),
         ("transformers:PoolFormerForImageClassification", "sdpa", "has no sdpa"),
     ],
 )
