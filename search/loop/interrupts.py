@@ -30,6 +30,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.number: int | None = None
         self.is_held = False
+        self.is_due = False
         self._is_dropped = False
         self._again: threading.Timer | None = None
 
@@ -38,6 +39,7 @@ class Interrupts:
             return
         self._is_dropped = False
         self.number = number
+        self.is_due = self.is_held
         if not self.is_held:
             raise KeyboardInterrupt
 
@@ -110,6 +112,25 @@ def ending() -> str:
 def is_ending() -> bool:
     """Whether a signal has come that ends the search."""
     return any(interrupts.number is not None for interrupts in _active)
+
+
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """What is done in here is done whole: a signal that comes meanwhile raises after it. A database
+    whose statement is broken off says so, on standard error, in a traceback of its own."""
+    is_main = threading.current_thread() is threading.main_thread()
+    holding = [i for i in _active if is_main and not i.is_held]
+    for interrupts in holding:
+        interrupts.is_held = True
+    try:
+        yield
+    finally:
+        for interrupts in holding:
+            interrupts.is_held = False
+    for interrupts in holding:
+        if interrupts.is_due:
+            interrupts.is_due = False
+            raise KeyboardInterrupt
 
 
 def hold() -> None:

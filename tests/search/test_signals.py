@@ -17,6 +17,7 @@ import pytest
 
 from search.loop.interrupts import handle_signals
 from search.loop.study.records import read_records
+from search.loop.study.storage import storage_faults
 from search.probe.parent.fork_server import ForkServer
 from tests.search.processes import marked, remaining
 
@@ -203,3 +204,22 @@ def test_a_fork_server_that_still_imports_ends_with_its_parent(tmp_path: Path) -
         parent.kill()
         parent.wait()
         assert not remaining(token)
+
+
+def test_a_signal_breaks_off_no_statement_of_a_database() -> None:
+    done = []
+
+    def statement() -> None:
+        with storage_faults("study.db"):
+            with storage_faults("study.db"):
+                signal.raise_signal(INT)
+            done.append("whole")
+
+    with handle_signals(INT) as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            statement()
+        assert done == ["whole"]
+        with storage_faults("study.db"):
+            done.append("once")  # what winds up writes, too
+        assert interrupts.exit_status == 130
+    assert done == ["whole", "once"]

@@ -15,6 +15,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 from planner.core.errors import PlannerError, UsageError, shorten
+from search.loop.interrupts import unbroken
 
 CREATION_ATTEMPTS = 5
 
@@ -36,11 +37,13 @@ def hidden_password(storage: str) -> str:
 
 @contextmanager
 def storage_faults(source: str) -> Iterator[None]:
-    """Turns what Optuna and its databases raise into a StudyError that says what to do."""
+    """Turns what Optuna and its databases raise into a StudyError that says what to do; no signal
+    breaks into it."""
     import sqlalchemy.exc
 
     try:
-        yield
+        with unbroken():
+            yield
     except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
         raise _storage_error(source, _root_text(error)) from error
     except (optuna.exceptions.OptunaError, OSError, json.JSONDecodeError) as error:
