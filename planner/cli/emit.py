@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     ),
 )
 @click.argument("result", type=click.Path(allow_dash=True))
-@click.option(
-    "--for", "trainer", required=True, metavar="TRAINER", help=f"One of {', '.join(TARGETS)}."
-)
+@click.option("--for", "trainer", metavar="TRAINER", help=f"Required: one of {', '.join(TARGETS)}.")
 @way_flag
 @click.option("--output", type=click.Path(), help="Write here (a file or a directory).")
 @click.option("--force", is_flag=True, help="Also replace files that 'planner emit' did not write.")
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     help="Change a field of the setting; the result is then not measured.",
 )
 def command(
-    result: str, trainer: str, way: int | None, output: str | None, force: bool,
+    result: str, trainer: str | None, way: int | None, output: str | None, force: bool,
     changes: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Write RESULT for a trainer: the directory of a `planner tune` (or its recommendation.json),
@@ -53,6 +51,8 @@ def command(
     """
     from planner.trainers.emission import emit
 
+    if trainer is None:
+        raise UsageError("No trainer is named.", f"Add --for with one of {', '.join(TARGETS)}.")
     refuse_empty({"result": result, "for": trainer, "output": output})
     found, changed = read_piped(result), _changes(changes)
     if output is None:

@@ -9,6 +9,7 @@ from planner.core.schema import Model, SwinConfig, TrainSetting
 
 ALWAYS_SAID = ("batch_size", "precision", "optimizer", "checkpointing")
 _NAMED_BY_VALUE = ("precision", "optimizer", "loss")
+_NAMES = {"batch_size": "batch", "clip_grad": "gradient clipping"}
 
 
 def describe_setting(setting: TrainSetting, model: Model | None = None) -> str:
@@ -50,4 +51,7 @@ def _said(field: str, value: object) -> str:
         return value_text(value)
     if field == "allocator" and value == "expandable_segments:True":
         return "expandable segments"
-    return f"{field.replace('batch_size', 'batch').replace('_', ' ')} {value_text(value)}"
+    name = _NAMES.get(field, field.replace("_", " "))
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{name} {value}"

@@ -294,7 +294,7 @@ class Session(Generic[SettingT, RecordT]):
                 probe=len(self.records) + (kind == "start"),
                 num_probes=self.limits.trials,
                 best=self.best(),
-                seconds_left=self.limits.seconds_left(),
+                seconds_left=self.limits.seconds_to_end(),
                 deadline_seconds=deadline_seconds,
                 record=record,
             )

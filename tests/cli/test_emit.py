@@ -30,6 +30,12 @@ def test_the_file_goes_to_standard_output_and_warnings_to_error(
     assert "Run: python train.py -c args.yaml" in err
 
 
+def test_a_trainer_left_out_is_asked_for(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["emit", str(result)]) == 2
+    named = capsys.readouterr().err.split("with one of ")[1].strip(" .\n").split(", ")
+    assert main(["emit", str(result), "--for", named[-1]]) == 0
+
+
 def test_output_writes_both_files(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = result / "out"
     assert main(["emit", str(result), "--for", "deepspeed", "--output", str(folder)]) == 0

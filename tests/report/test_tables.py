@@ -150,7 +150,7 @@ def test_a_compiled_step_that_was_not_traced_is_a_range_in_every_table() -> None
 def test_a_setting_is_described_by_what_is_not_default() -> None:
     assert describe_setting(TrainSetting()) == "batch 64, bf16, adamw, checkpointing none"
     text = describe_setting(TrainSetting(accumulate=4, ema=True, compile="reduce-overhead"))
-    assert text.endswith("accumulate 4, compile reduce-overhead, ema yes")
+    assert text.endswith("accumulate 4, compile reduce-overhead, ema")
 
 
 def test_two_settings_are_told_apart_in_the_same_words() -> None:
