@@ -49,7 +49,7 @@ from tests.benchmarks.strategies import STRATEGIES
 
 WITHIN = 0.01
 MAX_PROBES = 40  # of a search without a budget that does not end by itself
-BASELINES = ("boundary-walk", "tpe", "random", "bounded-grid")
+BASELINES = ("descent", "boundary-walk", "tpe", "random", "bounded-grid")
 SLOW_BASELINES = ("gp",)  # a fit costs a second and more: on a few devices only
 EAGER: Restrict = (("compile", ("off",)),)
 WITHOUT_AUTOTUNE: Restrict = (("compile", ("off", "default", "reduce-overhead")),)
@@ -198,7 +198,7 @@ def _run_pair(task: Task) -> Iterator[Run]:
 
 def make_ways(budget_seconds: float, only: Sequence[str], others: bool) -> list[Way]:
     rivals = (*BASELINES, *SLOW_BASELINES) if others else ()
-    free = ("boundary-walk",) if others else ()
+    free = ("descent", "boundary-walk") if others else ()
     ways = [
         Way("budget", (), budget_seconds, ("planner", *rivals)),
         Way("without-autotune", WITHOUT_AUTOTUNE, budget_seconds, ("planner", *free)),

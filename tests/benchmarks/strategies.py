@@ -131,6 +131,7 @@ STRATEGIES: dict[str, Make] = {
         space, prior, budget, tolerance=0.0
     ),
     "boundary-walk": WALKS["boundary-walk"],
+    "descent": WALKS["descent"],
     "random": WALKS["random"],
     "tpe": _sampler("tpe"),
     "gp": _sampler("gp"),
@@ -138,7 +139,7 @@ STRATEGIES: dict[str, Make] = {
     "largest-batch": WALKS["largest-batch"],
     "bounded-grid": WALKS["bounded-grid"],
 }
-USE_PRIOR = {"planner", "planner-unended", "boundary-walk", "gp-seeded"}
+USE_PRIOR = {"planner", "planner-unended", "boundary-walk", "descent", "gp-seeded"}
 
 
 def run_once(

@@ -20,6 +20,7 @@ Key = tuple[str, str, float | None]
 MEANING = {
     "planner": "this one",
     "planner-unended": "this one, without the rule that ends it",
+    "descent": "from the prior's fastest that fits: one axis after another, round after round",
     "boundary-walk": "the prior alone: its fastest that fits, then up or down, arm by arm",
     "gp-seeded": "Optuna's GPSampler, first at the prior's best",
     "gp": "Optuna's GPSampler",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from random import Random
 from typing import Generic
 
+from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.space import Candidate, Space
 from search.loop.strategies.in_order import ListStrategy
 from search.loop.strategies.plain_default import arm_candidates
@@ -136,6 +137,51 @@ def _walk_edge(ladder: list[Candidate], at: int, budget_bytes: int | None) -> Wa
         at += direction
 
 
+def coordinate_descent(space: Space, prior: Prior, budget_bytes: int | None) -> Walk:
+    """From the prior's fastest that should fit: every other value of one axis after another, the
+    rung above and the one below, and on from whatever is faster, until nothing of one round is. A
+    setting is taken at the largest rung of its own that should fit and is none above."""
+    rates = [c.images / g.seconds for c, g in zip(space.candidates, prior.guesses, strict=True)]
+    fits = [budget_bytes is None or g.num_bytes <= budget_bytes for g in prior.guesses]
+    order = sorted(range(len(space)), key=lambda i: (not fits[i], -rates[i]))
+    known: dict[int, float] = {}
+    best = order[0]
+
+    def rate(index: int) -> Generator[Candidate, MeasurementRecord, float]:
+        if index not in known:
+            record = yield space.candidates[index]
+            measured = record.images_per_second if is_feasible(record, budget_bytes) else None
+            known[index] = measured or 0.0
+        return known[index]
+
+    def neighbours(axis: str) -> list[int]:
+        setting = space.candidates[best].setting
+        if axis == "batch_size":
+            ladder = arm_candidates(space, space.candidates[best].arm)
+            at = [c.id for c in ladder].index(space.candidates[best].id)
+            found = [space.index(c.setting) for c in ladder[max(at - 1, 0) : at + 2]]
+        else:
+            found = [largest(setting.model_copy(update={axis: v})) for v in space.choices[axis]]
+        return sorted((i for i in found if i is not None and i != best), key=lambda i: -rates[i])
+
+    def largest(setting: TrainSetting) -> int | None:
+        """The rung that a setting is tried at."""
+        rungs = (b for b in reversed(space.rungs) if b <= setting.batch_size)
+        found = (space.index(setting.model_copy(update={"batch_size": b})) for b in rungs)
+        return next((i for i in found if i is not None and fits[i]), None)
+
+    starts = iter(order)
+    while not (yield from rate(best)):
+        best = next(starts)
+    moved = True
+    while moved:
+        moved = False
+        for axis in ("compile", "batch_size", *(a for a in space.axes if a != "compile")):
+            for index in neighbours(axis):
+                if (yield from rate(index)) > known[best]:
+                    best, moved = index, True
+
+
 def shuffled(candidates: Sequence[Candidate[SettingT]], seed: int) -> list[Candidate[SettingT]]:
     """The candidates in an order drawn at random."""
     found = list(candidates)
@@ -149,5 +195,8 @@ WALKS: dict[str, Callable[[Space, Prior, int | None, int], Strategy]] = {
     "bounded-grid": lambda space, _, budget, seed: WalkStrategy(bounded_grid(space, budget)),
     "boundary-walk": lambda space, prior, budget, seed: WalkStrategy(
         boundary_walk(space, prior, budget)
+    ),
+    "descent": lambda space, prior, budget, seed: WalkStrategy(
+        coordinate_descent(space, prior, budget)
     ),
 }
