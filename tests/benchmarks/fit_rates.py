@@ -27,14 +27,12 @@ from tests.truth.published import (
     timed_operations,
 )
 
-TERA = 1e12
-
 # Where the fit starts, and between which limits it stays: a share is no more than all there is.
 START = {
     "bandwidth HBM": 0.7, "bandwidth GDDR": 0.8, "reduction": 0.8, "fp32 matmul": 0.8,
-    "backward matmul": 0.8, "attention": 0.05,
+    "backward matmul": 0.8,
 }  # fmt: skip
-LIMITS = dict.fromkeys(START, (0.1, 1.0)) | {"attention": (0.005, 1.0)}  # TFLOP/s of one SM
+LIMITS = (0.1, 1.0)
 # Beyond this error, as a logarithm, a row pulls less than its square: outliers do not lead.
 SOFT_FROM = 0.05
 
@@ -51,8 +49,12 @@ class Timed:
 
 
 def timed_rows() -> list[Timed]:
-    """The rows whose time an estimate is held to, in the file's order."""
-    return [_timed(row) for row in read_published() if row.why_time_is_only_listed is None]
+    """The rows of Swins whose time an estimate is held to, in the file's order."""
+    return [
+        _timed(row)
+        for row in read_published()
+        if not row.is_traced and row.why_time_is_only_listed is None
+    ]
 
 
 def _timed(row: PublishedRow) -> Timed:
@@ -68,7 +70,6 @@ def _timed(row: PublishedRow) -> Timed:
 def rates_with(gpu: Gpu, shares: Mapping[str, float]) -> DeviceRates:
     """The rates of `gpu` if `shares` were what kernels reach."""
     known = rates_for(gpu)
-    assert gpu.num_sms is not None
     return replace(
         known,
         matmul_flops={
@@ -77,7 +78,6 @@ def rates_with(gpu: Gpu, shares: Mapping[str, float]) -> DeviceRates:
         bandwidth=gpu.bandwidth * shares[f"bandwidth {memory_kind(gpu)}"],
         kind_share={**known.kind_share, "reduction": shares["reduction"]},
         backward_matmul_share=shares["backward matmul"],
-        attention_flops=gpu.num_sms * shares["attention"] * TERA,
     )  # fmt: skip
 
 
@@ -100,9 +100,8 @@ def fit(rows: list[Timed]) -> dict[str, float]:
         shares = dict(zip(names, values, strict=True))
         return [log(predicted_seconds(timed, shares) / timed.seconds) for timed in rows]
 
-    low, high = zip(*(LIMITS[name] for name in names), strict=True)
     found = least_squares(
-        residuals, list(START.values()), bounds=(low, high), loss="soft_l1", f_scale=SOFT_FROM
+        residuals, list(START.values()), bounds=LIMITS, loss="soft_l1", f_scale=SOFT_FROM
     )
     return {name: float(value) for name, value in zip(names, found.x, strict=True)}
 

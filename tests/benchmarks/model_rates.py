@@ -2,9 +2,10 @@
 prints a line for each row of `model_rates.jsonl` beside it, then each class of model.
 
 The rows are what others measured at 224 px with cudnn.benchmark on. Steps of torch 1.12 have no
-fused attention; theirs is SGD, here AdamW, a few percent of a step at most. A forward runs batch
-norm with what it learned, which reads and writes its images once, as any other element-wise
-kernel. A fixed quarter of the models entered no fit.
+fused attention; theirs is SGD, here AdamW, a few percent of a step at most. A forward runs in
+evaluation: batch norm with what it learned, which reads and writes its images once, as any other
+element-wise kernel, and no copy of what an activation overwrites, which only autograd keeps. A
+fixed quarter of the models entered no fit; RepVGG is left out, whose branches may be folded.
 """
 
 from __future__ import annotations
@@ -14,24 +15,26 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median, quantiles
 
 from planner.core.errors import UnsupportedError
-from planner.core.schema import TrainSetting, parse
+from planner.core.schema import NamedModel, TrainSetting, parse
 from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
 from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import find_gpu
 from planner.throughput.fusing import Operation
-from planner.throughput.prediction import predict_step, rates_for
+from planner.throughput.prediction import StepTime, predict_step, rates_for
 
 ROWS = Path(__file__).with_suffix(".jsonl")
 HELD_OUT_ONE_IN = 4
 CLASSES = {
     "depthwise or grouped": ("convnext", "efficientnet", "mobilenet", "regnet", "resnext", "mnas",
                              "rexnet", "ghostnet", "pvt", "twins", "visformer", "poolformer"),
-    "dense convolutions": ("resnet", "wide", "seresnet", "densenet", "vgg", "dla", "hrnet"),
+    "dense convolutions": ("resnet", "wide", "seresnet", "densenet", "vgg", "dla", "hrnet",
+                           "legacy", "res2net", "tresnet"),
 }  # fmt: skip
 
 
@@ -59,8 +62,15 @@ class Rate:
 
     def error(self) -> float:
         """Of the predicted rate, relative to the measured one."""
-        gpu = find_gpu(self.gpu)
-        rates = rates_for(gpu)
+        return self.predicted.images_per_second / self.images_per_second - 1
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the error is within what is said of such operations, whatever the card."""
+        return abs(self.error()) <= stated(self.predicted)
+
+    @cached_property
+    def predicted(self) -> StepTime:
         asked = {
             "batch_size": self.batch_size,
             "precision": self.precision,
@@ -69,6 +79,7 @@ class Rate:
         model, setting = resolve(
             resolve_model(self.model, {}), parse(TrainSetting, asked, self.model)
         )
+        rates = rates_for(find_gpu(self.gpu), model)
         try:
             ledger = step_ledger(model, setting)
         except UnsupportedError:  # it has no attention that could be chosen
@@ -78,9 +89,27 @@ class Rate:
             timed = self.span.split("+")
             operations = [(p, o) for p, o in operations if p in timed]
         if self.span == "forward":
-            rates = replace(rates, batch_norm_share=1.0)
-        found = predict_step(operations, rates, setting, 1).images_per_second
-        return found / self.images_per_second - 1
+            rates = replace(rates, batch_norm_share=1.0, num_sms=None)
+            operations = evaluated(operations)
+        return predict_step(operations, rates, setting, 1)
+
+
+def evaluated(operations: list[Operation]) -> list[Operation]:
+    """Without the copies that keep for backward what an activation in place overwrites."""
+    following = [*operations[1:], operations[-1]]
+    return [
+        (phase, one)
+        for (phase, one), (_, after) in zip(operations, following, strict=True)
+        if not (one.name == "aten.clone" and after.name.endswith("_") and after.path == one.path)
+    ]
+
+
+def stated(found: StepTime) -> float:
+    """The uncertainty that operations of these kinds have on a card whose rows train."""
+    card = rates_for(
+        find_gpu("rtx-3090"), NamedModel(library="timm", name="any", task="classification")
+    )
+    return card.uncertainty_of(TrainSetting(attention="eager"), found.kind_seconds)
 
 
 def rows() -> list[Rate]:
@@ -98,14 +127,19 @@ def summary(errors: Sequence[float]) -> str:
 
 def main() -> None:
     grouped: dict[str, list[float]] = defaultdict(list)
+    within: dict[str, list[bool]] = defaultdict(list)
     for row in rows():
         error = row.error()
         apart = "held out" if row.is_held_out else "fitted"
-        print(f"{error:+7.1%}  {row.gpu:14} {row.span:16} {row.model:40} {apart}", flush=True)
+        said = f"of ±{stated(row.predicted):.0%}"
+        print(
+            f"{error:+7.1%} {said}  {row.gpu:14} {row.span:16} {row.model:40} {apart}", flush=True
+        )
         for key in _keys(row):
             grouped[key].append(error)
+            within[key].append(row.is_within)
     for key, errors in sorted(grouped.items()):
-        print(f"{key}: {summary(errors)}")
+        print(f"{key}: {summary(errors)}; {sum(within[key])} within what is said of them")
 
 
 def _keys(row: Rate) -> Iterator[str]:

@@ -187,7 +187,7 @@ def test_blocks_that_are_compiled_send_between_them() -> None:
 def test_the_range_is_that_of_the_link() -> None:
     """A bucket of 1 ms that may take 1.5: a step of 4 ms may take 4.5."""
     took = predict(ledger(*buckets(1e6)), spread=0.5)
-    assert took.uncertainty == pytest.approx(DEVICE.uncertainty_of(TWO) + 0.5 / 4)
+    assert took.uncertainty == pytest.approx(DEVICE.uncertainty_of(TWO, {}) + 0.5 / 4)
     assert took.communication is not None
     assert took.communication.high_seconds == pytest.approx(4.5 * MS)
     assert took.communication.low_seconds == pytest.approx((3 + 1 / 1.5) * MS)

@@ -20,7 +20,7 @@ APART = 1.1
 
 @cache
 def rows() -> dict[str, PublishedRow]:
-    return {row.id: row for row in read_published()}
+    return {row.id: row for row in read_published() if not row.is_traced}
 
 
 @cache

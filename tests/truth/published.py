@@ -1,5 +1,6 @@
 """Measurements that others published, quoted one a line, beside the estimate:
-`python -m tests.truth.published` prints memory, the driver's bytes, then rates.
+`python -m tests.truth.published` prints memory, the driver's bytes, then rates of Swins; with
+`--models` those of other models, by class of model: each is traced first, for minutes in all.
 
 A row says where it was printed, under which conditions, and what had to be assumed. Conditions that
 no setting has (no optimizer, gradients that nobody clears, the first step) are read from the
@@ -11,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from tabulate import tabulate
 
-from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting, parse
+from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
 from planner.core.schema.setting import FORMER_RECIPE
 from planner.core.torch_version import as_of
 from planner.core.units import GIB, MIB
@@ -59,8 +61,9 @@ class PublishedRow(BaseModel):
     ("kept"), live until the loss is known ("kept through forward"), or are set to None after it
     ("released"). `fused_window_process` is the authors' kernel that rolls and partitions at once;
     `not_run` are operations of ours that the measured code does not have; `unmodelled` names what
-    was there and no estimate knows: such a row is only listed. `device_gib` is nvidia-smi's. Rates
-    are images/s of one device. `figures` were printed too, and no estimate prints their like.
+    was there and no estimate knows: such a row is only listed. `reserved_gb` is decimal, of
+    `torch.cuda.max_memory_reserved()`; `device_gib` is nvidia-smi's. Rates are images/s of one
+    device. `figures` were printed too, and no estimate prints their like.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,20 +85,30 @@ class PublishedRow(BaseModel):
     unmodelled: str | None = None
     assumed: list[str]
     allocated_mib: Annotated[float, Field(gt=0)] | None = None
+    reserved_gb: Annotated[float, Field(gt=0)] | None = None
     device_gib: Annotated[float, Field(gt=0)] | None = None
     images_per_second: Annotated[float, Field(gt=0)] | None = None
     figures: dict[str, float] = Field(default_factory=dict)
 
     @cached_property
-    def resolved(self) -> tuple[SwinConfig, ResolvedSetting]:
+    def resolved(self) -> tuple[Model, ResolvedSetting]:
         """The model and the setting as its library runs it."""
         model = resolve_model(self.model, {k: str(v) for k, v in self.overrides.items()})
         asked = parse(TrainSetting, self.setting, self.id)
         # The limit on windows whose position bias is trained is none where nothing is trained.
         checked = asked.model_copy(update={"batch_size": 1}) if self.span == "forward" else asked
         config, setting = resolve(model, checked)
-        assert isinstance(config, SwinConfig)
         return config, setting.model_copy(update={"batch_size": asked.batch_size})
+
+    @property
+    def is_traced(self) -> bool:
+        return not isinstance(self.resolved[0], SwinConfig)
+
+    @property
+    def group(self) -> str:
+        """The class of model, in tables."""
+        name = self.model.rpartition(":")[2]
+        return "Swin" if not self.is_traced else name.partition("_")[0]
 
     @cached_property
     def device(self) -> Gpu | None:
@@ -153,12 +166,13 @@ class PublishedRow(BaseModel):
 @dataclass(frozen=True)
 class Published:
     """A row and how far the planner is off, as (predicted - measured) / measured: in bytes
-    allocated at the peak, in bytes on the device (other processes and older torches only add to
-    what the driver reported) and in images/s (positive: predicted too fast). Each is None where
-    the row has no such figure or, for a rate, no card is known."""
+    allocated at the peak, in bytes reserved, in bytes on the device (other processes and older
+    torches only add to what the driver reported) and in images/s (positive: predicted too fast).
+    Each is None where the row has no such figure or, for a rate, no card is known."""
 
     row: PublishedRow
     memory_error: float | None
+    reserved_error: float | None
     device_error: float | None
     time_error: float | None
 
@@ -175,9 +189,10 @@ def read_published() -> tuple[PublishedRow, ...]:
 
 
 @cache
-def compare_published() -> tuple[Published, ...]:
-    """Every row beside what the planner says of it with its torch, in order."""
-    return tuple(_published(row) for row in read_published())
+def compare_published(traced: bool = False) -> tuple[Published, ...]:
+    """Every row of a Swin, or of every model that must be `traced`, beside what the planner says of
+    it with its torch, in order."""
+    return tuple(_published(row) for row in read_published() if row.is_traced == traced)
 
 
 def _published(row: PublishedRow) -> Published:
@@ -186,9 +201,11 @@ def _published(row: PublishedRow) -> Published:
 
     with as_of(row.release):
         allocated, on_device = predicted_allocated(row), predicted_on_device(row)
+        reserved = predicted_reserved(row)
         return Published(
             row,
             None if allocated is None else error(allocated / MIB, row.allocated_mib),
+            None if reserved is None else error(reserved / 1e9, row.reserved_gb),
             None if on_device is None else error(on_device / GIB, row.device_gib),
             error(predicted_rate(row), row.images_per_second),
         )
@@ -198,16 +215,12 @@ def predicted_allocated(row: PublishedRow) -> int | None:
     """`torch.cuda.max_memory_allocated()` over what the row watched; None where it was not read."""
     if row.allocated_mib is None:
         return None
-    config, setting = row.resolved
+    setting = row.resolved[1]
     # In no published log under DDP did the first bucket outlast the first step.
     steps = {0} if row.instant == "first" else {0, steps_until_steady(setting) - 1}
 
     def peak(counts: Window, **changes: Any) -> int:
-        changed = setting.model_copy(update=changes)
-        if row.span == "forward":
-            ledger = _forward_ledger(config, changed)
-        else:
-            ledger = step_ledger(config, changed)
+        ledger = _ledger(row, **changes)
         if row.fused_window_process:
             ledger = with_fused_windows(ledger)
         outside = overheads_for(row.device)
@@ -215,7 +228,8 @@ def predicted_allocated(row: PublishedRow) -> int | None:
         return peak_allocated(ledger, outside.workspace_bytes, counts)
 
     if row.span == "forward":
-        return peak(lambda step, phase, number: step == 1)
+        forward = "validation" if row.is_traced else "forward"
+        return peak(lambda step, phase, number: step == 1 and phase == forward)
     if row.span == "forward+backward":
         # Gradients that nobody clears are there from the second micro-batch of a first step on,
         # when no optimizer has run yet.
@@ -233,6 +247,23 @@ def predicted_allocated(row: PublishedRow) -> int | None:
     )  # fmt: skip
 
 
+def predicted_reserved(row: PublishedRow) -> int | None:
+    """`torch.cuda.max_memory_reserved()` of a step; None where it was not read. Gradients that are
+    kept through forward only are kept all along in one replay, and never in another: the more."""
+    if row.reserved_gb is None:
+        return None
+    ledgers = [
+        _ledger(row, zero_grad_to_none=to_none)
+        for to_none in (True, False)
+        if (row.gradients == "released") <= to_none
+    ]
+    model, setting = row.resolved
+    return max(
+        estimate_ledger(model, setting, ledger, row.device).peak_reserved_bytes
+        for ledger in ledgers
+    )
+
+
 def predicted_on_device(row: PublishedRow) -> int | None:
     """What the driver should report; None where it was not read."""
     if row.device_gib is None:
@@ -247,19 +278,22 @@ def predicted_rate(row: PublishedRow, rates: DeviceRates | None = None) -> float
     where no rate or no card is given."""
     if row.images_per_second is None or row.device is None:
         return None
-    _, setting = row.resolved
-    operations = timed_operations(row)
-    return predict_step(operations, rates or rates_for(row.device), setting, 1).images_per_second
+    model, setting = row.resolved
+    rates = rates or rates_for(row.device, model)
+    return predict_step(timed_operations(row), rates, setting, 1).images_per_second
 
 
 def timed_operations(row: PublishedRow) -> list[Operation]:
     """(phase, operation), in order, of what the row timed."""
-    config, setting = row.resolved
-    forward = row.span == "forward"
-    ledger = _forward_ledger(config, setting) if forward else step_ledger(config, setting)
-    operations = list(ledger.operations())
-    if row.span == "forward+backward":
-        operations = [(p, o) for p, o in operations if p in ("forward", "backward")]
+    operations = list(_ledger(row).operations())
+    if row.span != "step":
+        if row.is_traced:  # the last of two micro-batches, which finds gradients there
+            phases = [phase for phase, _ in operations]
+            begun = len(phases) - phases[::-1].index("forward")
+            while phases[begun - 1] == "forward":
+                begun -= 1
+            operations = operations[begun:]
+        operations = [(p, o) for p, o in operations if p in row.span.split("+")]
     skipped = {*row.not_run, ROLL} if row.fused_window_process else set(row.not_run)
     return [(p, o) for p, o in operations if o.name not in skipped]
 
@@ -276,12 +310,18 @@ def with_fused_windows(ledger: Ledger) -> Ledger:
                 put_back = previous.label == "aten.clone" and previous.path == event.path
                 gone.add(previous.storage if put_back else event.storage)
             previous = event
+    return _without(ledger, gone, ROLL)
+
+
+def _without(ledger: Ledger, gone: set[int], operation: str | None = None) -> Ledger:
+    """`ledger` if the storages of `gone` never were, and `operation` never ran."""
     return replace(
         ledger,
+        like=None,
         events=tuple(
             event
             for event in ledger.events
-            if not (isinstance(event, Computed) and event.name == ROLL)
+            if not (isinstance(event, Computed) and event.name == operation)
             and not (isinstance(event, Allocated | Freed | Tagged) and event.storage in gone)
         ),
     )
@@ -312,9 +352,33 @@ def _inside(ledger: Ledger, counts: Window) -> list[bool]:
     return inside + [False] * (len(ledger.events) - len(inside))
 
 
-def _forward_ledger(config: SwinConfig, setting: ResolvedSetting) -> Ledger:
-    """Two passes without gradients, in evaluation."""
-    return record_forward(find_library(config.library).on_shapes(config, setting), config, setting)
+def _ledger(row: PublishedRow, **changes: Any) -> Ledger:
+    """What the row's span is read from: a step, or two passes of a Swin in evaluation. Of any other
+    model one trace serves all spans but the whole step: two micro-batches, and a validation after
+    them, for which only the weights are there."""
+    model, setting = row.resolved
+    setting = setting.model_copy(update=changes)
+    forward = row.span == "forward"
+    if isinstance(model, SwinConfig):
+        if forward:
+            build = find_library(model.library).on_shapes(model, setting)
+            return record_forward(build, model, setting)
+        return step_ledger(model, setting)
+    if row.span == "step":
+        return step_ledger(model, setting)
+    more = {"accumulate": 2, "validation_batch_size": setting.batch_size}
+    ledger = step_ledger(model, setting.model_copy(update=more))
+    if not forward:
+        return ledger
+    built = next(i for i, event in enumerate(ledger.events) if isinstance(event, Marked))
+    gone = {
+        event.storage
+        for index, event in enumerate(ledger.events)
+        if isinstance(event, Tagged)
+        and (event.category in ("gradients", "optimizer_state")
+             or (event.category == "activations" and index < built))
+    }  # fmt: skip
+    return _without(ledger, gone)
 
 
 def show_published() -> str:
@@ -360,10 +424,46 @@ def show_published() -> str:
     return "\n\n".join(tables)
 
 
+def show_models() -> str:
+    """The same of other models: by class of model, fitted and held out apart, then every row."""
+    found = compare_published(traced=True)
+    classes = []
+    for group, held_out in sorted({(p.row.group, p.row.is_held_out) for p in found}):
+        alike = [p for p in found if (p.row.group, p.row.is_held_out) == (group, held_out)]
+        memory = [p.memory_error for p in alike if p.row.why_memory_is_only_listed is None]
+        reserved = [p.reserved_error for p in alike if p.row.unmodelled is None]
+        cells = [
+            _median_and_worst(errors)
+            for errors in (memory, reserved, [p.judged_time_error for p in alike])
+        ]
+        classes.append((group, "held out" if held_out else "fitted", *cells))
+    rows = [
+        (p.row.id, _conditions(p.row), *map(_percent, (p.memory_error, p.reserved_error,
+         p.time_error)), p.row.unmodelled or ("held out" if p.row.is_held_out else "fitted"))
+        for p in found
+    ]  # fmt: skip
+    off = ("allocated", "reserved", "rate")
+    return "\n\n".join(
+        (
+            tabulate(classes, ("median, worst", "", *off)),
+            tabulate(rows, ("", "conditions", *off, "")),
+        )
+    )
+
+
+def _median_and_worst(errors: Iterable[float | None]) -> str:
+    of = accuracy_of([error for error in errors if error is not None])
+    return "" if of is None else f"{of.median:.2%}, {of.worst:.2%} ({of.count})"
+
+
+def _percent(error: float | None) -> str:
+    return "" if error is None else f"{error:+.2%}"
+
+
 def _conditions(row: PublishedRow) -> str:
     _, setting = row.resolved
     parts = [row.span, f"batch {setting.batch_size}", setting.precision]
-    if setting.attention != "eager":
+    if setting.attention not in ("eager", "library"):
         parts.append(setting.attention)
     if setting.parallelism == "ddp":
         parts.append(f"DDP on {setting.world_size}")
@@ -375,4 +475,4 @@ def _listed(why_only_listed: str | None, otherwise: str) -> str:
 
 
 if __name__ == "__main__":
-    print(show_published())
+    print(show_models() if sys.argv[1:] == ["--models"] else show_published())

@@ -20,8 +20,8 @@ from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
 from planner.throughput.communication import Exchanges
 from planner.throughput.fusing import Operation
-from planner.throughput.prediction import DeviceRates, StepTime, predict_step, rates_for
-from planner.throughput.result import Throughput, exchanges_of
+from planner.throughput.prediction import DeviceRates, StepTime, predict_step
+from planner.throughput.result import Throughput, datasheet_rates, exchanges_of
 from planner.trace.kept_step import TracedStep, traced_step
 
 Key = tuple[Model, TrainSetting]
@@ -54,7 +54,7 @@ class DeviceEstimator:
         self.allocator = allocator
         cuda = device.kind == "cuda"
         self.gpu: Gpu | None = recognise_gpu(device.name, device.total_bytes) if cuda else None
-        self.rates = rates_for(self.gpu) if rates is None and self.gpu else rates
+        self.measured = rates
         # (parallelism, checkpointing) for which one device's estimate stands, and with their own.
         self.stood_in: set[tuple[str, str]] = set()
         self.estimated: set[tuple[str, str]] = set()
@@ -96,7 +96,7 @@ class DeviceEstimator:
         """The settings whose recorded steps an estimate of `setting` needs."""
         shared = self.shared_setting(setting)
         yield shared
-        if self.rates is not None and shared != setting:
+        if (self.measured or self.gpu) and shared != setting:
             yield shared.model_copy(update={"accumulate": 1})
         if setting.optimizer != shared.optimizer or setting.compile in GRAPH_MODES:
             yield _bare(shared)
@@ -151,7 +151,7 @@ class DeviceEstimator:
             config, chosen = choose(model, setting, self.gpu, {})
             ledger = self._ledger(config, chosen)
             return estimate_ledger(
-                config, chosen, ledger, self.gpu, allocator=self.allocator, rates=self.rates
+                config, chosen, ledger, self.gpu, allocator=self.allocator, rates=self.measured
             )
         except UnsupportedError as error:
             return error
@@ -169,7 +169,8 @@ class DeviceEstimator:
         compilation, its optimizer's step by the implementation, and its wait for other devices by
         what the last micro-batch waits more. Only the whole step is known: what the shared one's
         seconds go into is not said of it."""
-        if self.rates is None or found.throughput is None:
+        rates = self._rates(model)
+        if rates is None or found.throughput is None:
             return None
         plain = setting.model_copy(update={"optimizer": found.setting.optimizer})
         here, there = self._step(model, plain), self._step(model, found.setting)
@@ -179,8 +180,12 @@ class DeviceEstimator:
         seconds += waited + _waited_seconds(here) - _waited_seconds(there)
         seconds += _optimizer_seconds(here) * self._optimizer_ratio(model, setting, plain)
         images = setting.batch_size * setting.accumulate
-        basis, uncertainty = found.throughput.basis, self.rates.uncertainty_of(setting)
-        return Throughput(seconds, images / seconds, basis, uncertainty)
+        uncertainty = rates.uncertainty_of(setting, here.kind_seconds)
+        return Throughput(seconds, images / seconds, found.throughput.basis, uncertainty)
+
+    def _rates(self, model: Model) -> DeviceRates | None:
+        """Those measured, else the catalogue's, which are surer of a Swin than of another model."""
+        return self.measured or datasheet_rates(self.gpu, model)
 
     def _optimizer_ratio(self, model: Model, setting: TrainSetting, plain: TrainSetting) -> float:
         """How long the optimizer of `setting` steps, to that of `plain`: at a small batch, since
@@ -203,14 +208,15 @@ class DeviceEstimator:
         """The predicted time of one micro-batch and the optimizer's step, run as `setting` says."""
         at = setting.model_copy(update={"accumulate": 1})
         if (model, at) not in self._steps:
-            assert self.rates is not None
+            rates = self._rates(model)
+            assert rates is not None
             recorded = self.shared_setting(at).model_copy(update={"optimizer": at.optimizer})
             if (model, recorded) not in self._operations:
                 ledger = self._ledger(*resolve(model, recorded))
                 exchanges = exchanges_of(ledger, recorded, self.gpu)
                 self._operations[model, recorded] = list(ledger.operations()), exchanges
             operations, exchanges = self._operations[model, recorded]
-            self._steps[model, at] = predict_step(operations, self.rates, at, None, exchanges)
+            self._steps[model, at] = predict_step(operations, rates, at, None, exchanges)
         return self._steps[model, at]
 
 
