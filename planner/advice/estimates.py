@@ -7,12 +7,12 @@ a device's bytes from below, at any batch, without a replay of the allocator. Le
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError, UnsupportedError
-from planner.core.schema import ResolvedSetting, TrainSetting
+from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.setting import GRAPH_MODES
 from planner.core.units import MIB
 from planner.estimation.estimate import Estimate, estimate_ledger
@@ -20,7 +20,13 @@ from planner.estimation.ledgers import affine_step, is_on_shapes, step_ledger
 from planner.ledger.affine import HUGE, AffineLedger
 from planner.ledger.ledger import Ledger
 from planner.machine.hardware.overheads import overheads_for
-from planner.memory.compiled import BOUNDED, TRACED, is_compiled
+from planner.memory.compiled import (
+    BOUNDED,
+    TRACED,
+    has_known_graphs,
+    is_compiled,
+    may_recompute_at_once,
+)
 from planner.memory.profile import steady_step, walk_ledger
 from planner.throughput.prediction import DeviceRates, StepTime, rates_for
 from planner.throughput.result import exchanges_of, step_time
@@ -50,14 +56,25 @@ class Line:
         return is_compiled(self.ledger.at)
 
     @cached_property
-    def hull(self) -> tuple[tuple[int, int], ...]:
+    def _at_huge(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, int]]:
         huge = self.ledger.ledger(HUGE)
-        live = walk_ledger(huge).live[steady_step(huge).steady_from :]
-        return _upper_hull(divmod(num_bytes, HUGE) for num_bytes in set(live))
+        steady = steady_step(huge)
+        live = walk_ledger(huge).live[steady.steady_from :]
+        hull = _upper_hull(divmod(num_bytes, HUGE) for num_bytes in set(live))
+        return hull, divmod(steady.saved_bytes, HUGE)
+
+    @property
+    def hull(self) -> tuple[tuple[int, int], ...]:
+        return self._at_huge[0]
 
     def live_bytes(self, batch_size: int) -> int:
         """What is alive at the peak at least."""
         return max(slope * batch_size + fixed for slope, fixed in self.hull) - ROUNDING
+
+    def saved_bytes(self, batch_size: int) -> int:
+        """What forward saves for backward, to within ROUNDING."""
+        slope, fixed = self._at_huge[1]
+        return slope * batch_size + fixed
 
 
 def _upper_hull(lines: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -179,8 +196,27 @@ class Estimates:
         live = self.least_bytes(choice) - self._overheads.context_bytes
         factor = 1 + self._overheads.reserved_error
         if choice.setting.compile != "off":
-            factor = min(TRACED.high, BOUNDED.high)
+            is_compiled = self.line(choice).is_compiled
+            factor = (TRACED if is_compiled else BOUNDED).high
+            live += 0 if is_compiled else self._least_recomputed(choice)
         return int(live * factor) + self._overheads.context_high_bytes
+
+    def _least_recomputed(self, choice: Choice) -> int:
+        """What checkpointing saves, at least, where it may come to nothing (`BOUNDED`)."""
+        wish, setting = self.wish, choice.setting
+        if not (
+            isinstance(wish.model, SwinConfig)
+            and has_known_graphs(wish.model, setting)
+            and may_recompute_at_once(setting)
+        ):
+            return 0
+        whole = replace(choice, setting=setting.model_copy(update={"checkpointing": "none"}))
+        saved = [self.line(c).saved_bytes(setting.batch_size) for c in (choice, whole)]
+        return max(0, saved[1] - saved[0] - 2 * ROUNDING)
+
+    def fits_surely(self, choice: Choice, budget: int) -> bool:
+        """Whether even the upper end of the estimate fits; estimated only where it may."""
+        return self.least_high_bytes(choice) <= budget and bool(self.at(choice).fits_surely)
 
     def seconds(self, choice: Choice) -> float:
         """Of one optimizer step."""

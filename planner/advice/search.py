@@ -67,27 +67,27 @@ class Offered:
 class Best:
     """The best of choices that come fastest first, of which `fastest` is the first that fits."""
 
-    def __init__(self, estimates: Estimates, fastest: Choice) -> None:
+    def __init__(self, estimates: Estimates, fastest: Choice, budget: int) -> None:
         self.estimates = estimates
         self.fastest = fastest
+        self.budget = budget
         self.known: Choice | None = None  # none of those that follow can be better
         self.others: list[Choice] = []
         self.add(fastest)
 
-    def may_improve(self, choice: Choice, seconds: float, budget: int) -> bool:
+    def may_improve(self, choice: Choice, seconds: float) -> bool:
         """Whether one that takes `seconds` an image at least, and is slower, may be better."""
         estimates = self.estimates
         ratio = estimates.rate(self.fastest) * seconds
         if self.known is not None or ratio > estimates.slowest_alike(self.fastest):
             return False
-        return estimates.least_high_bytes(choice) <= budget or self._rank(choice) < self._rank(
-            self.fastest
-        )
+        is_nearer = self._rank(choice) < self._rank(self.fastest)
+        return is_nearer or estimates.least_high_bytes(choice) <= self.budget
 
     def add(self, choice: Choice) -> None:
         if self.known is not None or self.estimates.is_slower(choice, self.fastest):
             return
-        if self._rank(choice) == 0 and self.estimates.at(choice).fits_surely:
+        if self._rank(choice) == 0 and self.estimates.fits_surely(choice, self.budget):
             self.known = choice
         self.others.append(choice)
 
@@ -96,7 +96,7 @@ class Best:
         if self.known is not None:
             return self.known
         nearest = sorted(self.others, key=self._rank)  # the fastest first where they are alike
-        sure = (c for c in nearest if self.estimates.at(c).fits_surely)
+        sure = (c for c in nearest if self.estimates.fits_surely(c, self.budget))
         return next(sure, None) or next(c for c in nearest if self.estimates.at(c).fits)
 
     def _rank(self, choice: Choice) -> float:
@@ -282,7 +282,7 @@ def search(wish: Wish, estimates: Estimates, choices: Iterable[Choice], budget: 
         if is_first(choice, seconds):
             return True
         known = [best[scope] for scope in _scopes(choice) if scope in best]
-        return len(known) < 2 or any(b.may_improve(choice, seconds, budget) for b in known)
+        return len(known) < 2 or any(b.may_improve(choice, seconds) for b in known)
 
     fitting = [choice for choice, need in least.items() if need <= budget]
     for choice in _fastest_first(estimates, fitting, may_matter):
@@ -300,7 +300,7 @@ def search(wish: Wish, estimates: Estimates, choices: Iterable[Choice], budget: 
             found.surely = choice
         for scope in _scopes(choice):
             if scope not in best:
-                best[scope] = Best(estimates, choice)
+                best[scope] = Best(estimates, choice, budget)
         if estimate.device_total_bytes < next_below and estimates.rate(choice) >= slowest:
             next_below = estimate.device_total_bytes - step
             found.front.append(choice)

@@ -18,7 +18,7 @@ TRACED_LEVERS = ("fused optimizer", "optimizer in backward", "offload", "checkpo
 
 
 def record_traces(wish: Wish) -> tuple[str, ...]:
-    """Traces what is not kept, all in one other process, and says how many traces there may be.
+    """Traces what is not kept, in other processes, and says how many traces there may be.
     Raises PlannerError where not even the wish can be traced."""
     if is_on_shapes(wish.model, wish.sample.setting):
         return ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import click
@@ -20,6 +19,7 @@ from planner.cli.arguments import (
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.cli.several import check_counts, link_of
+from planner.core.collector import collect_once
 from planner.core.schema import TrainSetting, parse
 from planner.core.schema.model import MAX_SIZE
 from planner.machine.hardware import Gpu
@@ -69,7 +69,7 @@ def command(model: str, **given: Any) -> int:
     compiled; --set says otherwise)? If not: the fastest ways to make it fit, what each change
     saves and costs, and what the device waits for. Exit status 1 where nothing fits.
     """
-    gc.disable()  # a process that ends with its answer: the collector would only cost time
+    collect_once()
     of_model, of_setting = given_fields({"model": model, **given}, tuple(SEVERAL_OPTIONS))
     check_counts(of_setting)
     gpu, link = read_gpu_option(given["gpu"]), given["link"]

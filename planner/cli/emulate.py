@@ -12,8 +12,8 @@ import click
 from planner import __version__
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
-from planner.cli.progress import has_live_terminal
 from planner.core.errors import UsageError
+from planner.core.terminal import has_live_terminal
 from planner.core.units import format_bytes
 from planner.machine.emulated.machine import MAX_GPUS
 

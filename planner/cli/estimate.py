@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from planner.cli.command import Command
 from planner.cli.exports import check_exports, write_exports
 from planner.cli.output import print_json, say
 from planner.cli.several import link_of
+from planner.core.collector import collect_once
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.units import format_bytes, parse_bytes
@@ -98,7 +98,7 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     many GPUs reach together. A model that is not a Swin of 'planner models' is traced once;
     'planner cache' lists the kept traces.
     """
-    gc.disable()  # a process that ends with its answer: the collector would only cost time
+    collect_once()
     refuse_empty({"model": model, **given})
     gpus = read_gpus_option(given["gpu"])
     ranked = gpus if len(gpus) > 1 else ()

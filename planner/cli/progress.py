@@ -4,15 +4,14 @@ lines elsewhere, nothing where nothing was asked for."""
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from planner.core.errors import printable
+from planner.core.terminal import has_live_terminal
 from search.loop.progress_text import progress_line
 from search.report.status import Status, after
 
@@ -35,16 +34,6 @@ def show_on(heading: str, quiet: bool = False, way_out: str = WAY_OUT) -> Show:
     from planner.cli.live import LiveTable
 
     return LiveTable(heading, way_out)
-
-
-def has_live_terminal(environment: Mapping[str, str]) -> bool:
-    """Whether lines on standard error can be written over, and a person watches them."""
-    if environment.get("TERM", "dumb") in ("", "dumb", "unknown") or environment.get("CI"):
-        return False
-    try:
-        return sys.stderr.isatty()
-    except ValueError:  # it is closed
-        return False
 
 
 class Show:

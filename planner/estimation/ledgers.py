@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 
@@ -15,6 +16,7 @@ from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.distribution import DEEPSPEED, SHARDED
 from planner.core.schema.setting import GRAPH_MODES
+from planner.core.terminal import shows_seconds
 from planner.core.torch_version import torch_version
 from planner.ledger import cache as ledger_cache
 from planner.ledger.affine import AffineLedger, Recorder
@@ -115,8 +117,8 @@ def record_ledgers(
 ) -> list[PlannerError | None]:
     """Traces what of `requests` is not kept; for each of them the error that it ended with.
 
-    One other process makes all traces, and ends after `limit_seconds`; without a limit they are
-    made here where torch is imported. `say` is told what is traced, and how many traces are done
+    Other processes make the traces, and end after `limit_seconds`; without a limit they are made
+    here where torch is imported. `say` is told what is traced, and how many traces are done
     (standard error, where it is not given).
     Raises UsageError for a factory whose module is nowhere.
     """
@@ -132,13 +134,19 @@ def record_ledgers(
         compiles = any(step.setting.compile != "off" for step, _ in missing)
         wait = "a minute or so, compiled" if compiles else "some seconds"
         where = ledger_cache.folder()
-        say = say or _say
-        say(f"Tracing {what} on fake tensors, which takes {wait}; kept in {where}.")
-        if elsewhere:
-            trace_elsewhere(missing, say, limit_seconds)
-        else:
-            for step, batch in missing:
-                step.record(batch)
+        tell = say or _say
+        tell(f"Tracing {what} on fake tensors, which takes {wait}; kept in {where}.")
+
+        def count(num_done: int) -> None:
+            if num_done < len(missing):
+                tell(f"{num_done} of {len(missing)} traces done.")
+
+        with nullcontext() if say else shows_seconds():
+            if elsewhere:
+                trace_elsewhere(missing, count, limit_seconds)
+            else:
+                for step, batch in missing:
+                    step.record(batch)
     return [step.error(batch) for step, batch in wanted]
 
 

@@ -233,8 +233,8 @@ def _slope(a: Event | None, b: Event | None, span: int) -> tuple[int, ...] | Non
 
 def _digits(size: int) -> tuple[int, int]:
     """(per image, fixed) of a size at batch HUGE; the fixed part may be negative."""
-    slope, fixed = divmod(size, HUGE)
-    return (slope + 1, fixed - HUGE) if fixed > HUGE // 2 else (slope, fixed)
+    slope = (size + HUGE // 2) // HUGE
+    return slope, size - slope * HUGE
 
 
 _FIELDS = {"num_bytes": "bytes", "flops": "FLOPs"}

@@ -15,6 +15,7 @@ from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.files import MAX_MODEL_BYTES, read_text
 from planner.core.schema import NamedModel, parse
 from planner.core.schema.setting import Attention
+from planner.core.terminal import shows_seconds
 from planner.ledger import cache as ledger_cache
 from planner.ledger.key import name_key
 
@@ -74,7 +75,8 @@ def _look_up(fields: dict[str, Any]) -> Mapping[str, Any]:
     kept = ledger_cache.load(key)
     if isinstance(kept, dict):
         return kept
-    found: dict[str, Any] = _of_library(fields["library"], "look_up")(fields["name"])
+    with shows_seconds():
+        found: dict[str, Any] = _of_library(fields["library"], "look_up")(fields["name"])
     ledger_cache.store(key, found)
     return found
 

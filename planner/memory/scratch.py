@@ -33,10 +33,11 @@ def on_device(ledger: Ledger, device: Processors) -> Ledger:
 
 
 def _on_device_anew(ledger: Ledger, device: Processors) -> Ledger:
-    like = None if ledger.like is None else on_device(ledger.like, device)
-    places = _places(ledger if ledger.like is None else ledger.like)
+    like = ledger if ledger.like is None else ledger.like
     events: list[Any] = list(ledger.events)
-    for place in places:
+    for place in _places(like):
+        if type(events[place]) is not Scratch:
+            continue  # it is of a device already
         storage, law, sizes, label, path = events[place]
         num_bytes = scratch_bytes(device, law, sizes)
         events[place] = _new(Allocated, (storage, num_bytes, label, path, ""))

@@ -1,4 +1,4 @@
-"""Traces in a process of their own, so that the one that asks imports no torch: both its sides.
+"""Traces in processes of their own, so that the one that asks imports no torch: both its sides.
 
 The asker writes a line of JSON for each request; the tracer answers each with a line, as it goes.
 """
@@ -7,23 +7,30 @@ from __future__ import annotations
 
 import base64
 import os
-import signal
 import subprocess
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain
+from queue import Empty, Queue
 from tempfile import TemporaryFile
 from typing import IO
 
 from pydantic import BaseModel
 
+from planner.core.collector import collect_once
 from planner.core.errors import PlannerError
 from planner.core.schema import Model, ResolvedSetting, TrainSetting
 from planner.ledger.cache import decode, encode
 from planner.ledger.key import ANY_BATCH
+from planner.machine.hardware.processor import usable_cores
 from planner.trace.kept_step import TracedStep, traced_step
 
 Missing = Sequence[tuple[TracedStep, int]]
+MAX_TRACERS = 4  # each imports torch: a ViT-B's takes 880 MiB
 
 
 class Request(BaseModel):
@@ -42,69 +49,85 @@ class Answer(BaseModel):
 
 
 def trace_elsewhere(
-    missing: Missing, say: Callable[[str], None], limit_seconds: float | None = None
+    missing: Missing, tell: Callable[[int], None], limit_seconds: float | None = None
 ) -> None:
-    """Traces each step at its batch, in one other process, and hands the step what it found: by the
-    end of `limit_seconds`, which ends the process. `say` hears of each that is done and not the
-    last."""
-    requests = [
-        Request(model=s.model, setting=s.setting, batch_size=batch, is_fresh=s.is_fresh)
-        for s, batch in missing
-    ]
-    text = "".join(f"{request.model_dump_json()}\n" for request in requests)
-    lines: list[bytes] = []
+    """Traces each step at its batch, in other processes, and hands the step what it found: by the
+    end of `limit_seconds`, which ends the processes. `tell` hears how many are done."""
+    end = time.monotonic() + (limit_seconds or threading.TIMEOUT_MAX)
+    by_step: dict[int, list[tuple[TracedStep, int]]] = {}
+    for step, batch in missing:  # all batches of a step by one tracer: the first may answer all
+        by_step.setdefault(id(step), []).append((step, batch))
+    steps = list(by_step.values())
+    count = max(1, min(len(steps) // 2, usable_cores(), MAX_TRACERS))
+    said: Queue[tuple[_Tracer, bytes]] = Queue()
+    tracers: list[_Tracer] = []
+    num_done = 0
+    try:
+        tracers += (_Tracer(list(chain(*steps[first::count])), said) for first in range(count))
+        running = set(tracers)
+        with suppress(Empty):
+            while running:
+                tracer, line = said.get(timeout=max(0, end - time.monotonic()))
+                if tracer.hear(line):
+                    num_done += 1
+                    tell(num_done)
+                elif not line:
+                    running.remove(tracer)
+    finally:
+        for tracer in tracers:
+            tracer.process.kill()
+    for tracer in tracers:
+        ended = f"ended with status {tracer.process.wait()}"
+        if tracer in running:
+            ended = f"was not done after {limit_seconds:.0f} s, and was ended"
+        for step, batch in tracer.waiting:
+            step.held[batch] = PlannerError(
+                f"the process that traced {step.model.title} {ended}.",
+                "What it said last is above; 'planner tune' measures without a trace.",
+            )
 
-    def hear(line: bytes) -> None:
-        lines.append(line)
-        if len(lines) < len(requests):
-            say(f"{len(lines)} of {len(requests)} traces done.")
 
-    ended = _ask(text.encode(), hear, limit_seconds)
-    answers = [Answer.model_validate_json(line) for line in lines]
-    for (step, _), answer in zip(missing, answers, strict=False):
-        for batch, text in answer.parts.items():
+class _Tracer:
+    """A process that traces `waiting`, one after the other; what it writes is put into `said`, line
+    by line, and b"" at its end."""
+
+    def __init__(self, waiting: Missing, said: Queue[tuple[_Tracer, bytes]]) -> None:
+        self.waiting = deque(waiting)
+        path = os.pathsep.join(p for p in sys.path if p)
+        with TemporaryFile() as asked:
+            for s, batch in waiting:
+                request = Request(
+                    model=s.model, setting=s.setting, batch_size=batch, is_fresh=s.is_fresh
+                )
+                asked.write(f"{request.model_dump_json()}\n".encode())
+            asked.seek(0)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "planner.trace.process"],
+                stdin=asked,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # Ctrl-C is for the asker, who ends this one
+            )
+        threading.Thread(target=self._read, args=(said,), daemon=True).start()
+
+    def _read(self, said: Queue[tuple[_Tracer, bytes]]) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as answers:
+            for line in answers:
+                said.put((self, line))
+        self.process.wait()
+        said.put((self, b""))
+
+    def hear(self, line: bytes) -> bool:
+        """Whether a line is an answer: one that is whole. The step that it is of is handed it."""
+        if not line.endswith(b"\n"):
+            return False
+        step, _ = self.waiting.popleft()
+        for batch, text in Answer.model_validate_json(line).parts.items():
             kept = decode(base64.b64decode(text), {})
             assert kept is not None, "encoded by this very code"
             step.held[batch] = kept
-    for step, batch in missing[len(answers) :]:
-        step.held[batch] = PlannerError(
-            f"the process that traced {step.model.title} {ended}.",
-            "What it said last is above; 'planner tune' measures without a trace.",
-        )
-
-
-def _ask(requests: bytes, hear: Callable[[bytes], None], limit_seconds: float | None) -> str:
-    """`hear` gets each whole line that the tracer answers; how the tracer ended."""
-    command = [sys.executable, "-m", "planner.trace.process"]
-    path = os.pathsep.join(p for p in sys.path if p)
-    environment = {**os.environ, "PYTHONPATH": path}
-    with TemporaryFile() as asked:
-        asked.write(requests)
-        asked.seek(0)
-        with subprocess.Popen(
-            command, stdin=asked, stdout=subprocess.PIPE, env=environment
-        ) as process:
-            assert process.stdout is not None
-            is_late = threading.Event()
-
-            def end() -> None:
-                is_late.set()
-                process.kill()
-
-            timer = threading.Timer(limit_seconds or threading.TIMEOUT_MAX, end)
-            timer.daemon = True
-            timer.start()
-            try:
-                for line in process.stdout:
-                    if line.endswith(b"\n"):
-                        hear(line)
-                status = process.wait()
-            finally:
-                timer.cancel()
-                process.kill()
-    if is_late.is_set():
-        return f"was not done after {limit_seconds:.0f} s, and was ended"
-    return f"ended with status {status}"
+        return True
 
 
 def _answer(request: Request) -> Answer:
@@ -117,7 +140,7 @@ def _answer(request: Request) -> Answer:
 
 def main() -> None:
     """Answers the requests on standard input. What a model prints goes to standard error."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the asker is interrupted too, and says so
+    collect_once()
     answers: IO[str] = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for line in sys.stdin:

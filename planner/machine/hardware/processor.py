@@ -12,11 +12,11 @@ def cpu_name() -> str:
     """The processor and the threads that computing on it takes: "AMD EPYC, 2 threads"."""
     # In the order in which torch heeds them (aten/src/ATen/ParallelCommon.cpp).
     said = (os.environ.get(name, "") for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"))
-    count = next((int(threads) for threads in said if threads.isdigit()), _usable_cores())
+    count = next((int(threads) for threads in said if threads.isdigit()), usable_cores())
     return f"{_cpu_model()}, {count} thread{'' if count == 1 else 's'}"
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,0 +1,18 @@
+"""Python's cyclic collector in a process that ends with its answer."""
+
+from __future__ import annotations
+
+import gc
+
+
+def collect_once() -> None:
+    """It runs only where a trace asks for it, and then passes over all that was alive the time
+    before, torch's modules above all: otherwise it would take a fifth of the time."""
+    gc.disable()
+    if _freeze not in gc.callbacks:
+        gc.callbacks.append(_freeze)
+
+
+def _freeze(phase: str, _: dict[str, int]) -> None:
+    if phase == "stop":
+        gc.freeze()
