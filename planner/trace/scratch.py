@@ -56,6 +56,15 @@ def _copied(taker: Taker, tensor: Tensor | None, is_needed: bool) -> Iterator[No
         yield
 
 
+@contextmanager
+def _contiguous(taker: Taker, *tensors: Tensor) -> Iterator[None]:
+    """Contiguous copies of those that are not, until the kernel returns."""
+    with ExitStack() as stack:
+        for tensor in tensors:
+            stack.enter_context(_copied(taker, tensor, not tensor.is_contiguous()))
+        yield
+
+
 def _reduce(taker: Taker, x: Tensor, dims: Sequence[int]) -> None:
     """The partial sums of blocks that share an output, and their semaphores."""
     found = reduction_of(x.shape, x.stride(), {d % x.dim() for d in dims} if x.dim() else ())
@@ -95,14 +104,13 @@ def _follow_layer_norm_backward(taker: Taker, args: tuple[Any, ...], result: Any
     sizes = (x.numel() // columns, columns)
     wanted = [tensor for tensor in result[1:] if tensor is not None]
     with _copied(taker, x, not x.is_contiguous()):
-        taker.made(result[0])
-        replaced = [taker.took("norm_replaced", (*sizes, x.itemsize)) for _ in wanted]
+        for tensor in (result[0], *wanted):
+            taker.made(tensor)
         with _copied(taker, grad, not grad.is_contiguous()):
             parts = [taker.took("norm_parts", (*sizes, x.itemsize)) for _ in wanted]
-            for tensor, old in zip(wanted, replaced, strict=True):
-                taker.made(tensor)
-                _take_sums(taker, "norm_", sizes)
-                taker.gave_back(old)
+            for _ in wanted:
+                with _held(taker, "norm_replaced", *sizes, x.itemsize):
+                    _take_sums(taker, "norm_", sizes)
             for part in reversed(parts):
                 taker.gave_back(part)
 
@@ -120,22 +128,40 @@ def _follow_convolution(taker: Taker, args: tuple[Any, ...], result: Any) -> Non
     wanted = _format(x, weight)
     with _copied(taker, x, not _in_order(x, wanted)):
         taker.made(result)
-        taker.tried_convolution("forward", *_key(args[:2]), str(args[3:]))
+        if not _is_depthwise_3d(args):
+            taker.tried_convolution("forward", *_key(args[:2]), str(args[3:]))
         with _copied(taker, weight, not _in_order(weight, wanted)):
             pass
 
 
 def _follow_convolution_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     grad, x, weight = args[:3]
+    if _is_depthwise_3d(args[1:]):
+        for tensor in result[:2]:
+            taker.made(tensor)
+        with _contiguous(taker, grad, x, weight):
+            _make_bias_gradient(taker, grad, result[2])
+        return
     wanted = _format(x, weight)
     with _copied(taker, grad, not _in_order(grad, wanted)):
         for place in (0, 1):
             if result[place] is not None:
                 taker.made(result[place])
                 taker.tried_convolution(place, *_key(args[:3]), str(args[4:]))
-    if result[2] is not None:
-        taker.made(result[2])
+    _make_bias_gradient(taker, grad, result[2])
+
+
+def _make_bias_gradient(taker: Taker, grad: Tensor, made: Tensor | None) -> None:
+    if made is not None:
+        taker.made(made)
         _reduce(taker, grad, [d for d in range(grad.dim()) if d != 1])
+
+
+def _is_depthwise_3d(args: tuple[Any, ...]) -> bool:
+    """Of a convolution's arguments: torch's own kernel, not cuDNN's (cuda/DepthwiseConv3d.cu)."""
+    x, weight, transposed, groups = *args[:2], args[6], args[8]
+    is_by_channel = groups == x.shape[1] > 1 and weight.shape[0] % groups == 0
+    return x.dim() == 5 and is_by_channel and not transposed
 
 
 def _format(x: Tensor, weight: Tensor) -> torch.memory_format:
@@ -146,6 +172,50 @@ def _format(x: Tensor, weight: Tensor) -> torch.memory_format:
 
 def _key(tensors: Sequence[Tensor]) -> tuple[object, ...]:
     return tuple((tuple(t.shape), t.stride(), t.dtype) for t in tensors)
+
+
+def _follow_max_pool3d_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    taker.made(result)
+    with _contiguous(taker, args[0]):
+        pass
+
+
+def _follow_max_pool2d(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    for tensor in result:
+        taker.made(tensor)
+    _copy_pooled(taker, args[0])
+
+
+def _follow_max_pool2d_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    taker.made(result)
+    _copy_pooled(taker, args[1], args[0])
+
+
+def _copy_pooled(taker: Taker, *tensors: Tensor) -> None:
+    """Those not in the memory format of the first of them (cuda/DilatedMaxPool2d.cu)."""
+    first = tensors[0]
+    last = _is_channels_last(first)
+    wanted = torch.channels_last if last else torch.contiguous_format
+    with ExitStack() as stack:
+        for tensor in tensors:
+            stack.enter_context(_copied(taker, tensor, not _in_order(tensor, wanted)))
+
+
+def _follow_dropout(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """The mask comes first (cuda/Dropout.cu)."""
+    taker.made(result[1])
+    taker.made(result[0])
+
+
+def _follow_embedding(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """Rows are selected by indices in one row (ATen/native/Embedding.cpp)."""
+    with _copied(taker, args[1], args[1].dim() != 1 and not args[1].is_contiguous()):
+        taker.made(result)
+
+
+def _follow_embedding_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    with _contiguous(taker, args[1], args[0]):
+        taker.made(result)
 
 
 def _follow_index_put(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
@@ -282,6 +352,12 @@ FOLLOWED: dict[Any, Follow] = {
     aten._scaled_dot_product_flash_attention.default: _follow_flash,
     aten._scaled_dot_product_flash_attention_backward.default: _follow_flash_backward,
     aten._safe_softmax.default: _follow_safe_softmax,
+    aten.native_dropout.default: _follow_dropout,
+    aten.embedding.default: _follow_embedding,
+    aten.embedding_dense_backward.default: _follow_embedding_backward,
+    aten.max_pool2d_with_indices.default: _follow_max_pool2d,
+    aten.max_pool2d_with_indices_backward.default: _follow_max_pool2d_backward,
+    aten.max_pool3d_with_indices_backward.default: _follow_max_pool3d_backward,
     aten.sum.default: _follow_sum(None),
     aten.sum.dim_IntList: _follow_sum(1),
     aten.mean.default: _follow_sum(None),
