@@ -214,8 +214,31 @@ def _follow_embedding(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
 
 
 def _follow_embedding_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
-    with _contiguous(taker, args[1], args[0]):
+    """As `planner.memory.scratch` has it, where there are many indices."""
+    grad, indices, rows = args[:3]
+    count, itemsize = indices.numel(), indices.itemsize
+    of_each = ("many_indices", count, itemsize)
+    with _contiguous(taker, indices, grad), ExitStack() as stack:
+
+        def hold(law: str, *sizes: int) -> None:
+            stack.enter_context(_held(taker, law, *sizes))
+
+        hold(*of_each)  # sorted
+        hold(*of_each)  # where each was
+        with _held(taker, *of_each), _held(taker, "many_sorted", count, rows + 1):
+            pass
         taker.made(result)
+        hold(*of_each)  # where the rows of one index begin
+        hold("many_segments", count, 1, 8)  # their number
+        with _held(taker, *of_each), _held(taker, "many_unique", count):
+            pass
+        for _ in range(2):  # parts of each, and parts before it
+            hold("many_segments", count, rows, itemsize)
+        with _held(taker, "many_scanned", count, rows):
+            pass
+        hold("many_segments", count, 1, 8)
+        hold("many_parts", count, rows, itemsize)
+        hold("many_parts", count, rows, 4 * grad.shape[-1])
 
 
 def _follow_index_put(taker: Taker, args: tuple[Any, ...], result: Any) -> None:

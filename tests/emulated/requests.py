@@ -54,6 +54,20 @@ def embedding_of_an_expanded_row(device: str) -> tuple[list[Tensor], Step]:
 
 
 @step
+def many_embeddings(device: str) -> tuple[list[Tensor], Step]:
+    (table,) = given(device, (1000, 32))
+    tokens = torch.zeros(8, 513, dtype=torch.long, device=device)
+    return [table], lambda: F.embedding(tokens[:, :-1], table)
+
+
+@step
+def many_embeddings_in_a_large_table(device: str) -> tuple[list[Tensor], Step]:
+    table = torch.zeros(70000, 32, dtype=torch.bfloat16, device=device, requires_grad=True)
+    tokens = torch.zeros(30, 1000, dtype=torch.long, device=device)
+    return [table], lambda: F.embedding(tokens, table).mT.contiguous()
+
+
+@step
 def depthwise_3d(device: str) -> tuple[list[Tensor], Step]:
     x, weight = given(device, (2, 8, 16, 9, 9), (8, 1, 3, 3, 3))
     return (
