@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,12 @@ def run_as_on_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if func in (aten.native_layer_norm.default, aten.native_batch_norm.default):
         return (result[0], *(_in_fp32(statistic) for statistic in result[1:]))
     return result
+
+
+@functools.cache
+def is_in_place(func: Any) -> bool:
+    name: str = func._schema.name
+    return name.endswith("_") and not name.endswith("__")
 
 
 _DROPOUT = 5  # its place among the arguments of memory-efficient attention

@@ -115,8 +115,12 @@ def _follow_layer_norm_backward(taker: Taker, args: tuple[Any, ...], result: Any
                 taker.gave_back(part)
 
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def _is_channels_last(x: Tensor) -> bool:
-    return x.dim() == 4 and not x.is_contiguous() and _in_order(x, torch.channels_last)
+    last = _CHANNELS_LAST.get(x.dim())
+    return last is not None and not x.is_contiguous() and _in_order(x, last)
 
 
 def _in_order(x: Tensor, memory_format: torch.memory_format) -> bool:
@@ -160,45 +164,42 @@ def _make_bias_gradient(taker: Taker, grad: Tensor, made: Tensor | None) -> None
 def _is_depthwise_3d(args: tuple[Any, ...]) -> bool:
     """Of a convolution's arguments: torch's own kernel, not cuDNN's (cuda/DepthwiseConv3d.cu)."""
     x, weight, transposed, groups = *args[:2], args[6], args[8]
-    is_by_channel = groups == x.shape[1] > 1 and weight.shape[0] % groups == 0
-    return x.dim() == 5 and is_by_channel and not transposed
+    is_by_channel = groups == x.shape[1] > 1 and weight.shape[0] % groups == 0 and not transposed
+    return x.dim() == 5 and is_by_channel and _format(x, weight) is torch.contiguous_format
 
 
 def _format(x: Tensor, weight: Tensor) -> torch.memory_format:
     """That in which cuDNN is given tensors (`cudnn_conv_suggest_memory_format`)."""
     last = _is_channels_last(x) or _is_channels_last(weight)
-    return torch.channels_last if last else torch.contiguous_format
+    return _CHANNELS_LAST[x.dim()] if last else torch.contiguous_format
 
 
 def _key(tensors: Sequence[Tensor]) -> tuple[object, ...]:
     return tuple((tuple(t.shape), t.stride(), t.dtype) for t in tensors)
 
 
-def _follow_max_pool3d_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
-    taker.made(result)
-    with _contiguous(taker, args[0]):
-        pass
-
-
-def _follow_max_pool2d(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
-    for tensor in result:
-        taker.made(tensor)
-    _copy_pooled(taker, args[0])
-
-
-def _follow_max_pool2d_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
-    taker.made(result)
-    _copy_pooled(taker, args[1], args[0])
-
-
-def _copy_pooled(taker: Taker, *tensors: Tensor) -> None:
-    """Those not in the memory format of the first of them (cuda/DilatedMaxPool2d.cu)."""
-    first = tensors[0]
-    last = _is_channels_last(first)
-    wanted = torch.channels_last if last else torch.contiguous_format
+@contextmanager
+def _in_format(taker: Taker, like: Tensor, *tensors: Tensor) -> Iterator[None]:
+    """Copies in the memory format of `like` of those that lie in another."""
+    wanted = _format(like, like)
     with ExitStack() as stack:
         for tensor in tensors:
             stack.enter_context(_copied(taker, tensor, not _in_order(tensor, wanted)))
+        yield
+
+
+def _follow_max_pool(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    for tensor in result:
+        taker.made(tensor)
+    with _in_format(taker, args[0], args[0]):
+        pass
+
+
+def _follow_max_pool_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    taker.made(result)
+    grad, x = args[:2]
+    with _in_format(taker, x, *((x, grad) if x.dim() == 4 else (grad,))):
+        pass
 
 
 def _follow_dropout(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
@@ -378,9 +379,10 @@ FOLLOWED: dict[Any, Follow] = {
     aten.native_dropout.default: _follow_dropout,
     aten.embedding.default: _follow_embedding,
     aten.embedding_dense_backward.default: _follow_embedding_backward,
-    aten.max_pool2d_with_indices.default: _follow_max_pool2d,
-    aten.max_pool2d_with_indices_backward.default: _follow_max_pool2d_backward,
-    aten.max_pool3d_with_indices_backward.default: _follow_max_pool3d_backward,
+    aten.max_pool2d_with_indices.default: _follow_max_pool,
+    aten.max_pool2d_with_indices_backward.default: _follow_max_pool_backward,
+    aten.max_pool3d_with_indices.default: _follow_max_pool,
+    aten.max_pool3d_with_indices_backward.default: _follow_max_pool_backward,
     aten.sum.default: _follow_sum(None),
     aten.sum.dim_IntList: _follow_sum(1),
     aten.mean.default: _follow_sum(None),

@@ -19,6 +19,8 @@ from torch._prims_common import make_contiguous_strides_for
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.trace.kernels import is_in_place
+
 GradientSums = Literal["out_of_place", "in_place"]
 
 aten = torch.ops.aten
@@ -66,7 +68,7 @@ class InPlaceSums:
         """`func`, or its in-place form where eager would run that."""
         asked, self._asked_device_of = self._asked_device_of, None
         if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
-            if _is_in_place(func) and isinstance(args[0], Tensor) and args[0]._is_view():
+            if is_in_place(func) and isinstance(args[0], Tensor) and args[0]._is_view():
                 self._rewritten[_autograd._get_sequence_nr()] = list(args[0].shape)
             return func
         if func is aten.add.Tensor and id(args[1]) == asked:
@@ -111,11 +113,6 @@ class InPlaceSums:
 
     def _only_buffered(self, tensor: Tensor) -> bool:
         return _is_dense(tensor) and _owners(tensor) == self._owners_when_alone
-
-
-def _is_in_place(func: Any) -> bool:
-    name: str = func._schema.name
-    return name.endswith("_") and not name.endswith("__")
 
 
 def _behind(node: Any) -> list[Any]:

@@ -81,9 +81,21 @@ def depthwise_3d(device: str) -> tuple[list[Tensor], Step]:
 
 
 @step
+def channels_last_3d(device: str) -> tuple[list[Tensor], Step]:
+    x, weight = given(device, (2, 8, 4, 9, 9), (8, 1, 3, 3, 3))
+    wide = torch.zeros(16, 8, 1, 1, 1, device=device, requires_grad=True)
+
+    def convolve() -> Tensor:
+        y = F.conv3d(x.contiguous(memory_format=torch.channels_last_3d), weight, groups=8)
+        return F.max_pool3d(F.conv3d(y, wide), 2).contiguous()
+
+    return [x, weight, wide], convolve
+
+
+@step
 def pooled_3d(device: str) -> tuple[list[Tensor], Step]:
     (x,) = given(device, (2, 16, 8, 16, 16))
-    return [x], lambda: F.max_pool3d(x, 2).transpose(1, 4).contiguous()
+    return [x], lambda: F.max_pool3d(x.mT, 2).transpose(1, 4).contiguous()
 
 
 @step
