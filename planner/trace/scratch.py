@@ -129,7 +129,7 @@ def _in_order(x: Tensor, memory_format: torch.memory_format) -> bool:
 
 def _follow_convolution(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     x, weight = args[:2]
-    wanted = _format(x, weight)
+    wanted = format_of(x, weight)
     with _copied(taker, x, not _in_order(x, wanted)):
         taker.made(result)
         if not _is_depthwise_3d(args):
@@ -146,7 +146,7 @@ def _follow_convolution_backward(taker: Taker, args: tuple[Any, ...], result: An
         with _contiguous(taker, grad, x, weight):
             _make_bias_gradient(taker, grad, result[2])
         return
-    wanted = _format(x, weight)
+    wanted = format_of(x, weight)
     with _copied(taker, grad, not _in_order(grad, wanted)):
         for place in (0, 1):
             if result[place] is not None:
@@ -165,10 +165,10 @@ def _is_depthwise_3d(args: tuple[Any, ...]) -> bool:
     """Of a convolution's arguments: torch's own kernel, not cuDNN's (cuda/DepthwiseConv3d.cu)."""
     x, weight, transposed, groups = *args[:2], args[6], args[8]
     is_by_channel = groups == x.shape[1] > 1 and weight.shape[0] % groups == 0 and not transposed
-    return x.dim() == 5 and is_by_channel and _format(x, weight) is torch.contiguous_format
+    return x.dim() == 5 and is_by_channel and format_of(x, weight) is torch.contiguous_format
 
 
-def _format(x: Tensor, weight: Tensor) -> torch.memory_format:
+def format_of(x: Tensor, weight: Tensor) -> torch.memory_format:
     """That in which cuDNN is given tensors (`cudnn_conv_suggest_memory_format`)."""
     last = _is_channels_last(x) or _is_channels_last(weight)
     return _CHANNELS_LAST[x.dim()] if last else torch.contiguous_format
@@ -181,7 +181,7 @@ def _key(tensors: Sequence[Tensor]) -> tuple[object, ...]:
 @contextmanager
 def _in_format(taker: Taker, like: Tensor, *tensors: Tensor) -> Iterator[None]:
     """Copies in the memory format of `like` of those that lie in another."""
-    wanted = _format(like, like)
+    wanted = format_of(like, like)
     with ExitStack() as stack:
         for tensor in tensors:
             stack.enter_context(_copied(taker, tensor, not _in_order(tensor, wanted)))

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -25,7 +24,6 @@ class Request(NamedTuple):
     num_bytes: int
 
 
-PAUSE = 0.05  # seconds: autograd's thread gives blocks back after a backward has returned
 Step = Callable[[], Tensor]
 STEPS: dict[str, Callable[[str], tuple[list[Tensor], Step]]] = {}
 
@@ -154,10 +152,11 @@ def normed_and_turned(device: str) -> tuple[list[Tensor], Step]:
 
 
 def normalised(requests: Iterable[Request]) -> list[Request]:
-    """Blocks given back one after the other are in the order of their sizes: nothing depends on
-    theirs. Requests for nothing are none."""
+    """Blocks given back one after the other are in the order of their sizes, and those at the end
+    are left out: nothing depends on either. Requests for nothing are none."""
     runs = itertools.groupby((r for r in requests if r.num_bytes), lambda request: request.what)
-    return [r for what, run in runs for r in (sorted(run) if what == "free" else run)]
+    found = [sorted(run) if what == "free" else list(run) for what, run in runs]
+    return list(itertools.chain(*found[: -1 if found[-1][0].what == "free" else None]))
 
 
 def run(name: str, device: str, begin: Callable[[], object] = lambda: None) -> None:
@@ -170,16 +169,21 @@ def run(name: str, device: str, begin: Callable[[], object] = lambda: None) -> N
 
 
 def on_device(name: str) -> list[Request]:
-    """What torch does on the GPU of this process."""
+    """What torch does on the GPU of this process, of blocks that the step itself asked for:
+    autograd's thread gives others back after a backward has returned."""
     record = torch.cuda.memory._record_memory_history
     run(name, "cuda")  # libraries are warm
-    time.sleep(PAUSE)
     run(name, "cuda", lambda: record(context=None))
-    time.sleep(PAUSE)
-    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    found, own = list[Request](), set[int]()
+    for event in torch.cuda.memory._snapshot()["device_traces"][0]:
+        if event["action"] == "alloc":
+            own.add(event["addr"])
+            found.append(Request("alloc", event["size"]))
+        elif event["action"] == "free_completed" and event["addr"] in own:
+            own.remove(event["addr"])
+            found.append(Request("free", event["size"]))
     record(enabled=None)
-    called = {"alloc": "alloc", "free_completed": "free"}
-    return [Request(called[e["action"]], e["size"]) for e in trace if e["action"] in called]
+    return found
 
 
 def main() -> None:

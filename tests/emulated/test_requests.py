@@ -46,14 +46,15 @@ def in_trace(name: str) -> list[Request]:
         start: list[int] = []
         run(name, "cpu", lambda: start.append(len(recorder.events)))
         events = list(recorder.events)
-    for index, event in enumerate(events):
-        if isinstance(event, Scratch):
-            sizes[event.storage] = scratch_bytes(device, event.law, event.sizes)
-        elif isinstance(event, Allocated):
-            sizes[event.storage] = event.num_bytes
-        if index >= start[0] and isinstance(event, Allocated | Scratch | Freed):
-            what = "free" if isinstance(event, Freed) else "alloc"
-            found.append(Request(what, sizes[event.storage]))
+    for event in events[start[0] :]:
+        if isinstance(event, Allocated | Scratch):
+            size = event.num_bytes
+            if isinstance(event, Scratch):
+                size = scratch_bytes(device, event.law, event.sizes)
+            sizes[event.storage] = size
+            found.append(Request("alloc", size))
+        elif isinstance(event, Freed) and event.storage in sizes:
+            found.append(Request("free", sizes[event.storage]))
     return found
 
 
