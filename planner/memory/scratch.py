@@ -7,7 +7,7 @@ requests that torch's own CUDA code makes (tests/memory/test_scratch.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -166,11 +166,59 @@ def _sort(device: Processors, keys: int, rows: int) -> int:
     """The temporary storage in which `keys` indices into `rows` rows are sorted."""
     if keys <= _SINGLE_TILE:
         return 1
-    tile = next(size for capability, size in _SORT_TILES if device.capability >= capability)
+    tile = _of_capability(device, _SORT_TILES)
     passes = _up((rows - 1).bit_length(), 8)
     parts = [8 * _DIGITS * passes, 4 * _DIGITS * _up(keys, tile), 4 * passes]
     parts += [8 * keys] * 2 if passes > 1 else []
     return _SORT_UNIT - 1 + sum(_up(part, _SORT_UNIT) * _SORT_UNIT for part in parts)
+
+
+# The gradient of an embedding (cuda/Embedding.cu, EmbeddingBackwardKernel.cu): above so many
+# indices these are sorted, and rows of one index are summed by tens. CUB keeps 16 bytes for each
+# tile that it scans, and of 32 more, and 256; its tiles of "unique by key" differ with the
+# capability (measured on its own host code: torch 2.14, 3073 to 1,000,000 indices).
+_FEW_INDICES, _SUMMED_ROWS = 3072, 10
+_SCAN_TILE = 896
+_UNIQUE_TILES = (((9, 0), 5120), ((8, 6), 320), ((8, 0), 1344), ((0, 0), 320))
+
+
+def _of_many(law: Callable[..., int]) -> Callable[..., int]:
+    """`law` where there are many indices; nothing is asked for where there are few."""
+
+    def law_of_many(device: Processors, indices: int, *sizes: int) -> int:
+        return law(device, indices, *sizes) if indices > _FEW_INDICES else 0
+
+    return law_of_many
+
+
+def _each(_: Processors, indices: int, itemsize: int) -> int:
+    return indices * itemsize
+
+
+def _segments(_: Processors, indices: int, rows: int, itemsize: int) -> int:
+    """For each index that there is, of `rows` at most."""
+    return min(indices, rows) * itemsize
+
+
+def _parts_of_segments(_: Processors, indices: int, rows: int, itemsize: int) -> int:
+    return (indices // _SUMMED_ROWS + min(indices, rows)) * itemsize
+
+
+def _unique(device: Processors, indices: int) -> int:
+    return _scanned(indices, _of_capability(device, _UNIQUE_TILES))
+
+
+def _scan(_: Processors, indices: int, rows: int) -> int:
+    return _scanned(min(indices, rows), _SCAN_TILE)
+
+
+def _scanned(elements: int, tile: int) -> int:
+    states = _up(16 * (_up(elements, tile) + 32), _SORT_UNIT) * _SORT_UNIT
+    return _SORT_UNIT - 1 + states + _SORT_UNIT
+
+
+def _of_capability(device: Processors, sizes: Iterable[tuple[tuple[int, int], int]]) -> int:
+    return next(size for capability, size in sizes if device.capability >= capability)
 
 
 # The backward of memory-efficient attention (cuda/mem_eff_attention/kernels/cutlassB.h and
@@ -253,6 +301,12 @@ LAWS: dict[str, Callable[..., int]] = {
     "norm_reduction": _of_norm_parts(_reduction),
     "norm_semaphores": _of_norm_parts(_semaphores),
     "sort": _sort,
+    "many_indices": _of_many(_each),
+    "many_sorted": _of_many(_sort),
+    "many_unique": _of_many(_unique),
+    "many_scanned": _of_many(_scan),
+    "many_segments": _of_many(_segments),
+    "many_parts": _of_many(_parts_of_segments),
     "attention_blocks": _attention_blocks,
     "flash_split": _flash_split,
 }

@@ -157,6 +157,6 @@ def _take_scratch(q: Tensor, label: str) -> None:
 def _mask_gradient(mask: Tensor, label: str) -> Tensor:
     """At the full expanded shape, its rows padded to a multiple of 16 and seen without the pad."""
     row = mask.shape[-1]
-    padded: Shape = (*mask.shape[:-1], -(-row // MASK_GRADIENT_ROW_ELEMENTS) * 16)
-    whole = empty(mask.storage.device, padded, mask.dtype, label)
+    padded = -(-row // MASK_GRADIENT_ROW_ELEMENTS) * MASK_GRADIENT_ROW_ELEMENTS
+    whole = empty(mask.storage.device, (*mask.shape[:-1], padded), mask.dtype, label)
     return Tensor(whole.storage, mask.shape, whole.strides, mask.dtype)

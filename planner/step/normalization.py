@@ -65,21 +65,20 @@ def _norm_of_columns(
     label: str,
 ) -> None:
     """The gradients of weight and bias. Where rows are many, blocks leave partial sums, and sums of
-    these take the place of the gradients that were there: where not, "norm_replaced" is nothing,
-    and what stands for the sums are the gradients themselves."""
+    these ("norm_replaced") take the place of gradients as large: here they go, and these stay."""
     x, *others = inputs
     device = x.storage.device
     wanted = [place for place in (1, 2) if node.needs(place)]
     sizes = (x.numel // x.shape[-1], x.shape[-1])
     itemsize = DTYPE_BYTES[x.dtype]
-    replaced = [device.take("norm_replaced", (*sizes, itemsize), label) for _ in wanted]
+    for place in wanted:
+        results[place] = empty(device, others[place - 1].shape, others[place - 1].dtype, label)
     copied = _contiguous(grad, label)
     parts = [device.take("norm_parts", (*sizes, itemsize), label) for _ in wanted]
-    for place in wanted:
-        like = others[place - 1]
-        results[place] = empty(device, like.shape, like.dtype, label)
+    for _ in wanted:
+        replaced = device.take("norm_replaced", (*sizes, itemsize), label)
         take_reduced(device, "norm_", sizes, label)
-        del replaced[0]
+        del replaced
     while parts:
         parts.pop()
     del copied

@@ -396,8 +396,8 @@ def dropout(x: Tensor, rate: float) -> Tensor:
     if rate == 0.0 or not x.storage.device.training:
         return x
     node = begin("NativeDropoutBackward0", (x,), _dropout_backward)
-    y = unary(x, "aten.native_dropout")
     mask = like(x, "aten.native_dropout", "bool")
+    y = unary(x, "aten.native_dropout")
     return finish(y, node, (mask,))
 
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.core.schema import Model, TrainSetting
 from planner.libraries.building import Build
+from planner.trace.kernels import is_in_place
 from planner.training.step import float8_notes, lay_out
 from planner.training.tasks import Task, as_task
 from planner.training.tasks.blocks import checkpoint_as_set
@@ -36,17 +37,12 @@ class _Unfilled(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in _FILLED and torch.Size(args[0]).numel() > _LARGE:
             return torch.empty(args[0], **{k: v for k, v in kwargs.items() if k != "generator"})
-        if _is_in_place(func) and isinstance(args[0], Tensor) and args[0].numel() > _LARGE:
+        if is_in_place(func) and isinstance(args[0], Tensor) and args[0].numel() > _LARGE:
             return args[0]
         if func is torch.ops.aten.any.default and args[0].numel() > _LARGE:
             # `trunc_normal_` draws again until no value is out of bounds: these never change.
             return torch.zeros((), dtype=torch.bool)
         return func(*args, **kwargs)
-
-
-def _is_in_place(func: Any) -> bool:
-    name: str = func._schema.name
-    return name.endswith("_") and not name.endswith("__")
 
 
 class Built(NamedTuple):

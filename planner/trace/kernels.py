@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from planner.core.torch_version import torch_version
 from planner.step import shards
-from planner.step.attention import SEED_ON_DEVICE
+from planner.step.attention import MASK_GRADIENT_ROW_ELEMENTS, SEED_ON_DEVICE
+from planner.trace.scratch import format_of
 
 aten = torch.ops.aten
 
@@ -23,9 +25,21 @@ def run_as_on_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     result = func(*args, **kwargs)
     if func is aten.native_layer_norm_backward.default:
         return (_like_input(result[0], args[1]), *result[1:])
+    if func is aten.convolution.default:
+        return _in_format(result, *args[:2])
+    if func is aten.convolution_backward.default:
+        return (*(_in_format(gradient, *args[1:3]) for gradient in result[:2]), result[2])
+    if func is aten._scaled_dot_product_efficient_attention_backward.default:
+        return (*result[:3], _in_padded_rows(result[3]))
     if func in (aten.native_layer_norm.default, aten.native_batch_norm.default):
         return (result[0], *(_in_fp32(statistic) for statistic in result[1:]))
     return result
+
+
+@functools.cache
+def is_in_place(func: Any) -> bool:
+    name: str = func._schema.name
+    return name.endswith("_") and not name.endswith("__")
 
 
 _DROPOUT = 5  # its place among the arguments of memory-efficient attention
@@ -48,6 +62,24 @@ def _like_input(gradient: Tensor | None, input_: Tensor) -> Tensor | None:
     if gradient is None or gradient.is_contiguous():
         return gradient
     return torch.empty_like(input_, memory_format=torch.contiguous_format)
+
+
+def _in_format(made: Tensor | None, x: Tensor, weight: Tensor) -> Tensor | None:
+    """Fake ones are in the format of a CPU's kernel, which depends on the number of its threads."""
+    wanted = format_of(x, weight)
+    if made is None or made.is_contiguous(memory_format=wanted):
+        return made
+    return torch.empty_like(made, memory_format=wanted)
+
+
+def _in_padded_rows(gradient: Tensor | None) -> Tensor | None:
+    """Rows of a mask's gradient are padded; what FakeTensorMode keeps of a result for the next time
+    is its strides, and no pad behind the last row."""
+    if gradient is None:
+        return None
+    row = gradient.shape[-1]
+    padded = -(-row // MASK_GRADIENT_ROW_ELEMENTS) * MASK_GRADIENT_ROW_ELEMENTS
+    return gradient.new_empty((*gradient.shape[:-1], padded))[..., :row]
 
 
 def _in_fp32(statistic: Tensor) -> Tensor:

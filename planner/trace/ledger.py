@@ -40,7 +40,7 @@ def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = No
     notes = (
         f"traced on fake tensors with torch {torch.__version__}",
         "of the scratch memory that CUDA kernels take for themselves the trace counts what sums, "
-        "norms, softmax, convolutions and index_put take, and no other",
+        "norms, softmax, convolutions, pooling, embeddings and index_put take, and no other",
         *trace.assumptions,
     )
     end = max(i for i, event in enumerate(trace.events) if isinstance(event, Marked)) + 1

@@ -124,13 +124,16 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return self._wait(args[0])
         self.note((args, kwargs), "unseen", path)
+        whole = None
         if self._sums is not None and not self.optimizing:
             func = self._sums.choose(func, args)
-            self.note(self._sums.scratch(func, args), "aten.new_zeros.default")
+            whole = self._sums.whole_gradient(func, args)
+            self.note(whole, "aten.new_zeros.default", path)
         if func is aten._local_scalar_dense.default:
             return self._read(args[0])
         scratch = self._note_scratch(func, args, kwargs, path)
-        result = self._run(func, args, kwargs)
+        result = self._run(func, args, kwargs) if whole is None or func.is_view else whole
+        del whole
         if func.namespace in _OF_DEVICES:
             self._follow_devices(func, args, kwargs, result, path)
             del scratch

@@ -56,6 +56,15 @@ def _copied(taker: Taker, tensor: Tensor | None, is_needed: bool) -> Iterator[No
         yield
 
 
+@contextmanager
+def _contiguous(taker: Taker, *tensors: Tensor) -> Iterator[None]:
+    """Contiguous copies of those that are not, until the kernel returns."""
+    with ExitStack() as stack:
+        for tensor in tensors:
+            stack.enter_context(_copied(taker, tensor, not tensor.is_contiguous()))
+        yield
+
+
 def _reduce(taker: Taker, x: Tensor, dims: Sequence[int]) -> None:
     """The partial sums of blocks that share an output, and their semaphores."""
     found = reduction_of(x.shape, x.stride(), {d % x.dim() for d in dims} if x.dim() else ())
@@ -95,20 +104,23 @@ def _follow_layer_norm_backward(taker: Taker, args: tuple[Any, ...], result: Any
     sizes = (x.numel() // columns, columns)
     wanted = [tensor for tensor in result[1:] if tensor is not None]
     with _copied(taker, x, not x.is_contiguous()):
-        taker.made(result[0])
-        replaced = [taker.took("norm_replaced", (*sizes, x.itemsize)) for _ in wanted]
+        for tensor in (result[0], *wanted):
+            taker.made(tensor)
         with _copied(taker, grad, not grad.is_contiguous()):
             parts = [taker.took("norm_parts", (*sizes, x.itemsize)) for _ in wanted]
-            for tensor, old in zip(wanted, replaced, strict=True):
-                taker.made(tensor)
-                _take_sums(taker, "norm_", sizes)
-                taker.gave_back(old)
+            for _ in wanted:
+                with _held(taker, "norm_replaced", *sizes, x.itemsize):
+                    _take_sums(taker, "norm_", sizes)
             for part in reversed(parts):
                 taker.gave_back(part)
 
 
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def _is_channels_last(x: Tensor) -> bool:
-    return x.dim() == 4 and not x.is_contiguous() and _in_order(x, torch.channels_last)
+    last = _CHANNELS_LAST.get(x.dim())
+    return last is not None and not x.is_contiguous() and _in_order(x, last)
 
 
 def _in_order(x: Tensor, memory_format: torch.memory_format) -> bool:
@@ -117,35 +129,117 @@ def _in_order(x: Tensor, memory_format: torch.memory_format) -> bool:
 
 def _follow_convolution(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     x, weight = args[:2]
-    wanted = _format(x, weight)
+    wanted = format_of(x, weight)
     with _copied(taker, x, not _in_order(x, wanted)):
         taker.made(result)
-        taker.tried_convolution("forward", *_key(args[:2]), str(args[3:]))
+        if not _is_depthwise_3d(args):
+            taker.tried_convolution("forward", *_key(args[:2]), str(args[3:]))
         with _copied(taker, weight, not _in_order(weight, wanted)):
             pass
 
 
 def _follow_convolution_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     grad, x, weight = args[:3]
-    wanted = _format(x, weight)
+    if _is_depthwise_3d(args[1:]):
+        for tensor in result[:2]:
+            taker.made(tensor)
+        with _contiguous(taker, grad, x, weight):
+            _make_bias_gradient(taker, grad, result[2])
+        return
+    wanted = format_of(x, weight)
     with _copied(taker, grad, not _in_order(grad, wanted)):
         for place in (0, 1):
             if result[place] is not None:
                 taker.made(result[place])
                 taker.tried_convolution(place, *_key(args[:3]), str(args[4:]))
-    if result[2] is not None:
-        taker.made(result[2])
+    _make_bias_gradient(taker, grad, result[2])
+
+
+def _make_bias_gradient(taker: Taker, grad: Tensor, made: Tensor | None) -> None:
+    if made is not None:
+        taker.made(made)
         _reduce(taker, grad, [d for d in range(grad.dim()) if d != 1])
 
 
-def _format(x: Tensor, weight: Tensor) -> torch.memory_format:
+def _is_depthwise_3d(args: tuple[Any, ...]) -> bool:
+    """Of a convolution's arguments: torch's own kernel, not cuDNN's (cuda/DepthwiseConv3d.cu)."""
+    x, weight, transposed, groups = *args[:2], args[6], args[8]
+    is_by_channel = groups == x.shape[1] > 1 and weight.shape[0] % groups == 0 and not transposed
+    return x.dim() == 5 and is_by_channel and format_of(x, weight) is torch.contiguous_format
+
+
+def format_of(x: Tensor, weight: Tensor) -> torch.memory_format:
     """That in which cuDNN is given tensors (`cudnn_conv_suggest_memory_format`)."""
     last = _is_channels_last(x) or _is_channels_last(weight)
-    return torch.channels_last if last else torch.contiguous_format
+    return _CHANNELS_LAST[x.dim()] if last else torch.contiguous_format
 
 
 def _key(tensors: Sequence[Tensor]) -> tuple[object, ...]:
     return tuple((tuple(t.shape), t.stride(), t.dtype) for t in tensors)
+
+
+@contextmanager
+def _in_format(taker: Taker, like: Tensor, *tensors: Tensor) -> Iterator[None]:
+    """Copies in the memory format of `like` of those that lie in another."""
+    wanted = format_of(like, like)
+    with ExitStack() as stack:
+        for tensor in tensors:
+            stack.enter_context(_copied(taker, tensor, not _in_order(tensor, wanted)))
+        yield
+
+
+def _follow_max_pool(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    for tensor in result:
+        taker.made(tensor)
+    with _in_format(taker, args[0], args[0]):
+        pass
+
+
+def _follow_max_pool_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    taker.made(result)
+    grad, x = args[:2]
+    with _in_format(taker, x, *((x, grad) if x.dim() == 4 else (grad,))):
+        pass
+
+
+def _follow_dropout(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """The mask comes first (cuda/Dropout.cu)."""
+    taker.made(result[1])
+    taker.made(result[0])
+
+
+def _follow_embedding(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """Rows are selected by indices in one row (ATen/native/Embedding.cpp)."""
+    with _copied(taker, args[1], args[1].dim() != 1 and not args[1].is_contiguous()):
+        taker.made(result)
+
+
+def _follow_embedding_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """As `planner.memory.scratch` has it, where there are many indices."""
+    grad, indices, rows = args[:3]
+    count, itemsize = indices.numel(), indices.itemsize
+    of_each = ("many_indices", count, itemsize)
+    with _contiguous(taker, indices, grad), ExitStack() as stack:
+
+        def hold(law: str, *sizes: int) -> None:
+            stack.enter_context(_held(taker, law, *sizes))
+
+        hold(*of_each)  # sorted
+        hold(*of_each)  # where each was
+        with _held(taker, *of_each), _held(taker, "many_sorted", count, rows + 1):
+            pass
+        taker.made(result)
+        hold(*of_each)  # where the rows of one index begin
+        hold("many_segments", count, 1, 8)  # their number
+        with _held(taker, *of_each), _held(taker, "many_unique", count):
+            pass
+        for _ in range(2):  # parts of each, and parts before it
+            hold("many_segments", count, rows, itemsize)
+        with _held(taker, "many_scanned", count, rows):
+            pass
+        hold("many_segments", count, 1, 8)
+        hold("many_parts", count, rows, itemsize)
+        hold("many_parts", count, rows, 4 * grad.shape[-1])
 
 
 def _follow_index_put(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
@@ -282,6 +376,13 @@ FOLLOWED: dict[Any, Follow] = {
     aten._scaled_dot_product_flash_attention.default: _follow_flash,
     aten._scaled_dot_product_flash_attention_backward.default: _follow_flash_backward,
     aten._safe_softmax.default: _follow_safe_softmax,
+    aten.native_dropout.default: _follow_dropout,
+    aten.embedding.default: _follow_embedding,
+    aten.embedding_dense_backward.default: _follow_embedding_backward,
+    aten.max_pool2d_with_indices.default: _follow_max_pool,
+    aten.max_pool2d_with_indices_backward.default: _follow_max_pool_backward,
+    aten.max_pool3d_with_indices.default: _follow_max_pool,
+    aten.max_pool3d_with_indices_backward.default: _follow_max_pool_backward,
     aten.sum.default: _follow_sum(None),
     aten.sum.dim_IntList: _follow_sum(1),
     aten.mean.default: _follow_sum(None),

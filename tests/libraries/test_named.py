@@ -211,7 +211,10 @@ def test_an_attention_that_cannot_be_set_is_refused(text: str, attention: str, s
     assert "Omit --attention" in refused.value.way_out
 
 
-def test_mvit_of_either_version_is_built_at_any_size() -> None:
+@pytest.mark.parametrize("name", ["mvit_v1_b", "mvit_v2_s"])
+def test_mvit_is_of_the_size_that_torchvision_fixes(name: str) -> None:
     need("torchvision")
-    for name in ("mvit_v1_b", "mvit_v2_s"):
+    build_named(named(f"torchvision:{name}", num_classes="10"))
+    with pytest.raises(UnsupportedError, match=r"for clips of \(224, 224, 16\)") as refused:
         build_named(named(f"torchvision:{name}", image_size="64", num_classes="10"))
+    assert "a factory of your own" in refused.value.way_out

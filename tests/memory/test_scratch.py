@@ -158,3 +158,26 @@ def patch_version(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]) -> 
         "planner.step.attention",
     ):  # fmt: skip
         monkeypatch.setattr(f"{module}.torch_version", lambda: version)
+
+
+# The backward of `F.embedding` with int64 indices, torch 2.14.1+cu130.
+@pytest.mark.parametrize(
+    ("device", "indices", "rows", "expected"),
+    [
+        (A100, 3072, 50, (0, 0, 0)),
+        (A100, 3073, 50, (3583, 1279, 1279)),
+        (A100, 131_072, 50_257, (2_137_599, 2815, 2047)),
+        (A100, 1_000_000, 1_000_000, (16_273_919, 13_055, 18_943)),
+        (H100, 300_000, 300_000, (4_874_239, 2047, 6399)),
+        (H100, 1_000_000, 50_257, (16_227_839, 4351, 2047)),
+        (RTX_3090, 131_072, 50_257, (2_137_599, 7679, 2047)),
+        (T4, 32_768, 30_522, (541_183, 2815, 1791)),
+        (T4, 1_000_000, 50_257, (16_369_151, 51_199, 2047)),
+    ],
+)
+def test_many_embeddings(
+    device: Processors, indices: int, rows: int, expected: tuple[int, ...]
+) -> None:
+    laws = {"many_sorted": (rows + 1,), "many_unique": (), "many_scanned": (rows,)}
+    found = [scratch_bytes(device, law, (indices, *more)) for law, more in laws.items()]
+    assert tuple(found) == expected

@@ -199,7 +199,7 @@ def test_dropout_keeps_one_byte_an_element() -> None:
     trace = trace_training(
         Dropped, TINY_IMAGES, TrainSetting(batch_size=4, precision="fp32"), num_steps=1
     )
-    assert attention_events(trace, "native_dropout.default") == [4 * 48 * 4, 4 * 48]
+    assert attention_events(trace, "native_dropout.default") == [4 * 48, 4 * 48 * 4]
 
 
 def test_statistics_of_layer_norm_are_fp32_on_cuda() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 from torch import nn
 
@@ -19,6 +16,7 @@ from planner.libraries.missing_operators import declare_missing_operators
 NUM_FRAMES = 16
 # Detectors resize every image by themselves; this is what COCO's mostly are (height, width).
 DETECTION_SIZE = (480, 640)
+_MVIT_CLIP = (224, 224, NUM_FRAMES)  # which mvit's builders fix
 _TASKS = {"video": "video", "segmentation": "segmentation", "detection": "detection"}
 _FLOW = "estimates the flow between two images, which have a loss of their own"
 _KEYPOINTS = "is trained on keypoints, which the planner has no batch of"
@@ -64,23 +62,8 @@ def build(model: NamedModel, attention: Attention) -> nn.Module:
     arguments: dict[str, Any] = {"num_classes": model.num_classes, **_sizes(model)}
     if model.task in ("segmentation", "detection"):
         arguments["weights_backbone"] = None
-    with _sized_clips(model):
-        module: nn.Module = models.get_model(model.name, weights=None, **arguments)
+    module: nn.Module = models.get_model(model.name, weights=None, **arguments)
     return module
-
-
-@contextmanager
-def _sized_clips(model: NamedModel) -> Iterator[None]:
-    """Within, mvit's builders make models of the size of `model`, which they take no argument for:
-    each calls the class with a size of its own."""
-    from torchvision.models.video import mvit
-
-    make, size = mvit.MViT, {"spatial_size": model.image_size, "temporal_size": model.num_frames}
-    if model.num_frames is None:
-        yield
-        return
-    with mock.patch.object(mvit, "MViT", lambda **given: make(**{**given, **size})):
-        yield
 
 
 def _sizes(model: NamedModel) -> dict[str, Any]:
@@ -97,6 +80,14 @@ def _sizes(model: NamedModel) -> dict[str, Any]:
         return {"image_size": height}
     if family == "maxvit":
         return {"input_size": (height, width)}
+    clip = (height, width, model.num_frames)
+    if family == "mvit" and clip != _MVIT_CLIP:
+        raise UnsupportedError(
+            f"torchvision builds {model.name} for clips of {_MVIT_CLIP} (height, width and "
+            f"frames), and these are {clip}.",
+            "Omit --image-size, or name a factory of your own that calls "
+            "torchvision.models.video.MViT.",
+        )
     return {}
 
 

@@ -1,0 +1,196 @@
+"""Small steps, forward and backward: what they ask the allocator for and give back, in order, on a
+device and in a trace. What a whole model asks for is too long to find a difference in.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from search.probe.worker.worker import end
+
+
+class Request(NamedTuple):
+    """A block of `num_bytes` asked for, or given back."""
+
+    what: str
+    num_bytes: int
+
+
+Step = Callable[[], Tensor]
+STEPS: dict[str, Callable[[str], tuple[list[Tensor], Step]]] = {}
+
+
+def step(make: Callable[[str], tuple[list[Tensor], Step]]) -> Callable[[str], object]:
+    """`make(device)` gives the tensors that are trained, and a step of them."""
+    STEPS[make.__name__] = make
+    return make
+
+
+def given(device: str, *shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.zeros(shape, device=device, requires_grad=True) for shape in shapes]
+
+
+@step
+def dropout(device: str) -> tuple[list[Tensor], Step]:
+    (x,) = given(device, (600, 1000))
+    return [x], lambda: F.dropout(x, 0.1)
+
+
+@step
+def embedding_of_an_expanded_row(device: str) -> tuple[list[Tensor], Step]:
+    (table,) = given(device, (100, 32))
+    row = torch.zeros(1, 200, dtype=torch.long, device=device)
+    return [table], lambda: F.embedding(row.expand(8, 200), table)
+
+
+@step
+def many_embeddings(device: str) -> tuple[list[Tensor], Step]:
+    (table,) = given(device, (1000, 32))
+    tokens = torch.zeros(8, 513, dtype=torch.long, device=device)
+    return [table], lambda: F.embedding(tokens[:, :-1], table)
+
+
+@step
+def many_embeddings_in_a_large_table(device: str) -> tuple[list[Tensor], Step]:
+    table = torch.zeros(70000, 32, dtype=torch.bfloat16, device=device, requires_grad=True)
+    tokens = torch.zeros(30, 1000, dtype=torch.long, device=device)
+    return [table], lambda: F.embedding(tokens, table).mT.contiguous()
+
+
+@step
+def depthwise_3d(device: str) -> tuple[list[Tensor], Step]:
+    x, weight = given(device, (2, 8, 16, 9, 9), (8, 1, 3, 3, 3))
+    return (
+        [x, weight],
+        lambda: (
+            F.conv3d(x.transpose(1, 2).contiguous().transpose(1, 2), weight, padding=1, groups=8)
+            .transpose(1, 4)
+            .contiguous()
+        ),
+    )
+
+
+@step
+def channels_last_3d(device: str) -> tuple[list[Tensor], Step]:
+    x, weight = given(device, (2, 8, 4, 9, 9), (8, 1, 3, 3, 3))
+    wide = torch.zeros(16, 8, 1, 1, 1, device=device, requires_grad=True)
+
+    def convolve() -> Tensor:
+        y = F.conv3d(x.contiguous(memory_format=torch.channels_last_3d), weight, groups=8)
+        return F.max_pool3d(F.conv3d(y, wide), 2).contiguous()
+
+    return [x, weight, wide], convolve
+
+
+@step
+def pooled_3d(device: str) -> tuple[list[Tensor], Step]:
+    (x,) = given(device, (2, 16, 8, 16, 16))
+    return [x], lambda: F.max_pool3d(x.mT, 2).transpose(1, 4).contiguous()
+
+
+@step
+def pooled_2d(device: str) -> tuple[list[Tensor], Step]:
+    (x,) = given(device, (2, 16, 16, 16))
+    return [x], lambda: F.max_pool2d(x.mT, 2).mT.contiguous()
+
+
+@step
+def masked(device: str) -> tuple[list[Tensor], Step]:
+    x, mask = given(device, (2, 4, 49, 32), (49, 49))
+    return [x, mask], lambda: F.scaled_dot_product_attention(x, x, x, mask)
+
+
+@step
+def moved_to_the_device(device: str) -> tuple[list[Tensor], Step]:
+    (table,) = given(device, (100, 32))
+    return [table], lambda: table[torch.arange(90).to(table.device)] * torch.ones(32).to(table)
+
+
+@step
+def sliced_and_added(device: str) -> tuple[list[Tensor], Step]:
+    x, other = given(device, (4, 8, 20, 16), (4, 8, 19, 15))
+
+    def add() -> Tensor:
+        y = x * 2
+        y[:, :, 1:, 1:] += other
+        return y.transpose(1, 2).reshape(4, -1)
+
+    return [x, other], add
+
+
+@step
+def scaled_part_of_a_view(device: str) -> tuple[list[Tensor], Step]:
+    (x,) = given(device, (24, 64))
+
+    def scale() -> Tensor:
+        y = x.cos()
+        part = y.view(2, 12, 64)[:, 1:].transpose(1, 2)
+        part.mul_(2)
+        return part.sin() + y.view(2, 12, 64)[:, 1:].mT
+
+    return [x], scale
+
+
+@step
+def relu_of_a_view(device: str) -> tuple[list[Tensor], Step]:
+    x, weight = given(device, (8, 12, 16), (64, 16))
+    return [x, weight], lambda: F.linear(x, weight).view(8, 3, 4, 64).relu_().mean(3).cos()
+
+
+@step
+def normed_and_turned(device: str) -> tuple[list[Tensor], Step]:
+    x, weight, bias = given(device, (64, 80, 128), (128,), (128,))
+    return [x, weight, bias], lambda: F.layer_norm(x, (128,), weight, bias).mT.contiguous()
+
+
+def normalised(requests: Iterable[Request]) -> list[Request]:
+    """Blocks given back one after the other are in the order of their sizes, and those at the end
+    are left out: nothing depends on either. Requests for nothing are none."""
+    runs = itertools.groupby((r for r in requests if r.num_bytes), lambda request: request.what)
+    found = [sorted(run) if what == "free" else list(run) for what, run in runs]
+    return list(itertools.chain(*found[: -1 if found[-1][0].what == "free" else None]))
+
+
+def run(name: str, device: str, begin: Callable[[], object] = lambda: None) -> None:
+    """The step of that name, once `begin` is called; what is warm before it was asked for."""
+    trained, forward = STEPS[name](device)
+    gradient = torch.ones_like(forward())
+    begin()
+    found = torch.autograd.grad(forward(), trained, gradient)
+    del found
+
+
+def on_device(name: str) -> list[Request]:
+    """What torch does on the GPU of this process, of blocks that the step itself asked for:
+    autograd's thread gives others back after a backward has returned."""
+    record = torch.cuda.memory._record_memory_history
+    run(name, "cuda")  # libraries are warm
+    run(name, "cuda", lambda: record(context=None))
+    found, own = list[Request](), set[int]()
+    for event in torch.cuda.memory._snapshot()["device_traces"][0]:
+        if event["action"] == "alloc":
+            own.add(event["addr"])
+            found.append(Request("alloc", event["size"]))
+        elif event["action"] == "free_completed" and event["addr"] in own:
+            own.remove(event["addr"])
+            found.append(Request("free", event["size"]))
+    record(enabled=None)
+    return found
+
+
+def main() -> None:
+    print(json.dumps({name: on_device(name) for name in STEPS}))
+    sys.stdout.flush()
+    end()
+
+
+if __name__ == "__main__":
+    main()
