@@ -69,7 +69,7 @@ class InPlaceSums:
         return torch.empty_like(args[0], memory_format=torch.contiguous_format)
 
     def _only_buffered(self, tensor: Tensor) -> bool:
-        return _is_dense(tensor) and _owners(tensor) == self._owners_when_alone
+        return is_dense(tensor) and _owners(tensor) == self._owners_when_alone
 
 
 def _leads_to_copied_slices(node: Any) -> bool:
@@ -82,7 +82,7 @@ def _leads_to_copied_slices(node: Any) -> bool:
     return [f.name() for f in following] == [_COPY_SLICES] and node.name() != _COPY_SLICES
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Whether the elements fill one stretch of memory without overlap, in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
