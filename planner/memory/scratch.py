@@ -288,6 +288,31 @@ def _flash_parts(blocks: int, slots: int, key_blocks: int) -> int:
     return next(parts for parts, fill in fills.items() if fill >= 0.85 * max(fills.values()))
 
 
+# Batch norm over rows of channels (ATen/native/cuda/Normalization.cuh, flexible_launch_configs).
+_BN_THREADS, _BN_TILE, _BN_ROWS, _BN_BLOCKS = 512, 32, 16, (8, 128)
+
+
+def _batch_norm_grid(rows: int, channels: int) -> tuple[int, int]:
+    """(blocks of channels, blocks of rows)."""
+    width = min(_power_below(channels), _BN_TILE)
+    height = min(_power_below(_up(rows, _BN_ROWS)), _BN_THREADS // width)
+    if width * height != _BN_THREADS:
+        width = min(_power_below(channels), _BN_THREADS // height)
+    fewest, most = _BN_BLOCKS
+    blocks = min(_up(rows, height * _BN_ROWS), most)
+    return _up(channels, width), blocks if blocks >= fewest else 1
+
+
+def _batch_norm_parts(_: Processors, rows: int, channels: int, each: int) -> int:
+    blocks = _batch_norm_grid(rows, channels)[1]
+    return 4 * each * channels * blocks if blocks > 1 else 0
+
+
+def _batch_norm_semaphores(_: Processors, rows: int, channels: int) -> int:
+    of_channels, of_rows = _batch_norm_grid(rows, channels)
+    return 4 * of_channels if of_rows > 1 else 0
+
+
 def _bytes(_: Processors, num_bytes: int) -> int:
     return num_bytes
 
@@ -300,6 +325,8 @@ LAWS: dict[str, Callable[..., int]] = {
     "norm_replaced": _norm_replaced,
     "norm_reduction": _of_norm_parts(_reduction),
     "norm_semaphores": _of_norm_parts(_semaphores),
+    "batch_norm_parts": _batch_norm_parts,
+    "batch_norm_semaphores": _batch_norm_semaphores,
     "sort": _sort,
     "many_indices": _of_many(_each),
     "many_sorted": _of_many(_sort),

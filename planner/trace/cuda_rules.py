@@ -7,7 +7,9 @@ the two devices differently before any kernel is chosen, the rules below are CUD
 - autocast: the operations, and their policies, of `torch/include/ATen/autocast_mode.h`;
 - `scaled_dot_product_attention`: the fused kernel that CUDA would pick;
 - `dropout`: the fused kernel with its mask of one byte an element;
-- `softmax(half, dtype=float32)`: converts inside its kernel.
+- `softmax(half, dtype=float32)`: converts inside its kernel;
+- `linear` of what is not contiguous: adds its bias in place, which no dispatch mode is shown;
+- `one_hot`: by a scatter.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.library import Library
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from planner.trace.attention import scaled_dot_product_attention
 from planner.trace.trees import tensors_in
@@ -225,6 +228,8 @@ def _override_composites(library: Library) -> None:
     library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradCPU")
     library.impl("dropout", _dropout, "AutogradCPU")
     library.impl("softmax.int", _softmax, "AutogradCPU")
+    library.impl("linear", _linear, "AutogradCPU")
+    library.impl("one_hot", _one_hot, "AutogradCPU")
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002 (torch's name)
@@ -234,6 +239,25 @@ def _dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002 (tor
         return input * torch.zeros((), dtype=input.dtype)
     output: Tensor = aten.native_dropout(input, p, train)[0]
     return output
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+    """Where one product cannot add the bias (aten/src/ATen/native/Linear.cpp), it is added to the
+    product itself, but out of place to what is like a subclass, as all is under a mode."""
+    is_one = input.dim() == 2 or input.is_contiguous()
+    if bias is None or is_one or is_traceable_wrapper_subclass(bias):
+        output: Tensor = aten.linear.default.decompose(input, weight, bias)
+        return output
+    return torch.matmul(input, weight.t()).add_(bias)
+
+
+def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
+    """Zeros and ones put among them, where fake tensors would be compared (Onehot.cpp)."""
+    if num_classes < 1:
+        output: Tensor = aten.one_hot.default.decompose(self, num_classes)
+        return output
+    zeros = self.new_zeros((*self.shape, num_classes))
+    return zeros.scatter_(-1, self.unsqueeze(-1), 1)
 
 
 def _softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:

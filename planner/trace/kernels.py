@@ -23,8 +23,8 @@ def run_as_on_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if func in _REPLACED:
         return _REPLACED[func](*args, **kwargs)
     result = func(*args, **kwargs)
-    if func is aten.native_layer_norm_backward.default:
-        return (_like_input(result[0], args[1]), *result[1:])
+    if func in _CONTIGUOUS:
+        return (_like_input(result[0], args[_CONTIGUOUS[func]]), *result[1:])
     if func is aten.convolution.default:
         return _in_format(result, *args[:2])
     if func is aten.convolution_backward.default:
@@ -42,6 +42,12 @@ def is_in_place(func: Any) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
+# Whose first result is contiguous on CUDA, and the place of the argument that it is like.
+_CONTIGUOUS: dict[Any, int] = {
+    aten.native_layer_norm_backward.default: 1,
+    aten.native_group_norm.default: 0,
+    aten.native_group_norm_backward.default: 1,
+}
 _DROPOUT = 5  # its place among the arguments of memory-efficient attention
 
 

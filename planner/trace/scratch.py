@@ -12,9 +12,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from planner.step.attention import BLOCK_ROWS, backward_scratch
 from planner.step.reductions import reduction_of
+from planner.trace.attention import HALF
 
 aten = torch.ops.aten
 
@@ -47,12 +49,14 @@ def _held(taker: Taker, law: str, *sizes: int) -> Iterator[None]:
 
 
 @contextmanager
-def _copied(taker: Taker, tensor: Tensor | None, is_needed: bool) -> Iterator[None]:
-    """A copy of a tensor, where one `is_needed`."""
+def _copied(
+    taker: Taker, tensor: Tensor | None, is_needed: bool, itemsize: int = 0
+) -> Iterator[None]:
+    """A copy of a tensor, where one `is_needed`; in its own dtype, or in one of `itemsize`."""
     if tensor is None or not is_needed:
         yield
         return
-    with _held(taker, "bytes", tensor.numel() * tensor.itemsize):
+    with _held(taker, "bytes", tensor.numel() * (itemsize or tensor.itemsize)):
         yield
 
 
@@ -85,7 +89,10 @@ def _follow_sum(place: int | None) -> Follow:
         x: Tensor = args[0]
         dims = args[place] if place is not None and len(args) > place else None
         dims = [dims] if isinstance(dims, int) else dims
-        _reduce(taker, x, dims or range(x.dim()))
+        is_half = x.dtype in HALF and result.dtype == torch.float32
+        is_cast = result.dtype != x.dtype and not is_half  # ReduceOpsUtils.h
+        with _copied(taker, x, is_cast, result.itemsize):
+            _reduce(taker, x, dims or range(x.dim()))
 
     return follow
 
@@ -115,12 +122,14 @@ def _follow_layer_norm_backward(taker: Taker, args: tuple[Any, ...], result: Any
                 taker.gave_back(part)
 
 
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def _is_channels_last(x: Tensor) -> bool:
-    last = _CHANNELS_LAST.get(x.dim())
-    return last is not None and not x.is_contiguous() and _in_order(x, last)
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one stretch of memory without overlap, in any order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _in_order(x: Tensor, memory_format: torch.memory_format) -> bool:
@@ -139,6 +148,10 @@ def _follow_convolution(taker: Taker, args: tuple[Any, ...], result: Any) -> Non
 
 
 def _follow_convolution_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """cuDNN is given copies of what is not in its format: the input for the weight's gradient
+    (ATen/native/Convolution.cpp); the gradient once where its strides suggest another format, or
+    where the convolution is transposed, else for either result (ATen/native/cudnn/ConvShared.cpp).
+    """
     grad, x, weight = args[:3]
     if _is_depthwise_3d(args[1:]):
         for tensor in result[:2]:
@@ -147,11 +160,25 @@ def _follow_convolution_backward(taker: Taker, args: tuple[Any, ...], result: An
             _make_bias_gradient(taker, grad, result[2])
         return
     wanted = format_of(x, weight)
-    with _copied(taker, grad, not _in_order(grad, wanted)):
-        for place in (0, 1):
-            if result[place] is not None:
+    is_in_order, is_transposed = _in_order(grad, wanted), args[7]
+    is_other = suggest_memory_format(grad) != wanted or (is_transposed and not is_in_order)
+    is_apart = not is_other and not is_in_order
+    with (
+        _copied(taker, x, result[1] is not None and not _in_order(x, wanted)),
+        _copied(taker, grad, is_other),
+    ):
+        for place in (1, 0) if _is_by_torch(x, weight, args[9], wanted) else (0, 1):
+            if result[place] is None:
+                continue
+            with _copied(taker, grad, is_apart and place == 1):
                 taker.made(result[place])
                 taker.tried_convolution(place, *_key(args[:3]), str(args[4:]))
+            if place == 0:
+                with (
+                    _copied(taker, weight, not _in_order(weight, wanted)),
+                    _copied(taker, grad, is_apart),
+                ):
+                    pass
     _make_bias_gradient(taker, grad, result[2])
 
 
@@ -170,8 +197,86 @@ def _is_depthwise_3d(args: tuple[Any, ...]) -> bool:
 
 def format_of(x: Tensor, weight: Tensor) -> torch.memory_format:
     """That in which cuDNN is given tensors (`cudnn_conv_suggest_memory_format`)."""
-    last = _is_channels_last(x) or _is_channels_last(weight)
-    return _CHANNELS_LAST[x.dim()] if last else torch.contiguous_format
+    found: torch.memory_format = suggest_memory_format(x)
+    return suggest_memory_format(weight) if found == torch.contiguous_format else found
+
+
+def _sums_rows(x: Tensor) -> bool:
+    """Whether torch normalizes, and not cuDNN (Normalization.cpp), channels that are next to each
+    other (batch_norm_use_channels_last_kernels)."""
+    if x.dtype != torch.bfloat16 and x.dim() > 2:
+        return False
+    last = (torch.channels_last, torch.channels_last_3d)
+    return (x.is_contiguous() and x.stride(1) == 1) or any(
+        x.dim() == dims and _in_order(x, form) for dims, form in zip((4, 5), last, strict=True)
+    )
+
+
+def _sum_rows(taker: Taker, x: Tensor, each: int) -> None:
+    sizes = (x.numel() // x.shape[1], x.shape[1])
+    with (
+        _held(taker, "batch_norm_parts", *sizes, each),
+        _held(taker, "batch_norm_semaphores", *sizes),
+    ):
+        pass
+
+
+def _follow_batch_norm(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    for tensor in result:
+        taker.made(tensor)
+    if args[5] and _sums_rows(args[0]):
+        _sum_rows(taker, args[0], 4)
+
+
+def _follow_batch_norm_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """Two sums a channel, and what they are added up in, where channels are next to each other
+    (ATen/native/cuda/Normalization.cuh)."""
+    x: Tensor = args[1]
+    if not args[7] or not _sums_rows(x):
+        for tensor in result:
+            taker.made(tensor)
+        return
+    with _held(taker, "bytes", 4 * x.shape[1]), _held(taker, "bytes", 4 * x.shape[1]):
+        for tensor in result[1:]:
+            taker.made(tensor)
+        _sum_rows(taker, x, 2)
+        taker.made(result[0])
+
+
+def _follow_group_norm(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """A factor and a summand for each channel of an image (cuda/group_norm_kernel.cu)."""
+    x, weight, _, images, channels, pixels = args[:6]
+    for tensor in result:
+        taker.made(tensor)
+    num_bytes = 4 * images * channels
+    with _copied(taker, x, not x.is_contiguous()):
+        if pixels > 1 and weight is not None:
+            with _held(taker, "bytes", num_bytes), _held(taker, "bytes", num_bytes):
+                pass
+
+
+def _follow_group_norm_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """Sums for each channel of an image, and factors for each and for each group of them."""
+    (grad, x), (images, channels, pixels, groups) = args[:2], args[5:9]
+    with (
+        _copied(taker, grad, not grad.is_contiguous()),
+        _copied(taker, x, not x.is_contiguous()),
+    ):
+        for tensor in result:
+            taker.made(tensor)
+        if pixels == 1:
+            return
+        sizes = [channels, channels, groups, groups, channels]
+        held = [taker.took("bytes", (4 * images * size,)) for size in sizes]
+        for number in reversed(held):
+            taker.gave_back(number)
+
+
+def _is_by_torch(x: Tensor, weight: Tensor, groups: int, wanted: torch.memory_format) -> bool:
+    """torch has a kernel of its own for depthwise convolutions, which makes the weight's gradient
+    first (`use_cudnn_depthwise`; in fp16 cuDNN may take some of them)."""
+    is_depthwise = 1 < groups == x.shape[1] and x.dim() == 4 and weight.shape[1] == 1
+    return is_depthwise and wanted == torch.contiguous_format and x.dtype != torch.float16
 
 
 def _key(tensors: Sequence[Tensor]) -> tuple[object, ...]:
@@ -261,9 +366,12 @@ def _follow_index_put(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
 
 
 def _follow_softmax_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
-    """The product of gradient and result (cuda/SoftMax.cu)."""
+    """The product of gradient and result, which has the gradient's order of dimensions, and a copy
+    of it where this is another (cuda/SoftMax.cu)."""
+    grad: Tensor = args[0]
     taker.made(result)
-    with _copied(taker, args[1], True):
+    is_other = not grad.is_contiguous() and is_dense(grad)
+    with _copied(taker, args[1], True), _copied(taker, args[1], is_other):
         pass
 
 
@@ -296,12 +404,14 @@ def _flash_width(channels: int) -> int:
 
 def _follow_flash(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     """Where few blocks of queries leave processors idle, keys are split (mha_fwd): each part has
-    sums and results of its own, in fp32."""
+    sums and results of its own, in fp32, before seed and offset."""
     query, key, dropout = args[0], args[1], args[3] if len(args) > 3 else 0.0
-    for tensor in result:
-        if isinstance(tensor, Tensor) and tensor.device == query.device:
-            taker.made(tensor)
+    for tensor in result[:2]:
+        taker.made(tensor)
+    random = [t for t in result[2:] if isinstance(t, Tensor) and t.device == query.device]
     if dropout:
+        for tensor in random:
+            taker.made(tensor)
         with _held(taker, "bytes", _RANDOM_STATE):
             return
     batch, heads, rows, channels = query.shape
@@ -310,7 +420,8 @@ def _follow_flash(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
         _held(taker, "flash_split", *sizes, 1),
         _held(taker, "flash_split", *sizes, _flash_width(channels)),
     ):
-        pass
+        for tensor in random:
+            taker.made(tensor)
 
 
 def _follow_flash_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
@@ -390,6 +501,10 @@ FOLLOWED: dict[Any, Follow] = {
     aten.linalg_vector_norm.default: _follow_sum(2),
     aten.native_layer_norm.default: _follow_layer_norm,
     aten.native_layer_norm_backward.default: _follow_layer_norm_backward,
+    aten.native_batch_norm.default: _follow_batch_norm,
+    aten.native_batch_norm_backward.default: _follow_batch_norm_backward,
+    aten.native_group_norm.default: _follow_group_norm,
+    aten.native_group_norm_backward.default: _follow_group_norm_backward,
     aten.convolution.default: _follow_convolution,
     aten.convolution_backward.default: _follow_convolution_backward,
     aten._softmax_backward_data.default: _follow_softmax_backward,

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.trace.kernels import is_in_place
+from planner.trace.scratch import is_dense
 
 GradientSums = Literal["out_of_place", "in_place"]
 
@@ -112,7 +113,7 @@ class InPlaceSums:
         return self._rewritten.get(last._sequence_nr()) == shape
 
     def _only_buffered(self, tensor: Tensor) -> bool:
-        return _is_dense(tensor) and _owners(tensor) == self._owners_when_alone
+        return is_dense(tensor) and _owners(tensor) == self._owners_when_alone
 
 
 def _behind(node: Any) -> list[Any]:
@@ -127,16 +128,6 @@ def _kind(node: Any) -> str:
     """`Slice` of `SliceBackward0`."""
     name: str = node.name()
     return name.split("Backward")[0]
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether the elements fill one stretch of memory without overlap, in any order."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _owners(tensor: Tensor) -> tuple[int, int]:

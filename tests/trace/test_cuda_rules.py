@@ -231,3 +231,23 @@ def test_statistics_of_batch_norm_are_fp32_on_cuda() -> None:
         Normed, TINY_IMAGES, TrainSetting(batch_size=8, precision="bf16"), num_steps=1
     )
     assert attention_events(trace, "native_batch_norm.default") == [8 * 64 * 2, 64 * 4, 64 * 4]
+
+
+class Strided(nn.Module):
+    """Linear layers over tokens [B, 2, C], of which the first are a view with gaps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.head = nn.Linear(48, 32), nn.Linear(16, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.lift(images.flatten(1)).unflatten(1, (2, 16))
+        logits: Tensor = self.head(tokens[:, :1]).squeeze(1)
+        return logits
+
+
+def test_a_bias_is_added_in_place_to_what_is_not_contiguous() -> None:
+    setting = TrainSetting(batch_size=4, precision="bf16")
+    found = labels(trace_training(Strided, TINY_IMAGES, setting))
+    assert "aten.add.Tensor" not in found
+    assert "aten.mm.default" in found

@@ -73,7 +73,7 @@ def build(model: NamedModel, attention: Attention) -> nn.Module:
     Raises UnsupportedError for sdpa where the class has none.
     """
     changes = {
-        "image_size": _side(model.image_size),
+        "image_size": model.image_size,
         "num_channels": model.in_channels,
         "num_labels": model.num_classes,
         "num_frames": model.num_frames,
@@ -90,8 +90,10 @@ def build(model: NamedModel, attention: Attention) -> nn.Module:
     return module
 
 
-def _side(size: tuple[int, int] | None) -> int | tuple[int, int] | None:
-    return size[0] if size is not None and size[0] == size[1] else size
+def _as_written(value: Any, before: object) -> Any:
+    """A square image by its side, but where the configuration has both."""
+    is_square = isinstance(value, tuple) and value[0] == value[1]
+    return value[0] if is_square and not isinstance(before, list | tuple) else value
 
 
 def _class_and_config(name: str, changes: dict[str, Any]) -> tuple[Any, Any]:
@@ -102,7 +104,7 @@ def _class_and_config(name: str, changes: dict[str, Any]) -> tuple[Any, Any]:
     config = kind.config_class.from_dict(fields)
     for field, value in changes.items():
         if value is not None and (field == "num_labels" or hasattr(config, field)):
-            setattr(config, field, value)
+            setattr(config, field, _as_written(value, getattr(config, field, None)))
     return kind, config
 
 
