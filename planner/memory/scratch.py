@@ -172,6 +172,31 @@ def _sort(device: Processors, keys: int, rows: int) -> int:
     return _SORT_UNIT - 1 + sum(_up(part, _SORT_UNIT) * _SORT_UNIT for part in parts)
 
 
+# Batch norm of what is channels-last, by torch's own kernel (cuda/Normalization.cuh,
+# flexible_launch_configs): blocks of 512 threads sum rows, 16 a thread, 128 blocks at most, and
+# fewer than 8 are one.
+_MAX_ROW_BLOCKS, _MIN_ROW_BLOCKS, _UNROLLED, _ROWS_PER_THREAD = 128, 8, 4, 16
+
+
+def _batch_norm_blocks(rows: int, channels: int) -> tuple[int, int]:
+    """Blocks along the channels, and along the rows."""
+    width = min(_power_below(channels), _WARP)
+    height = min(_power_below(_up(rows, _UNROLLED)), _MAX_THREADS // width)
+    width = min(_power_below(channels), _MAX_THREADS // height)
+    blocks = min(_up(rows, height * _ROWS_PER_THREAD), _MAX_ROW_BLOCKS)
+    return _up(channels, width), blocks if blocks >= _MIN_ROW_BLOCKS else 1
+
+
+def _batch_norm_parts(_: Processors, rows: int, channels: int, num_sums: int) -> int:
+    blocks = _batch_norm_blocks(rows, channels)[1]
+    return 4 * num_sums * channels * blocks if blocks > 1 else 0
+
+
+def _batch_norm_semaphores(_: Processors, rows: int, channels: int) -> int:
+    across, blocks = _batch_norm_blocks(rows, channels)
+    return 4 * across if blocks > 1 else 0
+
+
 # The gradient of an embedding (cuda/Embedding.cu, EmbeddingBackwardKernel.cu): above so many
 # indices these are sorted, and rows of one index are summed by tens. CUB keeps 16 bytes for each
 # tile that it scans, and of 32 more, and 256; its tiles of "unique by key" differ with the
@@ -299,6 +324,8 @@ LAWS: dict[str, Callable[..., int]] = {
     "norm_replaced": _norm_replaced,
     "norm_reduction": _of_norm_parts(_reduction),
     "norm_semaphores": _of_norm_parts(_semaphores),
+    "batch_norm_parts": _batch_norm_parts,
+    "batch_norm_semaphores": _batch_norm_semaphores,
     "sort": _sort,
     "many_indices": _of_many(_each),
     "many_sorted": _of_many(_sort),

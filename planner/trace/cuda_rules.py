@@ -225,6 +225,16 @@ def _override_composites(library: Library) -> None:
     library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradCPU")
     library.impl("dropout", _dropout, "AutogradCPU")
     library.impl("softmax.int", _softmax, "AutogradCPU")
+    library.impl("linear", _linear, "AutogradCPU")
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+    """The bias is added in place to a product of what is not contiguous (ATen/native/Linear.cpp),
+    which the composite does not do with fake tensors."""
+    if bias is None or input.dim() < 3 or input.is_contiguous():
+        output: Tensor = aten.linear.default.decompose(input, weight, bias)
+        return output
+    return torch.matmul(input, weight.t()).add_(bias)
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002 (torch's name)

@@ -7,7 +7,7 @@ in order: results noted as they come to life, scratch taken and given back betwe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -85,7 +85,10 @@ def _follow_sum(place: int | None) -> Follow:
         x: Tensor = args[0]
         dims = args[place] if place is not None and len(args) > place else None
         dims = [dims] if isinstance(dims, int) else dims
-        _reduce(taker, x, dims or range(x.dim()))
+        is_cast = x.dtype != result.dtype and not x.dtype.is_floating_point
+        cast = _held(taker, "bytes", x.numel() * result.itemsize) if is_cast else nullcontext()
+        with cast:
+            _reduce(taker, x, dims or range(x.dim()))
 
     return follow
 
@@ -113,6 +116,41 @@ def _follow_layer_norm_backward(taker: Taker, args: tuple[Any, ...], result: Any
                     _take_sums(taker, "norm_", sizes)
             for part in reversed(parts):
                 taker.gave_back(part)
+
+
+def _follow_batch_norm(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    for tensor in result:
+        taker.made(tensor)
+    x, is_training = args[0], args[5]
+    if is_training and _is_normed_by_torch(x):
+        _take_batch_sums(taker, x, 4)
+
+
+def _follow_batch_norm_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """Two sums of each channel come first, by torch's own kernel (cuda/Normalization.cuh)."""
+    grad, x, is_training = *args[:2], args[7]
+    if not (is_training and _is_normed_by_torch(x) and _is_channels_last(grad)):
+        for tensor in result:
+            taker.made(tensor)
+        return
+    sums = 4 * x.shape[1]
+    with _held(taker, "bytes", sums), _held(taker, "bytes", sums):
+        for tensor in result[1:]:
+            taker.made(tensor)
+        _take_batch_sums(taker, x, 2)
+        taker.made(result[0])
+
+
+def _is_normed_by_torch(x: Tensor) -> bool:
+    """And not by cuDNN, with a kernel for what is channels-last (`_select_batch_norm_backend`)."""
+    return x.dtype == torch.bfloat16 and _is_channels_last(x)
+
+
+def _take_batch_sums(taker: Taker, x: Tensor, num_sums: int) -> None:
+    sizes = (x.numel() // x.shape[1], x.shape[1])
+    parts = _held(taker, "batch_norm_parts", *sizes, num_sums)
+    with parts, _held(taker, "batch_norm_semaphores", *sizes):
+        pass
 
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -298,19 +336,18 @@ def _follow_flash(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     """Where few blocks of queries leave processors idle, keys are split (mha_fwd): each part has
     sums and results of its own, in fp32."""
     query, key, dropout = args[0], args[1], args[3] if len(args) > 3 else 0.0
-    for tensor in result:
-        if isinstance(tensor, Tensor) and tensor.device == query.device:
-            taker.made(tensor)
-    if dropout:
-        with _held(taker, "bytes", _RANDOM_STATE):
-            return
+    made = [t for t in result if isinstance(t, Tensor) and t.device == query.device]
+    for tensor in made[:2]:
+        taker.made(tensor)
     batch, heads, rows, channels = query.shape
     sizes = (batch * heads, rows, key.shape[2], channels)
-    with (
-        _held(taker, "flash_split", *sizes, 1),
-        _held(taker, "flash_split", *sizes, _flash_width(channels)),
-    ):
-        pass
+    with ExitStack() as stack:
+        for each in () if dropout else (1, _flash_width(channels)):
+            stack.enter_context(_held(taker, "flash_split", *sizes, each))
+        for tensor in made[2:]:  # seed and offset
+            taker.made(tensor)
+        if dropout:
+            stack.enter_context(_held(taker, "bytes", _RANDOM_STATE))
 
 
 def _follow_flash_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
@@ -376,6 +413,8 @@ FOLLOWED: dict[Any, Follow] = {
     aten._scaled_dot_product_flash_attention.default: _follow_flash,
     aten._scaled_dot_product_flash_attention_backward.default: _follow_flash_backward,
     aten._safe_softmax.default: _follow_safe_softmax,
+    aten.native_batch_norm.default: _follow_batch_norm,
+    aten.native_batch_norm_backward.default: _follow_batch_norm_backward,
     aten.native_dropout.default: _follow_dropout,
     aten.embedding.default: _follow_embedding,
     aten.embedding_dense_backward.default: _follow_embedding_backward,
