@@ -156,12 +156,6 @@ def masked(device: str) -> tuple[list[Tensor], Step]:
 
 
 @step
-def moved_to_the_device(device: str) -> tuple[list[Tensor], Step]:
-    (table,) = given(device, (100, 32))
-    return [table], lambda: table[torch.arange(90).to(table.device)] * torch.ones(32).to(table)
-
-
-@step
 def sliced_and_added(device: str) -> tuple[list[Tensor], Step]:
     x, other = given(device, (4, 8, 20, 16), (4, 8, 19, 15))
 
