@@ -28,7 +28,7 @@ from planner.step.strides import (
     elementwise_strides,
     preserved_strides,
 )
-from planner.step.tensor import Tensor, empty
+from planner.step.tensor import DTYPE_BYTES, FLOATING, Tensor, empty, take_bytes
 
 _LINEAR_IS_NO_VIEW = (2, 15)  # 2.14.1 still rewrites a view: the nodes of both on a CPU, 2026-11-23
 _RANK = {"bool": 0, "uint8": 1, "int32": 2, "int64": 3, "bfloat16": 4, "float16": 4,
@@ -341,7 +341,11 @@ def reduce_sum(
     kept = tuple(1 if i in where else s for i, s in enumerate(x.shape))
     shape = kept if keepdim else tuple(s for i, s in enumerate(x.shape) if i not in where)
     y = empty(x.storage.device, shape, dtype or x.dtype, label)
+    # Integers and booleans are added up as a copy in the result's dtype.
+    is_cast = x.dtype not in FLOATING and x.dtype != y.dtype
+    cast = take_bytes(y.device, x.numel * DTYPE_BYTES[y.dtype], label) if is_cast else None
     take_reduction(x, where, label)
+    del cast
     x.storage.device.compute(label, "reduction", x.dtype, x.numel, x.num_bytes + y.num_bytes)
     return y
 

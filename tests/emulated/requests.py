@@ -103,15 +103,56 @@ def pooled_2d(device: str) -> tuple[list[Tensor], Step]:
 
 
 @step
-def masked(device: str) -> tuple[list[Tensor], Step]:
-    x, mask = given(device, (2, 4, 49, 32), (49, 49))
-    return [x, mask], lambda: F.scaled_dot_product_attention(x, x, x, mask)
+def linear_of_turned_rows(device: str) -> tuple[list[Tensor], Step]:
+    x, weight, bias = given(device, (4, 16, 20), (24, 16), (24,))
+    return [x, weight, bias], lambda: F.linear(x.mT, weight, bias).sin()
 
 
 @step
-def moved_to_the_device(device: str) -> tuple[list[Tensor], Step]:
-    (table,) = given(device, (100, 32))
-    return [table], lambda: table[torch.arange(90).to(table.device)] * torch.ones(32).to(table)
+def linear_of_turned_planes(device: str) -> tuple[list[Tensor], Step]:
+    x, weight, bias = given(device, (4, 16, 5, 6), (24, 16), (24,))
+    return [x, weight, bias], lambda: F.linear(x.permute(0, 2, 3, 1), weight, bias).sin()
+
+
+@step
+def batch_norm_of_turned_rows(device: str) -> tuple[list[Tensor], Step]:
+    x, weight, bias = given(device, (4, 196, 128), (128,), (128,))
+
+    def norm() -> Tensor:
+        planes = x.bfloat16().mT.reshape(4, 128, 14, 14)
+        return F.batch_norm(planes, None, None, weight, bias, True).flatten(2).mT.contiguous()
+
+    return [x, weight, bias], norm
+
+
+@step
+def batch_norm_of_many_rows(device: str) -> tuple[list[Tensor], Step]:
+    x, weight, bias = given(device, (16, 64, 56, 56), (64,), (64,))
+    last = torch.channels_last
+
+    def norm() -> Tensor:
+        planes = x.bfloat16().contiguous(memory_format=last)
+        return F.batch_norm(planes, None, None, weight, bias, True).relu()
+
+    return [x, weight, bias], norm
+
+
+@step
+def sum_of_a_comparison(device: str) -> tuple[list[Tensor], Step]:
+    (x,) = given(device, (4, 9, 128))
+    return [x], lambda: x.amax(1)
+
+
+@step
+def flash_of_few_queries(device: str) -> tuple[list[Tensor], Step]:
+    x = torch.zeros(1, 2, 1024, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+    return [x], lambda: F.scaled_dot_product_attention(x[:, :, :64], x, x)
+
+
+@step
+def masked(device: str) -> tuple[list[Tensor], Step]:
+    x, mask = given(device, (2, 4, 49, 32), (49, 49))
+    return [x, mask], lambda: F.scaled_dot_product_attention(x, x, x, mask)
 
 
 @step

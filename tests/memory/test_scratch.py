@@ -181,3 +181,22 @@ def test_many_embeddings(
     laws = {"many_sorted": (rows + 1,), "many_unique": (), "many_scanned": (rows,)}
     found = [scratch_bytes(device, law, (indices, *more)) for law, more in laws.items()]
     assert tuple(found) == expected
+
+
+# `F.batch_norm` of bf16 in channels_last: (images, channels, side), what forward and backward hold
+# of sums, and the semaphores. 64 images of 56 x 56: 128 blocks; 4 B * 4 * 64 * 128 = 131,072.
+@pytest.mark.parametrize(
+    ("images", "channels", "side", "expected"),
+    [
+        (4, 128, 14, (0, 0, 0)),
+        (64, 64, 56, (131_072, 65_536, 8)),
+        (64, 2048, 7, (425_984, 212_992, 256)),
+        (1, 16, 112, (6400, 3200, 4)),
+    ],
+)
+def test_batch_norm_in_channels_last(
+    images: int, channels: int, side: int, expected: tuple[int, ...]
+) -> None:
+    sizes = (images * side * side, channels)
+    found = [scratch_bytes(A100, "batch_norm_parts", (*sizes, num_sums)) for num_sums in (4, 2)]
+    assert (*found, scratch_bytes(A100, "batch_norm_semaphores", sizes)) == expected
