@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import signal
 import weakref
+from typing import Any
 
 import pytest
 
@@ -133,7 +134,7 @@ def test_an_interrupt_ends_a_trace_wherever_it_comes() -> None:
     """Also where Python swallows what is raised: as a tensor dies."""
 
     class Interrupted(Classifier):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Any) -> Any:
             dies = x + 1
             weakref.finalize(dies, signal.raise_signal, signal.SIGINT)
             del dies
