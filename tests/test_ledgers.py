@@ -20,6 +20,7 @@ from planner.estimation.ledgers import record_ledgers, step_ledger
 from planner.ledger import cache as ledger_cache
 from planner.ledger.affine import in_canonical_order
 from planner.ledger.ledger import Ledger
+from planner.trace import process
 from planner.trace.kept_step import TracedStep, _held_step, retrace, traced_step
 from tests.covering import covering
 from tests.traced_models import CLASSES, IMAGE
@@ -192,6 +193,28 @@ def test_another_process_makes_all_traces_where_torch_is_not_imported(cache: Pat
     assert second.stdout.splitlines() == ["['NoneType', 'NoneType']", lengths, "[]"]
     assert second.stderr == ""
     assert len(list(cache.iterdir())) == 3  # one affine; one that is not, and its batch
+
+
+def test_several_tracers_answer_each_for_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    make = process._Tracer.__init__
+
+    def noted(tracer: process._Tracer, waiting: process.Missing, said: Any) -> None:
+        asked.append([step.model.title.partition(":")[2] for step, _ in waiting])
+        make(tracer, waiting, said)
+
+    monkeypatch.setattr(process._Tracer, "__init__", noted)
+    monkeypatch.setattr(process, "usable_cores", lambda: 8)
+    names = ("Small", "Wrong", "Convolutional", "Small", "Normalized")
+    requests = [(model_of(name), setting(batch_size=5 + n)) for n, name in enumerate(names)]
+    errors = record_ledgers(requests, limit_seconds=600)
+    assert asked == [["Small", "Small", "Convolutional"], ["Wrong", "Normalized"]]
+    assert [type(error) for error in errors] == [
+        type(None), ContractError, type(None), type(None), type(None),
+    ]  # fmt: skip
+    monkeypatch.setattr(TracedStep, "record", None)  # no other trace
+    for request in (requests[0], *requests[2:]):
+        assert_as_traced(*request)
 
 
 DIES = """

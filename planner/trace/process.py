@@ -76,8 +76,9 @@ def trace_elsewhere(
     finally:
         for tracer in tracers:
             tracer.process.kill()
+            tracer.process.wait()
     for tracer in tracers:
-        ended = f"ended with status {tracer.process.wait()}"
+        ended = f"ended with status {tracer.process.returncode}"
         if tracer in running:
             ended = f"was not done after {limit_seconds:.0f} s, and was ended"
         for step, batch in tracer.waiting:

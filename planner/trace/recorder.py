@@ -87,6 +87,7 @@ class Recorder(TorchDispatchMode):
         self._label = ""  # what is made under `labelled` is called, and it counts as no operation
         self.num_collectives = 0
         self.is_paused = False  # what runs now is no part of the step
+        self.is_interrupted = False  # it ends at the next operation
         self.stream = ""  # that storages are allocated on: "" is the one that computes
         # Told of an operation that hands a collective over, by its name and arguments, and of one
         # that waits for the last.
@@ -112,6 +113,8 @@ class Recorder(TorchDispatchMode):
             return self._device_of(args[0])
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # it runs operations on the tensors that it wraps: those count
+        if self.is_interrupted:
+            raise KeyboardInterrupt
         kwargs = kwargs or {}
         if self.is_paused:
             return func(*args, **kwargs)

@@ -2,6 +2,10 @@
 
     python -m tests.benchmarks.estimate_speed          measure (two minutes)
     python -m tests.benchmarks.estimate_speed --show   the newest results
+    python -m tests.benchmarks.estimate_speed --against FOLDER
+
+The last runs whole commands from an empty cache, in turn here and in another checkout: how long
+each takes there for a second here, and how many steps it traces. Writes nothing.
 
 Processor seconds, so that other work on the machine counts little; each estimate is of another
 batch, so that nothing is answered from a memory of the same question. Beside it: a thousand
@@ -17,9 +21,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tabulate import tabulate
@@ -37,6 +48,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "timm:swin_large_patch4_window7_224", {"checkpointing": "blocks"},
     ),
 }  # fmt: skip
+COMMANDS = (
+    "estimate timm:vit_base_patch16_224 --gpu a100-sxm-80gb --batch-size 128 --precision bf16",
+    "estimate timm:resnet50 --gpu a100-sxm-80gb --batch-size 64",
+    "estimate native:swin_tiny --gpu rtx-3090 --batch-size 64",
+    "advise native:swin_base --gpu rtx-3060-12gb --batch-size 256",
+    "advise timm:vit_base_patch16_224 --gpu a100-sxm-80gb --batch-size 128",
+)
+TURNS = 3
 BATCHES = range(8, 248, 8)
 GPU = "h100-sxm-80gb"
 # 1000 settings of one model: 10 arms of 100 batches.
@@ -122,6 +141,36 @@ def _time_trace(model: str, of_setting: dict[str, Any]) -> float:
     return round(seconds, 1)
 
 
+def compare(other: Path) -> None:
+    """Processor seconds of COMMANDS and of the processes that they start: the least of TURNS."""
+    for command in COMMANDS:
+        here, there = [], []
+        for _ in range(TURNS):
+            there.append(_run(command, other))
+            here.append(_run(command, Path(__file__).parents[2]))
+        (seconds, num_steps), (before, num_before) = min(here), min(there)
+        print(
+            f"{before / seconds:.2f} times as long there, {before:.1f} for {seconds:.1f} s; "
+            f"{num_before} steps traced there, {num_steps} here: planner {command}",
+            flush=True,
+        )
+
+
+def _run(command: str, checkout: Path) -> tuple[float, int]:
+    """Processor seconds, and how many steps were traced."""
+    before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    with TemporaryDirectory() as cache:
+        known = {**os.environ, "PYTHONPATH": str(checkout), "PLANNER_CACHE_DIR": cache}
+        subprocess.run(
+            [sys.executable, "-m", "planner", *command.split()],
+            cwd=checkout, env=known, capture_output=True, check=False,
+        )  # fmt: skip
+        kept = [p.read_bytes().split(b"\n", 2)[1] for p in Path(cache).rglob("*.ledger")]
+    steps = [json.loads(key) for key in kept]
+    after = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    return after - before, sum("setting" in key for key in steps)
+
+
 def _milliseconds(work: Callable[[], object]) -> float:
     start = time.process_time()
     work()
@@ -158,7 +207,11 @@ def table(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--show", action="store_true", help="print the newest results")
+    parser.add_argument("--against", type=Path, help="compare whole commands with a checkout")
     options = parser.parse_args()
+    if options.against:
+        compare(options.against.resolve())
+        return
     if not options.show:
         print(write_results("estimate_speed", PACKAGES, measure()))
     print(table(latest_results("estimate_speed")))

@@ -213,3 +213,25 @@ def test_real_probes_are_shown_and_nothing_is_forked_beside_the_thread(tmp_path:
         assert terminal.wait() == 0
         terminal.assert_whole()
         assert b"FORKED" not in terminal.raw
+
+
+def test_a_trace_shows_how_long_it_takes_and_ends_at_once(tmp_path: Path) -> None:
+    """On a terminal. Ctrl-C ends the process that traces too, without a traceback."""
+    made = "import os, pathlib, time\n\n\ndef build():\n"
+    made += "    pathlib.Path('tracer').write_text(str(os.getpid()))\n    time.sleep(600)\n"
+    (tmp_path / "waiting.py").write_text(made)
+    code = f"import os; os.chdir({str(tmp_path)!r}); from planner.cli import main; "
+    code += "raise SystemExit(main(['estimate', 'waiting:build']))"
+    with Terminal([sys.executable, "-c", code]) as terminal:
+        terminal.await_seen(lambda: bool(re.search(r"^[3-9] s$", terminal.text(), re.MULTILINE)))
+        terminal.await_seen((tmp_path / "tracer").exists)
+        tracer = int((tmp_path / "tracer").read_text())
+        terminal.press(b"\x03")
+        assert terminal.wait() == 130
+        said = [line for line in terminal.lines() if line]
+        assert said[0].startswith("Tracing waiting:build on fake tensors")
+        assert said[-1] == "Error: interrupted."
+        assert "Traceback" not in terminal.text()
+        terminal.assert_whole()
+    with pytest.raises(ProcessLookupError):
+        os.kill(tracer, 0)

@@ -6,6 +6,9 @@ Legend: B batch; sizes in bytes, each request rounded to 512.
 from __future__ import annotations
 
 import gc
+import signal
+import weakref
+from typing import Any
 
 import pytest
 
@@ -125,6 +128,21 @@ def test_reference_counts_free_everything() -> None:
         gc.enable()
     assert len(after) == len(before)
     assert trace.events
+
+
+def test_an_interrupt_ends_a_trace_wherever_it_comes() -> None:
+    """Also where Python swallows what is raised: as a tensor dies."""
+
+    class Interrupted(Classifier):
+        def forward(self, x: Any) -> Any:
+            dies = x + 1
+            weakref.finalize(dies, signal.raise_signal, signal.SIGINT)
+            del dies
+            return super().forward(x)
+
+    with pytest.raises(KeyboardInterrupt):
+        trace_training(Interrupted, TINY_IMAGES, TrainSetting(batch_size=2))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_tied_weight_is_counted_once() -> None:
