@@ -244,8 +244,8 @@ def _dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002 (tor
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
     """Where one product cannot add the bias (aten/src/ATen/native/Linear.cpp), it is added to the
     product itself, but out of place to what is like a subclass, as all is under a mode."""
-    is_one = bias is None or input.dim() == 2 or input.is_contiguous()
-    if is_one or is_traceable_wrapper_subclass(bias):
+    is_one = input.dim() == 2 or input.is_contiguous()
+    if bias is None or is_one or is_traceable_wrapper_subclass(bias):
         output: Tensor = aten.linear.default.decompose(input, weight, bias)
         return output
     return torch.matmul(input, weight.t()).add_(bias)
