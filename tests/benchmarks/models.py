@@ -1,10 +1,11 @@
 """Models that are traced, beside torch's own CUDA code: what steps of them take on an emulated GPU.
 
-    python -m tests.benchmarks.models                 all models below, bf16 and fp32
-    python -m tests.benchmarks.models timm:resnet18 … these, with --precision and --attention
+    python -m tests.benchmarks.models                 all that tests/truth/models/models.yaml names
+    python -m tests.benchmarks.models timm:resnet18 … these, in bf16 and fp32
     python -m tests.benchmarks.models --kept          nothing runs: what tests/truth/models keeps
+    python -m tests.benchmarks.models --sample 12     so many of the list, by a fixed seed
 
-Each step is `planner validate` on an emulated machine; what was recorded is not run again. It needs
+Each step is a short probe on an emulated machine; what was recorded is not run again. It needs
 torch's CUDA build and a C compiler. A model is equal where both peaks are those of the device to
 within the rounding of an allocation, refused where the planner says why, else wrong.
 """
@@ -12,43 +13,38 @@ within the rounding of an allocation, refused where the planner says why, else w
 from __future__ import annotations
 
 import argparse
+import importlib
+import random
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tabulate import tabulate
 
 from planner.core.errors import PlannerError
-from planner.core.schema import MeasurementRecord
+from planner.core.schema import FactoryModel, MeasurementRecord
 from planner.core.torch_version import torch_version
 from planner.estimation.estimate import estimate
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
-from search.loop.study.records import read_records
+from search.loop.study.records import append_records, read_records
+from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.runner import run_probe
+from search.probe.protocol import ProbeRequest
+from search.tuning.validation.matrix import Group, Row, expand, read_matrix
+from search.tuning.validation.run import remaining_rows
 
 TRUTH = Path(__file__).parents[1] / "truth" / "models"
-CARD, BATCH_SIZE = "a100-sxm-80gb", 4
+LISTED = TRUTH / "models.yaml"
+CARD, BATCH_SIZE, SEED = "a100-sxm-80gb", 4, 0
+WHATS = ("equal", "refused", "wrong")
 EQUAL = 0.001  # a share of the peak: requests of less than 512 B are rounded in other places
-MODELS = (
-    "timm:vit_tiny_patch16_224", "timm:deit3_small_patch16_224", "timm:beit_base_patch16_224",
-    "timm:eva02_tiny_patch14_224", "timm:convnext_atto", "timm:resnet18", "timm:efficientnet_b0",
-    "timm:mobilenetv4_conv_small", "timm:maxvit_tiny_rw_224", "timm:coatnet_nano_rw_224",
-    "timm:cait_xxs24_224", "timm:xcit_nano_12_p16_224", "timm:pvt_v2_b0", "timm:mvitv2_tiny",
-    "timm:hiera_tiny_224", "timm:mixer_s32_224", "timm:regnety_002", "timm:levit_128s",
-    "timm:crossvit_tiny_240", "timm:pit_ti_224", "timm:davit_tiny", "timm:edgenext_xx_small",
-    "torchvision:resnet18", "torchvision:vit_b_32", "torchvision:maxvit_t",
-    "torchvision:mvit_v1_b", "torchvision:mvit_v2_s", "torchvision:r3d_18",
-    "torchvision:shufflenet_v2_x0_5", "torchvision:squeezenet1_1", "torchvision:densenet121",
-    "torchvision:googlenet", "torchvision:lraspp_mobilenet_v3_large", "torchvision:fcn_resnet50",
-    "transformers:ViTForImageClassification", "transformers:BertForSequenceClassification",
-    "transformers:GPT2LMHeadModel", "transformers:Dinov2ForImageClassification",
-    "transformers:SegformerForSemanticSegmentation", "transformers:ConvNextForImageClassification",
-    "transformers:RobertaForMaskedLM", "transformers:DistilBertForSequenceClassification",
-    "transformers:ViTMAEForPreTraining", "transformers:T5ForConditionalGeneration",
-    "transformers:ResNetForImageClassification", "transformers:PoolFormerForImageClassification",
-)  # fmt: skip
+
+
+T = TypeVar("T")
 
 
 class Verdict(NamedTuple):
@@ -65,56 +61,105 @@ def records_path() -> Path:
     return TRUTH / f"{CARD}-torch-{'.'.join(map(str, torch_version()))}.jsonl"
 
 
-def run(model: str, options: Sequence[str], path: Path) -> None:
-    """Carries steps of one model out, as a person would."""
-    command = [sys.executable, "-W", "ignore", "-m", "planner", "validate", model]
-    command += ["--device", "cuda:0", "--quiet", "--batch-size", str(BATCH_SIZE)]
-    command += ["--checkpointing", "none", "--record", str(path), *options]
+def rows_of(models: Sequence[str]) -> list[Row]:
+    """The rows of the list, or those of `models` in two precisions."""
+    if not models:
+        return read_matrix(LISTED)
+    grid = {"precision": ["bf16", "fp32"]}
+    setting = {"batch_size": BATCH_SIZE}
+    return expand([Group(name="given", models=list(models), grid=grid, setting=setting)])
+
+
+def sample(rows: Sequence[T], count: int) -> list[T]:
+    return random.Random(SEED).sample(list(rows), count)
+
+
+def library_of(row: Row | MeasurementRecord) -> str:
+    return "own" if isinstance(row.model, FactoryModel) else row.model.library
+
+
+def carry_out(rows: Sequence[Row], path: Path) -> None:
+    """Probes each on the GPU of this process, for a few steps: its memory is steady from the second
+    on. A library is imported once."""
+    for library in dict.fromkeys(map(library_of, rows)):
+        chosen = [row for row in rows if library_of(row) == library]
+        with ForkServer(chosen[0].model) as server:
+            for row in chosen:
+                request = ProbeRequest(
+                    model=row.model, setting=row.setting, device="cuda:0", record_phases=True,
+                    warmup_seconds=0, min_measure_seconds=0, max_steps=3,
+                )  # fmt: skip
+                record = run_probe(request, deadline_seconds=120, fork_server=server)
+                append_records(path, [record], "--record")
+                print(record.model.title, record.setting.precision, record.status,
+                      f"{record.probe_seconds:.1f} s", file=sys.stderr, flush=True)  # fmt: skip
+
+
+def run(models: Sequence[str], count: int | None, path: Path) -> None:
+    """Carries the steps out that `path` does not hold, in a process that sees an emulated GPU."""
+    command = [sys.executable, "-W", "ignore", "-m", f"{__package__}.models"]
+    command += ["--here", "--record", str(path)]
+    command += ["--sample", str(count)] if count else []
     with started(EmulatedMachine((emulated_gpu(CARD),))) as environment:
-        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
+        subprocess.run([*command, *models], env=environment, check=True)
 
 
 def judge(record: MeasurementRecord) -> Verdict:
-    if record.status != "measured":
-        return Verdict(record, record.status, said=str(record.message or ""))
+    """Of a step that was measured."""
+    assert record.peak_allocated_bytes, record.message
+    assert record.peak_reserved_bytes
     try:
         found = estimate(record.model, record.setting, gpu=CARD)
     except PlannerError as error:
         return Verdict(record, "refused", said=error.message)
-    assert record.peak_allocated_bytes
-    assert record.peak_reserved_bytes
     allocated = found.peak_allocated_bytes / record.peak_allocated_bytes - 1
     reserved = found.peak_reserved_bytes / record.peak_reserved_bytes - 1
     is_equal = max(abs(allocated), abs(reserved)) <= EQUAL
     return Verdict(record, "equal" if is_equal else "wrong", allocated, reserved)
 
 
-def show(verdicts: Iterable[Verdict]) -> str:
-    found = sorted(verdicts, key=lambda v: (v.what, -max(abs(v.allocated or 0), 0)))
-    rows = [
-        [v.record.model.title, v.record.setting.precision, v.record.setting.attention, v.what,
-         *("–" if e is None else f"{e:+.3%}" for e in (v.allocated, v.reserved)), v.said[:60]]
-        for v in found
+def show(verdicts: Sequence[Verdict]) -> str:
+    """How many of each library are what, and those that are not equal."""
+    rows = []
+    for library in dict.fromkeys(library_of(v.record) for v in verdicts):
+        found = [v for v in verdicts if library_of(v.record) == library]
+        counts = Counter(v.what for v in found)
+        models = len({v.record.model.title for v in found})
+        rows.append([library, models, len(found), *(counts[what] for what in WHATS)])
+    rows.append(["all", *map(sum, zip(*(row[1:] for row in rows), strict=True))])
+    others = [
+        [v.record.model.title, v.record.setting.precision, v.record.setting.checkpointing, v.what,
+         *("–" if e is None else f"{e:+.2%}" for e in (v.allocated, v.reserved)),
+         v.said.partition(" at ")[0]]
+        for v in sorted(verdicts, key=lambda v: (v.what, v.record.model.title))
+        if v.what != "equal"
     ]  # fmt: skip
-    headers = ["model", "precision", "attention", "verdict", "allocated", "reserved", "said"]
-    counts = ", ".join(f"{n} {what}" for what, n in sorted(Counter(v.what for v in found).items()))
-    return f"{tabulate(rows, headers, disable_numparse=True)}\n\n{len(found)} steps: {counts}."
+    headers = ["model", "precision", "checkpointing", "", "allocated", "reserved", "said"]
+    tables = [tabulate(rows, ["", "models", "steps", *WHATS])]
+    tables += [tabulate(others, headers, disable_numparse=True)] if others else []
+    return "\n\n".join(tables)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", help="MODELs of planner estimate")
-    parser.add_argument("--precision", default="bf16,fp32")
-    parser.add_argument("--attention")
     parser.add_argument("--record", type=Path, default=records_path())
     parser.add_argument("--kept", action="store_true", help="run nothing")
+    parser.add_argument("--sample", type=int, metavar="N")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    options = ["--precision", given.precision]
-    options += ["--attention", given.attention] if given.attention else []
-    for model in () if given.kept else given.models or MODELS:
-        print(model, file=sys.stderr, flush=True)
-        run(model, options, given.record)
-    print(show(judge(record) for record in read_records(given.record).records))
+    if given.here:
+        rows = rows_of(given.models)
+        rows = sample(rows, given.sample) if given.sample else rows
+        carry_out(remaining_rows(rows, read_records(given.record).records), given.record)
+        return
+    if not given.kept:
+        run(given.models, given.sample, given.record)
+    importlib.import_module("torch")  # so that the traces are made here, and not each elsewhere
+    began = time.monotonic()
+    verdicts = [judge(record) for record in read_records(given.record).records]
+    print(show(verdicts))
+    print(f"The estimates took {time.monotonic() - began:.0f} s.", file=sys.stderr)
 
 
 if __name__ == "__main__":

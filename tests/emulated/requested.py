@@ -20,7 +20,8 @@ from planner.machine.hardware.overheads import processors_of
 from planner.memory.scratch import scratch_bytes
 from planner.trace.ledger import trace_estimate
 from search.probe.protocol import ProbeRequest
-from search.probe.worker.subject import build_training, set_precision
+from search.probe.worker.precision import set_precision
+from search.probe.worker.subject import build_training
 from search.probe.worker.worker import end
 
 IMAGE, CLASSES, BLOCK_BYTES = 16, 10, 512
@@ -58,14 +59,15 @@ class Pooled(Tokens):
     """The largest of each four tokens: backward counts how many are, in integers."""
 
     def mix(self, tokens: Tensor) -> Tensor:
-        return tokens.unflatten(1, (16, 4)).amax(2)
+        found: Tensor = tokens.unflatten(1, (16, 4)).amax(2)
+        return found
 
 
 class Attending(Tokens):
     """Flash attention whose keys are split."""
 
     def mix(self, tokens: Tensor) -> Tensor:
-        heads = tokens.unflatten(2, (2, 48)).transpose(1, 2)
+        heads = tokens.repeat(1, 8, 1).unflatten(2, (2, 48)).transpose(1, 2)
         return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
 
 
@@ -84,7 +86,8 @@ class Convolved(Tokens):
         self.head = nn.Linear(self.outputs, CLASSES)
 
     def map(self, tokens: Tensor) -> Tensor:
-        return tokens.mT.unflatten(2, (8, 8))
+        found: Tensor = tokens.mT.unflatten(2, (8, 8))
+        return found
 
     def mix(self, tokens: Tensor) -> Tensor:
         found: Tensor = self.convolution(self.map(tokens))
@@ -137,7 +140,8 @@ class Batched(Tokens):
         self.norm = nn.BatchNorm1d(96)
 
     def mix(self, tokens: Tensor) -> Tensor:
-        return tokens + self.norm(tokens.mean(1))[:, None]
+        found: Tensor = tokens + self.norm(tokens.mean(1))[:, None]
+        return found
 
 
 class Normed(Convolved):
@@ -149,7 +153,8 @@ class Normed(Convolved):
 
     def mix(self, tokens: Tensor) -> Tensor:
         found: Tensor = self.norm(self.map(tokens.repeat_interleave(256, 0)))
-        return found.unflatten(0, (len(tokens), 256)).mean(1).flatten(2).mT
+        means: Tensor = found.unflatten(0, (len(tokens), 256)).mean(1)
+        return means.flatten(2).mT
 
 
 class GroupNormed(Normed):
@@ -219,7 +224,8 @@ class Parted(Tokens):
 
     def mix(self, tokens: Tensor) -> Tensor:
         kept, gate = self.wide(tokens).chunk(2, dim=-1)
-        return kept * self.norm(gate)
+        found: Tensor = kept * self.norm(gate)
+        return found
 
 
 MODULES = (

@@ -84,6 +84,15 @@ def test_reads_a_configuration_of_transformers_from_a_folder(tmp_path: Path) -> 
         resolve_model(f"transformers:{tmp_path}", {})
 
 
+def test_a_size_is_named_as_the_configuration_has_it() -> None:
+    """Hiera's has both sides, and refuses one."""
+    need("transformers")
+    torch = pytest.importorskip("torch")
+    model = named("transformers:HieraForImageClassification")
+    with torch.device("meta"):
+        assert list(build_named(model, "library").config.image_size) == [224, 224]
+
+
 def test_published_swins_stay_what_they_are() -> None:
     for text in ("timm:swin_tiny_patch4_window7_224", "torchvision:swin_t"):
         assert isinstance(resolve_model(text, {}), SwinConfig)

@@ -1,0 +1,542 @@
+"""Tasks of one's own, small and as people train them: what no library has by a name.
+
+Legend: B batch, C channels, N tokens, D their width, S side of an image or a volume.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+CLASSES, WIDTH, HEADS, DEPTH = 10, 192, 6, 4
+
+
+class Block(nn.Module):
+    """A transformer's block over [B, N, D]; scale, shift and gates come with a condition [B, D]."""
+
+    def __init__(self, conditioned: bool = False, causal: bool = False, key_heads: int = HEADS):
+        super().__init__()
+        self.causal, self.key_heads = causal, key_heads
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        head = WIDTH // HEADS
+        self.query, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.key_value = nn.Linear(WIDTH, 2 * key_heads * head)
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU("tanh"), nn.Linear(4 * WIDTH, WIDTH)
+        )
+        self.modulate = nn.Linear(WIDTH, 6 * WIDTH) if conditioned else None
+
+    def attend(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        source = x if context is None else context
+        query = self.query(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        key, value = self.key_value(source).unflatten(-1, (2 * self.key_heads, -1)).chunk(2, dim=-2)
+        found = F.scaled_dot_product_attention(
+            query, key.transpose(1, 2), value.transpose(1, 2),
+            is_causal=self.causal, enable_gqa=self.key_heads != HEADS,
+        )  # fmt: skip
+        out: Tensor = self.out(found.transpose(1, 2).flatten(2))
+        return out
+
+    def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
+        if self.modulate is None:
+            x = x + self.attend(self.norms[0](x), condition)
+            plain: Tensor = x + self.mlp(self.norms[1](x))
+            return plain
+        assert condition is not None
+        parts = self.modulate(F.silu(condition)).unsqueeze(1).chunk(6, dim=-1)
+        x = x + parts[2] * self.attend(self.norms[0](x) * (1 + parts[0]) + parts[1])
+        found: Tensor = x + parts[5] * self.mlp(self.norms[1](x) * (1 + parts[3]) + parts[4])
+        return found
+
+
+class Images:
+    """Images and the class of each; `task.network()` is what is trained."""
+
+    side = 64
+
+    def network(self) -> nn.Module:
+        raise NotImplementedError
+
+    def module(self) -> nn.Module:
+        return self.network()
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        images = torch.randn(size, 3, self.side, self.side, device=device)
+        return images, torch.randint(CLASSES, (size,), device=device)
+
+    def loss(self, module: nn.Module, batch: Any) -> Tensor:
+        images, classes = batch
+        return F.cross_entropy(module(images), classes)
+
+
+def double(inputs: int, outputs: int, volume: bool) -> nn.Sequential:
+    """Two convolutions of a U-Net, each normalized."""
+    convolution = nn.Conv3d if volume else nn.Conv2d
+    norm = nn.InstanceNorm3d if volume else nn.BatchNorm2d
+    layers: list[nn.Module] = []
+    for channels in (inputs, outputs):
+        layers += [convolution(channels, outputs, 3, padding=1, bias=False), norm(outputs)]
+        layers += [nn.LeakyReLU(0.01, inplace=True) if volume else nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
+class Segmenting(nn.Module):
+    """A U-Net of three levels: [B, C, S, S(, S)] to a class for each place."""
+
+    def __init__(self, inputs: int, volume: bool) -> None:
+        super().__init__()
+        self.pool = F.max_pool3d if volume else F.max_pool2d
+        widths = (inputs, 16, 32, 64)
+        self.down = nn.ModuleList(double(a, b, volume) for a, b in pairwise(widths))
+        opposite = nn.ConvTranspose3d if volume else nn.ConvTranspose2d
+        self.up = nn.ModuleList(opposite(c, c // 2, 2, stride=2) for c in (64, 32))
+        self.merge = nn.ModuleList(double(c, c // 2, volume) for c in (64, 32))
+        self.head = (nn.Conv3d if volume else nn.Conv2d)(16, CLASSES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for index, down in enumerate(self.down):
+            x = down(self.pool(x, 2) if index else x)
+            kept.append(x)
+        for up, merge, skip in zip(self.up, self.merge, kept[-2::-1], strict=True):
+            x = merge(torch.cat([up(x), skip], dim=1))
+        found: Tensor = self.head(x)
+        return found
+
+
+class UNet(Images):
+    """Cross-entropy and Dice over a class of each pixel."""
+
+    def network(self) -> nn.Module:
+        return Segmenting(3, volume=False)
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        places = torch.randint(CLASSES, (size, self.side, self.side), device=device)
+        return torch.randn(size, 3, self.side, self.side, device=device), places
+
+    def loss(self, module: nn.Module, batch: Any) -> Tensor:
+        images, classes = batch
+        logits = module(images)
+        shares, wanted = logits.softmax(1), F.one_hot(classes, CLASSES).movedim(-1, 1)
+        dims = tuple(range(2, logits.dim()))
+        both = (shares * wanted).sum(dims)
+        dice = 1 - (2 * both + 1) / (shares.sum(dims) + wanted.sum(dims) + 1)
+        found: Tensor = F.cross_entropy(logits, classes) + dice.mean()
+        return found
+
+
+class UNet3D(UNet):
+    """The same of volumes [B, 1, S, S, S]."""
+
+    side = 32
+
+    def network(self) -> nn.Module:
+        return Segmenting(1, volume=True)
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        volume = (self.side,) * 3
+        places = torch.randint(CLASSES, (size, *volume), device=device)
+        return torch.randn(size, 1, *volume, device=device), places
+
+
+class Denoiser(nn.Module):
+    """A DiT: noised latents [B, 4, 16, 16], how noised each is [B], classes [B] to the noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(4, WIDTH, 2, stride=2)
+        self.places = nn.Parameter(torch.zeros(1, 64, WIDTH))
+        self.times = nn.Sequential(nn.Linear(64, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
+        self.classes = nn.Embedding(CLASSES + 1, WIDTH)
+        self.layers = nn.ModuleList(Block(conditioned=True) for _ in range(DEPTH))
+        self.head = nn.Linear(WIDTH, 16)
+
+    def forward(self, latents: Tensor, times: Tensor, classes: Tensor) -> Tensor:
+        waves = torch.exp(-torch.arange(32, device=times.device) / 4) * times[:, None]
+        condition = self.times(torch.cat([waves.sin(), waves.cos()], 1)) + self.classes(classes)
+        x = self.patches(latents).flatten(2).mT + self.places
+        for layer in self.layers:
+            x = layer(x, condition)
+        return F.pixel_shuffle(self.head(x).mT.unflatten(2, (8, 8)), 2)
+
+
+class Diffusion:
+    """Predicts the noise that was added to latents."""
+
+    def module(self) -> nn.Module:
+        return Denoiser()
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        latents = torch.randn(size, 4, 16, 16, device=device)
+        return latents, torch.randint(CLASSES, (size,), device=device)
+
+    def loss(self, module: nn.Module, batch: Any) -> Tensor:
+        latents, classes = batch
+        noise, times = torch.randn_like(latents), torch.rand(len(latents), device=latents.device)
+        share = times[:, None, None, None]
+        return F.mse_loss(module(latents * (1 - share) + noise * share, times, classes), noise)
+
+    def blocks(self, module: Any) -> list[nn.Module]:
+        return list(module.layers)
+
+
+def generator() -> nn.Module:
+    """DCGAN's: noise [B, 64, 1, 1] to images [B, 3, 64, 64]."""
+    widths, layers = (64, 128, 64, 32, 16), list[nn.Module]()
+    for index, (a, b) in enumerate(pairwise(widths)):
+        stride, padding = (2, 1) if index else (1, 0)
+        layers += [nn.ConvTranspose2d(a, b, 4, stride, padding, bias=False), nn.BatchNorm2d(b)]
+        layers += [nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.ConvTranspose2d(16, 3, 4, 2, 1, bias=False), nn.Tanh())
+
+
+def critic() -> nn.Module:
+    """[B, 3, 64, 64] to how real each image is [B, 1]."""
+    layers = list[nn.Module]()
+    for a, b in pairwise((3, 16, 32, 64, 128)):
+        made = nn.utils.parametrizations.spectral_norm(nn.Conv2d(a, b, 4, 2, 1))
+        layers += [made, nn.LeakyReLU(0.2, inplace=True)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128 * 16, 1))
+
+
+class Pair(nn.Module):
+    """One network that is trained and one that is frozen."""
+
+    def __init__(self, trained: nn.Module, frozen: nn.Module) -> None:
+        super().__init__()
+        self.trained, self.frozen = trained, frozen.requires_grad_(False)
+
+
+class Generator(Images):
+    """A GAN's generator, through a frozen critic."""
+
+    def network(self) -> nn.Module:
+        return Pair(generator(), critic())
+
+    def loss(self, module: Any, batch: Any) -> Tensor:
+        images, _ = batch
+        noise = torch.randn(len(images), 64, 1, 1, device=images.device)
+        return F.softplus(-module.frozen(module.trained(noise))).mean()
+
+
+class Critic(Images):
+    """The critic of the same, on real images and on those of a frozen generator."""
+
+    def network(self) -> nn.Module:
+        return Pair(critic(), generator())
+
+    def loss(self, module: Any, batch: Any) -> Tensor:
+        images, _ = batch
+        with torch.no_grad():
+            made = module.frozen(torch.randn(len(images), 64, 1, 1, device=images.device))
+        real, false = module.trained(images), module.trained(made)
+        return F.softplus(-real).mean() + F.softplus(false).mean()
+
+
+class Variational(nn.Module):
+    """An encoder to means and spreads of latents, and a decoder by nearest upsampling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        down, up = list[nn.Module](), list[nn.Module]()
+        for a, b in pairwise((3, 32, 64, 128)):
+            down += [nn.Conv2d(a, b, 3, 2, 1), nn.GroupNorm(8, b), nn.SiLU()]
+        for a, b in pairwise((128, 64, 32, 16)):
+            up += [nn.Upsample(scale_factor=2), nn.Conv2d(a, b, 3, 1, 1), nn.GroupNorm(8, b)]
+            up += [nn.SiLU()]
+        self.encoder = nn.Sequential(*down, nn.Conv2d(128, 16, 1))
+        self.decoder = nn.Sequential(nn.Conv2d(8, 128, 1), *up, nn.Conv2d(16, 3, 3, 1, 1))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, log = self.encoder(images).chunk(2, dim=1)
+        latents = mean + torch.randn_like(mean) * (log / 2).exp()
+        return self.decoder(latents), mean, log
+
+
+class Autoencoder(Images):
+    """Reconstruction and the divergence of its latents."""
+
+    def network(self) -> nn.Module:
+        return Variational()
+
+    def loss(self, module: nn.Module, batch: Any) -> Tensor:
+        images, _ = batch
+        made, mean, log = module(images)
+        divergence = (mean.square() + log.exp() - 1 - log).mean()
+        found: Tensor = F.l1_loss(made, images) + 0.1 * divergence
+        return found
+
+
+class Vision(nn.Module):
+    """A small vision transformer: images [B, 3, 64, 64] to [B, outputs]."""
+
+    def __init__(self, outputs: int = CLASSES) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 8, stride=8)
+        self.first = nn.Parameter(torch.zeros(1, 1, WIDTH))
+        self.layers = nn.ModuleList(Block() for _ in range(DEPTH))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, outputs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).mT
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], dim=1)
+        for layer in self.layers:
+            x = layer(x)
+        found: Tensor = self.head(self.norm(x)[:, 0])
+        return found
+
+
+class Words(nn.Module):
+    """Token ids [B, N] through blocks to [B, N, D]."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__()
+        self.words = nn.Embedding(1000, WIDTH)
+        self.layers = nn.ModuleList(Block(**arguments) for _ in range(DEPTH))
+        self.norm = nn.RMSNorm(WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        found: Tensor = self.norm(x)
+        return found
+
+
+class Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.images, self.words = Vision(128), Words()
+        self.project = nn.Linear(WIDTH, 128, bias=False)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+
+class TwoTowers(Images):
+    """CLIP's loss: all images of a batch with all texts."""
+
+    def network(self) -> nn.Module:
+        return Towers()
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        images, _ = super().batch(size, device)
+        return images, torch.randint(1000, (size, 32), device=device)
+
+    def loss(self, module: Any, batch: Any) -> Tensor:
+        images, tokens = batch
+        left = F.normalize(module.images(images), dim=-1)
+        right = F.normalize(module.project(module.words(tokens).mean(1)), dim=-1)
+        logits = module.scale.exp() * left @ right.T
+        target = torch.arange(len(images), device=images.device)
+        return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+
+
+class Teacher(Images):
+    """DINO's: a student and a teacher that follows it, each on two views."""
+
+    def network(self) -> nn.Module:
+        return Pair(Vision(256), Vision(256))
+
+    def loss(self, module: Any, batch: Any) -> Tensor:
+        images, _ = batch
+        with torch.no_grad():
+            for ours, theirs in zip(
+                module.frozen.parameters(), module.trained.parameters(), strict=True
+            ):
+                ours.lerp_(theirs, 0.01)
+            wanted = (module.frozen(torch.cat([images, images.flip(3)])) / 0.04).softmax(-1)
+        found = (module.trained(torch.cat([images, images.flip(2)])) / 0.1).log_softmax(-1)
+        loss: Tensor = -(wanted.roll(len(images), 0) * found).sum(-1).mean()
+        return loss
+
+
+class Frozen(Images):
+    """Only the last blocks and the head of a vision transformer."""
+
+    def network(self) -> nn.Module:
+        module = Vision()
+        for part in (module.patches, *module.layers[: DEPTH // 2]):
+            part.requires_grad_(False)
+        module.first.requires_grad_(False)
+        return module
+
+
+class Language(Words):
+    """The words' own weights give the logits."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.linear(super().forward(tokens), self.words.weight)
+
+
+class Decoder:
+    """A causal language model with fewer heads of keys than of queries."""
+
+    def module(self) -> nn.Module:
+        return Language(causal=True, key_heads=2)
+
+    def batch(self, size: int, device: torch.device) -> Tensor:
+        return torch.randint(1000, (size, 129), device=device)
+
+    def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
+        return F.cross_entropy(module(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+    def blocks(self, module: Any) -> list[nn.Module]:
+        return list(module.layers)
+
+
+class Listening(nn.Module):
+    """Samples [B, 1, N] through strided convolutions and a Conformer's depthwise ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (1, 32, 64, WIDTH)
+        self.down = nn.Sequential(
+            *(nn.Sequential(nn.Conv1d(a, b, 10, 5), nn.GELU()) for a, b in pairwise(widths))
+        )
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.depthwise = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv1d(WIDTH, 2 * WIDTH, 1), nn.GLU(1),
+                nn.Conv1d(WIDTH, WIDTH, 31, padding=15, groups=WIDTH), nn.BatchNorm1d(WIDTH),
+                nn.SiLU(), nn.Conv1d(WIDTH, WIDTH, 1),
+            )
+            for _ in range(2)
+        )  # fmt: skip
+        self.head = nn.Linear(WIDTH, 32)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        x = self.down(samples).mT
+        for layer, depthwise in zip(self.layers, self.depthwise, strict=True):
+            x = layer(x)
+            x = x + depthwise(x.mT).mT
+        found: Tensor = self.head(x)
+        return found
+
+
+class Speech:
+    """A letter for each frame, by its cross-entropy."""
+
+    def module(self) -> nn.Module:
+        return Listening()
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        letters = torch.randint(32, (size, 62), device=device)
+        return torch.randn(size, 1, 8000, device=device), letters
+
+    def loss(self, module: nn.Module, batch: Any) -> Tensor:
+        samples, letters = batch
+        return F.cross_entropy(module(samples).flatten(0, 1), letters.flatten())
+
+
+class Cloud(nn.Module):
+    """PointNet: points [B, 3, N] to logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = list[nn.Module]()
+        for a, b in pairwise((3, 64, 128, 512)):
+            layers += [nn.Conv1d(a, b, 1), nn.BatchNorm1d(b), nn.ReLU()]
+        self.shared = nn.Sequential(*layers)
+        self.head = nn.Sequential(
+            nn.Linear(512, 256), nn.ReLU(), nn.Dropout(0.3), nn.Linear(256, CLASSES)
+        )
+
+    def forward(self, points: Tensor) -> Tensor:
+        found: Tensor = self.head(self.shared(points).amax(2))
+        return found
+
+
+class Points(Images):
+    def network(self) -> nn.Module:
+        return Cloud()
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        classes = torch.randint(CLASSES, (size,), device=device)
+        return torch.randn(size, 3, 1024, device=device), classes
+
+
+class Rows(nn.Module):
+    """DLRM's: embeddings of categories, their products with each other, and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(5000, 32, mode="sum") for _ in range(8))
+        self.numbers = nn.Sequential(nn.Linear(13, 64), nn.ReLU(), nn.Linear(64, 32))
+        self.top = nn.Sequential(nn.Linear(32 + 36, 128), nn.ReLU(), nn.Linear(128, 1))
+        row, column = torch.tril_indices(9, 9, -1).unbind()
+        self.pairs: Tensor
+        self.register_buffer("pairs", row * 9 + column)
+
+    def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
+        dense = self.numbers(numbers)
+        found = [dense, *(t(categories[:, i]) for i, t in enumerate(self.tables))]
+        stacked = torch.stack(found, dim=1)
+        products = (stacked @ stacked.mT).flatten(1).index_select(1, self.pairs)
+        logits: Tensor = self.top(torch.cat([dense, products], dim=1))
+        return logits
+
+
+class Tabular:
+    unit = "rows"
+
+    def module(self) -> nn.Module:
+        return Rows()
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        categories = torch.randint(5000, (size, 8, 3), device=device)
+        clicked = torch.rand(size, 1, device=device).round()
+        return torch.randn(size, 13, device=device), categories, clicked
+
+    def loss(self, module: nn.Module, batch: Any) -> Tensor:
+        numbers, categories, clicked = batch
+        return F.binary_cross_entropy_with_logits(module(numbers, categories), clicked)
+
+
+class Field:
+    """NeRF's: 64 places along each ray to a density and a colour, composed."""
+
+    unit = "rays"
+
+    def module(self) -> nn.Module:
+        layers = list[nn.Module]()
+        for a, b in pairwise((39, 128, 128, 128)):
+            layers += [nn.Linear(a, b), nn.ReLU(inplace=True)]
+        return nn.Sequential(*layers, nn.Linear(128, 4))
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        return torch.randn(size, 64, 3, device=device), torch.rand(size, 3, device=device)
+
+    def loss(self, module: nn.Module, batch: Any) -> Tensor:
+        places, colours = batch
+        waves = [places, *(f(places * 2**i) for i in range(6) for f in (torch.sin, torch.cos))]
+        found = module(torch.cat(waves, dim=-1))
+        opacity = 1 - torch.exp(-F.relu(found[..., 3]) / 64)
+        light = torch.cumprod(1 - opacity + 1e-10, dim=1).roll(1, 1)
+        return F.mse_loss((found[..., :3].sigmoid() * (opacity * light)[..., None]).sum(1), colours)
+
+
+class Latents(nn.Module):
+    """Few latents read many tokens, again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.zeros(1, 32, WIDTH))
+        self.lift = nn.Linear(48, WIDTH)
+        self.layers = nn.ModuleList(Block() for _ in range(DEPTH))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.lift(F.unfold(images, 4, stride=4).mT)
+        x = self.latents.repeat(len(images), 1, 1)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, None if index % 2 else tokens)
+        found: Tensor = self.head(x.mean(1))
+        return found
+
+
+class Perceiver(Images):
+    def network(self) -> nn.Module:
+        return Latents()

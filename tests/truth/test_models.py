@@ -1,0 +1,104 @@
+"""Traced models and tasks beside torch's own CUDA code: what was recorded of them on an emulated
+GPU, held to the estimate and to TABLES.md. A few by default, a sample of all in the long run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("timm")
+pytest.importorskip("torchvision")
+pytest.importorskip("transformers")
+
+from planner.core.files import parse_yaml, read_text
+from planner.core.schema import MeasurementRecord
+from planner.core.units import MIB
+from search.loop.study.records import read_records
+from search.tuning.validation.matrix import MatrixFile
+from tests.benchmarks.models import LISTED, TRUTH, Verdict, judge, library_of, run, sample
+
+RECORDS = sorted(TRUTH.glob("*.jsonl"))[-1]
+TABLES = Path(__file__).parent / "TABLES.md"
+FEW = ("tests.benchmarks.tasks:Points", "timm:resnet18", "torchvision:squeezenet1_1")
+SAMPLED = 16
+
+Step = tuple[str, str, str]  # model, precision, checkpointing
+
+
+@functools.cache
+def records() -> dict[Step, MeasurementRecord]:
+    return {step_of(record): record for record in read_records(RECORDS).records}
+
+
+def step_of(record: MeasurementRecord) -> Step:
+    setting = record.setting
+    return record.model.title, setting.precision, setting.checkpointing
+
+
+def shown() -> tuple[dict[str, list[int]], dict[Step, str]]:
+    """TABLES.md's counts by library, and the verdict of each step that is not equal."""
+    text = TABLES.read_text(encoding="utf-8")
+    block = text.split("<!-- python -m tests.benchmarks.models --kept -->\n```\n")[1]
+    counts, others = block.split("\n```\n")[0].split("\n\n")
+    rows = [line.split() for line in counts.splitlines()[2:]]
+    steps = [line.split() for line in others.splitlines()[2:]]
+    return (
+        {library: list(map(int, numbers)) for library, *numbers in rows},
+        {(model, precision, kept): what for model, precision, kept, what, *_ in steps},
+    )
+
+
+def test_every_step_of_the_list_is_recorded_and_measured() -> None:
+    groups = MatrixFile.model_validate(parse_yaml(read_text(LISTED, MIB), LISTED.name)).groups
+    wanted = {
+        (model, precision, group.setting.get("checkpointing", "none"))
+        for group in groups
+        for model in group.models
+        for precision in group.grid["precision"]
+    }
+    assert set(records()) == wanted
+    assert {record.status for record in records().values()} == {"measured"}
+    assert all(record.device.emulated for record in records().values())
+    assert len({model for model, *_ in wanted}) >= 120
+
+
+def test_the_tables_count_what_is_recorded() -> None:
+    counts, others = shown()
+    found = Counter(library_of(record) for record in records().values())
+    assert {library: numbers[1] for library, numbers in counts.items()} == {
+        **found, "all": len(records())
+    }  # fmt: skip
+    for library, (_, steps, equal, *_) in counts.items():
+        unequal = [s for s in others if library in ("all", library_of(records()[s]))]
+        assert equal == steps - len(unequal)
+
+
+def is_as_shown(verdict: Verdict) -> bool:
+    return verdict.what == shown()[1].get(step_of(verdict.record), "equal")
+
+
+@pytest.mark.parametrize("model", FEW)
+def test_a_small_model_is_equal(model: str) -> None:
+    assert judge(records()[model, "bf16", "none"]).what == "equal"
+
+
+@pytest.mark.combinations
+def test_a_sample_is_what_the_tables_say() -> None:
+    chosen = sample(list(records().values()), SAMPLED)
+    assert [v for v in map(judge, chosen) if not is_as_shown(v)] == []
+
+
+@pytest.mark.emulated
+def test_the_command_records_the_same_again(tmp_path: Path) -> None:
+    run(FEW[:1], None, tmp_path / "again.jsonl")
+    again = read_records(tmp_path / "again.jsonl").records
+    assert len(again) == 2
+    for record in again:
+        kept = records()[step_of(record)]
+        assert record.peak_allocated_bytes == kept.peak_allocated_bytes
+        assert record.peak_reserved_bytes == kept.peak_reserved_bytes
