@@ -164,9 +164,11 @@ def test_ways_that_share_their_rates_are_told_apart_by_what_differs() -> None:
     fused = choice(compile="default", attention="sdpa")
     assert estimates.rate(fused) > 1.1 * estimates.rate(choice(attention="eager"))
     assert not estimates.is_slower(choice(optimizer="adamw-fused"), choice())
-    other = choice(compile="default", attention="eager", checkpointing="blocks:every-2")
-    assert 1.1 < estimates.rate(fused) / estimates.rate(other) < 2
-    assert not estimates.is_slower(other, fused)  # more bandwidth, fewer FLOPs
+    # Other bounds that trade places: as far apart as their doubt, or nearer.
+    other = choice(compile="default", attention="eager", checkpointing="blocks:every-3")
+    again = choice(compile="default", attention="sdpa", checkpointing="blocks")
+    assert estimates.rate(again) > 1.05 * estimates.rate(other)
+    assert not estimates.is_slower(other, again)
 
 
 def test_the_recommended_has_every_lever_that_nothing_is_against() -> None:
