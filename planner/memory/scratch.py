@@ -108,9 +108,14 @@ def _split(
 
 
 def _reduction(device: Processors, outputs: int, inputs: int, along: int, vector: int) -> int:
-    """Partial sums in fp32, whatever is summed."""
+    """Partial sums in fp32, whatever is summed but integers."""
     shared, _, each = _split(device, outputs, inputs, along, vector)
     return 4 * outputs * shared * each if shared > 1 else 0
+
+
+def _integer_reduction(device: Processors, *sizes: int) -> int:
+    """Partial sums in int64."""
+    return 2 * _reduction(device, *sizes)
 
 
 def _semaphores(device: Processors, outputs: int, inputs: int, along: int, vector: int) -> int:
@@ -321,6 +326,8 @@ LAWS: dict[str, Callable[..., int]] = {
     "bytes": _bytes,  # what no device changes
     "reduction": _reduction,
     "semaphores": _semaphores,
+    "integer_reduction": _integer_reduction,
+    "integer_semaphores": _semaphores,
     "norm_parts": _norm_parts,
     "norm_replaced": _norm_replaced,
     "norm_reduction": _of_norm_parts(_reduction),

@@ -69,11 +69,11 @@ def _contiguous(taker: Taker, *tensors: Tensor) -> Iterator[None]:
         yield
 
 
-def _reduce(taker: Taker, x: Tensor, dims: Sequence[int]) -> None:
+def _reduce(taker: Taker, x: Tensor, dims: Sequence[int], of: str = "") -> None:
     """The partial sums of blocks that share an output, and their semaphores."""
     found = reduction_of(x.shape, x.stride(), {d % x.dim() for d in dims} if x.dim() else ())
     if found is not None:
-        _take_sums(taker, "", found)
+        _take_sums(taker, of, found)
 
 
 def _take_sums(taker: Taker, of: str, sizes: tuple[int, ...]) -> None:
@@ -92,7 +92,8 @@ def _follow_sum(place: int | None) -> Follow:
         is_half = x.dtype in HALF and result.dtype == torch.float32
         is_cast = result.dtype != x.dtype and not is_half  # ReduceOpsUtils.h
         with _copied(taker, x, is_cast, result.itemsize):
-            _reduce(taker, x, dims or range(x.dim()))
+            of = "integer_" if result.dtype == torch.int64 else ""
+            _reduce(taker, x, dims or range(x.dim()), of)
 
     return follow
 

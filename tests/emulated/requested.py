@@ -202,6 +202,14 @@ class Counted(Tokens):
         return tokens * F.one_hot(tokens.argmax(-1), 96)
 
 
+class Summed(Tokens):
+    """How many tokens there are of each class: integers, in sums of many blocks."""
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        classes = tokens.repeat_interleave(256, 0).argmax(-1)
+        return tokens * F.one_hot(classes, 96).sum((0, 1))
+
+
 class Upsampled(Convolved):
     """A transposed convolution whose gradient is a part of another one's."""
 
@@ -229,8 +237,8 @@ class Parted(Tokens):
 
 
 MODULES = (
-    Tokens, Strided, Pooled, Attending, Masked, Weighed, Counted, Parted, Convolved, Cropped,
-    Behind, Grouped, Depthwise, Volumes, Upsampled, Batched, Normed, GroupNormed,
+    Tokens, Strided, Pooled, Attending, Masked, Weighed, Counted, Summed, Parted, Convolved,
+    Cropped, Behind, Grouped, Depthwise, Volumes, Upsampled, Batched, Normed, GroupNormed,
     GroupNormedContiguous,
 )  # fmt: skip
 
