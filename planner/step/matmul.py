@@ -39,10 +39,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y = _matmul(x, t(weight), is_trained)
     if bias is None:
         return y
-    # In place, but for tensor subclasses, which fake tensors are, and beneath the modes that
-    # selective checkpointing enters (aten/src/ATen/native/Linear.cpp, isTensorSubclassLike).
-    device = x.storage.device
-    in_place = device.in_place_sums and device.kept_results is None
+    # In place, but beneath the modes that selective checkpointing enters
+    # (aten/src/ATen/native/Linear.cpp, isTensorSubclassLike).
+    in_place = x.storage.device.kept_results is None
     return _add_in_place(y, bias) if in_place else add(y, bias)
 
 

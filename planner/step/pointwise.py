@@ -344,7 +344,7 @@ def reduce_sum(
     # Integers and booleans are added up as a copy in the result's dtype.
     is_cast = x.dtype not in FLOATING and x.dtype != y.dtype
     cast = take_bytes(y.device, x.numel * DTYPE_BYTES[y.dtype], label) if is_cast else None
-    take_reduction(x, where, label)
+    take_reduction(x, where, label, "integer_" if y.dtype == "int64" else "")
     del cast
     x.storage.device.compute(label, "reduction", x.dtype, x.numel, x.num_bytes + y.num_bytes)
     return y

@@ -37,11 +37,11 @@ def reduction_of(
     return Reduction(outputs, inputs, 0, vector)
 
 
-def take_reduction(x: Tensor, dims: Collection[int], label: str) -> None:
+def take_reduction(x: Tensor, dims: Collection[int], label: str, of: str = "") -> None:
     """What the kernel that sums `dims` of `x` asks for and gives back."""
     found = reduction_of(x.shape, x.strides, dims)
     if found is not None:
-        take_reduced(x.device, "", found, label)
+        take_reduced(x.device, of, found, label)
 
 
 def take_reduced(device: Device, of: str, sizes: tuple[int, ...], label: str) -> None:

@@ -23,7 +23,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.library import Library
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
 
 from planner.trace.attention import scaled_dot_product_attention
 from planner.trace.trees import tensors_in
@@ -243,9 +246,12 @@ def _dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002 (tor
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
     """Where one product cannot add the bias (aten/src/ATen/native/Linear.cpp), it is added to the
-    product itself, but out of place to what is like a subclass, as all is under a mode."""
+    product itself, but out of place to what is like a subclass, as all is beneath the modes that
+    selective checkpointing enters."""
     is_one = input.dim() == 2 or input.is_contiguous()
-    if bias is None or is_one or is_traceable_wrapper_subclass(bias):
+    modes = _get_current_dispatch_mode_stack()
+    is_kept = any(type(mode).__module__ == "torch.utils.checkpoint" for mode in modes)
+    if bias is None or is_one or is_kept or is_traceable_wrapper_subclass(bias):
         output: Tensor = aten.linear.default.decompose(input, weight, bias)
         return output
     return torch.matmul(input, weight.t()).add_(bias)

@@ -47,6 +47,7 @@ def planners_physics(rates: DeviceRates) -> Physics:
         kind: rates.bandwidth * (1.0 if kind in MATRIX_KINDS else share)
         for kind, share in rates.kind_share.items()
     }
+    bandwidth["conv"] *= rates.convolution_bandwidth_share
     return Physics(rates, bandwidth, fused_kept=0.25)
 
 
