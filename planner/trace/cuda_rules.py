@@ -22,12 +22,14 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.library import Library
 from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
     is_traceable_wrapper_subclass,
 )
 
+from planner.trace import kernels
 from planner.trace.attention import scaled_dot_product_attention
 from planner.trace.trees import tensors_in
 
@@ -233,6 +235,9 @@ def _override_composites(library: Library) -> None:
     library.impl("softmax.int", _softmax, "AutogradCPU")
     library.impl("linear", _linear, "AutogradCPU")
     library.impl("one_hot", _one_hot, "AutogradCPU")
+    library.impl("rms_norm", _rms_norm, "AutogradCPU")
+    for name in ("_fused_rms_norm", "_fused_rms_norm_backward"):  # with which they are no composite
+        library.impl(name, getattr(kernels, name.removeprefix("_fused_")), "CPU")
 
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:  # noqa: A002 (torch's name)
@@ -255,6 +260,19 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         output: Tensor = aten.linear.default.decompose(input, weight, bias)
         return output
     return torch.matmul(input, weight.t()).add_(bias)
+
+
+def _rms_norm(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None = None,  # noqa: A002
+    eps: float | None = None,
+) -> Tensor:  # fmt: skip
+    """One kernel, but for a weight of another dtype and for channels-last (layer_norm.cpp)."""
+    is_other = weight is not None and weight.dtype != input.dtype
+    if is_other or suggest_memory_format(input) != torch.contiguous_format:
+        composed: Tensor = aten.rms_norm.default.decompose(input, normalized_shape, weight, eps)
+        return composed
+    output: Tensor = aten._fused_rms_norm.default(input, normalized_shape, weight, eps)[0]
+    return output
 
 
 def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:

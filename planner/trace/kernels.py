@@ -67,7 +67,7 @@ def _like_input(gradient: Tensor | None, input_: Tensor) -> Tensor | None:
     """The fake kernel lets the strides of the incoming gradient through; real ones do not."""
     if gradient is None or gradient.is_contiguous():
         return gradient
-    return torch.empty_like(input_, memory_format=torch.contiguous_format)
+    return _contiguous_like(input_)
 
 
 def _in_format(made: Tensor | None, x: Tensor, weight: Tensor) -> Tensor | None:
@@ -93,6 +93,24 @@ def _in_fp32(statistic: Tensor) -> Tensor:
     if statistic.dtype == torch.float32:
         return statistic
     return torch.empty_like(statistic, dtype=torch.float32)
+
+
+def rms_norm(x: Tensor, shape: Sequence[int], *_: Any) -> tuple[Tensor, Tensor]:
+    """Contiguous, and of each row a reciprocal, in fp32 (cuda/layer_norm_kernel.cu)."""
+    rows = (*x.shape[: x.dim() - len(shape)], *(1 for _ in shape))
+    return _contiguous_like(x), x.new_empty(rows, dtype=torch.float32)
+
+
+def rms_norm_backward(
+    _grad: Tensor, x: Tensor, _shape: Sequence[int], _rstd: Tensor, weight: Tensor | None,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    of_weight = None if weight is None or not wanted[1] else _contiguous_like(weight)
+    return _contiguous_like(x) if wanted[0] else None, of_weight
+
+
+def _contiguous_like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 _REPLACED: dict[Any, Any] = {

@@ -202,6 +202,18 @@ class Counted(Tokens):
         return tokens * F.one_hot(tokens.argmax(-1), 96)
 
 
+class Scaled(Tokens):
+    """RMS norm in one kernel, and of what autocast gives, whose weight is of another dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.wide = nn.RMSNorm(96), nn.Linear(96, 96)
+
+    def mix(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.norm(tokens.float()) + self.norm(self.wide(tokens))
+        return found
+
+
 class Summed(Tokens):
     """How many tokens there are of each class: integers, in sums of many blocks."""
 
@@ -237,9 +249,9 @@ class Parted(Tokens):
 
 
 MODULES = (
-    Tokens, Strided, Pooled, Attending, Masked, Weighed, Counted, Summed, Parted, Convolved,
-    Cropped, Behind, Grouped, Depthwise, Volumes, Upsampled, Batched, Normed, GroupNormed,
-    GroupNormedContiguous,
+    Tokens, Strided, Pooled, Attending, Masked, Weighed, Counted, Summed, Scaled, Parted,
+    Convolved, Cropped, Behind, Grouped, Depthwise, Volumes, Upsampled, Batched, Normed,
+    GroupNormed, GroupNormedContiguous,
 )  # fmt: skip
 
 
