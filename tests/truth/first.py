@@ -36,6 +36,7 @@ from planner.libraries.maps import feature_maps
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from search.probe.device import describe_device, memory_in_use, nvml_device, versions
+from search.probe.worker.worker import end
 
 DEVICE = "cuda:0"
 # What fails is looked at once more by the next run, and no more.
@@ -488,8 +489,8 @@ def main() -> None:
     parser.add_argument("--see", choices=SIGHTS, help="look at one here and now")
     given = parser.parse_args()
     if given.see:
-        print(json.dumps({"message": SIGHTS[given.see].see() or ""}), flush=True)
-        return
+        print(json.dumps({"message": SIGHTS[given.see].see() or ""}))
+        end()  # without Python's own end, in which a thread of torch's may still ask for its lock
     device = describe_device(DEVICE).model_dump(mode="json")
     with given.record.open("a+") as file:
         file.seek(0)
