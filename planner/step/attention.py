@@ -154,9 +154,13 @@ def _take_scratch(q: Tensor, label: str) -> None:
     del delta, workspace
 
 
+def padded_row(row: int) -> int:
+    """The elements that a row of a mask's gradient takes."""
+    return -(-row // MASK_GRADIENT_ROW_ELEMENTS) * MASK_GRADIENT_ROW_ELEMENTS
+
+
 def _mask_gradient(mask: Tensor, label: str) -> Tensor:
     """At the full expanded shape, its rows padded to a multiple of 16 and seen without the pad."""
-    row = mask.shape[-1]
-    padded = -(-row // MASK_GRADIENT_ROW_ELEMENTS) * MASK_GRADIENT_ROW_ELEMENTS
+    padded = padded_row(mask.shape[-1])
     whole = empty(mask.storage.device, (*mask.shape[:-1], padded), mask.dtype, label)
     return Tensor(whole.storage, mask.shape, whole.strides, mask.dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planner.core.torch_version import torch_version
 from planner.step import shards
-from planner.step.attention import MASK_GRADIENT_ROW_ELEMENTS, SEED_ON_DEVICE
+from planner.step.attention import SEED_ON_DEVICE, padded_row
 from planner.trace.scratch import format_of
 
 aten = torch.ops.aten
@@ -84,8 +84,7 @@ def _in_padded_rows(gradient: Tensor | None) -> Tensor | None:
     if gradient is None:
         return None
     row = gradient.shape[-1]
-    padded = -(-row // MASK_GRADIENT_ROW_ELEMENTS) * MASK_GRADIENT_ROW_ELEMENTS
-    return gradient.new_empty((*gradient.shape[:-1], padded))[..., :row]
+    return gradient.new_empty((*gradient.shape[:-1], padded_row(row)))[..., :row]
 
 
 def _in_fp32(statistic: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 `python -m tests.benchmarks.fit_rates`.
 
 Prints the rows, the fit and its errors, on the rows that enter it and on those held out. The
-constants of planner/throughput/efficiency.py are what it prints, rounded. Needs scipy, no torch.
+constants of planner/throughput/efficiency.py are of an earlier state of the rows, as is said there.
+Needs scipy, no torch.
 """
 
 from __future__ import annotations
