@@ -487,6 +487,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", type=Path, default=Path("first.jsonl"))
     parser.add_argument("--see", choices=SIGHTS, help="look at one here and now")
+    parser.add_argument("--only", nargs="+", choices=SIGHTS, default=list(SIGHTS))
     given = parser.parse_args()
     if given.see:
         print(json.dumps({"message": SIGHTS[given.see].see() or ""}))
@@ -495,7 +496,7 @@ def main() -> None:
     with given.record.open("a+") as file:
         file.seek(0)
         known = [r for line in file if (r := json.loads(line))["device"] == device]
-        for name in SIGHTS:
+        for name in given.only:
             if not is_seen(name, known):
                 record = look(name)
                 print(f"{record['what']}: {record['status']}. {record['message'][:300]}")

@@ -1,0 +1,53 @@
+"""What a fork server imports so that its workers take turns on the device: they start, build and
+compile beside each other, and each warms up, is timed and read alone.
+
+The file whose lock is the turn is named by the environment variable `PLANNER_TURNS`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+from typing import Any
+
+import torch
+
+from search.probe.protocol import OutcomeMessage
+from search.probe.worker.measure import Run
+from tests.truth.minutes import TURNS
+
+
+class TurnRun:
+    """The methods of a run that the turn is around: what compiles does so outside of it."""
+
+    warm_up, settle, outcome = Run._warm_up, Run._settle, Run.outcome
+
+    @staticmethod
+    def await_turn(run: Run) -> None:
+        run.turn = open(os.environ[TURNS], "w")  # type: ignore[attr-defined]  # noqa: SIM115
+        fcntl.flock(run.turn, fcntl.LOCK_EX)  # type: ignore[attr-defined]
+
+
+def _warm_up(run: Run, *rest: Any) -> list[float]:
+    if not run.request.setting.compiles:
+        TurnRun.await_turn(run)
+    return TurnRun.warm_up(run, *rest)
+
+
+def _settle(run: Run, *rest: Any) -> None:
+    if not hasattr(run, "turn"):
+        TurnRun.await_turn(run)
+    TurnRun.settle(run, *rest)
+
+
+def _outcome(run: Run) -> OutcomeMessage:
+    """The memory is given back before the next is let in."""
+    found = TurnRun.outcome(run)
+    gc.collect()
+    torch.cuda.empty_cache()
+    run.turn.close()  # type: ignore[attr-defined]
+    return found
+
+
+Run._warm_up, Run._settle, Run.outcome = _warm_up, _settle, _outcome  # type: ignore[method-assign]
