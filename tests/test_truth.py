@@ -17,17 +17,22 @@ from search.tuning.validation.compare import Comparison, accuracy, compare, rank
 from tests.truth.fit import is_held_out
 
 TRUTH = Path(__file__).parent / "truth"
+# Steps alone on the GPU, with others beside that disturbed their times, and one whole search.
+MEASURED = ("rows", "crowded", "tuned")
 # What others published is quoted in a form of its own: tests/test_published.py.
 RECORDS = [
     file
-    for file in sorted(TRUTH.glob("*.jsonl"))
+    for file in [*sorted(TRUTH.glob("*.jsonl")), *(TRUTH / "h200" / f"{n}.jsonl" for n in MEASURED)]
     if file.name != "public.jsonl" and not file.name.startswith("cpu_loaders_")
 ]
+# Words of the flags of times that are not a setting's own: too few steps, or others at work.
+UNSURE = ("the median is known to", "too few", "drifted", "hurried")
 NO_RECORDS = "no record of a GPU in tests/truth/ yet: planner validate --matrix makes them"
 
-# quantity, median and worst error of held-out eager rows, as shares
+# quantity, median and worst error of held-out eager rows, as shares. Reserved bytes: what cuDNN's
+# trials leave in a checkpointed step's first iteration.
 PROMISED = [
-    ("allocated", 0.01, 0.03), ("reserved", 0.03, 0.08), ("device", 0.08, 0.08),
+    ("allocated", 0.001, 0.01), ("reserved", 0.01, 0.09), ("device", 0.01, 0.09),
 ]  # fmt: skip
 
 
@@ -80,9 +85,12 @@ def test_the_verdict_is_never_wrong_by_more_than_the_stated_range() -> None:
 
 
 def test_predicted_step_times_rank_as_the_measured_ones() -> None:
-    correlation = rank_correlation(comparisons())
-    found = accuracy(comparisons(), "step time")
-    if correlation is None or found is None:
-        pytest.skip("no step times among them")
-    assert correlation >= 0.95
-    assert found.median <= 0.15
+    """Of steps that nobody disturbed, whose median is known to 1%."""
+    calm = [c for c in comparisons() if not any(word in " ".join(c.record.flags) for word in UNSURE)]
+    found = accuracy(calm, "step time")
+    assert found is not None
+    assert found.count >= 40
+    assert found.median <= 0.08
+    correlation = rank_correlation(calm)
+    assert correlation is not None
+    assert correlation >= 0.97

@@ -19,7 +19,7 @@ from planner.estimation.estimate import Estimate, estimate_ledger
 from planner.estimation.ledgers import affine_step, is_on_shapes, step_ledger
 from planner.ledger.affine import HUGE, AffineLedger
 from planner.ledger.ledger import Ledger
-from planner.machine.hardware.overheads import overheads_for
+from planner.machine.hardware.overheads import overheads_for, was_emulated
 from planner.memory.compiled import (
     BOUNDED,
     TRACED,
@@ -194,7 +194,8 @@ class Estimates:
     def least_high_bytes(self, choice: Choice) -> int:
         """What the upper end of an estimate is at least."""
         live = self.least_bytes(choice) - self._overheads.context_bytes
-        factor = 1 + self._overheads.reserved_error
+        known = was_emulated(self.wish.model, choice.setting)
+        factor = 1 + overheads_for(self.wish.gpu, is_known=known).reserved_error
         if choice.setting.compile != "off":
             is_compiled = self.line(choice).is_compiled
             factor = (TRACED if is_compiled else BOUNDED).high

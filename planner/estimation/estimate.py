@@ -26,7 +26,7 @@ from planner.libraries.limits import attention_limit, setting_limit
 from planner.libraries.registry import find_library
 from planner.machine.hardware.gpu import Gpu
 from planner.machine.hardware.nccl import Communication, communication_memory
-from planner.machine.hardware.overheads import Overheads, overheads_for
+from planner.machine.hardware.overheads import Overheads, overheads_for, was_emulated
 from planner.machine.hardware.precisions import check_precision
 from planner.memory.allocator_config import AllocatorConfig, options_text
 from planner.memory.compiled import (
@@ -257,8 +257,7 @@ def estimate_ledger(
     catalogue's `gpu`; what several devices exchange, by `link` (None: what `gpu` usually has).
     With `retries` a step fits, too, that runs only where the allocator frees cached memory.
     """
-    eager = setting.world_size == 1 and setting.compile == "off"
-    outside = overheads_for(gpu, was_emulated=eager and isinstance(config, SwinConfig))
+    outside = overheads_for(gpu, is_known=was_emulated(config, setting))
     communication = communication_memory(setting)
     ledger = on_device(ledger, outside.processors)
     beside = outside.context_bytes + communication.num_bytes

@@ -1,9 +1,9 @@
-"""What kernels reach of a datasheet's figures, fitted to published measurements.
+"""What kernels reach of a datasheet's figures, fitted to measurements.
 
 `tests/benchmarks/fit_rates.py` prints the rows, the fit and the errors of the rows held out; the
-rows stand in `tests/truth/public.jsonl`. Those of HBM are of one card, an A100; those of GDDR of an
-RTX 3090, and of an RTX 4090 and 5090 for the forward only. On a device at hand `planner doctor
---rates` measures instead.
+rows stand in `tests/truth/public.jsonl` and `tests/truth/h200`. Those of HBM are of an A100 and an
+H200, which agree; those of GDDR of an RTX 3090, and of an RTX 4090 and 5090 for the forward only.
+On a device at hand `planner doctor --rates` measures instead.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from types import MappingProxyType
 
 from planner.machine.hardware.gpu import Gpu
 
-# The next five were fitted, 2026-11-21, while 24 rows were taken for fused attention that had none.
-# The fit is flat: today it finds 0.53 (HBM), 0.93, 0.54, 1.00 and 0.72, which meet the rows held
-# out within 2.4% in the median, not 4.1%. They are not taken over yet: all times would move.
+# The next five were fitted, 2026-11-26.
 # Of the bandwidth, by what moves large tensors element by element.
-BANDWIDTH_SHARE = MappingProxyType({"HBM": 0.51, "GDDR": 0.84})
+BANDWIDTH_SHARE = MappingProxyType({"HBM": 0.50, "GDDR": 0.92})
 # Of that bandwidth: softmax, LayerNorm and their backwards, and sums over rows.
-REDUCTION_SHARE = 0.60
-# Of the peak FLOP/s, by fp32 matmuls on the CUDA cores.
-FP32_MATMUL_SHARE = 0.98
+REDUCTION_SHARE = 0.56
+# Of the peak FLOP/s, by fp32 matmuls on the CUDA cores, by architecture.
+FP32_MATMUL_SHARE = MappingProxyType({"Hopper": 0.84, "": 1.0})
 # Of what a matmul reaches in forward: backward's sum over all tokens, or read transposed.
-BACKWARD_MATMUL_SHARE = 0.80
+BACKWARD_MATMUL_SHARE = 0.72
 
 # Fitted, 2026-11-26, to three quarters of the rates of timm's models at 224 px under fp16 autocast
 # that huggingface/pytorch-image-models @aa4b5850 publishes in results/: steps on an RTX 3090 (torch
@@ -31,6 +29,13 @@ BACKWARD_MATMUL_SHARE = 0.80
 # attention by whichever kernel, over windows too.
 CONVOLUTION_SHARE = 0.74
 ATTENTION_SHARE = 0.54
+# FLOPs per cycle and multiprocessor, by the one kernel of fused attention that takes a bias, for
+# 16-bit heads of 32 numbers: of windows that one tile of 64 tokens holds, and of larger ones, where
+# what fills the last tile counts too. Measured on an NVIDIA H200 (torch 2.11.0, 2026-11-26,
+# tests/truth/h200/kernels.jsonl); in fp32 as whole steps of Swin-T there have it.
+WINDOW_TILE = 64
+ONE_TILE_FLOPS, MORE_TILES_FLOPS = 100.0, 165.0
+FP32_ATTENTION = 0.75
 # Of the bandwidth, by dense convolutions of few channels: on matrix units they run channels last,
 # and what is laid out otherwise is copied before and after.
 CONVOLUTION_BANDWIDTH_SHARE = 0.61
@@ -64,10 +69,14 @@ _OTHER_MATMUL_SHARE = 0.811
 _CUT_RATE_MATMUL_SHARE = 1.0
 
 # Half-width of what a step's time may be off by, relative. A card with published rows that train
-# has the worst error over all its rows, rounded up to the next 5%; all others the wide one, a
-# judgement: rows of only the forward narrow nothing.
+# has the worst error over all its rows, rounded up to the next 5%, as has the one that we measured;
+# all others the wide one, a judgement: rows of only the forward narrow nothing.
 WIDE_UNCERTAINTY = 0.35
-MEASURED_CARDS = MappingProxyType({"a100-sxm-80gb": 0.10, "rtx-3090": 0.15})
+MEASURED_CARDS = MappingProxyType({"a100-sxm-80gb": 0.10, "rtx-3090": 0.15, "h200-sxm-141gb": 0.15})
+# Those of them whose rows have fused attention, too.
+FUSED_CARDS = frozenset(("h200-sxm-141gb",))
+# Of the seconds that the device waits for the host, whose processor nobody knows: half or twice.
+HOST_UNCERTAINTY = 0.5
 # The same of another model than a Swin, by kind of operation: a step has their mean by its seconds.
 # Fitted with the shares above, so that it holds nine of ten rows, and rounded up to the next 5%; no
 # kind has less than matmuls, and fused attention, whose backward nobody timed, the wide one. What
@@ -87,6 +96,17 @@ def bandwidth_share(gpu: Gpu) -> float:
     return BANDWIDTH_SHARE[memory_kind(gpu)]
 
 
+def window_attention_flops(gpu: Gpu, tokens: int) -> dict[str, float] | None:
+    """FLOP/s of fused attention over windows of `tokens`, by dtype; None where the card's
+    multiprocessors or their clock are not known."""
+    if gpu.num_sms is None or gpu.boost_mhz is None:
+        return None
+    tile = -(-tokens // WINDOW_TILE) * WINDOW_TILE
+    each = ONE_TILE_FLOPS if tile == WINDOW_TILE else MORE_TILES_FLOPS
+    half = each * gpu.num_sms * gpu.boost_mhz * 1e6 * (tokens / tile) ** 2
+    return {"float32": half * FP32_ATTENTION, "bfloat16": half, "float16": half}
+
+
 def tensor_matmul_share(gpu: Gpu) -> float:
     """Of the peak FLOP/s, by matmuls on matrix units (tf32, bf16, fp16)."""
     for key, share in _BEST_MATMUL_SHARE.items():
@@ -98,7 +118,9 @@ def tensor_matmul_share(gpu: Gpu) -> float:
 
 def fp32_matmul_share(gpu: Gpu) -> float:
     """Of the peak FLOP/s, by fp32 matmuls, which AMD's matrix units run too."""
-    return FP32_MATMUL_SHARE if gpu.vendor == "NVIDIA" else tensor_matmul_share(gpu)
+    if gpu.vendor != "NVIDIA":
+        return tensor_matmul_share(gpu)
+    return FP32_MATMUL_SHARE.get(gpu.architecture, FP32_MATMUL_SHARE[""])
 
 
 def uncertainty(gpu: Gpu) -> float:

@@ -53,11 +53,14 @@ _KERNEL_SECONDS = 3e-6
 _GRAPH_KERNEL_SECONDS = 1.5e-6
 # What the host spends per operation: Python modules, dispatcher and autograd's recording in the
 # forward, autograd's C++ engine in the backward, foreach lists in the optimizer; per further
-# launch of the same operation; per launch of compiled code's wrapper; per replay of a graph.
+# launch of the same operation. So a step of Swin-T at batch 1 takes 29 ms, as it did with torch
+# 2.11.0 beside an NVIDIA H200 (28 to 30 ms, a virtual server's Xeon of 2.1 GHz, 2026-11-26); a
+# fast desktop's processor may need half.
 _HOST_SECONDS: Mapping[str, float] = MappingProxyType(
-    {"forward": 15e-6, "backward": 10e-6, "optimizer": 10e-6, "zero_grad": 5e-6}
+    {"forward": 36e-6, "backward": 24e-6, "optimizer": 24e-6, "zero_grad": 12e-6}
 )
-_LAUNCH_SECONDS = 4e-6
+_LAUNCH_SECONDS = 9.6e-6
+# Per launch of compiled code's wrapper; per replay of a graph.
 _COMPILED_LAUNCH_SECONDS = 6e-6
 _GRAPH_SECONDS = 30e-6
 # A call of torch.compile's code for one weight, its guards looked at: measured with torch 2.13 and
@@ -80,12 +83,13 @@ class DeviceRates:
     reach `backward_matmul_share` of their rate in backward. `batch_norm_share` and
     `convolution_bandwidth_share` are of the bandwidth, `grouped_share` of fp32's matmul rate
     (planner/throughput/efficiency.py); `num_sms` are a GPU's multiprocessors, where known.
-    `link_bandwidth` is bytes/s between device and pinned host memory, either way.
+    `link_bandwidth` is bytes/s between device and pinned host memory, either way; `attention_flops`
+    are FLOP/s of fused attention by dtype, where they are known by themselves.
     `host_seconds` is the host's cost of an operation by phase. `asynchronous`: the host runs ahead
     (CUDA); otherwise it computes itself (CPU) and both times add up.
     `uncertainty` is relative: 0.35 means the time may be off by 35% either way. It holds for eager
-    steps in fp32 or 16 bits with eager attention, as most are measured; `other_uncertainty` for all
-    others.
+    steps in fp32 or 16 bits with eager attention, as most are measured, and with fused attention
+    where `knows_fused`; `other_uncertainty` for all others.
     `kind_uncertainty`, where it is given, says it by kind of operation in place of `uncertainty`.
     """
 
@@ -111,6 +115,8 @@ class DeviceRates:
     num_sms: int | None = None
     grouped_share: float | None = None
     link_bandwidth: float = efficiency.LINK_SHARE * ASSUMED_LINK
+    attention_flops: Mapping[str, float] | None = None
+    knows_fused: bool = False
 
     def matmul_rate(self, dtype: str, precision: str) -> float:
         """FLOP/s of a matmul on `dtype`. A dtype without matrix units runs at fp32's rate."""
@@ -123,6 +129,8 @@ class DeviceRates:
         """FLOP/s of a matmul, convolution or attention in `phase` under a setting's `precision`."""
         if operation.kind == "grouped conv":
             return self._grouped_rate(phase, operation, precision)
+        if operation.kind == "attention" and self.attention_flops is not None:
+            return self.attention_flops[operation.dtype]
         if operation.kind == "conv" and precision != "fp32":
             precision = "tf32"  # cuDNN's default, which only a setting of fp32 turns off
         rate = self.matmul_rate(operation.dtype, precision) * self.kind_share[operation.kind]
@@ -155,12 +163,15 @@ class DeviceRates:
         """Of a step of `setting` that spends `seconds` by kind of operation, relative: what was
         measured narrows it only for its like."""
         by_kind = self.kind_uncertainty
-        alike = setting.compile == "off" and (by_kind is not None or setting.attention == "eager")
+        knows = by_kind is not None or self.knows_fused or setting.attention == "eager"
+        alike = setting.compile == "off" and knows
         alike = alike and setting.precision not in ("tf32", "fp8") and setting.offload == "none"
         alike = alike and setting.offload_optimizer == "none"
-        if by_kind is None:
-            return self.uncertainty if alike else self.other_uncertainty
         total = sum(seconds.values())
+        if by_kind is None:
+            known = self.uncertainty if alike else self.other_uncertainty
+            waiting = seconds.get(WAITING, 0.0) / total if total else 0.0
+            return known + waiting * max(0.0, efficiency.HOST_UNCERTAINTY - known)
         known = sum(
             share * by_kind.get(kind, efficiency.WIDE_UNCERTAINTY)
             for kind, share in seconds.items()
@@ -278,11 +289,12 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
         name=gpu.name,
         basis=(
             f"datasheet of {gpu.title}; assumes {bandwidth:.0%} of its bandwidth (fitted to "
-            f"published measurements{held}) and {tensor:.0%} of its matrix units' FLOP/s (quoted)"
+            f"measurements{held}) and {tensor:.0%} of its matrix units' FLOP/s (quoted)"
         ),
         matmul_flops={"float32": fp32, **flops},
         bandwidth=gpu.bandwidth * bandwidth,
         uncertainty=efficiency.uncertainty(gpu),
+        knows_fused=gpu.name in efficiency.FUSED_CARDS,
         kind_uncertainty=None if is_held else efficiency.KIND_UNCERTAINTY,
         backward_matmul_share=efficiency.BACKWARD_MATMUL_SHARE,
         batch_norm_share=efficiency.BATCH_NORM_SHARE,
@@ -290,6 +302,11 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
         num_sms=gpu.num_sms,
         grouped_share=efficiency.GROUPED_SHARE[efficiency.memory_kind(gpu)],
         link_bandwidth=(gpu.link_bandwidth or ASSUMED_LINK) * efficiency.LINK_SHARE,
+        attention_flops=(
+            efficiency.window_attention_flops(gpu, max(model.windows) ** 2)
+            if isinstance(model, SwinConfig)
+            else None
+        ),
     )
 
 

@@ -1,80 +1,136 @@
-"""Fits what kernels reach of a datasheet's figures to published measurements:
-`python -m tests.benchmarks.fit_rates`.
+"""Fits what kernels reach of a datasheet's figures to published measurements and to our own of an
+NVIDIA H200: `python -m tests.benchmarks.fit_rates`.
 
-Prints the rows, the fit and its errors, on the rows that enter it and on those held out. The
-constants of planner/throughput/efficiency.py are of an earlier state of the rows, as is said there.
-Needs scipy, no torch.
+Prints the rows, the fit and its errors, on the rows that enter it and on those held out. Of the
+H200's rows those count whose time is the device's: a host that is late makes the others. Needs
+scipy, no torch.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import log
+from pathlib import Path
+from statistics import median
 
-from planner.core.schema import TrainSetting
+from planner.core.schema import MeasurementRecord, Model, SwinConfig, TrainSetting
 from planner.core.torch_version import as_of
+from planner.estimation.estimate import resolve
+from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware import Gpu
 from planner.report.settings import describe_setting
 from planner.throughput.efficiency import memory_kind
 from planner.throughput.fusing import Operation
-from planner.throughput.prediction import DeviceRates, device_seconds, rates_for
-from search.tuning.validation.compare import accuracy_of
-from tests.truth.published import (
-    PublishedRow,
-    predicted_rate,
-    read_published,
-    timed_operations,
-)
+from planner.throughput.prediction import DeviceRates, device_seconds, predict_step, rates_for
+from search.loop.study.records import read_records
+from search.tuning.validation.compare import accuracy_of, gpu_of
+from tests.truth.fit import is_held_out
+from tests.truth.published import read_published, timed_operations
 
+MEASURED = Path(__file__).parents[1] / "truth" / "h200"
 # Where the fit starts, and between which limits it stays: a share is no more than all there is.
 START = {
     "bandwidth HBM": 0.7, "bandwidth GDDR": 0.8, "reduction": 0.8, "fp32 matmul": 0.8,
-    "backward matmul": 0.8,
+    "fp32 matmul Hopper": 0.8, "backward matmul": 0.8,
 }  # fmt: skip
 LIMITS = (0.1, 1.0)
 # Beyond this error, as a logarithm, a row pulls less than its square: outliers do not lead.
 SOFT_FROM = 0.05
+# Of the device's own time, which a step may wait for the host and still count; and how well the
+# median of its steps must be known.
+WAITS, KNOWN = 0.02, 0.10
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A row, its setting and card, its operations with how often each runs, and its seconds."""
+    """A row: its model, setting and card, all its operations, and its seconds by `release` of
+    torch."""
 
-    row: PublishedRow
+    what: str
+    model: Model
     gpu: Gpu
     setting: TrainSetting
-    operations: tuple[tuple[Operation, int], ...]
+    operations: tuple[Operation, ...]
     seconds: float
+    release: str
+    is_held_out: bool
+    is_published: bool = True
+
+    @property
+    def counted(self) -> Counter[Operation]:
+        """The operations with how often each runs."""
+        return _counted(self.operations)
+
+
+@cache
+def _counted(operations: tuple[Operation, ...]) -> Counter[Operation]:
+    return Counter((phase, one._replace(path="")) for phase, one in operations)
 
 
 def timed_rows() -> list[Timed]:
-    """The rows of Swins whose time an estimate is held to, in the file's order."""
-    return [
-        _timed(row)
-        for row in read_published()
-        if not row.is_traced and row.why_time_is_only_listed is None
-    ]
+    """The published rows of Swins whose time an estimate is held to, in the file's order."""
+    found = []
+    for row in read_published():
+        if row.is_traced or row.why_time_is_only_listed is not None:
+            continue
+        model, setting = row.resolved
+        assert row.device is not None
+        assert row.images_per_second is not None
+        with as_of(row.release):
+            operations = tuple(timed_operations(row))
+        seconds = setting.batch_size / row.images_per_second
+        what = f"{row.model}, {row.span}"
+        found.append(
+            Timed(
+                what, model, row.device, setting, operations, seconds, row.release, row.is_held_out
+            )
+        )
+    return found
 
 
-def _timed(row: PublishedRow) -> Timed:
-    _, setting = row.resolved
-    assert row.device is not None
-    assert row.images_per_second is not None
-    with as_of(row.release):
-        operations = Counter((p, o._replace(path="")) for p, o in timed_operations(row))
-    seconds = setting.batch_size / row.images_per_second
-    return Timed(row, row.device, setting, tuple(operations.items()), seconds)
+def measured_rows() -> list[Timed]:
+    """Eager steps of Swins on the H200 that do not wait for the host."""
+    files = [MEASURED / "rows.jsonl", MEASURED / "tuned.jsonl"]
+    records = [record for file in files for record in read_records(file).records]
+    found = [_measured(r) for r in records if _is_timed(r)]
+    return [timed for timed in found if not _waits(timed)]
 
 
-def rates_with(gpu: Gpu, shares: Mapping[str, float]) -> DeviceRates:
-    """The rates of `gpu` if `shares` were what kernels reach."""
-    known = rates_for(gpu)
+def _is_timed(record: MeasurementRecord) -> bool:
+    known = any("the median is known to" in flag for flag in record.flags)
+    eager = record.setting.compile == "off" and isinstance(record.model, SwinConfig)
+    return record.status == "measured" and eager and not known
+
+
+def _measured(record: MeasurementRecord) -> Timed:
+    gpu = gpu_of(record)
+    assert gpu is not None
+    with as_of(record.versions["torch"]):
+        model, setting = resolve(record.model, record.setting)
+        operations = tuple(step_ledger(model, setting).operations())
+    return Timed(
+        record.model.title, model, gpu, setting, operations, median(record.step_seconds),
+        record.versions["torch"], is_held_out(record), is_published=False,
+    )  # fmt: skip
+
+
+def _waits(timed: Timed) -> bool:
+    step = predict_step(timed.operations, rates_for(timed.gpu, timed.model), timed.setting)
+    return step.step_seconds > (1 + WAITS) * step.device_seconds
+
+
+def rates_with(timed: Timed, shares: Mapping[str, float]) -> DeviceRates:
+    """The rates of its card if `shares` were what kernels reach."""
+    gpu = timed.gpu
+    known = rates_for(gpu, timed.model)
+    fp32 = "fp32 matmul Hopper" if gpu.architecture == "Hopper" else "fp32 matmul"
     return replace(
         known,
         matmul_flops={
-            **known.matmul_flops, "float32": gpu.fp32_flops * shares["fp32 matmul"]
+            **known.matmul_flops, "float32": gpu.fp32_flops * shares[fp32]
         },
         bandwidth=gpu.bandwidth * shares[f"bandwidth {memory_kind(gpu)}"],
         kind_share={**known.kind_share, "reduction": shares["reduction"]},
@@ -84,14 +140,14 @@ def rates_with(gpu: Gpu, shares: Mapping[str, float]) -> DeviceRates:
 
 def predicted_seconds(timed: Timed, shares: Mapping[str, float]) -> float:
     """The device's time alone: at these batches it never waits for the host."""
-    rates = rates_with(timed.gpu, shares)
+    rates = rates_with(timed, shares)
     return sum(
         count * device_seconds(phase, operation, rates, timed.setting)
-        for (phase, operation), count in timed.operations
+        for (phase, operation), count in timed.counted.items()
     )
 
 
-def fit(rows: list[Timed]) -> dict[str, float]:
+def fit(rows: Sequence[Timed]) -> dict[str, float]:
     """The shares with which `rows` are met best, in logarithms of their times."""
     from scipy.optimize import least_squares
 
@@ -107,46 +163,45 @@ def fit(rows: list[Timed]) -> dict[str, float]:
     return {name: float(value) for name, value in zip(names, found.x, strict=True)}
 
 
-def errors(rows: list[Timed], shares: Mapping[str, float]) -> list[tuple[Timed, float]]:
+def errors(rows: Sequence[Timed], shares: Mapping[str, float]) -> list[tuple[Timed, float]]:
     """(row, relative error of the predicted rate), the host's time counted too."""
     found = []
     for timed in rows:
-        with as_of(timed.row.release):
-            rate = predicted_rate(timed.row, rates_with(timed.gpu, shares))
-        assert rate is not None
-        assert timed.row.images_per_second is not None
-        found.append((timed, rate / timed.row.images_per_second - 1))
+        with as_of(timed.release):
+            step = predict_step(timed.operations, rates_with(timed, shares), timed.setting, 1)
+        found.append((timed, timed.seconds / step.step_seconds - 1))
     return found
 
 
 def main() -> None:
-    rows = timed_rows()
-    fitted = [timed for timed in rows if not timed.row.is_held_out]
-    held_out = [timed for timed in rows if timed.row.is_held_out]
-    shares = fit(fitted)
-    for title, chosen in (("fitted", fitted), ("held out", held_out)):
+    rows = timed_rows() + measured_rows()
+    shares = fit([timed for timed in rows if not timed.is_held_out])
+    for title, published, held_out in (
+        ("published, fitted", True, False), ("published, held out", True, True),
+        ("measured, fitted", False, False), ("measured, held out", False, True),
+    ):  # fmt: skip
         print(f"\n{title}: predicted over measured rate")
+        chosen = [t for t in rows if (t.is_published, t.is_held_out) == (published, held_out)]
         found = errors(chosen, shares)
         for timed, error in found:
-            what = f"{timed.row.model}, {timed.row.span}, {describe_setting(timed.setting)}"
+            what = f"{timed.what}, {describe_setting(timed.setting)}"
             print(f"  {error:+7.1%}  {timed.gpu.name:14} {what}")
         summary = accuracy_of([error for _, error in found])
         assert summary is not None
         print(f"  {summary.count} rows, median {summary.median:.1%}, worst {summary.worst:.1%}")
-    print("\nworst error by card and span:")
+    print("\nworst error by card:")
     for key, worst in sorted(worst_by_card(errors(rows, shares)).items()):
-        print(f"  {', '.join(key)}: {worst:.1%}")
+        print(f"  {key}: {worst:.1%}")
     print("\nplanner/throughput/efficiency.py:")
     for name, value in shares.items():
-        print(f"  {name:16} {value:.4f}")
+        print(f"  {name:18} {value:.4f}")
 
 
-def worst_by_card(found: list[tuple[Timed, float]]) -> dict[tuple[str, str], float]:
-    """(card, span) -> the largest error, sign left out."""
-    worst: dict[tuple[str, str], float] = {}
+def worst_by_card(found: Sequence[tuple[Timed, float]]) -> dict[str, float]:
+    """card -> the largest error, sign left out."""
+    worst: dict[str, float] = {}
     for timed, error in found:
-        key = timed.gpu.name, timed.row.span
-        worst[key] = max(worst.get(key, 0.0), abs(error))
+        worst[timed.gpu.name] = max(worst.get(timed.gpu.name, 0.0), abs(error))
     return worst
 
 

@@ -233,8 +233,8 @@ def test_assumed_rates_stay_under_the_datasheets_peaks() -> None:
         for dtype, rate in rates.matmul_flops.items():
             peak = getattr(gpu, f"{peaks[dtype]}_flops")
             assert 0.3 * peak < rate <= peak, gpu.name
-        assert 0.5 * gpu.bandwidth < rates.bandwidth < gpu.bandwidth, gpu.name
-        assert "fitted to published measurements" in rates.basis
+        assert 0.5 * gpu.bandwidth <= rates.bandwidth < gpu.bandwidth, gpu.name
+        assert "fitted to measurements" in rates.basis
 
 
 def test_backward_reaches_less_of_the_matrix_rate() -> None:
@@ -343,7 +343,12 @@ def test_only_what_was_measured_alike_narrows_the_uncertainty() -> None:
         assert rates.uncertainty_of(eager, {}) == narrow < efficiency.WIDE_UNCERTAINTY
         for update in others:
             other = eager.model_copy(update=update)
-            assert rates.uncertainty_of(other, {}) == efficiency.WIDE_UNCERTAINTY
+            known = name in efficiency.FUSED_CARDS and update.get("attention") == "sdpa"
+            expected = narrow if known else efficiency.WIDE_UNCERTAINTY
+            assert rates.uncertainty_of(other, {}) == expected
+            half = {"matmul": 1.0, WAITING: 1.0}  # a host that nobody knows
+            mean = (expected + efficiency.HOST_UNCERTAINTY) / 2
+            assert rates.uncertainty_of(other, half) == pytest.approx(mean)
     for gpu in all_gpus():
         if gpu.name not in efficiency.MEASURED_CARDS:
             assert rates_for(gpu).uncertainty_of(eager, {}) == efficiency.WIDE_UNCERTAINTY

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,8 +26,9 @@ class TurnRun:
 
     @staticmethod
     def await_turn(run: Run) -> None:
-        run.turn = open(os.environ[TURNS], "w")  # type: ignore[attr-defined]  # noqa: SIM115
-        fcntl.flock(run.turn, fcntl.LOCK_EX)  # type: ignore[attr-defined]
+        turn = Path(os.environ[TURNS]).open("w")  # noqa: SIM115
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        run.turn = turn  # type: ignore[attr-defined]
 
 
 def _warm_up(run: Run, *rest: Any) -> list[float]:
@@ -50,4 +52,4 @@ def _outcome(run: Run) -> OutcomeMessage:
     return found
 
 
-Run._warm_up, Run._settle, Run.outcome = _warm_up, _settle, _outcome  # type: ignore[method-assign]
+Run._warm_up, Run._settle, Run.outcome = _warm_up, _settle, _outcome  # type: ignore[method-assign, assignment]
