@@ -84,7 +84,8 @@ class DeviceRates:
     `convolution_bandwidth_share` are of the bandwidth, `grouped_share` of fp32's matmul rate
     (planner/throughput/efficiency.py); `num_sms` are a GPU's multiprocessors, where known.
     `link_bandwidth` is bytes/s between device and pinned host memory, either way; `attention_flops`
-    are FLOP/s of fused attention by dtype, where they are known by themselves.
+    are FLOP/s of fused attention by dtype, and `compiled_bandwidth` the bytes/s of kernels that
+    torch.compile makes, reductions too, where they are known by themselves.
     `host_seconds` is the host's cost of an operation by phase. `asynchronous`: the host runs ahead
     (CUDA); otherwise it computes itself (CPU) and both times add up.
     `uncertainty` is relative: 0.35 means the time may be off by 35% either way. It holds for eager
@@ -116,6 +117,7 @@ class DeviceRates:
     grouped_share: float | None = None
     link_bandwidth: float = efficiency.LINK_SHARE * ASSUMED_LINK
     attention_flops: Mapping[str, float] | None = None
+    compiled_bandwidth: float | None = None
     knows_fused: bool = False
 
     def matmul_rate(self, dtype: str, precision: str) -> float:
@@ -294,6 +296,7 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
         matmul_flops={"float32": fp32, **flops},
         bandwidth=gpu.bandwidth * bandwidth,
         uncertainty=efficiency.uncertainty(gpu),
+        compiled_bandwidth=gpu.bandwidth * max(bandwidth, efficiency.COMPILED_BANDWIDTH_SHARE),
         knows_fused=gpu.name in efficiency.FUSED_CARDS,
         kind_uncertainty=None if is_held else efficiency.KIND_UNCERTAINTY,
         backward_matmul_share=efficiency.BACKWARD_MATMUL_SHARE,
@@ -337,6 +340,8 @@ def _bound_device_seconds(
         busy = operation.num_bytes / rates.moving_rate(operation)
         if operation.flops / rate >= busy:
             busy, bound = operation.flops / rate, MATRIX_UNITS
+    elif setting.compile != "off" and rates.compiled_bandwidth is not None:
+        busy = operation.num_bytes / rates.compiled_bandwidth
     else:
         busy = operation.num_bytes / rates.moving_rate(operation)
     return busy + start, STARTS if start > busy else bound
