@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 
 from planner import estimate
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
+from planner.core.units import MIB
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
+from planner.memory.allocator_config import parse_allocator_config
 from planner.memory.compiled import (
     BOUNDED,
     BROKEN,
@@ -27,6 +30,7 @@ from planner.memory.compiled import (
     in_graph_pool,
     is_compiled,
 )
+from planner.memory.profile import profile_memory, profile_within
 from planner.trace.kept_step import alike
 
 SWIN_T = "native:swin_tiny"
@@ -62,14 +66,14 @@ def compiled_ledger() -> Ledger:
     return Ledger((*batch, *step(0, 2), *step(1, 7)), batch_size=2, num_parameters=768)
 
 
-def test_a_pool_holds_the_peak_of_both_halves_and_a_copy_of_the_batch() -> None:
-    """Derived: 2 KiB saved and a gradient of 3 are alive at once, beside the 6 of images."""
+def test_a_pool_holds_the_peak_of_both_halves() -> None:
+    """Derived: 2 KiB saved and a gradient of 3 are alive at once, and nothing beside them."""
     pooled = in_graph_pool(compiled_ledger())
     pool = [e for e in pooled.events if isinstance(e, Allocated) and "CUDA graph pool" in e.label]
     assert [(e.num_bytes, e.label) for e in pool] == [
         (2 * KIB, "CUDA graph pool (saved)"),
         (3 * KIB, "CUDA graph pool (gradients)"),
-        (6 * KIB, "CUDA graph pool (rest)"),
+        (0, "CUDA graph pool (rest)"),
     ]
     assert pooled.pooled_saved_bytes == 2 * KIB
     freed = {e.storage for e in pooled.events if isinstance(e, Freed)}
@@ -78,6 +82,21 @@ def test_a_pool_holds_the_peak_of_both_halves_and_a_copy_of_the_batch() -> None:
     assert eager == ["aten.nll_loss_forward", "aten._foreach_sqrt"] * 2
     tags = {e.storage: e.category for e in pooled.events if isinstance(e, Tagged)}
     assert [tags.get(e.storage) for e in pool] == ["activations", "gradients", None]
+
+
+@pytest.mark.parametrize("options", ["", "expandable_segments:True"])
+def test_a_pool_is_reserved_in_segments_of_its_own(options: str) -> None:
+    """Derived: its 5 KiB take a segment of 2 MiB, which what is eager does not share."""
+    config = parse_allocator_config(options)
+    pooled = in_graph_pool(compiled_ledger())
+    plain = profile_memory(replace(pooled, pool_requests=()), 0, config)
+    found = profile_memory(pooled, 0, config)
+    assert found.peak_reserved_bytes - plain.peak_reserved_bytes == 2 * MIB - 5 * KIB
+    assert found.peak_allocated_bytes == plain.peak_allocated_bytes
+    assert sum(found.reserved_by_stream.values()) == found.peak_reserved_bytes
+    allowed = found.peak_reserved_bytes
+    assert profile_within(pooled, 0, config, allowed) == found
+    assert profile_within(pooled, 0, config, allowed - 1) is None
 
 
 def test_the_range_is_that_of_what_the_ledger_is() -> None:

@@ -78,7 +78,7 @@ def command(models: tuple[str, ...], **given: Any) -> int:  # fmt: skip
     refuse_empty({"model": models, **given})
     from search import check_platform
     from search.loop.study.mixture import describe_mixture
-    from search.tuning.validation.compare import compare
+    from search.tuning.validation.compare import compare, trace_compiled
 
     budget_seconds = _check(models, given)
     check_platform()
@@ -91,6 +91,7 @@ def command(models: tuple[str, ...], **given: Any) -> int:  # fmt: skip
     mixture = describe_mixture(records)
     if mixture:
         click.echo(f"{mixture} See what else differs: planner doctor --compare.", err=True)
+    trace_compiled(records)
     comparisons = compare(records)
     if given["as_json"]:
         print_json([_as_json(c) for c in comparisons])

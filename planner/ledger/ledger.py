@@ -161,6 +161,8 @@ class Ledger:
     notes: tuple[str, ...] = field(default=())
     # What forward saves in a pool that is never given back, so that no growth shows it.
     pooled_saved_bytes: int = 0
+    # What such a pool is asked for and given back, as `planner.memory.replay` takes it.
+    pool_requests: tuple[int, ...] = field(default=(), repr=False)
     # Of what is live at the peak, what need not be there: it depends on when the device gets to a
     # layer, and the events are those of the most.
     doubtful_bytes: int = 0

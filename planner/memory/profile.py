@@ -29,7 +29,7 @@ from planner.ledger.ledger import (
 )
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import rounded
-from planner.memory.replay import SteadyPeaks, replay_steady, replay_within
+from planner.memory.replay import SteadyPeaks, replay, replay_steady, replay_within
 
 NUM_LARGEST = 8  # storages that an instant names
 TRANSIENT: tuple[Category, ...] = ("temporaries", "activations")
@@ -169,30 +169,39 @@ def _profile_memory(
     peaks = replay_steady(
         requests, steady_from, config, allowed_bytes, walked.streams, walked.emptied
     )
-    return _profile_of(ledger, walked, peaks)
+    return _profile_of(ledger, walked, peaks, _hole_bytes(ledger, config))
 
 
 def profile_within(
     ledger: Ledger, workspace_bytes: int, config: AllocatorConfig | None, allowed_bytes: int
 ) -> MemoryProfile | None:
     """The same where the driver has `allowed_bytes` and no more; None where memory runs out."""
-    if steady_step(ledger).peak_bytes > allowed_bytes:
+    holes = _hole_bytes(ledger, config)
+    if steady_step(ledger).peak_bytes > allowed_bytes - holes:
         return None
     walked, requests, steady_from = steady_requests(ledger, workspace_bytes)
     peaks = replay_within(
-        requests, steady_from, config, allowed_bytes, walked.streams, walked.emptied
+        requests, steady_from, config, allowed_bytes - holes, walked.streams, walked.emptied
     )
-    return None if peaks is None else _profile_of(ledger, walked, peaks)
+    return None if peaks is None else _profile_of(ledger, walked, peaks, holes)
 
 
-def _profile_of(ledger: Ledger, walked: Walk, peaks: SteadyPeaks) -> MemoryProfile:
+def _hole_bytes(ledger: Ledger, config: AllocatorConfig | None) -> int:
+    """What a pool of CUDA graphs has reserved and none of its blocks ever filled at once: no other
+    request gets it."""
+    pool = replay(ledger.pool_requests, config)
+    return pool.peak_reserved_bytes - pool.peak_allocated_bytes
+
+
+def _profile_of(ledger: Ledger, walked: Walk, peaks: SteadyPeaks, holes: int) -> MemoryProfile:
     live = steady_step(ledger)
+    computing, *others = peaks.reserved_by_stream
     return MemoryProfile(
         live,
         instant(ledger, live.peak_index),
         peaks.allocated_bytes,
-        peaks.reserved_bytes,
-        dict(zip(walked.stream_names, peaks.reserved_by_stream, strict=True)),
+        peaks.reserved_bytes + holes,
+        dict(zip(walked.stream_names, (computing + holes, *others), strict=True)),
         peaks.num_alloc_retries,
         peaks.retries_each_step,
     )

@@ -10,12 +10,13 @@ from statistics import correlation, median
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.core.schema.setting import GRAPH_MODES
-from planner.core.torch_version import as_of
+from planner.core.torch_version import as_of, installed_torch
 from planner.estimation.estimate import Estimate, estimate_ledger
-from planner.estimation.ledgers import step_ledger
+from planner.estimation.ledgers import record_ledgers, step_ledger
 from planner.libraries.registry import find_library
 from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import recorded_allocator
+from planner.memory.compiled import has_known_graphs
 
 QUANTITIES = ("allocated", "reserved", "device", "step time")
 PHASES = ("before_step", "after_forward", "after_backward", "after_optimizer")
@@ -119,6 +120,17 @@ def estimate_of(record: MeasurementRecord) -> Estimate:
             record.model, record.setting, step_ledger(record.model, setting), gpu_of(record),
             allocator=recorded_allocator(record.versions), retries=True,
         )  # fmt: skip
+
+
+def trace_compiled(records: Iterable[MeasurementRecord]) -> None:
+    """Traces what of `records` was compiled, where torch is: the eager step would bound it only."""
+    if installed_torch():
+        for record in records:
+            if isinstance(record.model, SwinConfig) and record.status == "measured":
+                setting = find_library(record.model.library).resolve(record.model, record.setting)
+                if has_known_graphs(record.model, setting):
+                    with as_of(record.versions.get("torch", "")):
+                        record_ledgers([(record.model, setting)])
 
 
 def is_modelled(record: MeasurementRecord) -> bool:
