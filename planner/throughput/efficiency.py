@@ -45,7 +45,7 @@ BATCH_NORM_SHARE = 0.345
 # each element that they move, in any dtype; they grow with a power of that number. HBM's share is
 # that of ConvNeXts on an A100 (MzeroMiko/VMamba @9fd253f analyze/tp.log, torch 2.2, which asks
 # cuDNN for deterministic algorithms). On Hopper their time grows with what they move alone, however
-# wide a group: fitted to steps of an H200 (tests/truth/h200/rows.jsonl, torch 2.11, cuDNN 9.19, bf16).
+# wide a group: fitted to an H200's steps (tests/truth/h200/rows.jsonl, torch 2.11, cuDNN 9.19).
 GROUPED_SHARE = MappingProxyType({"HBM": 0.011, "GDDR": 0.040, "Hopper": 0.003})
 GROUPED_POWER = MappingProxyType({"HBM": 0.47, "GDDR": 0.47, "Hopper": 1.0})
 

@@ -78,7 +78,8 @@ class DeviceRates:
     "float16", "float8"); `bandwidth` is bytes/s of a copy (read + written); `kind_share` scales the
     matmul rate of conv and attention, and the bandwidth of pointwise, reduction and copy. Matmuls
     reach `backward_matmul_share` of their rate in backward. `batch_norm_share` and
-    `convolution_bandwidth_share` are of the bandwidth, `grouped_share` of fp32's matmul rate
+    `convolution_bandwidth_share` are of the bandwidth, `grouped_share` of fp32's matmul rate,
+    growing with that power (`grouped_power`) of multiply-adds
     (planner/throughput/efficiency.py); `num_sms` are a GPU's multiprocessors, where known.
     `link_bandwidth` is bytes/s between device and pinned host memory, either way.
     `host_seconds` is the host's cost of an operation by phase. `asynchronous`: the host runs ahead
