@@ -164,6 +164,14 @@ def test_rates_of_other_models_are_within_what_is_said_of_them(model: str) -> No
     assert all(row.is_within for row in found)
 
 
+@needs("timm")
+def test_a_step_of_another_model_is_within_what_is_said_of_it_on_an_h200() -> None:
+    """Of all models: `python -m tests.benchmarks.model_rates`."""
+    found = list(model_rates.measured_steps("timm:mobilenetv3_large_100"))
+    assert len(found) == 1
+    assert all(abs(error) <= said / 2 for _, error, said, _ in found)
+
+
 @needs("torchvision")
 @pytest.mark.published
 def test_memory_of_other_models_is_within_a_fifth_of_a_percent() -> None:

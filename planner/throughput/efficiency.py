@@ -41,16 +41,21 @@ ONE_TILE_FLOPS, MORE_TILES_FLOPS = 100.0, 165.0
 FP32_ATTENTION = 0.75
 # Of the bandwidth, by dense convolutions of few channels: on matrix units they run channels last,
 # and what is laid out otherwise is copied before and after.
-CONVOLUTION_BANDWIDTH_SHARE = 0.61
-# Of the bandwidth, of what it reads and writes once: batch norm that trains. One block of threads
-# has one channel, so that fewer channels than multiprocessors leave some idle.
+CONVOLUTION_BANDWIDTH_SHARE = 0.56
+# Bytes a clock of each multiprocessor by batch norm of 16 bits that trains, of what it reads and
+# writes once: one block of threads has one channel, so that fewer channels than multiprocessors
+# leave some idle. An RTX 3090's steps ask for 1.95, and kernels of an H200 for 2.1
+# (tests/truth/h200/kernels.jsonl). Channels last, other kernels spread over rows. The share of the
+# bandwidth is for cards whose clock is not known.
+BATCH_NORM_BYTES = 1.95
 BATCH_NORM_SHARE = 0.345
 # Of the CUDA cores' FLOP/s, by convolutions in groups (depthwise ones too) of one multiply-add for
 # each element that they move, in any dtype; they grow with a power of that number. HBM's share is
 # that of ConvNeXts on an A100 (MzeroMiko/VMamba @9fd253f analyze/tp.log, torch 2.2, which asks
-# cuDNN for deterministic algorithms).
-GROUPED_SHARE = MappingProxyType({"HBM": 0.011, "GDDR": 0.040})
-GROUPED_POWER = 0.47
+# cuDNN for deterministic algorithms). On Hopper their time grows with what they move alone, however
+# wide a group: fitted to an H200's steps (tests/truth/h200/rows.jsonl, torch 2.11, cuDNN 9.19).
+GROUPED_SHARE = MappingProxyType({"HBM": 0.011, "GDDR": 0.040, "Hopper": 0.0035})
+GROUPED_POWER = MappingProxyType({"HBM": 0.47, "GDDR": 0.47, "Hopper": 1.0})
 
 # Of the link to the host, by copies from and to pinned memory, either way. Quoted: 77 to 83% of
 # PCIe 3.0 x16 (P100, mpicbg-scicomp/gearshifft pull request 82; RTX 2080 Ti, issue 22 of
@@ -108,6 +113,19 @@ def window_attention_flops(gpu: Gpu, tokens: int) -> dict[str, float] | None:
     each = ONE_TILE_FLOPS if tile == WINDOW_TILE else MORE_TILES_FLOPS
     half = each * gpu.num_sms * gpu.boost_mhz * 1e6 * (tokens / tile) ** 2
     return {"float32": half * FP32_ATTENTION, "bfloat16": half, "float16": half}
+
+
+def batch_norm_share(gpu: Gpu) -> float:
+    """Of the bandwidth that is reached, by batch norm that has channels for all multiprocessors."""
+    if gpu.num_sms is None or gpu.boost_mhz is None:
+        return BATCH_NORM_SHARE
+    moved = gpu.num_sms * gpu.boost_mhz * 1e6 * BATCH_NORM_BYTES
+    return min(REDUCTION_SHARE, moved / (gpu.bandwidth * bandwidth_share(gpu)))
+
+
+def grouped_kind(gpu: Gpu) -> str:
+    """By which of the shares it runs convolutions in groups."""
+    return gpu.architecture if gpu.architecture in GROUPED_SHARE else memory_kind(gpu)
 
 
 def tensor_matmul_share(gpu: Gpu) -> float:

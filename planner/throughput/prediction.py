@@ -81,7 +81,8 @@ class DeviceRates:
     "float16", "float8"); `bandwidth` is bytes/s of a copy (read + written); `kind_share` scales the
     matmul rate of conv and attention, and the bandwidth of pointwise, reduction and copy. Matmuls
     reach `backward_matmul_share` of their rate in backward. `batch_norm_share` and
-    `convolution_bandwidth_share` are of the bandwidth, `grouped_share` of fp32's matmul rate
+    `convolution_bandwidth_share` are of the bandwidth, `grouped_share` of fp32's matmul rate,
+    growing with that power (`grouped_power`) of multiply-adds
     (planner/throughput/efficiency.py); `num_sms` are a GPU's multiprocessors, where known.
     `link_bandwidth` is bytes/s between device and pinned host memory, either way; `attention_flops`
     are FLOP/s of fused attention by dtype, and `compiled_bandwidth` the bytes/s of kernels that
@@ -115,6 +116,7 @@ class DeviceRates:
     convolution_bandwidth_share: float = 1.0
     num_sms: int | None = None
     grouped_share: float | None = None
+    grouped_power: float = efficiency.GROUPED_POWER["HBM"]
     link_bandwidth: float = efficiency.LINK_SHARE * ASSUMED_LINK
     attention_flops: Mapping[str, float] | None = None
     compiled_bandwidth: float | None = None
@@ -148,16 +150,18 @@ class DeviceRates:
         num_bytes = 4 if operation.dtype == "float32" else 2
         multiply_adds = operation.flops / 2 / max(operation.num_bytes / num_bytes, 1)
         rate = self.matmul_flops["float32"] * self.grouped_share
-        return min(dense, rate * float(multiply_adds**efficiency.GROUPED_POWER))
+        return min(dense, rate * float(multiply_adds**self.grouped_power))
 
-    def moving_rate(self, operation: Computed) -> float:
+    def moving_rate(self, operation: Computed, memory_format: str = "contiguous") -> float:
         """Bytes/s that an operation's tensors are read and written at, if that is what it takes."""
         if operation.kind == "conv":
             return self.bandwidth * self.convolution_bandwidth_share
         if operation.kind in _MATRIX_KINDS:
             return self.bandwidth
-        if self.batch_norm_share is None or "batch_norm" not in operation.name:
-            return self.bandwidth * self.kind_share[operation.kind]
+        usual = self.bandwidth * self.kind_share[operation.kind]
+        by_channel = "batch_norm" in operation.name and memory_format == "contiguous"
+        if self.batch_norm_share is None or not by_channel:
+            return usual
         busy = min(1.0, _num_channels(operation) / self.num_sms) if self.num_sms else 1.0
         return self.bandwidth * self.batch_norm_share * busy
 
@@ -286,6 +290,7 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
              "float8": gpu.fp8_flops}  # fmt: skip
     flops = {dtype: peak * tensor for dtype, peak in peaks.items() if peak is not None}
     fp32 = gpu.fp32_flops * efficiency.fp32_matmul_share(gpu)
+    grouped = efficiency.grouped_kind(gpu)
     held = "" if gpu.name in efficiency.MEASURED_CARDS else ", none of them of this card"
     return DeviceRates(
         name=gpu.name,
@@ -300,10 +305,11 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
         knows_fused=gpu.name in efficiency.FUSED_CARDS,
         kind_uncertainty=None if is_held else efficiency.KIND_UNCERTAINTY,
         backward_matmul_share=efficiency.BACKWARD_MATMUL_SHARE,
-        batch_norm_share=efficiency.BATCH_NORM_SHARE,
+        batch_norm_share=efficiency.batch_norm_share(gpu),
         convolution_bandwidth_share=efficiency.CONVOLUTION_BANDWIDTH_SHARE,
         num_sms=gpu.num_sms,
-        grouped_share=efficiency.GROUPED_SHARE[efficiency.memory_kind(gpu)],
+        grouped_share=efficiency.GROUPED_SHARE[grouped],
+        grouped_power=efficiency.GROUPED_POWER[grouped],
         link_bandwidth=(gpu.link_bandwidth or ASSUMED_LINK) * efficiency.LINK_SHARE,
         attention_flops=(
             efficiency.window_attention_flops(gpu, max(model.windows) ** 2)
@@ -337,13 +343,13 @@ def _bound_device_seconds(
             busy = 0.0
     elif operation.kind in _MATRIX_KINDS:
         rate = rates.matrix_rate(phase, operation, setting.precision)
-        busy = operation.num_bytes / rates.moving_rate(operation)
+        busy = operation.num_bytes / rates.moving_rate(operation, setting.memory_format)
         if operation.flops / rate >= busy:
             busy, bound = operation.flops / rate, MATRIX_UNITS
     elif setting.compile != "off" and rates.compiled_bandwidth is not None:
         busy = operation.num_bytes / rates.compiled_bandwidth
     else:
-        busy = operation.num_bytes / rates.moving_rate(operation)
+        busy = operation.num_bytes / rates.moving_rate(operation, setting.memory_format)
     return busy + start, STARTS if start > busy else bound
 
 
@@ -353,7 +359,7 @@ def _num_channels(operation: Computed) -> float:
     times, statistics = (3, 28) if "backward" in operation.name else (2, 24)
     each = times * (4 if operation.dtype == "float32" else 2)
     found = (operation.num_bytes - each * operation.flops) / (statistics - 2 * each)
-    return max(found, 1.0)
+    return max(abs(found), 1.0)  # without running statistics (standardised weights) it is negative
 
 
 def host_seconds(phase: str, operation: Computed, rates: DeviceRates, mode: str) -> float:

@@ -6,6 +6,7 @@ fused attention; theirs is SGD, here AdamW, a few percent of a step at most. A f
 evaluation: batch norm with what it learned, which reads and writes its images once, as any other
 element-wise kernel, and no copy of what an activation overwrites, which only autograd keeps. A
 fixed quarter of the models entered no fit; RepVGG is left out, whose branches may be folded.
+Below them stand whole steps that were measured on an H200 (`tests/truth/h200/rows.jsonl`).
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from statistics import median, quantiles
 
 from planner.core.errors import UnsupportedError
 from planner.core.schema import NamedModel, TrainSetting, parse
+from planner.core.torch_version import as_of
 from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
 from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import find_gpu
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import StepTime, predict_step, rates_for
+from search.loop.study.records import read_records
 
 ROWS = Path(__file__).with_suffix(".jsonl")
+MEASURED = Path(__file__).parents[1] / "truth" / "h200" / "rows.jsonl"
 HELD_OUT_ONE_IN = 4
 CLASSES = {
     "depthwise or grouped": ("convnext", "efficientnet", "mobilenet", "regnet", "resnext", "mnas",
@@ -53,6 +57,10 @@ class Rate:
     @property
     def is_held_out(self) -> bool:
         return hashlib.sha256(self.model.encode()).digest()[0] % HELD_OUT_ONE_IN == 0
+
+    @property
+    def apart(self) -> str:
+        return "held out" if self.is_held_out else "fitted"
 
     @property
     def group(self) -> str:
@@ -125,27 +133,60 @@ def summary(errors: Sequence[float]) -> str:
     )
 
 
+def measured_steps(*names: str) -> Iterator[tuple[str, float, float, str]]:
+    """Of other models than Swins on an H200, all or those of `names`: the model, the error of the
+    predicted seconds, what is said of it, and what takes them."""
+    for row in read_records(MEASURED).records:
+        title = row.model.title
+        if row.status != "measured" or "swin" in title or (names and title not in names):
+            continue
+        with as_of(row.versions["torch"]):
+            model, setting = resolve(row.model, row.setting)
+            operations = list(step_ledger(model, setting).operations())
+        found = predict_step(
+            operations, rates_for(find_gpu("h200"), model), setting, setting.accumulate
+        )
+        host = f"host {found.host_seconds:.3f} s of {found.step_seconds:.3f}"
+        error = found.step_seconds / median(row.step_seconds) - 1
+        yield title, error, found.uncertainty, f"batch {setting.batch_size}, {host}"
+
+
+def print_measured() -> None:
+    grouped: dict[str, list[float]] = defaultdict(list)
+    within = 0
+    for title, error, said, what in measured_steps():
+        rate = Rate("", title, "h200", "step", 1, "bf16", 1.0)
+        where = f"h200, seconds of a step  {title:40} {rate.apart}"
+        print(f"{error:+7.1%} of ±{said:.0%}  {where}, {what}", flush=True)
+        within += abs(error) <= said
+        for key in (rate.apart, f"{rate.apart}, {rate.group}"):
+            grouped[key].append(error)
+    for key, errors in sorted(grouped.items()):
+        print(f"h200, {key}: {summary(errors)}")
+    print(f"h200: {within} within what is said of them")
+
+
 def main() -> None:
     grouped: dict[str, list[float]] = defaultdict(list)
     within: dict[str, list[bool]] = defaultdict(list)
     for row in rows():
         error = row.error()
-        apart = "held out" if row.is_held_out else "fitted"
         said = f"of ±{stated(row.predicted):.0%}"
         print(
-            f"{error:+7.1%} {said}  {row.gpu:14} {row.span:16} {row.model:40} {apart}", flush=True
+            f"{error:+7.1%} {said}  {row.gpu:14} {row.span:16} {row.model:40} {row.apart}",
+            flush=True,
         )
         for key in _keys(row):
             grouped[key].append(error)
             within[key].append(row.is_within)
     for key, errors in sorted(grouped.items()):
         print(f"{key}: {summary(errors)}; {sum(within[key])} within what is said of them")
+    print_measured()
 
 
 def _keys(row: Rate) -> Iterator[str]:
-    apart = "held out" if row.is_held_out else "fitted"
-    yield apart
-    yield f"{apart}, {row.group}"
+    yield row.apart
+    yield f"{row.apart}, {row.group}"
     yield f"all, {row.gpu}, {row.span}"
 
 
