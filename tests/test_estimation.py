@@ -144,11 +144,11 @@ def test_the_range_says_what_it_rests_on() -> None:
         return said.split(":")[0], round(1 - reserved / found.peak_reserved_bytes, 3)
 
     assert shares("rtx-3090") == shares(None) == ("reserved memory within 2%", 0.02)
-    assert shares("mi300x") == ("reserved memory within 5%", 0.05)
+    assert shares("mi300x") == ("reserved memory within 9%", 0.09)
     with as_of("2.16.0"):
-        assert shares("rtx-3090") == ("reserved memory within 5%", 0.05)
+        assert shares("rtx-3090") == ("reserved memory within 9%", 0.09)
     several = estimate(TINY, gpu="rtx-3090", world_size=2, parallelism="ddp")
-    assert any("reserved memory within 5%" in text for text in several.assumed)
+    assert any("reserved memory within 9%" in text for text in several.assumed)
 
 
 def test_whose_multiprocessors_decide_scratch_is_said() -> None:

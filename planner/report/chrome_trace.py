@@ -71,7 +71,7 @@ def trace_of(
     link: str | None = None,
 ) -> dict[str, Any]:
     """The trace of an estimate's step."""
-    rates = datasheet_rates(gpu)
+    rates = datasheet_rates(gpu, found.model)
     assert rates is not None, "a GPU has rates"
     setting = found.setting
     step = step_spans(ledger, setting, rates, exchanges_of(ledger, setting, gpu, link))

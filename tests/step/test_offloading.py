@@ -130,12 +130,12 @@ def test_the_link_bounds_the_time() -> None:
     """A step takes longer by what both ways take at the link's rate, at least."""
     gpu = find_gpu("rtx-3090")
     plain, moved = (
-        estimate(config(), setting(batch_size=256, offload=how), gpu=gpu).throughput
+        estimate(config(), setting(batch_size=1024, offload=how), gpu=gpu).throughput
         for how in ("none", "activations")
     )
     assert plain is not None
     assert moved is not None
-    found = operations(setting(batch_size=256))
+    found = operations(setting(batch_size=1024))
     assert gpu.link_bandwidth is not None
     crossed = sum(op.num_bytes for op in found if op.kind == "transfer")
     crossing = crossed / (LINK_SHARE * gpu.link_bandwidth)

@@ -59,7 +59,7 @@ def clock(step: Step, course: Course) -> list[int]:
     """The nanosecond of each point, from the device's first operation of the step on: when it
     begins the operation that follows the point. Empty where no time is predicted, or where the
     device runs the operations in another order."""
-    rates = datasheet_rates(step.gpu)
+    rates = datasheet_rates(step.gpu, step.estimate.model)
     if rates is None:
         return []
     ledger, setting = step.ledger, step.estimate.setting

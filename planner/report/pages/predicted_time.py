@@ -74,7 +74,7 @@ def predicted_time(step: Step, key: str) -> Section:
 
 def costs_of(step: Step) -> tuple[Cost, ...]:
     """The seconds of the estimate's step, by operation and module."""
-    setting, rates = step.estimate.setting, datasheet_rates(step.gpu)
+    setting, rates = step.estimate.setting, datasheet_rates(step.gpu, step.estimate.model)
     exchanges = exchanges_of(step.ledger, setting, step.gpu, step.link)
     return step_costs(step.ledger, setting, rates, exchanges)
 
