@@ -41,7 +41,7 @@ ONE_TILE_FLOPS, MORE_TILES_FLOPS = 100.0, 165.0
 FP32_ATTENTION = 0.75
 # Of the bandwidth, by dense convolutions of few channels: on matrix units they run channels last,
 # and what is laid out otherwise is copied before and after.
-CONVOLUTION_BANDWIDTH_SHARE = 0.56
+CONVOLUTION_BANDWIDTH_SHARE = 0.50
 # Bytes a clock of each multiprocessor by batch norm of 16 bits that trains, of what it reads and
 # writes once: one block of threads has one channel, so that fewer channels than multiprocessors
 # leave some idle. An RTX 3090's steps ask for 1.95, and kernels of an H200 for 2.1
