@@ -197,8 +197,8 @@ def one_optimizer(ours: list[torch.optim.Optimizer]) -> Iterator[None]:
             raise ContractError(
                 f"the step has an optimizer of its own ({type(optimizer).__name__}), which steps "
                 "while the loss is computed, beside the one that trains the module.",
-                "Return one loss of all networks (of a GAN the sum of both), and let one optimizer "
-                "train them; 'planner emulate' says what your own script takes as it is.",
+                "Write a task for each network, the others frozen; 'planner emulate' says what "
+                "your own script takes as it is, with all its optimizers.",
             )
 
     handle = register_optimizer_step_pre_hook(refuse)

@@ -174,3 +174,26 @@ def test_a_step_that_breaks_on_images_is_told_of_tasks(own: str, name: str) -> N
 def test_a_task_without_a_module_is_told(own: str) -> None:
     with pytest.raises(PlannerError, match="returned None, not a torch"):
         trace_estimate(factory(own, "NoModule"), SETTING)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("def batch(self, size, device): return super().batch(4, device)", "same shapes for every"),
+        (
+            "def blocks(self, module): return [nn.Linear(1, 1)]",
+            "not in the module, of class Linear",
+        ),
+    ],
+)
+def test_what_would_only_seem_to_be_done_is_refused(
+    changed: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of one length whatever is asked for, and blocks that nobody calls."""
+    own = f"{OWN}\n    class Changed(Volumes):\n        {changed}\n"
+    (tmp_path / "changed_task.py").write_text(textwrap.dedent(own))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "changed_task", raising=False)
+    setting = TrainSetting(batch_size=2, checkpointing="blocks" if "blocks" in changed else "none")
+    with pytest.raises(PlannerError, match=said):
+        trace_estimate(FactoryModel(factory="changed_task:Changed"), setting)

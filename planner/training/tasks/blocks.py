@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from planner.core.errors import UnsupportedError
+from planner.core.errors import ContractError, UnsupportedError
 from planner.core.schema import Model, SwinConfig, TrainSetting
 from planner.libraries.checkpointing import checkpoint_blocks, repeated_blocks
 from planner.libraries.limits import block_limit
@@ -65,4 +65,13 @@ def blocks_to_shard(module: nn.Module, task: Task, model: Model) -> list[nn.Modu
 def blocks_of(module: nn.Module, task: Task) -> list[nn.Module]:
     """The blocks that the task names, else those that are found; none where there are none."""
     named = getattr(task, "blocks", None)
-    return list(named(module)) if named is not None else repeated_blocks(module)
+    if named is None:
+        return repeated_blocks(module)
+    blocks, own = list(named(module)), set(module.modules())
+    if strange := [block for block in blocks if block not in own]:
+        raise ContractError(
+            f"blocks(module) returned {len(strange)} modules that are not in the module, of class "
+            f"{type(strange[0]).__name__}.",
+            "Return parts of the module that it is given.",
+        )
+    return blocks

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.errors import ContractError, PlannerError, UnsupportedError
 from planner.core.schema import Model, NamedModel, TrainSetting
 from planner.libraries.building import build_for
 from planner.training.tasks.contract import Task, check_loss, describe, is_task
@@ -66,6 +67,11 @@ def _given(built: Any, title: str) -> Task:
     )
 
 
+def _shapes(batch: Any) -> list[torch.Size]:
+    """Of its tensors."""
+    return [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
 class GivenTask:
     """A task that was given, with its batches on their device and as the setting trains them.
 
@@ -77,6 +83,9 @@ class GivenTask:
     ) -> None:
         self.task, self.title, self.setting, self.on_shapes = task, title, setting, on_shapes
         self.unit: str = str(getattr(task, "unit", "items"))[:MAX_UNIT]
+        self._is_sized = (
+            False  # whether it was seen that a batch has as many items as are asked for
+        )
         if setting.loss not in ("library", "cross-entropy"):
             raise UnsupportedError(
                 f"the loss of {title} is its own, and not {setting.loss}.",
@@ -113,7 +122,19 @@ class GivenTask:
         return module
 
     def batch(self, size: int, device: torch.device) -> Any:
-        return prepare(self.task.batch(size, device), self.setting, device)
+        """Raises ContractError where another size makes no other batch."""
+        made = self.task.batch(size, device)
+        if not self._is_sized:
+            with torch.random.fork_rng(devices=[]):
+                other = self.task.batch(1 if size > 1 else 2, torch.device("cpu"))
+            if _shapes(made) == _shapes(other):
+                raise ContractError(
+                    f"batch(size, device) of {self.title} makes tensors of the same shapes for "
+                    "every size.",
+                    "Make `size` items: every figure is for so many.",
+                )
+            self._is_sized = True
+        return prepare(made, self.setting, device)
 
     def loss(self, module: Any, batch: Any) -> Tensor:
         return check_loss(self.task.loss(module, batch), self.title)
