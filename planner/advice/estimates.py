@@ -115,6 +115,9 @@ class Estimates:
             outside.num_workspaces * outside.workspace_bytes + outside.context_bytes
         )
         self._overheads = outside
+        self._reserved_error = {
+            known: overheads_for(wish.gpu, is_known=known).reserved_error for known in (True, False)
+        }
         self._resolved: dict[TrainSetting, ResolvedSetting] = {}
         self._lines: dict[ResolvedSetting, Line] = like._lines if like else {}
         self._ledgers: dict[tuple[int, int, bool], Ledger] = like._ledgers if like else {}
@@ -194,8 +197,7 @@ class Estimates:
     def least_high_bytes(self, choice: Choice) -> int:
         """What the upper end of an estimate is at least."""
         live = self.least_bytes(choice) - self._overheads.context_bytes
-        known = was_emulated(self.wish.model, choice.setting)
-        factor = 1 + overheads_for(self.wish.gpu, is_known=known).reserved_error
+        factor = 1 + self._reserved_error[was_emulated(self.wish.model, choice.setting)]
         if choice.setting.compile != "off":
             is_compiled = self.line(choice).is_compiled
             factor = (TRACED if is_compiled else BOUNDED).high

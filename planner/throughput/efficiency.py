@@ -18,7 +18,8 @@ BANDWIDTH_SHARE = MappingProxyType({"HBM": 0.50, "GDDR": 0.92})
 # Of that bandwidth: softmax, LayerNorm and their backwards, and sums over rows.
 REDUCTION_SHARE = 0.56
 # Of the bandwidth, by all kernels that torch.compile writes: what a copy reaches on an NVIDIA H200
-# (torch 2.11.0, 2026-11-26), with which compiled steps of a Swin-T there are predicted within 9%.
+# (torch 2.11.0, 2026-11-26), with which compiled steps of a Swin-T there, from batch 256 on, are
+# predicted 5 to 10% too slow.
 COMPILED_BANDWIDTH_SHARE = 0.87
 # Of the peak FLOP/s, by fp32 matmuls on the CUDA cores, by architecture.
 FP32_MATMUL_SHARE = MappingProxyType({"Hopper": 0.84, "": 1.0})

@@ -100,6 +100,7 @@ def measure_rates(
         rates = replace(
             rates, graph_kernel_seconds=graphed, kernel_seconds=graphed + apart,
             launch_seconds=bench.launch_seconds(),
+            compiled_bandwidth=rates.bandwidth,  # an H200's compiled kernels reach a copy's rate
         )  # fmt: skip
     else:
         # A CPU computes where it issues: its start is in `host_seconds` already, and there is no

@@ -39,9 +39,8 @@ START = {
 LIMITS = (0.1, 1.0)
 # Beyond this error, as a logarithm, a row pulls less than its square: outliers do not lead.
 SOFT_FROM = 0.05
-# Of the device's own time, which a step may wait for the host and still count; and how well the
-# median of its steps must be known.
-WAITS, KNOWN = 0.02, 0.10
+# Of the device's own time, which a step may wait for the host and still count.
+WAITS = 0.02
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,9 @@ def measured_rows() -> list[Timed]:
 
 
 def _is_timed(record: MeasurementRecord) -> bool:
-    known = any("the median is known to" in flag for flag in record.flags)
+    unsure = any("the median is known to" in flag for flag in record.flags)
     eager = record.setting.compile == "off" and isinstance(record.model, SwinConfig)
-    return record.status == "measured" and eager and not known
+    return record.status == "measured" and eager and not unsure
 
 
 def _measured(record: MeasurementRecord) -> Timed:

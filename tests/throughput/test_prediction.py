@@ -287,6 +287,21 @@ def test_a_dense_convolution_of_few_channels_waits_for_its_layout_s_copies() -> 
     )
 
 
+def test_attention_over_windows_takes_what_it_took_on_an_h200() -> None:
+    """Of each side of a window, by the kernel that takes its learned bias."""
+    path = Path(__file__).parents[1] / "truth" / "h200" / "kernels.jsonl"
+    kernels = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    asked = {"kernel": "sdpa efficient", "d": 32, "bias": "learned"}
+    found = {k["N"]: k for k in kernels if asked.items() <= k.items()}
+    for tokens in (49, 64, 144, 256):
+        rates = efficiency.window_attention_flops(find_gpu("h200"), tokens)
+        assert rates is not None
+        flops = 4 * (64 * 196 // tokens) * 12 * tokens**2 * 32
+        for phase, times in (("forward", 1), ("backward", 2.5)):
+            took = times * flops / rates["bfloat16"]
+            assert took == pytest.approx(found[tokens][f"{phase}_seconds"], rel=0.25), tokens
+
+
 def test_batch_norm_takes_what_it_took_on_an_h200() -> None:
     """Kernels of few channels; of many it is up to half faster than predicted."""
     path = Path(__file__).parents[1] / "truth" / "h200" / "kernels.jsonl"

@@ -83,9 +83,7 @@ class GivenTask:
     ) -> None:
         self.task, self.title, self.setting, self.on_shapes = task, title, setting, on_shapes
         self.unit: str = str(getattr(task, "unit", "items"))[:MAX_UNIT]
-        self._is_sized = (
-            False  # whether it was seen that a batch has as many items as are asked for
-        )
+        self._is_sized = False  # whether another size was seen to make another batch
         if setting.loss not in ("library", "cross-entropy"):
             raise UnsupportedError(
                 f"the loss of {title} is its own, and not {setting.loss}.",
@@ -126,7 +124,7 @@ class GivenTask:
         made = self.task.batch(size, device)
         if not self._is_sized:
             with torch.random.fork_rng(devices=[]):
-                other = self.task.batch(1 if size > 1 else 2, torch.device("cpu"))
+                other = self.task.batch(3 if size == 2 else 2, torch.device("cpu"))
             if _shapes(made) == _shapes(other):
                 raise ContractError(
                     f"batch(size, device) of {self.title} makes tensors of the same shapes for "
