@@ -83,7 +83,7 @@ class GivenTask:
     ) -> None:
         self.task, self.title, self.setting, self.on_shapes = task, title, setting, on_shapes
         self.unit: str = str(getattr(task, "unit", "items"))[:MAX_UNIT]
-        self._is_sized = False  # whether another size was seen to make another batch
+        self._is_sized = on_shapes  # whether another size was seen to make another batch; ours do
         if setting.loss not in ("library", "cross-entropy"):
             raise UnsupportedError(
                 f"the loss of {title} is its own, and not {setting.loss}.",
