@@ -25,13 +25,11 @@ STEPS_TO_WAIT = 8  # two of warm-up, three timed, and some for a guess that is t
 @dataclass
 class Limits:
     """What a search may use: probes in the whole study, and seconds by `clock`. `spent_seconds` is
-    what the study's probes by others took, before this tuner and beside it, `reserved_seconds` what
-    is kept for the plain default."""
+    what the study's probes by others took, before this tuner and beside it."""
 
     trials: int | None = None
     budget_seconds: float | None = None
     spent_seconds: float = 0.0
-    reserved_seconds: float = 0.0
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -53,11 +51,6 @@ class Limits:
                 self.spent_seconds += record.probe_seconds
 
     def seconds_left(self) -> float | None:
-        """Seconds in which probes may be begun; None: no limit."""
-        left = self.seconds_to_end()
-        return None if left is None else max(left - self.reserved_seconds, 0.0)
-
-    def seconds_to_end(self) -> float | None:
         """Seconds to the hard deadline; None: no limit."""
         if self.budget_seconds is None:
             return None

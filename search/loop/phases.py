@@ -15,12 +15,17 @@ from search.loop.session import Session
 from search.loop.space import Candidate
 from search.loop.strategies.in_order import StartingWith
 from search.loop.strategies.named import make_strategy
-from search.loop.strategies.plain_default import PlainDefaultHunt, arm_candidates, plain_arm
+from search.loop.strategies.plain_default import (
+    LeavingTime,
+    PlainDefaultHunt,
+    arm_candidates,
+    plain_arm,
+)
 from search.loop.study.identity import Identity
 from search.loop.surrogate.expectation import PriorExpectation
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
 
-PLAIN_DEFAULT_SHARE = 0.15  # of the budget, kept to measure what the gain is over
+PLAIN_DEFAULT_SHARE = 0.15  # of the budget, at most kept to measure what the gain is over
 # With four busy programs on two cores a step of Swin-T took 8 to 14 s at batch 8, and its five
 # steps all that was left of a minute (torch 2.13, 2026-11-25).
 HASTY_SECONDS = 90.0
@@ -63,23 +68,23 @@ def _probe(
 ) -> str:  # fmt: skip
     """The strategy's probes after the `first`, and then those of the plain default. Returns why the
     strategy's ended."""
-    limits, space, budget_bytes = session.limits, session.space, session.budget_bytes
-    hunts = arm is not None and options.baseline
-    if hunts and options.budget_seconds:
-        limits.reserved_seconds = PLAIN_DEFAULT_SHARE * options.budget_seconds
-    strategy = make_strategy(
+    space, budget_bytes = session.space, session.budget_bytes
+    own = make_strategy(
         options.strategy, space, prior, budget_bytes,
         tolerance=options.tolerance, images=options.images, seed=options.seed,
     )  # fmt: skip
     if first is not None:
-        strategy = StartingWith(first, strategy)
+        own = StartingWith(first, own)
     session.expect = PriorExpectation(space, prior, budget_bytes)
-    stopped = session.run(strategy)
-    limits.reserved_seconds = 0.0
-    if arm is not None and hunts and session.best_rate():
-        session.run(PlainDefaultHunt(space, prior, budget_bytes, arm))
-        if options.budget_seconds:
-            stopped = session.run(strategy)  # what was kept and not needed
+    if arm is None or not options.baseline:
+        return session.run(own)
+    hunt = PlainDefaultHunt(space, prior, budget_bytes, arm)
+    kept = PLAIN_DEFAULT_SHARE * (options.budget_seconds or 0.0)
+    stopped = session.run(LeavingTime(own, hunt, kept) if kept else own)
+    if session.best_rate():
+        session.run(hunt)
+        if kept:
+            stopped = session.run(own)  # what was kept and not needed
     return stopped
 
 

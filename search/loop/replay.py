@@ -88,7 +88,7 @@ class ReplayProber:
 
     def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         record = self.replay.probe(choice.candidate)
-        end = self.limits.seconds_to_end()
+        end = self.limits.seconds_left()
         if end is not None and record.probe_seconds > end:  # a device's would have been cut short
             ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None,
                      "compile_seconds": None, "probe_seconds": end,

@@ -217,7 +217,7 @@ class Session(Generic[SettingT, RecordT]):
 
     def _deadline(self, choice: Choice[SettingT]) -> tuple[float, bool]:
         """Seconds a probe may take, and whether it is the budget that sets them."""
-        hung, end = self.deadline(choice), self.limits.seconds_to_end()
+        hung, end = self.deadline(choice), self.limits.seconds_left()
         if end is None or end >= hung:
             return hung, False
         return max(end, LEAST_SECONDS), True
@@ -294,7 +294,7 @@ class Session(Generic[SettingT, RecordT]):
                 probe=len(self.records) + (kind == "start"),
                 num_probes=self.limits.trials,
                 best=self.best(),
-                seconds_left=self.limits.seconds_to_end(),
+                seconds_left=self.limits.seconds_left(),
                 deadline_seconds=deadline_seconds,
                 record=record,
             )

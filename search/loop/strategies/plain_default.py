@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.axes import AXES
 from search.loop.space import Candidate, Space
 from search.loop.strategies.planner_strategy import PlannerStrategy
-from search.loop.strategies.strategy import Choice, Situation
+from search.loop.strategies.strategy import Choice, Situation, Strategy
 from search.loop.surrogate.expectation import expectation
 from search.loop.surrogate.prior import Prior
 from search.probe.evidence import is_feasible
 
 MAX_PROBES = 4
 LIKELY = 0.5
+PROBES_KEPT = 1.5  # that it takes: mostly one, where the first fits and the next is known not to
 
 
 def plain_arm(space: Space, attention: str | None = None) -> str | None:
@@ -57,7 +60,8 @@ class PlainDefaultHunt:
     def __init__(self, space: Space, prior: Prior, budget_bytes: int | None, arm: str) -> None:
         self.planner = PlannerStrategy(space, prior, budget_bytes, finalists=False)
         self.ladder = arm_candidates(space, arm)
-        self.positions = [space.index(c.setting) for c in self.ladder]
+        place = {c.id: i for i, c in enumerate(space.candidates)}
+        self.positions = [place[c.id] for c in self.ladder]
         self.budget_bytes = budget_bytes
         self.fits: dict[str, bool] = {}
         self.asked = 0
@@ -81,6 +85,15 @@ class PlainDefaultHunt:
         expected = expectation(posterior, posterior.predict(), wanted, "baseline")
         return Choice(wanted, "baseline", expected=expected)
 
+    def needed_seconds(self) -> float:
+        """What it would take now."""
+        wanted = self._wanted(None)
+        if wanted is None:
+            return 0.0
+        posterior = self.planner.posterior
+        seconds = posterior.probe_seconds(posterior.predict())
+        return PROBES_KEPT * float(seconds[self.positions[self.ladder.index(wanted)]])
+
     def _wanted(self, seconds_left: float | None) -> Candidate | None:
         """The unprobed rung to try: above what fits where that is likely and there is time for it,
         else below what fails."""
@@ -100,3 +113,25 @@ class PlainDefaultHunt:
         if good < 0 and end > 0 and seconds_left is None:
             return self.ladder[end - 1] if bad else self.ladder[0]
         return None
+
+
+class LeavingTime:
+    """Another strategy, that leaves `hunt` the seconds it needs after it, `at_most` so many."""
+
+    def __init__(self, strategy: Strategy, hunt: PlainDefaultHunt, at_most: float) -> None:
+        self.strategy, self.hunt, self.at_most = strategy, hunt, at_most
+        self.stopped_because = ""
+
+    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
+        self.strategy.tell(candidate, record)
+        self.hunt.tell(candidate, record)
+
+    def ask(self, situation: Situation) -> Choice | None:
+        assert situation.seconds_left is not None
+        left = situation.seconds_left - min(self.hunt.needed_seconds(), self.at_most)
+        choice = None
+        self.stopped_because = "the budget has ended but for the plain default"
+        if left > 0:
+            choice = self.strategy.ask(replace(situation, seconds_left=left))
+            self.stopped_because = self.strategy.stopped_because
+        return choice

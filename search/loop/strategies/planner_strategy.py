@@ -199,18 +199,23 @@ class PlannerStrategy:
         self, predicted: Prediction, allowed: Mask, seconds: Array, left: float
     ) -> int | None:
         """What shows how a device does what was not tried on it, while it is cheap: an eager step
-        in another precision than the first probes', which may be emulated. And what no later probe
-        could show, as `left` would not be enough for it: a compile mode."""
+        in another precision than the first probes', which may be emulated, and one with each
+        attention in theirs. And what no later probe could show, as `left` would not be enough for
+        it: a compile mode."""
         tried = list(self.posterior.records)
         ran = [i for i in tried if self.posterior.rate(i) is not None]
         sure = allowed & (predicted.fits >= SAFE)
         worth = predicted.log_rate + np.log(np.maximum(predicted.runs, 1e-9))
-        modes, precisions = (_values(self.space, axis) for axis in ("compile", "precision"))
+        axes = ("compile", "precision", "attention")
+        modes, precisions, attentions = (_values(self.space, axis) for axis in axes)
         strange = precisions != precisions[ran[0]]
-        other = sure & strange & (modes == "off")
-        if not strange[ran].any() and strange[tried].sum() < MAX_FAILURES and other.any():
-            index = _argmax(worth, other)
-            if seconds[index] <= SCOUT_SHARE * left:
+        scouts = [~strange & (modes == "off") & (attentions == a) for a in np.unique(attentions)]
+        scouts = [these for these in scouts if not these[tried].any()]
+        if not strange[ran].any() and strange[tried].sum() < MAX_FAILURES:
+            scouts.insert(0, strange & (modes == "off"))
+        for these in scouts:
+            index = _argmax(worth, sure & these)
+            if (sure & these).any() and seconds[index] <= SCOUT_SHARE * left:
                 return index
         total = self.kept_seconds / FINALISTS_SHARE
         for mode in np.setdiff1d(modes, modes[tried]):

@@ -13,7 +13,7 @@ from search.probe.kinds import RecordT_contra, SettingT
 Phase = Literal["calibrate", "search", "finalists", "baseline"]
 
 # Stop when all further probes are expected to gain less than that share: a judgement.
-TOLERANCE = 0.005
+TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)

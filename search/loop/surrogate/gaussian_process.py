@@ -35,7 +35,7 @@ class KernelScales:
     `bias` is the whole scale, an axis's entry how much one of its values may deviate (`other` where
     it has none), `slope` the deviation per doubling of the batch, `overhead` that of what
     a step costs at any batch, `arm` that of a whole arm but its optimizer's implementation,
-    `implementation` what that adds, `fused` what a compile mode makes of an attention, `smooth`
+    `implementation` what that adds, `fused` what the compiler makes of an attention, `smooth`
     what bends along an arm, `nugget` what nothing explains.
     They are starting points: probes that are further off widen all but the bias. Probes that agree
     do not narrow them: a few say little of what was not probed.
@@ -84,7 +84,9 @@ class GaussianProcess:
         self.codes = _axis_codes(space)
         self.arms = _codes(c.arm for c in space.candidates)
         self.families = _codes(_family(c, space.axes) for c in space.candidates)
-        self.fused = _codes((c.setting.compile, c.setting.attention) for c in space.candidates)
+        self.fused = _codes(
+            (c.setting.compile == "off", c.setting.attention) for c in space.candidates
+        )
         self.rungs = _codes((c.setting.precision, c.setting.batch_size) for c in space.candidates)
         batches = np.array([float(c.setting.batch_size) for c in space.candidates])
         self.cells = _codes(zip(self.families.tolist(), batches.tolist(), strict=True))

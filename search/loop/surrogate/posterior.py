@@ -26,6 +26,9 @@ from search.probe.interval import median_interval
 REPEAT_SD = 0.01
 # How far a probe that was throttled or disturbed may lie from the next: an assumption.
 DISTURBED_SD = 0.1
+# Close to the limit a step may be far slower than it is elsewhere, where the allocator gives back
+# and asks again, and says as little of the others. Both are assumptions.
+CLOSE, CLOSE_SD = 0.96, 0.2
 SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at most
 MEMORY_SD = 0.005
 MEMORY_LEVERS = ("checkpointing", "offload")  # that buy memory for time, and nothing else
@@ -133,6 +136,8 @@ class Posterior:
         spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
         if disturbed:
             spread = max(spread, DISTURBED_SD)
+        if num_bytes and self.budget_bytes and num_bytes > CLOSE * self.budget_bytes:
+            spread = max(spread, CLOSE_SD)
         ratio = log(interval.median) - float(self.prior_seconds[index])
         self.seconds.observe(index, ratio, max(spread, self._surprise(index, ratio) / SURPRISE))
         if not num_bytes:
