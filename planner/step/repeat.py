@@ -1,8 +1,10 @@
-"""The second optimizer step, read off the first: it runs the same operations on storages anew."""
+"""What runs the same operations on storages anew, read off the first time: the second optimizer
+step, and a step's second micro-batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from planner.ledger.ledger import (
     Allocated,
@@ -15,6 +17,8 @@ from planner.ledger.ledger import (
     Sent,
     Tagged,
 )
+
+_new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
 
 
 def repeated(
@@ -30,18 +34,31 @@ def repeated(
             continue  # what was tried once is known
         if type(event) is Allocated or type(event) is Scratch:
             last_storage += 1
-            new[event.storage] = last_storage
-            event = event._replace(storage=last_storage)
+            new[event[0]] = last_storage
+            event = _new(type(event), (last_storage, *event[1:]))
         elif type(event) is Freed:
-            event = Freed(new.pop(event.storage, event.storage))
+            event = _new(Freed, (new.pop(event[0], event[0]),))
         elif type(event) is Tagged:
-            event = event._replace(storage=new.get(event.storage, event.storage))
+            event = _new(Tagged, (new.get(event[0], event[0]), *event[1:]))
         elif type(event) is Marked:
             event = Marked(event.phase, step)
         elif type(event) is Sent or type(event) is Awaited:
             event = event._replace(handle=event.handle + last_handle)
         again.append(event)
     return None if new else again
+
+
+def adding_gradients(
+    events: Sequence[Event], begun: int, first: Iterable[tuple[int, int, Sequence[Event]]]
+) -> list[Event]:
+    """What a micro-batch after the first does. `events` are the first one's, of which `begun` is
+    the number in the step, and `first` its `Device.first_gradients`."""
+    found: list[Event] = []
+    done = 0
+    for start, end, added in first:
+        found += [*events[done : start - begun], *added]
+        done = end - begun
+    return [*found, *events[done:]]
 
 
 def num_allocated(events: Sequence[Event]) -> int:
