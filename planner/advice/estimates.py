@@ -159,6 +159,7 @@ class Estimates:
                 wish.config(choice),
                 None if wish.gpu else self.rates,
                 wish.link,
+                time=self._time(choice) if wish.gpu else None,
             )
         return found
 

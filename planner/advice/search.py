@@ -158,18 +158,16 @@ def _free(
     allocator = wish.config(base)
     if ALLOCATOR in lever.fields and allocator is not None and allocator.expandable_segments:
         return None
-    best, before = None, _cost(estimates, base)
+    best, seconds = base, estimates.seconds(base)
     for changed in _available(wish, estimates, base, lever, refusals):
-        cost = _cost(estimates, changed)
-        more = cost[1] - before[1]
-        is_faster = cost[0] < before[0] and more <= SMALL_SEGMENT_BYTES
-        if is_faster or (cost[0] == before[0] and more < -BY_LUCK * before[1]):
-            best, before = changed, cost
-    return best
-
-
-def _cost(estimates: Estimates, choice: Choice) -> tuple[float, int]:
-    return estimates.seconds(choice), estimates.at(choice).device_total_bytes
+        taken = estimates.seconds(changed)
+        if taken > seconds:
+            continue
+        before = estimates.at(best).device_total_bytes
+        more = estimates.at(changed).device_total_bytes - before
+        if more <= SMALL_SEGMENT_BYTES if taken < seconds else more < -BY_LUCK * before:
+            best, seconds = changed, taken
+    return None if best == base else best
 
 
 def _available(
