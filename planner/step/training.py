@@ -23,7 +23,7 @@ from planner.step.optimizers.offloaded import offloading_notes
 from planner.step.pointwise import like, mul, scale
 from planner.step.reducer import steps_until_steady
 from planner.step.reducer_notes import bound, reducer_notes
-from planner.step.repeat import adding_gradients, num_allocated, repeated
+from planner.step.repeat import adding_gradients, repeated
 from planner.step.sharding import Sharding
 from planner.step.sharding_notes import sharding_notes
 from planner.step.tensor import Device, GradientCell, Parameter, Tensor, empty
@@ -194,13 +194,13 @@ class Training:
         device.num_collectives *= 2
         self.num_steps += 1
 
-    def again(self, events: Iterable[Event]) -> bool:
-        """Runs `events` once more, as the step that is going on; whether they can be repeated."""
+    def again(self, once: Iterable[Event]) -> bool:
+        """Runs these events once more, as the step that goes on; whether they can be repeated."""
         device = self.device
-        found = repeated(events, device.num_storages, self.num_steps, device.num_collectives)
+        found = repeated(once, device.num_storages, self.num_steps, device.num_collectives)
         if found is not None:
-            device.events += found
-            device.num_storages += num_allocated(found)
+            events, device.num_storages = found
+            device.events += events
         return found is not None
 
     @property

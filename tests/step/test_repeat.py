@@ -45,7 +45,7 @@ def test_it_is_the_step_that_would_be_recorded(
 def test_what_outlives_the_first_step_is_not_repeated() -> None:
     kept = [Allocated(1, 8, "mask")]
     assert repeated(kept, 1, 1) is None
-    assert repeated([*kept, Freed(1)], 1, 1) == [Allocated(2, 8, "mask"), Freed(2)]
+    assert repeated([*kept, Freed(1)], 1, 1) == ([Allocated(2, 8, "mask"), Freed(2)], 2)
 
 
 def test_a_second_step_is_recorded_where_it_cannot_be_read_off(
