@@ -59,8 +59,9 @@ class Line:
     def _at_huge(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, int]]:
         huge = self.ledger.ledger(HUGE)
         steady = steady_step(huge)
-        live = walk_ledger(huge).live[steady.steady_from :]
-        hull = _upper_hull(divmod(num_bytes, HUGE) for num_bytes in set(live))
+        walked = walk_ledger(huge)
+        alive = walked.alive[walked.served[steady.steady_from] :]
+        hull = _upper_hull(divmod(num_bytes, HUGE) for num_bytes in set(alive))
         return hull, divmod(steady.saved_bytes, HUGE)
 
     @property

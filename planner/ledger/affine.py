@@ -128,9 +128,11 @@ class AffineLedger:
             work = _new(Computed, (name, kind, dtype, *done, kernels, path))
             for index in places:
                 events[index] = work
-        for index, scratch, slopes in self._growing_scratch:
-            sizes = tuple([n + more * slope for n, slope in zip(scratch[2], slopes, strict=True)])
-            events[index] = _new(Scratch, (*scratch[:2], sizes, *scratch[3:]))
+        for (fixed, slopes), places in self._growing_scratch.items():
+            sizes = tuple([n + more * slope for n, slope in zip(fixed, slopes, strict=True)])
+            for index in places:
+                scratch: tuple[Any, ...] = events[index]
+                events[index] = _new(Scratch, (*scratch[:2], sizes, *scratch[3:]))
         return replace(self.at, events=tuple(events), batch_size=batch_size, like=self.at)
 
     @cached_property
@@ -158,10 +160,14 @@ class AffineLedger:
         ]
 
     @cached_property
-    def _growing_scratch(self) -> list[tuple[int, tuple[Any, ...], tuple[int, ...]]]:
-        """(index, the request, what an image adds to its sizes) of scratch with a slope."""
-        pairs = ((index, self.at.events[index], slopes) for index, slopes in self.slopes.items())
-        return [(index, event, slopes) for index, event, slopes in pairs if type(event) is Scratch]
+    def _growing_scratch(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
+        """{(sizes, what an image adds to them): where scratch of these is}."""
+        found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        for index, slopes in self.slopes.items():
+            event = self.at.events[index]
+            if type(event) is Scratch:
+                found.setdefault((event.sizes, slopes), []).append(index)
+        return found
 
 
 @dataclass
