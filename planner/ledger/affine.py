@@ -93,9 +93,8 @@ class AffineLedger:
             elif type(event) is Computed:
                 found = known.get(id(event))
                 if found is None:
-                    found = _per_image(event[4]), _per_image(event[3])
-                    known[id(event)] = found
-                if any(found):
+                    found = known[id(event)] = _per_image(event[4]), _per_image(event[3])
+                if found[0] or found[1]:
                     slopes[index] = found
             elif type(event) is Scratch and max(event[2]) >= HUGE // 2:
                 slopes[index] = tuple([_per_image(size) for size in event[2]])
@@ -128,11 +127,10 @@ class AffineLedger:
             work = _new(Computed, (name, kind, dtype, *done, kernels, path))
             for index in places:
                 events[index] = work
-        for (fixed, slopes), places in self._growing_scratch.items():
+        for (fixed, slopes), asked in self._growing_scratch.items():
             sizes = tuple([n + more * slope for n, slope in zip(fixed, slopes, strict=True)])
-            for index in places:
-                scratch: tuple[Any, ...] = events[index]
-                events[index] = _new(Scratch, (*scratch[:2], sizes, *scratch[3:]))
+            for index, storage, law, *place in asked:
+                events[index] = _new(Scratch, (storage, law, sizes, *place))
         return replace(self.at, events=tuple(events), batch_size=batch_size, like=self.at)
 
     @cached_property
@@ -160,13 +158,16 @@ class AffineLedger:
         ]
 
     @cached_property
-    def _growing_scratch(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]:
-        """{(sizes, what an image adds to them): where scratch of these is}."""
-        found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    def _growing_scratch(
+        self,
+    ) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[Any, ...]]]:
+        """{(sizes, what an image adds to them): (index, all else of what is asked for)}."""
+        found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[Any, ...]]] = {}
         for index, slopes in self.slopes.items():
             event = self.at.events[index]
             if type(event) is Scratch:
-                found.setdefault((event.sizes, slopes), []).append(index)
+                place = index, event.storage, event.law, event.label, event.path
+                found.setdefault((event.sizes, slopes), []).append(place)
         return found
 
 

@@ -290,25 +290,21 @@ def _outline_of(ledger: Ledger, keeps: bool) -> _Outline:
     return _outline(ledger.events, keeps)
 
 
-def _outline(events: Iterable[Event], keeps: bool) -> _Outline:
+def _outline(events: Iterable[Any], keeps: bool) -> _Outline:
     found = _Outline([], [], [], [], [], [], [], {"": 0}, [])
     requests, served, origins = found.requests, found.served, found.events
     streams, numbers = found.streams, found.stream_numbers
     held: dict[int, int] = {}  # storage -> its request
     wants_workspace = comes_before_optimizer = True
     for index, event in enumerate(events):
-        if type(event) is Allocated or type(event) is Scratch:
-            held[event.storage] = len(requests)
-            requests.append(event.num_bytes)
-            origins.append(index)
-            streams.append(numbers.setdefault(event.stream, len(numbers)))
-        elif type(event) is Freed:
-            request = held.pop(event.storage)
+        kind = type(event)
+        if kind is Freed:
+            request = held.pop(event[0])
             requests.append(~request)
             origins.append(index)
             streams.append(streams[request])
-        elif type(event) is Computed:
-            if event.kind == "matmul" and (wants_workspace or not keeps):
+        elif kind is Computed:
+            if event[1] == "matmul" and (wants_workspace or not keeps):
                 is_lt = not keeps and event.name in LT_PRODUCTS
                 entries = found.lt_workspaces if is_lt else found.workspaces
                 entries.append(len(requests))
@@ -317,9 +313,14 @@ def _outline(events: Iterable[Event], keeps: bool) -> _Outline:
                 origins += [index] * len(asked)
                 streams += [0] * len(asked)
                 wants_workspace = False
-        elif type(event) is Emptied and comes_before_optimizer:
+        elif kind is Allocated or kind is Scratch:
+            held[event[0]] = len(requests)
+            requests.append(event.num_bytes)
+            origins.append(index)
+            streams.append(numbers.setdefault(event.stream, len(numbers)))
+        elif kind is Emptied and comes_before_optimizer:
             found.emptied.append(len(requests))
-        elif type(event) is Marked:
+        elif kind is Marked:
             found.marks.append((index, event))
             comes_before_optimizer = comes_before_optimizer and event.phase != "backward"
             wants_workspace = comes_before_optimizer
