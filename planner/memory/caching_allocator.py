@@ -38,7 +38,7 @@ ROUND_LARGE = ROUND_LARGE_BYTES >> UNIT_BITS
 # only has to be more than any device has.
 _VIRTUAL_UNITS = 1 << 34
 _NO_LIMIT = 1 << 256  # units: beyond the largest sizes that a setting may have
-_ADDRESS_BITS = 64
+_ADDRESS_BITS = 128
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
 Block = tuple[int, int]  # address and size, in units
@@ -125,15 +125,11 @@ class Pool:
     def take_best(self, units: int) -> Block | None:
         """The lower part, or all, of the best fit for `units`."""
         ordered = self.ordered
-        index = bisect_left(ordered, units << _ADDRESS_BITS)
+        index = self.best_fit(units)
         if index == len(ordered):
             return None
         number = ordered[index]
         address, size = number & _ADDRESS_MASK, number >> _ADDRESS_BITS
-        if address + size in self.unmapped:
-            index = self.best_fit(units)
-            number = ordered[index]
-            address, size = number & _ADDRESS_MASK, number >> _ADDRESS_BITS
         del self.starts[address]
         rest = size - units
         if rest < self.min_rest:

@@ -35,14 +35,11 @@ def on_device(ledger: Ledger, device: Processors) -> Ledger:
 def _on_device_anew(ledger: Ledger, device: Processors) -> Ledger:
     like = ledger if ledger.like is None else ledger.like
     events: list[Any] = list(ledger.events)
-    known: dict[tuple[str, tuple[int, ...]], int] = {}
     for place in _places(like):
         if type(events[place]) is not Scratch:
             continue  # it is of a device already
         storage, law, sizes, label, path = events[place]
-        num_bytes = known.get((law, sizes))
-        if num_bytes is None:
-            num_bytes = known[law, sizes] = scratch_bytes(device, law, sizes)
+        num_bytes = scratch_bytes(device, law, sizes)
         events[place] = _new(Allocated, (storage, num_bytes, label, path, ""))
     return replace(ledger, events=tuple(events), like=like)
 
