@@ -127,10 +127,9 @@ class AffineLedger:
             work = _new(Computed, (name, kind, dtype, *done, kernels, path))
             for index in places:
                 events[index] = work
-        for (fixed, slopes), asked in self._growing_scratch.items():
-            sizes = tuple([n + more * slope for n, slope in zip(fixed, slopes, strict=True)])
-            for index, storage, law, *place in asked:
-                events[index] = _new(Scratch, (storage, law, sizes, *place))
+        for index, scratch, slopes in self._growing_scratch:
+            sizes = tuple([n + more * slope for n, slope in zip(scratch[2], slopes, strict=True)])
+            events[index] = _new(Scratch, (*scratch[:2], sizes, *scratch[3:]))
         return replace(self.at, events=tuple(events), batch_size=batch_size, like=self.at)
 
     @cached_property
@@ -158,17 +157,10 @@ class AffineLedger:
         ]
 
     @cached_property
-    def _growing_scratch(
-        self,
-    ) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[Any, ...]]]:
-        """{(sizes, what an image adds to them): (index, all else of what is asked for)}."""
-        found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[Any, ...]]] = {}
-        for index, slopes in self.slopes.items():
-            event = self.at.events[index]
-            if type(event) is Scratch:
-                place = index, event.storage, event.law, event.label, event.path
-                found.setdefault((event.sizes, slopes), []).append(place)
-        return found
+    def _growing_scratch(self) -> list[tuple[int, tuple[Any, ...], tuple[int, ...]]]:
+        """(index, the request, what an image adds to its sizes) of scratch with a slope."""
+        pairs = ((index, self.at.events[index], slopes) for index, slopes in self.slopes.items())
+        return [(index, event, slopes) for index, event, slopes in pairs if type(event) is Scratch]
 
 
 @dataclass

@@ -265,9 +265,7 @@ class _Outline:
 
     def with_requests(self, requests: list[int]) -> Walk:
         """The walk whose requests are these; a size is rounded once."""
-        sizes = [
-            -(-request >> UNIT_BITS) << UNIT_BITS if request > 0 else 0 for request in requests
-        ]
+        sizes = [-(-n >> UNIT_BITS) << UNIT_BITS if n > 0 else 0 for n in requests]
         pairs = zip(requests, sizes, strict=True)
         changes = [size if request >= 0 else -sizes[~request] for request, size in pairs]
         return Walk(
@@ -362,8 +360,7 @@ def steady_requests(ledger: Ledger, workspace_bytes: int) -> tuple[Walk, list[in
 
 def instant(ledger: Ledger, event_index: int) -> Instant:
     """What is alive right after event `event_index`."""
-    events: Sequence[Any] = ledger.events
-    alive = [(events[place], what) for place, what in _alive_at(ledger.like or ledger, event_index)]
+    alive = find_alive(ledger.events, event_index)
     by_category: dict[Category, int] = {}
     for event, category in alive:
         by_category[category] = by_category.get(category, 0) + rounded(event.num_bytes)
@@ -383,30 +380,19 @@ def instant(ledger: Ledger, event_index: int) -> Instant:
     )
 
 
-def find_alive(events: Sequence[Any], index: int) -> list[tuple[Allocated | Scratch, Category]]:
+def find_alive(events: Sequence[Event], index: int) -> list[tuple[Allocated | Scratch, Category]]:
     """The requests that are served right after event `index`, oldest first, and what each is."""
-    return [(events[place], category) for place, category in _find_alive(events, index)]
-
-
-@lru_cache(maxsize=NUM_OUTLINES)
-def _alive_at(ledger: Ledger, index: int) -> list[tuple[int, Category]]:
-    return _find_alive(ledger.events, index)
-
-
-def _find_alive(events: Sequence[Any], index: int) -> list[tuple[int, Category]]:
-    """Where they were asked for, and what each is."""
-    alive: dict[int, int] = {}
+    alive: dict[int, Allocated | Scratch] = {}
     categories: dict[int, Category] = {}
-    for place, event in enumerate(islice(events, _with_tags(events, index))):
-        kind = type(event)
-        if kind is Allocated or kind is Scratch:
-            alive[event[0]] = place
-        elif kind is Freed:
-            del alive[event[0]]
-            categories.pop(event[0], None)
-        elif kind is Tagged:
-            categories[event[0]] = event[1]
-    return [(place, categories.get(storage, "temporaries")) for storage, place in alive.items()]
+    for event in islice(events, _with_tags(events, index)):
+        if type(event) is Allocated or type(event) is Scratch:
+            alive[event.storage] = event
+        elif type(event) is Freed:
+            del alive[event.storage]
+            categories.pop(event.storage, None)
+        elif type(event) is Tagged:
+            categories[event.storage] = event.category
+    return [(e, categories.get(storage, "temporaries")) for storage, e in alive.items()]
 
 
 def category_bytes(events: Sequence[Event], start: int, stop: int) -> dict[Category, list[int]]:
