@@ -13,6 +13,7 @@ from functools import cached_property
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
+from planner.core.schema.distribution import DEEPSPEED
 from planner.core.schema.setting import GRAPH_MODES
 from planner.core.units import MIB
 from planner.estimation.estimate import Estimate, estimate_ledger
@@ -28,6 +29,7 @@ from planner.memory.compiled import (
     may_recompute_at_once,
 )
 from planner.memory.profile import steady_step, walk_ledger
+from planner.step.zero import unknown
 from planner.throughput.prediction import DeviceRates, StepTime, rates_for
 from planner.throughput.result import exchanges_of, step_time
 from planner.trace.kept_step import alike
@@ -59,8 +61,9 @@ class Line:
     def _at_huge(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, int]]:
         huge = self.ledger.ledger(HUGE)
         steady = steady_step(huge)
-        live = walk_ledger(huge).live[steady.steady_from :]
-        hull = _upper_hull(divmod(num_bytes, HUGE) for num_bytes in set(live))
+        walked = walk_ledger(huge)
+        alive = walked.alive[walked.served[steady.steady_from] :]
+        hull = _upper_hull(divmod(num_bytes, HUGE) for num_bytes in set(alive))
         return hull, divmod(steady.saved_bytes, HUGE)
 
     @property
@@ -132,8 +135,11 @@ class Estimates:
 
     def has_step(self, choice: Choice) -> bool:
         """Whether the step of a choice is on shapes or its trace is kept, so that nothing need be
-        traced."""
+        traced. Raises UnsupportedError for one that nobody estimates."""
         setting = self.resolved(choice.setting)
+        error = unknown(setting) if setting.parallelism in DEEPSPEED else None
+        if error is not None:
+            raise error
         if is_on_shapes(self.wish.model, setting):
             return True
         return alike(self.wish.model, setting) in self._lines or (
@@ -159,6 +165,7 @@ class Estimates:
                 wish.config(choice),
                 None if wish.gpu else self.rates,
                 wish.link,
+                time=self._time(choice) if wish.gpu else None,
             )
         return found
 

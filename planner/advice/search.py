@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import pairwise
 
-from planner.advice.estimates import Estimates
+from planner.advice.estimates import APART, Estimates
 from planner.advice.levers import ALLOCATOR, LEVERS, Lever
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError, UnsupportedError
@@ -158,18 +158,16 @@ def _free(
     allocator = wish.config(base)
     if ALLOCATOR in lever.fields and allocator is not None and allocator.expandable_segments:
         return None
-    best, before = None, _cost(estimates, base)
+    best, seconds = base, estimates.seconds(base)
     for changed in _available(wish, estimates, base, lever, refusals):
-        cost = _cost(estimates, changed)
-        more = cost[1] - before[1]
-        is_faster = cost[0] < before[0] and more <= SMALL_SEGMENT_BYTES
-        if is_faster or (cost[0] == before[0] and more < -BY_LUCK * before[1]):
-            best, before = changed, cost
-    return best
-
-
-def _cost(estimates: Estimates, choice: Choice) -> tuple[float, int]:
-    return estimates.seconds(choice), estimates.at(choice).device_total_bytes
+        taken = estimates.seconds(changed)
+        if taken > seconds:
+            continue
+        before = estimates.at(best).device_total_bytes
+        more = estimates.at(changed).device_total_bytes - before
+        if more <= SMALL_SEGMENT_BYTES if taken < seconds else more < -BY_LUCK * before:
+            best, seconds = changed, taken
+    return None if best == base else best
 
 
 def _available(
@@ -284,26 +282,53 @@ def search(wish: Wish, estimates: Estimates, choices: Iterable[Choice], budget: 
         known = [best[scope] for scope in _scopes(choice) if scope in best]
         return len(known) < 2 or any(b.may_improve(choice, seconds) for b in known)
 
+    put_off: dict[object, list[Choice]] = {}  # by their way: they may fit, and not surely
+
+    def settle(way: object) -> None:
+        for choice in put_off.pop(way, ()):
+            if way in best:
+                best[way].add(choice)
+            elif estimates.at(choice).fits:
+                best[way] = Best(estimates, choice, budget)
+
     fitting = [choice for choice, need in least.items() if need <= budget]
     for choice in _fastest_first(estimates, fitting, may_matter):
+        rate, way = estimates.rate(choice), _way(choice)
+        if way in put_off and rate * APART < estimates.rate(put_off[way][0]):
+            settle(way)
+            if not may_matter(choice, 1 / rate):
+                continue
         known = [best[scope] for scope in _scopes(choice) if scope in best]
         for one in known:
             one.add(choice)
-        if len(known) == len(_scopes(choice)) and not is_first(choice, 1 / estimates.rate(choice)):
-            continue
+        if not is_first(choice, 1 / rate):
+            if len(known) == len(_scopes(choice)):
+                continue
+            if None in best and estimates.least_high_bytes(choice) > budget:
+                put_off.setdefault(way, []).append(choice)
+                continue
         estimate = estimates.at(choice)
+        if way in put_off:
+            if estimate.fits_surely and wish.distance(choice) == 0:
+                del put_off[way]  # whichever of them fits, this one is the best of its way
+            else:
+                settle(way)
+                if way in best:
+                    best[way].add(choice)
         if not estimate.fits:
             continue
         if found.fastest is None:
-            found.fastest, slowest = choice, FRONT_END * estimates.rate(choice)
+            found.fastest, slowest = choice, FRONT_END * rate
         if found.surely is None and estimate.fits_surely:
             found.surely = choice
         for scope in _scopes(choice):
             if scope not in best:
                 best[scope] = Best(estimates, choice, budget)
-        if estimate.device_total_bytes < next_below and estimates.rate(choice) >= slowest:
+        if estimate.device_total_bytes < next_below and rate >= slowest:
             next_below = estimate.device_total_bytes - step
             found.front.append(choice)
+    for way in list(put_off):
+        settle(way)
     if found.fastest is None:
         found.nearest = _nearest(estimates, least)
         return found

@@ -61,7 +61,7 @@ from planner.throughput.result import (
 )
 
 if TYPE_CHECKING:
-    from planner.throughput.prediction import DeviceRates
+    from planner.throughput.prediction import DeviceRates, StepTime
 
 
 @dataclass(frozen=True)
@@ -250,11 +250,13 @@ def estimate_ledger(
     rates: DeviceRates | None = None,
     link: str | None = None,
     retries: bool = False,
+    time: StepTime | None = None,
 ) -> Estimate:
     """What a ledger means on a device: totals, verdict, range, and what they rest on.
 
     `allocator` None means torch's defaults. Time is predicted by `rates`, or by those of the
     catalogue's `gpu`; what several devices exchange, by `link` (None: what `gpu` usually has).
+    `time` is what these say of the step, where it is known already.
     With `retries` a step fits, too, that runs only where the allocator frees cached memory.
     """
     outside = overheads_for(gpu, is_known=was_emulated(config, setting))
@@ -277,7 +279,7 @@ def estimate_ledger(
     low, high = _range(config, setting, basis, live, (reserved, plain.peak_reserved_bytes), ledger)
     rates = rates or datasheet_rates(gpu, config)
     exchanges = None if rates is None else exchanges_of(ledger, setting, gpu, link)
-    time = step_time(ledger, setting, rates, exchanges)
+    time = time or step_time(ledger, setting, rates, exchanges)
     pinned = pinned_memory(ledger) if setting.offload != "none" else Pinned()
     of_optimizer = Pinned()
     if setting.offload_optimizer != "none":

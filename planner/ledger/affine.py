@@ -84,30 +84,21 @@ class AffineLedger:
         """The line read off one recording at batch HUGE, of a step that is known to be affine and
         that no batch is too large for: one on shapes."""
         assert recorded.batch_size == HUGE
-        events = list(recorded.events)
         slopes: dict[int, tuple[int, ...]] = {}
-        for index, event in enumerate(events):
+        known: dict[int, tuple[int, int]] = {}  # of work, which is one object each time it repeats
+        for index, event in enumerate(recorded.events):
             if type(event) is Allocated:
-                storage, num_bytes, *origin = event
-                if num_bytes >= HUGE // 2:
-                    slope, fixed = _digits(num_bytes)
-                    slopes[index] = slope, 0
-                    events[index] = _new(Allocated, (storage, fixed + 2 * slope, *origin))
-            elif type(event) is Scratch:
-                if max(event.sizes) >= HUGE // 2:
-                    pairs = [_digits(size) for size in event.sizes]
-                    slopes[index] = tuple(slope for slope, _ in pairs)
-                    sizes = tuple(fixed + 2 * slope for slope, fixed in pairs)
-                    events[index] = event._replace(sizes=sizes)
+                if event[1] >= HUGE // 2:
+                    slopes[index] = _per_image(event[1]), 0
             elif type(event) is Computed:
-                name, kind, dtype, flops, num_bytes, kernels, path = event
-                if num_bytes >= HUGE // 2 or flops >= HUGE // 2:
-                    slope, fixed = _digits(num_bytes)
-                    flops_slope, fixed_flops = _digits(flops)
-                    slopes[index] = slope, flops_slope
-                    at_two = fixed_flops + 2 * flops_slope, fixed + 2 * slope
-                    events[index] = _new(Computed, (name, kind, dtype, *at_two, kernels, path))
-        return cls(replace(recorded, events=tuple(events), batch_size=2), slopes)
+                found = known.get(id(event))
+                if found is None:
+                    found = known[id(event)] = _per_image(event[4]), _per_image(event[3])
+                if found[0] or found[1]:
+                    slopes[index] = found
+            elif type(event) is Scratch and max(event[2]) >= HUGE // 2:
+                slopes[index] = tuple([_per_image(size) for size in event[2]])
+        return cls(recorded, slopes)
 
     def check(self, third: Ledger) -> None:
         """Raises NotAffineError where a recording at a third batch differs from `ledger` there.
@@ -130,10 +121,12 @@ class AffineLedger:
         for index, storage, num_bytes, slope, origin in self._growing_storages:
             size = num_bytes + more * slope
             events[index] = _new(Allocated, (storage, size, *origin))
-        for index, event, flops_slope, slope in self._growing_work:
+        for places, event, flops_slope, slope in self._growing_work:
             name, kind, dtype, flops, num_bytes, kernels, path = event
             done = flops + more * flops_slope, num_bytes + more * slope
-            events[index] = _new(Computed, (name, kind, dtype, *done, kernels, path))
+            work = _new(Computed, (name, kind, dtype, *done, kernels, path))
+            for index in places:
+                events[index] = work
         for index, scratch, slopes in self._growing_scratch:
             sizes = tuple([n + more * slope for n, slope in zip(scratch[2], slopes, strict=True)])
             events[index] = _new(Scratch, (*scratch[:2], sizes, *scratch[3:]))
@@ -150,14 +143,18 @@ class AffineLedger:
         return found
 
     @cached_property
-    def _growing_work(self) -> list[tuple[int, tuple[Any, ...], int, int]]:
-        """(index, the operation, FLOPs per image, bytes per image) of operations with a slope."""
-        found = []
-        for index, slopes in self.slopes.items():
+    def _growing_work(self) -> list[tuple[list[int], tuple[Any, ...], int, int]]:
+        """(where it is, the operation, FLOPs per image, bytes per image) of operations with a
+        slope."""
+        places: dict[int, list[int]] = {}
+        for index in self.slopes:
             event = self.at.events[index]
-            if isinstance(event, Computed):
-                found.append((index, tuple(event), slopes[1], slopes[0]))
-        return found
+            if type(event) is Computed:
+                places.setdefault(id(event), []).append(index)
+        return [
+            (each, self.at.events[each[0]], self.slopes[each[0]][1], self.slopes[each[0]][0])
+            for each in places.values()
+        ]
 
     @cached_property
     def _growing_scratch(self) -> list[tuple[int, tuple[Any, ...], tuple[int, ...]]]:
@@ -231,10 +228,9 @@ def _slope(a: Event | None, b: Event | None, span: int) -> tuple[int, ...] | Non
     return None
 
 
-def _digits(size: int) -> tuple[int, int]:
-    """(per image, fixed) of a size at batch HUGE; the fixed part may be negative."""
-    slope = (size + HUGE // 2) // HUGE
-    return slope, size - slope * HUGE
+def _per_image(size: int) -> int:
+    """Of a size at batch HUGE; what is fixed of it may be negative."""
+    return (size + HUGE // 2) // HUGE
 
 
 _FIELDS = {"num_bytes": "bytes", "flops": "FLOPs"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, islice, pairwise
 from typing import Any
 
@@ -28,7 +28,7 @@ from planner.ledger.ledger import (
     Tagged,
 )
 from planner.memory.allocator_config import AllocatorConfig
-from planner.memory.caching_allocator import rounded
+from planner.memory.caching_allocator import UNIT_BITS, rounded
 from planner.memory.replay import SteadyPeaks, replay, replay_steady, replay_within
 
 NUM_LARGEST = 8  # storages that an instant names
@@ -45,17 +45,18 @@ NUM_OUTLINES = 24  # kept, each of about 1 MiB: one step is asked for at many ba
 class Walk:
     """Events in one pass.
 
-    `live` are the bytes alive after each event, `marks` the ends of phases with their indices.
-    `requests` are what the allocator is asked, as `replay` takes it, and `events` the index of the
-    event behind each; those at `workspaces` are of 0 bytes, to be set to a device's workspace: up
-    to torch 2.14 one is asked for at the first matrix product of forward, another at backward's
-    first; from 2.15 on one at each, and given back, and those at `lt_workspaces` are cuBLASLt's.
-    `streams` are the numbers of the requests' streams and `stream_names` their names, that which
-    computes first. Before those at `emptied`, of the first step, the allocator gives back what it
-    has cached.
+    `alive` are the bytes alive before the first request and after each, `served` how many of these
+    were served after each event, and `marks` the ends of phases with their indices. `requests` are
+    what the allocator is asked, as `replay` takes it, and `events` the index of the event behind
+    each; those at `workspaces` are of 0 bytes, to be set to a device's workspace: up to torch 2.14
+    one is asked for at the first matrix product of forward, another at backward's first; from 2.15
+    on one at each, and given back, and those at `lt_workspaces` are cuBLASLt's. `streams` are the
+    numbers of the requests' streams and `stream_names` their names, that which computes first.
+    Before those at `emptied`, of the first step, the allocator gives back what it has cached.
     """
 
-    live: list[int]
+    alive: list[int]
+    served: list[int]
     marks: list[tuple[int, Marked]]
     requests: list[int]
     events: list[int]
@@ -75,10 +76,26 @@ class Walk:
             if entry not in beside and ~request not in beside
         ]  # fmt: skip
 
-    def peak(self, start: int, stop: int | None = None) -> int:
-        """The index of the first event from `start` up to `stop` after which the most is alive."""
-        live = self.live[start:stop]
-        return start + live.index(max(live))
+    @cached_property
+    def live(self) -> list[int]:
+        """The bytes alive after each event."""
+        return [self.alive[num_served] for num_served in self.served]
+
+    @cached_property
+    def steady(self) -> SteadyStep:
+        """The last step recorded, from the mark that begins it."""
+        last = max(mark.step for _, mark in self.marks)
+        start = next(index for index, mark in self.marks if _begins(mark, last))
+        alive = self.alive[self.served[start] :]
+        peak = alive.index(max(alive))
+        ends = [(mark.phase, self.alive[self.served[i]]) for i, mark in self.marks if i > start]
+        return SteadyStep(
+            before_step=alive[0],
+            ends=tuple(ends),
+            peak_bytes=alive[peak],
+            peak_index=self.events[self.served[start] + peak - 1] if peak else start,
+            steady_from=start,
+        )
 
     def requests_with(self, workspace_bytes: int) -> list[int]:
         """The requests, for a device whose matrix products take `workspace_bytes`."""
@@ -248,15 +265,13 @@ class _Outline:
 
     def with_requests(self, requests: list[int]) -> Walk:
         """The walk whose requests are these; a size is rounded once."""
-        sizes = [rounded(request) if request > 0 else 0 for request in requests]
+        sizes = [-(-n >> UNIT_BITS) << UNIT_BITS if n > 0 else 0 for n in requests]
         pairs = zip(requests, sizes, strict=True)
         changes = [size if request >= 0 else -sizes[~request] for request, size in pairs]
-        after = list(accumulate(changes, initial=0))
-        course = [after[num_served] for num_served in self.served]
-        names = tuple(self.stream_numbers)
         return Walk(
-            course, self.marks, requests, self.events, self.workspaces, self.lt_workspaces,
-            self.streams, names, self.emptied,
+            list(accumulate(changes, initial=0)), self.served, self.marks, requests, self.events,
+            self.workspaces, self.lt_workspaces, self.streams, tuple(self.stream_numbers),
+            self.emptied,
         )  # fmt: skip
 
     def at_sizes_of(self, events: Sequence[Any]) -> Walk:
@@ -273,25 +288,21 @@ def _outline_of(ledger: Ledger, keeps: bool) -> _Outline:
     return _outline(ledger.events, keeps)
 
 
-def _outline(events: Iterable[Event], keeps: bool) -> _Outline:
+def _outline(events: Iterable[Any], keeps: bool) -> _Outline:
     found = _Outline([], [], [], [], [], [], [], {"": 0}, [])
     requests, served, origins = found.requests, found.served, found.events
     streams, numbers = found.streams, found.stream_numbers
     held: dict[int, int] = {}  # storage -> its request
     wants_workspace = comes_before_optimizer = True
     for index, event in enumerate(events):
-        if type(event) is Allocated or type(event) is Scratch:
-            held[event.storage] = len(requests)
-            requests.append(event.num_bytes)
-            origins.append(index)
-            streams.append(numbers.setdefault(event.stream, len(numbers)))
-        elif type(event) is Freed:
-            request = held.pop(event.storage)
+        kind = type(event)
+        if kind is Freed:
+            request = held.pop(event[0])
             requests.append(~request)
             origins.append(index)
             streams.append(streams[request])
-        elif type(event) is Computed:
-            if event.kind == "matmul" and (wants_workspace or not keeps):
+        elif kind is Computed:
+            if event[1] == "matmul" and (wants_workspace or not keeps):
                 is_lt = not keeps and event.name in LT_PRODUCTS
                 entries = found.lt_workspaces if is_lt else found.workspaces
                 entries.append(len(requests))
@@ -300,9 +311,14 @@ def _outline(events: Iterable[Event], keeps: bool) -> _Outline:
                 origins += [index] * len(asked)
                 streams += [0] * len(asked)
                 wants_workspace = False
-        elif type(event) is Emptied and comes_before_optimizer:
+        elif kind is Allocated or kind is Scratch:
+            held[event[0]] = len(requests)
+            requests.append(event.num_bytes)
+            origins.append(index)
+            streams.append(numbers.setdefault(event.stream, len(numbers)))
+        elif kind is Emptied and comes_before_optimizer:
             found.emptied.append(len(requests))
-        elif type(event) is Marked:
+        elif kind is Marked:
             found.marks.append((index, event))
             comes_before_optimizer = comes_before_optimizer and event.phase != "backward"
             wants_workspace = comes_before_optimizer
@@ -312,18 +328,7 @@ def _outline(events: Iterable[Event], keeps: bool) -> _Outline:
 
 def steady_step(ledger: Ledger) -> SteadyStep:
     """The last step recorded, from the mark that begins it."""
-    walked = walk_ledger(ledger)
-    live, marks = walked.live, walked.marks
-    last = max(mark.step for _, mark in marks)
-    start = next(index for index, mark in marks if _begins(mark, last))
-    peak = walked.peak(start)
-    return SteadyStep(
-        before_step=live[start],
-        ends=tuple((mark.phase, live[index]) for index, mark in marks if index > start),
-        peak_bytes=live[peak],
-        peak_index=peak,
-        steady_from=start,
-    )
+    return walk_ledger(ledger).steady
 
 
 def growth_within(ledger: Ledger, phase: str) -> int:

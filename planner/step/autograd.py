@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any
 
+from planner.ledger.ledger import Freed
 from planner.step.strides import Shape
 from planner.step.tensor import Device, GradientCell, Parameter, Storage, Tensor, empty
 
@@ -115,11 +116,18 @@ class AccumulateGrad(Node):
         new = gradients.pop()
         assert new is not None
         if node.cell.grad is None:
+            device = new.storage.device
+            begun, is_shared = len(device.events), getrefcount(new.storage) > 2
             # getrefcount counts its own argument and the name `new`.
             stolen = getrefcount(new) == 2 and _same_layout(new, node.strides)
             node.cell.grad = new.detach() if stolen else _clone_as(new, node.strides)
             if node.cell.weight:
                 node.cell.grad.storage.assign("gradients", node.cell.weight)
+                if device.first_gradients is not None:
+                    freed = node.cell.grad.storage.ident if stolen else None
+                    _note_first(device, begun, node.cell.grad, freed)
+                    if stolen and is_shared:
+                        device.first_gradients = None
         else:
             total = node.cell.grad
             pointwise_cost(total.device, "aten.add_", total, 2)
@@ -127,6 +135,16 @@ class AccumulateGrad(Node):
         if hook is not None and node.cell.weight:
             hook(node.cell)
         return ()
+
+
+def _note_first(device: Device, begun: int, gradient: Tensor, freed: int | None) -> None:
+    """The events from `begun` on made a weight's first gradient; a further one is added to it, and
+    then its own storage is `freed`."""
+    ended = len(device.events)
+    pointwise_cost(device, "aten.add_", gradient, 2)
+    added = [device.events.pop(), *([] if freed is None else [Freed(freed)])]
+    assert device.first_gradients is not None
+    device.first_gradients.append((begun, ended, added))
 
 
 def _same_layout(gradient: Tensor, strides: Shape) -> bool:

@@ -1,49 +1,61 @@
-"""The second optimizer step, read off the first: it runs the same operations on storages anew."""
+"""What runs the same operations on storages anew, read off the first time: the second optimizer
+step, and a step's second micro-batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from planner.ledger.ledger import (
     Allocated,
-    Awaited,
+    Computed,
     Emptied,
     Event,
     Freed,
     Marked,
     Scratch,
-    Sent,
     Tagged,
 )
 
+_new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
+
 
 def repeated(
-    events: Iterable[Event], last_storage: int, step: int, last_handle: int = 0
-) -> list[Event] | None:
-    """`events` once more, as optimizer step `step`: each storage that they allocate is a new one,
-    numbered from `last_storage` on, and each collective from `last_handle` on. None where one of
-    them outlives `events`: then the first time differs from the next."""
+    events: Iterable[Any], last_storage: int, step: int, last_handle: int = 0
+) -> tuple[list[Event], int] | None:
+    """`events` once more, as optimizer step `step`, and their last storage: each that they allocate
+    is a new one, numbered from `last_storage` on, and each collective from `last_handle` on. None
+    where one of them outlives `events`: then the first time differs from the next."""
     again: list[Event] = []
+    append = again.append
     new: dict[int, int] = {}  # storage -> the one in its place; emptied as they are freed
     for event in events:
-        if type(event) is Emptied:
-            continue  # what was tried once is known
-        if type(event) is Allocated or type(event) is Scratch:
+        kind = type(event)
+        if kind is Computed:
+            append(event)
+        elif kind is Freed:
+            append(_new(Freed, (new.pop(event[0], event[0]),)))
+        elif kind is Allocated or kind is Scratch:
             last_storage += 1
-            new[event.storage] = last_storage
-            event = event._replace(storage=last_storage)
-        elif type(event) is Freed:
-            event = Freed(new.pop(event.storage, event.storage))
-        elif type(event) is Tagged:
-            event = event._replace(storage=new.get(event.storage, event.storage))
-        elif type(event) is Marked:
-            event = Marked(event.phase, step)
-        elif type(event) is Sent or type(event) is Awaited:
-            event = event._replace(handle=event.handle + last_handle)
-        again.append(event)
-    return None if new else again
+            new[event[0]] = last_storage
+            append(_new(kind, (last_storage, *event[1:])))
+        elif kind is Tagged:
+            append(_new(Tagged, (new.get(event[0], event[0]), *event[1:])))
+        elif kind is Marked:
+            append(Marked(event.phase, step))
+        elif kind is not Emptied:  # what was tried once is known
+            append(event._replace(handle=event.handle + last_handle))
+    return None if new else (again, last_storage)
 
 
-def num_allocated(events: Sequence[Event]) -> int:
-    """How many storages `events` allocate."""
-    return sum(isinstance(event, Allocated | Scratch) for event in events)
+def adding_gradients(
+    events: Sequence[Event], begun: int, first: Iterable[tuple[int, int, Sequence[Event]]]
+) -> list[Event]:
+    """What a micro-batch after the first does. `events` are the first one's, of which `begun` is
+    the number in the step, and `first` its `Device.first_gradients`."""
+    found: list[Event] = []
+    done = 0
+    for start, end, added in first:
+        found += [*events[done : start - begun], *added]
+        done = end - begun
+    return [*found, *events[done:]]

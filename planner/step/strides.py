@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 
 Shape = tuple[int, ...]
+NUM_KEPT = 1 << 10  # answers: a step has few shapes, and asks of each many times
 
 
+@lru_cache(NUM_KEPT)
 def contiguous_strides(shape: Shape) -> Shape:
     """Row-major strides of `shape`, as `torch.empty(shape).stride()` has them."""
     strides = []
@@ -37,6 +40,7 @@ def is_contiguous(shape: Shape, strides: Shape) -> bool:
     return True
 
 
+@lru_cache(NUM_KEPT)
 def is_dense(shape: Shape, strides: Shape) -> bool:
     """`is_non_overlapping_and_dense()`: some permutation of the dimensions is row-major."""
     expected = 1
@@ -110,6 +114,7 @@ def _compare(shape: Shape, operands: Sequence[Shape], inner: int, outer: int) ->
     return 0
 
 
+@lru_cache(NUM_KEPT)
 def view_strides(shape: Shape, strides: Shape, target: Shape) -> Shape | None:
     """Strides of `tensor.view(target)`, or None where only a copy has that shape."""
     if not shape:

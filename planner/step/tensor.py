@@ -76,6 +76,10 @@ class Device:
         self.kept_results: KeptResults | None = None
         # Told of each parameter whose gradient is ready, where several devices share it.
         self.on_gradient: Callable[[GradientCell], None] | None = None
+        # Of the weights that had none: the first and the last of the events that made the gradient
+        # theirs, and what comes instead where there is one. None where nobody asks, or nobody knows
+        # when the storage of one would die.
+        self.first_gradients: list[tuple[int, int, list[Event]]] | None = None
         # The convolutions that cuDNN has tried its algorithms for, where it does.
         self.tried_convolutions: set[object] | None = None
         self.offloads = False  # some saved tensors are on the host, until a node needs them

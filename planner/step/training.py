@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.distribution import SHARDED
-from planner.ledger.ledger import IN_BACKWARD, OPTIMIZER_CALL, Ledger
+from planner.ledger.ledger import IN_BACKWARD, OPTIMIZER_CALL, Event, Ledger
 from planner.step.autocast import AutocastScope
 from planner.step.data_parallel import DataParallel
 from planner.step.engine import backward
@@ -23,7 +23,7 @@ from planner.step.optimizers.offloaded import offloading_notes
 from planner.step.pointwise import like, mul, scale
 from planner.step.reducer import steps_until_steady
 from planner.step.reducer_notes import bound, reducer_notes
-from planner.step.repeat import num_allocated, repeated
+from planner.step.repeat import adding_gradients, repeated
 from planner.step.sharding import Sharding
 from planner.step.sharding_notes import sharding_notes
 from planner.step.tensor import Device, GradientCell, Parameter, Tensor, empty
@@ -188,14 +188,20 @@ class Training:
         self.num_steps += 1
         zero_grad = device.events[first:]
         once = [*device.events[begin:passes], *second, *zero_grad]
-        again = repeated(once, storages, self.num_steps, device.num_collectives)
-        if again is None:
+        if not self.again(once):
             self.step()
             return
-        device.events += again
-        device.num_storages += num_allocated(again)
         device.num_collectives *= 2
         self.num_steps += 1
+
+    def again(self, once: Iterable[Event]) -> bool:
+        """Runs these events once more, as the step that goes on; whether they can be repeated."""
+        device = self.device
+        found = repeated(once, device.num_storages, self.num_steps, device.num_collectives)
+        if found is not None:
+            events, device.num_storages = found
+            device.events += events
+        return found is not None
 
     @property
     def repeats(self) -> bool:
@@ -224,9 +230,20 @@ class Training:
         return sharding_notes(self.setting, len(blocks), outside, rank)
 
     def micro_steps(self) -> None:
-        for number in range(self.setting.accumulate):
-            self.choose_sync(number)
-            self.micro_step()
+        """All micro-batches after the first add their gradients to those that are there: what they
+        do else is read off it."""
+        device, begun = self.device, len(self.device.events)
+        alone = self.sharding is None and device.on_gradient is None
+        follow_alike = alone and self.repeats and self.setting.accumulate > 1
+        device.first_gradients = [] if follow_alike else None
+        self.choose_sync(0)
+        self.micro_step()
+        first, device.first_gradients = device.first_gradients, None
+        later = adding_gradients(device.events[begun:], begun, first or ())
+        for number in range(1, self.setting.accumulate):
+            if not (first and self.again(later)):
+                self.choose_sync(number)
+                self.micro_step()
 
     def choose_sync(self, number: int) -> None:
         """Whether micro-batch `number` of a step sums gradients over devices."""

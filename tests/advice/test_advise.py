@@ -387,6 +387,15 @@ def test_a_lever_whose_step_would_be_traced_is_named_and_no_trace_begins(
     assert "No gain of it was measured on any card" in said[0]
 
 
+def test_under_deepspeed_no_lever_compiles() -> None:
+    found = advise(MODEL, gpu="rtx 3090", batch_size=16, world_size=2, parallelism="zero2")
+    assert found.recommended is not None
+    assert found.recommended.setting.compile == "off"
+    compiling = next(lever for lever in found.levers if lever.name == "compile")
+    assert compiling.state == "not available"
+    assert all("under DeepSpeed is not estimated" in reason for reason in compiling.reasons)
+
+
 def test_where_nothing_fits_an_optimizer_on_the_host_is_named_with_what_it_needs() -> None:
     """And is no way: its time is not predicted."""
     found = advise(MODEL, gpu="rtx 3090", memory_bytes="450MiB", batch_size=32, allow=["recipe"])

@@ -16,6 +16,7 @@ from tests.building import on_shapes
 SMALL = {"image_size": (56, 56), "depths": (2, 2), "num_heads": (1, 2), "embed_dim": 32}
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"accumulate": 2, "checkpointing": "blocks"},
+    {"accumulate": 3, "checkpointing": "selective", "precision": "pure-bf16", "clip_grad": True},
     {"precision": "fp16"},
     {"optimizer": "adamw-fused", "checkpointing": "blocks:3", "ema": True},
     {"optimizer": "adafactor", "clip_grad": True, "validation_batch_size": 8},
@@ -44,7 +45,7 @@ def test_it_is_the_step_that_would_be_recorded(
 def test_what_outlives_the_first_step_is_not_repeated() -> None:
     kept = [Allocated(1, 8, "mask")]
     assert repeated(kept, 1, 1) is None
-    assert repeated([*kept, Freed(1)], 1, 1) == [Allocated(2, 8, "mask"), Freed(2)]
+    assert repeated([*kept, Freed(1)], 1, 1) == ([Allocated(2, 8, "mask"), Freed(2)], 2)
 
 
 def test_a_second_step_is_recorded_where_it_cannot_be_read_off(
