@@ -182,7 +182,7 @@ def _trace(
             except PlannerError:
                 raise
             except Exception as error:
-                raise BrokenTraceError(recorder.running) from error
+                raise BrokenTraceError(recorder.running, batch) from error
         events = tuple(in_steady_order(recorder.events))
         del module
     known = (*notes_of(setting), *offloading_notes(setting))
