@@ -16,6 +16,7 @@ from planner.core.errors import (
     alternatives,
 )
 from planner.core.schema import Model, NamedModel, TrainSetting
+from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.libraries.building import build_for
 from planner.training.tasks.contract import (
     METHODS,
@@ -109,7 +110,7 @@ class GivenTask:
                 "Omit loss, and change it in the task.",
             )
         if hasattr(task, "optimizer"):
-            if setting.optimizer != "adamw":
+            if setting.optimizer not in ("adamw", OWN_OPTIMIZER):  # not said, or this one
                 raise UnsupportedError(
                     f"{title} makes its own optimizer, and not {setting.optimizer}.",
                     "Omit --optimizer, or take optimizer() out of the task.",
