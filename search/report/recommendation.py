@@ -24,17 +24,18 @@ def recommendation_text(found: Recommendation) -> str:
     probes = count(found.num_probes, "probe")
     ended = (
         f"{probes} of {found.num_candidates} settings; the search ended because "
-        f"{found.stopped_because}.{_going_on(found.stopped_because)}"
+        f"{found.stopped_because}.{_going_on(found)}"
     )
     notes = [f"- {note}" for note in (*found.notes, ended)]
     fed = ["", *feeding_text(found.feeding)] if found.feeding else []
     return "\n".join([*answer, *fed, "", *notes, *_ruled_out(found)])
 
 
-def _going_on(stopped_because: str) -> str:
-    if "the budget" in stopped_because:
+def _going_on(found: Recommendation) -> str:
+    """Where nothing ran its advice says what would help."""
+    if "the budget" in found.stopped_because and found.setting is not None:
         return " Give a longer --budget to go on."
-    return " Run the same command to go on." if "interrupted" in stopped_because else ""
+    return " Run the same command to go on." if "interrupted" in found.stopped_because else ""
 
 
 def _nothing(found: Recommendation) -> list[str]:

@@ -13,6 +13,10 @@ torch = pytest.importorskip("torch")
 
 from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
 from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.estimation.estimate import estimate_ledger, resolve  # noqa: E402
+from planner.ledger.cache import decode, encode  # noqa: E402
+from planner.machine.hardware.catalogue import find_gpu  # noqa: E402
+from planner.report.tables import breakdown_table, estimate_table  # noqa: E402
 from planner.trace.ledger import trace_estimate  # noqa: E402
 from planner.training.tasks import ContractError, task_for  # noqa: E402
 from planner.training.tasks.trees import outline  # noqa: E402
@@ -137,9 +141,33 @@ def test_validation_takes_a_batch_of_the_task(own: str) -> None:
 def test_a_task_may_make_its_optimizer(own: str) -> None:
     model = factory(own, "OwnOptimizer")
     with_state = trace_estimate(factory(own, "Volumes"), SETTING)
-    assert len(trace_estimate(model, SETTING).events) < len(with_state.events)
+    ledger = trace_estimate(model, SETTING)
+    assert len(ledger.events) < len(with_state.events)
+    assert (ledger.own_optimizer, with_state.own_optimizer) == ("SGD", "")
+    assert "the task makes its optimizer (SGD)" in ledger.notes
+    assert encode({}, ledger) != encode({}, with_state)
+    assert decode(encode({}, ledger), {}) == ledger
+    shown = breakdown_table(estimate_ledger(model, resolve(model, SETTING)[1], ledger))
+    assert "batch 2, fp32, own optimizer, checkpointing none" in shown
+    task_for(model, SETTING.model_copy(update={"optimizer": "own"}))
     with pytest.raises(UnsupportedError, match="makes its own optimizer, and not adamw-fused"):
         task_for(model, SETTING.model_copy(update={"optimizer": "adamw-fused"}))
+
+
+def test_an_optimizer_that_nobody_makes_is_refused(own: str) -> None:
+    setting = SETTING.model_copy(update={"optimizer": "own"})
+    with pytest.raises(UnsupportedError, match="the one that a task makes, and none is made here"):
+        trace_estimate(factory(own, "Volumes"), setting)
+
+
+def test_an_estimate_is_in_what_the_task_counts(own: str) -> None:
+    model, gpu = factory(own, "Volumes"), find_gpu("rtx-3090")
+    found = estimate_ledger(model, resolve(model, SETTING)[1], trace_estimate(model, SETTING), gpu)
+    assert found.unit == "volumes"
+    for text in (breakdown_table(found), estimate_table([found, found])):
+        assert " volumes/s" in text
+        assert "images" not in text
+        assert "samples" not in text
 
 
 def test_another_loss_than_the_tasks_own_is_refused(own: str) -> None:

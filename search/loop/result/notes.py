@@ -174,8 +174,11 @@ def untried_note(
     records: Sequence[MeasurementRecord], space: Space, prior: Prior, options: SearchOptions,
     stopped: str,
 ) -> list[str]:  # fmt: skip
-    """The compile modes that the budget ended before, and how long each takes."""
+    """The compile modes that the budget ended before, and how long each takes; none where no
+    setting ran at all."""
     if options.strategy != "planner" or "budget" not in stopped:
+        return []
+    if records and all(r.status in ("crashed", "unsupported") for r in records):
         return []
     ends = {r.status for r in records if r.setting.compile != "off"}
     if ends and "measured" not in ends:
