@@ -147,7 +147,7 @@ def record_ledgers(
                 if 0 < late < len(missing):
                     tell(
                         f"{late} of {len(missing)} traces were not done after "
-                        f"{limit_seconds:.0f} s, and were ended: theirs is guessed from the others."
+                        f"{limit_seconds:.0f} s, and were ended: less is known beforehand."
                     )
             else:
                 for step, batch in missing:
