@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,12 +17,14 @@ import torch
 from planner import TrainSetting, estimate, largest_batch
 from planner.core.errors import ContractError, PlannerError, UnsupportedError, UsageError
 from planner.core.schema import FactoryModel, Model, ResolvedSetting
+from planner.estimation import ledgers
 from planner.estimation.ledgers import record_ledgers, step_ledger
 from planner.ledger import cache as ledger_cache
 from planner.ledger.affine import in_canonical_order
 from planner.ledger.ledger import Ledger
 from planner.trace import process
 from planner.trace.kept_step import TracedStep, _held_step, retrace, traced_step
+from planner.trace.process import Missing
 from tests.covering import covering
 from tests.traced_models import CLASSES, IMAGE
 
@@ -159,6 +162,7 @@ ELSEWHERE = f"""
 import sys
 names = sys.argv[1:]
 from planner.core.schema import FactoryModel, TrainSetting
+from planner.estimation import ledgers
 from planner.estimation.ledgers import record_ledgers, step_ledger
 models = [
     FactoryModel(factory="tests.traced_models:" + name, image_size={IMAGE}, num_classes={CLASSES})
@@ -271,6 +275,21 @@ def test_a_limit_holds_where_torch_is_imported_too(
     (error,) = record_ledgers([(model, setting())], limit_seconds=1)
     assert error is not None
     assert "waiting:build was not done after 1 s, and was ended" in error.message
+
+
+def test_traces_that_come_too_late_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only how it is told: that a process is ended the test above shows."""
+    said: list[str] = []
+    requests = [(model_of(name), setting()) for name in ("Adversarial", "Wrong")]
+
+    def some_late(missing: Missing, tell: Callable[[int], None], limit: float | None) -> int:
+        for step, batch in missing:
+            step.held[batch] = PlannerError("not done")
+        return 1
+
+    monkeypatch.setattr(ledgers, "trace_elsewhere", some_late)
+    record_ledgers(requests, said.append, limit_seconds=9)
+    assert "1 of 2 traces were not done after 9 s, and were ended" in said[-1]
 
 
 def test_a_broken_trace_is_told_in_our_words() -> None:

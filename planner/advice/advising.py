@@ -118,6 +118,11 @@ class Advice:
     levers: tuple[LeverState, ...]
     left_out: tuple[str, ...]
 
+    @property
+    def unit(self) -> str:
+        """What an item of a batch is called."""
+        return self.plain.estimate.unit
+
     def to_json(self) -> dict[str, Any]:
         """The object that `planner advise --json` prints: sizes are integers in bytes."""
 

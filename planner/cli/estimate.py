@@ -400,7 +400,7 @@ def _print_ranking(
         return
     from planner.cli.output import print_table
     from planner.report.cost import cost_cells, cost_headers
-    from planner.report.tables import range_notes, total_text, unit
+    from planner.report.tables import range_notes, total_text
     from planner.report.terminal import wrapped
     from planner.report.verdicts import fits_cell
 
@@ -422,7 +422,7 @@ def _print_ranking(
             for gpu, estimate in found
         ],
         (
-            "gpu", "batch", "precision", "checkpointing", f"{unit(best.model)}/s (predicted)",
+            "gpu", "batch", "precision", "checkpointing", f"{best.unit}/s (predicted)",
             *cost_headers([one.cost for _, one in found]), "needs", "has", "fits",
         ),
     )  # fmt: skip

@@ -58,4 +58,4 @@ def _found(record: MeasurementRecord) -> str:
         return record.status
     allocated = record.peak_allocated_bytes
     more = "" if allocated is None else f", {format_bytes(allocated)} allocated"
-    return f"{record.images_per_second:.1f} images/s{more}"
+    return f"{record.images_per_second:.1f} {record.counts}/s{more}"

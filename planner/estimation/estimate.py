@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
+from planner.core.schema.any_model import unit_of
+from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.core.torch_version import installed_torch, why_untried
 from planner.core.units import format_bytes
 from planner.estimation.arguments import (
@@ -74,7 +76,7 @@ class Estimate:
     of it is kept, so that the bytes are the eager step's and only `low_bytes` and `high_bytes` say
     what it needs. `cost` is of a whole training, where one was asked for. `gpu` is a name of
     the catalogue, None where none was named; `allocator` are the caching allocator's options, None
-    for torch's.
+    for torch's. `unit` is what an item of the batch is called.
     """
 
     model: Model
@@ -103,6 +105,7 @@ class Estimate:
     cost: Cost | None = None
     gpu: str | None = None
     allocator: str | None = None
+    unit: str = "images"
 
     @property
     def fits_surely(self) -> bool | None:
@@ -120,6 +123,7 @@ class Estimate:
         return {
             "model": self.model.model_dump(mode="json"),
             "setting": self.setting.model_dump(mode="json"),
+            "unit": self.unit,
             "gpu": self.gpu,
             "allocator": self.allocator,
             "parameters": self.num_parameters,
@@ -284,6 +288,8 @@ def estimate_ledger(
     of_optimizer = Pinned()
     if setting.offload_optimizer != "none":
         of_optimizer = pinned_by_optimizer(ledger)
+    if ledger.own_optimizer:
+        setting = setting.model_copy(update={"optimizer": OWN_OPTIMIZER})
     return Estimate(
         model=config,
         setting=setting,
@@ -327,6 +333,7 @@ def estimate_ledger(
         as_eager=setting.compile != "off" and basis is not TRACED,
         gpu=gpu.name if gpu else None,
         allocator=(allocator and options_text(allocator)) or None,
+        unit=ledger.unit or unit_of(config),
     )
 
 

@@ -143,7 +143,12 @@ def record_ledgers(
 
         with nullcontext() if say else shows_seconds():
             if elsewhere:
-                trace_elsewhere(missing, count, limit_seconds)
+                late = trace_elsewhere(missing, count, limit_seconds)
+                if 0 < late < len(missing):
+                    tell(
+                        f"{late} of {len(missing)} traces were not done after "
+                        f"{limit_seconds:.0f} s, and were ended: less is known beforehand."
+                    )
             else:
                 for step, batch in missing:
                     step.record(batch)

@@ -182,6 +182,8 @@ def _pack(kept: AffineLedger | Ledger) -> dict[str, Any]:
         "notes": ledger.notes,
         "doubtful_bytes": ledger.doubtful_bytes,
         "late_bytes": ledger.late_bytes,
+        "unit": ledger.unit,
+        "own_optimizer": ledger.own_optimizer,
         "is_affine": isinstance(kept, AffineLedger),
     }
 
@@ -211,6 +213,8 @@ def _unpack(body: dict[str, Any]) -> AffineLedger | Ledger:
         tuple(body["notes"]),
         doubtful_bytes=body["doubtful_bytes"],
         late_bytes=body["late_bytes"],
+        unit=body["unit"],
+        own_optimizer=body["own_optimizer"],
     )
     return AffineLedger(ledger, slopes) if body["is_affine"] else ledger
 

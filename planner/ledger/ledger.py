@@ -168,6 +168,10 @@ class Ledger:
     doubtful_bytes: int = 0
     # What is freed, and yet cannot be used before another stream is done with it, at most.
     late_bytes: int = 0
+    # What the task calls an item of its batch, and the class of the optimizer that it makes, where
+    # it makes one: "" is not known, or none.
+    unit: str = ""
+    own_optimizer: str = ""
     # One with the same events but for their sizes: what does not depend on sizes is read off it,
     # once for all batches.
     like: Ledger | None = field(default=None, repr=False, compare=False)

@@ -90,9 +90,10 @@ def _find(module: ModuleType, module_name: str, attribute: str) -> Callable[[], 
 
 
 def _is_task(found: Any) -> bool:
-    """An object with a task's methods; a class of such objects is called to make one."""
-    methods = ("module", "batch", "loss")
-    return not isinstance(found, type) and all(hasattr(found, name) for name in methods)
+    """An object with a task's methods, or some of them, which `as_task` tells; a class of such
+    objects is called to make one, and so is a function."""
+    has = [hasattr(found, name) for name in ("module", "batch", "loss")]
+    return not isinstance(found, type) and (all(has) or (any(has) and not callable(found)))
 
 
 def _call(factory: Callable[[], Any], spec: str) -> Any:

@@ -12,7 +12,7 @@ from planner.core.units import format_bytes, format_range, format_seconds
 from planner.estimation.estimate import Estimate
 from planner.report.cost import cost_cells, cost_headers, cost_notes, cost_text, training_text
 from planner.report.settings import describe_setting, in_words
-from planner.report.tables import NOT_TRACED, total_text, unit
+from planner.report.tables import NOT_TRACED, total_text
 from planner.report.terminal import command_text, table_text, wrapped
 from planner.report.time import time_lines
 from planner.report.verdicts import fits_cell, verdict_text
@@ -48,7 +48,7 @@ def _as_it_stands(advice: Advice) -> str:
     ]
     if advice.gpu is None:
         said.append(
-            f"No GPU was named: ways are ordered, and {unit(advice.model)}/s given, by the rates "
+            f"No GPU was named: ways are ordered, and {advice.unit}/s given, by the rates "
             f"of {advice.rated}."
         )
     return "\n".join(wrapped(line) for line in said)
@@ -105,7 +105,7 @@ def _way(way: Way, advice: Advice) -> list[str]:
         f"{_rate(way, advice)} ±{found.throughput.uncertainty:.0%}, {_step(way)}; "
         + _result(way.effects),
         *(
-            [f"  {training_text(found.cost)} {unit(advice.model)}: {cost_text(found.cost)}"]
+            [f"  {training_text(found.cost)} {advice.unit}: {cost_text(found.cost)}"]
             if found.cost
             else []
         ),
@@ -135,7 +135,7 @@ def _ways(advice: Advice) -> str:
         for number, way in enumerate(advice.ways[:MAX_WAYS], 1)
     ]
     costs = [way.estimate.cost for way in advice.ways]
-    headers = ["way", f"{unit(advice.model)}/s", "memory", "fits", *cost_headers(costs)]
+    headers = ["way", f"{advice.unit}/s", "memory", "fits", *cost_headers(costs)]
     headers += ["affects", "setting"]
     more = len(advice.ways) - MAX_WAYS
     common = _common(advice)
@@ -143,7 +143,7 @@ def _ways(advice: Advice) -> str:
     title += f"; all with {_changes(common)}:" if common else ":"
     text = wrapped(title) + "\n" + table_text(rows, headers, "rrrl")
     text += f"\nand {more} more, with --json" if more > 0 else ""
-    return "\n".join([text, *map(wrapped, cost_notes(costs, unit(advice.model)))])
+    return "\n".join([text, *map(wrapped, cost_notes(costs, advice.unit))])
 
 
 def _next(advice: Advice) -> str:
@@ -189,7 +189,7 @@ def _waterfall(advice: Advice) -> str:
     need = plain.estimate.device_total_bytes
     rows = [["as it stands", "", format_bytes(need), "", format_seconds(seconds)]]
     rows += [_fall(fall) for fall in advice.waterfall]
-    headers = ["change", "saves", "memory", "costs", f"{images} {unit(advice.model)} in"]
+    headers = ["change", "saves", "memory", "costs", f"{images} {advice.unit} in"]
     goal = "recommendation" if advice.recommended else "nearest way"
     table = table_text(rows, headers, "lr")
     return f"From your setting to the {goal}, change by change:\n{table}"
@@ -219,7 +219,7 @@ def _front(advice: Advice) -> str:
         for way in advice.front
     ]
     return "Memory against speed (each row is the fastest for its memory):\n" + table_text(
-        rows, ["memory", f"{unit(advice.model)}/s", "setting"], "rrl"
+        rows, ["memory", f"{advice.unit}/s", "setting"], "rrl"
     )
 
 
@@ -243,7 +243,7 @@ def _treatments(found: Bottleneck, advice: Advice) -> str:
 
 
 def _treatment(treatment: Treatment, advice: Advice) -> str:
-    rate = f"{treatment.images_per_second:,.0f} {unit(advice.model)}/s"
+    rate = f"{treatment.images_per_second:,.0f} {advice.unit}/s"
     return f"{_changes(treatment.changes)} ({rate}, {treatment.why})"
 
 
@@ -260,7 +260,7 @@ def _cards(advice: Advice) -> str:
         ]
         for card in advice.cards
     ]
-    per_second = f"{unit(advice.model)}/s"
+    per_second = f"{advice.unit}/s"
     headers = ["larger card", "memory", "fits as\nit stands", f"{per_second} as\nit stands",
                f"recommended\n{per_second}"]  # fmt: skip
     return "Your setting and the recommended on larger cards:\n" + table_text(rows, headers, "lrlr")
@@ -280,7 +280,7 @@ def _more(more: MoreGpus, advice: Advice) -> str:
     )
     if not more.fits:
         return f"{text}."
-    text += f"; {more.images_per_second:,.0f} {unit(advice.model)}/s in all"
+    text += f"; {more.images_per_second:,.0f} {advice.unit}/s in all"
     best = advice.recommended
     if best is not None:
         times = more.images_per_second / _all_rate(best)
@@ -324,7 +324,7 @@ def _result(effects: Sequence[str]) -> str:
 
 def _rate(way: Way, advice: Advice) -> str:
     each = f" on each of {way.setting.world_size} GPUs" if way.setting.world_size > 1 else ""
-    return f"{way.images_per_second:,.0f} {unit(advice.model)}/s{each}"
+    return f"{way.images_per_second:,.0f} {advice.unit}/s{each}"
 
 
 def _step(way: Way) -> str:

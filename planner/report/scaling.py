@@ -14,7 +14,6 @@ from planner.report.tables import (
     range_notes,
     shown_fields,
     total_text,
-    unit,
 )
 from planner.report.terminal import table_text, wrapped
 from planner.report.verdicts import fits_cell
@@ -54,7 +53,7 @@ def _columns(rows: Sequence[Scaled]) -> list[Column]:
         found.append(("fits", lambda row: fits_cell(row.estimate)))
     if any(row.estimate.throughput is not None for row in rows):
         found += [
-            (f"{unit(rows[0].estimate.model)}/s\nof all", _rate),
+            (f"{rows[0].estimate.unit}/s\nof all", _rate),
             ("effi-\nciency", lambda row: _share(row.efficiency)),
             ("step", _step),
             ("exposed", _exposed),

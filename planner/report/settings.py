@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.core.schema.setting import OWN_OPTIMIZER
 
 ALWAYS_SAID = ("batch_size", "precision", "optimizer", "checkpointing")
 _NAMED_BY_VALUE = ("precision", "optimizer", "loss")
@@ -48,7 +49,7 @@ def in_words(fields: Mapping[str, object]) -> str:
 
 def _said(field: str, value: object) -> str:
     if field in _NAMED_BY_VALUE:
-        return value_text(value)
+        return "own optimizer" if value == OWN_OPTIMIZER else value_text(value)
     if field == "allocator" and value == "expandable_segments:True":
         return "expandable segments"
     name = _NAMES.get(field, field.replace("_", " "))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from planner.core.schema import Model, NamedModel, SwinConfig, TrainSetting
+from planner.core.schema import TrainSetting
 from planner.core.units import format_bytes, format_range, format_seconds
 from planner.estimation.estimate import Estimate
 from planner.report.cost import (
@@ -74,7 +74,7 @@ def estimate_table(estimates: Sequence[Estimate]) -> str:
         "peak\nreserved",
         "device\ntotal",
         *(["fits"] if judged else []),
-        *([f"predicted\n{unit(estimates[0].model)}/s{each}"] if timed else []),
+        *([f"predicted\n{estimates[0].unit}/s{each}"] if timed else []),
         *cost_headers([e.cost for e in estimates]),
         "peak at",
     ]
@@ -124,8 +124,8 @@ def range_notes(estimates: Sequence[Estimate]) -> list[str]:
         off = most if least == most else f"{least} to {most}"
         basis = {rate.basis for rate in rates}
         on = f" ({basis.pop()})" if len(basis) == 1 else ""
-        found.append(f"{unit(estimates[0].model)}/s: predicted, not measured, within {off}{on}.")
-    found += cost_notes([e.cost for e in estimates], unit(estimates[0].model))
+        found.append(f"{estimates[0].unit}/s: predicted, not measured, within {off}{on}.")
+    found += cost_notes([e.cost for e in estimates], estimates[0].unit)
     known = [
         (e.low_bytes / e.device_total_bytes, e.high_bytes / e.device_total_bytes)
         for e in estimates
@@ -264,7 +264,7 @@ def _rate(estimate: Estimate) -> str:
         )
     return wrapped(
         f"Predicted, not measured: {'' if predicted.is_whole else 'up to '}"
-        f"{predicted.images_per_second:,.0f} {unit(estimate.model)}/s"
+        f"{predicted.images_per_second:,.0f} {estimate.unit}/s"
         f"{each}, {format_seconds(predicted.step_seconds)} a step, ±{predicted.uncertainty:.0%} "
         f"({predicted.basis})."
     )
@@ -287,7 +287,7 @@ def _cost(estimate: Estimate) -> list[str]:
     cost = estimate.cost
     if cost is None:
         return []
-    return [f"{training_text(cost)} {unit(estimate.model)}: {cost_text(cost)}; {LEFT_OUT}."]
+    return [f"{training_text(cost)} {estimate.unit}: {cost_text(cost)}; {LEFT_OUT}."]
 
 
 def _communication(found: Communication | None) -> list[str]:
@@ -318,14 +318,6 @@ def shown_fields(settings: Sequence[TrainSetting]) -> list[str]:
 
 def header(field: str) -> str:
     return "check-\npointing" if field == "checkpointing" else field.replace("_", "\n")
-
-
-def unit(model: Model) -> str:
-    """What a batch of the model counts."""
-    if isinstance(model, SwinConfig):
-        return "images"
-    task = model.task if isinstance(model, NamedModel) else ""
-    return {"classification": "images", "video": "clips"}.get(task, "samples")
 
 
 def _images(estimate: Estimate) -> str:

@@ -7,6 +7,7 @@ import logging
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -19,6 +20,7 @@ import planner
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import Model
 from planner.core.schema.any_model import FactoryModel
+from planner.training.tasks.trees import outline
 
 # Frames in these are not what a person would mend.
 _OTHERS = tuple(str(Path(package.__file__ or "").parent) + "/" for package in (torch, planner))
@@ -28,11 +30,12 @@ _AS_ARRAY = ("numpy() is not supported", "Cannot access data pointer")
 
 class BrokenTraceError(RuntimeError):
     """The step broke on fake tensors: `operation` (an aten overload) raised `__cause__`, or Python
-    code did where it is empty."""
+    code did where it is empty. `batch` is what a user's task had made, None where it makes none."""
 
-    def __init__(self, operation: str) -> None:
+    def __init__(self, operation: str, batch: Any = None) -> None:
         super().__init__(f"{operation or 'the training step'} broke on fake tensors")
         self.operation = operation
+        self.batch = "" if batch is None else outline(batch)
 
 
 def data_read(how: str, where: str | None = None) -> UnsupportedError:
@@ -75,20 +78,26 @@ def trace_error(model: Model, broken: BrokenTraceError) -> PlannerError:
     return PlannerError(
         f"{model.title} cannot be traced: its step raised {type(cause).__name__}{during} at "
         f"{where}{f': {said}' if said else '.'}",
-        f"{_given(model)}If the model takes another input than this step gives it, or returns "
-        "something else, let its factory return a task: the module, its batch and its loss. If "
-        f"real tensors work there, it is a fault of the trace. {_PROBED}",
+        f"{_given(model, broken.batch)}If real tensors work there, it is a fault of the trace. "
+        f"{_PROBED}",
     )
 
 
-def _given(model: Model) -> str:
-    """The batch that a factory's module gets unless it is told another."""
+def _given(model: Model, batch: str) -> str:
+    """The batch that the step had: a task's own, or what a module gets unless it is told another,
+    and how it is given another."""
+    if batch:
+        return f"The task's batch was {batch}. "
+    task = (
+        "If the model takes another input than this step gives it, or returns something else, let "
+        "its factory return a task: the module, its batch and its loss. "
+    )
     if not isinstance(model, FactoryModel):
-        return ""
+        return task
     height, width = model.image_size
     return (
         f"A module is given images of {height}x{width} px and {model.num_classes} classes: "
-        "--image-size and --num-classes say others. "
+        f"--image-size and --num-classes say others. {task}"
     )
 
 

@@ -42,10 +42,15 @@ def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = No
         "of the scratch memory that CUDA kernels take for themselves the trace counts what sums, "
         "norms, softmax, convolutions, pooling, embeddings and index_put take, and no other",
         *trace.assumptions,
+        *([f"the task makes its optimizer ({trace.own_optimizer})"] if trace.own_optimizer else []),
     )
     end = max(i for i, event in enumerate(trace.events) if isinstance(event, Marked)) + 1
     events = tuple(_short_names(_tag_activations(trace.events[:end])))
-    ledger = bound(Ledger(events, setting.batch_size, trace.num_parameters, notes), setting)
+    ledger = Ledger(
+        events, setting.batch_size, trace.num_parameters, notes,
+        unit=trace.unit, own_optimizer=trace.own_optimizer,
+    )  # fmt: skip
+    ledger = bound(ledger, setting)
     return in_graph_pool(ledger) if setting.compile in GRAPH_MODES else ledger
 
 

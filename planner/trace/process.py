@@ -50,9 +50,10 @@ class Answer(BaseModel):
 
 def trace_elsewhere(
     missing: Missing, tell: Callable[[int], None], limit_seconds: float | None = None
-) -> None:
+) -> int:
     """Traces each step at its batch, in other processes, and hands the step what it found: by the
-    end of `limit_seconds`, which ends the processes. `tell` hears how many are done."""
+    end of `limit_seconds`, which ends the processes. `tell` hears how many are done. Returns how
+    many were not, by then."""
     end = time.monotonic() + (limit_seconds or threading.TIMEOUT_MAX)
     by_step: dict[int, list[tuple[TracedStep, int]]] = {}
     for step, batch in missing:  # all batches of a step by one tracer: the first may answer all
@@ -86,6 +87,7 @@ def trace_elsewhere(
                 f"the process that traced {step.model.title} {ended}.",
                 "What it said last is above; 'planner tune' measures without a trace.",
             )
+    return sum(len(tracer.waiting) for tracer in running)
 
 
 class _Tracer:

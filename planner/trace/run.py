@@ -63,12 +63,15 @@ _RECURRENT = (
 @dataclass(frozen=True)
 class Trace:
     """What building a model and training it for `num_steps` optimizer steps allocates and frees.
-    `assumptions` say what was checkpointed, and what was assumed of values that the step read."""
+    `assumptions` say what was checkpointed, and what was assumed of values that the step read;
+    `unit` and `own_optimizer` are as in a `Ledger`."""
 
     events: tuple[Event, ...]
     num_parameters: int
     num_steps: int
     assumptions: tuple[str, ...] = ()
+    unit: str = ""
+    own_optimizer: str = ""
 
     def storages(self) -> list[Allocated | Scratch | Freed | Marked]:
         """The events without what is computed and what storages are for."""
@@ -177,17 +180,18 @@ def _trace(
                 fake = partial(map_tensors, change=mode.from_tensor)
                 given = _Given(fake(batch), fake(held_out))
                 spread = sharding.as_spread(module) if sharding is not None else None
-                said = _train(recorder, module, task, setting, num_steps, given, spread)
+                said, own = _train(recorder, module, task, setting, num_steps, given, spread)
                 notes = (*notes, *said)
             except PlannerError:
                 raise
             except Exception as error:
-                raise BrokenTraceError(recorder.running) from error
+                raise BrokenTraceError(recorder.running, batch) from error
         events = tuple(in_steady_order(recorder.events))
         del module
     known = (*notes_of(setting), *offloading_notes(setting))
     assumptions = (*notes, *known, *sorted(recorder.values.assumed))
-    return Trace(events, num_parameters, num_steps, assumptions)
+    unit = str(getattr(task, "unit", ""))
+    return Trace(events, num_parameters, num_steps, assumptions, unit, own)
 
 
 @contextlib.contextmanager
@@ -231,8 +235,8 @@ def _train(
     num_steps: int,
     given: _Given,
     spread: Spread | None,
-) -> tuple[str, ...]:
-    """Returns what is to be said of it."""
+) -> tuple[tuple[str, ...], str]:
+    """Returns what is to be said of it, and the class of the task's own optimizer."""
     parallel = DataParallel(recorder, module, setting) if setting.parallelism == "ddp" else None
     batch = given.batch
     if batch is None:
@@ -250,7 +254,8 @@ def _train(
     if setting.validation_batch_size:
         recorder.note(list(tensors_of(given.validation)), "batch")
         training.validate(partial(_end_phase, recorder, training, num_steps - 1), given.validation)
-    return reducer_notes(parallel.reducer) if parallel is not None else ()
+    own = type(training.optimizer).__name__ if hasattr(task, "optimizer") else ""
+    return reducer_notes(parallel.reducer) if parallel is not None else (), own
 
 
 def _end_phase(recorder: Recorder, training: Training, step: int, phase: str) -> None:

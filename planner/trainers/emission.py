@@ -372,7 +372,8 @@ def _origin(found: Recommendation, setting: TrainSetting) -> tuple[str, ...]:
     """Where the setting comes from: the probe, in a comment's lines."""
     evidence = found.evidence
     assert evidence is not None
-    rate = f"{evidence.images_per_second:.1f} images/s" if evidence.images_per_second else "no rate"
+    seen = evidence.images_per_second
+    rate = f"{seen:.1f} {one_line(evidence.counts)}/s" if seen else "no rate"
     peak = evidence.peak_allocated_bytes
     memory = f", {format_bytes(peak)} allocated at the peak" if peak is not None else ""
     emulated = (

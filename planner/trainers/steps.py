@@ -6,7 +6,12 @@ from typing import Any
 
 from planner.core.augmentation import Augmentation
 from planner.core.schema import Model, TrainSetting
-from planner.core.schema.setting import EMA_DECAY, FUSED_FAMILIES, OPTIMIZER_CLASSES
+from planner.core.schema.setting import (
+    EMA_DECAY,
+    FUSED_FAMILIES,
+    OPTIMIZER_CLASSES,
+    OWN_OPTIMIZER,
+)
 from planner.estimation.recipe import UNDECAYED, Recipe
 from planner.trainers.copies import Source, sections
 from planner.trainers.loader import training_load, validation_load
@@ -24,6 +29,8 @@ _FUNCTIONAL = "from torch.nn import functional as F"
 def optimizer_source(plan: Plan) -> Source:
     """`build_optimizer(model, lr)`: the optimizer that was probed, decay as in the recipe."""
     setting = plan.setting
+    if setting.optimizer == OWN_OPTIMIZER:
+        return Source(("from typing import Any",), "")
     family, implementation = setting.optimizer_family, setting.optimizer_implementation
     given: dict[str, Any] = {}
     if implementation == "8bit":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from planner.core.schema import NamedModel
+from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, torchrun
 from planner.trainers.loader import training_load
@@ -33,10 +34,13 @@ RATE_NOTE = (
 def write_task_script(plan: Plan, filename: str) -> Written:
     """`filename`, whole."""
     setting = plan.setting
-    run = launch(plan, torchrun(plan.path(filename), plan, "--steps 20 --lr LR"))
+    is_own = setting.optimizer == OWN_OPTIMIZER
+    notes = () if is_own else (RATE_NOTE,)
+    arguments = "--steps 20" if is_own else "--steps 20 --lr LR"
+    run = launch(plan, torchrun(plan.path(filename), plan, arguments))
     optimizer, schedule = optimizer_source(plan), schedule_source(plan.recipe)
     imports = (*_imports(plan), *optimizer.imports, *schedule.imports, *own_imports(setting))
-    head = plan.comment(run, "Your loader goes into batches_of().", notes=(RATE_NOTE,))
+    head = plan.comment(run, "Your loader goes into batches_of().", notes=notes)
     unit = plan.unit or "items"
     text = render(
         "task.py.j2",
@@ -58,7 +62,7 @@ def write_task_script(plan: Plan, filename: str) -> Written:
         batch="batch",
         forward_arguments="task, call, batch",
     )
-    return Written(text, run, (RATE_NOTE,))
+    return Written(text, run, notes)
 
 
 def task_refusals(plan: Plan) -> list[Refusal]:

@@ -14,6 +14,7 @@ from planner.core.schema.setting import (
     COMPILE_MODES,
     COMPILED_FIELDS,
     FUSED_FAMILIES,
+    OWN_OPTIMIZER,
     PRECISIONS,
 )
 from planner.libraries.limits import attention_limit
@@ -115,7 +116,7 @@ def axis_choices(
     for axis in ("checkpointing", "attention"):
         for value in asked.get(axis, ()):
             _check_library(model, axis, value)
-    for value in chosen["optimizer"]:
+    for value in chosen["optimizer"] if base.optimizer != OWN_OPTIMIZER else ():
         parse(TrainSetting, {"optimizer": value}, "the search").check_optimizer()
     for axis in AXES if start is not None else ():
         value = getattr(start, axis)

@@ -43,7 +43,8 @@ def setting_title(setting: Any) -> str:
 
 def rate_text(record: ProbeRecord) -> str:
     """What a probe that was measured reached."""
-    return f"{record.images_per_second or 0:.4g} images/s"
+    unit = record.counts if isinstance(record, MeasurementRecord) else "images"
+    return f"{record.images_per_second or 0:.4g} {unit}/s"
 
 
 def memory_text(record: ProbeRecord) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic
 
-from planner.core.errors import PlannerError
+from planner.core.errors import ContractError, PlannerError
 from planner.core.schema.expected import Expected
 from planner.core.schema.record import BUDGET_ENDED
 from search.loop.interrupts import ending, hold
@@ -20,6 +20,7 @@ from search.loop.study.records import RecordsNotWrittenError
 from search.loop.study.study import Study
 from search.loop.surrogate.broken_parts import is_plain
 from search.probe.evidence import is_feasible
+from search.probe.failure import broke_contract
 from search.probe.kinds import RecordT, SettingT
 
 SAME_FAILURES = 3
@@ -187,7 +188,10 @@ class Session(Generic[SettingT, RecordT]):
             self._learn(record.judged_in(self.budget_bytes))
 
     def _probe(self, choice: Choice[SettingT]) -> bool:
-        """One probe, from lease to record; False where another tuner holds the lease."""
+        """One probe, from lease to record; False where another tuner holds the lease.
+
+        Raises ContractError where the task, and no setting, is what fails: nothing is kept of it.
+        """
         deadline, cut = self._deadline(choice)
         repeat = sum(r.setting == choice.candidate.setting for r in self.records)
         lease = self.study.lease(choice.candidate, deadline, repeat, self.limits.trials)
@@ -199,6 +203,10 @@ class Session(Generic[SettingT, RecordT]):
         except BaseException as error:
             self.study.release(lease, f"stopped by {type(error).__name__}")
             raise
+        if broke_contract(record) and self.best() is None:
+            # The next run, with the task mended, is to begin where this one did.
+            self.study.release(lease, record.message)
+            raise ContractError(*record.message.split("\n", 1))
         if cut and record.status == "timed_out" and not record.cut_short:
             record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
         expected = choice.expected or self.expect(choice.candidate, choice.phase)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from planner.core.failures import is_allocation_failure
+from search.probe.kinds import ProbeRecord
 
+CONTRACT = "contract"  # the phase of a probe that ended since a step is not what its task says
 # Frames of a fatal signal that are worth keeping: the innermost ones come first.
 _FATAL_LINES = 6
 _LAST_LINES = 5
@@ -22,6 +24,11 @@ def shorten(text: str) -> str:
         return text
     first = text.split("\n", 1)[0][:_FIRST_LINE_CHARACTERS]
     return f"{first}\n…\n{text[len(first) + 3 - _MESSAGE_CHARACTERS :]}"
+
+
+def broke_contract(record: ProbeRecord) -> bool:
+    """Whether the model or its task must change for a probe to end well, and not the setting."""
+    return record.status == "unsupported" and getattr(record, "phase", "") == CONTRACT
 
 
 def last_words(stderr: str) -> str:

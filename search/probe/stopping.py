@@ -101,7 +101,7 @@ class StopRule:
     def _why_ended(self, samples: Sequence[float]) -> list[str]:
         if self.is_hopeless(samples):
             return [
-                f"stopped early: at best {self.best_images_per_second(samples):.4g} images/s, "
+                f"stopped early: at best {self.best_images_per_second(samples):.4g} a second, "
                 f"under the {self.request.give_up_images_per_second:.4g} that would matter"
             ]
         if self.is_precise(samples):

@@ -9,7 +9,6 @@ from planner.report.pages.predicted_time import predicted_rate
 from planner.report.pages.side_by_side import best_text, short_names
 from planner.report.pages.step import Step
 from planner.report.settings import describe_setting
-from planner.report.tables import unit
 from planner.report.verdicts import is_shown_as_running, verdict_of, verdict_text
 from search.report.run import Run
 from search.report.side_by_side import world_interval
@@ -63,7 +62,7 @@ def step_lead(step: Step) -> str:
     estimate, time = step.estimate, step.estimate.throughput
     rate = ""
     if time is not None and is_shown_as_running(estimate):
-        rate = f" {predicted_rate(time, unit(estimate.model))}."
+        rate = f" {predicted_rate(time, estimate.unit)}."
     fits = verdict_text(estimate)
     return f"Batch {estimate.setting.batch_size} of {estimate.model.title}. {fits}{rate}"
 

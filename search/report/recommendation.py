@@ -11,12 +11,11 @@ from planner.core.units import format_seconds
 from planner.report.feeding import feeding_text
 from planner.report.settings import describe_setting
 from planner.report.terminal import table_text
-from search.loop.progress_text import memory_text
+from search.loop.progress_text import memory_text, rate_text
 from search.probe.evidence import rate_interval
 from search.report.wording import count, date_text, images_of
 
 MAX_RULED_OUT = 12  # lines; recommendation.json has them all
-HEADERS = ("", "setting", "images/s", "step", "memory", "compile")
 
 
 def recommendation_text(found: Recommendation) -> str:
@@ -25,17 +24,18 @@ def recommendation_text(found: Recommendation) -> str:
     probes = count(found.num_probes, "probe")
     ended = (
         f"{probes} of {found.num_candidates} settings; the search ended because "
-        f"{found.stopped_because}.{_going_on(found.stopped_because)}"
+        f"{found.stopped_because}.{_going_on(found)}"
     )
     notes = [f"- {note}" for note in (*found.notes, ended)]
     fed = ["", *feeding_text(found.feeding)] if found.feeding else []
     return "\n".join([*answer, *fed, "", *notes, *_ruled_out(found)])
 
 
-def _going_on(stopped_because: str) -> str:
-    if "the budget" in stopped_because:
+def _going_on(found: Recommendation) -> str:
+    """Where nothing ran its advice says what would help."""
+    if "the budget" in found.stopped_because and found.setting is not None:
         return " Give a longer --budget to go on."
-    return " Run the same command to go on." if "interrupted" in stopped_because else ""
+    return " Run the same command to go on." if "interrupted" in found.stopped_because else ""
 
 
 def _nothing(found: Recommendation) -> list[str]:
@@ -62,7 +62,7 @@ def _evidence(record: MeasurementRecord) -> str:
     low, high = rate_interval(images_of(record), record.step_seconds)
     num = len(record.step_seconds)
     return (
-        f"{_world(record)}{record.images_per_second or 0:.4g} images/s ({low:.4g} to {high:.4g}, "
+        f"{_world(record)}{rate_text(record)} ({low:.4g} to {high:.4g}, "
         f"{num} step{'s' * (num > 1)}), {memory_text(record)}, probe {record.probe_id[:8]} of "
         f"{date_text(record.date)}"
     )
@@ -73,7 +73,8 @@ def _world(record: MeasurementRecord) -> str:
     if record.world is None or record.world.world_size == 1:
         return ""
     return (
-        f"{record.world_images_per_second or 0:.4g} images/s of all {record.world.world_size} "
+        f"{record.world_images_per_second or 0:.4g} {record.counts}/s of all "
+        f"{record.world.world_size} "
         "devices; of each "
     )
 
@@ -82,17 +83,15 @@ def _gain(found: Recommendation) -> str:
     if found.baseline is None or found.gain is None:
         return "The plain default was not measured, so no speed-up is reported."
     setting = describe_setting(found.baseline.setting, found.model)
-    return (
-        f"{found.gain:.2f} × the plain default ({setting}: "
-        f"{found.baseline.images_per_second or 0:.4g} images/s)"
-    )
+    return f"{found.gain:.2f} × the plain default ({setting}: {rate_text(found.baseline)})"
 
 
 def _table(records: Sequence[MeasurementRecord], baseline: MeasurementRecord | None) -> str:
     rows = [[str(rank), *_cells(record)] for rank, record in enumerate(records, start=1)]
     if baseline is not None and baseline not in records:
         rows.append(["plain", *_cells(baseline)])
-    return table_text(rows, HEADERS, "lldl")
+    headers = ("", "setting", f"{records[0].counts}/s", "step", "memory", "compile")
+    return table_text(rows, headers, "lldl")
 
 
 def _cells(record: MeasurementRecord) -> list[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model
 from planner.core.schema.loading import DataRecommendation, FedRecord, LoaderRecord
 from planner.core.schema.result import Recommendation
-from planner.report.tables import unit
 from search.loader.result import choose_loader, measured_loaders
 from search.loop.result.contenders import Contender, choose, contenders
 from search.report.wording import end_of
@@ -106,7 +105,8 @@ class Run:
     @cached_property
     def unit(self) -> str:
         """What a batch counts: images, unless all records are of another task."""
-        said = {record.unit or unit(record.model) for record in self.records}
+        ran = [record for record in self.records if record.images_per_second]
+        said = {record.counts for record in ran or self.records}
         return said.pop() if len(said) == 1 else "images"
 
     @cached_property

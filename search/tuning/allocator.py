@@ -15,7 +15,7 @@ from planner.memory.allocator_config import VARIABLES, allocator_in_environment
 from search.loop.interrupts import ending, hold, let_go
 from search.loop.limits import START_SECONDS, TIMING_SECONDS, Limits
 from search.loop.prober import Prober
-from search.loop.progress_text import memory_text
+from search.loop.progress_text import memory_text, rate_text
 from search.loop.space import candidate
 from search.loop.strategies.strategy import Choice
 from search.loop.study.records import RecordsNotWrittenError, append_records, read_records
@@ -103,7 +103,7 @@ def _better(
 
 def _said(record: MeasurementRecord) -> str:
     how = "is predicted at" if record.device.emulated else "runs at"
-    return f"{how} {_rate(record):.4g} images/s in {memory_text(record)}"
+    return f"{how} {rate_text(record)} in {memory_text(record)}"
 
 
 def _rate(record: MeasurementRecord) -> float:

@@ -57,6 +57,7 @@ from search.probe.parent.ranks import rank_devices
 from search.tuning.allocator import ALLOCATOR_PROBES, compare_allocators, usual_options
 from search.tuning.feeding.phase import FeedingPhase, judge_by_law, step_budget
 from search.tuning.feeding.request import find_asked
+from search.tuning.own_model import ask_factory, with_own_optimizer
 
 
 def tune(
@@ -147,6 +148,11 @@ def _probed(
     """`by_default`: nobody named the allocator's options that probes run with; `said_of_default` is
     what to say of those."""
     asked = find_asked(options, model)
+    base, restrict = options.base, options.restrict
+    made = ask_factory(model) if prober is None and isinstance(model, FactoryModel) else None
+    if made is not None and made.has_optimizer:
+        base = with_own_optimizer(base, restrict or {}, model.title)
+        restrict = {axis: v for axis, v in (restrict or {}).items() if axis != "optimizer"}
     limits = Limits(options.trials, step_budget(options))
     where = choose_device(options.device)
     found = describe_device(where)
@@ -160,7 +166,7 @@ def _probed(
     memory = find_budget(found, least_free(devices), options, allocator, len(devices))
     output = make_folder(options.output or default_output(model))
     space = make_space(
-        model, identity.device, options.base, restrict=options.restrict,
+        model, identity.device, base, restrict=restrict,
         batch_sizes=options.batch_size, global_batch=options.global_batch, start=options.start,
     )  # fmt: skip
     study = make_study(options.storage, output, space, memory.budget_bytes, options.study_name)
@@ -242,7 +248,7 @@ def _world_notes(devices: Sequence[str]) -> list[str]:
     num, threads = len(devices), rank_threads(len(devices))
     notes = [
         f"Each probe is {num} ranks: its memory is the fullest's, its time the slowest's, and "
-        f"images/s in tables are one device's. Each rank computes with {threads} "
+        f"rates in tables are one device's. Each rank computes with {threads} "
         f"thread{'s' * (threads > 1)} of the CPU."
     ]
     names = sorted({describe_device(each).name for each in devices})

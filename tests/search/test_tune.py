@@ -23,6 +23,7 @@ from search.loop.strategies.strategy import Choice
 from search.loop.study import lock
 from search.loop.study.records import read_records
 from search.loop.study.study import MemoryStudy
+from search.probe.failure import CONTRACT
 from search.tuning import tune as tune_file
 from search.tuning.tune import tune
 from tests.search.tables import GPU, MODEL, SMALL, invented_table, make_record
@@ -112,6 +113,25 @@ def test_the_same_failure_three_times_ends_it(tmp_path: Path, status: str) -> No
     found = run(tmp_path, prober=crashing)
     assert found.num_probes == 3
     assert "RuntimeError: the factory raised" in found.advice
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_contract_that_some_settings_break_ends_no_search(tmp_path: Path) -> None:
+    """As a batch that is larger than the user's data: others were measured. (Where none was, it
+    ends the search: tests/tasks/test_tune.py.)"""
+    calls: list[Choice] = []
+
+    def sometimes(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        done = probe(choice, probe_id, deadline_seconds)
+        calls.append(choice)
+        if len(calls) != 2:
+            return done
+        ended = {"status": "unsupported", "phase": CONTRACT, "images_per_second": None}
+        return done.model_copy(update={**ended, "step_seconds": (), "message": "IndexError"})
+
+    found = run(tmp_path, prober=sometimes)
+    assert found.status == "recommended"
+    assert found.num_probes == len(calls) > 2
 
 
 @pytest.mark.usefixtures("gpu")

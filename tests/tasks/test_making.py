@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -12,8 +13,13 @@ torch = pytest.importorskip("torch")
 
 from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
 from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.estimation.estimate import estimate_ledger, resolve  # noqa: E402
+from planner.ledger.cache import decode, encode  # noqa: E402
+from planner.machine.hardware.catalogue import find_gpu  # noqa: E402
+from planner.report.tables import breakdown_table, estimate_table  # noqa: E402
 from planner.trace.ledger import trace_estimate  # noqa: E402
 from planner.training.tasks import ContractError, task_for  # noqa: E402
+from planner.training.tasks.trees import outline  # noqa: E402
 
 OWN = """
     import torch
@@ -135,9 +141,33 @@ def test_validation_takes_a_batch_of_the_task(own: str) -> None:
 def test_a_task_may_make_its_optimizer(own: str) -> None:
     model = factory(own, "OwnOptimizer")
     with_state = trace_estimate(factory(own, "Volumes"), SETTING)
-    assert len(trace_estimate(model, SETTING).events) < len(with_state.events)
+    ledger = trace_estimate(model, SETTING)
+    assert len(ledger.events) < len(with_state.events)
+    assert (ledger.own_optimizer, with_state.own_optimizer) == ("SGD", "")
+    assert "the task makes its optimizer (SGD)" in ledger.notes
+    assert encode({}, ledger) != encode({}, with_state)
+    assert decode(encode({}, ledger), {}) == ledger
+    shown = breakdown_table(estimate_ledger(model, resolve(model, SETTING)[1], ledger))
+    assert "batch 2, fp32, own optimizer, checkpointing none" in shown
+    task_for(model, SETTING.model_copy(update={"optimizer": "own"}))
     with pytest.raises(UnsupportedError, match="makes its own optimizer, and not adamw-fused"):
         task_for(model, SETTING.model_copy(update={"optimizer": "adamw-fused"}))
+
+
+def test_an_optimizer_that_nobody_makes_is_refused(own: str) -> None:
+    setting = SETTING.model_copy(update={"optimizer": "own"})
+    with pytest.raises(UnsupportedError, match="the one that a task makes, and none is made here"):
+        trace_estimate(factory(own, "Volumes"), setting)
+
+
+def test_an_estimate_is_in_what_the_task_counts(own: str) -> None:
+    model, gpu = factory(own, "Volumes"), find_gpu("rtx-3090")
+    found = estimate_ledger(model, resolve(model, SETTING)[1], trace_estimate(model, SETTING), gpu)
+    assert found.unit == "volumes"
+    for text in (breakdown_table(found), estimate_table([found, found])):
+        assert " volumes/s" in text
+        assert "images" not in text
+        assert "samples" not in text
 
 
 def test_another_loss_than_the_tasks_own_is_refused(own: str) -> None:
@@ -169,6 +199,107 @@ def test_a_step_that_breaks_on_images_is_told_of_tasks(own: str, name: str) -> N
     with pytest.raises(PlannerError, match="let its factory return a task") as caught:
         trace_estimate(factory(own, name), SETTING)
     assert "register_fake" not in str(caught.value)
+
+
+BROKEN = """
+    import torch
+    from torch import nn
+
+    class Task:
+        def module(self):
+            return nn.Linear(3, 3)
+
+        def batch(self, size, device):
+            return torch.randn(size, 3, device=device)
+
+        def loss(self, module, batch):
+            return module(batch).sum()
+
+    class Broken(Task):
+"""
+
+
+def broken(folder: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> FactoryModel:
+    """A task of which only `changed`, the last line of its file, is wrong."""
+    name = f"broken_{abs(hash(changed))}"
+    (folder / f"{name}.py").write_text(f"{textwrap.dedent(BROKEN).lstrip()}    {changed}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    return FactoryModel(factory=f"{name}:Broken")
+
+
+@pytest.mark.parametrize(
+    ("changed", "raised", "called"),
+    [
+        ("def module(self): return nn.Linear('a', 3)",
+         "module() of {} raised TypeError", "module()"),
+        ("def batch(self, size, device): return open('/none')",
+         "batch() of {} raised FileNotFoundError", "batch(2, cpu)"),
+        ("def batch(self, size): return None", "batch() of {} raised TypeError", "batch(2, cpu)"),
+        ("def optimizer(self, parameters): return torch.optim.SGD(self.all)",
+         "optimizer() of {} raised AttributeError", "optimizer(a list of 2 parameters)"),
+        ("def blocks(self, module): return module.layers", "blocks() of {} raised AttributeError",
+         "blocks(a Linear)"),
+    ],
+)  # fmt: skip
+def test_a_method_that_raises_is_named_by_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, raised: str, called: str
+) -> None:
+    """The user's line, also where an error is raised in torch, or before the method began."""
+    model = broken(tmp_path, monkeypatch, changed)
+    setting = TrainSetting(batch_size=2, checkpointing="blocks" if "blocks" in changed else "none")
+    with pytest.raises(ContractError) as caught:
+        trace_estimate(model, setting)
+    file = tmp_path / f"{model.parts[0]}.py"
+    line = f"{file}:{len(file.read_text().splitlines())}: "
+    assert caught.value.message.startswith(f"{raised.format(model.title)} at {line}")
+    assert caught.value.way_out == f"It was called as {called}: mend it there."
+
+
+def test_a_batch_that_finds_no_memory_is_no_fault_of_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe looks at the causes."""
+    model = broken(tmp_path, monkeypatch, "def batch(self, size, device): raise MemoryError")
+    with pytest.raises(ContractError) as caught:
+        task_for(model, SETTING).batch(2, torch.device("cpu"))
+    assert isinstance(caught.value.__cause__, MemoryError)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("def batch(self, size, device): return {'a': [], 'b': 1}",
+         "returned a dict with 'a', 'b', and no tensor is in it"),
+        ("def optimizer(self, parameters): return [torch.optim.SGD(parameters)] * 2",
+         "returned a list of 2, not one torch.optim.Optimizer"),
+        ("batch = None", "a task without batch(size, device)."),
+    ],
+)  # fmt: skip
+def test_what_a_method_may_not_return_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, said: str
+) -> None:
+    with pytest.raises(ContractError, match=re.escape(said)):
+        trace_estimate(broken(tmp_path, monkeypatch, changed), SETTING)
+
+
+def test_a_step_that_breaks_is_told_with_the_tasks_own_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And never of the images that only a module would be given."""
+    changed = "def loss(self, module, batch): return module(batch.view(-1, 7)).sum()"
+    with pytest.raises(PlannerError) as caught:
+        trace_estimate(broken(tmp_path, monkeypatch, changed), SETTING)
+    assert caught.value.way_out.startswith("The task's batch was [2, 3] float32. If real tensors")
+    assert "image" not in str(caught.value)
+
+
+def test_a_batch_is_outlined_by_its_shapes() -> None:
+    labels = torch.zeros(2, dtype=torch.int64)
+    given = (torch.zeros(2, 3), {"label": labels, "ids": [labels] * 6, "name": "a"})
+    sixth = ", ".join(["[2] int64"] * 4)
+    assert outline(given) == (
+        f"([2, 3] float32, {{'label': [2] int64, 'ids': [{sixth}, and 2 more], 'name': str}})"
+    )
 
 
 def test_a_task_without_a_module_is_told(own: str) -> None:

@@ -15,13 +15,16 @@ import pytest
 pytest.importorskip("torch")
 
 import search
-from planner.core.errors import UnsupportedError
+from planner.core.errors import ContractError, PlannerError, UnsupportedError
 from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.core.schema.result import Recommendation
 from planner.libraries.resolve import resolve_model
 from planner.trainers.emission import TARGETS, emit, emit_setting
 from planner.trainers.plan import Plan
 from planner.trainers.task_script import write_task_script
+from search.loop.progress_text import progress_line
+from search.report.recommendation import recommendation_text
+from search.report.report import write_report
 
 OWN = """
     import torch
@@ -39,6 +42,17 @@ OWN = """
 
         def loss(self, module, batch):
             return F.cross_entropy(module(batch[0]), batch[1])
+
+    class OwnOptimizer(Volumes):
+        def optimizer(self, parameters):
+            return torch.optim.Adagrad(parameters, lr=0.1)
+
+    class Detached(Volumes):
+        def loss(self, module, batch):
+            return super().loss(module, batch).detach()
+
+    class NoLoss:
+        module, batch = Volumes.module, Volumes.batch
 
     def tokens():
         return nn.Embedding(10, 10)
@@ -59,17 +73,25 @@ def need(library: str) -> None:
         pytest.skip(f"{library} is not installed")
 
 
-def tune(model: Model, folder: Path) -> Recommendation:
+ONE = {"precision": ["fp32"], "compile": ["off"], "checkpointing": ["none"]}
+
+
+def tune(
+    model: Model, folder: Path, trials: int = 1, restrict: dict[str, list[str]] = ONE,
+    lines: list[str] | None = None,
+) -> Recommendation:  # fmt: skip
+    """`lines` hears what is shown."""
+    heard = [] if lines is None else lines
     return search.tune(
-        model, device="cpu", batch_size=[2], trials=1, output=folder,
-        restrict={"precision": ["fp32"], "compile": ["off"], "checkpointing": ["none"]},
+        model, device="cpu", batch_size=[2], trials=trials, output=folder, restrict=restrict,
+        on_progress=lambda progress: heard.append(progress_line(progress)),
     )  # fmt: skip
 
 
-def run(script: str, folder: Path) -> str:
+def run(script: str, folder: Path, *rate: str) -> str:
     (folder / "train.py").write_text(script)
     ended = subprocess.run(
-        [sys.executable, "train.py", "--steps", "2", "--lr", "0.1", "--log-every", "1",
+        [sys.executable, "train.py", "--steps", "2", *rate, "--log-every", "1",
          "--output", "kept"],
         capture_output=True, text=True, timeout=300, check=False, cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -81,12 +103,17 @@ def run(script: str, folder: Path) -> str:
 
 
 def test_a_task_is_tuned_and_its_script_trains(own: Path) -> None:
-    found = tune(FactoryModel(factory="own_volumes:Volumes"), own / "tuned")
+    said: list[str] = []
+    found = tune(FactoryModel(factory="own_volumes:Volumes"), own / "tuned", lines=said)
     assert found.evidence is not None, found.advice
     assert found.evidence.unit == "volumes"
     script = emit(own / "tuned", "pytorch").text
+    page = write_report(str(own / "tuned"), own / "page.html").read_text()
+    for told in ("\n".join(said), recommendation_text(found), script, page):
+        assert " volumes/s" in told
+        assert "images/s" not in told
     assert "it yields BATCH_SIZE volumes at a time" in script
-    assert "step 2/2  rate" in run(script, own)
+    assert "step 2/2  rate" in run(script, own, "--lr", "0.1")
     for target in set(TARGETS) - {"pytorch"}:
         with pytest.raises(UnsupportedError, match="--for pytorch"):
             emit(own / "tuned", target)
@@ -114,7 +141,7 @@ def test_the_script_says_the_whole_setting(own: Path, fields: dict[str, object])
     setting = TrainSetting.model_validate({"batch_size": 2, **fields})
     script = emit_setting(model, setting, "pytorch").text
     assert ("checkpoint_as_set(model" in script) is (setting.checkpointing != "none")
-    assert "step 2/2  rate" in run(script, own)
+    assert "step 2/2  rate" in run(script, own, "--lr", "0.1")
 
 
 @pytest.mark.trainers
@@ -139,8 +166,42 @@ def test_the_script_checkpoints_the_blocks_that_the_task_names(own: Path) -> Non
     model = FactoryModel(factory="own_volumes:Named")
     setting = TrainSetting(batch_size=2, precision="fp32", checkpointing="blocks")
     plan = Plan(model, setting, ("planner",), device="cpu", unit="volumes")
-    printed = run(write_task_script(plan, "train.py").text, own)
+    printed = run(write_task_script(plan, "train.py").text, own, "--lr", "0.1")
     assert printed.split().count("backward") == printed.split().count("forward") == 2
+
+
+def test_an_optimizer_of_its_own_is_no_axis(own: Path) -> None:
+    """And is called so; the script makes it, and asks for no rate."""
+    model, restrict = FactoryModel(factory="own_volumes:OwnOptimizer"), {**ONE}
+    found = tune(model, own / "tuned", trials=5, restrict=restrict)
+    assert found.setting is not None
+    assert (found.num_candidates, found.num_probes) == (1, 1), "one batch, one precision …"
+    assert "batch 2, fp32, own optimizer, checkpointing none" in recommendation_text(found)
+    script = emit(own / "tuned", "pytorch")
+    assert "--lr" not in f"{script.text}{script.warnings}"
+    assert "step 2/2  rate" in run(script.text, own)
+    with pytest.raises(UnsupportedError, match="makes its own optimizer, and not sgd"):
+        tune(model, own / "other", restrict={**ONE, "optimizer": ["adamw", "sgd"]})
+
+
+def test_a_contract_that_is_not_kept_ends_a_search_at_its_first_probe(own: Path) -> None:
+    """Nothing is kept of it: once the task is mended, the same command begins where it did."""
+    model = FactoryModel(factory="own_volumes:Detached")
+    said: list[str] = []
+    with pytest.raises(ContractError, match="does not depend on any parameter") as caught:
+        tune(model, own / "tuned", trials=5, restrict={}, lines=said)
+    assert caught.value.way_out.startswith("Compute it from what the module returns")
+    assert sum("] probe" in line for line in said) == 1
+    assert (own / "tuned" / "probes.jsonl").read_text() == ""
+    mended = (own / "own_volumes.py").read_text().replace(".detach()", "")
+    (own / "own_volumes.py").write_text(mended)
+    assert tune(model, own / "tuned").status == "recommended"
+
+
+def test_a_task_that_lacks_a_method_is_told_before_any_probe(own: Path) -> None:
+    with pytest.raises(PlannerError, match=r"a task without loss\(module, batch\)"):
+        tune(FactoryModel(factory="own_volumes:NoLoss"), own / "tuned")
+    assert not (own / "tuned").exists()
 
 
 def test_a_step_that_breaks_in_a_probe_is_told_of_tasks(own: Path) -> None:

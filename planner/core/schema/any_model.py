@@ -95,3 +95,9 @@ class FactoryModel(BaseModel):
 
 
 Model = SwinConfig | NamedModel | FactoryModel
+
+
+def unit_of(model: Model) -> str:
+    """What a batch of the model counts where its task does not say it."""
+    tasks = {"video": "clips", "own-loss": "samples"}
+    return tasks.get(model.task, "images") if isinstance(model, NamedModel) else "images"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field
 
-from planner.core.schema.any_model import Model
+from planner.core.schema.any_model import Model, unit_of
 from planner.core.schema.expected import Expected
 from planner.core.schema.figures import KEPT, Whole
 from planner.core.schema.setting import TrainSetting
@@ -173,6 +173,11 @@ class MeasurementRecord(BaseModel):
     )
     world: WorldInfo | None = Field(default=None, description="None: one process on one device")
     ranks: tuple[RankRecord, ...] = ()
+
+    @property
+    def counts(self) -> str:
+        """What an item of its batch is called."""
+        return self.unit or unit_of(self.model)
 
     @property
     def used_bytes(self) -> int | None:

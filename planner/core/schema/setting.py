@@ -39,6 +39,7 @@ OPTIMIZER_CLASSES = {
     "adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adafactor": "Adafactor", "lion": "Lion",
     "rmsprop": "RMSprop", "nadam": "NAdam", "radam": "RAdam",
 }  # fmt: skip
+OWN_OPTIMIZER = "own"  # the one that a task makes
 OPTIMIZER_FAMILIES = tuple(OPTIMIZER_CLASSES)
 FUSED_FAMILIES = ("adamw", "adam", "sgd")  # of those above, as torch 2.13 has them
 AMSGRAD_OPTIMIZERS = frozenset(
@@ -53,7 +54,7 @@ COMPILED_FIELDS = (
     "compile_scope", "compile_dynamic", "compile_fullgraph", "activation_memory_budget",
 )  # fmt: skip
 _OPTIMIZER = re.compile(
-    rf"({'|'.join(OPTIMIZER_FAMILIES)})({'|'.join(IMPLEMENTATIONS)})?|adamw-8bit"
+    rf"({'|'.join(OPTIMIZER_FAMILIES)})({'|'.join(IMPLEMENTATIONS)})?|adamw-8bit|{OWN_OPTIMIZER}"
 )
 _CHECKPOINTING = re.compile(
     r"none|blocks|blocks:[1-9][0-9]{0,3}|blocks:every-[2-9]|selective|stages|nested"
@@ -267,7 +268,13 @@ class TrainSetting(Distribution):
         return "forloop" if self.optimizer_family == "adafactor" else "foreach"
 
     def check_optimizer(self) -> None:
-        """Raises UnsupportedError for an implementation that torch or timm does not have."""
+        """Raises UnsupportedError for an implementation that torch or timm does not have, and where
+        it is a task's own, of what has none."""
+        if self.optimizer == OWN_OPTIMIZER:
+            raise UnsupportedError(
+                "the optimizer own is the one that a task makes, and none is made here.",
+                f"Choose one of {', '.join(OPTIMIZER_FAMILIES)}, or write optimizer(parameters).",
+            )
         if self.optimizer_implementation == "fused" and self.optimizer_family not in FUSED_FAMILIES:
             family = self.optimizer_family
             raise UnsupportedError(

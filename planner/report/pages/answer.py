@@ -9,7 +9,6 @@ from planner.estimation.estimate import Estimate, default_precision, resolve
 from planner.report.page.contents import Cell, Copyable, Facts, Number, Part, Section, Table, Text
 from planner.report.pages.step import Step
 from planner.report.settings import describe_setting, in_words
-from planner.report.tables import unit
 from planner.report.verdicts import is_shown_as_running, verdict_of
 
 # The fields that have options of their own in `planner advise`.
@@ -90,7 +89,7 @@ def _figures(step: Step) -> list[tuple[str, str]]:
     if spare is not None:
         found.append(("free" if spare >= 0 else "too much", format_bytes(abs(spare))))
     if estimate.throughput is not None and is_shown_as_running(estimate):
-        found.append((f"{unit(estimate.model)}/s, predicted", _rate(estimate)))
+        found.append((f"{estimate.unit}/s, predicted", _rate(estimate)))
     if step.largest is not None:
         sure = "" if step.largest.fits_surely else ", probably"
         found.append((f"largest batch that fits{sure}", f"{step.largest.setting.batch_size:,}"))
@@ -112,7 +111,7 @@ def _ways(step: Step) -> list[Part]:
     """What else would fit, the best first, and the command of that."""
     if not step.ways:
         return []
-    what = unit(step.estimate.model)
+    what = step.estimate.unit
     rows: list[list[Cell]] = []
     for way in step.ways:
         found = way.estimate

@@ -28,7 +28,6 @@ from planner.report.page.plotting import (
 )
 from planner.report.pages.module_tree import LEAST_SHOWN, Node, Way, module_way, tree_part
 from planner.report.pages.step import Step
-from planner.report.tables import unit
 from planner.report.time import ranked, shares
 from planner.report.verdicts import is_shown_as_running
 from planner.throughput.parts import Cost
@@ -94,14 +93,14 @@ def _sentence(step: Step, time: Throughput) -> str:
         )
     return (
         f"Predicted, not measured: a step takes {format_seconds(time.step_seconds)}, or "
-        f"{predicted_rate(time, unit(step.estimate.model)).replace(' predicted', '')}. "
+        f"{predicted_rate(time, step.estimate.unit).replace(' predicted', '')}. "
         f"What limits it: {shares(time.bound_seconds)}."
     )
 
 
 def _facts(step: Step, time: Throughput) -> list[tuple[str, str]]:
     low, high = 1 - time.uncertainty, 1 + time.uncertainty
-    rate, what = time.images_per_second, unit(step.estimate.model)
+    rate, what = time.images_per_second, step.estimate.unit
     facts = [("Step", f"{_seconds_between(time.step_seconds * low, time.step_seconds * high)}")]
     if is_shown_as_running(step.estimate):
         between = f"{format_rate(rate * low)} to {format_rate(rate * high)} {what}/s"

@@ -10,7 +10,7 @@ from planner.report.page.contents import Cell, Chart, Number, Part, Section, Tab
 from planner.report.page.plotting import BLUE, GREY, ORANGE, PURPLE, plot_text, restyled
 from planner.report.pages.step import Step
 from planner.report.settings import in_words, value_text
-from planner.report.tables import NOT_TRACED, unit
+from planner.report.tables import NOT_TRACED
 from planner.report.verdicts import is_shown_as_running, verdict_of
 
 Fields = Mapping[str, object]
@@ -114,7 +114,7 @@ def steps_beside(steps: Sequence[Step], key: str) -> list[Section]:
         "What differs, and what comes of it: predicted, not measured. Where two ranges overlap, "
         "either may be faster. The fastest that fits is set apart."
     )
-    per_second = f"{unit(steps[0].estimate.model)}/s"
+    per_second = f"{steps[0].estimate.unit}/s"
     parts = compared(entries, per_second, f"{key}-estimates", said, fastest(steps))
     return [Section("estimates", "Estimates compared", parts)]
 
@@ -155,7 +155,7 @@ def best_text(steps: Sequence[Step]) -> str:
     found = steps[best].estimate.throughput
     assert found is not None, "the fastest has a rate"
     rate = (
-        f"{found.all_images_per_second:,.0f} {unit(steps[best].estimate.model)}/s predicted "
+        f"{found.all_images_per_second:,.0f} {steps[best].estimate.unit}/s predicted "
         f"(±{found.uncertainty:.0%})"
     )
     of_those = " that fits" if len(fitting) < len(judged) else ""

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from planner.core.errors import ContractError
+import planner
+from planner.core.errors import ContractError, PlannerError
+
+METHODS = {
+    "module": "module()", "batch": "batch(size, device)", "loss": "loss(module, batch)",
+}  # fmt: skip
 
 WRITE_A_TASK = (
     "If your step is not images -> logits, return a task from the factory: an object with "
@@ -48,9 +58,45 @@ class Task(Protocol):
 
 def is_task(value: object) -> bool:
     """Whether `value` has a task's three methods (a module may have a `loss` of its own)."""
-    methods = ("module", "batch", "loss")
-    is_one = all(callable(getattr(value, name, None)) for name in methods)
-    return is_one and not isinstance(value, nn.Module | type)
+    return not missing_methods(value) and not isinstance(value, nn.Module | type)
+
+
+def missing_methods(value: object) -> list[str]:
+    """Those of a task that `value` lacks, as they are called."""
+    return [call for name, call in METHODS.items() if not callable(getattr(value, name, None))]
+
+
+@contextlib.contextmanager
+def calling(what: str, method: Callable[..., Any], given: str) -> Iterator[None]:
+    """Around a call of a user's `method`. Raises ContractError for what it raises, with its line;
+    that memory ran out is the cause of that error, where it did."""
+    try:
+        yield
+    except PlannerError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())
+        where = _line_of(error, method)
+        raise ContractError(
+            f"{what} raised {type(error).__name__}{where}{f': {said}' if said else '.'}",
+            f"It was called as {given}: mend it there.",
+        ) from error
+
+
+def _line_of(error: Exception, method: Callable[..., Any]) -> str:
+    """The innermost line that is the user's; where it never came to one, the method's first."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_own(Path(f.filename))]
+    if frames:
+        return f" at {frames[-1].filename}:{frames[-1].lineno}"
+    code = getattr(method, "__code__", None)
+    return f" at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+
+
+def _is_own(file: Path) -> bool:
+    """Whether a frame is of no library, nor of ours."""
+    others = (Path(planner.__file__).parent, Path(sysconfig.get_path("stdlib")))
+    installed = not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+    return not installed and file.is_file() and not any(map(file.is_relative_to, others))
 
 
 def describe(value: object) -> str:

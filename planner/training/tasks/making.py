@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from planner.core.errors import ContractError, PlannerError, UnsupportedError
+from planner.core.errors import (
+    ContractError,
+    PlannerError,
+    UnsupportedError,
+    alternatives,
+)
 from planner.core.schema import Model, NamedModel, TrainSetting
+from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.libraries.building import build_for
-from planner.training.tasks.contract import Task, check_loss, describe, is_task
+from planner.training.tasks.contract import (
+    METHODS,
+    Task,
+    calling,
+    check_loss,
+    describe,
+    is_task,
+    missing_methods,
+)
 from planner.training.tasks.example import from_example
 from planner.training.tasks.lightning import from_lightning, is_lightning
 from planner.training.tasks.own_loss import OwnLoss
-from planner.training.tasks.trees import prepare
+from planner.training.tasks.trees import prepare, tensors_of
 from planner.training.tasks.vision import Classification, Detection, Segmentation
 
 MAX_UNIT = 40  # characters of what an item is called
@@ -60,6 +74,12 @@ def _given(built: Any, title: str) -> Task:
         return from_lightning(built)
     if isinstance(built, tuple) and len(built) == 3 and isinstance(built[0], nn.Module):
         return from_example(*built)
+    lacking = missing_methods(built)
+    if len(lacking) < len(METHODS):
+        raise ContractError(
+            f"{title} returned {describe(built)}, a task without {alternatives(lacking, 'and')}.",
+            f"A task has {alternatives(METHODS.values(), 'and')}.",
+        )
     raise PlannerError(
         f"{title} returned {describe(built)}: a factory returns a torch.nn.Module or a task.",
         "Return the module itself, an object with module(), batch(size, device) and "
@@ -69,7 +89,7 @@ def _given(built: Any, title: str) -> Task:
 
 def _shapes(batch: Any) -> list[torch.Size]:
     """Of its tensors."""
-    return [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    return [tensor.shape for tensor in tensors_of(batch)]
 
 
 class GivenTask:
@@ -90,7 +110,7 @@ class GivenTask:
                 "Omit loss, and change it in the task.",
             )
         if hasattr(task, "optimizer"):
-            if setting.optimizer != "adamw":
+            if setting.optimizer not in ("adamw", OWN_OPTIMIZER):  # not said, or this one
                 raise UnsupportedError(
                     f"{title} makes its own optimizer, and not {setting.optimizer}.",
                     "Omit --optimizer, or take optimizer() out of the task.",
@@ -106,12 +126,13 @@ class GivenTask:
                     f"{title} makes its own optimizer, which is on the device.",
                     "Omit offload_optimizer, or take optimizer() out of the task.",
                 )
-            self.optimizer = task.optimizer
+            self.optimizer = self._own_optimizer
         if hasattr(task, "blocks"):
-            self.blocks = task.blocks
+            self.blocks = self._own_blocks
 
     def module(self) -> nn.Module:
-        module = self.task.module()
+        with self._calling("module", "module()"):
+            module = self.task.module()
         if not isinstance(module, nn.Module):
             raise PlannerError(
                 f"module() of {self.title} returned {describe(module)}, not a torch.nn.Module.",
@@ -121,10 +142,16 @@ class GivenTask:
 
     def batch(self, size: int, device: torch.device) -> Any:
         """Raises ContractError where another size makes no other batch."""
-        made = self.task.batch(size, device)
+        made = self._batch(size, device)
         if not self._is_sized:
+            if not _shapes(made):
+                raise ContractError(
+                    f"batch(size, device) of {self.title} returned {describe(made)}, and no tensor "
+                    "is in it.",
+                    "Return tensors, in any nesting of tuples, lists and dicts.",
+                )
             with torch.random.fork_rng(devices=[]):
-                other = self.task.batch(3 if size == 2 else 2, torch.device("cpu"))
+                other = self._batch(3 if size == 2 else 2, torch.device("cpu"))
             if _shapes(made) == _shapes(other):
                 raise ContractError(
                     f"batch(size, device) of {self.title} makes tensors of the same shapes for "
@@ -136,3 +163,27 @@ class GivenTask:
 
     def loss(self, module: Any, batch: Any) -> Tensor:
         return check_loss(self.task.loss(module, batch), self.title)
+
+    def _batch(self, size: int, device: torch.device) -> Any:
+        with self._calling("batch", f"batch({size}, {device})"):
+            return self.task.batch(size, device)
+
+    def _own_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        task: Any = self.task
+        with self._calling("optimizer", f"optimizer(a list of {len(parameters)} parameters)"):
+            made = task.optimizer(parameters)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ContractError(
+                f"optimizer(parameters) of {self.title} returned {describe(made)}, not one "
+                "torch.optim.Optimizer.",
+                "Return the one that trains the parameters, or take optimizer() out of the task.",
+            )
+        return made
+
+    def _own_blocks(self, module: nn.Module) -> list[nn.Module]:
+        task: Any = self.task
+        with self._calling("blocks", f"blocks(a {type(module).__name__})"):
+            return list(task.blocks(module))
+
+    def _calling(self, name: str, given: str) -> AbstractContextManager[None]:
+        return calling(f"{name}() of {self.title}", getattr(self.task, name), given)

@@ -62,6 +62,27 @@ def tensors_of(tree: Any) -> Iterator[Tensor]:
         yield from tensors_of(inner)
 
 
+MAX_SHOWN = 4  # values of one container
+
+
+def outline(tree: Any) -> str:
+    """A batch by its shapes: `([2, 3, 8, 8] float32, {'label': [2] int64})`."""
+    if isinstance(tree, Tensor):
+        return f"{list(tree.shape)} {str(tree.dtype).removeprefix('torch.')}"
+    if isinstance(tree, Mapping):
+        shown = [f"{key!r}: {outline(value)}" for key, value in tree.items()]
+        return f"{{{_some(shown)}}}"
+    if isinstance(tree, tuple | list):
+        values = _some(list(map(outline, tree)))
+        return f"({values})" if isinstance(tree, tuple) else f"[{values}]"
+    return type(tree).__name__
+
+
+def _some(shown: list[str]) -> str:
+    more = len(shown) - MAX_SHOWN
+    return ", ".join([*shown[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+
+
 def prepare(batch: Any, setting: TrainSetting, device: torch.device) -> Any:
     """A batch on its device as the setting trains it: floats in pure bf16, images channels last."""
 

@@ -136,7 +136,9 @@ def _pareto_note(found: Sequence[Contender]) -> str:
     kept = [c for c in pareto_front(found) if c.num_bytes is not None]
     if len(kept) < 2:
         return ""
-    points = [f"{c.rate:.4g} images/s in {format_bytes(c.num_bytes or 0)}" for c in kept]
+    points = [
+        f"{c.rate:.4g} {c.evidence.counts}/s in {format_bytes(c.num_bytes or 0)}" for c in kept
+    ]
     return f"Throughput against memory: {', '.join(points)}."
 
 
@@ -145,8 +147,8 @@ def _length_note(best: Contender, summary: Summary) -> str:
         return ""
     total = format_seconds(best.total_seconds(summary.images))
     return (
-        f"Ranked by total time for {summary.images:.0f} images of this device: {total}, "
-        f"{format_seconds(best.compile_seconds)} of it compiling."
+        f"Ranked by total time for {summary.images:.0f} {best.evidence.counts} of this device: "
+        f"{total}, {format_seconds(best.compile_seconds)} of it compiling."
     )
 
 
@@ -172,8 +174,11 @@ def untried_note(
     records: Sequence[MeasurementRecord], space: Space, prior: Prior, options: SearchOptions,
     stopped: str,
 ) -> list[str]:  # fmt: skip
-    """The compile modes that the budget ended before, and how long each takes."""
+    """The compile modes that the budget ended before, and how long each takes; none where no
+    setting ran at all."""
     if options.strategy != "planner" or "budget" not in stopped:
+        return []
+    if records and all(r.status in ("crashed", "unsupported") for r in records):
         return []
     ends = {r.status for r in records if r.setting.compile != "off"}
     if ends and "measured" not in ends:

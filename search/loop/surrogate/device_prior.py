@@ -8,6 +8,7 @@ from typing import Literal
 from planner.core.schema import DeviceInfo, Model
 from planner.memory.allocator_config import AllocatorConfig
 from planner.throughput.prediction import DeviceRates
+from search.loop.limits import PROBES_SHARE
 from search.loop.space import Space
 from search.loop.surrogate.estimator import DeviceEstimator
 from search.loop.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior
@@ -16,6 +17,9 @@ from search.loop.surrogate.prior import Estimator, Prior, estimated_prior, gener
 # 3 to 13 s of processor time (models of timm, torchvision and transformers, two shared cores, torch
 # 2.13, 2026-11), and a recorded step is three of them.
 TRACE_SHARE = 0.25
+# But so many seconds, up to half of the time left: an import of torch and one recorded step of a
+# small model took 7 to 12 s on two busy cores (torch 2.14, 2026-11-26).
+LEAST_TRACE_SECONDS = 15.0
 
 
 def device_prior(
@@ -34,7 +38,7 @@ def device_prior(
         return generic_prior(space, device), []
     if estimator == "auto":
         estimator = DeviceEstimator(device, rates, allocator)
-        limit = None if seconds_left is None else TRACE_SHARE * seconds_left
+        limit = None if seconds_left is None else trace_seconds(seconds_left)
         settings = [c.setting for c in space.candidates]
         why = estimator.record(model, settings, limit, say)
         if why:
@@ -47,6 +51,12 @@ def device_prior(
     for note in notes:
         say(note)
     return prior, notes
+
+
+def trace_seconds(seconds_left: float) -> float:
+    """What tracing may take of them."""
+    least = min(LEAST_TRACE_SECONDS, PROBES_SHARE * seconds_left)
+    return max(TRACE_SHARE * seconds_left, least)
 
 
 def _notes_of_stand_ins(estimator: DeviceEstimator) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from planner.core.schema import DeviceInfo, MeasurementRecord
 from search.probe.device import MemoryInUse, describe_device, memory_in_use, versions
+from search.probe.failure import broke_contract
 from search.probe.parent.attendance import Attendance
 from search.probe.parent.environment import rank_threads
 from search.probe.parent.fork_server import ForkServer
@@ -86,8 +87,8 @@ def run_probe(
         if isinstance(answer, FedMessage):
             if on_fed is not None:
                 on_fed(answer)
-        elif on_result is not None:
-            on_result(record_of(answer))
+        elif on_result is not None and not broke_contract(record := record_of(answer)):
+            on_result(record)
 
     hearing = Hearing(started, on_event, answered)
     outcome, has_ended = _attend(request, hearing, deadline_seconds, fork_server, worker_command)

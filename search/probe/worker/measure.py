@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from planner.core.errors import ContractError
 from planner.core.schema import FactoryModel, ProbeStatus
 from planner.core.schema.record import PhaseBytes
 from planner.core.units import format_bytes
@@ -23,7 +24,7 @@ from planner.training.step import Training
 from planner.training.tasks.contract import WRITE_A_TASK
 from planner.training.tasks.making import GivenTask
 from search.probe.evidence import HURRIED
-from search.probe.failure import shorten
+from search.probe.failure import CONTRACT, shorten
 from search.probe.protocol import OutcomeMessage, ProbeRequest, RankPlace
 from search.probe.quiet import QuietWatch
 from search.probe.stopping import Rule, StopRule
@@ -82,7 +83,8 @@ def carry_out(run: Run) -> OutcomeMessage:
         return run.outcome()
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         run.let_go_of_cap()
-        failure = (*classify(error, read_memory(request.device)), _phase_of(error, run))
+        status, message = classify(error, read_memory(request.device))
+        failure = status, message, _phase_of(error, run, status)
         crowding, flags = run.crowding(), run.flags_of_failure()
         lost = lost_others(error)
     status, message, phase = failure
@@ -100,7 +102,9 @@ def carry_out(run: Run) -> OutcomeMessage:
     )
 
 
-def _phase_of(error: BaseException, run: Run) -> str:
+def _phase_of(error: BaseException, run: Run, status: ProbeStatus) -> str:
+    if status == "unsupported" and any(isinstance(link, ContractError) for link in causes(error)):
+        return CONTRACT
     if any(is_compile_failure(link) for link in causes(error)):
         return "compile"
     return run.phases.current if run.in_step else run.report.phase

@@ -5,14 +5,12 @@ from __future__ import annotations
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import FactoryModel, Model, NamedModel
 from planner.core.schema.loading import DataSource, LoaderSetting
-from search.probe.device import ask_process
+from search.tuning.own_model import ask_factory
 
 OWN_DATA = (
     "Write a function that makes the Dataset whose items the model takes, and pass "
     "--data MODULE:FACTORY."
 )
-# In which a factory is asked what it makes: torch has to be imported for it. A judgement.
-_ASK_SECONDS = 90.0
 
 
 def check_match(model: Model, source: DataSource) -> None:
@@ -36,8 +34,10 @@ def check_match(model: Model, source: DataSource) -> None:
             f"{source.location} has {classes} classes, and {model.title} only {model.num_classes}.",
             f"Add --num-classes {classes}.",
         )
-    if isinstance(model, FactoryModel) and makes_task(model):
-        raise _other_batch(model, source)
+    if isinstance(model, FactoryModel):
+        made = ask_factory(model)  # where that fails, the search will say why
+        if made is not None and made.is_task:
+            raise _other_batch(model, source)
 
 
 def check_size(model: Model, loader: LoaderSetting) -> None:
@@ -61,13 +61,6 @@ def class_notes(model: Model, source: DataSource) -> list[str]:
         f"The data have {classes} classes and the model {own}: --num-classes {classes} would train "
         "those only."
     ]
-
-
-def makes_task(model: FactoryModel) -> bool:
-    """Whether the factory returns a task, with batches of its own, and no module that takes images.
-    It is asked in a process of its own; where that fails, the search will say why."""
-    arguments = ["-m", "search.tuning.feeding.kind", model.model_dump_json()]
-    return ask_process(arguments, _ASK_SECONDS) == {"makes": "task"}
 
 
 def _other_batch(model: Model, source: DataSource) -> UnsupportedError:

@@ -71,7 +71,7 @@ def test_out_of_memory_names_its_phase(fork_server: ForkServer, factory: str, ph
         ("no_module", "unsupported", "build", ("torch.nn.Module",)),
         ("exits", "unsupported", "build", ("SystemExit",)),
         ("no_such_factory", "unsupported", "build", ("no_such_factory",)),
-        ("no_logits", "unsupported", "forward", ("eturn a task",)),
+        ("no_logits", "unsupported", "contract", ("eturn a task",)),
         pytest.param(
             "compile_fails",
             "unsupported",

@@ -196,6 +196,22 @@ def test_an_end_that_could_go_on_says_how(why: str, words: str) -> None:
     assert text.splitlines()[-1].endswith(words)
 
 
+def test_more_time_is_no_way_out_where_nothing_ran() -> None:
+    crashed = at(1).model_copy(update={"status": "crashed", "step_seconds": ()})
+    found = recommend([crashed], search(stopped_because="the budget has ended"))
+    assert "longer --budget" not in recommendation_text(found)
+
+
+def test_rates_are_in_what_a_task_counts() -> None:
+    faster = at(200, change(precision="bf16"), num_bytes=2 * GIB, unit="clips")
+    found = recommend([at(100, unit="clips"), faster], search(images=5000.0))
+    text = recommendation_text(found)
+    assert "200 clips/s (" in text
+    assert "100 clips/s in 1.00 GiB" in text
+    assert "5000 clips of this device" in text
+    assert "images" not in text
+
+
 def test_the_rates_of_an_emulated_gpu_are_called_predicted() -> None:
     emulated = GPU.model_copy(update={"emulated": True})
     found = recommend([at(100, device=emulated)], search(device=emulated))

@@ -16,7 +16,7 @@ from planner.core.units import GIB
 from planner.libraries.resolve import resolve_model
 from planner.throughput.efficiency import MEASURED_CARDS
 from search.loop.space import Space, make_space
-from search.loop.surrogate.device_prior import device_prior
+from search.loop.surrogate.device_prior import device_prior, trace_seconds
 from search.loop.surrogate.estimator import DeviceEstimator
 from tests.search.tables import H100
 
@@ -57,6 +57,13 @@ def prior_of(name: str, cache: Path, limit: float | None = None) -> dict:
     return found
 
 
+@pytest.mark.parametrize(
+    ("left", "tracing"), [(8.0, 4.0), (20.0, 10.0), (60.0, 15.0), (600.0, 150.0)]
+)
+def test_a_short_budget_has_time_to_trace_and_to_probe(left: float, tracing: float) -> None:
+    assert trace_seconds(left) == tracing
+
+
 @pytest.mark.workers
 def test_a_factory_is_traced_by_another_process_and_read_from_the_cache_then(
     tmp_path: Path,
@@ -86,7 +93,7 @@ def test_a_step_that_is_not_affine_is_probed_with_the_generic_guess_and_that_is_
 
 
 def test_tracing_ends_with_its_share_of_the_time_left(tmp_path: Path) -> None:
-    found = prior_of("Convolutional", tmp_path, limit=0.2)  # a quarter of it: torch takes longer
+    found = prior_of("Convolutional", tmp_path, limit=0.2)  # half of it: torch takes longer
     assert "was not done after 0 s" in found["notes"][0]
     assert "a generic guess" in found["basis"]
 
