@@ -31,6 +31,8 @@ def run_as_on_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return (*(_in_format(gradient, *args[1:3]) for gradient in result[:2]), result[2])
     if func is aten._scaled_dot_product_efficient_attention_backward.default:
         return (*result[:3], _in_padded_rows(result[3]))
+    if func is aten.native_batch_norm_backward.default:
+        return (_in_format(result[0], args[1], args[1]), *result[1:])
     if func in (aten.native_layer_norm.default, aten.native_batch_norm.default):
         return (result[0], *(_in_fp32(statistic) for statistic in result[1:]))
     return result

@@ -202,10 +202,15 @@ def format_of(x: Tensor, weight: Tensor) -> torch.memory_format:
     return suggest_memory_format(weight) if found == torch.contiguous_format else found
 
 
-def _sums_rows(x: Tensor) -> bool:
-    """Whether torch normalizes, and not cuDNN (Normalization.cpp), channels that are next to each
-    other (batch_norm_use_channels_last_kernels)."""
-    if x.dtype != torch.bfloat16 and x.dim() > 2:
+def _is_by_cudnn(x: Tensor, weight: Tensor | None) -> bool:
+    """Of batch norm (`_select_batch_norm_backend` in Normalization.cpp)."""
+    return weight is not None and x.dtype != torch.bfloat16 and x.dim() > 2
+
+
+def _sums_rows(x: Tensor, weight: Tensor | None) -> bool:
+    """Whether torch normalizes, and not cuDNN, channels that are next to each other
+    (batch_norm_use_channels_last_kernels)."""
+    if _is_by_cudnn(x, weight):
         return False
     last = (torch.channels_last, torch.channels_last_3d)
     return (x.is_contiguous() and x.stride(1) == 1) or any(
@@ -225,17 +230,20 @@ def _sum_rows(taker: Taker, x: Tensor, each: int) -> None:
 def _follow_batch_norm(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     for tensor in result:
         taker.made(tensor)
-    if args[5] and _sums_rows(args[0]):
+    if args[5] and _sums_rows(*args[:2]):
         _sum_rows(taker, args[0], 4)
 
 
 def _follow_batch_norm_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     """Two sums a channel, and what they are added up in, where channels are next to each other
-    (ATen/native/cuda/Normalization.cuh)."""
-    x: Tensor = args[1]
-    if not args[7] or not _sums_rows(x):
-        for tensor in result:
-            taker.made(tensor)
+    (ATen/native/cuda/Normalization.cuh); cuDNN is given the gradient in the input's format."""
+    grad, x, weight = args[:3]
+    if not args[7] or not _sums_rows(x, weight):
+        is_by_cudnn = args[7] and _is_by_cudnn(x, weight)
+        is_other = is_by_cudnn and not _in_order(grad, suggest_memory_format(x))
+        with _copied(taker, grad, is_other):
+            for tensor in result:
+                taker.made(tensor)
         return
     with _held(taker, "bytes", 4 * x.shape[1]), _held(taker, "bytes", 4 * x.shape[1]):
         for tensor in result[1:]:
@@ -366,6 +374,19 @@ def _follow_index_put(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
                 taker.gave_back(number)
 
 
+def _follow_roll(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """One dimension at a time, each of what the last gave, and all live to the end
+    (cuda/TensorTransformations.cu, TensorTransformations.h)."""
+    x, dims = args[0], args[2] if len(args) > 2 else ()
+    with ExitStack() as stack:
+        for index in range(max(1, len(dims))):
+            with _copied(taker, x, index == 0 and not x.is_contiguous()):
+                if index < len(dims) - 1:
+                    stack.enter_context(_copied(taker, x, True))
+                else:
+                    taker.made(result)
+
+
 def _follow_softmax_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     """The product of gradient and result, which has the gradient's order of dimensions, and a copy
     of it where this is another (cuda/SoftMax.cu)."""
@@ -453,13 +474,14 @@ def _hold_expanded(
 
 def _follow_efficient_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     """As `planner.step.attention` has it, for any heads and channels."""
-    query, key, value = args[1:4]
-    for tensor in result:
-        taker.made(tensor)
+    grad, query, key, value = args[:4]
     (batch, heads, rows, channels), widest = query.shape, max(query.shape[3], value.shape[3])
     is_half = query.dtype != torch.float32
     scratch = backward_scratch((batch, heads, rows, value.shape[3]), is_half)
     with ExitStack() as stack:
+        stack.enter_context(_copied(taker, grad, not grad.transpose(1, 2).is_contiguous()))
+        for tensor in result:
+            taker.made(tensor)
         _hold_expanded(stack, taker, query, result[1:3])
         made = [taker.take(num_bytes) for num_bytes in scratch[:2] if num_bytes]
         delta = taker.take(scratch.delta)
@@ -508,6 +530,7 @@ FOLLOWED: dict[Any, Follow] = {
     aten.native_group_norm_backward.default: _follow_group_norm_backward,
     aten.convolution.default: _follow_convolution,
     aten.convolution_backward.default: _follow_convolution_backward,
+    aten.roll.default: _follow_roll,
     aten._softmax_backward_data.default: _follow_softmax_backward,
     aten.index_put.default: _follow_index_put,
     aten.index_put_.default: _follow_index_put,
