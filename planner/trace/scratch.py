@@ -142,7 +142,7 @@ def _follow_convolution(taker: Taker, args: tuple[Any, ...], result: Any) -> Non
     wanted = format_of(x, weight)
     with _copied(taker, x, not _in_order(x, wanted)):
         taker.made(result)
-        if not _is_depthwise_3d(args):
+        if not (_is_depthwise_3d(args) or _is_depthwise_2d(x, weight, args[8], wanted)):
             taker.tried_convolution("forward", *_key(args[:2]), str(args[3:]))
         with _copied(taker, weight, not _in_order(weight, wanted)):
             pass
@@ -161,6 +161,14 @@ def _follow_convolution_backward(taker: Taker, args: tuple[Any, ...], result: An
             _make_bias_gradient(taker, grad, result[2])
         return
     wanted = format_of(x, weight)
+    if _is_depthwise_2d(x, weight, args[9], wanted):
+        with _contiguous(taker, grad):
+            with _contiguous(taker, x):
+                taker.made(result[1])
+            with _contiguous(taker, weight):
+                taker.made(result[0])
+        _make_bias_gradient(taker, grad, result[2])
+        return
     is_in_order, is_transposed = _in_order(grad, wanted), args[7]
     is_other = suggest_memory_format(grad) != wanted or (is_transposed and not is_in_order)
     is_apart = not is_other and not is_in_order
@@ -168,7 +176,7 @@ def _follow_convolution_backward(taker: Taker, args: tuple[Any, ...], result: An
         _copied(taker, x, result[1] is not None and not _in_order(x, wanted)),
         _copied(taker, grad, is_other),
     ):
-        for place in (1, 0) if _is_by_torch(x, weight, args[9], wanted) else (0, 1):
+        for place in (0, 1):
             if result[place] is None:
                 continue
             with _copied(taker, grad, is_apart and place == 1):
@@ -281,9 +289,9 @@ def _follow_group_norm_backward(taker: Taker, args: tuple[Any, ...], result: Any
             taker.gave_back(number)
 
 
-def _is_by_torch(x: Tensor, weight: Tensor, groups: int, wanted: torch.memory_format) -> bool:
-    """torch has a kernel of its own for depthwise convolutions, which makes the weight's gradient
-    first (`use_cudnn_depthwise`; in fp16 cuDNN may take some of them)."""
+def _is_depthwise_2d(x: Tensor, weight: Tensor, groups: int, wanted: torch.memory_format) -> bool:
+    """As in three dimensions, but the weight's gradient is first (`use_cudnn_depthwise`; in fp16
+    cuDNN may take some of them)."""
     is_depthwise = 1 < groups == x.shape[1] and x.dim() == 4 and weight.shape[1] == 1
     return is_depthwise and wanted == torch.contiguous_format and x.dtype != torch.float16
 
@@ -357,19 +365,26 @@ def _follow_embedding_backward(taker: Taker, args: tuple[Any, ...], result: Any)
 
 
 def _follow_index_put(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
-    """With accumulation indices are sorted (cuda/Indexing.cu, index_put_with_sort_kernel)."""
+    """With accumulation indices are sorted (cuda/Indexing.cu, index_put_with_sort_kernel); those of
+    dimensions apart from each other are not followed."""
     taker.made(result)
     table, indices, values = args[:3]
-    if len(args) < 4 or not args[3] or len(indices) != 1 or indices[0] is None:
+    places = [place for place, index in enumerate(indices) if index is not None]
+    if len(args) < 4 or not args[3] or len(places) <= places[-1] - places[0]:
         return
-    index: Tensor = indices[0]
-    num_bytes = index.numel() * 8
+    count = torch.broadcast_shapes(*(indices[place].shape for place in places)).numel()
+    num_bytes = 8 * count
     raw = taker.took("bytes", (num_bytes,))
     with _held(taker, "bytes", num_bytes):
         taker.gave_back(raw)
+        for _ in places[1:]:
+            raw = taker.took("bytes", (num_bytes,))
+            with _held(taker, "bytes", num_bytes):
+                taker.gave_back(raw)
         with _copied(taker, values, not values.is_contiguous()):
             held = [taker.took("bytes", (num_bytes,)) for _ in range(3)]
-            held.append(taker.took("sort", (index.numel(), table.shape[0])))
+            rows = table.shape[: places[-1] + 1].numel()
+            held.append(taker.took("sort", (count, rows)))
             for number in reversed(held):
                 taker.gave_back(number)
 

@@ -104,6 +104,20 @@ def pooled_2d(device: str) -> tuple[list[Tensor], Step]:
 
 
 @step
+def depthwise_of_a_part(device: str) -> tuple[list[Tensor], Step]:
+    """The gradient comes in the same format, then in another one, then in none."""
+    x, weight = given(device, (4, 24, 9, 9), (16, 1, 3, 3))
+
+    def convolve() -> Tensor:
+        parts = [F.conv2d(x.sin()[:, 8:], weight, padding=1, groups=16).cos() for _ in range(3)]
+        parts[1] = parts[1].contiguous(memory_format=torch.channels_last)
+        parts[2] = parts[2].mT.contiguous()
+        return torch.stack([part.sin().cos() for part in parts])
+
+    return [x, weight], convolve
+
+
+@step
 def linear_of_turned_rows(device: str) -> tuple[list[Tensor], Step]:
     x, weight, bias = given(device, (4, 16, 20), (24, 16), (24,))
     return [x, weight, bias], lambda: F.linear(x.mT, weight, bias).sin()
@@ -183,6 +197,14 @@ def rolled_thrice(device: str) -> tuple[list[Tensor], Step]:
 def attended_and_turned(device: str) -> tuple[list[Tensor], Step]:
     (x,) = given(device, (2, 4, 49, 32))
     return [x], lambda: F.scaled_dot_product_attention(x, x, x).contiguous()
+
+
+@step
+def indexed_behind_heads(device: str) -> tuple[list[Tensor], Step]:
+    """A bias of each head for each pair of places, by one index and by two."""
+    x, planes = given(device, (4, 900), (4, 30, 40, 2))
+    index = torch.zeros(49, 60, dtype=torch.long, device=device)
+    return [x, planes], lambda: x[:, index].mT.sin() + planes[:, index, index].sum(3).mT
 
 
 @step
