@@ -402,6 +402,23 @@ def _follow_roll(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
                     taker.made(result)
 
 
+def _follow_resized(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """Of a result that begins as large as the input (cuda/Im2Col.cu, Col2Im.cu)."""
+    x: Tensor = args[0]
+    grows = result.numel() > x.numel()
+    with _copied(taker, x, grows):
+        if not grows:
+            taker.made(result)
+        with _contiguous(taker, x):
+            taker.made(result)
+
+
+def _follow_softmax(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    taker.made(result)
+    with _contiguous(taker, args[0]):
+        pass
+
+
 def _follow_softmax_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     """The product of gradient and result, which has the gradient's order of dimensions, and a copy
     of it where this is another (cuda/SoftMax.cu)."""
@@ -546,6 +563,10 @@ FOLLOWED: dict[Any, Follow] = {
     aten.convolution.default: _follow_convolution,
     aten.convolution_backward.default: _follow_convolution_backward,
     aten.roll.default: _follow_roll,
+    aten.im2col.default: _follow_resized,
+    aten.col2im.default: _follow_resized,
+    aten._softmax.default: _follow_softmax,
+    aten._log_softmax.default: _follow_softmax,
     aten._softmax_backward_data.default: _follow_softmax_backward,
     aten.index_put.default: _follow_index_put,
     aten.index_put_.default: _follow_index_put,

@@ -118,6 +118,24 @@ def depthwise_of_a_part(device: str) -> tuple[list[Tensor], Step]:
 
 
 @step
+def folded(device: str) -> tuple[list[Tensor], Step]:
+    (x,) = given(device, (2, 14, 15, 8))
+
+    def fold() -> Tensor:
+        columns = F.unfold(x.permute(0, 3, 1, 2), 3, padding=1)
+        maps = F.fold(columns.mT.contiguous().mT.sin(), (14, 15), 3, padding=1)
+        return F.unfold(maps, 1, stride=2)
+
+    return [x], fold
+
+
+@step
+def softmax_of_turned_rows(device: str) -> tuple[list[Tensor], Step]:
+    (x,) = given(device, (4, 9, 11, 13))
+    return [x], lambda: x.transpose(1, 2).softmax(3).cos().mT.log_softmax(2).mT
+
+
+@step
 def linear_of_turned_rows(device: str) -> tuple[list[Tensor], Step]:
     x, weight, bias = given(device, (4, 16, 20), (24, 16), (24,))
     return [x, weight, bias], lambda: F.linear(x.mT, weight, bias).sin()
