@@ -31,6 +31,10 @@ def run_as_on_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return (*(_in_format(gradient, *args[1:3]) for gradient in result[:2]), result[2])
     if func is aten._scaled_dot_product_efficient_attention_backward.default:
         return (*result[:3], _in_padded_rows(result[3]))
+    if func in (aten.im2col.default, aten.col2im.default):
+        return _in_block_of(result, args[0])
+    if func is aten.native_batch_norm_backward.default:
+        return (_in_format(result[0], args[1], args[1]), *result[1:])
     if func in (aten.native_layer_norm.default, aten.native_batch_norm.default):
         return (result[0], *(_in_fp32(statistic) for statistic in result[1:]))
     return result
@@ -85,6 +89,13 @@ def _in_padded_rows(gradient: Tensor | None) -> Tensor | None:
         return None
     row = gradient.shape[-1]
     return gradient.new_empty((*gradient.shape[:-1], padded_row(row)))[..., :row]
+
+
+def _in_block_of(made: Tensor, x: Tensor) -> Tensor:
+    """Made as large as `x`, then resized: what is smaller keeps the block."""
+    if made.numel() >= x.numel():
+        return made
+    return made.new_empty(x.numel())[: made.numel()].view(made.shape)
 
 
 def _in_fp32(statistic: Tensor) -> Tensor:

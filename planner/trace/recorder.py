@@ -127,15 +127,19 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return self._wait(args[0])
         self.note((args, kwargs), "unseen", path)
-        whole = None
+        whole: Any = None
         if self._sums is not None and not self.optimizing:
             func = self._sums.choose(func, args)
             whole = self._sums.whole_gradient(func, args)
+            if whole is not None and func.is_view:
+                whole = self._copied(args[0].untyped_storage(), whole, path)
             self.note(whole, "aten.new_zeros.default", path)
         if func is aten._local_scalar_dense.default:
             return self._read(args[0])
         scratch = self._note_scratch(func, args, kwargs, path)
         result = self._run(func, args, kwargs) if whole is None or func.is_view else whole
+        if whole is not None and func.is_view:
+            result.whole = whole  # of which it is a view in eager
         del whole
         if func.namespace in _OF_DEVICES:
             self._follow_devices(func, args, kwargs, result, path)
@@ -220,26 +224,13 @@ class Recorder(TorchDispatchMode):
     def _note_scratch(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str
     ) -> Tensor | None:
-        """Counts what CUDA's kernel allocates and a fake one does not; returns what lives until the
-        result exists: `roll` goes one dimension at a time
-        (aten/src/ATen/native/cuda/TensorTransformations.cu)."""
-        if func._schema.name in ("fsdp::chunk_cat", "fsdp::chunk_cat_mixed_dtype"):
-            table = torch.empty(chunk_cat_table(args[0], args[2], kwargs["out"]), dtype=torch.uint8)
-            self.note(table, self.running, path)
-            return table
-        if func is not aten.roll.default or len(args) < 3 or len(args[2]) < 2:
+        """Counts what CUDA's kernel allocates first and a fake one does not; returns what is alive
+        until the result is."""
+        if func._schema.name not in ("fsdp::chunk_cat", "fsdp::chunk_cat_mixed_dtype"):
             return None
-        rolled = None
-        source: Tensor = args[0]
-        if not source.is_contiguous():
-            source = torch.empty_like(source, memory_format=torch.contiguous_format)
-            self.note(source, "aten.clone.default", path)
-        for _ in args[2][1:]:
-            step = torch.empty_like(source, memory_format=torch.contiguous_format)
-            self.note(step, self.running, path)
-            source = rolled = step
-            del step
-        return rolled
+        table = torch.empty(chunk_cat_table(args[0], args[2], kwargs["out"]), dtype=torch.uint8)
+        self.note(table, self.running, path)
+        return table
 
     def _follow_devices(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, path: str
@@ -294,6 +285,17 @@ class Recorder(TorchDispatchMode):
         number, self._next = self._next, self._next + 1
         self._alive[address] = (number, weakref.ref(storage, partial(self._free, address)))
         self.events.append(Allocated(number, storage.nbytes(), label, path, self.stream))
+
+    def _copied(self, storage: Any, whole: Tensor, path: str) -> Tensor | None:
+        """The copy of a gradient, which takes the place of `storage` unless that has more."""
+        if storage.nbytes() > whole.nbytes or storage._cdata not in self._alive:
+            return whole
+        number, reference = self._alive[storage._cdata]
+        made, self._next = self._next, self._next + 1
+        self._alive[storage._cdata] = made, reference
+        self.events.append(Allocated(made, whole.nbytes, "aten.new_zeros.default", path))
+        self.events.append(Freed(number))
+        return None
 
     def note_host(self, tensors: Iterable[Tensor]) -> None:
         """These live on the host in a GPU run: they are never counted."""

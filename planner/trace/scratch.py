@@ -142,7 +142,7 @@ def _follow_convolution(taker: Taker, args: tuple[Any, ...], result: Any) -> Non
     wanted = format_of(x, weight)
     with _copied(taker, x, not _in_order(x, wanted)):
         taker.made(result)
-        if not _is_depthwise_3d(args):
+        if not (_is_depthwise_3d(args) or _is_depthwise_2d(x, weight, args[8], wanted)):
             taker.tried_convolution("forward", *_key(args[:2]), str(args[3:]))
         with _copied(taker, weight, not _in_order(weight, wanted)):
             pass
@@ -161,6 +161,14 @@ def _follow_convolution_backward(taker: Taker, args: tuple[Any, ...], result: An
             _make_bias_gradient(taker, grad, result[2])
         return
     wanted = format_of(x, weight)
+    if _is_depthwise_2d(x, weight, args[9], wanted):
+        with _contiguous(taker, grad):
+            with _contiguous(taker, x):
+                taker.made(result[1])
+            with _contiguous(taker, weight):
+                taker.made(result[0])
+        _make_bias_gradient(taker, grad, result[2])
+        return
     is_in_order, is_transposed = _in_order(grad, wanted), args[7]
     is_other = suggest_memory_format(grad) != wanted or (is_transposed and not is_in_order)
     is_apart = not is_other and not is_in_order
@@ -168,7 +176,7 @@ def _follow_convolution_backward(taker: Taker, args: tuple[Any, ...], result: An
         _copied(taker, x, result[1] is not None and not _in_order(x, wanted)),
         _copied(taker, grad, is_other),
     ):
-        for place in (1, 0) if _is_by_torch(x, weight, args[9], wanted) else (0, 1):
+        for place in (0, 1):
             if result[place] is None:
                 continue
             with _copied(taker, grad, is_apart and place == 1):
@@ -202,10 +210,15 @@ def format_of(x: Tensor, weight: Tensor) -> torch.memory_format:
     return suggest_memory_format(weight) if found == torch.contiguous_format else found
 
 
-def _sums_rows(x: Tensor) -> bool:
-    """Whether torch normalizes, and not cuDNN (Normalization.cpp), channels that are next to each
-    other (batch_norm_use_channels_last_kernels)."""
-    if x.dtype != torch.bfloat16 and x.dim() > 2:
+def _is_by_cudnn(x: Tensor, weight: Tensor | None) -> bool:
+    """Of batch norm (`_select_batch_norm_backend` in Normalization.cpp)."""
+    return weight is not None and x.dtype != torch.bfloat16 and x.dim() > 2
+
+
+def _sums_rows(x: Tensor, weight: Tensor | None) -> bool:
+    """Whether torch normalizes, and not cuDNN, channels that are next to each other
+    (batch_norm_use_channels_last_kernels)."""
+    if _is_by_cudnn(x, weight):
         return False
     last = (torch.channels_last, torch.channels_last_3d)
     return (x.is_contiguous() and x.stride(1) == 1) or any(
@@ -225,17 +238,20 @@ def _sum_rows(taker: Taker, x: Tensor, each: int) -> None:
 def _follow_batch_norm(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     for tensor in result:
         taker.made(tensor)
-    if args[5] and _sums_rows(args[0]):
+    if args[5] and _sums_rows(*args[:2]):
         _sum_rows(taker, args[0], 4)
 
 
 def _follow_batch_norm_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     """Two sums a channel, and what they are added up in, where channels are next to each other
-    (ATen/native/cuda/Normalization.cuh)."""
-    x: Tensor = args[1]
-    if not args[7] or not _sums_rows(x):
-        for tensor in result:
-            taker.made(tensor)
+    (ATen/native/cuda/Normalization.cuh); cuDNN is given the gradient in the input's format."""
+    grad, x, weight = args[:3]
+    if not args[7] or not _sums_rows(x, weight):
+        is_by_cudnn = args[7] and _is_by_cudnn(x, weight)
+        is_other = is_by_cudnn and not _in_order(grad, suggest_memory_format(x))
+        with _copied(taker, grad, is_other):
+            for tensor in result:
+                taker.made(tensor)
         return
     with _held(taker, "bytes", 4 * x.shape[1]), _held(taker, "bytes", 4 * x.shape[1]):
         for tensor in result[1:]:
@@ -273,9 +289,9 @@ def _follow_group_norm_backward(taker: Taker, args: tuple[Any, ...], result: Any
             taker.gave_back(number)
 
 
-def _is_by_torch(x: Tensor, weight: Tensor, groups: int, wanted: torch.memory_format) -> bool:
-    """torch has a kernel of its own for depthwise convolutions, which makes the weight's gradient
-    first (`use_cudnn_depthwise`; in fp16 cuDNN may take some of them)."""
+def _is_depthwise_2d(x: Tensor, weight: Tensor, groups: int, wanted: torch.memory_format) -> bool:
+    """As in three dimensions, but the weight's gradient is first (`use_cudnn_depthwise`; in fp16
+    cuDNN may take some of them)."""
     is_depthwise = 1 < groups == x.shape[1] and x.dim() == 4 and weight.shape[1] == 1
     return is_depthwise and wanted == torch.contiguous_format and x.dtype != torch.float16
 
@@ -349,21 +365,58 @@ def _follow_embedding_backward(taker: Taker, args: tuple[Any, ...], result: Any)
 
 
 def _follow_index_put(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
-    """With accumulation indices are sorted (cuda/Indexing.cu, index_put_with_sort_kernel)."""
+    """With accumulation indices are sorted (cuda/Indexing.cu, index_put_with_sort_kernel); those of
+    dimensions apart from each other are not followed."""
     taker.made(result)
     table, indices, values = args[:3]
-    if len(args) < 4 or not args[3] or len(indices) != 1 or indices[0] is None:
+    places = [place for place, index in enumerate(indices) if index is not None]
+    if len(args) < 4 or not args[3] or len(places) <= places[-1] - places[0]:
         return
-    index: Tensor = indices[0]
-    num_bytes = index.numel() * 8
+    count = torch.broadcast_shapes(*(indices[place].shape for place in places)).numel()
+    num_bytes = 8 * count
     raw = taker.took("bytes", (num_bytes,))
     with _held(taker, "bytes", num_bytes):
         taker.gave_back(raw)
+        for _ in places[1:]:
+            raw = taker.took("bytes", (num_bytes,))
+            with _held(taker, "bytes", num_bytes):
+                taker.gave_back(raw)
         with _copied(taker, values, not values.is_contiguous()):
             held = [taker.took("bytes", (num_bytes,)) for _ in range(3)]
-            held.append(taker.took("sort", (index.numel(), table.shape[0])))
+            rows = table.shape[: places[-1] + 1].numel()
+            held.append(taker.took("sort", (count, rows)))
             for number in reversed(held):
                 taker.gave_back(number)
+
+
+def _follow_roll(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """One dimension at a time, each of what the last gave, and all live to the end
+    (cuda/TensorTransformations.cu, TensorTransformations.h)."""
+    x, dims = args[0], args[2] if len(args) > 2 else ()
+    with ExitStack() as stack:
+        for index in range(max(1, len(dims))):
+            with _copied(taker, x, index == 0 and not x.is_contiguous()):
+                if index < len(dims) - 1:
+                    stack.enter_context(_copied(taker, x, True))
+                else:
+                    taker.made(result)
+
+
+def _follow_resized(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """Of a result that begins as large as the input (cuda/Im2Col.cu, Col2Im.cu)."""
+    x: Tensor = args[0]
+    grows = result.numel() > x.numel()
+    with _copied(taker, x, grows):
+        if not grows:
+            taker.made(result)
+        with _contiguous(taker, x):
+            taker.made(result)
+
+
+def _follow_softmax(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    taker.made(result)
+    with _contiguous(taker, args[0]):
+        pass
 
 
 def _follow_softmax_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
@@ -453,13 +506,14 @@ def _hold_expanded(
 
 def _follow_efficient_backward(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     """As `planner.step.attention` has it, for any heads and channels."""
-    query, key, value = args[1:4]
-    for tensor in result:
-        taker.made(tensor)
+    grad, query, key, value = args[:4]
     (batch, heads, rows, channels), widest = query.shape, max(query.shape[3], value.shape[3])
     is_half = query.dtype != torch.float32
     scratch = backward_scratch((batch, heads, rows, value.shape[3]), is_half)
     with ExitStack() as stack:
+        stack.enter_context(_copied(taker, grad, not grad.transpose(1, 2).is_contiguous()))
+        for tensor in result:
+            taker.made(tensor)
         _hold_expanded(stack, taker, query, result[1:3])
         made = [taker.take(num_bytes) for num_bytes in scratch[:2] if num_bytes]
         delta = taker.take(scratch.delta)
@@ -508,6 +562,11 @@ FOLLOWED: dict[Any, Follow] = {
     aten.native_group_norm_backward.default: _follow_group_norm_backward,
     aten.convolution.default: _follow_convolution,
     aten.convolution_backward.default: _follow_convolution_backward,
+    aten.roll.default: _follow_roll,
+    aten.im2col.default: _follow_resized,
+    aten.col2im.default: _follow_resized,
+    aten._softmax.default: _follow_softmax,
+    aten._log_softmax.default: _follow_softmax,
     aten._softmax_backward_data.default: _follow_softmax_backward,
     aten.index_put.default: _follow_index_put,
     aten.index_put_.default: _follow_index_put,

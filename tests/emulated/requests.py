@@ -18,10 +18,11 @@ from search.probe.worker.worker import end
 
 
 class Request(NamedTuple):
-    """A block of `num_bytes` asked for, or given back."""
+    """A block of `num_bytes` asked for, or given back: the `number`th that the step asked for."""
 
     what: str
     num_bytes: int
+    number: int
 
 
 Step = Callable[[], Tensor]
@@ -103,6 +104,38 @@ def pooled_2d(device: str) -> tuple[list[Tensor], Step]:
 
 
 @step
+def depthwise_of_a_part(device: str) -> tuple[list[Tensor], Step]:
+    """The gradient comes in the same format, then in another one, then in none."""
+    x, weight = given(device, (4, 24, 9, 9), (16, 1, 3, 3))
+
+    def convolve() -> Tensor:
+        parts = [F.conv2d(x.sin()[:, 8:], weight, padding=1, groups=16).cos() for _ in range(3)]
+        parts[1] = parts[1].contiguous(memory_format=torch.channels_last)
+        parts[2] = parts[2].mT.contiguous()
+        return torch.stack([part.sin().cos() for part in parts])
+
+    return [x, weight], convolve
+
+
+@step
+def folded(device: str) -> tuple[list[Tensor], Step]:
+    (x,) = given(device, (2, 14, 15, 8))
+
+    def fold() -> Tensor:
+        columns = F.unfold(x.permute(0, 3, 1, 2), 3, padding=1)
+        maps = F.fold(columns.mT.contiguous().mT.sin(), (14, 15), 3, padding=1)
+        return F.unfold(maps, 1, stride=2)
+
+    return [x], fold
+
+
+@step
+def softmax_of_turned_rows(device: str) -> tuple[list[Tensor], Step]:
+    (x,) = given(device, (4, 9, 11, 13))
+    return [x], lambda: x.transpose(1, 2).softmax(3).cos().mT.log_softmax(2).mT
+
+
+@step
 def linear_of_turned_rows(device: str) -> tuple[list[Tensor], Step]:
     x, weight, bias = given(device, (4, 16, 20), (24, 16), (24,))
     return [x, weight, bias], lambda: F.linear(x.mT, weight, bias).sin()
@@ -135,6 +168,61 @@ def batch_norm_of_many_rows(device: str) -> tuple[list[Tensor], Step]:
         return F.batch_norm(planes, None, None, weight, bias, True).relu()
 
     return [x, weight, bias], norm
+
+
+def norm_and_turn(
+    device: str, dtype: torch.dtype, before: torch.memory_format, after: torch.memory_format
+) -> tuple[list[Tensor], Step]:
+    """A convolution in one format, and the gradient of its norm in another."""
+    x, kernel, weight, bias = given(device, (4, 16, 24, 24), (16, 1, 5, 5), (16,), (16,))
+
+    def norm() -> Tensor:
+        planes = x.to(dtype).contiguous(memory_format=before)
+        planes = F.conv2d(planes, kernel.to(dtype), None, 1, 2, 1, 16)
+        planes = F.batch_norm(planes, None, None, weight, bias, True)
+        return planes.contiguous(memory_format=after)
+
+    return [x, kernel, weight, bias], norm
+
+
+@step
+def norm_turned_to_channels_last(device: str) -> tuple[list[Tensor], Step]:
+    return norm_and_turn(device, torch.bfloat16, torch.contiguous_format, torch.channels_last)
+
+
+@step
+def norm_turned_to_channels_last_fp32(device: str) -> tuple[list[Tensor], Step]:
+    return norm_and_turn(device, torch.float32, torch.contiguous_format, torch.channels_last)
+
+
+@step
+def norm_turned_from_channels_last(device: str) -> tuple[list[Tensor], Step]:
+    return norm_and_turn(device, torch.bfloat16, torch.channels_last, torch.contiguous_format)
+
+
+@step
+def norm_turned_from_channels_last_fp32(device: str) -> tuple[list[Tensor], Step]:
+    return norm_and_turn(device, torch.float32, torch.channels_last, torch.contiguous_format)
+
+
+@step
+def rolled_thrice(device: str) -> tuple[list[Tensor], Step]:
+    (x,) = given(device, (4, 8, 10, 12))
+    return [x], lambda: x.mT.roll((1, 2, 3), (1, 2, 3)).mT.contiguous().roll(5).mT.roll(1, 0)
+
+
+@step
+def attended_and_turned(device: str) -> tuple[list[Tensor], Step]:
+    (x,) = given(device, (2, 4, 49, 32))
+    return [x], lambda: F.scaled_dot_product_attention(x, x, x).contiguous()
+
+
+@step
+def indexed_behind_heads(device: str) -> tuple[list[Tensor], Step]:
+    """A bias of each head for each pair of places, by one index and by two."""
+    x, planes = given(device, (4, 900), (4, 30, 40, 2))
+    index = torch.zeros(49, 60, dtype=torch.long, device=device)
+    return [x, planes], lambda: x[:, index].mT.sin() + planes[:, index, index].sum(3).mT
 
 
 @step
@@ -194,8 +282,8 @@ def normed_and_turned(device: str) -> tuple[list[Tensor], Step]:
 
 def normalised(requests: Iterable[Request]) -> list[Request]:
     """Blocks given back one after the other are in the order of their sizes, and those at the end
-    are left out: nothing depends on either. Requests for nothing are none."""
-    runs = itertools.groupby((r for r in requests if r.num_bytes), lambda request: request.what)
+    are left out: nothing depends on either."""
+    runs = itertools.groupby(requests, lambda request: request.what)
     found = [sorted(run) if what == "free" else list(run) for what, run in runs]
     return list(itertools.chain(*found[: -1 if found[-1][0].what == "free" else None]))
 
@@ -215,14 +303,13 @@ def on_device(name: str) -> list[Request]:
     record = torch.cuda.memory._record_memory_history
     run(name, "cuda")  # libraries are warm
     run(name, "cuda", lambda: record(context=None))
-    found, own = list[Request](), set[int]()
+    found, own, numbers = list[Request](), dict[int, int](), itertools.count()
     for event in torch.cuda.memory._snapshot()["device_traces"][0]:
-        if event["action"] == "alloc":
-            own.add(event["addr"])
-            found.append(Request("alloc", event["size"]))
+        if event["action"] == "alloc" and event["size"]:
+            own[event["addr"]] = next(numbers)
+            found.append(Request("alloc", event["size"], own[event["addr"]]))
         elif event["action"] == "free_completed" and event["addr"] in own:
-            own.remove(event["addr"])
-            found.append(Request("free", event["size"]))
+            found.append(Request("free", event["size"], own.pop(event["addr"])))
     record(enabled=None)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -41,7 +42,8 @@ def on_card(libraries: Path) -> dict[str, list[Request]]:
 
 
 def in_trace(name: str) -> list[Request]:
-    device, sizes, found = processors_of(find_gpu(CARD)), dict[int, int](), list[Request]()
+    device, found = processors_of(find_gpu(CARD)), list[Request]()
+    held, numbers = dict[int, tuple[int, int]](), itertools.count()
     with FakeTensorMode(), Recorder("in_place") as recorder, as_on_cuda():
         start: list[int] = []
         run(name, "cpu", lambda: start.append(len(recorder.events)))
@@ -51,10 +53,11 @@ def in_trace(name: str) -> list[Request]:
             size = event.num_bytes
             if isinstance(event, Scratch):
                 size = scratch_bytes(device, event.law, event.sizes)
-            sizes[event.storage] = size
-            found.append(Request("alloc", size))
-        elif isinstance(event, Freed) and event.storage in sizes:
-            found.append(Request("free", sizes[event.storage]))
+            if size:
+                held[event.storage] = size, next(numbers)
+                found.append(Request("alloc", *held[event.storage]))
+        elif isinstance(event, Freed) and event.storage in held:
+            found.append(Request("free", *held.pop(event.storage)))
     return found
 
 
