@@ -269,24 +269,21 @@ def _cat_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 
 def roll(x: Tensor, dims: int = 2) -> Tensor:
     """`torch.roll(x, shifts, dims)`: a row-major copy for each of `dims` dimensions, each made from
-    the one before it, and so back (`roll_common`, aten/src/ATen/native/TensorTransformations.h)."""
-    y = _roll_once(x)
-    for _ in range(dims - 1):
-        y = _roll_once(y)
-    if tracks(x):
-        record(y, "RollBackward0", (x,), _roll_backward, data=dims)
-    return y
-
-
-def _roll_once(x: Tensor) -> Tensor:
-    device = x.storage.device
+    the one before it, and so back (`roll_common`, aten/src/ATen/native/TensorTransformations.h).
+    All live until the kernel returns."""
+    device, copied = x.storage.device, None
     if not x.is_contiguous:
-        row_major = empty(device, x.shape, x.dtype, "aten.clone")
-        device.compute("aten.clone", "copy", x.dtype, 0, 2 * row_major.num_bytes)
-        x = row_major
-        del row_major
+        device.compute("aten.clone", "copy", x.dtype, 0, 2 * x.num_bytes)
+        copied = take_bytes(device, x.num_bytes, "aten.roll")
+    between = []
+    for _ in range(dims - 1):
+        device.compute("aten.roll", "copy", x.dtype, 0, 2 * x.num_bytes)
+        between.append(take_bytes(device, x.num_bytes, "aten.roll"))
+        copied = None
     y = empty(device, x.shape, x.dtype, "aten.roll")
     device.compute("aten.roll", "copy", x.dtype, 0, 2 * y.num_bytes)
+    if tracks(x):
+        record(y, "RollBackward0", (x,), _roll_backward, data=dims)
     return y
 
 

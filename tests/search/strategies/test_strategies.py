@@ -13,9 +13,16 @@ from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED
 from search.loop.replay import Replay
 from search.loop.space import Space, make_space, space_of
+from search.loop.strategies.in_order import ListStrategy
 from search.loop.strategies.named import make_strategy
+from search.loop.strategies.plain_default import (
+    LeavingTime,
+    PlainDefaultHunt,
+    arm_candidates,
+    plain_arm,
+)
 from search.loop.strategies.planner_strategy import MAX_FAILURES, PlannerStrategy
-from search.loop.strategies.strategy import Situation
+from search.loop.strategies.strategy import Choice, Situation
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import (
     ESTIMATED_BYTES,
@@ -267,6 +274,44 @@ def test_another_precision_is_looked_at_once_and_eagerly_where_a_budget_allows_i
     assert all(s.precision == "bf16" for s in later)
     failing = budgeted(replay, true_prior(replay), 300.0, fails="fp32")
     assert sum(s.precision == "fp32" for s in failing) == MAX_FAILURES
+
+
+def test_each_attention_is_looked_at_eagerly_where_a_budget_allows_it() -> None:
+    both = {"compile": ("off", "default"), "attention": ("eager", "sdpa")}
+    replay = Replay(invented_table(0.0, {**SMALL, **both}))
+    first, *others = budgeted(replay, true_prior(replay), 600.0)[:4]
+    eager = [s for s in others if s.compile == "off" and s.precision == first.precision]
+    assert first.compile == "default"
+    assert {s.attention for s in eager} == {"eager", "sdpa"}
+
+
+def test_the_plain_default_is_left_the_time_it_will_take() -> None:
+    """A probe and a half of its largest batch, at most what is kept; nothing once it is known."""
+    replay = Replay(TABLE)
+    space, prior = replay.space, true_prior(replay)
+    arm = plain_arm(space)
+    assert arm is not None
+    hunt = PlainDefaultHunt(space, prior, BUDGET, arm)
+    heard: list[float | None] = []
+
+    class Listening(ListStrategy):
+        def ask(self, situation: Situation) -> Choice | None:
+            heard.append(situation.seconds_left)
+            return None
+
+    leaving = LeavingTime(Listening(space.candidates), hunt, at_most=90.0)
+    needed = hunt.needed_seconds()
+    assert leaving.ask(Situation(seconds_left=needed)) is None
+    assert "but for the plain default" in leaving.stopped_because
+    leaving.ask(Situation(seconds_left=500.0))
+    leaving.at_most = 1.0
+    leaving.ask(Situation(seconds_left=500.0))
+    leaving.at_most = 90.0
+    for candidate in arm_candidates(space, arm):
+        leaving.tell(candidate, replay.probe(candidate))
+    leaving.ask(Situation(seconds_left=500.0))
+    assert 0 < needed < 90
+    assert heard == [500.0 - needed, 499.0, 500.0]
 
 
 def test_a_compile_mode_is_probed_while_there_is_time_for_it() -> None:
