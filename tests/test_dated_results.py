@@ -76,7 +76,7 @@ def _simulated(way: str, strategy: str = "planner") -> dict[str, str]:
 
 def test_the_simulated_devices_are_many_and_each_ends_with_something() -> None:
     row = _simulated("budget")
-    assert int(row["devices"]) >= 60
+    assert int(row["devices"]) >= 100
     assert int(row["nothing"]) == 0
     asked = json.loads((SIMULATED / "configuration.json").read_text())["asked"]
     assert asked["budget"] == 600
@@ -91,11 +91,10 @@ def test_the_docs_show_the_newest_comparisons() -> None:
 
 def test_in_ten_minutes_it_is_close_to_the_best_of_devices_it_does_not_know() -> None:
     """At most 1% below in the median and 6% in nine of ten, and ahead of every other strategy."""
-    for way in ("budget", "without-autotune"):
-        own = _simulated(way)
-        assert float(own["recommended_median"]) <= 0.01
-        assert float(own["recommended_p90"]) <= 0.06
-    for rival in ("boundary-walk", "tpe", "random", "bounded-grid"):
+    own = _simulated("budget")
+    assert float(own["recommended_median"]) <= 0.01
+    assert float(own["recommended_p90"]) <= 0.06
+    for rival in ("descent", "boundary-walk", "tpe", "random", "bounded-grid"):
         other = _simulated("budget", rival)
         for figure in ("recommended_median", "recommended_mean", "recommended_p90"):
             assert float(_simulated("budget")[figure]) < float(other[figure])

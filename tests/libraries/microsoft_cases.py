@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.ledger.ledger import Allocated, Event, Marked
+from planner.ledger.ledger import Allocated, Event, Marked, Scratch
 from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.libraries.microsoft.names import PUBLISHED
 from planner.libraries.registry import find_library
@@ -115,12 +115,20 @@ PUBLISHED_CASES: tuple[Case, ...] = tuple(Case({"name": name}, {}) for name in P
 
 def facts_of(events: tuple[Event, ...], num_parameters: int) -> dict[str, Any]:
     """What is kept of two steps: (phase, step, live bytes at its end, peak live bytes in it)."""
+    events = tuple(map(_as_recorded, events))
     built = next(i for i, e in enumerate(events) if isinstance(e, Marked) and e.phase == "build")
     return {
         "num_parameters": num_parameters,
         "num_allocations": sum(isinstance(event, Allocated) for event in events[built:]),
         "phase_ends": [list(end) for end in phase_ends(events)],
     }
+
+
+def _as_recorded(event: Event) -> Event:
+    """When the facts were recorded, what `roll` holds between its dimensions was no scratch."""
+    if isinstance(event, Scratch) and event.label.startswith("aten.roll"):
+        return Allocated(event.storage, event.sizes[0], event.label, event.path)
+    return event
 
 
 def read_facts() -> dict[str, Any]:
