@@ -271,15 +271,15 @@ def roll(x: Tensor, dims: int = 2) -> Tensor:
     """`torch.roll(x, shifts, dims)`: a row-major copy for each of `dims` dimensions, each made from
     the one before it, and so back (`roll_common`, aten/src/ATen/native/TensorTransformations.h).
     All live until the kernel returns."""
-    device, copied = x.storage.device, None
+    device = x.storage.device
+    copied, between = [], []
     if not x.is_contiguous:
         device.compute("aten.clone", "copy", x.dtype, 0, 2 * x.num_bytes)
-        copied = take_bytes(device, x.num_bytes, "aten.roll")
-    between = []
+        copied.append(take_bytes(device, x.num_bytes, "aten.roll"))
     for _ in range(dims - 1):
         device.compute("aten.roll", "copy", x.dtype, 0, 2 * x.num_bytes)
         between.append(take_bytes(device, x.num_bytes, "aten.roll"))
-        copied = None
+        copied.clear()
     y = empty(device, x.shape, x.dtype, "aten.roll")
     device.compute("aten.roll", "copy", x.dtype, 0, 2 * y.num_bytes)
     if tracks(x):

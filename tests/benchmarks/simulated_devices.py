@@ -6,8 +6,8 @@
 Each device (tests/benchmarks/simulated_draws.py) is searched whole, as `planner tune` does: its
 session, its limits, its baseline and its recommendation, over its default space. Four ways: within
 a budget of seconds, beside other strategies; within three minutes; without a budget, to the
-search's own end; and of eager settings only. Regret is how much slower than the fastest setting that runs and fits, by the
-truth that was drawn and not by what a probe said of it.
+search's own end; and of eager settings only. Regret is how much slower than the fastest setting
+that runs and fits, by the truth that was drawn and not by what a probe said of it.
 """
 
 from __future__ import annotations
