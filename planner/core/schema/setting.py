@@ -272,7 +272,7 @@ class TrainSetting(Distribution):
         it is a task's own, of what has none."""
         if self.optimizer == OWN_OPTIMIZER:
             raise UnsupportedError(
-                "the optimizer own is the one that a task makes, and none is made here.",
+                "optimizer 'own' stands for the one that a task makes, and this model makes none.",
                 f"Choose one of {', '.join(OPTIMIZER_FAMILIES)}, or write optimizer(parameters).",
             )
         if self.optimizer_implementation == "fused" and self.optimizer_family not in FUSED_FAMILIES:

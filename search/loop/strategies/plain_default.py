@@ -129,9 +129,9 @@ class LeavingTime:
     def ask(self, situation: Situation) -> Choice | None:
         assert situation.seconds_left is not None
         left = situation.seconds_left - min(self.hunt.needed_seconds(), self.at_most)
-        choice = None
-        self.stopped_because = "the budget has ended but for the plain default"
-        if left > 0:
-            choice = self.strategy.ask(replace(situation, seconds_left=left))
-            self.stopped_because = self.strategy.stopped_because
+        if left <= 0:
+            self.stopped_because = "the budget has ended but for the plain default"
+            return None
+        choice = self.strategy.ask(replace(situation, seconds_left=left))
+        self.stopped_because = self.strategy.stopped_because
         return choice
