@@ -9,10 +9,12 @@ imports nothing of the planner but what lets torchvision import.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import json
 import os
 import runpy
+import signal
 import sys
 import time
 from enum import Enum
@@ -32,6 +34,7 @@ from torch.optim.optimizer import (  # noqa: E402
 )
 from torch.utils.data import DataLoader  # noqa: E402
 
+faulthandler.register(signal.SIGUSR1)  # to say where it stands
 STEPS = 2 if "SPY_WHOLE" not in os.environ else sys.maxsize
 RECIPE = (
     "Mixup", "FastCollateMixup", "CutMix", "RandomBatchAugment", "AugmentOp", "RandAugment",
