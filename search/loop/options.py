@@ -296,7 +296,7 @@ class SearchOptions:
         flag="--budget", metavar="TIME", typed=read_budget, written=_budget_text,
     )  # fmt: skip
     tolerance: float = option(
-        f"{TOLERANCE:.1%}", "Stop when all further probes are expected to raise images/s by less.",
+        f"{TOLERANCE:.1%}", "Stop when no probe is expected to raise images/s by more.",
         typed=parse_percent, written=exact, metavar="SHARE",
     )  # fmt: skip
     strategy: str = option(

@@ -98,7 +98,7 @@ def tune(
         trials: At most so many probes in the study.
         budget_seconds: Time for probes, those of earlier runs of the study included; None for no
             limit.
-        tolerance: End when all further probes are expected to gain less than this share.
+        tolerance: End when no probe is expected to gain more than this share.
         strategy: Who chooses the next probe; `planner tune --help` names them.
         seed: Of strategies that draw at random.
         steps: Optimizer steps of the training: rank by its total time, compilation included.

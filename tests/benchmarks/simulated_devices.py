@@ -154,7 +154,7 @@ def _at(seconds: float, trace: Sequence[tuple[float, float]], best: float) -> fl
 
 
 def _ended_by_itself(why: str) -> bool:
-    return "more probes would gain" in why or "every candidate" in why
+    return "another probe would gain" in why or "every candidate" in why
 
 
 def choose_devices(number: int, pairs: Sequence[str], first: int = 0) -> list[tuple[str, int]]:

@@ -14,7 +14,7 @@ from search.loop.strategies.strategy import TOLERANCE, Choice, Phase, Situation
 from search.loop.surrogate.arrays import Array, Mask, Values
 from search.loop.surrogate.broken_parts import is_plain
 from search.loop.surrogate.expectation import expectation
-from search.loop.surrogate.posterior import Posterior, Prediction, expected_improvement
+from search.loop.surrogate.posterior import Posterior, Prediction
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
 from search.loop.surrogate.probe_cost import again_seconds
 from search.probe.evidence import calm, is_disturbed, rate_interval
@@ -50,7 +50,7 @@ class PlannerStrategy:
     The first probe is the fastest setting that should fit, or where no rates of the device are
     known a small and eager one: it calibrates memory and time. Each further probe is the one with
     the highest expected improvement per second of probing, which approaches the memory limit step
-    by step. The search ends when all that is left is expected to gain less than `tolerance` and the
+    by step. The search ends when no probe is expected to gain `tolerance` any more and the
     next larger batch of the best setting is known not to be better; finally it probes settings
     again that noise does not let it tell apart.
     With `images` (of a whole training on one device) rates count compilation.
@@ -109,8 +109,8 @@ class PlannerStrategy:
             return self._first(predicted, affordable, situation.seconds_left)
         choice = self._next(predicted, affordable, best[1], situation)
         if choice is None and not np.array_equal(open_now, affordable):
-            beyond = self.posterior.shared_improvement(predicted, open_now, best[1]).sum()
-            if beyond >= self.tolerance:
+            beyond = self.posterior.improvement(predicted, open_now, best[1])
+            if beyond.max() >= self.tolerance:
                 self.stopped_because = "what could gain more takes longer than the budget has left"
         return choice
 
@@ -169,19 +169,19 @@ class PlannerStrategy:
     def _next(
         self, predicted: Prediction, allowed: Mask, best_rate: float, situation: Situation
     ) -> Choice | None:
+        alone = self.posterior.improvement(predicted, allowed, best_rate)
+        ended = alone.max() < self.tolerance and self.posterior.num_measured >= FEWEST
         gain = self.posterior.shared_improvement(predicted, allowed, best_rate)
-        ended = gain.sum() < self.tolerance and self.posterior.num_measured >= FEWEST
-        if not ended and not gain.any():  # too little for any draw to show, and yet asked for
-            hope = predicted.fits * predicted.runs
-            gain = np.where(allowed, expected_improvement(predicted, best_rate) * hope, 0.0)
-            if not gain.any():  # then the fastest of what is left
-                gain = np.where(allowed, np.exp(predicted.log_rate) * hope, 0.0)
+        if not gain.any():  # too little for any draw to show, and yet asked for
+            gain = alone
+        if not gain.any():  # then the fastest of what is left
+            gain = np.where(allowed, np.exp(predicted.log_rate) * predicted.runs, 0.0)
         if ended or not gain.any():
             above = self._rung_above(predicted, allowed)
             if above is not None:
                 return self._choice(above, predicted, "search", best_rate)
             return self._finish(
-                f"more probes would gain under {self.tolerance:.1%}",
+                f"another probe would gain under {self.tolerance:.1%}",
                 situation,
             )
         worth = gain

@@ -12,7 +12,8 @@ from search.probe.kinds import RecordT_contra, SettingT
 
 Phase = Literal["calibrate", "search", "finalists", "baseline"]
 
-# Stop when all further probes are expected to gain less than that share: a judgement.
+# Stop when no probe is expected to gain more than that share: a judgement. Until all of them
+# together gain less, 24 simulated devices took 20 probes for 11, and lost 0.7% for 0.9%.
 TOLERANCE = 0.01
 
 

@@ -210,12 +210,17 @@ class Posterior:
         within = normal_cdf((log(self.budget_bytes) - log_bytes) / sd)
         return np.where(self.proven, 1.0, within)
 
+    def improvement(self, predicted: Prediction, allowed: Mask, best_rate: float) -> Array:
+        """The expected gain of a probe of each that is allowed, as a share of the best rate so
+        far: by how much it should be faster, times how probably it fits and runs."""
+        gains = expected_improvement(predicted, best_rate) * predicted.fits * predicted.runs
+        return np.where(allowed, gains, 0.0)
+
     def shared_improvement(self, predicted: Prediction, allowed: Mask, best_rate: float) -> Array:
         """The expected gain of probing all that is allowed, as a share of the best rate so far, and
         shared out: in each draw from the joint posterior to the candidate that is best in it."""
         shares = np.zeros(len(self.space))
-        hope = predicted.fits * predicted.runs
-        gains = np.where(allowed, expected_improvement(predicted, best_rate) * hope, 0.0)
+        gains = self.improvement(predicted, allowed, best_rate)
         top = np.argsort(-gains)[:NUM_RIVALS]
         top = top[gains[top] > 0]
         if not len(top):
