@@ -55,6 +55,7 @@ from search.probe.parent.environment import rank_threads
 from search.probe.parent.fork_server import STEP_MODULES, WORLD_MODULES
 from search.probe.parent.ranks import rank_devices
 from search.tuning.allocator import ALLOCATOR_PROBES, compare_allocators, usual_options
+from search.tuning.feeding.matching import check_batches
 from search.tuning.feeding.phase import FeedingPhase, judge_by_law, step_budget
 from search.tuning.feeding.request import find_asked
 from search.tuning.own_model import ask_factory, with_own_optimizer
@@ -150,6 +151,7 @@ def _probed(
     asked = find_asked(options, model)
     base, restrict = options.base, options.restrict
     made = ask_factory(model) if prober is None and isinstance(model, FactoryModel) else None
+    check_batches(model, made, asked.source if asked else None)
     if made is not None and made.has_optimizer:
         base = with_own_optimizer(base, restrict or {}, model.title)
         restrict = {axis: v for axis, v in (restrict or {}).items() if axis != "optimizer"}

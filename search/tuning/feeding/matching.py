@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import FactoryModel, Model, NamedModel
 from planner.core.schema.loading import DataSource, LoaderSetting
-from search.tuning.own_model import ask_factory
+from search.tuning.own_model import Made
 
 OWN_DATA = (
     "Write a function that makes the Dataset whose items the model takes, and pass "
@@ -34,10 +34,13 @@ def check_match(model: Model, source: DataSource) -> None:
             f"{source.location} has {classes} classes, and {model.title} only {model.num_classes}.",
             f"Add --num-classes {classes}.",
         )
-    if isinstance(model, FactoryModel):
-        made = ask_factory(model)  # where that fails, the search will say why
-        if made is not None and made.is_task:
-            raise _other_batch(model, source)
+
+
+def check_batches(model: Model, made: Made | None, source: DataSource | None) -> None:
+    """Raises UnsupportedError where what a factory `made` has batches of its own beside `source`;
+    what a factory loads is left to the run."""
+    if source is not None and source.kind != "factory" and made is not None and made.is_task:
+        raise _other_batch(model, source)
 
 
 def check_size(model: Model, loader: LoaderSetting) -> None:

@@ -17,7 +17,8 @@ from planner.core.schema.loading import (
     LoaderSetting,
 )
 from planner.training.loading.sources import find_source
-from search.tuning.feeding.matching import check_match, check_size, class_notes
+from search.tuning.feeding.matching import check_batches, check_match, check_size, class_notes
+from search.tuning.own_model import ask_factory
 from search.tuning.tune import tune
 from tests.search.feeding.pictures import make_folder
 from tests.search.tables import MODEL
@@ -63,22 +64,29 @@ def test_a_replay_says_what_the_law_says_and_runs_nothing(tmp_path: Path, table:
         (SwinConfig(num_classes=10), "has 20 classes, and .* only 10.*\n.*--num-classes 20"),
         (SwinConfig(in_channels=4), "takes images of 4 channels"),
         (NamedModel(library="torchvision", name="swin3d_t", task="video"), "is video"),
-        (FactoryModel(factory=f"{HERE}:task"), "makes batches of its own"),
     ],
-    ids=["classes", "channels", "task", "factory"],
+    ids=["classes", "channels", "task"],
 )
 def test_data_that_the_model_does_not_take_are_refused(
-    model: SwinConfig | NamedModel | FactoryModel, said: str
+    model: SwinConfig | NamedModel, said: str
 ) -> None:
     with pytest.raises((UsageError, UnsupportedError)) as caught:
         check_match(model, FOLDER)
     assert re.search(said, str(caught.value)), str(caught.value)
 
 
+def test_data_beside_a_task_that_makes_batches_are_refused() -> None:
+    model = FactoryModel(factory=f"{HERE}:task")
+    made = ask_factory(model)
+    with pytest.raises((UsageError, UnsupportedError), match="makes batches of its own"):
+        check_batches(model, made, FOLDER)
+
+
 def test_what_a_factory_loads_is_left_to_the_run() -> None:
     check_match(SwinConfig(num_classes=10), DataSource(kind="factory", location="a:b"))
     check_match(SwinConfig(num_classes=20), FOLDER)
-    check_match(FactoryModel(factory="tests.search.factories:tiny", num_classes=20), FOLDER)
+    model = FactoryModel(factory="tests.search.factories:tiny", num_classes=20)
+    check_batches(model, ask_factory(model), FOLDER)
 
 
 def test_a_loader_of_other_pictures_is_refused() -> None:
