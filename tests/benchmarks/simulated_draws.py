@@ -25,7 +25,7 @@ from planner.throughput.prediction import DeviceRates, rates_for
 from search.loop.space import Candidate, Space, make_space, space_of
 from search.loop.surrogate.estimator import DeviceEstimator
 from search.loop.surrogate.prior import Prior, estimated_prior
-from search.loop.surrogate.probe_cost import AGAIN_SHARE, graph_of
+from search.loop.surrogate.probe_cost import AGAIN_SHARE, ALIKE_SHARE, graph_of, kernels_of
 from tests.benchmarks.simulated_physics import (
     MATRIX_KINDS,
     RECORDED,
@@ -139,7 +139,7 @@ def draw_device(pair: Pair, seed: int) -> Device:
         compile_seconds={
             "off": 0.0,
             "default": default,
-            "reduce-overhead": random.uniform(20, 110),
+            "reduce-overhead": default * random.uniform(0.85, 1.25),
             "max-autotune": max(random.uniform(60, 180), default),
         },
         startup_seconds=4.0,
@@ -309,6 +309,7 @@ class SimulatedProber:
         self.random = np.random.default_rng([device.seed, 7])
         self.worked = 0.0  # seconds
         self.cached: set[object] = set()  # what was compiled
+        self.cached_kernels: set[object] = set()
 
     def probe(self, candidate: Candidate) -> MeasurementRecord:
         device, space = self.device, self.device.pair.space
@@ -317,7 +318,11 @@ class SimulatedProber:
         compiling = device.compile_seconds[candidate.setting.compile]
         compiling *= float(np.exp(self.random.normal(0, 0.05)))
         graph = graph_of(candidate.setting, space.axes)
-        compiling *= AGAIN_SHARE if graph in self.cached else 1.0
+        kernels = kernels_of(candidate.setting, space.axes)
+        if graph in self.cached:
+            compiling *= AGAIN_SHARE
+        elif kernels in self.cached_kernels:
+            compiling -= (1 - ALIKE_SHARE) * min(compiling, device.compile_seconds["default"])
         base = MeasurementRecord(
             model=device.pair.model, setting=candidate.setting, device=device.pair.device,
             versions={"simulated": "not measured"}, date="", status="crashed",
@@ -330,6 +335,7 @@ class SimulatedProber:
             changes = {"status": status, "message": message, "probe_seconds": spent}
             return base.model_copy(update=changes)
         self.cached.add(graph)
+        self.cached_kernels.add(kernels)
         num_bytes = int(device.num_bytes[index])
         if num_bytes > device.pair.device.total_bytes:
             spent = device.startup_seconds + compiling

@@ -34,6 +34,7 @@ FIRST_COST = 0.1
 # Of the gain that an eager probe tells of, without being what gains: within a budget a compiled one
 # costs ten times as much, and most of what is not known of it is not its compiler's doing.
 SCOUTING = 0.25
+FEW_MORE = 3  # probes as long as the next, for which there has to be time to go by shares of a gain
 MAY_FIT = 0.1  # a larger batch is tried before all ends where it fits with this probability
 # After so many failures and nothing measured, a setting that needs nothing of the machine.
 MAX_FAILURES = 2
@@ -50,9 +51,10 @@ class PlannerStrategy:
     The first probe is the fastest setting that should fit, or where no rates of the device are
     known a small and eager one: it calibrates memory and time. Each further probe is the one with
     the highest expected improvement per second of probing, which approaches the memory limit step
-    by step. The search ends when no probe is expected to gain `tolerance` any more and the
-    next larger batch of the best setting is known not to be better; finally it probes settings
-    again that noise does not let it tell apart.
+    by step; where there is no time for two more as long, the one with the highest at all. The
+    search ends when no probe is expected to gain `tolerance` any more and the next larger batch of
+    the best setting is known not to be better; finally it probes settings again that noise does not
+    let it tell apart.
     With `images` (of a whole training on one device) rates count compilation.
     """
 
@@ -184,15 +186,16 @@ class PlannerStrategy:
                 f"another probe would gain under {self.tolerance:.1%}",
                 situation,
             )
-        worth = gain
-        if situation.seconds_left is not None:
-            worth = gain + SCOUTING * self.posterior.explained_by_scouts(gain, allowed)
         seconds = self.posterior.probe_seconds(predicted)
+        if situation.seconds_left is None:
+            return self._choice(_argmax(gain / seconds, allowed), predicted, "search", best_rate)
+        left = self._left(situation.seconds_left)
+        worth = gain + SCOUTING * self.posterior.explained_by_scouts(gain, allowed)
         index = _argmax(worth / seconds, allowed)
-        if situation.seconds_left is not None:
-            left = self._left(situation.seconds_left) - float(seconds[index])
-            scout = self._scout(predicted, allowed, seconds, left)
-            index = index if scout is None else scout
+        if FEW_MORE * seconds[index] > left:  # too few for settings that are alike to share a gain
+            index = _argmax(alone, allowed)
+        scout = self._scout(predicted, allowed, seconds, left - float(seconds[index]))
+        index = index if scout is None else scout
         return self._choice(index, predicted, "search", best_rate)
 
     def _scout(

@@ -41,10 +41,13 @@ COMPILE_FIXED_SHARE = 0.15
 # block on two busy CPU cores (torch 2.13, torchao 0.18, 2026-11-22).
 EIGHT_BIT_SECONDS = 85.0
 # Of its first compilation, what a graph takes that the compiler finds in its caches, which torch
-# keeps from one process to the next by itself. Measured: 3% of the processor's time on a CPU and 4%
-# beside an emulated GPU, where Triton compiles for real (tests/benchmarks/second_compile.py, torch
-# 2.14, 2026-11-26); and some for what waits.
-AGAIN_SHARE = 0.07
+# keeps from one process to the next by itself: 4.5 to 5.5 of 58 to 60 s on an H200
+# (tests/truth/h200/tuned.jsonl).
+AGAIN_SHARE = 0.09
+# And what a graph takes of which most kernels are found there: the same in another mode. 42 of 62 s
+# on an H200 (crowded.jsonl); of the processor's time 41% on a CPU and 51% beside an emulated GPU
+# (tests/benchmarks/second_compile.py, torch 2.14, 2026-11-26).
+ALIKE_SHARE = 0.7
 
 
 class Compilation(NamedTuple):
@@ -74,6 +77,12 @@ def guessed_seconds(by_mode: Mapping[str, float], setting: TrainSetting) -> floa
     return by_mode[what.mode] + what.updates * EIGHT_BIT_SECONDS
 
 
+def kernels_of(setting: TrainSetting, axes: Iterable[str]) -> tuple[Hashable, ...]:
+    """What settings share whose graphs have most kernels in common, in whatever compile mode."""
+    mode = "default" if setting.compile != "off" else "off"
+    return graph_of(setting.model_copy(update={"compile": mode}), axes)
+
+
 class ProbeCosts:
     """Expected seconds of a probe of every candidate. `compile_seconds` is a guess by mode."""
 
@@ -85,7 +94,9 @@ class ProbeCosts:
         self.compilations = [compilation_of(c.setting) for c in space.candidates]
         self.axes = space.axes
         self.graphs = [graph_of(c.setting, space.axes) for c in space.candidates]
+        self.kernels = [kernels_of(c.setting, space.axes) for c in space.candidates]
         self.cached: set[tuple[Hashable, ...]] = set()  # the graphs that were compiled
+        self.cached_kernels: set[tuple[Hashable, ...]] = set()
 
     def observe(self, record: MeasurementRecord) -> None:
         """Learns from a probe that was measured, or that ended early for no fault of its own."""
@@ -102,9 +113,13 @@ class ProbeCosts:
         if record.compile_seconds is None:
             return
         graph = graph_of(record.setting, self.axes)
+        kernels = kernels_of(record.setting, self.axes)
         if graph not in self.cached and FROM_CACHE not in record.flags:
-            self.compiled.setdefault(what, []).append(compiling)
+            is_alike = kernels in self.cached_kernels and not self._autotuning(what.mode)
+            first = compiling / ALIKE_SHARE if is_alike else compiling
+            self.compiled.setdefault(what, []).append(first)
         self.cached.add(graph)
+        self.cached_kernels.add(kernels)
 
     def compile_seconds(self, setting: TrainSetting) -> float:
         """Seconds that the compiler takes in the first step of a setting."""
@@ -149,8 +164,18 @@ class ProbeCosts:
         start = median(self.startup) if self.startup else STARTUP_SECONDS
         timing = median(self.timed) if self.timed else TIMED_SECONDS
         steps = TIMED_STEPS * np.exp(log_step_seconds)
-        share = np.array([AGAIN_SHARE if graph in self.cached else 1.0 for graph in self.graphs])
-        return np.asarray(start + share * self.compiling() + np.maximum(timing, steps))
+        return np.asarray(start + self._compiling_now() + np.maximum(timing, steps))
+
+    def _compiling_now(self) -> Array:
+        """Expected seconds of compiling each candidate, with what the caches hold by now."""
+        found = self.compiling()
+        for i, what in enumerate(self.compilations):
+            if self.graphs[i] in self.cached:
+                found[i] *= AGAIN_SHARE
+            elif self.kernels[i] in self.cached_kernels:
+                tuning = min(self._autotuning(what.mode), found[i])
+                found[i] = tuning + ALIKE_SHARE * (found[i] - tuning)
+        return found
 
 
 def again_seconds(first: MeasurementRecord) -> float:

@@ -54,6 +54,22 @@ def test_a_disturbed_probe_leaves_its_setting_open_once() -> None:
     assert posterior.excluded[good[1]]
 
 
+def test_a_probe_close_to_the_limit_says_little_of_the_others() -> None:
+    replay = Replay(TABLE)
+    batches = [c.setting.batch_size for c in replay.space.candidates]
+    calm, index = batches.index(4), batches.index(8)
+    record = slowed(replay.probe(replay.space.candidates[index]), factor=0.9)
+    assert record.used_bytes is not None
+    moved = []
+    for budget in (BUDGET, int(record.used_bytes / 0.97)):
+        posterior = Posterior(replay.space, true_prior(replay), budget)
+        posterior.observe(calm, replay.probe(replay.space.candidates[calm]))
+        before = posterior.predict().log_seconds
+        posterior.observe(index, record)
+        moved.append(abs(posterior.predict().log_seconds - before).sum())
+    assert moved[1] < 0.5 * moved[0]
+
+
 def test_where_most_probes_are_disturbed_that_is_how_the_machine_runs() -> None:
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)

@@ -31,7 +31,13 @@ from search.loop.surrogate.prior import (
     Prior,
     generic_prior,
 )
-from search.loop.surrogate.probe_cost import EIGHT_BIT_SECONDS, ProbeCosts, guess_compile_seconds
+from search.loop.surrogate.probe_cost import (
+    AGAIN_SHARE,
+    ALIKE_SHARE,
+    EIGHT_BIT_SECONDS,
+    ProbeCosts,
+    guess_compile_seconds,
+)
 from search.probe.evidence import FROM_CACHE
 from tests.benchmarks.replays import probes_to_within, run_strategy
 from tests.search.tables import (
@@ -344,6 +350,26 @@ def test_a_graph_that_was_compiled_costs_little_again() -> None:
     seconds = {c.setting: s for c, s in zip(space.candidates, probing(costs, space), strict=True)}
     dear = [s for s in kinds if seconds[s] > 90]
     assert dear == [static.model_copy(update=larger)]
+
+
+def test_a_graph_that_is_compiled_in_another_mode_finds_its_kernels() -> None:
+    """At the same batch; what is tuned is tuned all the same."""
+    first = compiled("default")
+    others = [
+        compiled("reduce-overhead"), compiled("max-autotune"),
+        compiled("reduce-overhead", batch_size=16),
+    ]  # fmt: skip
+    space = space_of([first, *others])
+    costs = ProbeCosts(space, guess_compile_seconds("cuda", 12))
+    whole = {c.setting: costs.compile_seconds(c.setting) for c in space.candidates}
+    before = dict(zip([c.setting for c in space.candidates], probing(costs, space), strict=True))
+    costs.observe(compile_record(first, whole[first]))
+    after = dict(zip([c.setting for c in space.candidates], probing(costs, space), strict=True))
+    saved = [before[s] - after[s] for s in others]
+    start = before[first] - after[first] - (1 - AGAIN_SHARE) * whole[first]  # as probes start now
+    tuning = whole[others[1]] - whole[first]
+    kernels = [whole[others[0]], whole[others[1]] - tuning, 0.0]
+    assert saved == pytest.approx([start + (1 - ALIKE_SHARE) * k for k in kernels])
 
 
 def test_a_warm_compilation_says_nothing_of_a_first_one() -> None:
