@@ -21,6 +21,7 @@ from planner.ledger.ledger import (
     Computed,
     Emptied,
     Event,
+    EventsAt,
     Freed,
     Ledger,
     Marked,
@@ -29,7 +30,6 @@ from planner.ledger.ledger import (
     Tagged,
 )
 
-_new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
 Record = Callable[[int], Ledger]  # the ledger at a batch size
 # A batch beyond all sizes that do not grow with it: of a size there, fixed + HUGE * per image, both
 # parts are read off like digits.
@@ -114,53 +114,48 @@ class AffineLedger:
     def ledger(self, batch_size: int) -> Ledger:
         """The ledger at another batch of 2 or more."""
         assert batch_size > 1, "a batch of 1 is another step"
-        more = batch_size - self.at.batch_size
-        if not more:
+        if batch_size == self.at.batch_size:
             return self.at
-        events = list(self.at.events)
-        for index, storage, num_bytes, slope, origin in self._growing_storages:
-            size = num_bytes + more * slope
-            events[index] = _new(Allocated, (storage, size, *origin))
-        for places, event, flops_slope, slope in self._growing_work:
-            name, kind, dtype, flops, num_bytes, kernels, path = event
-            done = flops + more * flops_slope, num_bytes + more * slope
-            work = _new(Computed, (name, kind, dtype, *done, kernels, path))
-            for index in places:
-                events[index] = work
-        for index, scratch, slopes in self._growing_scratch:
-            sizes = tuple([n + more * slope for n, slope in zip(scratch[2], slopes, strict=True)])
-            events[index] = _new(Scratch, (*scratch[:2], sizes, *scratch[3:]))
-        return replace(self.at, events=tuple(events), batch_size=batch_size, like=self.at)
+        return replace(self.at, events=EventsAt(self, batch_size), batch_size=batch_size)
 
     @cached_property
-    def _growing_storages(self) -> list[tuple[int, int, int, int, tuple[str, ...]]]:
-        """(index, storage, bytes, bytes per image, where it was) of allocations with a slope."""
-        found: list[tuple[int, int, int, int, tuple[str, ...]]] = []
-        for index, slopes in self.slopes.items():
-            event = self.at.events[index]
-            if isinstance(event, Allocated):
-                found.append((index, event.storage, event.num_bytes, slopes[0], event[2:]))
-        return found
-
-    @cached_property
-    def _growing_work(self) -> list[tuple[list[int], tuple[Any, ...], int, int]]:
-        """(where it is, the operation, FLOPs per image, bytes per image) of operations with a
-        slope."""
-        places: dict[int, list[int]] = {}
-        for index in self.slopes:
-            event = self.at.events[index]
-            if type(event) is Computed:
-                places.setdefault(id(event), []).append(index)
+    def growing_storages(self) -> list[tuple[int, int, int]]:
+        """(index, bytes without an image, bytes per image) of allocations with a slope."""
+        events: Sequence[Any] = self.at.events
+        batch_size = self.at.batch_size
         return [
-            (each, self.at.events[each[0]], self.slopes[each[0]][1], self.slopes[each[0]][0])
-            for each in places.values()
+            (index, events[index][1] - batch_size * slopes[0], slopes[0])
+            for index, slopes in self.slopes.items()
+            if type(events[index]) is Allocated
         ]
 
     @cached_property
-    def _growing_scratch(self) -> list[tuple[int, tuple[Any, ...], tuple[int, ...]]]:
-        """(index, the request, what an image adds to its sizes) of scratch with a slope."""
-        pairs = ((index, self.at.events[index], slopes) for index, slopes in self.slopes.items())
-        return [(index, event, slopes) for index, event, slopes in pairs if type(event) is Scratch]
+    def growing_work(self) -> list[tuple[list[int], tuple[Any, ...], int, int, int, int]]:
+        """(where it is, the operation, FLOPs without an image and per image, bytes without an image
+        and per image) of operations with a slope."""
+        places: dict[int, list[int]] = {}
+        events: Sequence[Any] = self.at.events
+        batch_size = self.at.batch_size
+        for index in self.slopes:
+            event = events[index]
+            if type(event) is Computed:
+                places.setdefault(id(event), []).append(index)
+        found = []
+        for each in places.values():
+            event, (slope, of_flops) = events[each[0]], self.slopes[each[0]]
+            fixed = event[3] - batch_size * of_flops, event[4] - batch_size * slope
+            found.append((each, event, fixed[0], of_flops, fixed[1], slope))
+        return found
+
+    @cached_property
+    def scratch(self) -> dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]]:
+        """Where there is scratch, by its law, its sizes and what an image adds to them."""
+        places: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        for index, event in enumerate(self.at.events):
+            if type(event) is Scratch:
+                slopes = self.slopes.get(index) or (0,) * len(event.sizes)
+                places.setdefault((event.law, event.sizes, slopes), []).append(index)
+        return places
 
 
 @dataclass

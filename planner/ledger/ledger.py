@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from planner.core.collectives import Collective, Group
+
+if TYPE_CHECKING:
+    from planner.ledger.affine import AffineLedger
+
+_new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
 
 Category = Literal[
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries"
@@ -147,6 +152,83 @@ class Exchanged(NamedTuple):
 Event = Allocated | Scratch | Freed | Emptied | Tagged | Marked | Computed | Sent | Awaited
 
 
+@dataclass(eq=False)
+class EventsAt(Sequence[Any]):
+    """The events of a line at a batch, on a device where `scratch_bytes` says how large its scratch
+    is. They are made once one of them is looked at: an estimate asks for sizes and work only."""
+
+    line: AffineLedger
+    batch_size: int
+    scratch_bytes: Callable[[str, tuple[int, ...]], int] | None = None
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """By event, the bytes that it allocates."""
+        sizes, batch_size = list(self.line.at.sizes), self.batch_size
+        for index, fixed, slope in self.line.growing_storages:
+            sizes[index] = fixed + batch_size * slope
+        if self.scratch_bytes is not None:
+            for law, of_law, places in self._scratch:
+                num_bytes = self.scratch_bytes(law, of_law)
+                for index in places:
+                    sizes[index] = num_bytes
+        return sizes
+
+    @cached_property
+    def work(self) -> list[Any]:
+        """The events, of which only operations are as at this batch."""
+        events, batch_size = list(self.line.at.events), self.batch_size
+        for places, event, fixed_flops, flops_slope, fixed, slope in self.line.growing_work:
+            name, kind, dtype, _, _, kernels, path = event
+            done = fixed_flops + batch_size * flops_slope, fixed + batch_size * slope
+            work = _new(Computed, (name, kind, dtype, *done, kernels, path))
+            for index in places:
+                events[index] = work
+        return events
+
+    @cached_property
+    def _made(self) -> tuple[Any, ...]:
+        events, sizes = list(self.work), self.sizes
+        for index, _, _ in self.line.growing_storages:
+            event = events[index]
+            events[index] = _new(Allocated, (event[0], sizes[index], *event[2:]))
+        for law, of_law, places in self._scratch:
+            for index in places:
+                storage, _, _, *origin = events[index]
+                if self.scratch_bytes is None:
+                    events[index] = _new(Scratch, (storage, law, of_law, *origin))
+                else:
+                    events[index] = Allocated(storage, sizes[index], *origin)
+        return tuple(events)
+
+    @cached_property
+    def _scratch(self) -> list[tuple[str, tuple[int, ...], list[int]]]:
+        """(law, its sizes at this batch, where it is) of requests for scratch."""
+        found, more = [], self.batch_size - self.line.at.batch_size
+        for (law, of_law, slopes), places in self.line.scratch.items():
+            sizes = tuple([n + more * slope for n, slope in zip(of_law, slopes, strict=True)])
+            found.append((law, sizes, places))
+        return found
+
+    def __len__(self) -> int:
+        return len(self.line.at.events)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._made[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._made)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, EventsAt) and other.line.at is self.line.at:
+            kinds = self.scratch_bytes is None, other.scratch_bytes is None
+            is_alike = self.batch_size == other.batch_size and kinds[0] == kinds[1]
+            return is_alike and self.sizes == other.sizes
+        return isinstance(other, EventsAt | tuple) and self._made == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 @dataclass(frozen=True)
 class Ledger:
     """All events of building a model and running its first optimizer steps at one batch size.
@@ -155,7 +237,7 @@ class Ledger:
     of the first on; where DDP rebuilds its buckets, it is the third.
     """
 
-    events: tuple[Event, ...]
+    events: tuple[Event, ...] | EventsAt
     batch_size: int
     num_parameters: int
     notes: tuple[str, ...] = field(default=())
@@ -172,22 +254,31 @@ class Ledger:
     # it makes one: "" is not known, or none.
     unit: str = ""
     own_optimizer: str = ""
-    # One with the same events but for their sizes: what does not depend on sizes is read off it,
-    # once for all batches.
-    like: Ledger | None = field(default=None, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        assert self.like is None or len(self.like.events) == len(self.events)
+    @property
+    def like(self) -> Ledger | None:
+        """One with the same events but for their sizes: what does not depend on sizes is read off
+        it, once for all batches."""
+        return self.events.line.at if isinstance(self.events, EventsAt) else None
 
     def __hash__(self) -> int:
         """Without a look at every event: ledgers are kept by what is read of them."""
         return hash((len(self.events), self.batch_size, self.num_parameters, self.notes))
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """By event, the bytes that it allocates."""
+        if isinstance(self.events, EventsAt):
+            return self.events.sizes
+        return [event[1] if type(event) is Allocated else 0 for event in self.events]
 
     def operations(self, step: int = 1) -> Iterator[tuple[str, Computed]]:
         """(phase, operation) of optimizer step `step`, in order; phase is forward, backward,
         optimizer or zero_grad, and optimizer too where it steps in backward. A validation after it
         is no part of it."""
         events: Sequence[Any] = self.events
+        if isinstance(events, EventsAt):
+            events = events.work
         return ((phase, events[place]) for phase, place in self._work.get(step, ()))
 
     def exchanges(self, step: int = 1) -> tuple[Exchanged, ...]:

@@ -21,6 +21,7 @@ from planner.ledger.ledger import (
     Computed,
     Emptied,
     Event,
+    EventsAt,
     Freed,
     Ledger,
     Marked,
@@ -237,10 +238,8 @@ def walk_ledger(ledger: Ledger) -> Walk:
 
 @lru_cache(maxsize=NUM_KEPT)
 def _walk_ledger(ledger: Ledger, keeps: bool) -> Walk:
-    if ledger.like is None:
-        outline = _outline_of(ledger, keeps)
-        return outline.with_requests(outline.requests)
-    return _outline_of(ledger.like, keeps).at_sizes_of(ledger.events)
+    outline = _outline_of(ledger.like or ledger, keeps)
+    return outline.at_sizes(ledger.sizes)
 
 
 def has_kept_workspaces() -> bool:
@@ -274,12 +273,11 @@ class _Outline:
             self.emptied,
         )  # fmt: skip
 
-    def at_sizes_of(self, events: Sequence[Any]) -> Walk:
-        """The walk over events that differ from those of this outline only in their sizes."""
+    def at_sizes(self, sizes: Sequence[int]) -> Walk:
+        """The walk over events that differ from those of this outline only in their sizes, which
+        are given by event."""
         pairs = zip(self.requests, self.events, strict=True)
-        requests = [r if r < 0 else events[index].num_bytes for r, index in pairs]
-        for entry in (*self.workspaces, *self.lt_workspaces):
-            requests[entry] = 0
+        requests = [r if r < 0 else sizes[index] for r, index in pairs]
         return self.with_requests(requests)
 
 
@@ -360,14 +358,18 @@ def steady_requests(ledger: Ledger, workspace_bytes: int) -> tuple[Walk, list[in
 
 def instant(ledger: Ledger, event_index: int) -> Instant:
     """What is alive right after event `event_index`."""
-    alive = find_alive(ledger.events, event_index)
+    like = ledger.like or ledger
+    walked, sizes = walk_ledger(ledger), ledger.sizes
     by_category: dict[Category, int] = {}
-    for event, category in alive:
-        by_category[category] = by_category.get(category, 0) + rounded(event.num_bytes)
-    transient = [event for event, category in alive if category in TRANSIENT]
-    transient.sort(key=lambda e: -e.num_bytes)
-    phase, micro_batch = phase_at(walk_ledger(ledger).marks, event_index)
-    label, path = last_request(ledger.events, event_index)
+    transient: list[tuple[str, str, int]] = []
+    for place, category in _alive_at(like, event_index):
+        by_category[category] = by_category.get(category, 0) + rounded(sizes[place])
+        if category in TRANSIENT:
+            event: Any = like.events[place]
+            transient.append((event.path, event.label, sizes[place]))
+    transient.sort(key=lambda each: -each[2])
+    phase, micro_batch = phase_at(walked.marks, event_index)
+    label, path = last_request(ledger, event_index)
     return Instant(
         event_index,
         phase,
@@ -376,23 +378,34 @@ def instant(ledger: Ledger, event_index: int) -> Instant:
         path,
         sum(by_category.values()),
         by_category,
-        tuple((e.path, e.label, e.num_bytes) for e in transient[:NUM_LARGEST]),
+        tuple(transient[:NUM_LARGEST]),
     )
 
 
 def find_alive(events: Sequence[Event], index: int) -> list[tuple[Allocated | Scratch, Category]]:
     """The requests that are served right after event `index`, oldest first, and what each is."""
-    alive: dict[int, Allocated | Scratch] = {}
+    found: Sequence[Any] = events
+    return [(found[place], category) for place, category in _find_alive(events, index)]
+
+
+@lru_cache(maxsize=NUM_OUTLINES)
+def _alive_at(ledger: Ledger, index: int) -> list[tuple[int, Category]]:
+    return _find_alive(ledger.events, index)
+
+
+def _find_alive(events: Sequence[Any], index: int) -> list[tuple[int, Category]]:
+    alive: dict[int, int] = {}
     categories: dict[int, Category] = {}
-    for event in islice(events, _with_tags(events, index)):
-        if type(event) is Allocated or type(event) is Scratch:
-            alive[event.storage] = event
-        elif type(event) is Freed:
-            del alive[event.storage]
-            categories.pop(event.storage, None)
-        elif type(event) is Tagged:
-            categories[event.storage] = event.category
-    return [(e, categories.get(storage, "temporaries")) for storage, e in alive.items()]
+    for place, event in enumerate(islice(events, _with_tags(events, index))):
+        kind = type(event)
+        if kind is Allocated or kind is Scratch:
+            alive[event[0]] = place
+        elif kind is Freed:
+            del alive[event[0]]
+            categories.pop(event[0], None)
+        elif kind is Tagged:
+            categories[event[0]] = event[1]
+    return [(place, categories.get(storage, "temporaries")) for storage, place in alive.items()]
 
 
 def category_bytes(events: Sequence[Event], start: int, stop: int) -> dict[Category, list[int]]:
@@ -432,11 +445,13 @@ def _with_tags(events: Sequence[Event], index: int) -> int:
     return end
 
 
-def last_request(events: Sequence[Event], index: int) -> tuple[str, str]:
+def last_request(ledger: Ledger, index: int) -> tuple[str, str]:
     """Label and path of the request served last."""
+    events: Sequence[Any] = (ledger.like or ledger).events
+    on_device = isinstance(ledger.events, EventsAt) and ledger.events.scratch_bytes is not None
     for place in range(index, -1, -1):
         event = events[place]
-        if isinstance(event, Allocated):
+        if type(event) is Allocated or (on_device and type(event) is Scratch):
             return event.label, event.path
     return "", ""
 
