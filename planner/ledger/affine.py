@@ -119,15 +119,22 @@ class AffineLedger:
         return replace(self.at, events=EventsAt(self, batch_size), batch_size=batch_size)
 
     @cached_property
-    def growing_storages(self) -> list[tuple[int, int, int]]:
-        """(index, bytes without an image, bytes per image) of allocations with a slope."""
-        events: Sequence[Any] = self.at.events
-        batch_size = self.at.batch_size
-        return [
-            (index, events[index][1] - batch_size * slopes[0], slopes[0])
-            for index, slopes in self.slopes.items()
-            if type(events[index]) is Allocated
-        ]
+    def requests(self) -> tuple[list[int], list[int], list[int]]:
+        """Of each request, in order: its index, its bytes without an image, and those per image.
+        Scratch has none."""
+        places, fixed, slopes = [], [], []
+        batch_size, known = self.at.batch_size, self.slopes
+        for index, event in enumerate(self.at.events):
+            if type(event) is Allocated:
+                slope = known[index][0] if index in known else 0
+                places.append(index)
+                fixed.append(event[1] - batch_size * slope)
+                slopes.append(slope)
+            elif type(event) is Scratch:
+                places.append(index)
+                fixed.append(0)
+                slopes.append(0)
+        return places, fixed, slopes
 
     @cached_property
     def growing_work(self) -> list[tuple[list[int], tuple[Any, ...], int, int, int, int]]:
@@ -149,13 +156,14 @@ class AffineLedger:
 
     @cached_property
     def scratch(self) -> dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]]:
-        """Where there is scratch, by its law, its sizes and what an image adds to them."""
-        places: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
-        for index, event in enumerate(self.at.events):
+        """The numbers of the requests for scratch, by law, sizes and what an image adds to them."""
+        numbers: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        for number, index in enumerate(self.requests[0]):
+            event = self.at.events[index]
             if type(event) is Scratch:
                 slopes = self.slopes.get(index) or (0,) * len(event.sizes)
-                places.setdefault((event.law, event.sizes, slopes), []).append(index)
-        return places
+                numbers.setdefault((event.law, event.sizes, slopes), []).append(number)
+        return numbers
 
 
 @dataclass

@@ -163,15 +163,15 @@ class EventsAt(Sequence[Any]):
 
     @cached_property
     def sizes(self) -> list[int]:
-        """By event, the bytes that it allocates."""
-        sizes, batch_size = list(self.line.at.sizes), self.batch_size
-        for index, fixed, slope in self.line.growing_storages:
-            sizes[index] = fixed + batch_size * slope
+        """The bytes of each request, in order."""
+        _, fixed, slopes = self.line.requests
+        batch_size = self.batch_size
+        sizes = [n + batch_size * slope for n, slope in zip(fixed, slopes, strict=True)]
         if self.scratch_bytes is not None:
-            for law, of_law, places in self._scratch:
+            for law, of_law, numbers in self._scratch:
                 num_bytes = self.scratch_bytes(law, of_law)
-                for index in places:
-                    sizes[index] = num_bytes
+                for number in numbers:
+                    sizes[number] = num_bytes
         return sizes
 
     @cached_property
@@ -188,26 +188,30 @@ class EventsAt(Sequence[Any]):
 
     @cached_property
     def _made(self) -> tuple[Any, ...]:
-        events, sizes = list(self.work), self.sizes
-        for index, _, _ in self.line.growing_storages:
-            event = events[index]
-            events[index] = _new(Allocated, (event[0], sizes[index], *event[2:]))
-        for law, of_law, places in self._scratch:
-            for index in places:
-                storage, _, _, *origin = events[index]
-                if self.scratch_bytes is None:
-                    events[index] = _new(Scratch, (storage, law, of_law, *origin))
-                else:
-                    events[index] = Allocated(storage, sizes[index], *origin)
+        events = list(self.work)
+        places = self.line.requests[0]
+        for place, num_bytes in zip(places, self.sizes, strict=True):
+            storage, known, *origin = events[place]
+            if known != num_bytes and type(events[place]) is Allocated:
+                events[place] = Allocated(storage, num_bytes, *origin)
+        for law, of_law, numbers in self._scratch:
+            for number in numbers:
+                place, asked = places[number], (law, of_law)
+                storage, _, _, *origin = events[place]
+                events[place] = (
+                    Scratch(storage, *asked, *origin)
+                    if self.scratch_bytes is None
+                    else Allocated(storage, self.sizes[number], *origin)
+                )
         return tuple(events)
 
     @cached_property
     def _scratch(self) -> list[tuple[str, tuple[int, ...], list[int]]]:
-        """(law, its sizes at this batch, where it is) of requests for scratch."""
+        """(law, its sizes at this batch, the numbers of the requests) of scratch."""
         found, more = [], self.batch_size - self.line.at.batch_size
-        for (law, of_law, slopes), places in self.line.scratch.items():
+        for (law, of_law, slopes), numbers in self.line.scratch.items():
             sizes = tuple([n + more * slope for n, slope in zip(of_law, slopes, strict=True)])
-            found.append((law, sizes, places))
+            found.append((law, sizes, numbers))
         return found
 
     def __len__(self) -> int:
@@ -264,13 +268,6 @@ class Ledger:
     def __hash__(self) -> int:
         """Without a look at every event: ledgers are kept by what is read of them."""
         return hash((len(self.events), self.batch_size, self.num_parameters, self.notes))
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        """By event, the bytes that it allocates."""
-        if isinstance(self.events, EventsAt):
-            return self.events.sizes
-        return [event[1] if type(event) is Allocated else 0 for event in self.events]
 
     def operations(self, step: int = 1) -> Iterator[tuple[str, Computed]]:
         """(phase, operation) of optimizer step `step`, in order; phase is forward, backward,

@@ -47,9 +47,11 @@ class Walk:
     """Events in one pass.
 
     `alive` are the bytes alive before the first request and after each, `served` how many of these
-    were served after each event, and `marks` the ends of phases with their indices. `requests` are
-    what the allocator is asked, as `replay` takes it, and `events` the index of the event behind
-    each; those at `workspaces` are of 0 bytes, to be set to a device's workspace: up to torch 2.14
+    were served after each event, and `marks` the ends of phases with their indices. `sizes` are the
+    bytes of each storage, after the 0 bytes that stand for workspaces; `sources` says which of them
+    is asked for, or given back (its complement), `released` the complement of the request that is
+    given back (0: none), and `events` the index of the event behind each. Those at `workspaces`
+    are to be set to a device's workspace: up to torch 2.14
     one is asked for at the first matrix product of forward, another at backward's first; from 2.15
     on one at each, and given back, and those at `lt_workspaces` are cuBLASLt's. `streams` are the
     numbers of the requests' streams and `stream_names` their names, that which computes first.
@@ -57,9 +59,11 @@ class Walk:
     """
 
     alive: list[int]
+    sizes: list[int]
     served: list[int]
     marks: list[tuple[int, Marked]]
-    requests: list[int]
+    sources: list[int]
+    released: list[int]
     events: list[int]
     workspaces: list[int]
     lt_workspaces: list[int]
@@ -67,15 +71,17 @@ class Walk:
     stream_names: tuple[str, ...]
     emptied: list[int]
 
+    @cached_property
+    def requests(self) -> list[int]:
+        """What the allocator is asked, as `replay` takes it; workspaces are of 0 bytes."""
+        sizes, pairs = self.sizes, zip(self.released, self.sources, strict=True)
+        return [release or sizes[source] for release, source in pairs]
+
     @property
     def moves(self) -> list[int]:
         """The indices of the allocations and releases."""
-        beside = {*self.workspaces, *self.lt_workspaces}
-        pairs = enumerate(zip(self.requests, self.events, strict=True))
-        return [
-            index for entry, (request, index) in pairs
-            if entry not in beside and ~request not in beside
-        ]  # fmt: skip
+        pairs = zip(self.sources, self.events, strict=True)
+        return [index for source, index in pairs if source not in (0, ~0)]
 
     @cached_property
     def live(self) -> list[int]:
@@ -228,7 +234,7 @@ def _profile_of(ledger: Ledger, walked: Walk, peaks: SteadyPeaks, holes: int) ->
 def walk(events: Iterable[Event]) -> Walk:
     """One pass over the events of a ledger, or of any part that releases only its own storages."""
     outline = _outline(events, has_kept_workspaces())
-    return outline.with_requests(outline.requests)
+    return outline.at_sizes(outline.sizes)
 
 
 def walk_ledger(ledger: Ledger) -> Walk:
@@ -239,7 +245,8 @@ def walk_ledger(ledger: Ledger) -> Walk:
 @lru_cache(maxsize=NUM_KEPT)
 def _walk_ledger(ledger: Ledger, keeps: bool) -> Walk:
     outline = _outline_of(ledger.like or ledger, keeps)
-    return outline.at_sizes(ledger.sizes)
+    events = ledger.events
+    return outline.at_sizes([0, *events.sizes] if isinstance(events, EventsAt) else outline.sizes)
 
 
 def has_kept_workspaces() -> bool:
@@ -249,12 +256,13 @@ def has_kept_workspaces() -> bool:
 
 @dataclass(frozen=True)
 class _Outline:
-    """What of a walk is the same at every batch, and the requests at one; `served` is how many of
-    them were served after each event."""
+    """What of a walk is the same at every batch, and the `sizes` at one."""
 
-    requests: list[int]
+    sizes: list[int]
     served: list[int]
     marks: list[tuple[int, Marked]]
+    sources: list[int]
+    released: list[int]
     events: list[int]
     workspaces: list[int]
     lt_workspaces: list[int]
@@ -262,23 +270,15 @@ class _Outline:
     stream_numbers: dict[str, int]
     emptied: list[int]
 
-    def with_requests(self, requests: list[int]) -> Walk:
-        """The walk whose requests are these; a size is rounded once."""
-        sizes = [-(-n >> UNIT_BITS) << UNIT_BITS if n > 0 else 0 for n in requests]
-        pairs = zip(requests, sizes, strict=True)
-        changes = [size if request >= 0 else -sizes[~request] for request, size in pairs]
+    def at_sizes(self, sizes: list[int]) -> Walk:
+        """The walk over requests of these sizes; each is rounded once."""
+        changes = [-(-n >> UNIT_BITS) << UNIT_BITS for n in sizes]
+        changes += [-n for n in reversed(changes)]  # of a release: its source is below 0
         return Walk(
-            list(accumulate(changes, initial=0)), self.served, self.marks, requests, self.events,
-            self.workspaces, self.lt_workspaces, self.streams, tuple(self.stream_numbers),
-            self.emptied,
+            list(accumulate(map(changes.__getitem__, self.sources), initial=0)), sizes,
+            self.served, self.marks, self.sources, self.released, self.events, self.workspaces,
+            self.lt_workspaces, self.streams, tuple(self.stream_numbers), self.emptied,
         )  # fmt: skip
-
-    def at_sizes(self, sizes: Sequence[int]) -> Walk:
-        """The walk over events that differ from those of this outline only in their sizes, which
-        are given by event."""
-        pairs = zip(self.requests, self.events, strict=True)
-        requests = [r if r < 0 else sizes[index] for r, index in pairs]
-        return self.with_requests(requests)
 
 
 @lru_cache(maxsize=NUM_OUTLINES)
@@ -287,40 +287,45 @@ def _outline_of(ledger: Ledger, keeps: bool) -> _Outline:
 
 
 def _outline(events: Iterable[Any], keeps: bool) -> _Outline:
-    found = _Outline([], [], [], [], [], [], [], {"": 0}, [])
-    requests, served, origins = found.requests, found.served, found.events
-    streams, numbers = found.streams, found.stream_numbers
-    held: dict[int, int] = {}  # storage -> its request
+    found = _Outline([0], [], [], [], [], [], [], [], [], {"": 0}, [])
+    sources, released, origins, sizes = found.sources, found.released, found.events, found.sizes
+    streams, numbers, served = found.streams, found.stream_numbers, found.served
+    held: dict[int, tuple[int, int, int]] = {}  # storage -> its source, request and stream
     wants_workspace = comes_before_optimizer = True
     for index, event in enumerate(events):
         kind = type(event)
         if kind is Freed:
-            request = held.pop(event[0])
-            requests.append(~request)
+            source, request, stream = held.pop(event[0])
+            sources.append(~source)
+            released.append(~request)
             origins.append(index)
-            streams.append(streams[request])
+            streams.append(stream)
         elif kind is Computed:
             if event[1] == "matmul" and (wants_workspace or not keeps):
                 is_lt = not keeps and event.name in LT_PRODUCTS
                 entries = found.lt_workspaces if is_lt else found.workspaces
-                entries.append(len(requests))
-                asked = [0] if keeps else [0, ~len(requests)]
-                requests += asked
+                entries.append(len(sources))
+                released += [0] if keeps else [0, ~len(sources)]
+                asked = [0] if keeps else [0, ~0]
+                sources += asked
                 origins += [index] * len(asked)
                 streams += [0] * len(asked)
                 wants_workspace = False
         elif kind is Allocated or kind is Scratch:
-            held[event[0]] = len(requests)
-            requests.append(event.num_bytes)
+            stream = numbers.setdefault(event.stream, len(numbers))
+            held[event[0]] = len(sizes), len(sources), stream
+            sources.append(len(sizes))
+            released.append(0)
+            sizes.append(event.num_bytes)
             origins.append(index)
-            streams.append(numbers.setdefault(event.stream, len(numbers)))
+            streams.append(stream)
         elif kind is Emptied and comes_before_optimizer:
-            found.emptied.append(len(requests))
+            found.emptied.append(len(sources))
         elif kind is Marked:
             found.marks.append((index, event))
             comes_before_optimizer = comes_before_optimizer and event.phase != "backward"
             wants_workspace = comes_before_optimizer
-        served.append(len(requests))
+        served.append(len(sources))
     return found
 
 
@@ -359,14 +364,15 @@ def steady_requests(ledger: Ledger, workspace_bytes: int) -> tuple[Walk, list[in
 def instant(ledger: Ledger, event_index: int) -> Instant:
     """What is alive right after event `event_index`."""
     like = ledger.like or ledger
-    walked, sizes = walk_ledger(ledger), ledger.sizes
+    walked = walk_ledger(ledger)
     by_category: dict[Category, int] = {}
     transient: list[tuple[str, str, int]] = []
-    for place, category in _alive_at(like, event_index):
-        by_category[category] = by_category.get(category, 0) + rounded(sizes[place])
+    for place, source, category in _alive_at(like, event_index):
+        num_bytes = walked.sizes[source]
+        by_category[category] = by_category.get(category, 0) + rounded(num_bytes)
         if category in TRANSIENT:
             event: Any = like.events[place]
-            transient.append((event.path, event.label, sizes[place]))
+            transient.append((event.path, event.label, num_bytes))
     transient.sort(key=lambda each: -each[2])
     phase, micro_batch = phase_at(walked.marks, event_index)
     label, path = last_request(ledger, event_index)
@@ -385,27 +391,30 @@ def instant(ledger: Ledger, event_index: int) -> Instant:
 def find_alive(events: Sequence[Event], index: int) -> list[tuple[Allocated | Scratch, Category]]:
     """The requests that are served right after event `index`, oldest first, and what each is."""
     found: Sequence[Any] = events
-    return [(found[place], category) for place, category in _find_alive(events, index)]
+    return [(found[place], category) for place, _, category in _find_alive(events, index)]
 
 
 @lru_cache(maxsize=NUM_OUTLINES)
-def _alive_at(ledger: Ledger, index: int) -> list[tuple[int, Category]]:
+def _alive_at(ledger: Ledger, index: int) -> list[tuple[int, int, Category]]:
     return _find_alive(ledger.events, index)
 
 
-def _find_alive(events: Sequence[Any], index: int) -> list[tuple[int, Category]]:
-    alive: dict[int, int] = {}
+def _find_alive(events: Sequence[Any], index: int) -> list[tuple[int, int, Category]]:
+    """(index, number from 1 on, what it is) of each request."""
+    alive: dict[int, tuple[int, int]] = {}
     categories: dict[int, Category] = {}
+    number = 0
     for place, event in enumerate(islice(events, _with_tags(events, index))):
         kind = type(event)
         if kind is Allocated or kind is Scratch:
-            alive[event[0]] = place
+            number += 1
+            alive[event[0]] = place, number
         elif kind is Freed:
             del alive[event[0]]
             categories.pop(event[0], None)
         elif kind is Tagged:
             categories[event[0]] = event[1]
-    return [(place, categories.get(storage, "temporaries")) for storage, place in alive.items()]
+    return [(*at, categories.get(storage, "temporaries")) for storage, at in alive.items()]
 
 
 def category_bytes(events: Sequence[Event], start: int, stop: int) -> dict[Category, list[int]]:
