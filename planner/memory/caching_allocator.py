@@ -18,7 +18,7 @@ Sizes and addresses are counted in units of 512 B, the smallest block.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from planner.core.units import MIB
 from planner.memory.allocator_config import AllocatorConfig
@@ -42,6 +42,7 @@ _ADDRESS_BITS = 128
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
 Block = tuple[int, int]  # address and size, in units
+_NO_BLOCK: Block = (0, 0)
 
 
 class OutOfMemoryError(Exception):
@@ -122,29 +123,6 @@ class Pool:
                 best, reach = index, following
         return best
 
-    def take_best(self, units: int) -> Block | None:
-        """The lower part, or all, of the best fit for `units`."""
-        ordered = self.ordered
-        index = self.best_fit(units)
-        if index == len(ordered):
-            return None
-        number = ordered[index]
-        address, size = number & _ADDRESS_MASK, number >> _ADDRESS_BITS
-        del self.starts[address]
-        rest = size - units
-        if rest < self.min_rest:
-            del self.ends[address + size], ordered[index]
-            return address, size
-        first = address + units
-        self.starts[first] = self.ends[address + size] = rest
-        number = rest << _ADDRESS_BITS | first
-        if index and ordered[index - 1] > number:
-            del ordered[index]
-            insort(ordered, number, 0, index)
-        else:
-            ordered[index] = number
-        return address, units
-
     def blocks_from(self, size: int) -> Iterator[Block]:
         """Free blocks of `size` and more, in the allocator's order."""
         ordered = self.ordered
@@ -203,8 +181,8 @@ class CachingAllocator:
             for _ in streams
         ]
         self._next_address = 0
-        # Whether there is more to a request than the best fit.
-        self._has_options = self._collects or self._max_split < _NO_LIMIT
+        # Whether there is no more to a request than the best fit.
+        self.is_plain = not (self._collects or self._max_split < _NO_LIMIT or self._divisions)
 
     @property
     def reserved_bytes(self) -> int:
@@ -224,8 +202,6 @@ class CachingAllocator:
             num_bytes = _round_to_division(num_bytes, self._divisions)
         units = (num_bytes + UNIT_BYTES - 1) >> UNIT_BITS
         pool = (self.small if units <= SMALL else self.large)[stream]
-        if not self._has_options:
-            return pool.take_best(units) or self._split(pool, self._obtain(pool, units), units)
         self._lookups += units > SMALL
         best = self._choose(pool, units)
         if best is not None:
@@ -241,6 +217,64 @@ class CachingAllocator:
         address, _ = pool.merge(address, size)
         if self._collects:
             self._born[address] = self._lookups
+
+    def serve(
+        self,
+        requests: Iterable[int],
+        streams: Iterable[int],
+        blocks: list[Block],
+        allocated: int,
+        note: Callable[[Block, int], None],
+    ) -> tuple[int, int]:
+        """`allocate` and `free` in one loop, without options: an entry n of `requests` above 0 asks
+        for n bytes, and an entry ~k releases what is k-th in `blocks`, to which each adds what it
+        gets or gives back. Takes what is allocated before, in units, and returns it after, and the
+        most of it. What is taken from the driver is told by `note(block, stream)`."""
+        small, large, peak = self.small, self.large, allocated
+        for request, stream in zip(requests, streams, strict=False):
+            if request > 0:
+                units = (request + UNIT_BYTES - 1) >> UNIT_BITS
+                pool = small[stream] if units <= SMALL else large[stream]
+                ordered = pool.ordered
+                index = bisect_left(ordered, units << _ADDRESS_BITS)
+                if index == len(ordered):
+                    block = self._split(pool, self._obtain(pool, units), units)
+                    note(block, stream)
+                else:
+                    number = ordered[index]
+                    address, size = number & _ADDRESS_MASK, number >> _ADDRESS_BITS
+                    if address + size in pool.unmapped:
+                        index = pool.best_fit(units)
+                        number = ordered[index]
+                        address, size = number & _ADDRESS_MASK, number >> _ADDRESS_BITS
+                    del pool.starts[address]
+                    rest = size - units
+                    if rest < pool.min_rest:
+                        del pool.ends[address + size], ordered[index]
+                        block = address, size
+                    else:
+                        first = address + units
+                        pool.starts[first] = pool.ends[address + size] = rest
+                        number = rest << _ADDRESS_BITS | first
+                        if index and ordered[index - 1] > number:
+                            del ordered[index]
+                            insort(ordered, number, 0, index)
+                        else:
+                            ordered[index] = number
+                        block = address, units
+                allocated += block[1]
+                if allocated > peak:
+                    peak = allocated
+            elif request:
+                block = address, size = blocks[~request]
+                if size:
+                    pool = small[stream] if size <= SMALL else large[stream]
+                    pool.merge(address, size)
+                    allocated -= size
+            else:
+                block = _NO_BLOCK
+            blocks.append(block)
+        return allocated, peak
 
     def empty_cache(self) -> None:
         """Return every segment that is wholly free to the driver, of all streams, as

@@ -27,6 +27,7 @@ from planner.memory.caching_allocator import (
 )
 
 _NO_BLOCK: Block = (0, 0)
+_AT_ONCE = 256  # requests played until the next look at whether the rest recurs
 # Steps played within a limit, at most: those of a Swin recur from the second to the sixth on.
 MAX_STEPS = 16
 # An allocator from what the entries played so far got or gave back, its options, the bytes that it
@@ -216,11 +217,7 @@ def play_steady(
             if left is None:
                 return player, False
             player.peak_allocated = player.allocated
-            if make is None:
-                player.play_again(requests, steady_from, left)
-            else:
-                player.streams = [*streams, *streams[steady_from:]]
-                player.play(*repeated(requests, steady_from, left, 1))
+            player.play_again(requests, steady_from, left, stops=make is None)
             return player, True
     raise AssertionError("without a limit memory does not run out")
 
@@ -280,6 +277,8 @@ class Player:
             if make is None
             else make(self.blocks, config, allowed_bytes, num_streams)
         )
+        # One that `make` made sees each request.
+        self.is_plain = make is None and self.allocator.is_plain
         self.streams = streams
         self.reservations: list[tuple[int, tuple[int, ...]]] = []
         self.grown_at = [-1, -1] * num_streams
@@ -330,12 +329,15 @@ class Player:
     def play(self, requests: Sequence[int], start: int) -> None:
         """Play further requests, of which the first is entry `start`. Raises OutOfMemoryError."""
         allocator, blocks = self.allocator, self.blocks
-        allocate, free = allocator.allocate, allocator.free
         allocated, peak = self.allocated, self.peak_allocated
-        streams = self.streams[start:] or repeat(0)
+        streams = self.streams[start : start + len(requests)] or repeat(0)
+        if self.is_plain:
+            served = allocator.serve(requests, streams, blocks, allocated, self._note_reserved)
+            self.allocated, self.peak_allocated = served[0], max(peak, served[1])
+            return
         for request, stream in zip(requests, streams, strict=False):
             if request > 0:
-                block = allocate(request, stream)
+                block = allocator.allocate(request, stream)
                 allocated += block[1]
                 if allocated > peak:
                     peak = allocated
@@ -344,59 +346,36 @@ class Player:
             else:
                 block = blocks[~request] if request else _NO_BLOCK
                 if block[1]:
-                    free(block, stream)
+                    allocator.free(block, stream)
                     allocated -= block[1]
             blocks.append(block)
         self.allocated, self.peak_allocated = allocated, peak
 
-    def play_again(self, requests: Sequence[int], start: int, handed_on: dict[int, int]) -> None:
-        """Play the requests from entry `start` on once more, each pool until the rest must recur.
+    def play_again(
+        self, requests: Sequence[int], start: int, handed_on: dict[int, int], stops: bool
+    ) -> None:
+        """Play the requests from entry `start` on once more and, where it `stops`, until the rest
+        must recur.
 
-        It must where every live block of the pool lies where its counterpart lay one step before,
-        and the pool took nothing from the driver in between: which blocks are free follows from
-        which are not. `num_moved` counts the live blocks that lie elsewhere. Pools know nothing of
-        each other while memory does not run out. Raises OutOfMemoryError.
+        It must where every live block lies where its counterpart lay one step before, and nothing
+        was taken from the driver in between: which blocks are free follows from which are not.
+        `num_moved` counts the live blocks that lie elsewhere. Raises OutOfMemoryError.
         """
-        allocator, blocks, grown_at = self.allocator, self.blocks, self.grown_at
-        period = len(requests) - start
-        allocated, peak = self.allocated, self.peak_allocated
-        streams = self.streams or [0] * len(requests)
-        num_moved = [0] * len(grown_at)
-        for before, now in handed_on.items():
-            num_moved[2 * streams[now] + (blocks[now][1] > SMALL)] += blocks[before] != blocks[now]
-        recurs = [False] * len(grown_at)
-        for entry in range(start, len(requests)):
-            request, stream = requests[entry], streams[entry]
-            block = then = blocks[entry]
-            pool = 2 * stream + (then[1] > SMALL)
-            if not (recurs[pool] or num_moved[pool]) and grown_at[pool] < entry:
-                recurs[pool] = not allocator.is_limited
-                if all(recurs):
-                    rest = _allocated(requests[entry:], blocks[entry : len(requests)])
-                    peak = max(peak, allocated + (max(rest) >> UNIT_BITS))
-                    break
-            if request > 0:
-                if not recurs[pool]:
-                    block = allocator.allocate(request, stream)
-                    if block != then:
-                        num_moved[pool] += 1
-                    if allocator.reserved_units != self.reserved:
-                        self._note_reserved(block, stream)
-                allocated += block[1]
-                if allocated > peak:
-                    peak = allocated
-            elif then[1]:
-                before = ~request
-                block = blocks[
-                    before + period if before >= start else handed_on.get(before, before)
-                ]
-                if not recurs[pool]:
-                    allocator.free(block, stream)
-                    if block != then:
-                        num_moved[pool] -= 1
-                allocated -= block[1]
-            blocks.append(block)
-        self.allocated, self.peak_allocated = allocated, peak
+        blocks, count = self.blocks, len(requests)
+        again, _ = repeated(requests, start, handed_on, 1)
+        self.streams = [*self.streams, *self.streams[start:]]
+        num_moved = sum(blocks[before] != blocks[now] for before, now in handed_on.items())
+        may_stop = stops and not self.allocator.is_limited
+        for entry in range(start, count, _AT_ONCE):
+            if may_stop and not num_moved and max(self.grown_at) < entry:
+                rest = _allocated(requests[entry:], blocks[entry:count])
+                end = self.allocated + (max(rest) >> UNIT_BITS)
+                self.peak_allocated = max(self.peak_allocated, end)
+                break
+            part = again[entry - start : entry - start + _AT_ONCE]
+            self.play(part, len(blocks))
+            pairs = zip(part, blocks[-len(part) :], blocks[entry : entry + _AT_ONCE], strict=False)
+            num_moved += sum(1 if asked > 0 else -1 for asked, now, then in pairs if now != then)
 
     def _note_reserved(self, block: Block, stream: int) -> None:
         """The request of `stream` that got `block` changed what is reserved."""

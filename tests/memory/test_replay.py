@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 from collections.abc import Sequence
 
 import pytest
@@ -167,14 +168,15 @@ def test_so_does_a_swin(model: str, of_setting: dict[str, object]) -> None:
 
 
 def test_a_step_is_not_played_again_where_it_must_recur(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = []
-    allocate = CachingAllocator.allocate
+    served: list[int] = []
+    serve = CachingAllocator.serve
 
-    def counted(allocator: CachingAllocator, num_bytes: int, stream: int) -> tuple[int, int]:
-        served.append(num_bytes)
-        return allocate(allocator, num_bytes, stream)
+    def counted(allocator: CachingAllocator, requests: list[int], *more: Any) -> tuple[int, int]:
+        served.extend(n for n in requests if n > 0)
+        return serve(allocator, requests, *more)
 
-    monkeypatch.setattr(CachingAllocator, "allocate", counted)
+    monkeypatch.setattr(CachingAllocator, "serve", counted)
+    monkeypatch.setattr("planner.memory.replay._AT_ONCE", 1)
 
     def num_served(requests: list[int], start: int) -> int:
         served.clear()
@@ -183,10 +185,10 @@ def test_a_step_is_not_played_again_where_it_must_recur(monkeypatch: pytest.Monk
 
     # 600 kB and 4 MiB, twice: the second step takes nothing from the driver and moves nothing.
     assert num_served([600_000, 4 * MIB, ~0, ~1, 600_000, 4 * MIB, ~4, ~5], 4) == 4
-    # The large pool takes a segment with its second step's last request, so that it is played
-    # again up to there; the small pool is not.
+    # The large pool takes a segment with its second step's last request, so that all is played
+    # again up to there.
     grows = [600_000, 4 * MIB, ~0, ~1, 600_000, 4 * MIB, 18 * MIB, ~4, ~5, ~6]
-    assert num_served(grows, 4) == 5 + 2
+    assert num_served(grows, 4) == 5 + 3
     # What the step hands on lies beside what it took over: its repetition begins otherwise.
     assert num_served([512, 512, ~0], 1) == 2 + 1
     # What lay elsewhere is released first, and the rest recurs.
