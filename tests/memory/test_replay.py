@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -26,6 +26,14 @@ from planner.memory.replay import (
 from planner.memory.scratch import on_device
 
 KIB, MIB = 1024, 1024**2
+
+
+@pytest.fixture(autouse=True)
+def each_request_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that short steps, too, are ended where they recur."""
+    monkeypatch.setattr("planner.memory.replay._AT_ONCE", 1)
+
+
 CONFIGS = (
     None,
     AllocatorConfig(expandable_segments=True),
@@ -176,7 +184,6 @@ def test_a_step_is_not_played_again_where_it_must_recur(monkeypatch: pytest.Monk
         return serve(allocator, requests, *more)
 
     monkeypatch.setattr(CachingAllocator, "serve", counted)
-    monkeypatch.setattr("planner.memory.replay._AT_ONCE", 1)
 
     def num_served(requests: list[int], start: int) -> int:
         served.clear()
