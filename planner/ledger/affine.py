@@ -7,7 +7,7 @@ happen), so it is recorded by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, zip_longest
@@ -28,12 +28,15 @@ from planner.ledger.ledger import (
     Scratch,
     Sent,
     Tagged,
+    Work,
 )
 
 Record = Callable[[int], Ledger]  # the ledger at a batch size
 # A batch beyond all sizes that do not grow with it: of a size there, fixed + HUGE * per image, both
 # parts are read off like digits.
-HUGE = 1 << 40
+_HUGE_BITS = 40
+HUGE = 1 << _HUGE_BITS
+_HALF = HUGE // 2
 
 
 class NotAffineError(UnsupportedError):
@@ -84,21 +87,7 @@ class AffineLedger:
         """The line read off one recording at batch HUGE, of a step that is known to be affine and
         that no batch is too large for: one on shapes."""
         assert recorded.batch_size == HUGE
-        slopes: dict[int, tuple[int, ...]] = {}
-        known: dict[int, tuple[int, int]] = {}  # of work, which is one object each time it repeats
-        for index, event in enumerate(recorded.events):
-            if type(event) is Allocated:
-                if event[1] >= HUGE // 2:
-                    slopes[index] = _per_image(event[1]), 0
-            elif type(event) is Computed:
-                found = known.get(id(event))
-                if found is None:
-                    found = known[id(event)] = _per_image(event[4]), _per_image(event[3])
-                if found[0] or found[1]:
-                    slopes[index] = found
-            elif type(event) is Scratch and max(event[2]) >= HUGE // 2:
-                slopes[index] = tuple([_per_image(size) for size in event[2]])
-        return cls(recorded, slopes)
+        return cls(recorded, _SlopesAtHuge(recorded.events))
 
     def check(self, third: Ledger) -> None:
         """Raises NotAffineError where a recording at a third batch differs from `ledger` there.
@@ -122,48 +111,87 @@ class AffineLedger:
     def requests(self) -> tuple[list[int], list[int], list[int]]:
         """Of each request, in order: its index, its bytes without an image, and those per image.
         Scratch has none."""
-        places, fixed, slopes = [], [], []
-        batch_size, known = self.at.batch_size, self.slopes
+        places, sizes = [], []
         for index, event in enumerate(self.at.events):
             if type(event) is Allocated:
-                slope = known[index][0] if index in known else 0
                 places.append(index)
-                fixed.append(event[1] - batch_size * slope)
-                slopes.append(slope)
+                sizes.append(event[1])
             elif type(event) is Scratch:
                 places.append(index)
-                fixed.append(0)
-                slopes.append(0)
-        return places, fixed, slopes
+                sizes.append(0)
+        return places, *self._lines(places, sizes, 0, Allocated)
 
     @cached_property
-    def growing_work(self) -> list[tuple[list[int], tuple[Any, ...], int, int, int, int]]:
-        """(where it is, the operation, FLOPs without an image and per image, bytes without an image
-        and per image) of operations with a slope."""
-        places: dict[int, list[int]] = {}
-        events: Sequence[Any] = self.at.events
-        batch_size = self.at.batch_size
-        for index in self.slopes:
-            event = events[index]
+    def work(self) -> Work:
+        """The operations, each once: work that repeats is one object."""
+        known: dict[int, int] = {}
+        numbers: dict[int, int] = {}
+        places: list[int] = []
+        for index, event in enumerate(self.at.events):
             if type(event) is Computed:
-                places.setdefault(id(event), []).append(index)
-        found = []
-        for each in places.values():
-            event, (slope, of_flops) = events[each[0]], self.slopes[each[0]]
-            fixed = event[3] - batch_size * of_flops, event[4] - batch_size * slope
-            found.append((each, event, fixed[0], of_flops, fixed[1], slope))
-        return found
+                number = numbers[index] = known.setdefault(id(event), len(places))
+                if number == len(places):
+                    places.append(index)
+        columns = list(map(list, zip(*[self.at.events[index] for index in places], strict=True)))
+        columns = columns or [[] for _ in Computed._fields]
+        columns[4], slopes = self._lines(places, columns[4], 0, Computed)
+        columns[3], of_flops = self._lines(places, columns[3], 1, Computed)
+        return Work(numbers, columns, slopes, of_flops)
+
+    def _lines(
+        self, places: list[int], sizes: list[int], field: int, kind: type[Event]
+    ) -> tuple[list[int], list[int]]:
+        """What of the `sizes` of events is fixed, and what an image adds: `field` of the slopes of
+        those of this kind, and nothing to others."""
+        known, events, batch_size = self.slopes, self.at.events, self.at.batch_size
+        if isinstance(known, _SlopesAtHuge):
+            slopes = list(_per_image(*sizes))
+        else:
+            is_known = (index in known and type(events[index]) is kind for index in places)
+            pairs = zip(places, is_known, strict=True)
+            slopes = [known[index][field] if grows else 0 for index, grows in pairs]
+        lines = zip(sizes, slopes, strict=True)
+        return [size - batch_size * slope for size, slope in lines], slopes
 
     @cached_property
     def scratch(self) -> dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]]:
         """The numbers of the requests for scratch, by law, sizes and what an image adds to them."""
-        numbers: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        found: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        events: Sequence[Any] = self.at.events
+        at_huge = isinstance(self.slopes, _SlopesAtHuge)  # where they follow from the sizes
         for number, index in enumerate(self.requests[0]):
-            event = self.at.events[index]
-            if type(event) is Scratch:
-                slopes = self.slopes.get(index) or (0,) * len(event.sizes)
-                numbers.setdefault((event.law, event.sizes, slopes), []).append(number)
-        return numbers
+            if type(event := events[index]) is Scratch:
+                slopes = () if at_huge else self.slopes.get(index, (0,) * len(event[2]))
+                found.setdefault((event[1], event[2], slopes), []).append(number)
+        if at_huge:
+            return {(law, of, _per_image(*of)): each for (law, of, _), each in found.items()}
+        return found
+
+
+class _SlopesAtHuge(Mapping[int, tuple[int, ...]]):
+    """Read off the events at batch HUGE."""
+
+    def __init__(self, events: Sequence[Any]) -> None:
+        self.events = events
+
+    def __getitem__(self, index: int) -> tuple[int, ...]:
+        event = self.events[index]
+        slopes: tuple[int, ...] = ()
+        if type(event) is Allocated:
+            slopes = (*_per_image(event[1]), 0)
+        elif type(event) is Computed:
+            slopes = _per_image(event[4], event[3])
+        elif type(event) is Scratch:
+            slopes = _per_image(*event[2])
+        if not any(slopes):
+            raise KeyError(index)
+        return slopes
+
+    def __iter__(self) -> Iterator[int]:
+        return (index for index in range(len(self.events)) if index in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 @dataclass
@@ -231,9 +259,9 @@ def _slope(a: Event | None, b: Event | None, span: int) -> tuple[int, ...] | Non
     return None
 
 
-def _per_image(size: int) -> int:
-    """Of a size at batch HUGE; what is fixed of it may be negative."""
-    return (size + HUGE // 2) // HUGE
+def _per_image(*sizes: int) -> tuple[int, ...]:
+    """Of sizes at batch HUGE; what is fixed of one may be negative."""
+    return tuple([(size + _HALF) >> _HUGE_BITS for size in sizes])
 
 
 _FIELDS = {"num_bytes": "bytes", "flops": "FLOPs"}

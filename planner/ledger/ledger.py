@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from planner.core.collectives import Collective, Group
 
 if TYPE_CHECKING:
     from planner.ledger.affine import AffineLedger
-
-_new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
 
 Category = Literal[
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries"
@@ -149,7 +147,18 @@ class Exchanged(NamedTuple):
     event: Sent | Awaited
 
 
+_COMPUTED = partial(tuple.__new__, Computed)  # a NamedTuple's own takes three times as long
 Event = Allocated | Scratch | Freed | Emptied | Tagged | Marked | Computed | Sent | Awaited
+
+
+class Work(NamedTuple):
+    """Operations over the batch: the number of each by its index, the fields of `Computed` one by
+    one, without an image, and the bytes and FLOPs that one adds."""
+
+    numbers: dict[int, int]
+    columns: list[list[Any]]
+    slopes: list[int]
+    flops_slopes: list[int]
 
 
 @dataclass(eq=False)
@@ -175,21 +184,20 @@ class EventsAt(Sequence[Any]):
         return sizes
 
     @cached_property
-    def work(self) -> list[Any]:
-        """The events, of which only operations are as at this batch."""
-        events, batch_size = list(self.line.at.events), self.batch_size
-        for places, event, fixed_flops, flops_slope, fixed, slope in self.line.growing_work:
-            name, kind, dtype, _, _, kernels, path = event
-            done = fixed_flops + batch_size * flops_slope, fixed + batch_size * slope
-            work = _new(Computed, (name, kind, dtype, *done, kernels, path))
-            for index in places:
-                events[index] = work
-        return events
+    def work(self) -> list[Computed]:
+        """The operations, each once."""
+        of, columns = self.line.work, list(self.line.work.columns)
+        for column, slopes in (3, of.flops_slopes), (4, of.slopes):
+            pairs = zip(columns[column], slopes, strict=True)
+            columns[column] = [n + self.batch_size * slope for n, slope in pairs]
+        return list(map(_COMPUTED, zip(*columns, strict=True)))
 
     @cached_property
     def _made(self) -> tuple[Any, ...]:
-        events = list(self.work)
+        events: list[Any] = list(self.line.at.events)
         places = self.line.requests[0]
+        for place, number in self.line.work.numbers.items():
+            events[place] = self.work[number]
         for place, num_bytes in zip(places, self.sizes, strict=True):
             storage, known, *origin = events[place]
             if known != num_bytes and type(events[place]) is Allocated:
@@ -274,9 +282,11 @@ class Ledger:
         optimizer or zero_grad, and optimizer too where it steps in backward. A validation after it
         is no part of it."""
         events: Sequence[Any] = self.events
+        places = self._work.get(step, ())
         if isinstance(events, EventsAt):
-            events = events.work
-        return ((phase, events[place]) for phase, place in self._work.get(step, ()))
+            work, numbers = events.work, events.line.work.numbers
+            return ((phase, work[numbers[place]]) for phase, place in places)
+        return ((phase, events[place]) for phase, place in places)
 
     def exchanges(self, step: int = 1) -> tuple[Exchanged, ...]:
         """What optimizer step `step` sends and awaits, in order."""

@@ -5,7 +5,7 @@ Live bytes count each request rounded to 512 B, as the caching allocator does.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -46,12 +46,11 @@ NUM_OUTLINES = 24  # kept, each of about 1 MiB: one step is asked for at many ba
 class Walk:
     """Events in one pass.
 
-    `alive` are the bytes alive before the first request and after each, `served` how many of these
-    were served after each event, and `marks` the ends of phases with their indices. `sizes` are the
-    bytes of each storage, after the 0 bytes that stand for workspaces; `sources` says which of them
-    is asked for, or given back (its complement), `released` the complement of the request that is
-    given back (0: none), and `events` the index of the event behind each. Those at `workspaces`
-    are to be set to a device's workspace: up to torch 2.14
+    `alive` are the bytes alive before the first request and after each, and `marks` the ends of
+    phases with their indices. `sizes` are the bytes of each storage, after the 0 bytes that stand
+    for workspaces; `sources` says which of them is asked for, or given back (its complement),
+    `released` the complement of the request that is given back (0: none), and `events` the index of
+    the event behind each. Those at `workspaces` are to be set to a device's workspace: up to 2.14
     one is asked for at the first matrix product of forward, another at backward's first; from 2.15
     on one at each, and given back, and those at `lt_workspaces` are cuBLASLt's. `streams` are the
     numbers of the requests' streams and `stream_names` their names, that which computes first.
@@ -60,7 +59,7 @@ class Walk:
 
     alive: list[int]
     sizes: list[int]
-    served: list[int]
+    num_events: int
     marks: list[tuple[int, Marked]]
     sources: list[int]
     released: list[int]
@@ -86,21 +85,26 @@ class Walk:
     @cached_property
     def live(self) -> list[int]:
         """The bytes alive after each event."""
-        return [self.alive[num_served] for num_served in self.served]
+        return [self.alive[self.num_served(index)] for index in range(self.num_events)]
+
+    def num_served(self, index: int) -> int:
+        """How many requests were served after event `index`."""
+        return bisect_right(self.events, index)
 
     @cached_property
     def steady(self) -> SteadyStep:
         """The last step recorded, from the mark that begins it."""
         last = max(mark.step for _, mark in self.marks)
         start = next(index for index, mark in self.marks if _begins(mark, last))
-        alive = self.alive[self.served[start] :]
+        begun = self.num_served(start)
+        alive = self.alive[begun:]
         peak = alive.index(max(alive))
-        ends = [(mark.phase, self.alive[self.served[i]]) for i, mark in self.marks if i > start]
+        ends = [(mark.phase, self.alive[self.num_served(i)]) for i, mark in self.marks if i > start]
         return SteadyStep(
             before_step=alive[0],
             ends=tuple(ends),
             peak_bytes=alive[peak],
-            peak_index=self.events[self.served[start] + peak - 1] if peak else start,
+            peak_index=self.events[begun + peak - 1] if peak else start,
             steady_from=start,
         )
 
@@ -259,7 +263,7 @@ class _Outline:
     """What of a walk is the same at every batch, and the `sizes` at one."""
 
     sizes: list[int]
-    served: list[int]
+    num_events: int
     marks: list[tuple[int, Marked]]
     sources: list[int]
     released: list[int]
@@ -276,7 +280,7 @@ class _Outline:
         changes += [-n for n in reversed(changes)]  # of a release: its source is below 0
         return Walk(
             list(accumulate(map(changes.__getitem__, self.sources), initial=0)), sizes,
-            self.served, self.marks, self.sources, self.released, self.events, self.workspaces,
+            self.num_events, self.marks, self.sources, self.released, self.events, self.workspaces,
             self.lt_workspaces, self.streams, tuple(self.stream_numbers), self.emptied,
         )  # fmt: skip
 
@@ -287,46 +291,48 @@ def _outline_of(ledger: Ledger, keeps: bool) -> _Outline:
 
 
 def _outline(events: Iterable[Any], keeps: bool) -> _Outline:
-    found = _Outline([0], [], [], [], [], [], [], [], [], {"": 0}, [])
-    sources, released, origins, sizes = found.sources, found.released, found.events, found.sizes
-    streams, numbers, served = found.streams, found.stream_numbers, found.served
-    held: dict[int, tuple[int, int, int]] = {}  # storage -> its source, request and stream
+    sizes, sources, origins = [0], list[int](), list[int]()
+    marks, emptied = list[tuple[int, Marked]](), list[int]()
+    workspaces, lt_workspaces = list[int](), list[int]()
+    stream_numbers, streams = {"": 0}, [0]  # of each storage
+    held: dict[int, int] = {}  # storage -> its place in `sizes`
     wants_workspace = comes_before_optimizer = True
+    index = -1
     for index, event in enumerate(events):
         kind = type(event)
         if kind is Freed:
-            source, request, stream = held.pop(event[0])
-            sources.append(~source)
-            released.append(~request)
+            sources.append(~held.pop(event[0]))
             origins.append(index)
-            streams.append(stream)
         elif kind is Computed:
             if event[1] == "matmul" and (wants_workspace or not keeps):
                 is_lt = not keeps and event.name in LT_PRODUCTS
-                entries = found.lt_workspaces if is_lt else found.workspaces
-                entries.append(len(sources))
-                released += [0] if keeps else [0, ~len(sources)]
+                (lt_workspaces if is_lt else workspaces).append(len(sources))
                 asked = [0] if keeps else [0, ~0]
                 sources += asked
                 origins += [index] * len(asked)
-                streams += [0] * len(asked)
                 wants_workspace = False
         elif kind is Allocated or kind is Scratch:
-            stream = numbers.setdefault(event.stream, len(numbers))
-            held[event[0]] = len(sizes), len(sources), stream
-            sources.append(len(sizes))
-            released.append(0)
-            sizes.append(event.num_bytes)
+            held[event[0]] = source = len(sizes)
+            sources.append(source)
             origins.append(index)
-            streams.append(stream)
+            sizes.append(event[1] if kind is Allocated else 0)
+            streams.append(stream_numbers.setdefault(event.stream, len(stream_numbers)))
         elif kind is Emptied and comes_before_optimizer:
-            found.emptied.append(len(sources))
+            emptied.append(len(sources))
         elif kind is Marked:
-            found.marks.append((index, event))
+            marks.append((index, event))
             comes_before_optimizer = comes_before_optimizer and event.phase != "backward"
             wants_workspace = comes_before_optimizer
-        served.append(len(sources))
-    return found
+    asked_at = [entry for entry, source in enumerate(sources) if source > 0]
+    released = [
+        0 if source >= 0 else ~asked_at[~source - 1] if source < ~0 else -entry
+        for entry, source in enumerate(sources)
+    ]
+    of_requests = [streams[source if source >= 0 else ~source] for source in sources]
+    return _Outline(
+        sizes, index + 1, marks, sources, released, origins, workspaces, lt_workspaces,
+        of_requests, stream_numbers, emptied,
+    )  # fmt: skip
 
 
 def steady_step(ledger: Ledger) -> SteadyStep:
