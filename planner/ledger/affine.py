@@ -111,28 +111,23 @@ class AffineLedger:
     def requests(self) -> tuple[list[int], list[int], list[int]]:
         """Of each request, in order: its index, its bytes without an image, and those per image.
         Scratch has none."""
-        places, sizes = [], []
-        for index, event in enumerate(self.at.events):
-            if type(event) is Allocated:
-                places.append(index)
-                sizes.append(event[1])
-            elif type(event) is Scratch:
-                places.append(index)
-                sizes.append(0)
+        events: Sequence[Any] = self.at.events
+        places = self.at.places[Allocated]
+        sizes = [events[i][1] if type(events[i]) is Allocated else 0 for i in places]
         return places, *self._lines(places, sizes, 0, Allocated)
 
     @cached_property
     def work(self) -> Work:
         """The operations, each once: work that repeats is one object."""
+        events: Sequence[Any] = self.at.events
         known: dict[int, int] = {}
         numbers: dict[int, int] = {}
         places: list[int] = []
-        for index, event in enumerate(self.at.events):
-            if type(event) is Computed:
-                number = numbers[index] = known.setdefault(id(event), len(places))
-                if number == len(places):
-                    places.append(index)
-        columns = list(map(list, zip(*[self.at.events[index] for index in places], strict=True)))
+        for index in self.at.places[Computed]:
+            number = numbers[index] = known.setdefault(id(events[index]), len(places))
+            if number == len(places):
+                places.append(index)
+        columns = list(map(list, zip(*[events[index] for index in places], strict=True)))
         columns = columns or [[] for _ in Computed._fields]
         columns[4], slopes = self._lines(places, columns[4], 0, Computed)
         columns[3], of_flops = self._lines(places, columns[3], 1, Computed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -277,6 +278,16 @@ class Ledger:
         """Without a look at every event: ledgers are kept by what is read of them."""
         return hash((len(self.events), self.batch_size, self.num_parameters, self.notes))
 
+    @cached_property
+    def places(self) -> dict[type, list[int]]:
+        """The indices of the events of each kind; scratch is among what is allocated."""
+        requests: list[int] = []
+        found: dict[type, list[int]] = {Allocated: requests, Scratch: requests}
+        found |= {kind: [] for kind in (Freed, Emptied, Tagged, Marked, Computed, Sent, Awaited)}
+        for index, kind in enumerate(map(type, self.events)):
+            found[kind].append(index)
+        return found
+
     def operations(self, step: int = 1) -> Iterator[tuple[str, Computed]]:
         """(phase, operation) of optimizer step `step`, in order; phase is forward, backward,
         optimizer or zero_grad, and optimizer too where it steps in backward. A validation after it
@@ -330,16 +341,15 @@ class Ledger:
         """By optimizer step, (phase, index) of its operations."""
         if self.like is not None:
             return self.like._work
+        events: Sequence[Any] = self.events
         found: dict[int, list[tuple[str, int]]] = {}
-        run: list[tuple[int, str]] = []  # (index, path) of the operations since the last mark
-        for index, event in enumerate(self.events):
-            if type(event) is Computed:
-                run.append((index, event.path))
-            elif type(event) is Marked:
-                if event.phase != "validation":
-                    found.setdefault(event.step, []).extend(
-                        ("optimizer" if path == IN_BACKWARD else event.phase, place)
-                        for place, path in run
-                    )
-                run = []
+        operations, done = self.places[Computed], 0
+        for index in self.places[Marked]:
+            begun, done = done, bisect_left(operations, index)
+            phase, step = events[index]
+            if phase != "validation":
+                found.setdefault(step, []).extend([
+                    ("optimizer" if events[place][6] == IN_BACKWARD else phase, place)
+                    for place in operations[begun:done]
+                ])  # fmt: skip
         return found

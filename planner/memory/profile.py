@@ -373,12 +373,19 @@ def instant(ledger: Ledger, event_index: int) -> Instant:
     walked = walk_ledger(ledger)
     by_category: dict[Category, int] = {}
     transient: list[tuple[str, str, int]] = []
-    for place, source, category in _alive_at(like, event_index):
-        num_bytes = walked.sizes[source]
-        by_category[category] = by_category.get(category, 0) + rounded(num_bytes)
-        if category in TRANSIENT:
-            event: Any = like.events[place]
-            transient.append((event.path, event.label, num_bytes))
+    events: Sequence[Any] = like.events
+    tags = like.places[Tagged]
+    tags = tags[: bisect_left(tags, _with_tags(events, event_index))]
+    categories = {events[place][0]: events[place][1] for place in tags}
+    served = walked.sources[: walked.num_served(event_index)]
+    released = {~source for source in served if source < 0}
+    for entry, source in enumerate(served):
+        if source > 0 and source not in released:
+            event, num_bytes = events[walked.events[entry]], walked.sizes[source]
+            category = categories.get(event[0], "temporaries")
+            by_category[category] = by_category.get(category, 0) + rounded(num_bytes)
+            if category in TRANSIENT:
+                transient.append((event.path, event.label, num_bytes))
     transient.sort(key=lambda each: -each[2])
     phase, micro_batch = phase_at(walked.marks, event_index)
     label, path = last_request(ledger, event_index)
@@ -396,31 +403,17 @@ def instant(ledger: Ledger, event_index: int) -> Instant:
 
 def find_alive(events: Sequence[Event], index: int) -> list[tuple[Allocated | Scratch, Category]]:
     """The requests that are served right after event `index`, oldest first, and what each is."""
-    found: Sequence[Any] = events
-    return [(found[place], category) for place, _, category in _find_alive(events, index)]
-
-
-@lru_cache(maxsize=NUM_OUTLINES)
-def _alive_at(ledger: Ledger, index: int) -> list[tuple[int, int, Category]]:
-    return _find_alive(ledger.events, index)
-
-
-def _find_alive(events: Sequence[Any], index: int) -> list[tuple[int, int, Category]]:
-    """(index, number from 1 on, what it is) of each request."""
-    alive: dict[int, tuple[int, int]] = {}
+    alive: dict[int, Allocated | Scratch] = {}
     categories: dict[int, Category] = {}
-    number = 0
-    for place, event in enumerate(islice(events, _with_tags(events, index))):
-        kind = type(event)
-        if kind is Allocated or kind is Scratch:
-            number += 1
-            alive[event[0]] = place, number
-        elif kind is Freed:
-            del alive[event[0]]
-            categories.pop(event[0], None)
-        elif kind is Tagged:
-            categories[event[0]] = event[1]
-    return [(*at, categories.get(storage, "temporaries")) for storage, at in alive.items()]
+    for event in islice(events, _with_tags(events, index)):
+        if type(event) is Allocated or type(event) is Scratch:
+            alive[event.storage] = event
+        elif type(event) is Freed:
+            del alive[event.storage]
+            categories.pop(event.storage, None)
+        elif type(event) is Tagged:
+            categories[event.storage] = event.category
+    return [(e, categories.get(storage, "temporaries")) for storage, e in alive.items()]
 
 
 def category_bytes(events: Sequence[Event], start: int, stop: int) -> dict[Category, list[int]]:
