@@ -316,7 +316,9 @@ def _outline(events: Iterable[Any], keeps: bool) -> _Outline:
             sources.append(source)
             origins.append(index)
             sizes.append(event[1] if kind is Allocated else 0)
-            streams.append(stream_numbers.setdefault(event.stream, len(stream_numbers)))
+            stream = event[4] if kind is Allocated else ""
+            number = stream_numbers.setdefault(stream, len(stream_numbers)) if stream else 0
+            streams.append(number)
         elif kind is Emptied and comes_before_optimizer:
             emptied.append(len(sources))
         elif kind is Marked:

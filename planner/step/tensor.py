@@ -248,7 +248,7 @@ class Tensor:
     @property
     def num_bytes(self) -> int:
         """Bytes its elements take (an expanded view counts them once per index)."""
-        return num_bytes(self.shape, self.dtype)
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     @property
     def is_contiguous(self) -> bool:
