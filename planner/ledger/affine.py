@@ -142,9 +142,10 @@ class AffineLedger:
         if isinstance(known, _SlopesAtHuge):
             slopes = list(_per_image(*sizes))
         else:
-            is_known = (index in known and type(events[index]) is kind for index in places)
-            pairs = zip(places, is_known, strict=True)
-            slopes = [known[index][field] if grows else 0 for index, grows in pairs]
+            slopes = [
+                known[index][field] if index in known and type(events[index]) is kind else 0
+                for index in places
+            ]
         lines = zip(sizes, slopes, strict=True)
         return [size - batch_size * slope for size, slope in lines], slopes
 

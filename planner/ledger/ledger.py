@@ -196,22 +196,17 @@ class EventsAt(Sequence[Any]):
     @cached_property
     def _made(self) -> tuple[Any, ...]:
         events: list[Any] = list(self.line.at.events)
-        places = self.line.requests[0]
+        places, is_known = self.line.requests[0], self.scratch_bytes is not None
         for place, number in self.line.work.numbers.items():
             events[place] = self.work[number]
         for place, num_bytes in zip(places, self.sizes, strict=True):
-            storage, known, *origin = events[place]
-            if known != num_bytes and type(events[place]) is Allocated:
-                events[place] = Allocated(storage, num_bytes, *origin)
-        for law, of_law, numbers in self._scratch:
-            for number in numbers:
-                place, asked = places[number], (law, of_law)
-                storage, _, _, *origin = events[place]
-                events[place] = (
-                    Scratch(storage, *asked, *origin)
-                    if self.scratch_bytes is None
-                    else Allocated(storage, self.sizes[number], *origin)
-                )
+            if type(events[place]) is Allocated:
+                events[place] = events[place]._replace(num_bytes=num_bytes)
+            elif is_known:
+                events[place] = Allocated(events[place][0], num_bytes, *events[place][3:])
+        for _, sizes, numbers in () if is_known else self._scratch:
+            for place in (places[number] for number in numbers):
+                events[place] = events[place]._replace(sizes=sizes)
         return tuple(events)
 
     @cached_property
@@ -229,17 +224,11 @@ class EventsAt(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         return self._made[index]
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._made)
-
     def __eq__(self, other: object) -> bool:
         if isinstance(other, EventsAt) and other.line.at is self.line.at:
-            kinds = self.scratch_bytes is None, other.scratch_bytes is None
-            is_alike = self.batch_size == other.batch_size and kinds[0] == kinds[1]
-            return is_alike and self.sizes == other.sizes
+            own, its = [(e.batch_size, not e.scratch_bytes, e.sizes) for e in (self, other)]
+            return own == its
         return isinstance(other, EventsAt | tuple) and self._made == tuple(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -295,8 +284,8 @@ class Ledger:
         events: Sequence[Any] = self.events
         places = self._work.get(step, ())
         if isinstance(events, EventsAt):
-            work, numbers = events.work, events.line.work.numbers
-            return ((phase, work[numbers[place]]) for phase, place in places)
+            numbers = events.line.work.numbers
+            events, places = events.work, [(phase, numbers[place]) for phase, place in places]
         return ((phase, events[place]) for phase, place in places)
 
     def exchanges(self, step: int = 1) -> tuple[Exchanged, ...]:
@@ -334,7 +323,8 @@ class Ledger:
         """The names of all operations."""
         if self.like is not None:
             return self.like.operation_names
-        return frozenset(event.name for event in self.events if type(event) is Computed)
+        events: Sequence[Any] = self.events
+        return frozenset([events[place][0] for place in self.places[Computed]])
 
     @cached_property
     def _work(self) -> dict[int, list[tuple[str, int]]]:

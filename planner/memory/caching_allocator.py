@@ -181,8 +181,8 @@ class CachingAllocator:
             for _ in streams
         ]
         self._next_address = 0
-        # Whether there is no more to a request than the best fit.
-        self.is_plain = not (self._collects or self._max_split < _NO_LIMIT or self._divisions)
+        # Whether there is no more to a request than the best fit, and to a release than a merge.
+        self.is_plain = not (self._collects or self._divisions or self._max_split < _NO_LIMIT)
 
     @property
     def reserved_bytes(self) -> int:
@@ -226,26 +226,23 @@ class CachingAllocator:
         allocated: int,
         note: Callable[[Block, int], None],
     ) -> tuple[int, int]:
-        """`allocate` and `free` in one loop, without options: an entry n of `requests` above 0 asks
-        for n bytes, and an entry ~k releases what is k-th in `blocks`, to which each adds what it
-        gets or gives back. Takes what is allocated before, in units, and returns it after, and the
-        most of it. What is taken from the driver is told by `note(block, stream)`."""
-        small, large, peak = self.small, self.large, allocated
+        """Requests and releases, as `planner.memory.replay` takes them; what each gets or gives
+        back is added to `blocks`. Returns the units allocated after them, of which `allocated` were
+        before, and the most in between. `note` is told which block made the driver give memory or
+        take it back. Without options the best fit is taken here: calls would take a third."""
+        small, large, is_plain = self.small, self.large, self.is_plain
+        peak, reserved = allocated, self.reserved_units
         for request, stream in zip(requests, streams, strict=False):
             if request > 0:
                 units = (request + UNIT_BYTES - 1) >> UNIT_BITS
                 pool = small[stream] if units <= SMALL else large[stream]
                 ordered = pool.ordered
                 index = bisect_left(ordered, units << _ADDRESS_BITS)
-                if index == len(ordered):
-                    block = self._split(pool, self._obtain(pool, units), units)
-                    note(block, stream)
-                else:
+                if is_plain and index < len(ordered):
                     number = ordered[index]
                     address, size = number & _ADDRESS_MASK, number >> _ADDRESS_BITS
-                    if address + size in pool.unmapped:
-                        index = pool.best_fit(units)
-                        number = ordered[index]
+                    if address + size in pool.unmapped:  # it lies at the growing end
+                        number = ordered[index := pool.best_fit(units)]
                         address, size = number & _ADDRESS_MASK, number >> _ADDRESS_BITS
                     del pool.starts[address]
                     rest = size - units
@@ -262,17 +259,23 @@ class CachingAllocator:
                         else:
                             ordered[index] = number
                         block = address, units
+                else:
+                    block = self.allocate(request, stream)
+                    if self.reserved_units != reserved:
+                        reserved = self.reserved_units
+                        note(block, stream)
                 allocated += block[1]
                 if allocated > peak:
                     peak = allocated
-            elif request:
-                block = address, size = blocks[~request]
-                if size:
-                    pool = small[stream] if size <= SMALL else large[stream]
-                    pool.merge(address, size)
-                    allocated -= size
             else:
-                block = _NO_BLOCK
+                block = blocks[~request] if request else _NO_BLOCK
+                size = block[1]
+                if size:
+                    allocated -= size
+                    if is_plain:
+                        (small[stream] if size <= SMALL else large[stream]).merge(*block)
+                    else:
+                        self.free(block, stream)
             blocks.append(block)
         return allocated, peak
 

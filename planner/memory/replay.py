@@ -26,7 +26,6 @@ from planner.memory.caching_allocator import (
     OutOfMemoryError,
 )
 
-_NO_BLOCK: Block = (0, 0)
 _AT_ONCE = 256  # requests played until the next look at whether the rest recurs
 # Steps played within a limit, at most: those of a Swin recur from the second to the sixth on.
 MAX_STEPS = 16
@@ -277,8 +276,7 @@ class Player:
             if make is None
             else make(self.blocks, config, allowed_bytes, num_streams)
         )
-        # One that `make` made sees each request.
-        self.is_plain = make is None and self.allocator.is_plain
+        self.allocator.is_plain &= make is None  # one that `make` made sees each request
         self.streams = streams
         self.reservations: list[tuple[int, tuple[int, ...]]] = []
         self.grown_at = [-1, -1] * num_streams
@@ -328,28 +326,11 @@ class Player:
 
     def play(self, requests: Sequence[int], start: int) -> None:
         """Play further requests, of which the first is entry `start`. Raises OutOfMemoryError."""
-        allocator, blocks = self.allocator, self.blocks
-        allocated, peak = self.allocated, self.peak_allocated
         streams = self.streams[start : start + len(requests)] or repeat(0)
-        if self.is_plain:
-            served = allocator.serve(requests, streams, blocks, allocated, self._note_reserved)
-            self.allocated, self.peak_allocated = served[0], max(peak, served[1])
-            return
-        for request, stream in zip(requests, streams, strict=False):
-            if request > 0:
-                block = allocator.allocate(request, stream)
-                allocated += block[1]
-                if allocated > peak:
-                    peak = allocated
-                if allocator.reserved_units != self.reserved:
-                    self._note_reserved(block, stream)
-            else:
-                block = blocks[~request] if request else _NO_BLOCK
-                if block[1]:
-                    allocator.free(block, stream)
-                    allocated -= block[1]
-            blocks.append(block)
-        self.allocated, self.peak_allocated = allocated, peak
+        self.allocated, peak = self.allocator.serve(
+            requests, streams, self.blocks, self.allocated, self._note_reserved
+        )
+        self.peak_allocated = max(self.peak_allocated, peak)
 
     def play_again(
         self, requests: Sequence[int], start: int, handed_on: dict[int, int], stops: bool

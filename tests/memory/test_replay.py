@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -13,10 +12,10 @@ from planner.estimation.estimate import choose
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.allocator_config import AllocatorConfig
-from planner.memory.caching_allocator import CachingAllocator
 from planner.memory.profile import steady_requests
 from planner.memory.replay import (
     MAX_STEPS,
+    Player,
     SteadyPeaks,
     replay,
     replay_steady,
@@ -177,13 +176,13 @@ def test_so_does_a_swin(model: str, of_setting: dict[str, object]) -> None:
 
 def test_a_step_is_not_played_again_where_it_must_recur(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[int] = []
-    serve = CachingAllocator.serve
+    play = Player.play
 
-    def counted(allocator: CachingAllocator, requests: list[int], *more: Any) -> tuple[int, int]:
+    def counted(player: Player, requests: list[int], start: int) -> None:
         served.extend(n for n in requests if n > 0)
-        return serve(allocator, requests, *more)
+        play(player, requests, start)
 
-    monkeypatch.setattr(CachingAllocator, "serve", counted)
+    monkeypatch.setattr(Player, "play", counted)
 
     def num_served(requests: list[int], start: int) -> int:
         served.clear()
