@@ -7,7 +7,7 @@ happen), so it is recorded by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, zip_longest
@@ -28,7 +28,6 @@ from planner.ledger.ledger import (
     Scratch,
     Sent,
     Tagged,
-    Work,
 )
 
 Record = Callable[[int], Ledger]  # the ledger at a batch size
@@ -53,14 +52,26 @@ class NotAffineError(UnsupportedError):
 
 @dataclass(frozen=True)
 class AffineLedger:
-    """The ledger at one batch, and `slopes`: by event, the bytes and FLOPs that an image more adds,
-    or of scratch what it adds to each of its sizes.
+    """The ledger at one batch, and what is `known` of its `slopes`: by event, the bytes and FLOPs
+    that an image more adds, or of scratch what it adds to each of its sizes. None: they are read
+    off a ledger at HUGE.
 
     An event without a slope is the same at every batch.
     """
 
     at: Ledger
-    slopes: Mapping[int, tuple[int, ...]]
+    known: Mapping[int, tuple[int, ...]] | None
+
+    @cached_property
+    def slopes(self) -> Mapping[int, tuple[int, ...]]:
+        if self.known is not None:
+            return self.known
+        places, _, slopes = self.requests
+        numbers, _, *of_work = self.work
+        found = {index: (slope, 0) for index, slope in zip(places, slopes, strict=True)}
+        found |= {index: (of_work[0][n], of_work[1][n]) for index, n in numbers.items()}
+        scratch = {places[n]: each for (_, _, each), ns in self.scratch.items() for n in ns}
+        return {index: each for index, each in (found | scratch).items() if any(each)}
 
     @classmethod
     def through(cls, first: Ledger, second: Ledger) -> AffineLedger:
@@ -87,7 +98,7 @@ class AffineLedger:
         """The line read off one recording at batch HUGE, of a step that is known to be affine and
         that no batch is too large for: one on shapes."""
         assert recorded.batch_size == HUGE
-        return cls(recorded, _SlopesAtHuge(recorded.events))
+        return cls(recorded, None)
 
     def check(self, third: Ledger) -> None:
         """Raises NotAffineError where a recording at a third batch differs from `ledger` there.
@@ -117,8 +128,9 @@ class AffineLedger:
         return places, *self._lines(places, sizes, 0, Allocated)
 
     @cached_property
-    def work(self) -> Work:
-        """The operations, each once: work that repeats is one object."""
+    def work(self) -> tuple[dict[int, int], list[list[Any]], list[int], list[int]]:
+        """The operations, each once (work that repeats is one object): its number by index, their
+        fields one by one, without an image, and the bytes and the FLOPs that one adds."""
         events: Sequence[Any] = self.at.events
         known: dict[int, int] = {}
         numbers: dict[int, int] = {}
@@ -131,16 +143,16 @@ class AffineLedger:
         columns = columns or [[] for _ in Computed._fields]
         columns[4], slopes = self._lines(places, columns[4], 0, Computed)
         columns[3], of_flops = self._lines(places, columns[3], 1, Computed)
-        return Work(numbers, columns, slopes, of_flops)
+        return numbers, columns, slopes, of_flops
 
     def _lines(
         self, places: list[int], sizes: list[int], field: int, kind: type[Event]
     ) -> tuple[list[int], list[int]]:
         """What of the `sizes` of events is fixed, and what an image adds: `field` of the slopes of
         those of this kind, and nothing to others."""
-        known, events, batch_size = self.slopes, self.at.events, self.at.batch_size
-        if isinstance(known, _SlopesAtHuge):
-            slopes = list(_per_image(*sizes))
+        known, events, batch_size = self.known, self.at.events, self.at.batch_size
+        if known is None:
+            slopes = _per_image(sizes)
         else:
             slopes = [
                 known[index][field] if index in known and type(events[index]) is kind else 0
@@ -154,40 +166,13 @@ class AffineLedger:
         """The numbers of the requests for scratch, by law, sizes and what an image adds to them."""
         found: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
         events: Sequence[Any] = self.at.events
-        at_huge = isinstance(self.slopes, _SlopesAtHuge)  # where they follow from the sizes
+        known = self.known
         for number, index in enumerate(self.requests[0]):
             if type(event := events[index]) is Scratch:
-                slopes = () if at_huge else self.slopes.get(index, (0,) * len(event[2]))
-                found.setdefault((event[1], event[2], slopes), []).append(number)
-        if at_huge:
-            return {(law, of, _per_image(*of)): each for (law, of, _), each in found.items()}
+                sizes = event[2]
+                slopes = _per_image(sizes) if known is None else known.get(index, (0,) * len(sizes))
+                found.setdefault((event[1], sizes, tuple(slopes)), []).append(number)
         return found
-
-
-class _SlopesAtHuge(Mapping[int, tuple[int, ...]]):
-    """Read off the events at batch HUGE."""
-
-    def __init__(self, events: Sequence[Any]) -> None:
-        self.events = events
-
-    def __getitem__(self, index: int) -> tuple[int, ...]:
-        event = self.events[index]
-        slopes: tuple[int, ...] = ()
-        if type(event) is Allocated:
-            slopes = (*_per_image(event[1]), 0)
-        elif type(event) is Computed:
-            slopes = _per_image(event[4], event[3])
-        elif type(event) is Scratch:
-            slopes = _per_image(*event[2])
-        if not any(slopes):
-            raise KeyError(index)
-        return slopes
-
-    def __iter__(self) -> Iterator[int]:
-        return (index for index in range(len(self.events)) if index in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 @dataclass
@@ -255,9 +240,9 @@ def _slope(a: Event | None, b: Event | None, span: int) -> tuple[int, ...] | Non
     return None
 
 
-def _per_image(*sizes: int) -> tuple[int, ...]:
+def _per_image(sizes: Iterable[int]) -> list[int]:
     """Of sizes at batch HUGE; what is fixed of one may be negative."""
-    return tuple([(size + _HALF) >> _HUGE_BITS for size in sizes])
+    return [(size + _HALF) >> _HUGE_BITS for size in sizes]
 
 
 _FIELDS = {"num_bytes": "bytes", "flops": "FLOPs"}

@@ -152,16 +152,6 @@ _COMPUTED = partial(tuple.__new__, Computed)  # a NamedTuple's own takes three t
 Event = Allocated | Scratch | Freed | Emptied | Tagged | Marked | Computed | Sent | Awaited
 
 
-class Work(NamedTuple):
-    """Operations over the batch: the number of each by its index, the fields of `Computed` one by
-    one, without an image, and the bytes and FLOPs that one adds."""
-
-    numbers: dict[int, int]
-    columns: list[list[Any]]
-    slopes: list[int]
-    flops_slopes: list[int]
-
-
 @dataclass(eq=False)
 class EventsAt(Sequence[Any]):
     """The events of a line at a batch, on a device where `scratch_bytes` says how large its scratch
@@ -187,17 +177,18 @@ class EventsAt(Sequence[Any]):
     @cached_property
     def work(self) -> list[Computed]:
         """The operations, each once."""
-        of, columns = self.line.work, list(self.line.work.columns)
-        for column, slopes in (3, of.flops_slopes), (4, of.slopes):
+        _, columns, of_bytes, of_flops = self.line.work
+        made = list(columns)
+        for column, slopes in (3, of_flops), (4, of_bytes):
             pairs = zip(columns[column], slopes, strict=True)
-            columns[column] = [n + self.batch_size * slope for n, slope in pairs]
-        return list(map(_COMPUTED, zip(*columns, strict=True)))
+            made[column] = [n + self.batch_size * slope for n, slope in pairs]
+        return list(map(_COMPUTED, zip(*made, strict=True)))
 
     @cached_property
     def _made(self) -> tuple[Any, ...]:
         events: list[Any] = list(self.line.at.events)
         places, is_known = self.line.requests[0], self.scratch_bytes is not None
-        for place, number in self.line.work.numbers.items():
+        for place, number in self.line.work[0].items():
             events[place] = self.work[number]
         for place, num_bytes in zip(places, self.sizes, strict=True):
             if type(events[place]) is Allocated:
@@ -284,7 +275,7 @@ class Ledger:
         events: Sequence[Any] = self.events
         places = self._work.get(step, ())
         if isinstance(events, EventsAt):
-            numbers = events.line.work.numbers
+            numbers = events.line.work[0]
             events, places = events.work, [(phase, numbers[place]) for phase, place in places]
         return ((phase, events[place]) for phase, place in places)
 

@@ -18,7 +18,7 @@ Sizes and addresses are counted in units of 512 B, the smallest block.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from planner.core.units import MIB
 from planner.memory.allocator_config import AllocatorConfig
@@ -38,11 +38,10 @@ ROUND_LARGE = ROUND_LARGE_BYTES >> UNIT_BITS
 # only has to be more than any device has.
 _VIRTUAL_UNITS = 1 << 34
 _NO_LIMIT = 1 << 256  # units: beyond the largest sizes that a setting may have
-_ADDRESS_BITS = 128
-_ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
+ADDRESS_BITS = 128
+ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 
 Block = tuple[int, int]  # address and size, in units
-_NO_BLOCK: Block = (0, 0)
 
 
 class OutOfMemoryError(Exception):
@@ -82,12 +81,12 @@ class Pool:
         """Hold a free block, as it is."""
         self.starts[address] = size
         self.ends[address + size] = size
-        insort(self.ordered, size << _ADDRESS_BITS | address)
+        insort(self.ordered, size << ADDRESS_BITS | address)
 
     def remove(self, address: int, size: int) -> None:
         del self.starts[address]
         del self.ends[address + size]
-        del self.ordered[bisect_left(self.ordered, size << _ADDRESS_BITS | address)]
+        del self.ordered[bisect_left(self.ordered, size << ADDRESS_BITS | address)]
 
     def merge(self, address: int, size: int) -> Block:
         """Hold a free block, joined with those on its two sides; returns what came of it."""
@@ -95,28 +94,28 @@ class Pool:
         end = address + size
         after = self.starts.pop(end, 0)
         if after:
-            del ordered[bisect_left(ordered, after << _ADDRESS_BITS | end)]
+            del ordered[bisect_left(ordered, after << ADDRESS_BITS | end)]
             size += after
             end += after
         before = self.ends.pop(address, 0)
         if before:
             address -= before
-            del ordered[bisect_left(ordered, before << _ADDRESS_BITS | address)]
+            del ordered[bisect_left(ordered, before << ADDRESS_BITS | address)]
             size += before
         self.starts[address] = self.ends[end] = size
-        insort(ordered, size << _ADDRESS_BITS | address)
+        insort(ordered, size << ADDRESS_BITS | address)
         return address, size
 
     def best_fit(self, units: int) -> int:
         """Where in `ordered` the smallest block of `units` or more is; else its length. A block at
         the growing end counts as large as it can become, so that it comes last."""
         ordered, unmapped = self.ordered, self.unmapped
-        best = bisect_left(ordered, units << _ADDRESS_BITS)
+        best = bisect_left(ordered, units << ADDRESS_BITS)
         if unmapped and best < len(ordered):
-            address, size = ordered[best] & _ADDRESS_MASK, ordered[best] >> _ADDRESS_BITS
+            address, size = ordered[best] & ADDRESS_MASK, ordered[best] >> ADDRESS_BITS
             reach = size + unmapped.get(address + size, 0)
             for index in range(best + 1, len(ordered) if reach > size else 0):
-                address, size = ordered[index] & _ADDRESS_MASK, ordered[index] >> _ADDRESS_BITS
+                address, size = ordered[index] & ADDRESS_MASK, ordered[index] >> ADDRESS_BITS
                 following = size + unmapped.get(address + size, 0)
                 if following >= reach:
                     break
@@ -126,8 +125,8 @@ class Pool:
     def blocks_from(self, size: int) -> Iterator[Block]:
         """Free blocks of `size` and more, in the allocator's order."""
         ordered = self.ordered
-        for index in range(bisect_left(ordered, size << _ADDRESS_BITS), len(ordered)):
-            yield ordered[index] & _ADDRESS_MASK, ordered[index] >> _ADDRESS_BITS
+        for index in range(bisect_left(ordered, size << ADDRESS_BITS), len(ordered)):
+            yield ordered[index] & ADDRESS_MASK, ordered[index] >> ADDRESS_BITS
 
     def whole_segments(self) -> list[Block]:
         """Free blocks that are a whole segment of the driver's; only these can be given back."""
@@ -218,67 +217,6 @@ class CachingAllocator:
         if self._collects:
             self._born[address] = self._lookups
 
-    def serve(
-        self,
-        requests: Iterable[int],
-        streams: Iterable[int],
-        blocks: list[Block],
-        allocated: int,
-        note: Callable[[Block, int], None],
-    ) -> tuple[int, int]:
-        """Requests and releases, as `planner.memory.replay` takes them; what each gets or gives
-        back is added to `blocks`. Returns the units allocated after them, of which `allocated` were
-        before, and the most in between. `note` is told which block made the driver give memory or
-        take it back. Without options the best fit is taken here: calls would take a third."""
-        small, large, is_plain = self.small, self.large, self.is_plain
-        peak, reserved = allocated, self.reserved_units
-        for request, stream in zip(requests, streams, strict=False):
-            if request > 0:
-                units = (request + UNIT_BYTES - 1) >> UNIT_BITS
-                pool = small[stream] if units <= SMALL else large[stream]
-                ordered = pool.ordered
-                index = bisect_left(ordered, units << _ADDRESS_BITS)
-                if is_plain and index < len(ordered):
-                    number = ordered[index]
-                    address, size = number & _ADDRESS_MASK, number >> _ADDRESS_BITS
-                    if address + size in pool.unmapped:  # it lies at the growing end
-                        number = ordered[index := pool.best_fit(units)]
-                        address, size = number & _ADDRESS_MASK, number >> _ADDRESS_BITS
-                    del pool.starts[address]
-                    rest = size - units
-                    if rest < pool.min_rest:
-                        del pool.ends[address + size], ordered[index]
-                        block = address, size
-                    else:
-                        first = address + units
-                        pool.starts[first] = pool.ends[address + size] = rest
-                        number = rest << _ADDRESS_BITS | first
-                        if index and ordered[index - 1] > number:
-                            del ordered[index]
-                            insort(ordered, number, 0, index)
-                        else:
-                            ordered[index] = number
-                        block = address, units
-                else:
-                    block = self.allocate(request, stream)
-                    if self.reserved_units != reserved:
-                        reserved = self.reserved_units
-                        note(block, stream)
-                allocated += block[1]
-                if allocated > peak:
-                    peak = allocated
-            else:
-                block = blocks[~request] if request else _NO_BLOCK
-                size = block[1]
-                if size:
-                    allocated -= size
-                    if is_plain:
-                        (small[stream] if size <= SMALL else large[stream]).merge(*block)
-                    else:
-                        self.free(block, stream)
-            blocks.append(block)
-        return allocated, peak
-
     def empty_cache(self) -> None:
         """Return every segment that is wholly free to the driver, of all streams, as
         `torch.cuda.empty_cache()`."""
@@ -306,12 +244,12 @@ class CachingAllocator:
         if index == len(pool.ordered):
             return None
         number = pool.ordered[index]
-        size = number >> _ADDRESS_BITS
+        size = number >> ADDRESS_BITS
         if units < self._max_split <= size:
             return None
         if units >= self._max_split and size >= units + self._max_rounding:
             return None
-        return number & _ADDRESS_MASK, size
+        return number & ADDRESS_MASK, size
 
     def _obtain(self, pool: Pool, units: int) -> Block:
         """A block from the driver, for which cached segments may have to go. Not yet split."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, islice, pairwise
 from typing import Any
@@ -39,25 +39,24 @@ NUM_KEPT = 8  # walks and profiles kept: one ledger is asked for every GPU of a 
 LT_WORKSPACE_BYTES = MIB
 # Matrix products that cuBLASLt does: those that add a bias (aten/src/ATen/native/cuda/Blas.cpp).
 LT_PRODUCTS = frozenset(("aten.addmm", "aten._scaled_mm"))
-NUM_OUTLINES = 24  # kept, each of about 1 MiB: one step is asked for at many batches
+NUM_ALIKE = 24  # kept, each of about 1 MiB: one step is asked for at many batches
 
 
 @dataclass(frozen=True)
 class Walk:
     """Events in one pass.
 
-    `alive` are the bytes alive before the first request and after each, and `marks` the ends of
-    phases with their indices. `sizes` are the bytes of each storage, after the 0 bytes that stand
-    for workspaces; `sources` says which of them is asked for, or given back (its complement),
-    `released` the complement of the request that is given back (0: none), and `events` the index of
-    the event behind each. Those at `workspaces` are to be set to a device's workspace: up to 2.14
+    `marks` are the ends of phases with their indices, and `sizes` the bytes of each storage, after
+    the 0 bytes that stand for workspaces. Of each request `sources` says which of them is asked
+    for, or given back (its complement), `released` the complement of the request that is given back
+    (0: none), and `events` the index of the event behind it. Those at `workspaces` are of 0 bytes,
+    to be set to a device's workspace: up to torch 2.14
     one is asked for at the first matrix product of forward, another at backward's first; from 2.15
     on one at each, and given back, and those at `lt_workspaces` are cuBLASLt's. `streams` are the
     numbers of the requests' streams and `stream_names` their names, that which computes first.
     Before those at `emptied`, of the first step, the allocator gives back what it has cached.
     """
 
-    alive: list[int]
     sizes: list[int]
     num_events: int
     marks: list[tuple[int, Marked]]
@@ -69,6 +68,13 @@ class Walk:
     streams: list[int]
     stream_names: tuple[str, ...]
     emptied: list[int]
+
+    @cached_property
+    def alive(self) -> list[int]:
+        """The bytes alive before the first request and after each; a size is rounded once."""
+        changes = [-(-n >> UNIT_BITS) << UNIT_BITS for n in self.sizes]
+        changes += [-n for n in reversed(changes)]  # of a release: its source is below 0
+        return list(accumulate(map(changes.__getitem__, self.sources), initial=0))
 
     @cached_property
     def requests(self) -> list[int]:
@@ -237,8 +243,7 @@ def _profile_of(ledger: Ledger, walked: Walk, peaks: SteadyPeaks, holes: int) ->
 
 def walk(events: Iterable[Event]) -> Walk:
     """One pass over the events of a ledger, or of any part that releases only its own storages."""
-    outline = _outline(events, has_kept_workspaces())
-    return outline.at_sizes(outline.sizes)
+    return _walk(events, has_kept_workspaces())
 
 
 def walk_ledger(ledger: Ledger) -> Walk:
@@ -248,9 +253,9 @@ def walk_ledger(ledger: Ledger) -> Walk:
 
 @lru_cache(maxsize=NUM_KEPT)
 def _walk_ledger(ledger: Ledger, keeps: bool) -> Walk:
-    outline = _outline_of(ledger.like or ledger, keeps)
-    events = ledger.events
-    return outline.at_sizes([0, *events.sizes] if isinstance(events, EventsAt) else outline.sizes)
+    if not isinstance(ledger.events, EventsAt):
+        return _walk_like(ledger, keeps)
+    return replace(_walk_like(ledger.events.line.at, keeps), sizes=[0, *ledger.events.sizes])
 
 
 def has_kept_workspaces() -> bool:
@@ -258,39 +263,13 @@ def has_kept_workspaces() -> bool:
     return torch_version() < (2, 15)
 
 
-@dataclass(frozen=True)
-class _Outline:
-    """What of a walk is the same at every batch, and the `sizes` at one."""
-
-    sizes: list[int]
-    num_events: int
-    marks: list[tuple[int, Marked]]
-    sources: list[int]
-    released: list[int]
-    events: list[int]
-    workspaces: list[int]
-    lt_workspaces: list[int]
-    streams: list[int]
-    stream_numbers: dict[str, int]
-    emptied: list[int]
-
-    def at_sizes(self, sizes: list[int]) -> Walk:
-        """The walk over requests of these sizes; each is rounded once."""
-        changes = [-(-n >> UNIT_BITS) << UNIT_BITS for n in sizes]
-        changes += [-n for n in reversed(changes)]  # of a release: its source is below 0
-        return Walk(
-            list(accumulate(map(changes.__getitem__, self.sources), initial=0)), sizes,
-            self.num_events, self.marks, self.sources, self.released, self.events, self.workspaces,
-            self.lt_workspaces, self.streams, tuple(self.stream_numbers), self.emptied,
-        )  # fmt: skip
+@lru_cache(maxsize=NUM_ALIKE)
+def _walk_like(ledger: Ledger, keeps: bool) -> Walk:
+    """The walk of all ledgers that differ from this one only in their sizes, but for these."""
+    return _walk(ledger.events, keeps)
 
 
-@lru_cache(maxsize=NUM_OUTLINES)
-def _outline_of(ledger: Ledger, keeps: bool) -> _Outline:
-    return _outline(ledger.events, keeps)
-
-
-def _outline(events: Iterable[Any], keeps: bool) -> _Outline:
+def _walk(events: Iterable[Any], keeps: bool) -> Walk:
     sizes, sources, origins = [0], list[int](), list[int]()
     marks, emptied = list[tuple[int, Marked]](), list[int]()
     workspaces, lt_workspaces = list[int](), list[int]()
@@ -331,9 +310,9 @@ def _outline(events: Iterable[Any], keeps: bool) -> _Outline:
         for entry, source in enumerate(sources)
     ]
     of_requests = [streams[source if source >= 0 else ~source] for source in sources]
-    return _Outline(
+    return Walk(
         sizes, index + 1, marks, sources, released, origins, workspaces, lt_workspaces,
-        of_requests, stream_numbers, emptied,
+        of_requests, tuple(stream_numbers), emptied,
     )  # fmt: skip
 
 
@@ -390,7 +369,7 @@ def instant(ledger: Ledger, event_index: int) -> Instant:
                 transient.append((event.path, event.label, num_bytes))
     transient.sort(key=lambda each: -each[2])
     phase, micro_batch = phase_at(walked.marks, event_index)
-    label, path = last_request(ledger, event_index)
+    label, path = last_request(events, event_index)
     return Instant(
         event_index,
         phase,
@@ -455,13 +434,11 @@ def _with_tags(events: Sequence[Event], index: int) -> int:
     return end
 
 
-def last_request(ledger: Ledger, index: int) -> tuple[str, str]:
+def last_request(events: Sequence[Event], index: int) -> tuple[str, str]:
     """Label and path of the request served last."""
-    events: Sequence[Any] = (ledger.like or ledger).events
-    on_device = isinstance(ledger.events, EventsAt) and ledger.events.scratch_bytes is not None
     for place in range(index, -1, -1):
         event = events[place]
-        if type(event) is Allocated or (on_device and type(event) is Scratch):
+        if isinstance(event, Allocated | Scratch):
             return event.label, event.path
     return "", ""
 

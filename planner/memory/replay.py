@@ -12,6 +12,7 @@ entries `emptied` the allocator's cache is emptied: all of them before the stead
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,13 +20,17 @@ from itertools import accumulate, repeat
 
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import (
+    ADDRESS_BITS,
+    ADDRESS_MASK,
     SMALL,
     UNIT_BITS,
+    UNIT_BYTES,
     Block,
     CachingAllocator,
     OutOfMemoryError,
 )
 
+_NO_BLOCK: Block = (0, 0)
 _AT_ONCE = 256  # requests played until the next look at whether the rest recurs
 # Steps played within a limit, at most: those of a Swin recur from the second to the sixth on.
 MAX_STEPS = 16
@@ -325,12 +330,59 @@ class Player:
         return course[:-1]
 
     def play(self, requests: Sequence[int], start: int) -> None:
-        """Play further requests, of which the first is entry `start`. Raises OutOfMemoryError."""
+        """Play further requests, of which the first is entry `start`. Raises OutOfMemoryError.
+
+        Without options it takes the best fit by itself: a call for each would take a third.
+        """
+        allocator, blocks, allocated = self.allocator, self.blocks, self.allocated
+        small, large, is_plain = allocator.small, allocator.large, allocator.is_plain
+        peak = self.peak_allocated
         streams = self.streams[start : start + len(requests)] or repeat(0)
-        self.allocated, peak = self.allocator.serve(
-            requests, streams, self.blocks, self.allocated, self._note_reserved
-        )
-        self.peak_allocated = max(self.peak_allocated, peak)
+        for request, stream in zip(requests, streams, strict=False):
+            if request > 0:
+                units = (request + UNIT_BYTES - 1) >> UNIT_BITS
+                pool = small[stream] if units <= SMALL else large[stream]
+                ordered = pool.ordered
+                index = bisect_left(ordered, units << ADDRESS_BITS)
+                if is_plain and index < len(ordered):
+                    number = ordered[index]
+                    address, size = number & ADDRESS_MASK, number >> ADDRESS_BITS
+                    if address + size in pool.unmapped:  # it lies at the growing end
+                        number = ordered[index := pool.best_fit(units)]
+                        address, size = number & ADDRESS_MASK, number >> ADDRESS_BITS
+                    del pool.starts[address]
+                    rest = size - units
+                    if rest < pool.min_rest:
+                        del pool.ends[address + size], ordered[index]
+                        block = address, size
+                    else:
+                        first = address + units
+                        pool.starts[first] = pool.ends[address + size] = rest
+                        number = rest << ADDRESS_BITS | first
+                        if index and ordered[index - 1] > number:
+                            del ordered[index]
+                            insort(ordered, number, 0, index)
+                        else:
+                            ordered[index] = number
+                        block = address, units
+                else:
+                    block = allocator.allocate(request, stream)
+                    if allocator.reserved_units != self.reserved:
+                        self._note_reserved(block, stream)
+                allocated += block[1]
+                if allocated > peak:
+                    peak = allocated
+            else:
+                block = blocks[~request] if request else _NO_BLOCK
+                size = block[1]
+                if size:
+                    allocated -= size
+                    if is_plain:
+                        (small[stream] if size <= SMALL else large[stream]).merge(*block)
+                    else:
+                        allocator.free(block, stream)
+            blocks.append(block)
+        self.allocated, self.peak_allocated = allocated, peak
 
     def play_again(
         self, requests: Sequence[int], start: int, handed_on: dict[int, int], stops: bool
@@ -350,8 +402,8 @@ class Player:
         for entry in range(start, count, _AT_ONCE):
             if may_stop and not num_moved and max(self.grown_at) < entry:
                 rest = _allocated(requests[entry:], blocks[entry:count])
-                end = self.allocated + (max(rest) >> UNIT_BITS)
-                self.peak_allocated = max(self.peak_allocated, end)
+                most = self.allocated + (max(rest) >> UNIT_BITS)
+                self.peak_allocated = max(self.peak_allocated, most)
                 break
             part = again[entry - start : entry - start + _AT_ONCE]
             self.play(part, len(blocks))

@@ -9,7 +9,6 @@ live on the host unless the implementation is fused, and are not counted there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 from planner.core.schema import TrainSetting
 from planner.step.autograd import pointwise_cost
@@ -25,6 +24,8 @@ class Optimizer:
         self.parameters = list(parameters)
         self.setting = setting
         self.state: dict[str, list[Tensor]] = {}
+        self.numel = sum(p.numel for p in parameters)
+        self.num_bytes = sum(p.num_bytes for p in parameters)
 
     def step(self) -> None:
         """One update. The first one makes the state."""
@@ -62,12 +63,6 @@ class Optimizer:
         tensor.storage.assign("optimizer_state")
         return tensor
 
-    @cached_property
-    def size(self) -> tuple[int, int]:
-        """The elements and the bytes of all parameters."""
-        numel = sum(p.numel for p in self.parameters)
-        return numel, sum(p.num_bytes for p in self.parameters)
-
     def temporaries(self, label: str) -> list[Tensor]:
         """A list of new tensors, one a parameter, as a foreach operation returns."""
         self.cost(label, 1, 1)
@@ -86,11 +81,11 @@ class Optimizer:
 
     def cost(self, name: str, num_written: int, num_read: int) -> None:
         """Kernels that read and write so many tensors the size of the parameters."""
-        numel, num_bytes = self.size[0], self.size[1] * (num_written + num_read)
+        num_bytes = self.num_bytes * (num_written + num_read)
         count = len(self.parameters)
         forloop = self.setting.optimizer_implementation == "forloop"
         kernels = count if forloop else -(-count // FOREACH_TENSORS_A_KERNEL)
-        self.device.compute(name, "pointwise", "float32", numel, num_bytes, kernels)
+        self.device.compute(name, "pointwise", "float32", self.numel, num_bytes, kernels)
 
 
 # A multi-tensor kernel takes at most so many tensors at a time
