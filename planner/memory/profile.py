@@ -359,14 +359,13 @@ def instant(ledger: Ledger, event_index: int) -> Instant:
     tags = tags[: bisect_left(tags, _with_tags(events, event_index))]
     categories = {events[place][0]: events[place][1] for place in tags}
     served = walked.sources[: walked.num_served(event_index)]
-    released = {~source for source in served if source < 0}
-    for entry, source in enumerate(served):
-        if source > 0 and source not in released:
-            event, num_bytes = events[walked.events[entry]], walked.sizes[source]
-            category = categories.get(event[0], "temporaries")
-            by_category[category] = by_category.get(category, 0) + rounded(num_bytes)
-            if category in TRANSIENT:
-                transient.append((event.path, event.label, num_bytes))
+    alive = {source for source in served if source > 0} - {~n for n in served if n < 0}
+    for source in sorted(alive):
+        event, num_bytes = events[like.places[Allocated][source - 1]], walked.sizes[source]
+        category = categories.get(event[0], "temporaries")
+        by_category[category] = by_category.get(category, 0) + rounded(num_bytes)
+        if category in TRANSIENT:
+            transient.append((event.path, event.label, num_bytes))
     transient.sort(key=lambda each: -each[2])
     phase, micro_batch = phase_at(walked.marks, event_index)
     label, path = last_request(events, event_index)
