@@ -14,10 +14,13 @@ from planner.core.schema import FactoryModel
 from planner.estimation.estimate import choose
 from planner.ledger.affine import HUGE, AffineLedger, NotAffineError, Recorder, in_canonical_order
 from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
-from planner.memory.profile import walk, walk_ledger
+from planner.memory.profile import instant, walk, walk_ledger
+from planner.memory.scratch import Processors, on_device
 from planner.step.training import record_training
 from planner.trace.ledger import trace_estimate
 from tests.building import on_shapes
+
+A100 = Processors(108, 2048, (8, 0))
 
 SMALL = {"image_size": (56, 56), "depths": (2, 2), "num_heads": (1, 2), "embed_dim": 32}
 SWINS = {
@@ -56,9 +59,15 @@ def test_one_recording_of_a_huge_batch_is_that_of_any_other(case: str) -> None:
         assert found.num_parameters == recorded.num_parameters
         # What is read off the line's own ledger is what the events say by themselves.
         assert walk_ledger(found) == walk(found.events)
-        alone = replace(found, like=None)
+        alone = replace(found, events=tuple(found.events))
         for step in (0, 1):
             assert list(found.operations(step)) == list(alone.operations(step))
+        there, made = on_device(found, A100), on_device(alone, A100)
+        assert there == made != found
+        assert there.events == tuple(made.events)
+        assert walk_ledger(there) == walk(made.events)
+        peak = walk_ledger(there).steady.peak_index
+        assert instant(there, peak) == instant(replace(there, events=tuple(made.events)), peak)
 
 
 def test_a_huge_batch_shows_what_shrinks_with_the_batch() -> None:

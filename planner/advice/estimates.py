@@ -62,7 +62,7 @@ class Line:
         huge = self.ledger.ledger(HUGE)
         steady = steady_step(huge)
         walked = walk_ledger(huge)
-        alive = walked.alive[walked.served[steady.steady_from] :]
+        alive = walked.alive[walked.num_served(steady.steady_from) :]
         hull = _upper_hull(divmod(num_bytes, HUGE) for num_bytes in set(alive))
         return hull, divmod(steady.saved_bytes, HUGE)
 

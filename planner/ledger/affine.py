@@ -21,6 +21,7 @@ from planner.ledger.ledger import (
     Computed,
     Emptied,
     Event,
+    EventsAt,
     Freed,
     Ledger,
     Marked,
@@ -29,11 +30,12 @@ from planner.ledger.ledger import (
     Tagged,
 )
 
-_new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
 Record = Callable[[int], Ledger]  # the ledger at a batch size
 # A batch beyond all sizes that do not grow with it: of a size there, fixed + HUGE * per image, both
 # parts are read off like digits.
-HUGE = 1 << 40
+_HUGE_BITS = 40
+HUGE = 1 << _HUGE_BITS
+_HALF = HUGE // 2
 
 
 class NotAffineError(UnsupportedError):
@@ -50,14 +52,26 @@ class NotAffineError(UnsupportedError):
 
 @dataclass(frozen=True)
 class AffineLedger:
-    """The ledger at one batch, and `slopes`: by event, the bytes and FLOPs that an image more adds,
-    or of scratch what it adds to each of its sizes.
+    """The ledger at one batch, and what is `known` of its `slopes`: by event, the bytes and FLOPs
+    that an image more adds, or of scratch what it adds to each of its sizes. None: they are read
+    off a ledger at HUGE.
 
     An event without a slope is the same at every batch.
     """
 
     at: Ledger
-    slopes: Mapping[int, tuple[int, ...]]
+    known: Mapping[int, tuple[int, ...]] | None
+
+    @cached_property
+    def slopes(self) -> Mapping[int, tuple[int, ...]]:
+        if self.known is not None:
+            return self.known
+        places, _, slopes = self.requests
+        numbers, _, *of_work = self.work
+        found = {index: (slope, 0) for index, slope in zip(places, slopes, strict=True)}
+        found |= {index: (of_work[0][n], of_work[1][n]) for index, n in numbers.items()}
+        scratch = {places[n]: each for (_, _, each), ns in self.scratch.items() for n in ns}
+        return {index: each for index, each in (found | scratch).items() if any(each)}
 
     @classmethod
     def through(cls, first: Ledger, second: Ledger) -> AffineLedger:
@@ -84,21 +98,7 @@ class AffineLedger:
         """The line read off one recording at batch HUGE, of a step that is known to be affine and
         that no batch is too large for: one on shapes."""
         assert recorded.batch_size == HUGE
-        slopes: dict[int, tuple[int, ...]] = {}
-        known: dict[int, tuple[int, int]] = {}  # of work, which is one object each time it repeats
-        for index, event in enumerate(recorded.events):
-            if type(event) is Allocated:
-                if event[1] >= HUGE // 2:
-                    slopes[index] = _per_image(event[1]), 0
-            elif type(event) is Computed:
-                found = known.get(id(event))
-                if found is None:
-                    found = known[id(event)] = _per_image(event[4]), _per_image(event[3])
-                if found[0] or found[1]:
-                    slopes[index] = found
-            elif type(event) is Scratch and max(event[2]) >= HUGE // 2:
-                slopes[index] = tuple([_per_image(size) for size in event[2]])
-        return cls(recorded, slopes)
+        return cls(recorded, None)
 
     def check(self, third: Ledger) -> None:
         """Raises NotAffineError where a recording at a third batch differs from `ledger` there.
@@ -114,53 +114,65 @@ class AffineLedger:
     def ledger(self, batch_size: int) -> Ledger:
         """The ledger at another batch of 2 or more."""
         assert batch_size > 1, "a batch of 1 is another step"
-        more = batch_size - self.at.batch_size
-        if not more:
+        if batch_size == self.at.batch_size:
             return self.at
-        events = list(self.at.events)
-        for index, storage, num_bytes, slope, origin in self._growing_storages:
-            size = num_bytes + more * slope
-            events[index] = _new(Allocated, (storage, size, *origin))
-        for places, event, flops_slope, slope in self._growing_work:
-            name, kind, dtype, flops, num_bytes, kernels, path = event
-            done = flops + more * flops_slope, num_bytes + more * slope
-            work = _new(Computed, (name, kind, dtype, *done, kernels, path))
-            for index in places:
-                events[index] = work
-        for index, scratch, slopes in self._growing_scratch:
-            sizes = tuple([n + more * slope for n, slope in zip(scratch[2], slopes, strict=True)])
-            events[index] = _new(Scratch, (*scratch[:2], sizes, *scratch[3:]))
-        return replace(self.at, events=tuple(events), batch_size=batch_size, like=self.at)
+        return replace(self.at, events=EventsAt(self, batch_size), batch_size=batch_size)
 
     @cached_property
-    def _growing_storages(self) -> list[tuple[int, int, int, int, tuple[str, ...]]]:
-        """(index, storage, bytes, bytes per image, where it was) of allocations with a slope."""
-        found: list[tuple[int, int, int, int, tuple[str, ...]]] = []
-        for index, slopes in self.slopes.items():
-            event = self.at.events[index]
-            if isinstance(event, Allocated):
-                found.append((index, event.storage, event.num_bytes, slopes[0], event[2:]))
+    def requests(self) -> tuple[list[int], list[int], list[int]]:
+        """Of each request, in order: its index, its bytes without an image, and those per image.
+        Scratch has none."""
+        events: Sequence[Any] = self.at.events
+        places = self.at.places[Allocated]
+        sizes = [events[i][1] if type(events[i]) is Allocated else 0 for i in places]
+        return places, *self._lines(places, sizes, 0, Allocated)
+
+    @cached_property
+    def work(self) -> tuple[dict[int, int], list[list[Any]], list[int], list[int]]:
+        """The operations, each once (work that repeats is one object): its number by index, their
+        fields one by one, without an image, and the bytes and the FLOPs that one adds."""
+        events: Sequence[Any] = self.at.events
+        known: dict[int, int] = {}
+        numbers: dict[int, int] = {}
+        places: list[int] = []
+        for index in self.at.places[Computed]:
+            number = numbers[index] = known.setdefault(id(events[index]), len(places))
+            if number == len(places):
+                places.append(index)
+        columns = list(map(list, zip(*[events[index] for index in places], strict=True)))
+        columns = columns or [[] for _ in Computed._fields]
+        columns[4], slopes = self._lines(places, columns[4], 0, Computed)
+        columns[3], of_flops = self._lines(places, columns[3], 1, Computed)
+        return numbers, columns, slopes, of_flops
+
+    def _lines(
+        self, places: list[int], sizes: list[int], field: int, kind: type[Event]
+    ) -> tuple[list[int], list[int]]:
+        """What of the `sizes` of events is fixed, and what an image adds: `field` of the slopes of
+        those of this kind, and nothing to others."""
+        known, events, batch_size = self.known, self.at.events, self.at.batch_size
+        if known is None:
+            slopes = _per_image(sizes)
+        else:
+            slopes = [
+                known[index][field] if index in known and type(events[index]) is kind else 0
+                for index in places
+            ]
+        lines = zip(sizes, slopes, strict=True)
+        return [size - batch_size * slope for size, slope in lines], slopes
+
+    @cached_property
+    def scratch(self) -> dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]]:
+        """The numbers of the requests for scratch, by law, sizes and what an image adds to them."""
+        found: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        events: Sequence[Any] = self.at.events
+        known = self.known
+        for number, index in enumerate(self.requests[0]):
+            if type(event := events[index]) is Scratch:
+                sizes = event[2]
+                slopes = _per_image(sizes) if known is None else known.get(index, (0,) * len(sizes))
+                found.setdefault((event[1], sizes, tuple(slopes)), []).append(number)
         return found
-
-    @cached_property
-    def _growing_work(self) -> list[tuple[list[int], tuple[Any, ...], int, int]]:
-        """(where it is, the operation, FLOPs per image, bytes per image) of operations with a
-        slope."""
-        places: dict[int, list[int]] = {}
-        for index in self.slopes:
-            event = self.at.events[index]
-            if type(event) is Computed:
-                places.setdefault(id(event), []).append(index)
-        return [
-            (each, self.at.events[each[0]], self.slopes[each[0]][1], self.slopes[each[0]][0])
-            for each in places.values()
-        ]
-
-    @cached_property
-    def _growing_scratch(self) -> list[tuple[int, tuple[Any, ...], tuple[int, ...]]]:
-        """(index, the request, what an image adds to its sizes) of scratch with a slope."""
-        pairs = ((index, self.at.events[index], slopes) for index, slopes in self.slopes.items())
-        return [(index, event, slopes) for index, event, slopes in pairs if type(event) is Scratch]
 
 
 @dataclass
@@ -228,9 +240,9 @@ def _slope(a: Event | None, b: Event | None, span: int) -> tuple[int, ...] | Non
     return None
 
 
-def _per_image(size: int) -> int:
-    """Of a size at batch HUGE; what is fixed of it may be negative."""
-    return (size + HUGE // 2) // HUGE
+def _per_image(sizes: Iterable[int]) -> list[int]:
+    """Of sizes at batch HUGE; what is fixed of one may be negative."""
+    return [(size + _HALF) >> _HUGE_BITS for size in sizes]
 
 
 _FIELDS = {"num_bytes": "bytes", "flops": "FLOPs"}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from planner.core.collectives import Collective, Group
+
+if TYPE_CHECKING:
+    from planner.ledger.affine import AffineLedger
 
 Category = Literal[
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries"
@@ -144,7 +148,78 @@ class Exchanged(NamedTuple):
     event: Sent | Awaited
 
 
+_COMPUTED = partial(tuple.__new__, Computed)  # a NamedTuple's own takes three times as long
 Event = Allocated | Scratch | Freed | Emptied | Tagged | Marked | Computed | Sent | Awaited
+
+
+@dataclass(eq=False)
+class EventsAt(Sequence[Any]):
+    """The events of a line at a batch, on a device where `scratch_bytes` says how large its scratch
+    is. They are made once one of them is looked at: an estimate asks for sizes and work only."""
+
+    line: AffineLedger
+    batch_size: int
+    scratch_bytes: Callable[[str, tuple[int, ...]], int] | None = None
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The bytes of each request, in order."""
+        _, fixed, slopes = self.line.requests
+        batch_size = self.batch_size
+        sizes = [n + batch_size * slope for n, slope in zip(fixed, slopes, strict=True)]
+        if self.scratch_bytes is not None:
+            for law, of_law, numbers in self._scratch:
+                num_bytes = self.scratch_bytes(law, of_law)
+                for number in numbers:
+                    sizes[number] = num_bytes
+        return sizes
+
+    @cached_property
+    def work(self) -> list[Computed]:
+        """The operations, each once."""
+        _, columns, of_bytes, of_flops = self.line.work
+        made = list(columns)
+        for column, slopes in (3, of_flops), (4, of_bytes):
+            pairs = zip(columns[column], slopes, strict=True)
+            made[column] = [n + self.batch_size * slope for n, slope in pairs]
+        return list(map(_COMPUTED, zip(*made, strict=True)))
+
+    @cached_property
+    def _made(self) -> tuple[Any, ...]:
+        events: list[Any] = list(self.line.at.events)
+        places, is_known = self.line.requests[0], self.scratch_bytes is not None
+        for place, number in self.line.work[0].items():
+            events[place] = self.work[number]
+        for place, num_bytes in zip(places, self.sizes, strict=True):
+            if type(events[place]) is Allocated:
+                events[place] = events[place]._replace(num_bytes=num_bytes)
+            elif is_known:
+                events[place] = Allocated(events[place][0], num_bytes, *events[place][3:])
+        for _, sizes, numbers in () if is_known else self._scratch:
+            for place in (places[number] for number in numbers):
+                events[place] = events[place]._replace(sizes=sizes)
+        return tuple(events)
+
+    @cached_property
+    def _scratch(self) -> list[tuple[str, tuple[int, ...], list[int]]]:
+        """(law, its sizes at this batch, the numbers of the requests) of scratch."""
+        found, more = [], self.batch_size - self.line.at.batch_size
+        for (law, of_law, slopes), numbers in self.line.scratch.items():
+            sizes = tuple([n + more * slope for n, slope in zip(of_law, slopes, strict=True)])
+            found.append((law, sizes, numbers))
+        return found
+
+    def __len__(self) -> int:
+        return len(self.line.at.events)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._made[index]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, EventsAt) and other.line.at is self.line.at:
+            own, its = [(e.batch_size, not e.scratch_bytes, e.sizes) for e in (self, other)]
+            return own == its
+        return isinstance(other, EventsAt | tuple) and self._made == tuple(other)
 
 
 @dataclass(frozen=True)
@@ -155,7 +230,7 @@ class Ledger:
     of the first on; where DDP rebuilds its buckets, it is the third.
     """
 
-    events: tuple[Event, ...]
+    events: tuple[Event, ...] | EventsAt
     batch_size: int
     num_parameters: int
     notes: tuple[str, ...] = field(default=())
@@ -172,23 +247,37 @@ class Ledger:
     # it makes one: "" is not known, or none.
     unit: str = ""
     own_optimizer: str = ""
-    # One with the same events but for their sizes: what does not depend on sizes is read off it,
-    # once for all batches.
-    like: Ledger | None = field(default=None, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        assert self.like is None or len(self.like.events) == len(self.events)
+    @property
+    def like(self) -> Ledger | None:
+        """One with the same events but for their sizes: what does not depend on sizes is read off
+        it, once for all batches."""
+        return self.events.line.at if isinstance(self.events, EventsAt) else None
 
     def __hash__(self) -> int:
         """Without a look at every event: ledgers are kept by what is read of them."""
         return hash((len(self.events), self.batch_size, self.num_parameters, self.notes))
+
+    @cached_property
+    def places(self) -> dict[type, list[int]]:
+        """The indices of the events of each kind; scratch is among what is allocated."""
+        requests: list[int] = []
+        found: dict[type, list[int]] = {Allocated: requests, Scratch: requests}
+        found |= {kind: [] for kind in (Freed, Emptied, Tagged, Marked, Computed, Sent, Awaited)}
+        for index, kind in enumerate(map(type, self.events)):
+            found[kind].append(index)
+        return found
 
     def operations(self, step: int = 1) -> Iterator[tuple[str, Computed]]:
         """(phase, operation) of optimizer step `step`, in order; phase is forward, backward,
         optimizer or zero_grad, and optimizer too where it steps in backward. A validation after it
         is no part of it."""
         events: Sequence[Any] = self.events
-        return ((phase, events[place]) for phase, place in self._work.get(step, ()))
+        places = self._work.get(step, ())
+        if isinstance(events, EventsAt):
+            numbers = events.line.work[0]
+            events, places = events.work, [(phase, numbers[place]) for phase, place in places]
+        return ((phase, events[place]) for phase, place in places)
 
     def exchanges(self, step: int = 1) -> tuple[Exchanged, ...]:
         """What optimizer step `step` sends and awaits, in order."""
@@ -225,23 +314,23 @@ class Ledger:
         """The names of all operations."""
         if self.like is not None:
             return self.like.operation_names
-        return frozenset(event.name for event in self.events if type(event) is Computed)
+        events: Sequence[Any] = self.events
+        return frozenset([events[place][0] for place in self.places[Computed]])
 
     @cached_property
     def _work(self) -> dict[int, list[tuple[str, int]]]:
         """By optimizer step, (phase, index) of its operations."""
         if self.like is not None:
             return self.like._work
+        events: Sequence[Any] = self.events
         found: dict[int, list[tuple[str, int]]] = {}
-        run: list[tuple[int, str]] = []  # (index, path) of the operations since the last mark
-        for index, event in enumerate(self.events):
-            if type(event) is Computed:
-                run.append((index, event.path))
-            elif type(event) is Marked:
-                if event.phase != "validation":
-                    found.setdefault(event.step, []).extend(
-                        ("optimizer" if path == IN_BACKWARD else event.phase, place)
-                        for place, path in run
-                    )
-                run = []
+        operations, done = self.places[Computed], 0
+        for index in self.places[Marked]:
+            begun, done = done, bisect_left(operations, index)
+            phase, step = events[index]
+            if phase != "validation":
+                found.setdefault(step, []).extend([
+                    ("optimizer" if events[place][6] == IN_BACKWARD else phase, place)
+                    for place in operations[begun:done]
+                ])  # fmt: skip
         return found

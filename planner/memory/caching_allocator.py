@@ -38,8 +38,8 @@ ROUND_LARGE = ROUND_LARGE_BYTES >> UNIT_BITS
 # only has to be more than any device has.
 _VIRTUAL_UNITS = 1 << 34
 _NO_LIMIT = 1 << 256  # units: beyond the largest sizes that a setting may have
-_ADDRESS_BITS = 128
-_ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
+ADDRESS_BITS = 128
+ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 
 Block = tuple[int, int]  # address and size, in units
 
@@ -81,12 +81,12 @@ class Pool:
         """Hold a free block, as it is."""
         self.starts[address] = size
         self.ends[address + size] = size
-        insort(self.ordered, size << _ADDRESS_BITS | address)
+        insort(self.ordered, size << ADDRESS_BITS | address)
 
     def remove(self, address: int, size: int) -> None:
         del self.starts[address]
         del self.ends[address + size]
-        del self.ordered[bisect_left(self.ordered, size << _ADDRESS_BITS | address)]
+        del self.ordered[bisect_left(self.ordered, size << ADDRESS_BITS | address)]
 
     def merge(self, address: int, size: int) -> Block:
         """Hold a free block, joined with those on its two sides; returns what came of it."""
@@ -94,62 +94,39 @@ class Pool:
         end = address + size
         after = self.starts.pop(end, 0)
         if after:
-            del ordered[bisect_left(ordered, after << _ADDRESS_BITS | end)]
+            del ordered[bisect_left(ordered, after << ADDRESS_BITS | end)]
             size += after
             end += after
         before = self.ends.pop(address, 0)
         if before:
             address -= before
-            del ordered[bisect_left(ordered, before << _ADDRESS_BITS | address)]
+            del ordered[bisect_left(ordered, before << ADDRESS_BITS | address)]
             size += before
         self.starts[address] = self.ends[end] = size
-        insort(ordered, size << _ADDRESS_BITS | address)
+        insort(ordered, size << ADDRESS_BITS | address)
         return address, size
 
     def best_fit(self, units: int) -> int:
         """Where in `ordered` the smallest block of `units` or more is; else its length. A block at
         the growing end counts as large as it can become, so that it comes last."""
         ordered, unmapped = self.ordered, self.unmapped
-        best = bisect_left(ordered, units << _ADDRESS_BITS)
+        best = bisect_left(ordered, units << ADDRESS_BITS)
         if unmapped and best < len(ordered):
-            address, size = ordered[best] & _ADDRESS_MASK, ordered[best] >> _ADDRESS_BITS
+            address, size = ordered[best] & ADDRESS_MASK, ordered[best] >> ADDRESS_BITS
             reach = size + unmapped.get(address + size, 0)
             for index in range(best + 1, len(ordered) if reach > size else 0):
-                address, size = ordered[index] & _ADDRESS_MASK, ordered[index] >> _ADDRESS_BITS
+                address, size = ordered[index] & ADDRESS_MASK, ordered[index] >> ADDRESS_BITS
                 following = size + unmapped.get(address + size, 0)
                 if following >= reach:
                     break
                 best, reach = index, following
         return best
 
-    def take_best(self, units: int) -> Block | None:
-        """The lower part, or all, of the best fit for `units`."""
-        ordered = self.ordered
-        index = self.best_fit(units)
-        if index == len(ordered):
-            return None
-        number = ordered[index]
-        address, size = number & _ADDRESS_MASK, number >> _ADDRESS_BITS
-        del self.starts[address]
-        rest = size - units
-        if rest < self.min_rest:
-            del self.ends[address + size], ordered[index]
-            return address, size
-        first = address + units
-        self.starts[first] = self.ends[address + size] = rest
-        number = rest << _ADDRESS_BITS | first
-        if index and ordered[index - 1] > number:
-            del ordered[index]
-            insort(ordered, number, 0, index)
-        else:
-            ordered[index] = number
-        return address, units
-
     def blocks_from(self, size: int) -> Iterator[Block]:
         """Free blocks of `size` and more, in the allocator's order."""
         ordered = self.ordered
-        for index in range(bisect_left(ordered, size << _ADDRESS_BITS), len(ordered)):
-            yield ordered[index] & _ADDRESS_MASK, ordered[index] >> _ADDRESS_BITS
+        for index in range(bisect_left(ordered, size << ADDRESS_BITS), len(ordered)):
+            yield ordered[index] & ADDRESS_MASK, ordered[index] >> ADDRESS_BITS
 
     def whole_segments(self) -> list[Block]:
         """Free blocks that are a whole segment of the driver's; only these can be given back."""
@@ -203,8 +180,8 @@ class CachingAllocator:
             for _ in streams
         ]
         self._next_address = 0
-        # Whether there is more to a request than the best fit.
-        self._has_options = self._collects or self._max_split < _NO_LIMIT
+        # Whether there is no more to a request than the best fit, and to a release than a merge.
+        self.is_plain = not (self._collects or self._divisions or self._max_split < _NO_LIMIT)
 
     @property
     def reserved_bytes(self) -> int:
@@ -224,8 +201,6 @@ class CachingAllocator:
             num_bytes = _round_to_division(num_bytes, self._divisions)
         units = (num_bytes + UNIT_BYTES - 1) >> UNIT_BITS
         pool = (self.small if units <= SMALL else self.large)[stream]
-        if not self._has_options:
-            return pool.take_best(units) or self._split(pool, self._obtain(pool, units), units)
         self._lookups += units > SMALL
         best = self._choose(pool, units)
         if best is not None:
@@ -269,12 +244,12 @@ class CachingAllocator:
         if index == len(pool.ordered):
             return None
         number = pool.ordered[index]
-        size = number >> _ADDRESS_BITS
+        size = number >> ADDRESS_BITS
         if units < self._max_split <= size:
             return None
         if units >= self._max_split and size >= units + self._max_rounding:
             return None
-        return number & _ADDRESS_MASK, size
+        return number & ADDRESS_MASK, size
 
     def _obtain(self, pool: Pool, units: int) -> Block:
         """A block from the driver, for which cached segments may have to go. Not yet split."""

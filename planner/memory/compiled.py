@@ -162,7 +162,6 @@ def in_graph_pool(ledger: Ledger) -> Ledger:
         notes=(*ledger.notes, note),
         pooled_saved_bytes=saved,
         pool_requests=tuple(_requests(ledger.events, own)),
-        like=None,
     )
 
 

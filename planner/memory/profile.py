@@ -5,9 +5,9 @@ Live bytes count each request rounded to 512 B, as the caching allocator does.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, islice, pairwise
 from typing import Any
@@ -21,6 +21,7 @@ from planner.ledger.ledger import (
     Computed,
     Emptied,
     Event,
+    EventsAt,
     Freed,
     Ledger,
     Marked,
@@ -38,27 +39,29 @@ NUM_KEPT = 8  # walks and profiles kept: one ledger is asked for every GPU of a 
 LT_WORKSPACE_BYTES = MIB
 # Matrix products that cuBLASLt does: those that add a bias (aten/src/ATen/native/cuda/Blas.cpp).
 LT_PRODUCTS = frozenset(("aten.addmm", "aten._scaled_mm"))
-NUM_OUTLINES = 24  # kept, each of about 1 MiB: one step is asked for at many batches
+NUM_ALIKE = 24  # kept, each of about 1 MiB: one step is asked for at many batches
 
 
 @dataclass(frozen=True)
 class Walk:
     """Events in one pass.
 
-    `alive` are the bytes alive before the first request and after each, `served` how many of these
-    were served after each event, and `marks` the ends of phases with their indices. `requests` are
-    what the allocator is asked, as `replay` takes it, and `events` the index of the event behind
-    each; those at `workspaces` are of 0 bytes, to be set to a device's workspace: up to torch 2.14
+    `marks` are the ends of phases with their indices, and `sizes` the bytes of each storage, after
+    the 0 bytes that stand for workspaces. Of each request `sources` says which of them is asked
+    for, or given back (its complement), `released` the complement of the request that is given back
+    (0: none), and `events` the index of the event behind it. Those at `workspaces` are of 0 bytes,
+    to be set to a device's workspace: up to torch 2.14
     one is asked for at the first matrix product of forward, another at backward's first; from 2.15
     on one at each, and given back, and those at `lt_workspaces` are cuBLASLt's. `streams` are the
     numbers of the requests' streams and `stream_names` their names, that which computes first.
     Before those at `emptied`, of the first step, the allocator gives back what it has cached.
     """
 
-    alive: list[int]
-    served: list[int]
+    sizes: list[int]
+    num_events: int
     marks: list[tuple[int, Marked]]
-    requests: list[int]
+    sources: list[int]
+    released: list[int]
     events: list[int]
     workspaces: list[int]
     lt_workspaces: list[int]
@@ -66,34 +69,48 @@ class Walk:
     stream_names: tuple[str, ...]
     emptied: list[int]
 
+    @cached_property
+    def alive(self) -> list[int]:
+        """The bytes alive before the first request and after each; a size is rounded once."""
+        changes = [-(-n >> UNIT_BITS) << UNIT_BITS for n in self.sizes]
+        changes += [-n for n in reversed(changes)]  # of a release: its source is below 0
+        return list(accumulate(map(changes.__getitem__, self.sources), initial=0))
+
+    @cached_property
+    def requests(self) -> list[int]:
+        """What the allocator is asked, as `replay` takes it; workspaces are of 0 bytes."""
+        sizes, pairs = self.sizes, zip(self.released, self.sources, strict=True)
+        return [release or sizes[source] for release, source in pairs]
+
     @property
     def moves(self) -> list[int]:
         """The indices of the allocations and releases."""
-        beside = {*self.workspaces, *self.lt_workspaces}
-        pairs = enumerate(zip(self.requests, self.events, strict=True))
-        return [
-            index for entry, (request, index) in pairs
-            if entry not in beside and ~request not in beside
-        ]  # fmt: skip
+        pairs = zip(self.sources, self.events, strict=True)
+        return [index for source, index in pairs if source not in (0, ~0)]
 
     @cached_property
     def live(self) -> list[int]:
         """The bytes alive after each event."""
-        return [self.alive[num_served] for num_served in self.served]
+        return [self.alive[self.num_served(index)] for index in range(self.num_events)]
+
+    def num_served(self, index: int) -> int:
+        """How many requests were served after event `index`."""
+        return bisect_right(self.events, index)
 
     @cached_property
     def steady(self) -> SteadyStep:
         """The last step recorded, from the mark that begins it."""
         last = max(mark.step for _, mark in self.marks)
         start = next(index for index, mark in self.marks if _begins(mark, last))
-        alive = self.alive[self.served[start] :]
+        begun = self.num_served(start)
+        alive = self.alive[begun:]
         peak = alive.index(max(alive))
-        ends = [(mark.phase, self.alive[self.served[i]]) for i, mark in self.marks if i > start]
+        ends = [(mark.phase, self.alive[self.num_served(i)]) for i, mark in self.marks if i > start]
         return SteadyStep(
             before_step=alive[0],
             ends=tuple(ends),
             peak_bytes=alive[peak],
-            peak_index=self.events[self.served[start] + peak - 1] if peak else start,
+            peak_index=self.events[begun + peak - 1] if peak else start,
             steady_from=start,
         )
 
@@ -226,8 +243,7 @@ def _profile_of(ledger: Ledger, walked: Walk, peaks: SteadyPeaks, holes: int) ->
 
 def walk(events: Iterable[Event]) -> Walk:
     """One pass over the events of a ledger, or of any part that releases only its own storages."""
-    outline = _outline(events, has_kept_workspaces())
-    return outline.with_requests(outline.requests)
+    return _walk(events, has_kept_workspaces())
 
 
 def walk_ledger(ledger: Ledger) -> Walk:
@@ -237,10 +253,9 @@ def walk_ledger(ledger: Ledger) -> Walk:
 
 @lru_cache(maxsize=NUM_KEPT)
 def _walk_ledger(ledger: Ledger, keeps: bool) -> Walk:
-    if ledger.like is None:
-        outline = _outline_of(ledger, keeps)
-        return outline.with_requests(outline.requests)
-    return _outline_of(ledger.like, keeps).at_sizes_of(ledger.events)
+    if not isinstance(ledger.events, EventsAt):
+        return _walk_like(ledger, keeps)
+    return replace(_walk_like(ledger.events.line.at, keeps), sizes=[0, *ledger.events.sizes])
 
 
 def has_kept_workspaces() -> bool:
@@ -248,82 +263,57 @@ def has_kept_workspaces() -> bool:
     return torch_version() < (2, 15)
 
 
-@dataclass(frozen=True)
-class _Outline:
-    """What of a walk is the same at every batch, and the requests at one; `served` is how many of
-    them were served after each event."""
-
-    requests: list[int]
-    served: list[int]
-    marks: list[tuple[int, Marked]]
-    events: list[int]
-    workspaces: list[int]
-    lt_workspaces: list[int]
-    streams: list[int]
-    stream_numbers: dict[str, int]
-    emptied: list[int]
-
-    def with_requests(self, requests: list[int]) -> Walk:
-        """The walk whose requests are these; a size is rounded once."""
-        sizes = [-(-n >> UNIT_BITS) << UNIT_BITS if n > 0 else 0 for n in requests]
-        pairs = zip(requests, sizes, strict=True)
-        changes = [size if request >= 0 else -sizes[~request] for request, size in pairs]
-        return Walk(
-            list(accumulate(changes, initial=0)), self.served, self.marks, requests, self.events,
-            self.workspaces, self.lt_workspaces, self.streams, tuple(self.stream_numbers),
-            self.emptied,
-        )  # fmt: skip
-
-    def at_sizes_of(self, events: Sequence[Any]) -> Walk:
-        """The walk over events that differ from those of this outline only in their sizes."""
-        pairs = zip(self.requests, self.events, strict=True)
-        requests = [r if r < 0 else events[index].num_bytes for r, index in pairs]
-        for entry in (*self.workspaces, *self.lt_workspaces):
-            requests[entry] = 0
-        return self.with_requests(requests)
+@lru_cache(maxsize=NUM_ALIKE)
+def _walk_like(ledger: Ledger, keeps: bool) -> Walk:
+    """The walk of all ledgers that differ from this one only in their sizes, but for these."""
+    return _walk(ledger.events, keeps)
 
 
-@lru_cache(maxsize=NUM_OUTLINES)
-def _outline_of(ledger: Ledger, keeps: bool) -> _Outline:
-    return _outline(ledger.events, keeps)
-
-
-def _outline(events: Iterable[Any], keeps: bool) -> _Outline:
-    found = _Outline([], [], [], [], [], [], [], {"": 0}, [])
-    requests, served, origins = found.requests, found.served, found.events
-    streams, numbers = found.streams, found.stream_numbers
-    held: dict[int, int] = {}  # storage -> its request
+def _walk(events: Iterable[Any], keeps: bool) -> Walk:
+    sizes, sources, origins = [0], list[int](), list[int]()
+    marks, emptied = list[tuple[int, Marked]](), list[int]()
+    workspaces, lt_workspaces = list[int](), list[int]()
+    stream_numbers, streams = {"": 0}, [0]  # of each storage
+    held: dict[int, int] = {}  # storage -> its place in `sizes`
     wants_workspace = comes_before_optimizer = True
+    index = -1
     for index, event in enumerate(events):
         kind = type(event)
         if kind is Freed:
-            request = held.pop(event[0])
-            requests.append(~request)
+            sources.append(~held.pop(event[0]))
             origins.append(index)
-            streams.append(streams[request])
         elif kind is Computed:
             if event[1] == "matmul" and (wants_workspace or not keeps):
                 is_lt = not keeps and event.name in LT_PRODUCTS
-                entries = found.lt_workspaces if is_lt else found.workspaces
-                entries.append(len(requests))
-                asked = [0] if keeps else [0, ~len(requests)]
-                requests += asked
+                (lt_workspaces if is_lt else workspaces).append(len(sources))
+                asked = [0] if keeps else [0, ~0]
+                sources += asked
                 origins += [index] * len(asked)
-                streams += [0] * len(asked)
                 wants_workspace = False
         elif kind is Allocated or kind is Scratch:
-            held[event[0]] = len(requests)
-            requests.append(event.num_bytes)
+            held[event[0]] = source = len(sizes)
+            sources.append(source)
             origins.append(index)
-            streams.append(numbers.setdefault(event.stream, len(numbers)))
+            sizes.append(event[1] if kind is Allocated else 0)
+            stream = event[4] if kind is Allocated else ""
+            number = stream_numbers.setdefault(stream, len(stream_numbers)) if stream else 0
+            streams.append(number)
         elif kind is Emptied and comes_before_optimizer:
-            found.emptied.append(len(requests))
+            emptied.append(len(sources))
         elif kind is Marked:
-            found.marks.append((index, event))
+            marks.append((index, event))
             comes_before_optimizer = comes_before_optimizer and event.phase != "backward"
             wants_workspace = comes_before_optimizer
-        served.append(len(requests))
-    return found
+    asked_at = [entry for entry, source in enumerate(sources) if source > 0]
+    released = [
+        0 if source >= 0 else ~asked_at[~source - 1] if source < ~0 else -entry
+        for entry, source in enumerate(sources)
+    ]
+    of_requests = [streams[source if source >= 0 else ~source] for source in sources]
+    return Walk(
+        sizes, index + 1, marks, sources, released, origins, workspaces, lt_workspaces,
+        of_requests, tuple(stream_numbers), emptied,
+    )  # fmt: skip
 
 
 def steady_step(ledger: Ledger) -> SteadyStep:
@@ -360,14 +350,25 @@ def steady_requests(ledger: Ledger, workspace_bytes: int) -> tuple[Walk, list[in
 
 def instant(ledger: Ledger, event_index: int) -> Instant:
     """What is alive right after event `event_index`."""
-    alive = find_alive(ledger.events, event_index)
+    like = ledger.like or ledger
+    walked = walk_ledger(ledger)
     by_category: dict[Category, int] = {}
-    for event, category in alive:
-        by_category[category] = by_category.get(category, 0) + rounded(event.num_bytes)
-    transient = [event for event, category in alive if category in TRANSIENT]
-    transient.sort(key=lambda e: -e.num_bytes)
-    phase, micro_batch = phase_at(walk_ledger(ledger).marks, event_index)
-    label, path = last_request(ledger.events, event_index)
+    transient: list[tuple[str, str, int]] = []
+    events: Sequence[Any] = like.events
+    tags = like.places[Tagged]
+    tags = tags[: bisect_left(tags, _with_tags(events, event_index))]
+    categories = {events[place][0]: events[place][1] for place in tags}
+    served = walked.sources[: walked.num_served(event_index)]
+    alive = {source for source in served if source > 0} - {~n for n in served if n < 0}
+    for source in sorted(alive):
+        event, num_bytes = events[like.places[Allocated][source - 1]], walked.sizes[source]
+        category = categories.get(event[0], "temporaries")
+        by_category[category] = by_category.get(category, 0) + rounded(num_bytes)
+        if category in TRANSIENT:
+            transient.append((event.path, event.label, num_bytes))
+    transient.sort(key=lambda each: -each[2])
+    phase, micro_batch = phase_at(walked.marks, event_index)
+    label, path = last_request(events, event_index)
     return Instant(
         event_index,
         phase,
@@ -376,7 +377,7 @@ def instant(ledger: Ledger, event_index: int) -> Instant:
         path,
         sum(by_category.values()),
         by_category,
-        tuple((e.path, e.label, e.num_bytes) for e in transient[:NUM_LARGEST]),
+        tuple(transient[:NUM_LARGEST]),
     )
 
 
@@ -436,7 +437,7 @@ def last_request(events: Sequence[Event], index: int) -> tuple[str, str]:
     """Label and path of the request served last."""
     for place in range(index, -1, -1):
         event = events[place]
-        if isinstance(event, Allocated):
+        if isinstance(event, Allocated | Scratch):
             return event.label, event.path
     return "", ""
 

@@ -12,6 +12,7 @@ entries `emptied` the allocator's cache is emptied: all of them before the stead
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,14 +20,18 @@ from itertools import accumulate, repeat
 
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import (
+    ADDRESS_BITS,
+    ADDRESS_MASK,
     SMALL,
     UNIT_BITS,
+    UNIT_BYTES,
     Block,
     CachingAllocator,
     OutOfMemoryError,
 )
 
 _NO_BLOCK: Block = (0, 0)
+_AT_ONCE = 256  # requests played until the next look at whether the rest recurs
 # Steps played within a limit, at most: those of a Swin recur from the second to the sixth on.
 MAX_STEPS = 16
 # An allocator from what the entries played so far got or gave back, its options, the bytes that it
@@ -216,11 +221,7 @@ def play_steady(
             if left is None:
                 return player, False
             player.peak_allocated = player.allocated
-            if make is None:
-                player.play_again(requests, steady_from, left)
-            else:
-                player.streams = [*streams, *streams[steady_from:]]
-                player.play(*repeated(requests, steady_from, left, 1))
+            player.play_again(requests, steady_from, left, stops=make is None)
             return player, True
     raise AssertionError("without a limit memory does not run out")
 
@@ -280,6 +281,7 @@ class Player:
             if make is None
             else make(self.blocks, config, allowed_bytes, num_streams)
         )
+        self.allocator.is_plain &= make is None  # one that `make` made sees each request
         self.streams = streams
         self.reservations: list[tuple[int, tuple[int, ...]]] = []
         self.grown_at = [-1, -1] * num_streams
@@ -328,75 +330,85 @@ class Player:
         return course[:-1]
 
     def play(self, requests: Sequence[int], start: int) -> None:
-        """Play further requests, of which the first is entry `start`. Raises OutOfMemoryError."""
-        allocator, blocks = self.allocator, self.blocks
-        allocate, free = allocator.allocate, allocator.free
-        allocated, peak = self.allocated, self.peak_allocated
-        streams = self.streams[start:] or repeat(0)
+        """Play further requests, of which the first is entry `start`. Raises OutOfMemoryError.
+
+        Without options it takes the best fit by itself: a call for each would take a third.
+        """
+        allocator, blocks, allocated = self.allocator, self.blocks, self.allocated
+        small, large, is_plain = allocator.small, allocator.large, allocator.is_plain
+        peak = self.peak_allocated
+        streams = self.streams[start : start + len(requests)] or repeat(0)
         for request, stream in zip(requests, streams, strict=False):
             if request > 0:
-                block = allocate(request, stream)
-                allocated += block[1]
-                if allocated > peak:
-                    peak = allocated
-                if allocator.reserved_units != self.reserved:
-                    self._note_reserved(block, stream)
-            else:
-                block = blocks[~request] if request else _NO_BLOCK
-                if block[1]:
-                    free(block, stream)
-                    allocated -= block[1]
-            blocks.append(block)
-        self.allocated, self.peak_allocated = allocated, peak
-
-    def play_again(self, requests: Sequence[int], start: int, handed_on: dict[int, int]) -> None:
-        """Play the requests from entry `start` on once more, each pool until the rest must recur.
-
-        It must where every live block of the pool lies where its counterpart lay one step before,
-        and the pool took nothing from the driver in between: which blocks are free follows from
-        which are not. `num_moved` counts the live blocks that lie elsewhere. Pools know nothing of
-        each other while memory does not run out. Raises OutOfMemoryError.
-        """
-        allocator, blocks, grown_at = self.allocator, self.blocks, self.grown_at
-        period = len(requests) - start
-        allocated, peak = self.allocated, self.peak_allocated
-        streams = self.streams or [0] * len(requests)
-        num_moved = [0] * len(grown_at)
-        for before, now in handed_on.items():
-            num_moved[2 * streams[now] + (blocks[now][1] > SMALL)] += blocks[before] != blocks[now]
-        recurs = [False] * len(grown_at)
-        for entry in range(start, len(requests)):
-            request, stream = requests[entry], streams[entry]
-            block = then = blocks[entry]
-            pool = 2 * stream + (then[1] > SMALL)
-            if not (recurs[pool] or num_moved[pool]) and grown_at[pool] < entry:
-                recurs[pool] = not allocator.is_limited
-                if all(recurs):
-                    rest = _allocated(requests[entry:], blocks[entry : len(requests)])
-                    peak = max(peak, allocated + (max(rest) >> UNIT_BITS))
-                    break
-            if request > 0:
-                if not recurs[pool]:
+                units = (request + UNIT_BYTES - 1) >> UNIT_BITS
+                pool = small[stream] if units <= SMALL else large[stream]
+                ordered = pool.ordered
+                index = bisect_left(ordered, units << ADDRESS_BITS)
+                if is_plain and index < len(ordered):
+                    number = ordered[index]
+                    address, size = number & ADDRESS_MASK, number >> ADDRESS_BITS
+                    if address + size in pool.unmapped:  # it lies at the growing end
+                        number = ordered[index := pool.best_fit(units)]
+                        address, size = number & ADDRESS_MASK, number >> ADDRESS_BITS
+                    del pool.starts[address]
+                    rest = size - units
+                    if rest < pool.min_rest:
+                        del pool.ends[address + size], ordered[index]
+                        block = address, size
+                    else:
+                        first = address + units
+                        pool.starts[first] = pool.ends[address + size] = rest
+                        number = rest << ADDRESS_BITS | first
+                        if index and ordered[index - 1] > number:
+                            del ordered[index]
+                            insort(ordered, number, 0, index)
+                        else:
+                            ordered[index] = number
+                        block = address, units
+                else:
                     block = allocator.allocate(request, stream)
-                    if block != then:
-                        num_moved[pool] += 1
                     if allocator.reserved_units != self.reserved:
                         self._note_reserved(block, stream)
                 allocated += block[1]
                 if allocated > peak:
                     peak = allocated
-            elif then[1]:
-                before = ~request
-                block = blocks[
-                    before + period if before >= start else handed_on.get(before, before)
-                ]
-                if not recurs[pool]:
-                    allocator.free(block, stream)
-                    if block != then:
-                        num_moved[pool] -= 1
-                allocated -= block[1]
+            else:
+                block = blocks[~request] if request else _NO_BLOCK
+                size = block[1]
+                if size:
+                    allocated -= size
+                    if is_plain:
+                        (small[stream] if size <= SMALL else large[stream]).merge(*block)
+                    else:
+                        allocator.free(block, stream)
             blocks.append(block)
         self.allocated, self.peak_allocated = allocated, peak
+
+    def play_again(
+        self, requests: Sequence[int], start: int, handed_on: dict[int, int], stops: bool
+    ) -> None:
+        """Play the requests from entry `start` on once more and, where it `stops`, until the rest
+        must recur.
+
+        It must where every live block lies where its counterpart lay one step before, and nothing
+        was taken from the driver in between: which blocks are free follows from which are not.
+        `num_moved` counts the live blocks that lie elsewhere. Raises OutOfMemoryError.
+        """
+        blocks, count = self.blocks, len(requests)
+        again, _ = repeated(requests, start, handed_on, 1)
+        self.streams = [*self.streams, *self.streams[start:]]
+        num_moved = sum(blocks[before] != blocks[now] for before, now in handed_on.items())
+        may_stop = stops and not self.allocator.is_limited
+        for entry in range(start, count, _AT_ONCE):
+            if may_stop and not num_moved and max(self.grown_at) < entry:
+                rest = _allocated(requests[entry:], blocks[entry:count])
+                most = self.allocated + (max(rest) >> UNIT_BITS)
+                self.peak_allocated = max(self.peak_allocated, most)
+                break
+            part = again[entry - start : entry - start + _AT_ONCE]
+            self.play(part, len(blocks))
+            pairs = zip(part, blocks[-len(part) :], blocks[entry : entry + _AT_ONCE], strict=False)
+            num_moved += sum(1 if asked > 0 else -1 for asked, now, then in pairs if now != then)
 
     def _note_reserved(self, block: Block, stream: int) -> None:
         """The request of `stream` that got `block` changed what is reserved."""

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
 
-from planner.ledger.ledger import Allocated, Ledger, Scratch
-
-_new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
-NUM_KEPT = 8  # ledgers with their scratch kept: several readers ask for one
+from planner.ledger.affine import AffineLedger
+from planner.ledger.ledger import EventsAt, Ledger
 
 
 @dataclass(frozen=True)
@@ -29,27 +26,12 @@ class Processors:
 
 def on_device(ledger: Ledger, device: Processors) -> Ledger:
     """The ledger with all scratch as large as `device` makes it: events keep their places."""
-    return _on_device(ledger, device)
-
-
-def _on_device_anew(ledger: Ledger, device: Processors) -> Ledger:
-    like = ledger if ledger.like is None else ledger.like
-    events: list[Any] = list(ledger.events)
-    for place in _places(like):
-        if type(events[place]) is not Scratch:
-            continue  # it is of a device already
-        storage, law, sizes, label, path = events[place]
-        num_bytes = scratch_bytes(device, law, sizes)
-        events[place] = _new(Allocated, (storage, num_bytes, label, path, ""))
-    return replace(ledger, events=tuple(events), like=like)
-
-
-_on_device = lru_cache(maxsize=NUM_KEPT)(_on_device_anew)
-
-
-@lru_cache(maxsize=NUM_KEPT)
-def _places(ledger: Ledger) -> list[int]:
-    return [place for place, event in enumerate(ledger.events) if type(event) is Scratch]
+    events = ledger.events
+    if not isinstance(events, EventsAt):
+        events = EventsAt(AffineLedger(ledger, {}), ledger.batch_size)
+    if events.scratch_bytes is not None:
+        return ledger  # it is of a device already
+    return replace(ledger, events=replace(events, scratch_bytes=partial(scratch_bytes, device)))
 
 
 @lru_cache(maxsize=1 << 14)

@@ -65,11 +65,10 @@ class Module:
 
     def parameters(self) -> Iterator[Parameter]:
         """All parameters, a module's own before its submodules', as `nn.Module.parameters`."""
-        for value in vars(self).values():
-            if isinstance(value, Parameter):
-                yield value
-        for _, child in self.children():
-            yield from child.parameters()
+        for module in self.descendants():
+            for value in vars(module).values():
+                if isinstance(value, Parameter):
+                    yield value
 
 
 def name_modules(root: Module, path: str = "") -> None:

@@ -38,9 +38,12 @@ def repeated(
         elif kind is Allocated or kind is Scratch:
             last_storage += 1
             new[event[0]] = last_storage
-            append(_new(kind, (last_storage, *event[1:])))
+            # Both have so many fields.
+            _, size, label, path, last = event
+            append(_new(kind, (last_storage, size, label, path, last)))
         elif kind is Tagged:
-            append(_new(Tagged, (new.get(event[0], event[0]), *event[1:])))
+            storage, category, weight = event
+            append(_new(Tagged, (new.get(storage, storage), category, weight)))
         elif kind is Marked:
             append(Marked(event.phase, step))
         elif kind is not Emptied:  # what was tried once is known

@@ -46,8 +46,8 @@ def fuse_operations(
         where.append(region)
 
     for (phase, operation), region in zip(operations, regions, strict=True):
-        fusible = operation.kind in _FUSIBLE_KINDS and region is not None
-        fusible = fusible and not operation.name.startswith(FUSED_PREFIX)  # fused already
+        fusible = operation[1] in _FUSIBLE_KINDS and region is not None
+        fusible = fusible and not operation[0].startswith(FUSED_PREFIX)  # fused already
         if chain and (not fusible or (phase, region) != chained):
             add(chained[0], _fuse(chain), chained[1])
             chain = []
@@ -85,14 +85,15 @@ def fuse_between(
 def _fuse(chain: Sequence[Computed]) -> Computed:
     if len(chain) == 1:
         return chain[0]
-    largest = max(chain, key=lambda operation: operation.num_bytes)
-    others = sum(operation.num_bytes for operation in chain) - largest.num_bytes
+    _, kinds, dtypes, flops, sizes, _, paths = zip(*chain, strict=True)
+    most = max(sizes)
+    largest = sizes.index(most)
     return Computed(
         name=f"fused_{len(chain)}",
-        kind=largest.kind,
-        dtype=largest.dtype,
-        flops=sum(operation.flops for operation in chain),
-        num_bytes=largest.num_bytes + int(_FUSED_BYTES_KEPT * others),
-        kernels=max(1, sum(operation.kind == "reduction" for operation in chain)),
-        path=chain[0].path,
+        kind=kinds[largest],
+        dtype=dtypes[largest],
+        flops=sum(flops),
+        num_bytes=most + int(_FUSED_BYTES_KEPT * (sum(sizes) - most)),
+        kernels=max(1, kinds.count("reduction")),
+        path=paths[0],
     )

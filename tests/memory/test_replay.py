@@ -12,10 +12,10 @@ from planner.estimation.estimate import choose
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.allocator_config import AllocatorConfig
-from planner.memory.caching_allocator import CachingAllocator
 from planner.memory.profile import steady_requests
 from planner.memory.replay import (
     MAX_STEPS,
+    Player,
     SteadyPeaks,
     replay,
     replay_steady,
@@ -25,6 +25,14 @@ from planner.memory.replay import (
 from planner.memory.scratch import on_device
 
 KIB, MIB = 1024, 1024**2
+
+
+@pytest.fixture(autouse=True)
+def each_request_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that short steps, too, are ended where they recur."""
+    monkeypatch.setattr("planner.memory.replay._AT_ONCE", 1)
+
+
 CONFIGS = (
     None,
     AllocatorConfig(expandable_segments=True),
@@ -167,14 +175,14 @@ def test_so_does_a_swin(model: str, of_setting: dict[str, object]) -> None:
 
 
 def test_a_step_is_not_played_again_where_it_must_recur(monkeypatch: pytest.MonkeyPatch) -> None:
-    served = []
-    allocate = CachingAllocator.allocate
+    served: list[int] = []
+    play = Player.play
 
-    def counted(allocator: CachingAllocator, num_bytes: int, stream: int) -> tuple[int, int]:
-        served.append(num_bytes)
-        return allocate(allocator, num_bytes, stream)
+    def counted(player: Player, requests: list[int], start: int) -> None:
+        served.extend(n for n in requests if n > 0)
+        play(player, requests, start)
 
-    monkeypatch.setattr(CachingAllocator, "allocate", counted)
+    monkeypatch.setattr(Player, "play", counted)
 
     def num_served(requests: list[int], start: int) -> int:
         served.clear()
@@ -183,10 +191,10 @@ def test_a_step_is_not_played_again_where_it_must_recur(monkeypatch: pytest.Monk
 
     # 600 kB and 4 MiB, twice: the second step takes nothing from the driver and moves nothing.
     assert num_served([600_000, 4 * MIB, ~0, ~1, 600_000, 4 * MIB, ~4, ~5], 4) == 4
-    # The large pool takes a segment with its second step's last request, so that it is played
-    # again up to there; the small pool is not.
+    # The large pool takes a segment with its second step's last request, so that all is played
+    # again up to there.
     grows = [600_000, 4 * MIB, ~0, ~1, 600_000, 4 * MIB, 18 * MIB, ~4, ~5, ~6]
-    assert num_served(grows, 4) == 5 + 2
+    assert num_served(grows, 4) == 5 + 3
     # What the step hands on lies beside what it took over: its repetition begins otherwise.
     assert num_served([512, 512, ~0], 1) == 2 + 1
     # What lay elsewhere is released first, and the rest recurs.

@@ -24,6 +24,8 @@ class Optimizer:
         self.parameters = list(parameters)
         self.setting = setting
         self.state: dict[str, list[Tensor]] = {}
+        self.numel = sum(p.numel for p in parameters)
+        self.num_bytes = sum(p.num_bytes for p in parameters)
 
     def step(self) -> None:
         """One update. The first one makes the state."""
@@ -79,12 +81,11 @@ class Optimizer:
 
     def cost(self, name: str, num_written: int, num_read: int) -> None:
         """Kernels that read and write so many tensors the size of the parameters."""
-        numel = sum(p.numel for p in self.parameters)
-        num_bytes = sum(p.num_bytes for p in self.parameters) * (num_written + num_read)
+        num_bytes = self.num_bytes * (num_written + num_read)
         count = len(self.parameters)
         forloop = self.setting.optimizer_implementation == "forloop"
         kernels = count if forloop else -(-count // FOREACH_TENSORS_A_KERNEL)
-        self.device.compute(name, "pointwise", "float32", numel, num_bytes, kernels)
+        self.device.compute(name, "pointwise", "float32", self.numel, num_bytes, kernels)
 
 
 # A multi-tensor kernel takes at most so many tensors at a time

@@ -193,7 +193,6 @@ class _Insertion:
             self.ledger,
             events=events,
             notes=notes,
-            like=None,
             doubtful_bytes=zero.doubtful_bytes,
             late_bytes=zero.late_bytes,
         )
