@@ -106,7 +106,7 @@ _BLOCKS: dict[tuple[Library, int], str] = {
 
 def block_classes(model: SwinConfig, setting: TrainSetting) -> list[str]:
     """What the classes of its blocks are called: those that `build_model` lets recompute have a
-    class of their own (`_WRAPPER` in source.py)."""
+    class of their own (`recompute` in templates/model.j2)."""
     name, chosen = _BLOCKS[model.library, model.version], setting.chosen_blocks
     total = sum(model.depths)
     by_library = model.library in ("timm", "native", "microsoft")
