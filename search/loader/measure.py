@@ -142,10 +142,7 @@ class LoaderRun:
         setting = self.request.setting
         if setting.pin_memory and not pins(setting, self.device):
             self.flags.append("there is no CUDA device to pin memory for: nothing was pinned")
-        seen = replace(
-            data,
-            dataset=watched(data.dataset, self.watch),
-        )
+        seen = replace(data, dataset=watched(data.dataset, self.watch))
         self.usage.start()
         self.report.enter("start")
         began = time.monotonic()

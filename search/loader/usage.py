@@ -9,7 +9,8 @@ import os
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import astuple, dataclass
 
 import psutil
 
@@ -28,29 +29,6 @@ def private_bytes(pid: int) -> int | None:
         return int(psutil.Process(pid).memory_full_info().uss)
     except psutil.Error:
         return None
-
-
-@dataclass(frozen=True)
-class Disk:
-    """What a process has read: by calls, and of that from the disk and not the page cache."""
-
-    read_bytes: int = 0
-    disk_bytes: int = 0
-
-    def __add__(self, other: Disk) -> Disk:
-        return Disk(self.read_bytes + other.read_bytes, self.disk_bytes + other.disk_bytes)
-
-    def __sub__(self, other: Disk) -> Disk:
-        return Disk(self.read_bytes - other.read_bytes, self.disk_bytes - other.disk_bytes)
-
-
-def read_disk(pid: int) -> Disk:
-    """Zeros where it is not told."""
-    try:
-        found = psutil.Process(pid).io_counters()
-    except psutil.Error:
-        return Disk()
-    return Disk(found.read_chars, found.read_bytes)
 
 
 def shared_memory(pids: Iterable[int]) -> tuple[int, int]:
@@ -78,32 +56,34 @@ def shared_memory(pids: Iterable[int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What this process and its children have used so far: processor seconds, bytes read."""
+    """What this process and its children have used so far: processor seconds, bytes that were read
+    by calls, and bytes of those that came from the disk and not the page cache."""
 
     main_cpu: float
     worker_cpu: float
-    disk: Disk
+    read_bytes: int
+    disk_bytes: int
 
     @classmethod
     def take(cls) -> Snapshot:
-        disk = read_disk(os.getpid())
-        worker_cpu = 0.0
-        for pid in children():
-            disk += read_disk(pid)
-            worker_cpu += cpu_seconds(pid)
-        return cls(time.process_time(), worker_cpu, disk)
+        workers = children()
+        read_bytes = disk_bytes = 0
+        for pid in (os.getpid(), *workers):
+            with suppress(psutil.Error):
+                counted = psutil.Process(pid).io_counters()
+                read_bytes += counted.read_chars
+                disk_bytes += counted.read_bytes
+        worker_cpu = sum(map(cpu_seconds, workers))
+        return cls(time.process_time(), worker_cpu, read_bytes, disk_bytes)
 
     def __sub__(self, other: Snapshot) -> Snapshot:
-        return Snapshot(
-            self.main_cpu - other.main_cpu,
-            self.worker_cpu - other.worker_cpu,
-            self.disk - other.disk,
-        )
+        both = zip(astuple(self), astuple(other), strict=True)
+        return Snapshot(*(now - before for now, before in both))
 
     @property
     def cold_share(self) -> float:
         """The part of what was read that came from the disk, and not from the page cache."""
-        return min(1.0, self.disk.disk_bytes / max(1, self.disk.read_bytes))
+        return min(1.0, self.disk_bytes / max(1, self.read_bytes))
 
 
 @dataclass

@@ -16,7 +16,7 @@ from planner.core.schema.loading import LoaderSetting
 from planner.training.loading.sources import find_source
 from search.loader.probing import probe_loader, stays_cached
 from search.loader.stages import find_bound
-from search.loader.usage import read_disk
+from search.loader.usage import Snapshot
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent
 from tests.loading.made import BROKEN, UNUSUAL, encoded, folder_of, listing
@@ -60,9 +60,9 @@ def _forget(paths: list[Path]) -> int:
         with path.open("rb") as file:
             os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    before = read_disk(os.getpid()).disk_bytes
+    before = Snapshot.take()
     paths[0].read_bytes()
-    return read_disk(os.getpid()).disk_bytes - before
+    return (Snapshot.take() - before).disk_bytes
 
 
 def test_a_cold_page_cache_is_told(probe: Probe, tmp_path: Path) -> None:
