@@ -11,12 +11,11 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Sequence
+from contextlib import suppress
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, shell_complete
 
 from planner import __version__
 from planner.cli.command import HELP_SETTINGS
@@ -94,14 +93,6 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _output_faults():  # --help prints here
-            return super().make_context(*args, **kwargs)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _output_faults():
-            return super().invoke(ctx)
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -150,48 +141,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _open_streams()
     try:
-        status = cli.main(args=arguments, prog_name="planner", standalone_mode=False)
-        with _output_faults():
-            sys.stdout.flush()
+        status = _run(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()
     except PlannerError as error:
         return _fail(str(error), error.exit_status)
     except click.ClickException as error:
         return _fail(_usage(error), error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, EOFError, KeyboardInterrupt):
+        click.echo(err=True)  # below the terminal's own ^C
         return _fail("interrupted.", INTERRUPTED)
-    except _OutputError as error:
-        return _output_gone(error)
     except OSError as error:
+        if error.errno in _WRITING and error.filename is None:
+            return _output_gone(error)
         if error.errno != errno.ENAMETOOLONG:
             raise
         name = shorten(as_text(os.fsdecode(error.filename)))
         return _fail(f"{name} is longer than the name of any file.", 2)
+    return status
+
+
+def _run(arguments: list[str]) -> int:
+    """The status of the command. Not click's own main, which ends the process by itself where
+    standard output has no reader."""
+    asked = os.environ.get(COMPLETION)
+    if asked:
+        return shell_complete(cli, {}, "planner", COMPLETION, asked)
+    try:
+        with cli.make_context("planner", arguments) as context:
+            status = cli.invoke(context)
+    except click.exceptions.Exit as done:
+        return done.exit_code
     return status if isinstance(status, int) else 0
 
 
-class _OutputError(Exception):
-    """Standard output took no more. No OSError: click would end the process by itself."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__(error.strerror)
-        self.number = error.errno
-
-
 # What a write to standard output fails with: a reader that left, a full disk or quota, a terminal
-# or descriptor that is no more.
+# or descriptor that is no more. A file's error names the file.
 _WRITING = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-
-
-@contextmanager
-def _output_faults() -> Iterator[None]:
-    """Turns what printing raises into an _OutputError. A file's error names the file, and is not
-    one of these."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _WRITING and error.filename is None:
-            raise _OutputError(error) from error
-        raise
 
 
 def _open_streams() -> None:
@@ -257,12 +242,12 @@ def _fail(message: str, status: int) -> int:
     return status
 
 
-def _output_gone(error: _OutputError) -> int:
+def _output_gone(error: OSError) -> int:
     """`planner gpus | head -1`: what is still buffered must not raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if error.number == errno.EPIPE:
+    if error.errno == errno.EPIPE:
         return READER_GONE
-    return _fail(f"standard output cannot be written: {error}.", 1)
+    return _fail(f"standard output cannot be written: {error.strerror}.", 1)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
 
 import click
 
@@ -29,7 +29,7 @@ def command(name: tuple[str, ...], sources: bool, as_json: bool) -> None:
     """List the GPUs that --gpu knows: all, or those that NAME means (`planner gpus rtx ti`)."""
     gpus = _chosen(" ".join(name))
     if as_json:
-        print_json([gpu_as_json(gpu) for gpu in gpus])
+        print_json([asdict(gpu) for gpu in gpus])
         return
     print_table([_row(gpu) for gpu in gpus], HEADERS)
     say(
@@ -42,25 +42,6 @@ def command(name: tuple[str, ...], sources: bool, as_json: bool) -> None:
             click.echo(f"\n{gpu.name}")
             for figure, source in gpu.sources.items():
                 click.echo(f"  {figure}: {source}")
-
-
-def gpu_as_json(gpu: Gpu) -> dict[str, Any]:
-    """A catalogue entry as plain data: bytes, bytes/s and FLOP/s; null where there is no unit."""
-    return {
-        "name": gpu.name,
-        "title": gpu.title,
-        "vendor": gpu.vendor,
-        "architecture": gpu.architecture,
-        "capability": list(gpu.capability) if gpu.capability else None,
-        "memory_bytes": gpu.memory_bytes,
-        "bandwidth": gpu.bandwidth,
-        "link_bandwidth": gpu.link_bandwidth,
-        "fp32_flops": gpu.fp32_flops,
-        "tf32_flops": gpu.tf32_flops,
-        "bf16_flops": gpu.bf16_flops,
-        "fp16_flops": gpu.fp16_flops,
-        "sources": dict(gpu.sources),
-    }
 
 
 def _chosen(text: str) -> tuple[Gpu, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,7 +202,7 @@ def _print_comparison(
     comparisons: Sequence[Comparison], records: Sequence[MeasurementRecord]
 ) -> None:
     from planner.report.settings import describe_setting
-    from search.tuning.validation.compare import QUANTITIES, accuracy, rank_correlation
+    from search.tuning.validation.compare import QUANTITIES, accuracies, rank_correlation
 
     if not comparisons:
         click.echo(f"None of {len(records)} records was measured on a GPU: nothing to compare.")
@@ -211,23 +211,16 @@ def _print_comparison(
         (
             c.record.model.title,
             describe_setting(c.record.setting, c.record.model),
-            *(_pair(c, quantity) for quantity in QUANTITIES),
+            *(_figure(quantity, c.figures.get(quantity)) for quantity in QUANTITIES),
         )
         for c in comparisons
     ]
     print_table(rows, ("model", "setting", *QUANTITIES))
     click.echo("\nEach figure: measured, and how far the prediction is off.\n")
-    summary = []
-    for kind, chosen in (
-        ("eager", [c for c in comparisons if c.record.setting.compile == "off"]),
-        ("compiled", [c for c in comparisons if c.record.setting.compile != "off"]),
-    ):
-        for quantity in QUANTITIES:
-            found = accuracy(chosen, quantity)
-            if found is not None:
-                summary.append(
-                    (kind, quantity, found.count, f"{found.median:.1%}", f"{found.worst:.1%}")
-                )
+    summary = [
+        (kind, quantity, of.count, f"{of.median:.1%}", f"{of.worst:.1%}")
+        for kind, quantity, of in accuracies(comparisons)
+    ]
     print_table(summary, ("", "", "rows", "median error", "worst error"))
     correlation = rank_correlation(comparisons)
     if correlation is not None:
@@ -256,24 +249,15 @@ def _print_ranks(comparisons: Sequence[Comparison]) -> None:
 
 
 def _print_phases(comparisons: Sequence[Comparison]) -> None:
-    from statistics import median
+    from search.tuning.validation.compare import phase_accuracies
 
-    from search.tuning.validation.compare import PHASES
-
-    rows = []
-    for phase in PHASES:
-        errors = [abs(p / m - 1) for c in comparisons if phase in c.phases
-                  for p, m in [c.phases[phase]] if m]  # fmt: skip
-        if errors:
-            rows.append((phase.replace("_", " "), len(errors), f"{median(errors):.2%}",
-                         f"{max(errors):.2%}"))  # fmt: skip
+    rows = [
+        (phase, of.count, f"{of.median:.2%}", f"{of.worst:.2%}")
+        for phase, of in phase_accuracies(comparisons)
+    ]
     if rows:
         click.echo("")
         print_table(rows, ("live bytes", "rows", "median error", "worst error"))
-
-
-def _pair(comparison: Comparison, quantity: str) -> str | None:
-    return _figure(quantity, comparison.figures.get(quantity))
 
 
 def _figure(quantity: str, pair: tuple[float, float] | None) -> str | None:
@@ -290,19 +274,14 @@ def _as_json(comparison: Comparison) -> dict[str, Any]:
         "model": comparison.record.model.model_dump(mode="json"),
         "setting": comparison.record.setting.model_dump(mode="json"),
         "device": json.loads(comparison.record.device.model_dump_json()),
-        "figures": {
-            quantity: {"predicted": predicted, "measured": measured}
-            for quantity, (predicted, measured) in comparison.figures.items()
-        },
-        "phases": {
-            phase: {"predicted": predicted, "measured": measured}
-            for phase, (predicted, measured) in comparison.phases.items()
-        },
-        "ranks": {
-            rank: {
-                quantity: {"predicted": predicted, "measured": measured}
-                for quantity, (predicted, measured) in figures.items()
-            }
-            for rank, figures in comparison.ranks.items()
-        },
+        "figures": _pairs(comparison.figures),
+        "phases": _pairs(comparison.phases),
+        "ranks": {rank: _pairs(figures) for rank, figures in comparison.ranks.items()},
+    }
+
+
+def _pairs(found: Mapping[str, tuple[float, float]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {"predicted": predicted, "measured": measured}
+        for name, (predicted, measured) in found.items()
     }

@@ -70,16 +70,14 @@ class DriverAnswer:
 
 @dataclass(frozen=True)
 class PciDevice:
-    """A graphics device as the kernel lists it in /sys/bus/pci/devices. Widths are lanes, speeds
-    the kernel's text ("16.0 GT/s PCIe"); `port_` is the slot or bridge above it."""
+    """A graphics device as the kernel lists it in /sys/bus/pci/devices. Widths are lanes;
+    `port_` is the slot or bridge above it."""
 
     vendor: str = ""
     numa_node: int | None = None
     width: int | None = None
     max_width: int | None = None
-    max_speed: str = ""
     port_max_width: int | None = None
-    port_max_speed: str = ""
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,6 @@ class TorchBuild:
     cuda: str | None = None
     hip: str | None = None
     available: bool = False
-    num_devices: int = 0
     error: str = ""
     reason: str = ""
     arch_list: tuple[str, ...] = ()
@@ -201,12 +200,14 @@ def ask_torch(
 ) -> TorchBuild:
     """How torch was built, which GPUs it sees, and whether it can run on those with an index in
     `tried` (on all of them, where it is None)."""
+    from pydantic import TypeAdapter
+
     indices = json.dumps(tried if tried is None else list(tried))
     failed: dict[str, str] = {}
     while True:
         try:
             asked = _ask_process(_ASK, [indices, json.dumps(failed)], bus_ordered(environ))
-            return _read_answer(asked)
+            return TypeAdapter(TorchBuild).validate_python(asked)
         except _NoAnswerError as error:
             if not error.question or error.question in failed:
                 return TorchBuild(error=str(error))
@@ -245,20 +246,6 @@ def _ask_process(
         lines = done.stderr.strip().splitlines()
         why = lines[-1] if lines else f"it ended with status {done.returncode}"
     raise _NoAnswerError(why, done.stdout)
-
-
-def _read_answer(found: dict[str, object]) -> TorchBuild:
-    gpus = found.pop("gpus")
-    assert isinstance(gpus, list)
-    told = tuple(TorchGpu(**{**g, "capability": tuple(g["capability"])}) for g in gpus)
-    arch_list = found.pop("arch_list")
-    assert isinstance(arch_list, list)
-    return TorchBuild(
-        **found,  # type: ignore[arg-type]
-        num_devices=len(told),
-        arch_list=tuple(arch_list),
-        gpus=told,
-    )
 
 
 # Imported one after another; torch comes first, as its libraries must be found.

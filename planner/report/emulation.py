@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from planner.core.errors import printable
 from planner.core.units import format_bytes
 from planner.report.explanation import relief_text
+from planner.report.page.contents import Cell, Number
 from planner.report.terminal import table_text, wrapped
 from planner.watching.emulating.reading import (
     ELSE,
@@ -22,6 +23,7 @@ from planner.watching.explaining.snapshot_reading import Group
 
 MAX_GROUPS = 12
 NODES = "$NNODES, $NODE_RANK, $MASTER_ADDR and $MASTER_PORT"
+ALIVE = "memory", "share", "tensors", "what", "asked for by"
 PROCESSES = "process", "GPU", "steps", "allocated", "reserved", "device total", "peak"
 RETRIES = (
     "Retries: the allocator had no memory left, gave its cache back to the driver and asked again. "
@@ -53,7 +55,7 @@ def emulation_text(run: EmulatedRun) -> str:
         groups = fullest.fullest.groups if fullest.fullest else ()
         parts.append(_alive(groups, f"Alive at the peak of {title_of(fullest)}"))
     if sum(bool(p.peaks) for p in run.processes) > 1:
-        parts.append(_processes(run.processes))
+        parts.append(_text(process_rows(run.processes), PROCESSES, "lrrrrrl"))
     if run.fits and run.retries:
         parts.append(wrapped(f"{run.retries} {RETRIES.lower()}"))
     parts += [_grew(p, p.growth) for p in run.processes if p.growth is not None]
@@ -235,35 +237,45 @@ def card_of(process: EmulatedProcess, peak: DevicePeak) -> str:
     return f"{peak.device} of node {process.node}" if process.node else str(peak.device)
 
 
-def _alive(groups: Sequence[Group], title: str) -> str:
+def alive_rows(groups: Sequence[Group]) -> list[tuple[Cell, ...]]:
     total = sum(group.num_bytes for group in groups)
-    rows = [
-        [
-            format_bytes(g.num_bytes), f"{g.num_bytes / total:.0%}", str(g.count), g.category,
-            g.where,
-        ]
-        for g in groups[:MAX_GROUPS]
+    return [
+        (
+            Number(g.num_bytes, format_bytes(g.num_bytes)),
+            Number(g.num_bytes, f"{g.num_bytes / total:.0%}"),
+            Number(g.count, str(g.count)), g.category, g.where,
+        )
+        for g in groups
     ]  # fmt: skip
-    if len(groups) > MAX_GROUPS:
-        rest = groups[MAX_GROUPS:]
-        size = sum(group.num_bytes for group in rest)
+
+
+def _alive(groups: Sequence[Group], title: str) -> str:
+    shown, rest = alive_rows(groups)[:MAX_GROUPS], groups[MAX_GROUPS:]
+    if rest:
+        size, total = (sum(group.num_bytes for group in some) for some in (rest, groups))
         count = str(sum(group.count for group in rest))
-        rows.append([format_bytes(size), f"{size / total:.0%}", count, "the rest", ""])
-    headers = ("memory", "share", "tensors", "what", "asked for by")
-    return f"{title}:\n{table_text(rows, headers, align='rrrll')}"
+        shown.append((format_bytes(size), f"{size / total:.0%}", count, "the rest", ""))
+    return f"{title}:\n{_text(shown, ALIVE, 'rrrll')}"
 
 
-def _processes(processes: Sequence[EmulatedProcess]) -> str:
-    rows = [
-        [
-            title_of(process), card_of(process, peak), str(process.steps),
-            format_bytes(peak.allocated_bytes), format_bytes(peak.reserved_bytes),
-            format_bytes(peak.used_bytes), place_of(peak),
-        ]
+def process_rows(processes: Sequence[EmulatedProcess]) -> list[tuple[Cell, ...]]:
+    return [
+        (
+            title_of(process), card_of(process, peak),
+            Number(process.steps, str(process.steps)),
+            *(
+                Number(size, format_bytes(size))
+                for size in (peak.allocated_bytes, peak.reserved_bytes, peak.used_bytes)
+            ),
+            place_of(peak),
+        )
         for process in processes
         for peak in process.peaks
     ]  # fmt: skip
-    return table_text(rows, PROCESSES, align="lrrrrrl")
+
+
+def _text(rows: Sequence[Sequence[Cell]], headers: Sequence[str], align: str) -> str:
+    return table_text([list(map(str, row)) for row in rows], headers, align)
 
 
 def grew(process: EmulatedProcess, growth: Growth) -> str:

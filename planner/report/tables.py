@@ -200,11 +200,6 @@ def _breakdown(estimate: Estimate) -> str:
         for key, title in titles.items()
         if estimate.breakdown.get(key)
     ]
-    unknown = [key for key in estimate.breakdown if key not in BREAKDOWN_ROWS]
-    rows += [
-        [key, format_bytes(estimate.breakdown[key]), _share(estimate.breakdown[key], total)]
-        for key in unknown
-    ]
     rows.append(["device total", format_bytes(total), _share(total, total)])
     return table_text(rows, align="lr")
 
@@ -325,4 +320,4 @@ def _images(estimate: Estimate) -> str:
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else ""
+    return f"{part / whole:.1%}"

@@ -5,60 +5,39 @@ The horizontal axis counts allocations and releases, not seconds.
 
 from __future__ import annotations
 
-import sys
-
 from planner.core.units import GIB, MIB, format_bytes
 from planner.ledger.ledger import Category, Ledger
 from planner.report.colours import STACK
 from planner.report.live import LiveBytes, Phase, step_live_bytes
 
-BLOCK_GLYPHS: dict[Category, str] = {
+GLYPHS: dict[Category, str] = {
     "parameters": "█", "buffers": "▪", "optimizer_state": "▓", "gradients": "▒",
     "activations": "░", "temporaries": "•",
 }  # fmt: skip
-ASCII_GLYPHS: dict[Category, str] = {
-    "parameters": "#", "buffers": "b", "optimizer_state": "%", "gradients": "+",
-    "activations": ":", "temporaries": "o",
-}  # fmt: skip
 
 
-def timeline_text(
-    ledger: Ledger, width: int = 100, height: int = 20, *, ascii_only: bool | None = None
-) -> str:
+def timeline_text(ledger: Ledger, width: int = 100, height: int = 20) -> str:
     """The steady step as `height` rows of cells, no line wider than `width` characters.
 
-    A cell shows the category that fills most of it. By default block characters are used where
-    standard output can show them.
+    A cell shows the category that fills most of it.
     """
-    if ascii_only is None:
-        ascii_only = not _can_show("█▓▒░▼─│", sys.stdout.encoding)
     live = step_live_bytes(ledger)
-    glyphs = ASCII_GLYPHS if ascii_only else BLOCK_GLYPHS
-    rule, bar, tip = ("-", "|", "v") if ascii_only else ("─", "│", "▼")
     points, bounds = live.thin(max(width - 9, 10))
-    columns = [_column(live, i, height, glyphs) for i in points]
+    columns = [_column(live, i, height) for i in points]
     unit, name = (GIB, "GiB") if live.peak_bytes >= GIB else (MIB, "MiB")
-    lines = [_peak_line(live, points, tip, width)]
+    lines = [_peak_line(live, points, width)]
     for row in range(height - 1, -1, -1):
         label = ""
         if row in (height - 1, 0) or (row + 1) % 5 == 0:
             label = f"{live.peak_bytes * (row + 1) / height / unit:.3g}"
-        lines.append(f"{label:>7} {bar}" + "".join(column[row] for column in columns))
-    lines.append(f"{name:>7} {'+' if ascii_only else '└'}" + rule * len(points))
-    lines.append(" " * 9 + _phase_line(live.phases, bounds, bar))
-    lines += _legend(live, glyphs, width)
+        lines.append(f"{label:>7} │" + "".join(column[row] for column in columns))
+    lines.append(f"{name:>7} └{'─' * len(points)}")
+    lines.append(" " * 9 + _phase_line(live.phases, bounds))
+    lines += _legend(live, width)
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _can_show(text: str, encoding: str | None) -> bool:
-    try:
-        text.encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
-def _column(live: LiveBytes, point: int, height: int, glyphs: dict[Category, str]) -> list[str]:
+def _column(live: LiveBytes, point: int, height: int) -> list[str]:
     """The cells of one point from the bottom up."""
     cell = live.peak_bytes / height
     cells = []
@@ -70,41 +49,41 @@ def _column(live: LiveBytes, point: int, height: int, glyphs: dict[Category, str
             top = base + live.by_category[category][point]
             share = min(top, high) - max(base, low)
             if share > 0:
-                shares[glyphs[category]] = share
+                shares[GLYPHS[category]] = share
                 shares[" "] -= share
             base = top
         cells.append(max(shares, key=shares.__getitem__))
     return cells
 
 
-def _peak_line(live: LiveBytes, points: list[int], tip: str, width: int) -> str:
+def _peak_line(live: LiveBytes, points: list[int], width: int) -> str:
     """The peak's marker over its column, and its name on the side with more room."""
     column = 9 + points.index(live.peak)
     text = f"peak {format_bytes(live.peak_bytes)}: {live.peak_at}"
     room_right, room_left = width - column - 2, column - 1
     if room_right >= min(len(text), room_left):
-        return " " * column + f"{tip} {_shorten(text, room_right)}"
-    return f"{_shorten(text, room_left):>{room_left}} {tip}"
+        return " " * column + f"▼ {_shorten(text, room_right)}"
+    return f"{_shorten(text, room_left):>{room_left}} ▼"
 
 
 def _shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[: max(length - 3, 0)] + "..."
 
 
-def _phase_line(phases: tuple[Phase, ...], bounds: list[int], bar: str) -> str:
+def _phase_line(phases: tuple[Phase, ...], bounds: list[int]) -> str:
     """Each phase's name from the column it begins in, as far as there is room."""
     cells = [" "] * len(bounds)
     for phase in phases:
         columns = [c for c, first in enumerate(bounds) if phase.start <= first < phase.stop]
         if columns:
-            text = (bar + phase.name)[: len(columns)]
+            text = f"│{phase.name}"[: len(columns)]
             cells[columns[0] : columns[0] + len(text)] = text
     return "".join(cells)
 
 
-def _legend(live: LiveBytes, glyphs: dict[Category, str], width: int) -> list[str]:
+def _legend(live: LiveBytes, width: int) -> list[str]:
     entries = [
-        f"{glyphs[c]} {c.replace('_', ' ')} {format_bytes(live.by_category[c][live.peak])}"
+        f"{GLYPHS[c]} {c.replace('_', ' ')} {format_bytes(live.by_category[c][live.peak])}"
         for c in STACK
         if max(live.by_category[c])
     ]

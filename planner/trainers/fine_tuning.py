@@ -12,7 +12,8 @@ from planner.libraries.registry import find_library
 from planner.libraries.trainable import HEADS, Trainable
 from planner.trainers.copies import Source, before_return, copied
 from planner.trainers.pretrained import weights_name
-from planner.trainers.source import call, literal, model_source
+from planner.trainers.source import MODEL, literal, model_source
+from planner.trainers.templates import macro
 from planner.trainers.timm import create_model_arguments
 
 _WIDTH = 96
@@ -50,24 +51,17 @@ def _with_weights(built: Source, model: SwinConfig, weights: str) -> Source:
         name = literal(create_model_arguments(model)[0])
         asked = f"{literal(weights)},\n        pretrained=pretrained"
         return Source(built.imports, _replaced(body, created + name, created + asked))
+    imports = built.imports
     if model.library == "torchvision":
-        imports: tuple[str, ...] = ("from torchvision.models import get_model_weights",)
-        published = f"get_model_weights({literal(weights)}).DEFAULT"
-        loaded = f"        state = {published}.get_state_dict(check_hash=True)\n"
-        if model.num_classes != find_library("torchvision").published[weights].num_classes:
-            loaded += '        state = {k: v for k, v in state.items() if "head." not in k}\n'
-    else:
-        imports = ()
-        loaded = (
-            "        published = AutoModelForImageClassification.from_pretrained(\n"
-            f"            {literal(weights)},\n"
-            "            config=config,\n"
-            "            ignore_mismatched_sizes=True,  # a classifier of other classes\n"
-            "        )\n"
-            "        state = published.state_dict()\n"
-        )
-    lines = f"    if pretrained:\n{loaded}        model.load_state_dict(state, strict=False)\n"
-    return Source((*built.imports, *imports), before_return(body, lines))
+        imports = (*imports, "from torchvision.models import get_model_weights")
+    own = find_library(model.library).published[weights]
+    lines = macro(
+        f"load_{model.library}",
+        MODEL,
+        weights=literal(weights),
+        other_classes=model.num_classes != own.num_classes,
+    )
+    return Source(imports, before_return(body, lines))
 
 
 def _own(chosen: Trainable) -> Source:
@@ -83,21 +77,7 @@ def _own(chosen: Trainable) -> Source:
 
 def _peft(chosen: Trainable) -> Source:
     """peft freezes the rest by itself. It would copy an adapter's input to fp32, and back."""
-    arguments = {
-        "r": chosen.lora_rank,
-        "lora_alpha": chosen.lora_rank,
-        "lora_dropout": 0.0,
-        "bias": "none",
-    }
-    asked = call("LoraConfig", arguments).removesuffix("    )")
-    lines = (
-        f"    adapters = {asked}        target_modules=ADAPTED,\n"
-        f'        modules_to_save=["{HEADS[-1]}"],\n    )\n'
-        "    model = get_peft_model(model, adapters)\n"
-        "    for layer in model.modules():\n"
-        '        if hasattr(layer, "cast_input_dtype_enabled"):\n'
-        "            layer.cast_input_dtype_enabled = False\n"
-    )
+    lines = macro("add_peft", MODEL, rank=chosen.lora_rank, head=HEADS[-1])
     imports = ("from peft import LoraConfig, get_peft_model",)
     return Source(imports, f"{_pattern('ADAPTED', chosen.adapted)}\n\n{lines}")
 

@@ -6,7 +6,6 @@ optimizer have no argument there: they are user code, and so in this file.
 
 from __future__ import annotations
 
-from string import Template
 from typing import Any
 
 from planner.core.schema import TrainSetting
@@ -142,8 +141,7 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
         _assigned('TRAINER["strategy"]', strategy),
     )
     built = placed(without_twice(model.body, sharding), _laid_out(setting))
-    module = _module(plan, weights_name(plan.model, setting) is not None)
-    return sections("".join(head), built, sharding, step.body, module)
+    return sections("".join(head), built, sharding, step.body, _module(plan))
 
 
 def _assigned(name: str, call: str) -> str:
@@ -164,67 +162,18 @@ def _laid_out(setting: TrainSetting) -> TrainSetting:
     return setting.model_copy(update={"precision": kept})
 
 
-def _module(plan: Plan, pretrained: bool) -> str:
-    setting, recipe = plan.setting, plan.recipe
-    compiled = f"        self.model.compile({arguments(setting.compile_arguments)})\n"
-    mixed = "        images, targets = mix(images, targets)\n"
-    layout = "".join(f"        {line}\n" for line in image_lines(_laid_out(setting)))
-    loss, batches = "        return training_loss(self.model(images), targets)", ""
-    if setting.accumulate > 1:
-        batches = "        batches = int(self.trainer.num_training_batches)\n"
-        loss += " * rest_scale(batch_index, batches)"
-    return _MODULE.substitute(
-        rate="lr: float = LEARNING_RATE" if recipe.learning_rate is not None else "lr: float",
-        asked=", pretrained: bool = True" if pretrained else "",
-        pretrained="pretrained" if pretrained else "",
-        compiled=compiled if compiles_whole(setting) else "",
-        mixed=mixed if recipe.mixes else "",
-        layout=layout,
-        batches=batches,
-        loss=offloaded(f"{loss}\n", setting, "self.model", "images, targets"),
-        configured=_CONFIGURED if setting.parallelism == "fsdp" else "",
-        clipping=_CLIPPING.format(norm=recipe.clip_norm) if _clips_by_itself(setting) else "",
+def _module(plan: Plan) -> str:
+    setting = plan.setting
+    return render(
+        "lightning_module.j2",
+        setting=setting,
+        recipe=plan.recipe,
+        pretrained=weights_name(plan.model, setting) is not None,
+        compiled=arguments(setting.compile_arguments) if compiles_whole(setting) else None,
+        image_lines=image_lines(_laid_out(setting)),
+        offloaded=lambda lines: offloaded(lines, setting, "self.model", "images, targets"),
+        clips=_clips_by_itself(setting),
     )
-
-
-_MODULE = Template(
-    """\
-class Training(lightning.LightningModule):
-    def __init__(self, $rate$asked) -> None:
-        super().__init__()
-        self.lr = lr
-        self.model = build_model($pretrained)
-$compiled
-    def on_train_epoch_start(self) -> None:
-        # Lightning restores no random numbers: each epoch of each device has its own.
-        torch.manual_seed(self.current_epoch * self.trainer.world_size + self.global_rank)
-
-    def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:
-        images, targets = batch
-$mixed$layout$batches$loss
-    def validation_step(self, batch: Any, batch_index: int) -> None:
-        images, targets = batch
-$layout\
-        self.log("accuracy", is_right(self.model(images), targets).float().mean(), sync_dist=True)
-$configured$clipping
-    def configure_optimizers(self) -> Any:
-        optimizer = build_optimizer(self.model, self.lr)
-        steps = int(self.trainer.estimated_stepping_batches)
-        schedule = build_schedule(optimizer, steps)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-"""
-)
-_CLIPPING = """
-    def configure_gradient_clipping(self, optimizer: Any, **given: Any) -> None:
-        # Lightning itself clips no fused optimizer under autocast; bf16 scales nothing.
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), {norm})
-"""
-_CONFIGURED = """
-    def configure_model(self) -> None:
-        # Called again for validation: blocks are sharded once.
-        if not isinstance(self.model, FSDPModule):
-            shard(self.model, self.device_mesh["data_parallel"])
-"""
 
 
 def refusals(plan: Plan) -> list[Refusal]:

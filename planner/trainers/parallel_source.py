@@ -9,7 +9,9 @@ from planner.core.schema import Library, SwinConfig, TrainSetting
 from planner.core.schema.distribution import SHARDED
 from planner.trainers.copies import Source, block_finding
 from planner.trainers.source import mapping
+from planner.trainers.templates import macro
 
+_TEMPLATE = "parallel.j2"
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 
@@ -53,27 +55,12 @@ def distribute_source(setting: TrainSetting) -> Source:
 
 def _ddp(setting: TrainSetting) -> Source:
     given = ddp_arguments(setting)
-    hook = ""
-    imports = ["from torch.nn.parallel import DistributedDataParallel"]
+    imports, hook = ["from torch.nn.parallel import DistributedDataParallel"], ""
     if setting.ddp_compression != "none":
-        line, name = compression_hook(setting)
+        line, hook = compression_hook(setting)
         imports.append(line)
-        hook = f"    wrapped.register_comm_hook(None, {name})\n"
-    options = mapping("DDP", given) + "\n\n" if given else ""
-    unpacked = ", **DDP" if given else ""
-    body = options + (
-        "def distribute(model: nn.Module, call: nn.Module, device: torch.device) -> nn.Module:\n"
-        '    """`call`, whose gradients are summed over all devices as backward goes."""\n'
-        '    ids = [device] if device.type == "cuda" else None\n'
-        + (
-            f"    wrapped = DistributedDataParallel(call, device_ids=ids{unpacked})\n"
-            f"{hook}"
-            "    return wrapped\n"
-            if hook
-            else f"    return DistributedDataParallel(call, device_ids=ids{unpacked})\n"
-        )
-    )
-    return Source(tuple(imports), body)
+    options = mapping("DDP", given) if given else ""
+    return Source(tuple(imports), macro("ddp", _TEMPLATE, options=options, hook=hook))
 
 
 def sharding_source(setting: TrainSetting) -> Source:
@@ -86,18 +73,7 @@ def sharding_source(setting: TrainSetting) -> Source:
         "from torch.distributed.device_mesh import DeviceMesh",
         "from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard",
     )
-    reshard = "" if setting.fsdp_reshard else ", reshard_after_forward=False"
-    body = (
-        "def shard(model: nn.Module, mesh: DeviceMesh) -> None:\n"
-        '    """Shards each block, and then what is left of `model`."""\n'
-        f"    policy = MixedPrecisionPolicy({policy_source(setting)})\n"
-        "    for block in repeated_blocks(model):\n"
-        f"        fully_shard(block, mesh=mesh, mp_policy=policy{reshard})\n"
-        "    fully_shard(model, mesh=mesh, mp_policy=policy)\n"
-        "    for module in model.modules():  # gloo sums, and takes no averages\n"
-        '        if isinstance(module, FSDPModule) and mesh.device_type == "cpu":\n'
-        "            module.set_force_sum_reduction_for_comms(True)\n"
-    )
+    body = macro("shard", _TEMPLATE, setting=setting, policy=policy_source(setting))
     return Source(imports, finding.body + body)
 
 
@@ -109,28 +85,13 @@ def without_twice(body: str, sharding: str) -> str:
 
 def _fsdp(setting: TrainSetting) -> Source:
     imports, shard = sharding_source(setting)
-    if setting.parallelism == "hsdp":
-        copies = setting.num_copies
-        shape = f'({copies}, {setting.shard_size}), mesh_dim_names=("copies", "shards")'
-        over = f"{setting.shard_size} devices, in {copies} copies"
-    else:
-        shape, over = f"({setting.world_size},)", "all devices"
     more = (
         "from torch.distributed.device_mesh import init_device_mesh",
         "from torch.distributed.checkpoint.state_dict import StateDictOptions",
         "from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict",
         *(("from torch.distributed.tensor import distribute_tensor",) if setting.ema else ()),
     )
-    body = (
-        "\n\n"
-        "# Of a checkpoint: whole weights on the host.\n"
-        "WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)\n"
-        "\n\n"
-        "def distribute(model: nn.Module, call: nn.Module, device: torch.device) -> nn.Module:\n"
-        f'    """Shards `model` over {over}."""\n'
-        f"    shard(model, init_device_mesh(device.type, {shape}))\n"
-        "    return call\n"
-    )
+    body = macro("distribute_shards", _TEMPLATE, setting=setting)
     return Source((*imports, *more), shard + body)
 
 
@@ -145,7 +106,7 @@ _BLOCKS: dict[tuple[Library, int], str] = {
 
 def block_classes(model: SwinConfig, setting: TrainSetting) -> list[str]:
     """What the classes of its blocks are called: those that `build_model` lets recompute have a
-    class of their own (`_WRAPPER` in source.py)."""
+    class of their own (`recompute` in templates/model.j2)."""
     name, chosen = _BLOCKS[model.library, model.version], setting.chosen_blocks
     total = sum(model.depths)
     by_library = model.library in ("timm", "native", "microsoft")

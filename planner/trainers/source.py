@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from string import Template
 from textwrap import indent
 from typing import Any
 
@@ -13,6 +12,9 @@ from planner.libraries.microsoft.arguments import class_arguments as microsoft_a
 from planner.libraries.torchvision.arguments import class_arguments as torchvision_arguments
 from planner.libraries.transformers.arguments import config_arguments
 from planner.trainers.copies import Source, before_return, compiled_blocks, copied
+from planner.trainers.templates import macro
+
+MODEL = "model.j2"
 
 
 def model_source(model: Model, setting: TrainSetting) -> Source:
@@ -207,26 +209,6 @@ def _torchvision(model: SwinConfig, setting: TrainSetting) -> Source:
     return _wrapped((imports,), built, "model.features[1::2]", setting, "stage")
 
 
-_WRAPPER = '''def recompute(module: nn.Module) -> None:
-    """In backward `module` recomputes all but its inputs$kept.
-
-    Only its class changes: names in the state dict stay what they are.
-    """
-${before}    module.__class__ = recomputed(type(module))
-
-
-@cache
-def recomputed(kind: Any) -> type[nn.Module]:
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(kind.forward, self, *args, use_reentrant=False, $how**kwargs)
-
-    made = {"forward": forward, "kind_checkpointed": kind}
-    return type(f"Recomputed{kind.__name__}", (kind,), made)
-
-
-'''
-
-
 def _loop(stages: str, blocks: str, setting: TrainSetting) -> str:
     """Lines that checkpoint the modules that `setting` names: stages, those chosen of them, or
     blocks. `blocks` are those of a `stage`."""
@@ -257,8 +239,8 @@ def _wrapped(
         "from typing import Any",
         "from torch.utils.checkpoint import checkpoint",
     ]
-    definitions, before, how, kept = "", "", "", ""
-    if setting.checkpointing == "selective":
+    definitions, selective = "", setting.checkpointing == "selective"
+    if selective:
         more += [
             "from torch import Tensor",
             "from torch.utils.checkpoint import CheckpointPolicy",
@@ -272,9 +254,7 @@ def _wrapped(
             "keep",
             "_leave_results",
         ).body
-        before, how = "    _leave_results(module)\n", "context_fn=keep, "
-        kept = " and what KEPT_OPERATIONS give"
-    wrapper = Template(_WRAPPER).substitute(before=before, how=how, kept=kept)
+    wrapper = macro("recompute", MODEL, selective=selective)
     loop = _loop(stages, blocks, setting)
     return Source((*imports, *more), definitions + wrapper + _function(f"{built}{loop}"))
 
@@ -348,19 +328,6 @@ def process_source(setting: TrainSetting, model: Model) -> str:
     )
 
 
-_FLOAT8 = f"""
-    from torchao.float8 import convert_to_float8_training
-
-    def multiplies_in_8_bits(layer: nn.Module, name: str) -> bool:
-        if not isinstance(layer, nn.Linear):
-            return False
-        sides = (layer.out_features, layer.in_features)
-        return min(sides) >= {FLOAT8_LEAST} and all(side % {FLOAT8_MULTIPLE} == 0 for side in sides)
-
-    convert_to_float8_training(model, module_filter_fn=multiplies_in_8_bits)
-"""
-
-
 BUDGET_IMPORT = "import torch._functorch.config"
 
 
@@ -381,7 +348,8 @@ def placed(body: str, setting: TrainSetting) -> str:
     if setting.memory_format == "channels_last":
         lines += "    model.to(memory_format=torch.channels_last)\n"
     if setting.precision == "fp8":
-        lines += _FLOAT8
+        sizes = {"least": FLOAT8_LEAST, "multiple": FLOAT8_MULTIPLE}
+        lines += macro("convert_to_float8", MODEL, **sizes)
     return before_return(body, lines)
 
 

@@ -122,18 +122,7 @@ def transforms_source(recipe: Recipe, model: Model) -> Source:
 def loss_source(recipe: Recipe) -> Source:
     """`training_loss(output, targets)`; hard targets or soft ones, as `mix` gives them; and
     `is_right(output, targets)` for validation."""
-    smooths = recipe.smoothing and not recipe.mixes
-    smoothing = f", label_smoothing={recipe.smoothing}" if smooths else ""
-    body = (
-        "def training_loss(output: Any, targets: torch.Tensor) -> torch.Tensor:\n"
-        '    logits = getattr(output, "logits", output)\n'
-        f"    return F.cross_entropy(logits, targets{smoothing})\n"
-        "\n\n"
-        "def is_right(output: Any, targets: torch.Tensor) -> torch.Tensor:\n"
-        '    """[batch]: whether the best class is the target."""\n'
-        '    return getattr(output, "logits", output).argmax(dim=1) == targets\n'
-    )
-    return Source(("from typing import Any", _FUNCTIONAL), body)
+    return Source(("from typing import Any", _FUNCTIONAL), macro("loss", recipe=recipe))
 
 
 def step_source(plan: Plan) -> Source:

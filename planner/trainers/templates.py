@@ -29,7 +29,7 @@ def _environment() -> Environment:
     )
 
 
-def macro(name: str, **values: object) -> str:
-    """Functions of `learning.j2`, as a trainer's file holds them."""
-    module = _environment().get_template("learning.j2").make_module(values)
+def macro(name: str, template: str = "learning.j2", /, **values: object) -> str:
+    """Functions of a file of `templates/`, as a trainer's file holds them."""
+    module = _environment().get_template(template).make_module(values)
     return str(getattr(module, name)())

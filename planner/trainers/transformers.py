@@ -9,13 +9,12 @@ last step of an epoch may have fewer micro-batches, and it takes their mean.
 
 from __future__ import annotations
 
-from string import Template
 from typing import Any
 
 from planner.core.schema import TrainSetting
 from planner.core.schema.distribution import DEEPSPEED
 from planner.core.units import format_bytes
-from planner.estimation.recipe import Recipe, learning_rate_note, rounded
+from planner.estimation.recipe import learning_rate_note, rounded
 from planner.trainers.accelerate import sharded_in_autocast
 from planner.trainers.building import shown
 from planner.trainers.copies import before_return, sections
@@ -192,136 +191,20 @@ def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
         mapping("ARGUMENTS", training_arguments(plan)),
         mapping("VALIDATION", VALIDATION),
     )
-    return sections(
-        "".join(head),
-        placed(body, setting),
-        *(piece.body for piece in step),
-        _collate(setting),
-        _ACCURACY,
-        _LOSS.substitute(smoothing=_smoothing(recipe)),
-        _trainer_class(plan),
-        _trainer(plan, weights_name(plan.model, setting) is not None),
+    trainer = render(
+        "transformers_trainer.j2",
+        setting=setting,
+        recipe=recipe,
+        rate=rate,
+        image_lines=image_lines(setting),
+        compute_loss=offloaded(_COMPUTE_LOSS, setting, "model", "*tensors"),
+        pretrained=weights_name(plan.model, setting) is not None,
     )
+    bodies = (piece.body for piece in step)
+    return sections("".join(head), placed(body, setting), *bodies, trainer)
 
 
-def _collate(setting: TrainSetting) -> str:
-    return _COLLATE + "".join(f"    {line}\n" for line in image_lines(setting)) + _COLLATED
-
-
-_COLLATE = '''\
-def collate(examples: list[Any]) -> dict[str, torch.Tensor]:
-    """One example: an image [channels, height, width] and its class, as a pair or under
-    "pixel_values" and "labels"."""
-    names = "pixel_values", "labels"
-    pairs = [[e[name] for name in names] if isinstance(e, dict) else e for e in examples]
-    images = torch.stack([image for image, _ in pairs])
-'''
-_COLLATED = """\
-    return {"pixel_values": images, "labels": torch.tensor([label for _, label in pairs])}
-"""
-_ACCURACY = """\
-def accuracy(found: EvalPrediction) -> dict[str, float]:
-    return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
-"""
-_LOSS = Template('''\
-def image_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-    """Cross-entropy over all images of an optimizer step: a model's own is the mean of each
-    micro-batch, of which the Trainer would add up all."""
-    if num_items_in_batch is None:  # to evaluate
-        return F.cross_entropy(outputs.logits, labels)
-    summed = F.cross_entropy(outputs.logits, labels, reduction="sum"$smoothing)
-    return summed / num_items_in_batch
-''')
-
-
-def _smoothing(recipe: Recipe) -> str:
-    """What mixing has not put into the targets already."""
-    return f", label_smoothing={recipe.smoothing}" if recipe.smoothing and not recipe.mixes else ""
-
-
-def _trainer_class(plan: Plan) -> str:
-    """The Trainer, with the recipe's optimizer; with images mixed on the device, and with what
-    backward needs in the memory of the host, where the setting asks."""
-    setting = plan.setting
-    decay = ", self.args.weight_decay" if setting.optimizer_family == "adamw" else ""
-    text = _OPTIMIZING.replace("DECAY", decay)
-    if plan.recipe.mixes:
-        text += _MIXING
-    if setting.offload != "none":
-        lines = "        return super().compute_loss(model, inputs, *more, **given)\n"
-        text += _OFFLOADING + offloaded(lines, setting, "model", "*tensors")
-    return text
-
-
-_OPTIMIZING = '''class ImageTrainer(Trainer):
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """The Trainer's own groups would decay other weights."""
-        if self.optimizer is None:
-            model = self.model if model is None else model
-            self.optimizer = build_optimizer(model, self.args.learning_rateDECAY)
-        return self.optimizer
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Of every picture: the Trainer's own drops a last, smaller batch where training does."""
-        self.args.dataloader_drop_last = False
-        loader = super().get_eval_dataloader(eval_dataset)
-        self.args.dataloader_drop_last = ARGUMENTS["dataloader_drop_last"]
-        return loader
-'''
-_MIXING = '''
-    def training_step(self, model: Any, inputs: dict[str, Any], *more: Any) -> torch.Tensor:
-        """Images are mixed on the device."""
-        inputs = self._prepare_inputs(inputs)
-        images, labels = mix(inputs["pixel_values"], inputs["labels"])
-        return super().training_step(model, {"pixel_values": images, "labels": labels}, *more)
-'''
-_OFFLOADING = '''
-    def compute_loss(self, model: Any, inputs: Any, *more: Any, **given: Any) -> Any:
-        """What backward needs waits in the memory of the host."""
-        tensors = [t for t in inputs.values() if isinstance(t, torch.Tensor)]
-'''
-
-
-def _trainer(plan: Plan, pretrained: bool) -> str:
-    keywords, given = [], ""
-    if plan.recipe.learning_rate is None:
-        keywords = ["    learning_rate: float,\n"]
-        given = '    more = {"learning_rate": learning_rate, **more}\n'
-    if pretrained:
-        keywords.append("    pretrained: bool = True,\n")
-    return _TRAINER.substitute(
-        keywords="".join(["    *,\n", *keywords]) if keywords else "",
-        given=given,
-        pretrained="pretrained" if pretrained else "",
-    )
-
-
-_TRAINER = Template(
-    '''\
-def build_trainer(
-    train_dataset: Any,
-    eval_dataset: Any = None,
-    output_dir: str = "output",
-$keywords\
-    **more: Any,
-) -> Trainer:
-    """`more` are further TrainingArguments, or others than those above."""
-$given\
-    if eval_dataset is not None:
-        more = {**VALIDATION, **more}
-    arguments = TrainingArguments(output_dir, **{**ARGUMENTS, **more})
-    set_seed(arguments.seed)  # the same weights each time, and on every device
-    return ImageTrainer(
-        build_model($pretrained),
-        arguments,
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
-        data_collator=collate,
-        compute_metrics=accuracy,
-        compute_loss_func=image_loss,
-    )
-'''
-)
+_COMPUTE_LOSS = "        return super().compute_loss(model, inputs, *more, **given)\n"
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -43,12 +43,9 @@ class Count:
         return min(self.wait_seconds / self.training_seconds, 1.0)
 
     def add(self, other: Count) -> None:
-        self.steps += other.steps
-        self.micro_steps += other.micro_steps
-        self.images += other.images
-        self.seconds += other.seconds
-        self.wait_seconds += other.wait_seconds
-        self.paused_seconds += other.paused_seconds
+        for summed in fields(self):
+            total = getattr(self, summed.name) + getattr(other, summed.name)
+            setattr(self, summed.name, total)
 
     def to_json(self, is_timed: bool) -> dict[str, Any]:
         return {

@@ -5,23 +5,11 @@ from __future__ import annotations
 import resource
 import sys
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from planner.core.units import KIB
-
-
-class Device(Protocol):
-    """The device that a training runs on; `index` is of "cuda:N", None of the CPU."""
-
-    @property
-    def index(self) -> int | None: ...
-
-    def describe(self) -> dict[str, Any]: ...
-
-    def memory(self) -> dict[str, Any]:
-        """Figures in bytes, and counts; waits for nothing."""
 
 
 def find_device(wanted: str | None) -> Device:
@@ -36,6 +24,8 @@ def find_device(wanted: str | None) -> Device:
 
 @dataclass(frozen=True)
 class CpuDevice:
+    """Figures in bytes, and counts; asking for them waits for nothing."""
+
     index: None = None
 
     def describe(self) -> dict[str, Any]:
@@ -50,6 +40,8 @@ class CpuDevice:
 
 @dataclass(frozen=True)
 class CudaDevice:
+    """The device "cuda:`index`", as a CpuDevice."""
+
     index: int
 
     def describe(self) -> dict[str, Any]:
@@ -64,6 +56,9 @@ class CudaDevice:
 
     def memory(self) -> dict[str, Any]:
         return memory_of(torch.cuda.memory_stats(self.index))
+
+
+Device = CpuDevice | CudaDevice
 
 
 def memory_of(stats: dict[str, int]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Every gain is predicted from the stages' measured seconds, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.core.schema.loading import (
@@ -16,15 +16,16 @@ from planner.core.schema.loading import (
     Pipeline,
     StepRate,
 )
-from planner.core.units import GIB, format_bytes, format_seconds
-from planner.machine.host import Host
+from planner.core.units import format_bytes, format_seconds
+from planner.machine.findings.container import judge_shared_memory
+from planner.machine.findings.host import judge_limits
+from planner.machine.host import ROOT, Host
+from planner.machine.reading.files import read_scaling_driver
 from search.loader.pictures import SMALLER_PX
 from search.loader.space import batch_bytes
 from search.probe.evidence import others_ran
 
 CPU_BOUNDS: tuple[LoaderBound, ...] = ("decode", "transform", "collate")
-SMALL_SHARED_BYTES = GIB  # a container's is 64 MiB by default; eight workers' batches need 1 GiB
-SMALL_FILE_LIMIT = 1024  # the usual soft limit: each batch that waits in shared memory holds two
 _WORTH_SAYING = 0.02  # of the time: a stage below it is no way out
 MAX_FAULTS = 100
 
@@ -230,20 +231,20 @@ def _pinning(found: Advised) -> str:
     return "Pin the memory (pin_memory=True): copies to the device then run beside the step."
 
 
-def warnings_of(
-    host: Host, source: DataSource, records: Sequence[LoaderRecord], left_out: Sequence[str]
-) -> list[str]:
+def warnings_of(host: Host, source: DataSource, records: Sequence[LoaderRecord]) -> list[str]:
     """What of the machine or the data is in the way, with the way out."""
-    checks: tuple[Callable[[], str], ...] = (
-        lambda: _others(records),
-        lambda: _shared_memory(host, left_out),
-        lambda: _quota(host),
-        lambda: _files(host, left_out),
-        lambda: _governor(host),
-        lambda: _cold(records),
-        lambda: _beyond_memory(host, source),
-    )
-    return [said for check in checks if (said := check())]
+    in_container = host.container is not None
+    findings = [
+        *judge_shared_memory(host, in_container),
+        *judge_limits(host, read_scaling_driver(ROOT)),
+    ]
+    of_machine = [
+        f"{found.message[0].upper()}{found.message[1:]}. {found.next_step}"
+        for found in findings
+        if found.level != "note"
+    ]
+    said = (_others(records), *of_machine, _cold(records), _beyond_memory(host, source))
+    return [line for line in said if line]
 
 
 def _others(records: Sequence[LoaderRecord]) -> str:
@@ -256,52 +257,6 @@ def _others(records: Sequence[LoaderRecord]) -> str:
         f"{len(said)} of {len(measured)} probes were not alone: {said[-1]}. Rates are too low, and "
         "how many workers pay cannot be told from them: measure again when the machine is idle, "
         "with another --output."
-    )
-
-
-def _shared_memory(host: Host, left_out: Sequence[str]) -> str:
-    size = host.shared_memory_bytes
-    if size is None or (size >= SMALL_SHARED_BYTES and not _names(left_out, "/dev/shm")):
-        return ""
-    way = (
-        "start the container with --shm-size=8g or --ipc=host"
-        if host.container
-        else "enlarge it: mount -o remount,size=8G /dev/shm"
-    )
-    return f"/dev/shm, through which workers hand over batches, has {format_bytes(size)}: {way}."
-
-
-def _quota(host: Host) -> str:
-    if host.quota_cpus is None or host.quota_cpus >= host.usable_cpus:
-        return ""
-    return (
-        f"{host.usable_cpus} processors are seen, and the control group allows the time of "
-        f"{host.quota_cpus:g}: workers beyond that only wait. Allow more (--cpus of docker, "
-        "limits.cpu of Kubernetes)."
-    )
-
-
-def _files(host: Host, left_out: Sequence[str]) -> str:
-    if host.file_limit is None or host.file_limit > SMALL_FILE_LIMIT:
-        return ""
-    if host.file_limit == SMALL_FILE_LIMIT and not _names(left_out, "files open"):
-        return ""
-    return (
-        f"A process may open {host.file_limit} files, and each batch that waits holds two: "
-        "'ulimit -n 65536' before the training."
-    )
-
-
-def _names(left_out: Sequence[str], text: str) -> bool:
-    return any(text in line for line in left_out)
-
-
-def _governor(host: Host) -> str:
-    if host.governor != "powersave":
-        return ""
-    return (
-        "The processors' governor is 'powersave': 'cpupower frequency-set -g performance' may "
-        "load faster."
     )
 
 

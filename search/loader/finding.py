@@ -186,7 +186,7 @@ def recommend(
         "num_probes": len(records),
         "num_candidates": len(session.space),
         "stopped_because": stopped,
-        "warnings": tuple(warnings_of(host, source, records, left_out)),
+        "warnings": tuple(warnings_of(host, source, records)),
         "faults": all_faults(source, records),
         "left_out": left_out,
     }

@@ -1,4 +1,4 @@
-"""The page's sections of the environment: device, software, clocks, what disturbed the probes."""
+"""The page's sections of the environment: device, software, what disturbed the probes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from planner.core.schema import DeviceInfo, MeasurementRecord
 from planner.core.schema.record import noteworthy_bytes
 from planner.core.units import format_bytes
 from planner.report.page.contents import (
-    Chart,
     Facts,
     Folded,
     Number,
@@ -19,7 +18,6 @@ from planner.report.page.contents import (
     Table,
     Text,
 )
-from planner.report.page.plotting import restyled
 from planner.report.settings import describe_setting
 from search.loop.study.mixture import describe_mixture
 from search.probe.evidence import is_disturbed
@@ -30,7 +28,7 @@ from search.report.wording import count, flags_text, short
 MOST_DISTURBED = 200  # rows; the table of probes has every flag
 
 
-def environment(run: Run, key: str) -> list[Section]:
+def environment(run: Run) -> list[Section]:
     """Where the probes ran; none where no step was probed."""
     if not run.records:
         return []
@@ -40,7 +38,6 @@ def environment(run: Run, key: str) -> list[Section]:
         parts.append(Text(mixture, "warning"))
     for device in _devices(run):
         parts.append(Facts(_facts(run, device)))
-    parts += _clocks(run.records, f"{key}-clocks")
     parts += [*_disturbed(run.records), *search_again(run)]
     return [Section("environment", "Environment", parts)]
 
@@ -100,37 +97,6 @@ def _others(records: Sequence[MeasurementRecord]) -> str:
         return said
     more = f"{count(len(taken), 'probe')} saw others take up to {format_bytes(max(taken))} more"
     return f"{said}; {more}"
-
-
-_READINGS = {
-    "sm_mhz": "SM clock, MHz", "temperature_c": "temperature, °C", "power_watts": "power, W",
-}  # fmt: skip
-
-
-def _clocks(records: Sequence[MeasurementRecord], key: str) -> list[Part]:
-    """Clock, temperature and power over the probes, above one another; none where nothing was
-    read."""
-    from plotly.subplots import make_subplots
-
-    clocks = {n: r.clocks for n, r in enumerate(records, start=1) if r.clocks is not None}
-    read = [f for f in _READINGS if any(getattr(c, f) is not None for c in clocks.values())]
-    if not read:
-        return []
-    figure = make_subplots(
-        len(read), shared_xaxes=True, subplot_titles=[_READINGS[f] for f in read]
-    )
-    for row, field in enumerate(read, start=1):
-        figure.add_scatter(
-            x=list(clocks), y=[getattr(c, field) for c in clocks.values()], row=row, col=1,
-            mode="lines+markers", name=_READINGS[field],
-        )  # fmt: skip
-    figure.update_xaxes(title="probe", row=len(read), col=1)
-    held_back = sum(bool(c.throttle_reasons) for c in clocks.values())
-    said = (
-        f"Clocks while the steps of {count(len(clocks), 'probe')} were timed; "
-        f"{count(held_back, 'was', 'were')} throttled."
-    )
-    return [Chart(key, restyled(figure, showlegend=False), said, 130 + 120 * len(read))]
 
 
 def _disturbed(records: Sequence[MeasurementRecord]) -> list[Part]:

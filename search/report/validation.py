@@ -15,12 +15,13 @@ from search.report.run import Run
 from search.report.statistics import axis_name, varied_axes
 from search.report.wording import count_cell, share_cell
 from search.tuning.validation.compare import (
-    PHASES,
     QUANTITIES,
     Comparison,
+    accuracies,
     accuracy,
     compare,
     gpu_of,
+    phase_accuracies,
     rank_correlation,
 )
 
@@ -111,18 +112,10 @@ def _points(compared: Sequence[Comparison], quantity: str) -> tuple[Point, ...]:
 
 def _summary(compared: Sequence[Comparison]) -> Table:
     """As `planner validate` prints it."""
-    rows: list[list[Cell]] = []
-    for kind, chosen in (
-        ("eager", [c for c in compared if c.record.setting.compile == "off"]),
-        ("compiled", [c for c in compared if c.record.setting.compile != "off"]),
-    ):
-        for quantity in QUANTITIES:
-            of = accuracy(chosen, quantity)
-            if of is not None:
-                rows.append([
-                    kind, quantity, count_cell(of.count), share_cell(of.median),
-                    share_cell(of.worst),
-                ])  # fmt: skip
+    rows: list[list[Cell]] = [
+        [kind, quantity, count_cell(of.count), share_cell(of.median), share_cell(of.worst)]
+        for kind, quantity, of in accuracies(compared)
+    ]
     headers = ["Steps", "Figure", "Records", "Median error", "Worst error"]
     return Table(headers, rows, "How far predictions are off, whichever way.")
 
@@ -150,15 +143,10 @@ def _median_error(compared: Sequence[Comparison], quantity: str) -> Number:
 
 
 def _by_phase(compared: Sequence[Comparison]) -> list[Part]:
-    rows: list[list[Cell]] = []
-    for phase in PHASES:
-        pairs = [c.phases[phase] for c in compared if phase in c.phases]
-        errors = [abs(predicted / measured - 1) for predicted, measured in pairs if measured]
-        if errors:
-            rows.append([
-                phase.replace("_", " "), count_cell(len(errors)),
-                share_cell(median(errors), ".2%"), share_cell(max(errors), ".2%"),
-            ])  # fmt: skip
+    rows: list[list[Cell]] = [
+        [phase, count_cell(of.count), share_cell(of.median, ".2%"), share_cell(of.worst, ".2%")]
+        for phase, of in phase_accuracies(compared)
+    ]
     headers = ["Live bytes", "Records", "Median error", "Worst error"]
     return [Table(headers, rows, "Live bytes at the end of each phase.")] if rows else []
 

@@ -106,6 +106,6 @@ def run_group(run: Run, key: str, title: str = "") -> Group:
         *feeding(run, key),
         *loader(run, key),
         *trainers(run, key),
-        *environment(run, key),
+        *environment(run),
     ]
     return Group(key, title, sections)

@@ -76,7 +76,7 @@ def test_few_workers_are_told_to_be_more_before_processors_are() -> None:
 def test_a_machine_that_was_not_quiet_is_told_and_gives_no_advice() -> None:
     flag = f"{OTHERS_RAN} 1.8 of 2 processors busy meanwhile (load average 20)"
     busy = record().model_copy(update={"flags": (flag,)})
-    (said,) = warnings_of(HOST, SOURCE, [busy, record()], ())
+    (said,) = warnings_of(HOST, SOURCE, [busy, record()])
     assert said.startswith(f"1 of 2 probes were not alone: {flag}.")
     assert ways_out(replace(advised(), chosen=busy)) == []
 
@@ -110,12 +110,12 @@ def test_what_is_in_the_way_is_told_with_the_way_out() -> None:
         container="docker", memory_limit_bytes=100 * MIB,
     )  # fmt: skip
     cold = record().model_copy(update={"cold_share": 0.9})
-    said = " ".join(warnings_of(small, SOURCE, [cold], ()))
+    said = " ".join(warnings_of(small, SOURCE, [cold]))
     for words in ("--shm-size=8g", "time of 2", "ulimit -n", "powersave", "90% of what",
                   "larger than the memory"):  # fmt: skip
         assert words in said
-    assert warnings_of(HOST, SOURCE, [record()], ()) == []
-    assert "remount" in warnings_of(replace(small, container=None), SOURCE, [], ())[0]
+    assert warnings_of(HOST, SOURCE, [record()]) == []
+    assert "remount" in warnings_of(replace(small, container=None), SOURCE, [])[0]
 
 
 def test_broken_items_are_added_up() -> None:

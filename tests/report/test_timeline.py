@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,31 +59,29 @@ def test_categories_add_up_and_thinning_keeps_the_peak(
     assert live.peak in points
 
 
-@pytest.mark.parametrize("ascii_only", [False, True])
 @pytest.mark.parametrize(("width", "height"), [(60, 8), (100, 20), (140, 30)])
-def test_the_terminal_form_keeps_its_width(ascii_only: bool, width: int, height: int) -> None:
-    text = timeline_text(layered_ledger(), width, height, ascii_only=ascii_only)
+def test_the_terminal_form_keeps_its_width(width: int, height: int) -> None:
+    text = timeline_text(layered_ledger(), width, height)
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
-    assert len([line for line in lines if ("|" if ascii_only else "│") in line]) == height + 1
+    assert len([line for line in lines if "│" in line]) == height + 1
     assert "peak 526.00 MiB: forward" in lines[0]
     assert "activations 400.00 MiB" in text
-    assert not ascii_only or text.isascii()
 
 
 PICTURE = """\
-    526 |           o o
-        |          ::::
-        |       :::::::::::
-        |       :::::::::::   o
-        |    ::::::::::::::::::
-    263 |    ::::::::::::::::::o  o
-        | :::::::::::::::::::::::::
-        | :::::::::::::::::::::::::o  +
-        |%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%
-   52.6 |###################################
-    MiB +-----------------------------------
-         |forward     |backward       |o|zer
+    526 │           • •
+        │          ░░░░
+        │       ░░░░░░░░░░░
+        │       ░░░░░░░░░░░   •
+        │    ░░░░░░░░░░░░░░░░░░
+    263 │    ░░░░░░░░░░░░░░░░░░•  •
+        │ ░░░░░░░░░░░░░░░░░░░░░░░░░
+        │ ░░░░░░░░░░░░░░░░░░░░░░░░░•  ▒
+        │▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
+   52.6 │███████████████████████████████████
+    MiB └───────────────────────────────────
+         │forward     │backward       │o│zer
 """
 
 
@@ -94,18 +89,5 @@ def test_the_terminal_form_is_a_picture_of_the_figures() -> None:
     # 35 columns for the 35 points before and after each event. Ten rows of 52.6 MiB: the weights
     # (32) are most of the first; state (to 96) is most of the second, 43.4 of it; a layer's saved
     # 100 MiB are about two rows, its scratch of 30 shows where it fills most of a row.
-    text = timeline_text(layered_ledger(), 44, 10, ascii_only=True)
+    text = timeline_text(layered_ledger(), 44, 10)
     assert text.splitlines()[1:13] == PICTURE.splitlines()
-
-
-def test_ascii_is_used_where_the_terminal_has_no_blocks() -> None:
-    code = (
-        "from tests.report.ledgers import layered_ledger; "
-        "from planner.report.timeline import timeline_text; print(timeline_text(layered_ledger()))"
-    )
-    for encoding, is_ascii in (("ascii", True), ("utf-8", False)):
-        done = subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True,
-            env={"PYTHONIOENCODING": encoding, "PATH": ""},
-        )  # fmt: skip
-        assert done.stdout.isascii() == is_ascii

@@ -14,6 +14,7 @@ from planner.machine.findings.finding import (
     UNKNOWN_COST,
     Finding,
 )
+from planner.machine.host import Host
 from planner.machine.reading.files import NVIDIA
 
 # Docker's default for /dev/shm (its reference of "docker run": --shm-size, 64m).
@@ -31,7 +32,7 @@ def judge_container(facts: Facts) -> Iterator[Finding]:
     if facts.is_container:
         yield from _gpus(facts)
         yield from _image(facts)
-    yield from _shared_memory(facts)
+    yield from judge_shared_memory(facts.host, facts.is_container)
 
 
 def _gpus(facts: Facts) -> Iterator[Finding]:
@@ -100,8 +101,8 @@ def _image(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _shared_memory(facts: Facts) -> Iterator[Finding]:
-    size = facts.host.shared_memory_bytes
+def judge_shared_memory(host: Host, is_container: bool) -> Iterator[Finding]:
+    size = host.shared_memory_bytes
     if size is None or size >= GIB:
         return
     is_default = size <= _DOCKER_SHARED_BYTES
@@ -113,5 +114,5 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
         f"{EXAMPLE_BATCH} is {format_bytes(EXAMPLE_BATCH_BYTES)}",
         "Start the container with --shm-size=8g or --ipc=host (in Kubernetes an emptyDir of medium "
         "Memory at /dev/shm)."
-        if facts.is_container else "sudo mount -o remount,size=8G /dev/shm.",
+        if is_container else "sudo mount -o remount,size=8G /dev/shm.",
     )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from planner.core.units import format_bytes
 from planner.machine.facts import Facts
 from planner.machine.findings.finding import UNKNOWN_COST, Finding
+from planner.machine.host import Host
 
 # These drivers change the frequency by themselves under the governor "powersave" (Linux,
 # admin-guide/pm/intel_pstate.rst and amd-pstate.rst, active mode).
@@ -15,17 +16,20 @@ _FEW_FILES = 1024
 
 
 def judge_host(facts: Facts) -> Iterator[Finding]:
-    yield from _quota(facts)
-    yield from _memory(facts)
-    yield from _governor(facts)
-    yield from _files(facts)
+    yield from judge_limits(facts.host, facts.machine.scaling_driver, facts.torch.num_threads)
 
 
-def _quota(facts: Facts) -> Iterator[Finding]:
-    host = facts.host
+def judge_limits(host: Host, scaling_driver: str, threads: int = 0) -> Iterator[Finding]:
+    """What a host holds back; `threads` are those that torch starts."""
+    yield from _quota(host, threads)
+    yield from _memory(host)
+    yield from _governor(host, scaling_driver)
+    yield from _files(host)
+
+
+def _quota(host: Host, threads: int) -> Iterator[Finding]:
     if host.quota_cpus is None or host.quota_cpus >= host.usable_cpus:
         return
-    threads = facts.torch.num_threads
     crowd = f"; torch starts {threads} threads" if threads > host.quota_cpus else ""
     fair = max(1, int(host.quota_cpus))
     yield Finding(
@@ -40,8 +44,7 @@ def _quota(facts: Facts) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _memory(facts: Facts) -> Iterator[Finding]:
-    host = facts.host
+def _memory(host: Host) -> Iterator[Finding]:
     limit, total = host.memory_limit_bytes, host.memory_bytes
     if limit and total and limit < total:
         yield Finding(
@@ -53,9 +56,8 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _governor(facts: Facts) -> Iterator[Finding]:
-    governor, driver = facts.host.governor, facts.machine.scaling_driver
-    if governor == "powersave" and driver not in _SELF_GOVERNING:
+def _governor(host: Host, driver: str) -> Iterator[Finding]:
+    if host.governor == "powersave" and driver not in _SELF_GOVERNING:
         yield Finding(
             "warning", "host", "host.governor",
             "the processors are held at their lowest frequency by the governor powersave",
@@ -65,8 +67,8 @@ def _governor(facts: Facts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _files(facts: Facts) -> Iterator[Finding]:
-    limit = facts.host.file_limit
+def _files(host: Host) -> Iterator[Finding]:
+    limit = host.file_limit
     if limit is not None and limit < _FEW_FILES:
         yield Finding(
             "warning", "host", "host.files",

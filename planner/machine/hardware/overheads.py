@@ -83,38 +83,32 @@ def overheads_for(
     `is_known`: the step is of a kind that `was_emulated`."""
     workspace = _workspace_bytes(gpu, environment)
     of_device = [*_workspace_basis(gpu, workspace, environment), *_processors_basis(gpu)]
-    processors = processors_of(gpu)
+    reserved_error, of_reserved = _assumed_error(gpu, is_known)
     measured = measured_overheads().get(gpu.architecture) if gpu is not None else None
     if measured is not None:
-        return Overheads(
-            workspace,
-            num_workspaces(),
-            processors,
-            measured["context_bytes"],
-            measured["context_low_bytes"],
-            measured["context_high_bytes"],
-            max(measured["reserved_error"], _assumed_error(gpu, is_known)[0]),
-            (*of_device, measured["basis"]),
-        )
-    reserved_error, of_reserved = _assumed_error(gpu, is_known)
-    basis = [
-        *of_device,
-        f"a CUDA context of {format_bytes(CONTEXT_BYTES)}, within the "
-        f"{format_bytes(CONTEXT_BYTES_LOW)} to {format_bytes(CONTEXT_BYTES_HIGH)} of public "
-        "reports",
-        f"reserved memory within {reserved_error:.0%}: {of_reserved}",
-    ]
+        context, low, high = (measured[f"context_{end}bytes"] for end in ("", "low_", "high_"))
+        reserved_error = max(measured["reserved_error"], reserved_error)
+        basis = [*of_device, measured["basis"]]
+    else:
+        context, low, high = CONTEXT_BYTES, CONTEXT_BYTES_LOW, CONTEXT_BYTES_HIGH
+        basis = [
+            *of_device,
+            f"a CUDA context of {format_bytes(CONTEXT_BYTES)}, within the "
+            f"{format_bytes(CONTEXT_BYTES_LOW)} to {format_bytes(CONTEXT_BYTES_HIGH)} of public "
+            "reports",
+            f"reserved memory within {reserved_error:.0%}: {of_reserved}",
+        ]
     if gpu is None:
         basis.insert(0, "an NVIDIA GPU older than Hopper, since no GPU was named")
     return Overheads(
-        workspace,
-        num_workspaces(),
-        processors,
-        CONTEXT_BYTES,
-        CONTEXT_BYTES_LOW,
-        CONTEXT_BYTES_HIGH,
-        reserved_error,
-        tuple(basis),
+        workspace_bytes=workspace,
+        num_workspaces=num_workspaces(),
+        processors=processors_of(gpu),
+        context_bytes=context,
+        context_low_bytes=low,
+        context_high_bytes=high,
+        reserved_error=reserved_error,
+        basis=tuple(basis),
     )
 
 

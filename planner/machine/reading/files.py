@@ -28,9 +28,7 @@ def read_pci(root: Path) -> dict[str, PciDevice]:
                 numa_node=number_of(folder / "numa_node"),
                 width=number_of(folder / "current_link_width"),
                 max_width=number_of(folder / "max_link_width"),
-                max_speed=text_of(folder / "max_link_speed"),
                 port_max_width=number_of(port / "max_link_width"),
-                port_max_speed=text_of(port / "max_link_speed"),
             )
     return found
 

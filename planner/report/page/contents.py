@@ -34,6 +34,9 @@ class Number:
     value: float | None
     text: str
 
+    def __str__(self) -> str:
+        return self.text
+
 
 VerdictKind = Literal["fits", "likely", "unlikely", "no", "unknown"]
 # The icon says the same as the colour, to those who see none, and the word says both.
@@ -79,8 +82,7 @@ class Table:
 
     def filled(self) -> Table:
         """Without the columns of which no row says anything: all read "-"."""
-        texts = [[c.text if isinstance(c, Number) else c for c in row] for row in self.rows]
-        kept = [n for n in range(len(self.headers)) if {row[n] for row in texts} != {"-"}]
+        kept = [n for n in range(len(self.headers)) if {str(row[n]) for row in self.rows} != {"-"}]
         rows = [[row[n] for n in kept] for row in self.rows]
         return replace(self, headers=[self.headers[n] for n in kept], rows=rows)
 

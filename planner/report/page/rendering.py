@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.core.errors import PlannerError, printable
+from planner.core.errors import printable
 from planner.report.page.contents import Chart, Folded, Page, Part, Section, Tabs
 from planner.report.page.figures import figures_of
 from planner.report.page.table_layout import Tables, is_number, is_verdict, read, sorted_by
@@ -33,7 +33,7 @@ DRAWN = {"scatter", "bar"}
 
 
 def page_html(page: Page) -> str:
-    """The page, whole. Raises PlannerError where jinja2 or plotly is missing."""
+    """The page, whole. Raises PlannerError where plotly is missing."""
     charts = [part for part in all_parts(page) if isinstance(part, Chart)]
     keys = [chart.key for chart in charts]
     assert len(keys) == len(set(keys)), "two charts of one key"
@@ -107,12 +107,8 @@ def _asset(name: str) -> str:
 
 @cache
 def _environment() -> Environment:
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError:
-        raise PlannerError(
-            "a report needs jinja2, which is not installed.", "pip install jinja2"
-        ) from None
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     made = Environment(
         loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_shown,

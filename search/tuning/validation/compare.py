@@ -167,6 +167,30 @@ def accuracy_of(errors: Sequence[float]) -> Accuracy | None:
     return Accuracy(len(sizes), median(sizes), max(sizes)) if sizes else None
 
 
+def accuracies(comparisons: Sequence[Comparison]) -> list[tuple[str, str, Accuracy]]:
+    """Of eager and compiled steps each figure that was measured."""
+    by_kind = {
+        "eager": [c for c in comparisons if c.record.setting.compile == "off"],
+        "compiled": [c for c in comparisons if c.record.setting.compile != "off"],
+    }
+    return [
+        (kind, quantity, found)
+        for kind, chosen in by_kind.items()
+        for quantity in QUANTITIES
+        if (found := accuracy(chosen, quantity)) is not None
+    ]
+
+
+def phase_accuracies(comparisons: Sequence[Comparison]) -> list[tuple[str, Accuracy]]:
+    """Of the live bytes at the end of each phase."""
+    pairs = [(phase, *pair) for c in comparisons for phase, pair in c.phases.items()]
+    return [
+        (phase.replace("_", " "), found)
+        for phase in PHASES
+        if (found := accuracy_of([p / m - 1 for name, p, m in pairs if name == phase and m]))
+    ]
+
+
 def rank_correlation(comparisons: Sequence[Comparison]) -> float | None:
     """Spearman's, between predicted and measured step times, or None for fewer than three rows."""
     pairs = [c.figures["step time"] for c in comparisons if "step time" in c.figures]
