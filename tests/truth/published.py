@@ -317,7 +317,6 @@ def _without(ledger: Ledger, gone: set[int], operation: str | None = None) -> Le
     """`ledger` if the storages of `gone` never were, and `operation` never ran."""
     return replace(
         ledger,
-        like=None,
         events=tuple(
             event
             for event in ledger.events
