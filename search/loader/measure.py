@@ -23,10 +23,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
 from planner.core.errors import PlannerError
-from planner.core.schema.loading import LoaderStage, LoaderStatus
+from planner.core.schema.loading import LoaderSetting, LoaderStage, LoaderStatus
 from planner.machine.host import read_host
 from planner.training.loading.datasets import EndlessSampler, PictureSet
 from planner.training.loading.loader import OpenData, load, open_data, pins, to_device
@@ -35,7 +35,7 @@ from search.loader.protocol import LoaderOutcome, LoaderRequest
 from search.loader.stages import COLD_SHARE, MOST_IMAGES, find_bound, time_stages
 from search.loader.usage import Snapshot, UsageWatch
 from search.loader.verdict import classify_loader
-from search.loader.watching import Watch, name_of, watched
+from search.loader.watching import NamingCollate, Watch, describe_item, name_of, watched
 from search.probe.failure import count_kernel_kills, shorten
 from search.probe.quiet import QuietWatch
 from search.probe.stopping import StopRule
@@ -142,7 +142,11 @@ class LoaderRun:
         setting = self.request.setting
         if setting.pin_memory and not pins(setting, self.device):
             self.flags.append("there is no CUDA device to pin memory for: nothing was pinned")
-        seen = replace(data, dataset=watched(data.dataset, self.watch))
+        seen = replace(
+            data,
+            dataset=watched(data.dataset, self.watch),
+            collate=NamingCollate(data.collate or default_collate, self.watch),
+        )
         self.usage.start()
         self.report.enter("start")
         began = time.monotonic()
@@ -157,6 +161,7 @@ class LoaderRun:
         batch = self._next(batches)
         self.first_batch_seconds = time.monotonic() - began
         self.batch_bytes = num_bytes(batch)
+        self.flags += odd_batch(batch, setting)
         return batches
 
     def _next(self, batches: Iterator[Any]) -> Any:
@@ -215,7 +220,7 @@ class LoaderRun:
     def _measured(self, used: Snapshot, seconds: float) -> LoaderOutcome:
         """The outcome of whole rounds, `seconds` together, in which `used` was used."""
         setting = self.request.setting
-        self.usage.stop()
+        peaks = self.usage.stop()
         num_images = len(self.rounds) * max(1, setting.workers) * setting.batch_size
         cpus = read_host().cpus
         bound = find_bound(
@@ -227,7 +232,7 @@ class LoaderRun:
             worker_cpu_seconds=used.worker_cpu / num_images,
             cold_share=used.cold_share,
         )
-        self.flags += self._stalls(seconds)
+        self.flags += self._stalls(seconds) + peaks.flags()
         if used.cold_share >= COLD_SHARE:
             self.flags.append(
                 f"{used.cold_share:.0%} of what was read came from the disk: the page cache was "
@@ -270,7 +275,7 @@ class LoaderRun:
         )
 
     def failed(self, status: LoaderStatus, message: str) -> LoaderOutcome:
-        self.usage.stop()
+        self.flags += self.usage.stop().flags()
         return self._outcome(status, message)
 
     def answer_late(self) -> None:
@@ -334,7 +339,7 @@ def read_ahead(dataset: Any, numbers: list[int], seconds: float, watch: Watch) -
         watch.begin(number)
         with contextlib.suppress(BadItemError):
             dataset.items.read(number)
-        watch.end()
+        watch.end("")
         if time.monotonic() > until:
             break
     return numbers[:done]
@@ -349,3 +354,22 @@ def num_bytes(batch: Any) -> int:
     if isinstance(batch, tuple | list):
         return sum(map(num_bytes, batch))
     return 0
+
+
+def odd_batch(batch: Any, setting: LoaderSetting) -> list[str]:
+    """What of a batch is not as the setting says: its pictures' sides or type."""
+    images = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    if not num_bytes(batch):
+        return [f"a batch is {describe_item(batch)}, without a tensor: there are no pictures in it"]
+    if not isinstance(images, torch.Tensor) or images.dim() != 4:
+        return []
+    told = []
+    if tuple(images.shape[-2:]) != setting.image_size:
+        height, width = setting.image_size
+        told.append(
+            f"a batch of pictures is {list(images.shape)}, and the setting says "
+            f"{height} x {width} pixels"
+        )
+    if images.dtype == torch.float64:
+        told.append("pictures are float64: twice the bytes of the float32 that a model takes")
+    return told

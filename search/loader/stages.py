@@ -92,7 +92,7 @@ def _load(
                 return
             continue
         finally:
-            watch.end()
+            watch.end("")
         yield item
 
 

@@ -10,16 +10,19 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from planner.core import failures
 from planner.core.errors import as_text
 from planner.core.schema.loading import MAX_WORKERS, LoaderStatus
 from planner.training.loading.datasets import PictureStream
 from planner.training.loading.pictures import BadItemError
+from planner.training.tasks.contract import describe
 from search.loader.protocol import MAX_TEXT, FaultMessage
 from search.probe.protocol import encode
 
@@ -57,14 +60,16 @@ class Watch:
         for worker in range(-1, MAX_WORKERS):
             self._set(worker, -1)
         self.num_seen = self.num_faults = self.num_told = 0
+        self.loaded: list[str] = []  # names of what was loaded since the last collation
         self.is_open = True
 
     def begin(self, index: int) -> None:
         self.num_seen += 1
         self._set(_this_worker(), index)
 
-    def end(self) -> None:
+    def end(self, name: str) -> None:
         self._set(_this_worker(), -1)
+        self.loaded.append(name)
 
     def loading(self) -> list[Loading]:
         """What is being loaded now, the longest first."""
@@ -171,7 +176,7 @@ class WatchedSet(Dataset[Any]):
                 first = first or error
                 self.watch.blame(self.name(at), error, is_neighbour=offset > 0)
                 continue
-            self.watch.end()
+            self.watch.end(self.name(at))
             return item
         assert first is not None
         words = f"{self.name(index)}: {describe_error(first)}"
@@ -191,7 +196,8 @@ class WatchedBatches(WatchedSet):
             raise
         except Exception:
             return [self[index] for index in indices]
-        self.watch.end()
+        for index in indices:
+            self.watch.end(self.name(index))
         return items
 
 
@@ -211,13 +217,13 @@ class WatchedStream(IterableDataset[Any]):
             try:
                 item = next(stream)
             except StopIteration:
-                self.watch.end()
+                self.watch.end("")
                 return
             except (*_FOR_ALL, TooManyFaultsError):
                 raise
             except Exception as error:
                 self.watch.give_up(error, f"item {number}: {describe_error(error)}")
-            self.watch.end()
+            self.watch.end(f"item {number}")
             yield item
             number += 1
 
@@ -228,3 +234,56 @@ def name_of(dataset: Any, index: int) -> str:
     if callable(name) and type(dataset).__module__.startswith(("planner.", "search.")):
         return str(name(index))
     return f"item {index}"
+
+
+class NamingCollate:
+    """A collation that says which item it stumbled over."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], watch: Watch) -> None:
+        self.collate, self.watch = collate, watch
+
+    def __call__(self, items: list[Any]) -> Any:
+        names, self.watch.loaded = self.watch.loaded[-len(items) :], []
+        try:
+            return self.collate(items)
+        except Exception as error:
+            told = why_not_collated(items, names, error)
+            if told is not None:
+                self.watch.last_words("faulty", told)
+            raise
+
+
+def why_not_collated(items: list[Any], names: list[str], error: BaseException) -> str | None:
+    """The item that is not as the others, else what all of them are; None for an error that is
+    none of the items'."""
+    if not isinstance(error, TypeError | ValueError | RuntimeError | AttributeError | KeyError):
+        return None
+    if failures.is_shared_memory_failure(str(error)) or failures.is_allocation_failure(str(error)):
+        return None
+    kinds = [describe_item(item) for item in items]
+    usual = max(kinds, key=kinds.count)
+    for kind, name in zip(kinds, names, strict=False):
+        if kind != usual:
+            return f"{name} is {kind}, others are {usual}: they make no batch"
+    first = names[0] if names else "item 0"
+    said = " ".join(str(error).split())[:MAX_TEXT]
+    return f"{first} is {usual}, of which no batch is made: {type(error).__name__}: {said}"
+
+
+def describe_item(item: object) -> str:
+    """By shapes and types, two levels deep: `(a tensor [3, 32, 32] float32, int)`."""
+    if isinstance(item, tuple | list):
+        return f"({', '.join(_describe_part(part) for part in item)})"
+    if isinstance(item, dict):
+        parts = (f"{key!r}: {_describe_part(value)}" for key, value in item.items())
+        return f"{{{', '.join(parts)}}}"
+    return _describe_part(item)
+
+
+def _describe_part(part: object) -> str:
+    if isinstance(part, Tensor):
+        return f"{describe(part)} {str(part.dtype).removeprefix('torch.')}"
+    shape, dtype = getattr(part, "shape", None), getattr(part, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"an array {list(shape)} {dtype}"
+    return type(part).__name__

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+from search.loader import usage
+
 SIDE = 8
 LENGTH = 64
 
@@ -68,9 +70,32 @@ class RaisingOnce(Good):
         return item()
 
 
+class OddShape(Good):
+    def __getitem__(self, index: int) -> Any:
+        return (torch.zeros(3, SIDE - 1, SIDE), 0) if index == 9 else item()
+
+
+class Doubles(Good):
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(3, SIDE, SIDE, dtype=torch.float64), 0
+
+
 class Large(Good):
     def __getitem__(self, index: int) -> Any:
         return torch.zeros(3, 256, 256), 0
+
+
+class Leaking(Good):
+    kept: list[bytes]
+
+    def __init__(self) -> None:
+        self.kept = []
+        usage.MEMORY_SECONDS = 0.1  # its growth is looked at more often
+
+    def __getitem__(self, index: int) -> Any:
+        self.kept.append(os.urandom(1 << 19))
+        time.sleep(0.005)
+        return item()
 
 
 class Dying(Good):
@@ -128,6 +153,11 @@ class Empty(Good):
 class Negative(Good):
     def __len__(self) -> int:
         return -5
+
+
+class Texts(Good):
+    def __getitem__(self, index: int) -> Any:
+        return f"item {index}"
 
 
 def loader() -> DataLoader[Any]:

@@ -52,6 +52,34 @@ def test_an_exception_now_and_then_is_counted_and_the_probe_goes_on(probe: Probe
     assert (fault.item, fault.message) == ("item 5", "KeyError: 'no caption'")
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_item_of_another_shape_is_named(probe: Probe, workers: int) -> None:
+    record = probe("OddShape", workers=workers, min_steps=40, max_measure_seconds=60.0)
+    assert record.status == "faulty"
+    assert record.message == (
+        "item 9 is (a tensor [3, 7, 8] float32, int), "
+        "others are (a tensor [3, 8, 8] float32, int): they make no batch"
+    )
+
+
+def test_pictures_of_another_size_and_type_are_flagged(probe: Probe) -> None:
+    record = probe("Doubles", image_size=(16, 16))
+    assert record.status == "measured"
+    assert any("the setting says 16 x 16" in flag for flag in record.flags)
+    assert any("float64" in flag for flag in record.flags)
+
+
+def test_items_that_are_no_pictures_are_flagged(probe: Probe) -> None:
+    assert any("there are no pictures in it" in flag for flag in probe("Texts").flags)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_process_that_leaks_is_flagged(probe: Probe, workers: int) -> None:
+    record = probe("Leaking", min_measure_seconds=1.5, max_measure_seconds=5.0, workers=workers)
+    assert record.status == "measured"
+    assert any("the memory of a process that loads grows" in flag for flag in record.flags)
+
+
 def test_a_worker_killed_from_outside_is_a_crash(probe: Probe) -> None:
     record = probe("Dying")
     assert record.status == "crashed"

@@ -16,12 +16,14 @@ from planner.core.schema.loading import LoaderSetting
 from planner.training.loading.sources import find_source
 from search.loader.probing import probe_loader, stays_cached
 from search.loader.stages import find_bound
-from search.loader.usage import Snapshot
+from search.loader.usage import read_disk, steady_growth
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent
 from tests.loading.made import BROKEN, UNUSUAL, encoded, folder_of, listing
 from tests.search.loader.conftest import AMPLE_SECONDS, QUICK, Probe
 from tests.search.loader.faulty_data import Sleeping
+
+MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +62,9 @@ def _forget(paths: list[Path]) -> int:
         with path.open("rb") as file:
             os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    before = Snapshot.take()
+    before = read_disk(os.getpid()).disk_bytes
     paths[0].read_bytes()
-    return (Snapshot.take() - before).disk_bytes
+    return read_disk(os.getpid()).disk_bytes - before
 
 
 def test_a_cold_page_cache_is_told(probe: Probe, tmp_path: Path) -> None:
@@ -227,6 +229,14 @@ def test_what_bounds(changed: dict[str, Any], bound: str | None) -> None:
         "main_cpu_seconds": 2e-4, "worker_cpu_seconds": 9e-3, "cold_share": 0.0,
     } | changed  # fmt: skip
     assert find_bound(figures.pop("stage_seconds"), **figures) == bound
+
+
+def test_growth_is_steady_or_none() -> None:
+    assert steady_growth([100 * MIB] * 12) is None
+    assert steady_growth([n * 20 * MIB for n in range(1, 13)]) is not None
+    settled = [40 * MIB, 60 * MIB, 80 * MIB, *[90 * MIB] * 9]
+    assert steady_growth(settled) is None, "pages copied after the fork"
+    assert steady_growth([100 * MIB, 300 * MIB]) is None, "too few readings"
 
 
 def test_a_fault_is_a_line_that_is_not_torn() -> None:
