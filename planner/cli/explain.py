@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import click
@@ -14,7 +18,9 @@ from planner.cli.arguments import (
 )
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
-from planner.core.errors import UsageError
+from planner.core.errors import UsageError, shorten
+
+_PATIENCE_SECONDS = 5.0  # a pipe may have a writer that is silent
 
 
 @click.command(
@@ -44,6 +50,7 @@ def command(source: str, model: str | None, **given: Any) -> int:
     from planner.estimation.arguments import read_gpu
     from planner.estimation.estimate import default_precision
     from planner.watching.explaining.explanation import explain
+    from planner.watching.explaining.opening import is_pipe
 
     fields = {"source": source, **({"model": model} if model is not None else {}), **given}
     setting = None
@@ -57,10 +64,12 @@ def command(source: str, model: str | None, **given: Any) -> int:
         setting = settings[0]
     elif any(given_fields(fields, GRID_FIELDS)):
         raise UsageError("a setting needs a model.", "Name MODEL behind the log.")
-    found = explain(
-        source, chosen, setting, plan=given["plan"], gpu=given["gpu"],
-        allocator=given["allocator"],
-    )  # fmt: skip
+    still = f"Still at {shorten(source)}: it is read until its writer ends. Ctrl-C ends this."
+    with _said_after(_PATIENCE_SECONDS, still) if is_pipe(Path(source)) else nullcontext():
+        found = explain(
+            source, chosen, setting, plan=given["plan"], gpu=given["gpu"],
+            allocator=given["allocator"],
+        )  # fmt: skip
     if given["as_json"]:
         print_json(found.to_json())
     else:
@@ -68,3 +77,14 @@ def command(source: str, model: str | None, **given: Any) -> int:
 
         say(explanation_text(found))
     return 0 if found.findings or found.kind != "log" else 1
+
+
+@contextmanager
+def _said_after(seconds: float, text: str) -> Iterator[None]:
+    timer = Timer(seconds, click.echo, [text], {"err": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

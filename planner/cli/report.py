@@ -71,7 +71,7 @@ def command(targets: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     refuse_empty({"target": targets, **given})
     from search.report.output import check_page, write_page
     from search.report.reading import is_run, read_run
-    from search.report.targets import check_number, check_options, check_target
+    from search.report.targets import check_options, check_subjects, check_target
     from search.report.writing import make_page
 
     output = check_page(given["output"], given["force"])
@@ -80,11 +80,8 @@ def command(targets: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     check_options(_typed(given), targets)
     subjects: list[Subject] = []
     for target in targets:
-        if is_run(target):
-            subjects.append(read_run(target, given["study_name"]))
-        else:
-            subjects += _steps(target, given)
-        check_number(subjects)
+        found = [read_run(target, given["study_name"])] if is_run(target) else _steps(target, given)
+        subjects = check_subjects([*subjects, *found])
     path = write_page(make_page(subjects, given["title"] or ""), output, given["force"])
     say(f"Wrote {path}.")
 

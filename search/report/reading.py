@@ -27,6 +27,7 @@ from planner.core.files import (
 )
 from planner.core.schema import MeasurementRecord, parse
 from planner.core.schema.loading import LOADER_FORMAT, DataRecommendation, FedRecord, LoaderRecord
+from planner.core.schema.result import Recommendation
 from planner.trainers.emission import read_result
 from search.loop.study.records import read_records
 from search.report.run import LoaderRun, Run
@@ -46,7 +47,7 @@ def is_run(target: str) -> bool:
     try:
         if "://" in target or path.is_dir() or path.suffix in (".jsonl", *STORAGES):
             return True
-        return path.name in FILES and path.is_file()
+        return path.suffix == ".json" and path.is_file() and _is_result(path)
     except (OSError, ValueError):  # a name that no file can have
         return False
 
@@ -60,6 +61,8 @@ def read_run(target: str | Path, study_name: str | None = None) -> Run:
         run = _of_folder(path if path.is_dir() else path.parent, study_name)
     elif not path.exists():
         raise UsageError(f"{path} does not exist.", _WAY_OUT)
+    elif path.suffix == ".json":
+        run = _of_result(path)
     else:
         run = _of_records(path)
     if run.found or run.records or run.loaders or run.fed:
@@ -166,6 +169,18 @@ def _with_study(run: Run, storage: str, study_name: str | None, reader: _Reader)
     return replace(run, records=(*run.records, *fresh), tuners=kept.tuners, loaders=loaders)
 
 
+def _of_result(path: Path) -> Run:
+    """A recommendation under another name than its own."""
+    if _kind_of_result(path) == "loader":
+        data = _read_data(path)
+        return Run(path.parent, None, (), loaders=LoaderRun(data, _cited(data)), name=path.name)
+    found: Recommendation = read_result(path)
+    run = Run(path.parent, found, (), name=path.name)
+    said = f"{path.name} was named: only the {len(run.cited)} probes that it cites are shown."
+    loaders = LoaderRun(records=(found.feeding.evidence,)) if found.feeding else None
+    return replace(run, records=run.cited, faults=(said,), loaders=loaders)
+
+
 def _of_records(path: Path) -> Run:
     """A file of records, of whichever kind its first line is."""
     reader, first = _Reader(), _first_line(path)
@@ -201,3 +216,18 @@ def _read_data(path: Path) -> DataRecommendation:
             f"{path} has result format {version!r}, and this planner reads {LOADER_FORMAT}."
         )
     return parse(DataRecommendation, data, str(path))
+
+
+def _is_result(path: Path) -> bool:
+    return path.name in (TUNE_RESULT, DATA_RESULT) or _kind_of_result(path) != ""
+
+
+def _kind_of_result(path: Path) -> str:
+    """ "step" or "loader" where a JSON file is a recommendation, else ""."""
+    try:
+        data = parse_json(read_text(path, MAX_RESULT_BYTES), str(path))
+    except UsageError:
+        return ""
+    if not isinstance(data, dict) or "num_probes" not in data:
+        return ""
+    return "loader" if "loader_format" in data else "step"

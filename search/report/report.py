@@ -27,7 +27,7 @@ from search.report.lead import Subject
 from search.report.output import check_page, write_page
 from search.report.reading import is_run, read_run
 from search.report.run import Run
-from search.report.targets import check_number, check_options, check_target
+from search.report.targets import check_options, check_subjects, check_target
 from search.report.writing import make_page
 
 Target = ModelLike | Run | Step
@@ -83,8 +83,7 @@ def write_report(
                 )
                 for card in cards
             ]  # fmt: skip
-    check_number(subjects)
-    return write_page(make_page(subjects, title), path, force)
+    return write_page(make_page(check_subjects(subjects), title), path, force)
 
 
 def report_estimate(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from planner.core.errors import UsageError, as_text, shorten
 from planner.core.files import NoFileError, named_path
 from planner.libraries.resolve import CONFIG_SUFFIXES, resolve_model
+from planner.report.settings import describe_setting
 from search.report.lead import Subject
 from search.report.reading import is_run
+from search.report.run import Run
 
 MOST_SUBJECTS = 100  # that one page compares: more is a table of `planner estimate`
 WHAT_A_RUN_IS = (
@@ -54,13 +56,38 @@ def check_options(given: Mapping[str, object], targets: Sequence[str]) -> None:
         )
 
 
-def check_number(subjects: Sequence[Subject]) -> None:
-    """Raises UsageError where they are too many to see."""
-    if len(subjects) > MOST_SUBJECTS:
-        raise UsageError(
-            f"a page compares {MOST_SUBJECTS} estimates and runs at most, and more were named.",
-            "Name fewer values; 'planner estimate' prints a table of any number.",
-        )
+def check_subjects(subjects: Iterable[Subject]) -> list[Subject]:
+    """The same. Raises UsageError where one is there twice, or where they are too many to see."""
+    found: dict[Hashable, Subject] = {}
+    for subject in subjects:
+        identity = _identity(subject)
+        if identity in found:
+            raise UsageError(f"{_named(subject)} is named twice.", "Name each once.")
+        found[identity] = subject
+        if len(found) > MOST_SUBJECTS:
+            raise UsageError(
+                f"a page compares {MOST_SUBJECTS} estimates and runs at most, and more were named.",
+                "Name fewer values; 'planner estimate' prints a table of any number.",
+            )
+    return list(found.values())
+
+
+def _identity(subject: Subject) -> Hashable:
+    if isinstance(subject, Run):
+        return str(subject.folder.resolve()), subject.name
+    estimate = subject.estimate
+    card = subject.gpu.name if subject.gpu is not None else ""
+    return (
+        estimate.model.model_dump_json(), estimate.setting.model_dump_json(), card,
+        estimate.budget_bytes, repr(subject.allocator), subject.link,
+    )  # fmt: skip
+
+
+def _named(subject: Subject) -> str:
+    if isinstance(subject, Run):
+        return f"the run {_shown(subject.title)}"
+    estimate = subject.estimate
+    return f"{subject.title} with {describe_setting(estimate.setting, estimate.model)}"
 
 
 def _is_path(target: str) -> bool:

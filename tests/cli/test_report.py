@@ -105,6 +105,13 @@ def test_options_of_a_model_have_no_effect_on_a_run(page: str, run_folder: str) 
     assert "--study-name is for the study of a RUN" in said
 
 
+def test_nothing_is_drawn_twice(page: str, run_folder: str) -> None:
+    """A run neither by two of its names."""
+    same_run = (run_folder, f"{run_folder}/../tuned")
+    for twice in (same_run, (SMALL, SMALL, *OPTIONS), (SMALL, "--gpu", "rtx4090,RTX 4090")):
+        assert "is named twice" in refused(*twice, "--output", page)
+
+
 def test_more_than_a_page_can_compare_is_refused(page: str) -> None:
     many = ",".join(map(str, range(2, 104)))
     said = refused(SMALL, *OPTIONS, "--batch-size", many, "--output", page)
@@ -182,6 +189,8 @@ def test_python_takes_one_target_of_any_kind(page: str, run_folder: str) -> None
 def test_python_refuses_what_the_command_refuses(page: str, run_folder: str) -> None:
     with pytest.raises(UsageError, match="gpu: nothing is estimated"):
         search.write_report(run_folder, page, gpu="rtx4090")
+    with pytest.raises(UsageError, match="is named twice"):
+        search.write_report([run_folder, run_folder], page)
     with pytest.raises(UsageError, match="a report needs a run or a model"):
         search.write_report([], page)
     with pytest.raises(UsageError, match="no such field"):

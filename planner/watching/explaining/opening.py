@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import IO, cast
 
 from planner.core.errors import UsageError
@@ -15,18 +18,44 @@ from planner.core.errors import UsageError
 STANDARD_INPUT = "-"
 _HEAD_BYTES = 65_536  # the first line of a watch.jsonl has the plan in it
 _GZIP = b"\x1f\x8b"
+_WAIT_SECONDS = 5.0  # for somebody who writes into a named pipe
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file, or standard input. Raises UsageError where that is closed, OSError."""
+    """The file, or standard input. Raises UsageError for a pipe that nobody writes to, OSError."""
     if str(path) == STANDARD_INPUT:
         if sys.stdin is None:
             raise UsageError("standard input is closed.", "Name a file, or pipe a log into it.")
         yield sys.stdin.buffer
+    elif is_pipe(path):
+        with open(_writer_awaited(path), "rb") as file:
+            yield file
     else:
         with path.open("rb") as file:
             yield file
+
+
+def is_pipe(path: Path) -> bool:
+    """Whether it is read until whoever writes it ends: standard input, or a named pipe."""
+    if str(path) == STANDARD_INPUT:
+        return True
+    return hasattr(os, "mkfifo") and path.exists() and stat.S_ISFIFO(path.stat().st_mode)
+
+
+def _writer_awaited(path: Path) -> int:
+    """A descriptor of a named pipe. To open one waits for a writer, without end."""
+    opened: list[int] = []
+    waiting = Thread(target=lambda: opened.append(os.open(path, os.O_RDONLY)), daemon=True)
+    waiting.start()
+    waiting.join(_WAIT_SECONDS)
+    if not opened:
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))  # lets the thread go
+        raise UsageError(
+            f"{path} is a pipe, and nobody has opened it to write for {_WAIT_SECONDS:.0f} s.",
+            "Start the writer first, or pipe it: cat train.log | planner explain -",
+        )
+    return opened[0]
 
 
 class _Whole(io.RawIOBase):

@@ -168,6 +168,9 @@ def test_the_folder_of_a_loader_search(tmp_path: Path) -> None:
     assert run.records == ()
     assert run.loaders.found == found
     assert len(run.loaders.records) == found.num_probes
+    (tmp_path / "data.json").rename(tmp_path / "kept.json")
+    again = read_run(tmp_path / "kept.json").loaders
+    assert again.found == found
 
 
 def test_records_of_each_kind_are_told_apart() -> None:
