@@ -60,6 +60,13 @@ def _failures(line: dict[str, Any], before: dict[str, Any]) -> Iterator[Event]:
             "is full, and each retry waits for it.",
             {"retries": retries},
         )
+    caught = line.get("ooms", 0) - before.get("ooms", 0)
+    if caught > 0:
+        yield Event(
+            "out of memory caught",
+            f"{caught} out-of-memory errors were raised and the training went on.",
+            {"ooms": caught},
+        )
 
 
 def _loss(line: dict[str, Any], before: dict[str, Any]) -> Iterator[Event]:

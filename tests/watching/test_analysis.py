@@ -57,6 +57,7 @@ def test_a_training_as_planned_has_no_events() -> None:
         ({"images_per_second": 850.0}, "slower than planned"),
         ({"wait_share": 0.3}, "waiting for data"),
         ({"alloc_retries": 2}, "allocator retries"),
+        ({"ooms": 1}, "out of memory caught"),
         ({"loss": float("nan")}, "non-finite loss"),
         ({"clocks": {"slowed_by": ["hw_thermal_slowdown"], "temperature_c": 91}}, "throttled"),
         ({"images": 320}, "other batch"),

@@ -14,6 +14,7 @@ from planner.watching.log import MAX_LOG_BYTES
 # What to do about an event of `planner.watching.analysis` and of the watch itself.
 TODO: dict[str, tuple[str, ...]] = {
     "out of memory": ("'planner explain' of the snapshot that it names says what was alive.",),
+    "out of memory caught": ("Whoever caught it trains another batch than the plan's.",),
     "allocator retries": ("The setting fits too tightly: expandable segments, or a change below.",),
     "more allocated than planned": ("Is the model, the batch or the precision another one?",),
     "more reserved than planned": ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",),
