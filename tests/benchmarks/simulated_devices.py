@@ -64,7 +64,7 @@ class Way:
     strategies: tuple[str, ...]
 
 
-Task = tuple[Sequence[Way], Sequence[tuple[str, int]], int]
+Task = tuple[Sequence[Way], Sequence[tuple[str, int]], int, int]
 
 
 class Watch:
@@ -164,11 +164,12 @@ def choose_devices(number: int, pairs: Sequence[str], first: int = 0) -> list[tu
 
 
 def run_all(
-    ways: Sequence[Way], devices: Sequence[tuple[str, int]], few: int, workers: int = 1
-) -> Iterator[Run]:
+    ways: Sequence[Way], devices: Sequence[tuple[str, int]], few: int, rivals: int,
+    workers: int = 1,
+) -> Iterator[Run]:  # fmt: skip
     """Every way over every device, in so many processes, a pair to each at a time."""
     names = dict.fromkeys(name for name, _ in devices)
-    tasks = [(ways, [d for d in devices if d[0] == name], few) for name in names]
+    tasks = [(ways, [d for d in devices if d[0] == name], few, rivals) for name in names]
     if workers == 1:
         for task in tasks:
             yield from _run_pair(task)
@@ -183,23 +184,25 @@ def _run_each(task: Task) -> list[Run]:
 
 
 def _run_pair(task: Task) -> Iterator[Run]:
-    """Every way over the devices of a pair; slow strategies over the first of `few` pairs."""
-    ways, devices, few = task
-    for name, seed in devices:
+    """Every way over the devices of a pair: other strategies over the first `rivals` of them, slow
+    ones over the first of `few` pairs."""
+    ways, devices, few, rivals = task
+    for number, (name, seed) in enumerate(devices):
         drawn = draw_device(make_pair(name), seed)
         for way in ways:
             device = restricted(drawn, way.restrict)
             for strategy in way.strategies:
-                if strategy in SLOW_BASELINES and (seed or list(PAIRS).index(name) >= few):
+                if strategy != "planner" and number >= rivals:
+                    continue
+                if strategy in SLOW_BASELINES and (number or list(PAIRS).index(name) >= few):
                     continue
                 yield search_device(device, way.name, strategy, way.budget_seconds)
 
 
-def make_ways(budget_seconds: float, only: Sequence[str], others: bool) -> list[Way]:
-    rivals = (*BASELINES, *SLOW_BASELINES) if others else ()
-    free = ("descent", "boundary-walk") if others else ()
+def make_ways(budget_seconds: float, only: Sequence[str]) -> list[Way]:
+    free = ("descent", "boundary-walk")
     ways = [
-        Way("budget", (), budget_seconds, ("planner", *rivals)),
+        Way("budget", (), budget_seconds, ("planner", *BASELINES, *SLOW_BASELINES)),
         Way("3 minutes", (), 180.0, ("planner", *free)),
         Way("unlimited", (), None, ("planner", *free)),
         Way("eager", EAGER, None, ("planner", *free)),
@@ -214,7 +217,7 @@ def main() -> None:
     parser.add_argument("--pairs", default=",".join(PAIRS))
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--ways", default="", help="budget,3 minutes,unlimited,eager")
-    parser.add_argument("--no-baselines", action="store_true")
+    parser.add_argument("--rivals", type=int, default=4, help="devices of a pair for the others")
     parser.add_argument("--few", type=int, default=4, help="devices of the slow baselines")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--output", type=Path)
@@ -224,10 +227,10 @@ def main() -> None:
         print(report.show(args.show))
         return
     only = args.ways.split(",") if args.ways else ()
-    ways = make_ways(args.budget, only, not args.no_baselines)
+    ways = make_ways(args.budget, only)
     devices = choose_devices(args.devices, args.pairs.split(","), args.first_seed)
     runs = []
-    for run in run_all(ways, devices, args.few, args.workers):
+    for run in run_all(ways, devices, args.few, args.rivals, args.workers):
         runs.append(run)
         print(run.line(), flush=True)
         if args.output:
