@@ -24,8 +24,8 @@ from search.probe.interval import median_interval
 # an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
 # sixteen settings, tests/truth/cpu_grid_2026-11-20.jsonl); of a GPU there are none yet.
 REPEAT_SD = 0.01
-# How far a probe that was throttled or disturbed may lie from the next: an assumption.
-DISTURBED_SD = 0.1
+# By how much a probe that was throttled or disturbed was slowed, give or take as much: assumed.
+DISTURBED = 0.1
 # Close to the limit a step may be far slower than it is elsewhere, where the allocator gives back
 # and asks again, and says as little of the others. Both are assumptions.
 CLOSE, CLOSE_SD = 0.96, 0.2
@@ -126,7 +126,7 @@ class Posterior:
             return False
         self.num_measured += 1
         self.num_disturbed += is_disturbed(record)
-        return is_disturbed(record) and 2 * self.num_disturbed <= self.num_measured
+        return is_disturbed(record) and 2 * self.num_disturbed <= max(self.num_measured, 2)
 
     def _measured(
         self, index: int, record: MeasurementRecord, num_bytes: int | None, disturbed: bool
@@ -134,11 +134,11 @@ class Posterior:
         self.broken_parts.ran(index)
         interval = median_interval(record.step_seconds)
         spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
-        if disturbed:
-            spread = max(spread, DISTURBED_SD)
+        slowed = DISTURBED if disturbed else 0.0
+        spread = max(spread, slowed)
         if num_bytes and self.budget_bytes and num_bytes > CLOSE * self.budget_bytes:
             spread = max(spread, CLOSE_SD)
-        ratio = log(interval.median) - float(self.prior_seconds[index])
+        ratio = log(interval.median) - slowed - float(self.prior_seconds[index])
         self.seconds.observe(index, ratio, max(spread, self._surprise(index, ratio) / SURPRISE))
         if not num_bytes:
             return
