@@ -121,7 +121,7 @@ class Posterior:
 
     def _count_disturbed(self, record: MeasurementRecord) -> bool:
         """Whether a probe counts as disturbed, and may be made again. Where most of them are it is
-        how this machine runs, and the training will."""
+        how this machine runs, and the training will; one alone does not say so."""
         if record.status != "measured":
             return False
         self.num_measured += 1
@@ -216,11 +216,11 @@ class Posterior:
         gains = expected_improvement(predicted, best_rate) * predicted.fits * predicted.runs
         return np.where(allowed, gains, 0.0)
 
-    def shared_improvement(self, predicted: Prediction, allowed: Mask, best_rate: float) -> Array:
-        """The expected gain of probing all that is allowed, as a share of the best rate so far, and
-        shared out: in each draw from the joint posterior to the candidate that is best in it."""
+    def shared_improvement(self, predicted: Prediction, gains: Array, best_rate: float) -> Array:
+        """The expected gain of probing all that have one by themselves (`gains`, of `improvement`),
+        as a share of the best rate so far, and shared out: in each draw from the joint posterior to
+        the candidate that is best in it."""
         shares = np.zeros(len(self.space))
-        gains = self.improvement(predicted, allowed, best_rate)
         top = np.argsort(-gains)[:NUM_RIVALS]
         top = top[gains[top] > 0]
         if not len(top):

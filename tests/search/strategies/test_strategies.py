@@ -338,6 +338,29 @@ def test_a_compile_mode_is_probed_while_there_is_time_for_it() -> None:
     assert [c.candidate.setting.compile == "max-autotune" for c in asked] == [False, True]
 
 
+def test_where_few_more_fit_into_the_budget_the_one_that_should_gain_most_is_probed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not the one that has its gain to itself, as nothing else is like it."""
+    replay = Replay(invented_table(0.0, SMALL))
+    strategy = planner(replay, true_prior(replay), tolerance=0.0)
+    monkeypatch.setattr(strategy, "_scout", lambda *_: None)
+    for _ in range(2):
+        choice = strategy.ask(Situation(seconds_left=600.0))
+        strategy.tell(choice.candidate, replay.probe(choice.candidate))
+    posterior, predicted = strategy.posterior, strategy.posterior.predict()
+    spared = strategy._open(predicted, Situation())
+    first, last = np.flatnonzero(spared)[[0, -1]]
+    alone, shared = (np.eye(len(spared))[i] + spared for i in (last, first))
+    monkeypatch.setattr(posterior, "improvement", lambda *_: alone)
+    monkeypatch.setattr(posterior, "shared_improvement", lambda *_: 100 * shared)
+    monkeypatch.setattr(posterior, "explained_by_scouts", lambda *_: 0.0)
+    monkeypatch.setattr(posterior, "probe_seconds", lambda _: np.full(len(spared), 50.0))
+    asked = [strategy.ask(Situation(seconds_left=seconds)) for seconds in (400.0, 140.0)]
+    assert first < last
+    assert asked[0].candidate != asked[1].candidate == replay.space.candidates[last]
+
+
 def test_a_graph_that_was_compiled_costs_little_again() -> None:
     """Whatever its optimizer, and a dynamic one at any batch."""
     static, dynamic = (compiled("default", compile_dynamic=d) for d in (False, True))

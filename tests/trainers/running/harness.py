@@ -145,7 +145,7 @@ def train(
 def _followed(
     words: list[str], folder: Path, given: dict[str, str], seconds: float, tries: int
 ) -> tuple[int, str]:
-    """Two ranks stood still once in some thousand launches, and nobody knows why: those are
+    """Two ranks stood still once, and nobody knows why: where there is another try they are
     launched again, with a warning that says where they stood."""
     for old in folder.glob("report.*"):
         old.unlink()
