@@ -13,9 +13,10 @@ OTHERS_RAN = "other programs kept"  # how the flag begins of a machine that was 
 # The flag of a probe whose compile_seconds are less than those of a first compilation.
 FROM_CACHE = "compiled from a cache: compile_seconds is less than a first compile"
 HURRIED = "hurried by the deadline:"  # how a flag begins of a probe that took fewer steps for it
+THROTTLED = "throttled:"  # how the flag begins of a probe during which the device was
 # Words of the flags of a probe whose samples may be slower than the device is by itself.
 DISTURBANCES = (
-    "throttled:", "other processes on the GPU", "other processes took", "drifted by", HURRIED,
+    THROTTLED, "other processes on the GPU", "other processes took", "drifted by", HURRIED,
 )  # fmt: skip
 # Two samples or one show no spread: another may last half as long or twice. A judgement.
 FEW_SAMPLES, FEW_SPREAD = 3, 2.0
@@ -31,9 +32,25 @@ def is_disturbed(record: MeasurementRecord) -> bool:
     return any(word in flag for flag in record.flags for word in DISTURBANCES)
 
 
-def calm(records: Sequence[MeasurementRecord]) -> list[MeasurementRecord]:
-    """The records that nothing disturbed; all where there are none such."""
-    return [r for r in records if not is_disturbed(r)] or list(records)
+def was_throttled(record: MeasurementRecord) -> bool:
+    return any(flag.startswith(THROTTLED) for flag in record.flags)
+
+
+def runs_hot(records: Iterable[MeasurementRecord]) -> bool:
+    """Whether most of the probes that were measured were throttled, and more than one: so the
+    device runs once it is warm, and so will the training."""
+    throttled = [was_throttled(r) for r in records if r.status == "measured"]
+    return sum(throttled) > max(len(throttled) / 2, 1)
+
+
+def usual(records: Sequence[MeasurementRecord], is_hot: bool) -> list[MeasurementRecord]:
+    """The records of a device as it usually runs: throttled where it `is_hot`, else undisturbed;
+    all where there are none such. Others are faster or slower for a reason of their own."""
+    return [r for r in records if is_usual(r, is_hot)] or list(records)
+
+
+def is_usual(record: MeasurementRecord, is_hot: bool) -> bool:
+    return was_throttled(record) if is_hot else not is_disturbed(record)
 
 
 def rate_interval(images: int, samples: Sequence[float]) -> tuple[float, float]:

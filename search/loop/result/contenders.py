@@ -9,7 +9,14 @@ from typing import Any, Generic, TypeVar
 
 from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.space import candidate, setting_id, simplicity
-from search.probe.evidence import calm, is_feasible, price_of_compiling, rate_interval
+from search.probe.evidence import (
+    is_feasible,
+    price_of_compiling,
+    rate_interval,
+    runs_hot,
+    usual,
+    was_throttled,
+)
 from search.probe.kinds import RecordT, SettingT
 
 RanT = TypeVar("RanT", bound="Ran[Any, Any]")
@@ -62,8 +69,15 @@ class Ran(Generic[SettingT, RecordT]):
 
 @dataclass(frozen=True)
 class Contender(Ran[TrainSetting, MeasurementRecord]):
-    """A setting of a step. Rates are per device, of the probes that nothing disturbed, where there
-    are such."""
+    """A setting of a step. Rates are per device, of the probes on it as it usually runs (`is_hot`:
+    throttled), where there are such."""
+
+    is_hot: bool = False
+
+    @property
+    def is_comparable(self) -> bool:
+        """Not so where the device was cool as it never is for long: others had it warm."""
+        return not self.is_hot or any(map(was_throttled, self.records))
 
     @property
     def images(self) -> int:
@@ -71,7 +85,7 @@ class Contender(Ran[TrainSetting, MeasurementRecord]):
 
     @property
     def judged(self) -> list[MeasurementRecord]:
-        return calm(self.records)
+        return usual(self.records, self.is_hot)
 
     @property
     def step_seconds(self) -> float:
@@ -100,9 +114,12 @@ class Contender(Ran[TrainSetting, MeasurementRecord]):
 
 
 def contenders(records: Iterable[MeasurementRecord], budget_bytes: int | None) -> list[Contender]:
-    """The settings that ran within the budget, fastest first; one that failed once is none."""
-    found = [Contender(g[0].setting, g) for g in groups_that_ran(records, budget_bytes)]
-    return sorted(found, key=lambda c: -c.rate)
+    """The settings that ran within the budget, those that can be compared first, fastest first; one
+    that failed once is none."""
+    records = list(records)
+    is_hot = runs_hot(records)
+    found = [Contender(g[0].setting, g, is_hot) for g in groups_that_ran(records, budget_bytes)]
+    return sorted(found, key=lambda c: (not c.is_comparable, -c.rate))
 
 
 def groups_that_ran(
@@ -129,6 +146,7 @@ def choose(found: Sequence[Contender], images: float | None = None) -> Contender
     With `images` (of one device, a whole training's) it is the least total time that wins,
     compilation included; compile time does not average out, so noise is that of the rates alone.
     """
+    found = [c for c in found if c.is_comparable] or found
     if images is None:
         level = level_with_best(found)
     else:

@@ -31,6 +31,7 @@ def notes_on(best: Contender, found: Sequence[Contender], summary: Summary) -> l
     """What to know about the best setting, against the others that fit."""
     candidates = (
         _simpler_note(best, found, summary),
+        _heat_note(best, found),
         _compile_note(best, found),
         _bound_note(best, summary),
         _idle_note(best),
@@ -51,6 +52,17 @@ def _simpler_note(best: Contender, found: Sequence[Contender], summary: Summary)
     return (
         f"{other} measured {fastest.rate / best.rate - 1:.1%} faster, "
         "which is within the noise: the simpler setting is recommended."
+    )
+
+
+def _heat_note(best: Contender, found: Sequence[Contender]) -> str:
+    cool = [c for c in found if not c.is_comparable and c.rate > best.rate]
+    if not best.is_comparable or not cool:
+        return ""
+    others = "; ".join(describe_changes(c.setting, best.setting) for c in cool)
+    return (
+        "Most probes found the device throttled, as a training will. What was probed only before "
+        f"that ({others}) is not compared with them, though it measured faster."
     )
 
 

@@ -17,7 +17,7 @@ from search.loop.surrogate.expectation import expectation
 from search.loop.surrogate.posterior import Posterior, Prediction
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
 from search.loop.surrogate.probe_cost import again_seconds
-from search.probe.evidence import calm, is_disturbed, rate_interval
+from search.probe.evidence import rate_interval, usual
 
 # Judgements but where a source is named; tests/benchmarks/strategies.py shows what they do.
 SAFE = 0.8  # the first probe must fit with this probability
@@ -273,40 +273,42 @@ class PlannerStrategy:
         return None
 
     def _needed_again(self) -> list[int]:
-        """The finalists to probe once more, those with the fewest probes first: the best where it
-        was disturbed, and all while a simpler one could be as fast as the best.
-
-        Two probes each, taken in turns (best, second, third), so that drift falls on all alike.
-        """
+        """The finalists to probe once more. First those of which no probe found the device as it
+        usually runs; then, while a simpler one could be as fast as the best, those with the fewest
+        probes: two each, taken in turns, so that drift falls on all alike."""
         finalists = self._finalists()
         if sum(len(found) - 1 for found in self.posterior.records.values()) >= MAX_FINALISTS:
             return []
-        rounds = {i: len(self.posterior.records[i]) for i in finalists}
-        if len(finalists) < 2:
-            finalists = [i for i in finalists if all(map(is_disturbed, self.posterior.records[i]))]
-        return sorted((i for i in finalists if rounds[i] < MAX_ROUNDS), key=lambda i: rounds[i])
+        known = {i: self.posterior.records[i] for i in finalists}
+        odd = [i for i in finalists if not any(map(self.posterior.is_usual, known[i]))]
+        if odd or len(finalists) < 2:
+            return odd
+        again = [i for i in finalists if len(known[i]) < MAX_ROUNDS]
+        return sorted(again, key=lambda i: len(known[i]))
 
     def _finalists(self) -> list[int]:
-        """The best and whatever overlaps it and is simpler: what the second could change."""
-        rated = [
-            (i, r) for i in self.posterior.records if (r := self.posterior.rate(i)) is not None
-        ]
-        if not rated:
+        """The best, and what its interval overlaps: what is simpler, which the second could change,
+        and what may be as fast only because the device was cooler."""
+        found = self.posterior.best()
+        if found is None:
             return []
-        rated.sort(key=lambda pair: -pair[1])
-        best = rated[0][0]
-        floor = self._interval(best)[0]
+        best, floor = found[0], self._interval(found[0])[0]
         plain = simplicity(self.space.candidates[best].setting)
+        rates = {i: r for i in self.posterior.records if (r := self.posterior.rate(i)) is not None}
         others = [
             i
-            for i, _ in rated[1:]
+            for i in sorted(rates.keys() - {best}, key=lambda i: -rates[i])
             if self._interval(i)[1] >= floor
-            and simplicity(self.space.candidates[i].setting) < plain
+            and (
+                not self.posterior.is_comparable(i)
+                or simplicity(self.space.candidates[i].setting) < plain
+            )
         ]
         return [best, *others][:MAX_FINALISTS]
 
     def _interval(self, index: int) -> tuple[float, float]:
-        samples = [s for r in calm(self.posterior.records[index]) for s in r.step_seconds]
+        records = usual(self.posterior.records[index], self.posterior.is_hot)
+        samples = [s for r in records for s in r.step_seconds]
         return rate_interval(self.space.candidates[index].images, samples)
 
 

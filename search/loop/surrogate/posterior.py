@@ -17,7 +17,15 @@ from search.loop.surrogate.broken_parts import BrokenParts
 from search.loop.surrogate.gaussian_process import GaussianProcess
 from search.loop.surrogate.prior import Prior
 from search.loop.surrogate.probe_cost import ProbeCosts
-from search.probe.evidence import calm, is_disturbed, is_feasible, price_of_compiling
+from search.probe.evidence import (
+    is_disturbed,
+    is_feasible,
+    is_usual,
+    price_of_compiling,
+    runs_hot,
+    usual,
+    was_throttled,
+)
 from search.probe.interval import median_interval
 
 # Between processes the same setting repeats to about a percent, whatever the samples of one say:
@@ -118,6 +126,10 @@ class Posterior:
             self.settled |= self._arm(index)
         if record.status in ("unsupported", "crashed", "non_finite"):
             self.broken_parts.broke(index)
+
+    @property
+    def is_hot(self) -> bool:
+        return runs_hot(r for records in self.records.values() for r in records)
 
     def _count_disturbed(self, record: MeasurementRecord) -> bool:
         """Whether a probe counts as disturbed, and may be made again. Where most of them are it is
@@ -267,17 +279,26 @@ class Posterior:
         return np.asarray(mean + random.standard_normal((NUM_DRAWS, len(mean))) @ spread.T)
 
     def best(self) -> tuple[int, float] | None:
-        """(index, images/s) of the fastest measured candidate that stays in the budget."""
+        """(index, images/s) of the fastest measured candidate that stays in the budget; of a device
+        that is hot, of those that were measured so, where there are such."""
         rates = [(i, r) for i in self.records if (r := self.rate(i)) is not None]
+        rates = [each for each in rates if self.is_comparable(each[0])] or rates
         return max(rates, key=lambda pair: pair[1], default=None)
 
+    def is_comparable(self, index: int) -> bool:
+        """Not so what was measured while the device was cool, where others had it hot."""
+        return not self.is_hot or any(map(was_throttled, self.records[index]))
+
+    def is_usual(self, record: MeasurementRecord) -> bool:
+        return is_usual(record, self.is_hot)
+
     def rate(self, index: int) -> float | None:
-        """Measured images/s of a candidate over all its probes (of those that nothing disturbed,
-        where there are such); None unless it ran and fits."""
+        """Measured images/s of a candidate over all its probes (of those on the device as it
+        usually runs, where there are such); None unless it ran and fits."""
         good = [r for r in self.records.get(index, []) if is_feasible(r, self.budget_bytes)]
         if not good:
             return None
-        good = calm(good)
+        good = usual(good, self.is_hot)
         seconds = median([s for r in good for s in r.step_seconds])
         images = self.space.candidates[index].images
         if self.images is None:

@@ -9,7 +9,7 @@ import pytest
 from planner.core.schema import MeasurementRecord
 from planner.core.units import GIB
 from search.loop.replay import Replay
-from search.loop.result.contenders import contenders
+from search.loop.result.contenders import choose, contenders
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Situation
 from search.loop.surrogate.posterior import Posterior
@@ -110,6 +110,31 @@ def test_the_winner_is_probed_again_where_it_was_throttled() -> None:
     winner = contenders(records, BUDGET)[0]
     assert winner.rate == pytest.approx(best[1], rel=1e-3)
     assert not winner.evidence.flags
+
+
+def test_settings_are_compared_on_a_device_that_is_as_hot_for_both() -> None:
+    """Where most probes were throttled, so is a training. What was fastest while the device was
+    cool is probed again if there is time, and else recommended only where nothing else ran."""
+    replay = Replay(TABLE)
+    ranked = sorted(replay.rates(BUDGET).items(), key=lambda pair: -pair[1])
+    places = {c.id: i for i, c in enumerate(replay.space.candidates)}
+    best, second, *others = [places[name] for name, _ in ranked[:4]]
+    probe = {i: replay.probe(replay.space.candidates[i]) for i in (best, second, *others)}
+    hot = {i: slowed(record) for i, record in probe.items()}
+    records = [probe[second], *(hot[i] for i in (best, *others))]
+    strategy = PlannerStrategy(replay.space, true_prior(replay), BUDGET)
+    for index, record in zip((second, best, *others), records, strict=True):
+        strategy.tell(replay.space.candidates[index], record)
+    assert max(records, key=lambda r: r.images_per_second or 0.0) is probe[second]
+    for first in (contenders(records, BUDGET)[0], choose(contenders(records, BUDGET))):
+        assert first.setting == replay.space.candidates[best].setting
+    assert strategy.posterior.best() == (best, pytest.approx(ranked[0][1] / 1.2))
+    while (again := strategy.ask(Situation())) is not None and again.phase != "finalists":
+        strategy.tell(again.candidate, slowed(replay.probe(again.candidate)))
+    assert again is not None
+    assert again.candidate.id == ranked[1][0], "the only one that nobody saw on the hot device"
+    only = contenders([probe[second], hot[second], hot[best]], BUDGET)
+    assert only[-1].rate == pytest.approx(ranked[1][1] / 1.2), "the one that was throttled counts"
 
 
 def test_a_budget_keeps_time_for_a_winner_that_was_throttled() -> None:
