@@ -99,6 +99,9 @@ class Posterior:
         self.records: dict[int, list[MeasurementRecord]] = {}
         self.num_measured = 0
         self.num_disturbed = 0
+        self.timed: list[
+            tuple[MeasurementRecord, float, float]
+        ] = []  # log(measured / prior), noise
 
     @property
     def excluded(self) -> Mask:
@@ -112,11 +115,14 @@ class Posterior:
         if record.inconclusive:
             return
         self.records.setdefault(index, []).append(record)
-        disturbed = self._count_disturbed(record)
-        self.settled[index] = not (disturbed and len(self.records[index]) == 1)
+        if record.status == "measured":
+            self.num_measured += 1
+            self.num_disturbed += is_disturbed(record)
+        self.settled[index] = self._slowed(record) <= 0 or len(self.records[index]) > 1
         num_bytes = record.used_bytes
         if record.status == "measured":
-            self._measured(index, record, num_bytes, disturbed)
+            self._measured(index, record, num_bytes)
+            self._correct()
         elif record.status == "out_of_memory":
             self._exclude_from(index)
             self._out_of_memory(index, num_bytes)
@@ -131,27 +137,34 @@ class Posterior:
     def is_hot(self) -> bool:
         return runs_hot(r for records in self.records.values() for r in records)
 
-    def _count_disturbed(self, record: MeasurementRecord) -> bool:
-        """Whether a probe counts as disturbed, and may be made again. Where most of them are it is
-        how this machine runs, and the training will; one alone does not say so."""
+    def _slowed(self, record: MeasurementRecord) -> float:
+        """The log by which a probe is taken to be slower than the device usually is, below 0 where
+        it was cool and is hot by now. Where most were disturbed, that is how this machine runs; one
+        alone does not say so."""
         if record.status != "measured":
-            return False
-        self.num_measured += 1
-        self.num_disturbed += is_disturbed(record)
-        return is_disturbed(record) and 2 * self.num_disturbed <= max(self.num_measured, 2)
+            return 0.0
+        if self.is_hot:
+            return 0.0 if was_throttled(record) else -DISTURBED
+        few = 2 * self.num_disturbed <= max(self.num_measured, 2)
+        return DISTURBED if few and is_disturbed(record) else 0.0
 
-    def _measured(
-        self, index: int, record: MeasurementRecord, num_bytes: int | None, disturbed: bool
-    ) -> None:
+    def _correct(self) -> None:
+        """Each probe changes what of those before it was usual."""
+        slowed = [self._slowed(record) for record, _, _ in self.timed]
+        pairs = list(zip(self.timed, slowed, strict=True))
+        self.seconds.values = [ratio - by for (_, ratio, _), by in pairs]
+        self.seconds.noises = [max(noise, abs(by)) for (_, _, noise), by in pairs]
+
+    def _measured(self, index: int, record: MeasurementRecord, num_bytes: int | None) -> None:
         self.broken_parts.ran(index)
         interval = median_interval(record.step_seconds)
         spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
-        slowed = DISTURBED if disturbed else 0.0
-        spread = max(spread, slowed)
         if num_bytes and self.budget_bytes and num_bytes > CLOSE * self.budget_bytes:
             spread = max(spread, CLOSE_SD)
-        ratio = log(interval.median) - slowed - float(self.prior_seconds[index])
-        self.seconds.observe(index, ratio, max(spread, self._surprise(index, ratio) / SURPRISE))
+        ratio = log(interval.median) - float(self.prior_seconds[index])
+        spread = max(spread, self._surprise(index, ratio - self._slowed(record)) / SURPRISE)
+        self.timed.append((record, ratio, spread))
+        self.seconds.observe(index, ratio, spread)
         if not num_bytes:
             return
         self.bytes.observe(index, log(num_bytes) - float(self.prior_bytes[index]), MEMORY_SD)
