@@ -27,6 +27,7 @@ INFEASIBLE = 1e-3  # a setting that fits with less than this probability is rule
 FEWEST = 3  # measured probes before it ends for want of gain: fewer cannot disagree with the prior
 MAX_FINALISTS = 2
 MAX_ROUNDS = 2  # probes of each of them
+UNDISTURBED = 1.2  # times as fast, that what was disturbed may be without: a judgement
 # What a longer first probe must promise more of rate, in logs of both: 20% more for one that takes
 # six times as long. Chosen over a CPU's table and over predictions for three GPUs
 # (tests/benchmarks/predicted_tables.py, last in fb8f59e): little changes from 0.02 to 0.1.
@@ -279,16 +280,18 @@ class PlannerStrategy:
         finalists = self._finalists()
         if sum(len(found) - 1 for found in self.posterior.records.values()) >= MAX_FINALISTS:
             return []
-        known = {i: self.posterior.records[i] for i in finalists}
-        odd = [i for i in finalists if not any(map(self.posterior.is_usual, known[i]))]
+        odd = [i for i in finalists if self._is_odd(i)]
         if odd or len(finalists) < 2:
             return odd
-        again = [i for i in finalists if len(known[i]) < MAX_ROUNDS]
-        return sorted(again, key=lambda i: len(known[i]))
+        rounds = {i: len(self.posterior.records[i]) for i in finalists}
+        return sorted((i for i in finalists if rounds[i] < MAX_ROUNDS), key=lambda i: rounds[i])
+
+    def _is_odd(self, index: int) -> bool:
+        return not any(map(self.posterior.is_usual, self.posterior.records[index]))
 
     def _finalists(self) -> list[int]:
         """The best, and what its interval overlaps: what is simpler, which the second could change,
-        and what may be as fast only because the device was cooler."""
+        and what no probe found the device for as it usually runs."""
         found = self.posterior.best()
         if found is None:
             return []
@@ -298,11 +301,8 @@ class PlannerStrategy:
         others = [
             i
             for i in sorted(rates.keys() - {best}, key=lambda i: -rates[i])
-            if self._interval(i)[1] >= floor
-            and (
-                not self.posterior.is_comparable(i)
-                or simplicity(self.space.candidates[i].setting) < plain
-            )
+            if self._interval(i)[1] * (UNDISTURBED if self._is_odd(i) else 1) >= floor
+            and (self._is_odd(i) or simplicity(self.space.candidates[i].setting) < plain)
         ]
         return [best, *others][:MAX_FINALISTS]
 
