@@ -20,6 +20,7 @@ from planner.estimation.estimate import Estimate, estimate_ledger
 from planner.estimation.ledgers import affine_step, is_on_shapes, step_ledger
 from planner.ledger.affine import HUGE, AffineLedger
 from planner.ledger.ledger import Ledger
+from planner.libraries.limits import batch_unit
 from planner.machine.hardware.overheads import overheads_for, was_emulated
 from planner.memory.compiled import (
     BOUNDED,
@@ -32,7 +33,7 @@ from planner.memory.profile import steady_step, walk_ledger
 from planner.step.zero import unknown
 from planner.throughput.prediction import DeviceRates, StepTime, rates_for
 from planner.throughput.result import exchanges_of, step_time
-from planner.trace.kept_step import alike
+from planner.trace.kept_step import alike, traced_step
 
 MAX_LEDGERS = 16  # held at once, each of some 10 MiB
 # Requests are rounded up to 512 B one by one; their line is rounded once. Less than this for the
@@ -135,16 +136,21 @@ class Estimates:
 
     def has_step(self, choice: Choice) -> bool:
         """Whether the step of a choice is on shapes or its trace is kept, so that nothing need be
-        traced. Raises UnsupportedError for one that nobody estimates."""
+        traced. Raises PlannerError for one that nobody estimates, or whose trace failed."""
         setting = self.resolved(choice.setting)
         error = unknown(setting) if setting.parallelism in DEEPSPEED else None
         if error is not None:
             raise error
         if is_on_shapes(self.wish.model, setting):
             return True
-        return alike(self.wish.model, setting) in self._lines or (
-            affine_step(self.wish.model, setting) is not None
-        )
+        if alike(self.wish.model, setting) in self._lines:
+            return True
+        if affine_step(self.wish.model, setting) is not None:
+            return True
+        failed = traced_step(self.wish.model, setting).error(2 * batch_unit(setting))
+        if failed is not None:
+            raise failed
+        return False
 
     def line(self, choice: Choice) -> Line:
         """The recorded step of a choice, whatever its batch."""

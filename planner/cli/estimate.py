@@ -175,7 +175,7 @@ def _print_estimates(
     allocator: AllocatorConfig | None,
     given: dict[str, Any],
 ) -> None:
-    record_traces(rows, given)
+    rows = _traceable(rows, given)
     ledgers = [step_ledger(*row, given["traced"]) for row in rows]
     found = [
         estimate_ledger(
@@ -237,6 +237,19 @@ def record_traces(rows: Rows, given: dict[str, Any]) -> list[PlannerError | None
     return [None if is_on_shapes(*row, given["traced"]) else next(errors) for row in rows]
 
 
+def _traceable(rows: Rows, given: dict[str, Any]) -> Rows:
+    """Those that can be traced; why others cannot is said. Raises PlannerError where none can."""
+    errors = record_traces(rows, given)
+    left = [row for row, error in zip(rows, errors, strict=True) if error is None]
+    failed = [(row, error) for row, error in zip(rows, errors, strict=True) if error is not None]
+    if failed and not left:
+        raise failed[0][1]
+    lines = (f"Without {_kind_of_row(setting)}: {error.message}" for (_, setting), error in failed)
+    for line in dict.fromkeys(lines):
+        click.echo(f"{line}\n", err=given["as_json"])
+    return left
+
+
 def _table(found: Sequence[Estimate]) -> str:
     from planner.report.tables import breakdown_table, estimate_table
 
@@ -270,14 +283,8 @@ def _print_largest(
         (model, setting.model_copy(update={"batch_size": 2 * batch_unit(setting)}))
         for model, setting in rows
     ]
-    errors = record_traces(smallest, given)
-    if all(errors) or (any(errors) and given["checkpointing"] and given["precision"]):
-        raise next(error for error in errors if error)
     found = []
-    for (model, setting), error in zip(rows, errors, strict=True):
-        if error is not None:  # a row that nobody named
-            click.echo(f"Without {_kind_of_row(setting)}: {error.message}\n", err=given["as_json"])
-            continue
+    for model, setting in _traceable(smallest, given):
         best, most = (
             largest_batch(
                 model, setting, gpu, memory, allocator=allocator, traced=given["traced"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from planner.advice.advising import Advice, Way
-from planner.advice.bottleneck import Bottleneck, Treatment
+from planner.advice.bottleneck import WORTH, Bottleneck, Treatment
 from planner.advice.more_gpus import MoreGpus
 from planner.advice.waterfall import Fall
 from planner.core.units import format_bytes, format_range, format_seconds
@@ -237,7 +237,12 @@ def _bottleneck(advice: Advice) -> str:
 
 def _treatments(found: Bottleneck, advice: Advice) -> str:
     if not found.treatments:
-        return "Nothing that was tried makes it faster still: the next step is a larger card."
+        rates = [card.rate for card in advice.cards if card.rate is not None and card.fits]
+        best = advice.recommended
+        if best is not None and max(rates, default=0.0) > WORTH * best.images_per_second:
+            return "Nothing that was tried makes it faster still: the next step is a larger card."
+        waits = f": it waits for the {found.largest}" if found.largest == "host" else ""
+        return f"Nothing that was tried makes it faster still{waits}."
     said = "; ".join(_treatment(t, advice) for t in found.treatments)
     return f"Faster still, and why not recommended: {said}."
 

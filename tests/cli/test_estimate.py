@@ -236,3 +236,41 @@ def test_what_is_refused_has_printed_nothing(
 ) -> None:
     assert main(["estimate", tiny, "--memory", "1GiB", *refused]) == 2
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.workers
+def test_settings_that_a_model_cannot_have_are_said_and_the_others_estimated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of it failed, where one setting did; advice told to trace what had been tried."""
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "flat_net.py").write_text(FLAT_NET)
+    both = invoke("flat_net:Flat", "--batch-size", "4", "--checkpointing", "none,blocks")
+    assert both.exit_code == 0, both.output
+    assert "Without bf16, checkpointing blocks: flat_net:Flat cannot be checkpointed" in both.stdout
+    assert "batch 4, bf16, adamw, checkpointing none" in both.stdout
+    alone = invoke("flat_net:Flat", "--batch-size", "4", "--checkpointing", "blocks")
+    assert alone.exit_code == 1
+    given = ["advise", "flat_net:Flat", "--gpu", "rtx-3090", "--batch-size", "64"]
+    _, advice, _ = run(capsys, monkeypatch, *given)
+    assert "checkpointing=blocks: flat_net:Flat cannot be checkpointed" in advice
+    assert "Nothing that was tried makes it faster still: it waits for the host." in advice
+
+
+FLAT_NET = """
+import torch
+from torch import nn
+
+class Flat:
+    def module(self):
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 16), nn.ReLU(), nn.Linear(16, 10))
+
+    def batch(self, size, device):
+        images = torch.randn(size, 3, 32, 32, device=device)
+        return images, torch.randint(10, (size,), device=device)
+
+    def loss(self, module, batch):
+        images, labels = batch
+        return nn.functional.cross_entropy(module(images), labels)
+"""
