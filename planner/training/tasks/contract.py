@@ -19,6 +19,7 @@ METHODS = {
     "module": "module()", "batch": "batch(size, device)", "loss": "loss(module, batch)",
 }  # fmt: skip
 
+_CALLERS = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("making", "example"))
 WRITE_A_TASK = (
     "If your step is not images -> logits, return a task from the factory: an object with "
     "module(), batch(size, device) and loss(module, batch), or planner.training.tasks.from_example("
@@ -67,20 +68,31 @@ def missing_methods(value: object) -> list[str]:
 
 
 @contextlib.contextmanager
-def calling(what: str, method: Callable[..., Any], given: str) -> Iterator[None]:
+def calling(
+    what: str, method: Callable[..., Any], given: str, always: bool = True
+) -> Iterator[None]:
     """Around a call of a user's `method`. Raises ContractError for what it raises, with its line;
-    that memory ran out is the cause of that error, where it did."""
+    that memory ran out is the cause of that error, where it did. Not `always`: what another setting
+    or batch may mend is raised as it is."""
     try:
         yield
-    except PlannerError:
-        raise
     except Exception as error:
+        if isinstance(error, PlannerError) or not (always or _is_mistake(error)):
+            raise
         said = " ".join(str(error).split())
         where = _line_of(error, method)
         raise ContractError(
             f"{what} raised {type(error).__name__}{where}{f': {said}' if said else '.'}",
             f"It was called as {given}: mend it there.",
         ) from error
+
+
+def _is_mistake(error: Exception) -> bool:
+    """Whether no setting runs code that raises this: a wrong name, or a call that we made and that
+    does not take what it is given."""
+    wrong = isinstance(error, AttributeError | ImportError | NameError)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return wrong or (isinstance(error, TypeError) and last.filename in _CALLERS)
 
 
 def _line_of(error: Exception, method: Callable[..., Any]) -> str:
