@@ -80,6 +80,6 @@ def test_a_value_that_decides_is_named_by_its_line() -> None:
 def test_its_queue_takes_any_number_of_keys() -> None:
     """Wraps around at the end, so that the step is the same at every batch."""
     (line,) = re.findall(r"`(queue\[.*?)`", PAGE)
-    names = {"torch": torch, "queue": torch.zeros(1, 10), "K": 10, "pointer": 8}
-    exec(line, names | {"n": 3, "keys": torch.tensor([[1.0], [2.0], [3.0]])})
-    assert names["queue"].tolist() == [[3, 0, 0, 0, 0, 0, 0, 0, 1, 2]]
+    queue, keys = torch.zeros(1, 10), torch.tensor([[1.0], [2.0], [3.0]])
+    exec(line, {"torch": torch, "queue": queue, "K": 10, "pointer": 8, "n": 3, "keys": keys})
+    assert queue.tolist() == [[3, 0, 0, 0, 0, 0, 0, 0, 1, 2]]

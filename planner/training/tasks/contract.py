@@ -19,7 +19,6 @@ METHODS = {
     "module": "module()", "batch": "batch(size, device)", "loss": "loss(module, batch)",
 }  # fmt: skip
 
-_CALLERS = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in ("making", "example"))
 WRITE_A_TASK = (
     "If your step is not images -> logits, return a task from the factory: an object with "
     "module(), batch(size, device) and loss(module, batch), or planner.training.tasks.from_example("
@@ -91,8 +90,8 @@ def _is_mistake(error: Exception) -> bool:
     """Whether no setting runs code that raises this: a wrong name, or a call that we made and that
     does not take what it is given."""
     wrong = isinstance(error, AttributeError | ImportError | NameError)
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return wrong or (isinstance(error, TypeError) and last.filename in _CALLERS)
+    last = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return wrong or (isinstance(error, TypeError) and last.parent == Path(__file__).parent)
 
 
 def _line_of(error: Exception, method: Callable[..., Any]) -> str:

@@ -168,9 +168,8 @@ class GivenTask:
 
     def loss(self, module: Any, batch: Any) -> Tensor:
         at = self.setting  # what wraps or compiles the module may lack names that it has
-        is_bare = at.parallelism == at.checkpointing == "none" and not at.compiles
-        is_theirs = is_bare and not self.on_shapes
-        with self._calling("loss", METHODS["loss"], False) if is_theirs else nullcontext():
+        may_differ = {at.parallelism, at.checkpointing} != {"none"} or at.compiles or self.on_shapes
+        with nullcontext() if may_differ else self._calling("loss", METHODS["loss"], False):
             return check_loss(self.task.loss(module, batch), self.title)
 
     def _batch(self, size: int, device: torch.device) -> Any:
