@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from planner import TrainSetting, estimate
 from planner.core.errors import UnsupportedError
@@ -74,3 +75,11 @@ def test_only_what_is_trained_has_optimizer_state(name: str, moments: int) -> No
 def test_a_value_that_decides_is_named_by_its_line() -> None:
     with pytest.raises(UnsupportedError, match=r"own_steps\.py:"):
         estimate(*step_of("Deciding"))
+
+
+def test_its_queue_takes_any_number_of_keys() -> None:
+    """Wraps around at the end, so that the step is the same at every batch."""
+    (line,) = re.findall(r"`(queue\[.*?)`", PAGE)
+    queue, keys = torch.zeros(1, 10), torch.tensor([[1.0], [2.0], [3.0]])
+    exec(line, {"torch": torch, "queue": queue, "K": 10, "pointer": 8, "n": 3, "keys": keys})
+    assert queue.tolist() == [[3, 0, 0, 0, 0, 0, 0, 0, 1, 2]]

@@ -110,6 +110,7 @@ def _call(factory: Callable[[], Any], spec: str) -> Any:
 def _failure(what: str, spec: str, error: BaseException) -> PlannerError:
     """Whose fault it is, in one line: the exception and the line of the user's that raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_of_user(f.filename)]
+    frames *= not isinstance(error, SyntaxError)  # it names its own line
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     said = " ".join(str(error).split())
     return PlannerError(

@@ -144,6 +144,6 @@ def _factory(text: str, overrides: Mapping[str, Any]) -> FactoryModel:
         raise UsageError(
             f"{text!r} names no model.",
             f"Write LIBRARY:NAME (libraries: {', '.join(SPECS)}), a YAML or JSON file, or "
-            "package.module:factory.",
+            "FILE:NAME of a Python file in the current folder (my_model:build).",
         )
     return parse(FactoryModel, {"factory": text, **overrides}, text)

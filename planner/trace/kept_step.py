@@ -108,6 +108,8 @@ class TracedStep:
         if self.answer(batch_size) is None:
             try:
                 ledger = self._trace(batch_size)
+                if batch_size > 1 and self.reason:  # not an error of the moment: this batch runs
+                    self._keep(ANY_BATCH, NotAffine(self.reason))
                 self._keep(batch_size, replace(ledger, notes=self._notes(ledger, batch_size)))
             except PlannerError as error:
                 self._keep(batch_size, self._at_1(error) if batch_size == 1 else error)
@@ -172,7 +174,7 @@ class TracedStep:
             notes = [f"traced on {day}: {how} {third}, every size affine in between"]
         else:
             notes = [f"traced on {day} at batch {batch_size} by itself"]
-            notes += [f"{self.reason} Each batch size is traced"] if self.reason else []
+            notes += [f"{self.reason} Each batch size is traced by itself"] if self.reason else []
         if isinstance(self.model, FactoryModel):
             notes.append(
                 "kept until the factory's file, or one of yours that it imports, changes; "

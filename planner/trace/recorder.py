@@ -375,6 +375,7 @@ class Recorder(TorchDispatchMode):
     def _read(self, tensor: Tensor) -> float | int | bool:
         """The value of one element. The optimizer's scalars may be anything; elsewhere it must not
         depend on data."""
+        self.running = ""  # it ends here: what raises next is not this
         if self.optimizing:
             return 10.0 if tensor.is_floating_point() else 10
         value = self.values.read(tensor)

@@ -324,6 +324,12 @@ class Training:
                 torch._foreach_lerp_(self.ema, list(self.module.parameters()), 1 - EMA_DECAY)
 
     def _update(self) -> None:
+        takes_them = self.setting.optimizer_in_backward or self.setting.offload_optimizer != "none"
+        if not takes_them and all(p.grad is None for p in self.parameters):
+            raise ContractError(
+                "the loss depends on no trained parameter of the module that module() returned.",
+                "Compute it with the module that is given to loss(module, batch).",
+            )
         if self.setting.clip_grad:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)

@@ -72,6 +72,33 @@ def test_a_card_without_bfloat16(tmp_path: Path) -> None:
     assert found["device"]["emulated"]
 
 
+LEFT = """
+import torch
+from torch import nn
+
+class Left:
+    def module(self):
+        return nn.Linear(3, 3)
+
+    def batch(self, size, device):
+        return torch.randn(size, 3, device=device)
+
+    def loss(self, module, batch):
+        return (module(batch) * torch.ones(3)).sum()
+"""
+
+
+def test_a_tensor_that_a_task_leaves_on_the_cpu_is_found(tmp_path: Path) -> None:
+    """Which no trace sees (docs/your-own-model.md)."""
+    (tmp_path / "left.py").write_text(LEFT)
+    order = ("left:Left", "--batch-size", "2")
+    with started(EmulatedMachine((emulated_gpu("rtx-3090"),))) as environment:
+        assert "Fits" in run(environment, tmp_path, "estimate", *order, "--gpu", "rtx-3090")
+        said = run(environment, tmp_path, "tune", *order, "--trials", "1", status=1)
+    assert "Expected all tensors to be on the same device" in said
+    assert "left.py:14" in said
+
+
 def test_a_compiled_setting(tmp_path: Path) -> None:
     one_block = ("native:swin_tiny", "--set", "depths=1", "--set", "num_heads=3")
     asked = ("--compile", "default", "--batch-size", "32", "--precision", "bf16", "--trials", "1")

@@ -137,7 +137,7 @@ def test_a_value_is_not_a_factory(own_models: str) -> None:
     [
         ("import no_such_library_here", "raised ModuleNotFoundError"),
         ("1 / 0", r"raised ZeroDivisionError: division by zero at .*\.py:1"),
-        ("def build(:", "raised SyntaxError"),
+        ("def build(:", r"raised SyntaxError: .* \(.*\.py, line 1\)\.\n"),
     ],
 )
 def test_a_module_that_cannot_be_imported(

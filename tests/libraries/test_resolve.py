@@ -88,6 +88,7 @@ def test_reads_the_authors_own_files(tmp_path: Path) -> None:
         ("tim:swin_tiny_patch4_window7_224", "unknown library 'tim'. Did you mean 'timm'?"),
         ("timm", "'timm' is a library, not a model."),
         (":", "':' names no model."),
+        ("./own.py:Task", "FILE:NAME of a Python file in the current folder"),
         (
             "swin_tiny_patch4_window7_224",
             "Choose one of: timm:swin_tiny_patch4_window7_224, "

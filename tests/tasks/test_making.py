@@ -15,9 +15,12 @@ from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
 from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
 from planner.estimation.estimate import estimate_ledger, resolve  # noqa: E402
 from planner.ledger.cache import decode, encode  # noqa: E402
+from planner.libraries.building import build_for  # noqa: E402
 from planner.machine.hardware.catalogue import find_gpu  # noqa: E402
 from planner.report.tables import breakdown_table, estimate_table  # noqa: E402
+from planner.trace.faults import BrokenTraceError  # noqa: E402
 from planner.trace.ledger import trace_estimate  # noqa: E402
+from planner.trace.run import trace_training  # noqa: E402
 from planner.training.tasks import ContractError, task_for  # noqa: E402
 from planner.training.tasks.trees import outline  # noqa: E402
 
@@ -239,6 +242,9 @@ def broken(folder: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> Facto
          "optimizer() of {} raised AttributeError", "optimizer(a list of 2 parameters)"),
         ("def blocks(self, module): return module.layers", "blocks() of {} raised AttributeError",
          "blocks(a Linear)"),
+        ("def loss(self, module, batch): return math.sqrt(2) * module(batch).sum()",
+         "loss() of {} raised NameError", "loss(module, batch)"),
+        ("def loss(self, batch): return 0", "loss() of {} raised TypeError", "loss(module, batch)"),
     ],
 )  # fmt: skip
 def test_a_method_that_raises_is_named_by_its_line(
@@ -253,6 +259,34 @@ def test_a_method_that_raises_is_named_by_its_line(
     line = f"{file}:{len(file.read_text().splitlines())}: "
     assert caught.value.message.startswith(f"{raised.format(model.title)} at {line}")
     assert caught.value.way_out == f"It was called as {called}: mend it there."
+
+
+@pytest.mark.parametrize("raised", ["assert int(torch.tensor(1)) > len(batch)", "len(3)"])
+def test_what_another_batch_or_setting_may_mend_is_no_fault_of_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str
+) -> None:
+    model = broken(tmp_path, monkeypatch, f"def loss(self, module, batch): {raised}")
+    with pytest.raises(BrokenTraceError) as caught:
+        trace_training(build_for(model, SETTING), model, SETTING)
+    assert caught.value.operation == "", "no operation of torch raised it"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ("def module(self): return nn.Linear(3, 3).requires_grad_(False)", "no trained parameter"),
+        ("def loss(self, module, batch): return self.module()(batch).sum()",
+         "the loss depends on no trained parameter of the module"),
+        ("def optimizer(self, parameters): return torch.optim.SGD(self.module().parameters())",
+         "returned one that trains none of them"),
+    ],
+)  # fmt: skip
+def test_a_step_that_trains_another_module_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, message: str
+) -> None:
+    """It would run, and train nothing of what is counted."""
+    with pytest.raises(ContractError, match=message):
+        trace_estimate(broken(tmp_path, monkeypatch, changed), SETTING)
 
 
 def test_a_batch_that_finds_no_memory_is_no_fault_of_the_task(

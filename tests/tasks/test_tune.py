@@ -51,6 +51,10 @@ OWN = """
         def loss(self, module, batch):
             return super().loss(module, batch).detach()
 
+    class Unknown(Volumes):
+        def loss(self, module, batch):
+            return super().loss(module, batch) + log.detach()
+
     class NoLoss:
         module, batch = Volumes.module, Volumes.batch
 
@@ -184,16 +188,25 @@ def test_an_optimizer_of_its_own_is_no_axis(own: Path) -> None:
         tune(model, own / "other", restrict={**ONE, "optimizer": ["adamw", "sgd"]})
 
 
-def test_a_contract_that_is_not_kept_ends_a_search_at_its_first_probe(own: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "message", "way_out"),
+    [
+        ("Detached", "does not depend on any parameter", "Compute it from what the module returns"),
+        ("Unknown", r"loss\(\) of .* raised NameError at .*: name 'log'", "It was called as loss("),
+    ],
+)
+def test_a_contract_that_is_not_kept_ends_a_search_at_its_first_probe(
+    own: Path, name: str, message: str, way_out: str
+) -> None:
     """Nothing is kept of it: once the task is mended, the same command begins where it did."""
-    model = FactoryModel(factory="own_volumes:Detached")
+    model = FactoryModel(factory=f"own_volumes:{name}")
     said: list[str] = []
-    with pytest.raises(ContractError, match="does not depend on any parameter") as caught:
+    with pytest.raises(ContractError, match=message) as caught:
         tune(model, own / "tuned", trials=5, restrict={}, lines=said)
-    assert caught.value.way_out.startswith("Compute it from what the module returns")
+    assert caught.value.way_out.startswith(way_out)
     assert sum("] probe" in line for line in said) == 1
     assert (own / "tuned" / "probes.jsonl").read_text() == ""
-    mended = (own / "own_volumes.py").read_text().replace(".detach()", "")
+    mended = (own / "own_volumes.py").read_text().replace(".detach()", "").replace(" + log", "")
     (own / "own_volumes.py").write_text(mended)
     assert tune(model, own / "tuned").status == "recommended"
 

@@ -67,20 +67,31 @@ def missing_methods(value: object) -> list[str]:
 
 
 @contextlib.contextmanager
-def calling(what: str, method: Callable[..., Any], given: str) -> Iterator[None]:
+def calling(
+    what: str, method: Callable[..., Any], given: str, always: bool = True
+) -> Iterator[None]:
     """Around a call of a user's `method`. Raises ContractError for what it raises, with its line;
-    that memory ran out is the cause of that error, where it did."""
+    that memory ran out is the cause of that error, where it did. Not `always`: what another setting
+    or batch may mend is raised as it is."""
     try:
         yield
-    except PlannerError:
-        raise
     except Exception as error:
+        if isinstance(error, PlannerError) or not (always or _is_mistake(error)):
+            raise
         said = " ".join(str(error).split())
         where = _line_of(error, method)
         raise ContractError(
             f"{what} raised {type(error).__name__}{where}{f': {said}' if said else '.'}",
             f"It was called as {given}: mend it there.",
         ) from error
+
+
+def _is_mistake(error: Exception) -> bool:
+    """Whether no setting runs code that raises this: a wrong name, or a call that we made and that
+    does not take what it is given."""
+    wrong = isinstance(error, AttributeError | ImportError | NameError)
+    last = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return wrong or (isinstance(error, TypeError) and last.parent == Path(__file__).parent)
 
 
 def _line_of(error: Exception, method: Callable[..., Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -138,6 +138,11 @@ class GivenTask:
                 f"module() of {self.title} returned {describe(module)}, not a torch.nn.Module.",
                 "Return the module to train.",
             )
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise ContractError(
+                f"module() of {self.title} returned {describe(module)} with no trained parameter.",
+                "Leave requires_grad on for those that are to be trained.",
+            )
         return module
 
     def batch(self, size: int, device: torch.device) -> Any:
@@ -162,7 +167,10 @@ class GivenTask:
         return prepare(made, self.setting, device)
 
     def loss(self, module: Any, batch: Any) -> Tensor:
-        return check_loss(self.task.loss(module, batch), self.title)
+        at = self.setting  # what wraps or compiles the module may lack names that it has
+        may_differ = {at.parallelism, at.checkpointing} != {"none"} or at.compiles or self.on_shapes
+        with nullcontext() if may_differ else self._calling("loss", METHODS["loss"], False):
+            return check_loss(self.task.loss(module, batch), self.title)
 
     def _batch(self, size: int, device: torch.device) -> Any:
         with self._calling("batch", f"batch({size}, {device})"):
@@ -178,6 +186,12 @@ class GivenTask:
                 "torch.optim.Optimizer.",
                 "Return the one that trains the parameters, or take optimizer() out of the task.",
             )
+        held = {id(parameter) for group in made.param_groups for parameter in group["params"]}
+        if held.isdisjoint(map(id, parameters)):
+            raise ContractError(
+                f"optimizer(parameters) of {self.title} returned one that trains none of them.",
+                "Make it from the parameters that it is given: module() may run more than once.",
+            )
         return made
 
     def _own_blocks(self, module: nn.Module) -> list[nn.Module]:
@@ -185,5 +199,5 @@ class GivenTask:
         with self._calling("blocks", f"blocks(a {type(module).__name__})"):
             return list(task.blocks(module))
 
-    def _calling(self, name: str, given: str) -> AbstractContextManager[None]:
-        return calling(f"{name}() of {self.title}", getattr(self.task, name), given)
+    def _calling(self, name: str, given: str, always: bool = True) -> AbstractContextManager[None]:
+        return calling(f"{name}() of {self.title}", getattr(self.task, name), given, always)
