@@ -21,6 +21,7 @@ from planner.advice.waterfall import Fall, waterfall
 from planner.advice.wish import ALLOWED, Choice, Wish, read_wish
 from planner.core.errors import PlannerError
 from planner.core.schema import Model, TrainSetting
+from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.core.units import format_range
 from planner.estimation.arguments import ModelLike, SettingLike
 from planner.estimation.estimate import Estimate
@@ -49,6 +50,8 @@ class Way:
     def to_json(self) -> dict[str, Any]:
         return {
             "setting": self.setting.model_dump(mode="json"),
+            "unit": self.estimate.unit,
+            "is_task": self.estimate.is_task,
             "allocator": self.estimate.allocator,
             "changes": dict(self.changes),
             "effects": list(self.effects),
@@ -308,14 +311,17 @@ class _Advising:
         return self._way(choice) if choice else None
 
     def _way(self, choice: Choice) -> Way:
-        wish = self.wish
+        wish, estimate = self.wish, self.estimates.at(choice)
+        setting = choice.setting
+        if estimate.setting.optimizer == OWN_OPTIMIZER:
+            setting = setting.model_copy(update={"optimizer": OWN_OPTIMIZER})
         chosen = flags(choice, self.allocator, wish)
         changes = dict(choice.setting.differences(wish.plain))
         if choice.expandable:
             changes["allocator"] = "expandable_segments:True"
         return Way(
-            setting=choice.setting,
-            estimate=self.estimates.at(choice).with_cost(self.training),
+            setting=setting,
+            estimate=estimate.with_cost(self.training),
             changes=tuple(changes.items()),
             effects=effects(choice.setting, wish.plain),
             flags=chosen,

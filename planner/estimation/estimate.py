@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
-from planner.core.schema.any_model import unit_of
+from planner.core.schema.any_model import FactoryModel, unit_of
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.core.torch_version import installed_torch, why_untried
 from planner.core.units import format_bytes
@@ -76,7 +76,8 @@ class Estimate:
     of it is kept, so that the bytes are the eager step's and only `low_bytes` and `high_bytes` say
     what it needs. `cost` is of a whole training, where one was asked for. `gpu` is a name of
     the catalogue, None where none was named; `allocator` are the caching allocator's options, None
-    for torch's. `unit` is what an item of the batch is called.
+    for torch's. `unit` is what an item of the batch is called, and `is_task` whether a task of
+    one's own makes it: else images go in and logits come out.
     """
 
     model: Model
@@ -106,6 +107,7 @@ class Estimate:
     gpu: str | None = None
     allocator: str | None = None
     unit: str = "images"
+    is_task: bool = False
 
     @property
     def fits_surely(self) -> bool | None:
@@ -124,6 +126,7 @@ class Estimate:
             "model": self.model.model_dump(mode="json"),
             "setting": self.setting.model_dump(mode="json"),
             "unit": self.unit,
+            "is_task": self.is_task,
             "gpu": self.gpu,
             "allocator": self.allocator,
             "parameters": self.num_parameters,
@@ -334,6 +337,7 @@ def estimate_ledger(
         gpu=gpu.name if gpu else None,
         allocator=(allocator and options_text(allocator)) or None,
         unit=ledger.unit or unit_of(config),
+        is_task=isinstance(config, FactoryModel) and bool(ledger.unit),
     )
 
 

@@ -34,6 +34,8 @@ class _Figures(BaseModel):
     setting: TrainSetting
     gpu: str | None = None
     rated: str | None = None
+    unit: str = "images"
+    is_task: bool = False
     allocator: str | None = None
     budget_bytes: int | None
     fits: bool | None
@@ -102,7 +104,7 @@ class Predicted:
             return memory
         each = " on each" if self.setting.world_size > 1 else ""
         return (
-            f"{told.images_per_second:,.0f} images/s{each} ±{told.rate_uncertainty or 0:.0%}, "
+            f"{told.images_per_second:,.0f} {told.unit}/s{each} ±{told.rate_uncertainty or 0:.0%}, "
             f"{memory}"
         )
 

@@ -18,7 +18,7 @@ from planner.core.files import (
     parse_json,
     read_text,
 )
-from planner.core.schema import DeviceInfo, FactoryModel, Model, SwinConfig, TrainSetting, parse
+from planner.core.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
 from planner.core.schema.distribution import Distribution
 from planner.core.schema.result import RESULT_FORMAT, Recommendation
 from planner.core.schema.setting import COMPILED_FIELDS
@@ -50,10 +50,6 @@ TASK_TRAINER = "pytorch"  # the one that trains any task
 
 
 _FITTED = "DeepSpeed's own buckets hold 500,000,000 elements, and these are fit for the model"
-_FACTORY = (
-    "An estimate does not keep whether a factory makes a task: this file gives the model images "
-    "and takes logits."
-)
 
 
 class Judged(Protocol):
@@ -156,14 +152,14 @@ def _plan_of_predicted(
     changed = setting.differences(found.setting)
     if changed:
         heading.append(_changes_line(changed, "predicted"))
-    unknown = (_FACTORY,) if isinstance(found.model, FactoryModel) else ()
     return Plan(
         found.model,
         setting,
-        (*heading, *unknown),
+        tuple(heading),
         allocator=found.allocator,
         output=output,
-        warnings=(f"Predicted, not measured: {said}. `planner tune` measures.", *unknown),
+        unit=found.figures.unit if found.figures.is_task else None,
+        warnings=(f"Predicted, not measured: {said}. `planner tune` measures.",),
         known_by="estimate",
     )
 

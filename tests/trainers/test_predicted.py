@@ -99,11 +99,14 @@ def test_several_devices_survive() -> None:
     assert "--nproc-per-node 4" in launch
 
 
-def test_what_an_estimate_does_not_know_of_a_factory_is_said(found: Estimate) -> None:
-    data = {**found.to_json(), "model": FactoryModel(factory="mine:make").model_dump()}
-    data["setting"] = {"batch_size": 4}
-    emitted = emit(data, "pytorch")
-    assert "whether a factory makes a task" in emitted.warnings[1]
+def test_a_task_is_trained_by_its_own_loss(found: Estimate) -> None:
+    """The file gave it images and took logits: nobody had kept that it is a task."""
+    data = found.to_json()
+    data |= {"model": FactoryModel(factory="mine:make").model_dump(), "setting": {"batch_size": 4}}
+    for told in ({"is_task": True, "unit": "pairs"}, {"is_task": False, "unit": "images"}):
+        text = emit({**data, **told}, "pytorch").text
+        assert ("batches_of()" in text) == told["is_task"]
+        assert f" {told['unit']}/s" in text
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from search.loop.space import Space, candidate
 from search.loop.strategies.planner_strategy import INFEASIBLE
 from search.loop.surrogate.broken_parts import shared_parts
 from search.loop.surrogate.posterior import Posterior
-from search.loop.surrogate.prior import Prior
+from search.loop.surrogate.prior import GUESSED_BYTES, Prior
 
 
 def find_excluded(
@@ -42,13 +42,14 @@ def find_excluded(
             setting=c.setting,
             predicted_bytes=need,
             reason=failed.get(c.arm)
-            or (_broken(c.setting, records) if fits else _over(need, budget_bytes)),
+            or (_broken(c.setting, records) if fits else _over(need, budget_bytes, prior)),
         )
     return tuple(found.values())
 
 
-def _over(need: int, budget_bytes: int) -> str:
-    return f"about {format_bytes(need)} is over the {format_bytes(budget_bytes)} allowed"
+def _over(need: int, budget_bytes: int, prior: Prior) -> str:
+    guess = "a guess of " if prior.bytes_scales == GUESSED_BYTES else ""
+    return f"{guess}about {format_bytes(need)} is over the {format_bytes(budget_bytes)} allowed"
 
 
 def _broken(setting: TrainSetting, records: Sequence[MeasurementRecord]) -> str:
