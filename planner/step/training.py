@@ -322,24 +322,6 @@ class Training:
             self.optimizer.cost("aten._foreach_lerp_", 1, 2)
 
 
-def record_forward(build: BuildOnShapes, model: SwinConfig, setting: TrainSetting) -> Ledger:
-    """Builds the model on shapes and runs it twice in evaluation, without gradients; returns all
-    events. Each pass is the one phase, forward, of a step."""
-    device = Device()
-    device.channels_last = setting.memory_format == "channels_last"
-    module = build(device)
-    name_modules(module)
-    batch = make_batch(device, model, setting)
-    device.mark("build", 0)
-    device.training = False
-    for step in range(2):
-        with device.no_grad(), AutocastScope(device, setting.autocast_dtype):
-            module(batch.images)
-        device.mark("forward", step)
-    num_parameters = sum(p.numel for p in module.parameters())
-    return Ledger(tuple(device.events), setting.batch_size, num_parameters)
-
-
 def record_training(
     build: BuildOnShapes,
     model: SwinConfig,

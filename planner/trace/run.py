@@ -22,9 +22,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from planner.core.errors import PlannerError
 from planner.core.schema import Model, TrainSetting
 from planner.core.schema.distribution import SHARDED
-from planner.ledger.ledger import Allocated, Event, Freed, Marked, Scratch, Tagged
+from planner.ledger.ledger import Event, Freed, Tagged
 from planner.libraries.building import Build
-from planner.memory.profile import walk
 from planner.step.frames import plain_calls
 from planner.step.optimizers.adamw_8bit import notes_of
 from planner.step.optimizers.offloaded import offloading_notes
@@ -72,49 +71,6 @@ class Trace:
     assumptions: tuple[str, ...] = ()
     unit: str = ""
     own_optimizer: str = ""
-
-    def storages(self) -> list[Allocated | Scratch | Freed | Marked]:
-        """The events without what is computed and what storages are for."""
-        return [e for e in self.events if isinstance(e, Allocated | Scratch | Freed | Marked)]
-
-    def live(self) -> Iterator[tuple[Event, int]]:
-        """Each event with the live bytes after it, every request rounded up to 512 B."""
-        return zip(self.events, walk(self.events).live, strict=True)
-
-    def phase_ends(self, step: int | None = None) -> list[tuple[str, int]]:
-        """(phase, live bytes at its end) of optimizer step `step` (None: the last), in order."""
-        step = self.num_steps - 1 if step is None else step
-        return [
-            (event.phase, total)
-            for event, total in self.live()
-            if isinstance(event, Marked) and event.step == step and event.phase != "build"
-        ]
-
-    def peak_live_bytes(self, step: int | None = None) -> int:
-        """Most bytes alive at once in optimizer step `step` (the last when None), and in the
-        validation right after it."""
-        step = self.num_steps - 1 if step is None else step
-        peak, found = 0, None
-        for event, total in self.live():
-            peak = max(peak, total)
-            if isinstance(event, Marked):
-                if event.step == step and event.phase in ("zero_grad", "validation"):
-                    found = max(peak, found or 0)
-                if event.phase in ("build", "zero_grad"):
-                    peak = total
-        if found is None:
-            raise ValueError(f"the trace has no step {step}")
-        return found
-
-    def saved_bytes(self) -> int:
-        """Live at the end of the first forward of the steady step, less live before it."""
-        before = 0
-        for event, total in self.live():
-            if isinstance(event, Marked):
-                if event.step == self.num_steps - 1 and event.phase == "forward":
-                    return total - before
-                before = total
-        raise ValueError("the trace has no forward")
 
 
 def trace_training(

@@ -31,6 +31,7 @@ from tests.trace.models import (  # noqa: E402
     labels,
     swin_timm,
 )
+from tests.trace.reading import peak_live_bytes, phase_ends, saved_bytes  # noqa: E402
 
 
 def test_saved_bytes_of_a_linear_are_the_derived_ones() -> None:
@@ -39,10 +40,10 @@ def test_saved_bytes_of_a_linear_are_the_derived_ones() -> None:
     trace = trace_training(Classifier, TINY_IMAGES, setting)
     # log_softmax's output for its own backward, nll_loss's total weight, the loss itself. The
     # logits are released, the images were there before.
-    assert trace.saved_bytes() == rounded(batch * 10 * 4) + 512 + 512
+    assert saved_bytes(trace) == rounded(batch * 10 * 4) + 512 + 512
     weights = rounded(48 * 10 * 4) + rounded(10 * 4)
     data = rounded(batch * 48 * 4) + rounded(batch * 8)
-    ends = dict(trace.phase_ends())
+    ends = dict(phase_ends(trace))
     assert ends["zero_grad"] == 2 * weights + data  # parameters and momentum
     assert ends["optimizer"] == ends["backward"] == 3 * weights + data
 
@@ -57,15 +58,15 @@ def test_bf16_saves_the_casts_of_a_linear() -> None:
     # not saved. cross_entropy asks log_softmax for the logits' own dtype, which autocast respects;
     # nll_loss is in fp32, and keeps the copy made for it.
     casts = rounded(batch * 48 * 2) + rounded(batch * 10 * 2)
-    assert bf16.saved_bytes() - fp32.saved_bytes() == casts
+    assert saved_bytes(bf16) - saved_bytes(fp32) == casts
 
 
 def test_peak_is_of_the_step_asked_for() -> None:
     setting = TrainSetting(batch_size=1024, precision="fp32")
     trace = trace_training(Classifier, TINY_IMAGES, setting)
     state = 2 * (rounded(48 * 10 * 4) + rounded(10 * 4))
-    assert trace.peak_live_bytes(1) - trace.peak_live_bytes(0) == state  # Adam's, made by step 0
-    assert trace.peak_live_bytes() == trace.peak_live_bytes(1)
+    assert peak_live_bytes(trace, 1) - peak_live_bytes(trace, 0) == state  # Adam's, made by step 0
+    assert peak_live_bytes(trace) == peak_live_bytes(trace, 1)
 
 
 def test_step_scalars_are_on_the_device_only_when_fused() -> None:
@@ -73,7 +74,7 @@ def test_step_scalars_are_on_the_device_only_when_fused() -> None:
     for optimizer in ("adamw", "adamw-forloop", "nadam", "rmsprop", "adamw-fused"):
         setting = TrainSetting(batch_size=4, precision="fp32", optimizer=optimizer)
         trace = trace_training(Classifier, TINY_IMAGES, setting)
-        ends[optimizer] = dict(trace.phase_ends())["zero_grad"]
+        ends[optimizer] = dict(phase_ends(trace))["zero_grad"]
     assert ends["adamw"] == ends["adamw-forloop"] == ends["nadam"]  # two moments each
     assert ends["adamw"] - ends["rmsprop"] == rounded(48 * 10 * 4) + rounded(10 * 4)  # one
     assert ends["adamw-fused"] - ends["adamw"] == 2 * 512  # weight and bias
@@ -105,8 +106,8 @@ def test_every_way_to_step_is_steady(fields: dict[str, object]) -> None:
     """From the second step on, a step ends with what it began with."""
     setting = TrainSetting(batch_size=2, **fields)
     trace = trace_training(Classifier, TINY_IMAGES, setting, num_steps=3)
-    assert trace.phase_ends(1) == trace.phase_ends(2)
-    assert trace.peak_live_bytes(1) == trace.peak_live_bytes(2)
+    assert phase_ends(trace, 1) == phase_ends(trace, 2)
+    assert peak_live_bytes(trace, 1) == peak_live_bytes(trace, 2)
 
 
 def test_clipping_takes_foreach() -> None:

@@ -31,6 +31,7 @@ from planner.ledger.ledger import (  # noqa: E402
 from planner.memory.profile import profile_memory, steady_step  # noqa: E402
 from planner.trace.ledger import trace_estimate  # noqa: E402
 from planner.trace.run import Trace, trace_training  # noqa: E402
+from tests.trace.reading import peak_live_bytes, phase_ends, storages  # noqa: E402
 from tests.trace.sharded_models import BLOCKS, IMAGES, WIDTH, Blocks, measure_rank  # noqa: E402
 
 FSDP: dict[str, Any] = {
@@ -143,17 +144,17 @@ def test_blocks_free_what_they_gathered_and_the_root_does_not() -> None:
 
 
 def test_more_devices_never_need_more_memory_each() -> None:
-    peaks = [traced(world_size=n).peak_live_bytes() for n in (8, 64)]
+    peaks = [peak_live_bytes(traced(world_size=n)) for n in (8, 64)]
     assert peaks == sorted(peaks, reverse=True)
-    assert traced(7).peak_live_bytes() <= traced(world_size=8).peak_live_bytes()
+    assert peak_live_bytes(traced(7)) <= peak_live_bytes(traced(world_size=8))
 
 
 def test_one_device_holds_what_it_does_without_shards_between_steps() -> None:
     plain, alone = traced(parallelism="none", world_size=1), traced(world_size=1)
     assert not sent(steady(alone))
-    assert alone.phase_ends()[-1] == plain.phase_ends()[-1]
+    assert phase_ends(alone)[-1] == phase_ends(plain)[-1]
     # FSDP2 copies its weights all the same: never less than without.
-    assert alone.peak_live_bytes() > plain.peak_live_bytes()
+    assert peak_live_bytes(alone) > peak_live_bytes(plain)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_copies_of_fsdp_are_work_of_the_stream_that_computes() -> None:
 
 def test_what_a_dtensor_learns_of_shapes_is_no_memory() -> None:
     # A width that no other test has: only the first trace meets its operations anew.
-    first, second = (trace_anew(width=72, clip_grad=True).storages() for _ in range(2))
+    first, second = (storages(trace_anew(width=72, clip_grad=True)) for _ in range(2))
     assert first == second
 
 

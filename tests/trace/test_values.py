@@ -15,6 +15,7 @@ from planner.trace.ledger import trace_estimate  # noqa: E402
 from planner.trace.run import trace_training  # noqa: E402
 from planner.trace.values import FINITE, MIDDLE, SMALL  # noqa: E402
 from tests.trace.models import TINY_IMAGES, Classifier  # noqa: E402
+from tests.trace.reading import storages  # noqa: E402
 
 SETTING = TrainSetting(batch_size=2, precision="bf16")
 Read = Callable[[Tensor], object]
@@ -140,8 +141,8 @@ def test_reading_constants_changes_no_event() -> None:
     class Reads(Made):
         read = True
 
-    without = trace_training(Made, TINY_IMAGES, SETTING).storages()
-    with_sum = trace_training(Reads, TINY_IMAGES, SETTING).storages()
+    without = storages(trace_training(Made, TINY_IMAGES, SETTING))
+    with_sum = storages(trace_training(Reads, TINY_IMAGES, SETTING))
     sums = [e for e in with_sum if getattr(e, "label", "") == "aten.sum.default"]
     assert len(with_sum) == len(without) + 2 * len(sums)
 

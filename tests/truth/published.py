@@ -36,8 +36,11 @@ from planner.machine.hardware.overheads import overheads_for
 from planner.memory.profile import walk_ledger
 from planner.memory.replay import replay
 from planner.memory.scratch import on_device
+from planner.step.autocast import AutocastScope
+from planner.step.nn import name_modules
 from planner.step.reducer import steps_until_steady
-from planner.step.training import record_forward
+from planner.step.tensor import Device
+from planner.step.training import BuildOnShapes, make_batch
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import DeviceRates, predict_step, rates_for
 from search.tuning.validation.compare import accuracy_of
@@ -361,7 +364,7 @@ def _ledger(row: PublishedRow, **changes: Any) -> Ledger:
     if isinstance(model, SwinConfig):
         if forward:
             build = find_library(model.library).on_shapes(model, setting)
-            return record_forward(build, model, setting)
+            return _record_forward(build, model, setting)
         return step_ledger(model, setting)
     if row.span == "step":
         return step_ledger(model, setting)
@@ -475,3 +478,21 @@ def _listed(why_only_listed: str | None, otherwise: str) -> str:
 
 if __name__ == "__main__":
     print(show_models() if sys.argv[1:] == ["--models"] else show_published())
+
+
+def _record_forward(build: BuildOnShapes, model: SwinConfig, setting: TrainSetting) -> Ledger:
+    """Builds the model on shapes and runs it twice in evaluation, without gradients; returns all
+    events. Each pass is the one phase, forward, of a step."""
+    device = Device()
+    device.channels_last = setting.memory_format == "channels_last"
+    module = build(device)
+    name_modules(module)
+    batch = make_batch(device, model, setting)
+    device.mark("build", 0)
+    device.training = False
+    for step in range(2):
+        with device.no_grad(), AutocastScope(device, setting.autocast_dtype):
+            module(batch.images)
+        device.mark("forward", step)
+    num_parameters = sum(p.numel for p in module.parameters())
+    return Ledger(tuple(device.events), setting.batch_size, num_parameters)
