@@ -16,7 +16,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from planner.machine.hardware.overheads import LT_VARIABLE, WORKSPACE_VARIABLE
+from planner.ledger.ledger import WORKSPACE_VARIABLE
+from planner.machine.hardware.overheads import LT_VARIABLE
 from planner.memory.allocator_config import VARIABLES
 from planner.step.frames import plain_calls
 from tests.undurable import write_without_waiting

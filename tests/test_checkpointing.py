@@ -336,6 +336,16 @@ def test_a_switch_that_refuses_leaves_the_blocks_to_us() -> None:
     assert checkpoint_blocks(Switched(refuses=True)) == ("checkpointed: 2 Block",)
 
 
+def test_diffusers_has_a_switch_of_its_own() -> None:
+    diffusers = pytest.importorskip("diffusers")
+    width = {"num_attention_heads": 1, "attention_head_dim": 8, "norm_num_groups": 4}
+    model = diffusers.DiTTransformer2DModel(**width, num_layers=2, sample_size=4)
+    assert not model.is_gradient_checkpointing
+    said = checkpoint_blocks(nn.ModuleList([model]))
+    assert said == ("checkpointing is DiTTransformer2DModel's own, turned on by its switch",)
+    assert model.is_gradient_checkpointing
+
+
 def test_transformers_layers_keep_no_cache() -> None:
     """GPT-2 keeps keys and values by default; a forward run again would append to them again."""
     declare_missing_operators()

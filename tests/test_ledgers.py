@@ -18,10 +18,12 @@ from planner import TrainSetting, estimate, largest_batch
 from planner.core.errors import ContractError, PlannerError, UnsupportedError, UsageError
 from planner.core.schema import FactoryModel, Model, ResolvedSetting
 from planner.estimation import ledgers
+from planner.estimation.estimate import choose
 from planner.estimation.ledgers import record_ledgers, step_ledger
 from planner.ledger import cache as ledger_cache
 from planner.ledger.affine import in_canonical_order
-from planner.ledger.ledger import Ledger
+from planner.ledger.key import ledger_key
+from planner.ledger.ledger import WORKSPACE_VARIABLE, Ledger
 from planner.trace import process
 from planner.trace.kept_step import TracedStep, _held_step, retrace, traced_step
 from planner.trace.process import Missing
@@ -144,6 +146,28 @@ def test_retracing_makes_anew_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     retrace(model, chosen)
     step_ledger(model, chosen)
     assert calls == [2, 3, 7]
+
+
+def test_what_importing_a_model_sets_is_kept_with_its_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """monai 1.6 sets the size of cuBLAS's workspaces where nobody has. A process that has imported
+    it cannot tell whose import that was, and keeps no factory's ledger."""
+    (tmp_path / "setting_it.py").write_text(
+        "import os\nfrom tests.traced_models import Small\n"
+        f"os.environ.setdefault({WORKSPACE_VARIABLE!r}, ':4096:8')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    model = model_of("Small").model_copy(update={"factory": "setting_it:Small"})
+    monkeypatch.setattr("planner.trace.ledger.trace_estimate", None)  # nothing is traced here
+    record_ledgers([choose(model, setting(), None, {})], print, limit_seconds=300)
+    for _ in range(2):
+        found = estimate(model, setting(), gpu="a100-sxm-80gb")
+        assert any(f"{WORKSPACE_VARIABLE}=:4096:8" in said for said in found.assumed)
+        forget()
+    for value in (":16:8", ""):
+        monkeypatch.setenv(WORKSPACE_VARIABLE, value)
+        assert (ledger_key(model, setting(), 2) is None) == bool(value)
 
 
 def test_an_error_that_stays_is_kept_and_another_is_not() -> None:

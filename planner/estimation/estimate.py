@@ -241,7 +241,7 @@ def default_precision(gpu: Gpu | None) -> str:
 def least_bytes(ledger: Ledger, gpu: Gpu | None = None) -> int:
     """What a device must have at least for a ledger: what is live at its peak, the workspaces and
     the CUDA context, without what the allocator keeps beside them."""
-    outside = overheads_for(gpu)
+    outside = overheads_for(gpu, ledger.environment)
     workspace = outside.num_workspaces * outside.workspace_bytes
     ledger = on_device(ledger, outside.processors)
     return steady_step(ledger).peak_bytes + workspace + outside.context_bytes
@@ -266,7 +266,7 @@ def estimate_ledger(
     `time` is what these say of the step, where it is known already.
     With `retries` a step fits, too, that runs only where the allocator frees cached memory.
     """
-    outside = overheads_for(gpu, is_known=was_emulated(config, setting))
+    outside = overheads_for(gpu, ledger.environment, is_known=was_emulated(config, setting))
     communication = communication_memory(setting)
     ledger = on_device(ledger, outside.processors)
     beside = outside.context_bytes + communication.num_bytes

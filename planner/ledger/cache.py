@@ -184,6 +184,7 @@ def _pack(kept: AffineLedger | Ledger) -> dict[str, Any]:
         "late_bytes": ledger.late_bytes,
         "unit": ledger.unit,
         "own_optimizer": ledger.own_optimizer,
+        "workspace_config": ledger.workspace_config,
         "is_affine": isinstance(kept, AffineLedger),
     }
 
@@ -215,6 +216,7 @@ def _unpack(body: dict[str, Any]) -> AffineLedger | Ledger:
         late_bytes=body["late_bytes"],
         unit=body["unit"],
         own_optimizer=body["own_optimizer"],
+        workspace_config=body["workspace_config"],
     )
     return AffineLedger(ledger, slopes) if body["is_affine"] else ledger
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -15,9 +16,11 @@ from typing import Any
 
 import planner
 from planner.core.schema import FactoryModel, Model, TrainSetting
+from planner.ledger.ledger import WORKSPACE_VARIABLE
 
 Key = dict[str, Any]
 ANY_BATCH = 0  # in a key: the entry is read at any batch of 2 or more
+_GIVEN_WORKSPACE = os.environ.get(WORKSPACE_VARIABLE, "")
 OURS = frozenset(("planner", "search"))
 # The rooms whose code decides what a traced ledger holds.
 MAKERS = ("core/schema", "ledger", "libraries", "memory", "step", "trace", "training")
@@ -25,13 +28,15 @@ MAKERS = ("core/schema", "ledger", "libraries", "memory", "step", "trace", "trai
 
 def ledger_key(model: Model, setting: TrainSetting, batch: int) -> Key | None:
     """All that decides the ledger: the model, what of its source lies outside installed packages,
-    the setting without its batch, and versions. None where a factory's source cannot be found."""
+    the setting without its batch, and versions. None where a factory's source cannot be found, and
+    where something has set here what its import may set."""
     packages = {"torch", getattr(model, "library", "")}
     if setting.precision == "fp8":
         packages.add("torchao")
     sources: dict[str, str] = {}
     if isinstance(model, FactoryModel):
-        if _source_of(model.parts[0]) is None:
+        is_set_here = os.environ.get(WORKSPACE_VARIABLE, "") != _GIVEN_WORKSPACE
+        if is_set_here or _source_of(model.parts[0]) is None:
             return None
         sources, imported = _read_sources(model.parts[0])
         packages |= imported
@@ -41,6 +46,7 @@ def ledger_key(model: Model, setting: TrainSetting, batch: int) -> Key | None:
         "setting": setting.model_dump(mode="json", exclude={"batch_size"}),
         "batch": batch,
         "sources": sources,
+        "workspace": _GIVEN_WORKSPACE,
         "versions": _versions(packages - OURS),
     }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -28,6 +29,7 @@ COMPILED_CALL = "compiled update"
 # One ledger holds at most so many micro-batches of a step: the third repeats the second, or the
 # first, where the second is the last and sends what the others do not.
 RECORDED_MICRO_BATCHES = 2
+WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"  # sizes cuBLAS's; deterministic training sets it
 OperationKind = Literal[
     "matmul", "conv", "grouped conv", "attention", "pointwise", "reduction", "copy", "transfer"
 ]
@@ -247,6 +249,14 @@ class Ledger:
     # it makes one: "" is not known, or none.
     unit: str = ""
     own_optimizer: str = ""
+    # What WORKSPACE_VARIABLE was after a factory was imported, which may set it (monai 1.6 does).
+    workspace_config: str = ""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """This process's, with what importing the model sets besides."""
+        own = {WORKSPACE_VARIABLE: self.workspace_config} if self.workspace_config else {}
+        return {**own, **os.environ}
 
     @property
     def like(self) -> Ledger | None:

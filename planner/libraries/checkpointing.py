@@ -1,8 +1,8 @@
 """Activation checkpointing of any module, in place.
 
-By the switch of the module's library where it has one (timm, transformers), else block by block: a
-block keeps its inputs only, and runs its forward again in backward. Imports only torch, so that a
-script which `planner emit` writes can hold a copy.
+By the switch of the module's library where it has one (timm, transformers, diffusers), else block
+by block: a block keeps its inputs only, and runs its forward again in backward. Imports only torch,
+so that a script which `planner emit` writes can hold a copy.
 """
 
 from __future__ import annotations
@@ -191,6 +191,8 @@ def _turn_on(module: Any) -> bool:
             module.activation_checkpointing_enable({"use_reentrant": False})
         elif hasattr(module, "gradient_checkpointing_enable"):  # transformers before that
             module.gradient_checkpointing_enable({"use_reentrant": False})
+        elif hasattr(module, "enable_gradient_checkpointing"):  # diffusers
+            module.enable_gradient_checkpointing()
         else:
             return False
     except (AssertionError, NotImplementedError, ValueError):  # the method is there, and refuses

@@ -170,7 +170,7 @@ def _memory(
     ledger: Ledger, gpu: Gpu, allocator: AllocatorConfig | None, step: StepSpans
 ) -> Iterator[Event]:
     """Live bytes by category, and what the allocator has given out and reserved."""
-    outside = overheads_for(gpu)
+    outside = overheads_for(gpu, ledger.environment)
     ledger = on_device(ledger, outside.processors)
     live = step_live_bytes(ledger)
     played = step_allocator_bytes(

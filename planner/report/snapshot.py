@@ -57,7 +57,7 @@ def snapshot_on(
 ) -> dict[str, Any]:
     """The snapshot of a ledger on a device, as its estimate plays it."""
     allowed = may_reserve(gpu, memory_bytes, allocator)
-    outside = overheads_for(gpu)
+    outside = overheads_for(gpu, ledger.environment)
     ledger = on_device(ledger, outside.processors)
     return predicted_snapshot(ledger, outside.workspace_bytes, allocator, allowed)
 

@@ -135,7 +135,7 @@ class TracedStep:
         return tuple(batch_unit(self.setting) * batch for batch in RECORDED_BATCHES)
 
     def _find(self, batch_size: int) -> Kept | None:
-        if batch_size not in self.held and not self.is_fresh and self._key is not None:
+        if batch_size not in self.held and self._key is not None and not self.is_fresh:
             kept = ledger_cache.load({**self._key, "batch": batch_size})
             if kept is not None:
                 self.held[batch_size] = kept

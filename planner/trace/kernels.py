@@ -31,7 +31,7 @@ def run_as_on_cuda(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return (*(_in_format(gradient, *args[1:3]) for gradient in result[:2]), result[2])
     if func is aten._scaled_dot_product_efficient_attention_backward.default:
         return (*result[:3], _in_padded_rows(result[3]))
-    if func in (aten.im2col.default, aten.col2im.default):
+    if func in _RESIZED:
         return _in_block_of(result, args[0])
     if func is aten.native_batch_norm_backward.default:
         return (_in_format(result[0], args[1], args[1]), *result[1:])
@@ -52,6 +52,11 @@ _CONTIGUOUS: dict[Any, int] = {
     aten.native_group_norm.default: 0,
     aten.native_group_norm_backward.default: 1,
 }
+# Whose result is made as large as the first argument, and then resized; of the losses, whatever
+# the reduction (ATen/native/Loss.cpp).
+_RESIZED = (
+    aten.im2col.default, aten.col2im.default, aten.mse_loss.default, aten.smooth_l1_loss.default,
+)  # fmt: skip
 _DROPOUT = 5  # its place among the arguments of memory-efficient attention
 
 

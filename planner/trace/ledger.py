@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 
 import torch
 
 from planner.core.errors import UnsupportedError
-from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.core.schema import FactoryModel, Model, SwinConfig, TrainSetting
 from planner.core.schema.distribution import SHARDED
 from planner.core.schema.setting import GRAPH_MODES
-from planner.ledger.ledger import Allocated, Event, Freed, Ledger, Marked, Scratch, Tagged
+from planner.ledger.ledger import (
+    WORKSPACE_VARIABLE,
+    Allocated,
+    Event,
+    Freed,
+    Ledger,
+    Marked,
+    Scratch,
+    Tagged,
+)
 from planner.libraries.building import Build, build_for
 from planner.memory.compiled import in_graph_pool
 from planner.step.reducer_notes import bound
@@ -46,9 +56,11 @@ def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = No
     )
     end = max(i for i, event in enumerate(trace.events) if isinstance(event, Marked)) + 1
     events = tuple(_short_names(_tag_activations(trace.events[:end])))
+    of_factory = isinstance(model, FactoryModel)
     ledger = Ledger(
         events, setting.batch_size, trace.num_parameters, notes,
         unit=trace.unit, own_optimizer=trace.own_optimizer,
+        workspace_config=os.environ.get(WORKSPACE_VARIABLE, "") if of_factory else "",
     )  # fmt: skip
     ledger = bound(ledger, setting)
     return in_graph_pool(ledger) if setting.compile in GRAPH_MODES else ledger

@@ -413,6 +413,15 @@ def _follow_resized(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
             taker.made(result)
 
 
+def _follow_loss(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
+    """The loss of each element, then their mean or sum (ATen/native/Loss.cpp)."""
+    x: Tensor = args[0]
+    taker.made(result)
+    if len(args) < 3 or args[2]:
+        with _held(taker, "bytes", x.numel() * result.itemsize):
+            _reduce(taker, x, range(x.dim()))
+
+
 def _follow_softmax(taker: Taker, args: tuple[Any, ...], result: Any) -> None:
     taker.made(result)
     with _contiguous(taker, args[0]):
@@ -565,6 +574,8 @@ FOLLOWED: dict[Any, Follow] = {
     aten.roll.default: _follow_roll,
     aten.im2col.default: _follow_resized,
     aten.col2im.default: _follow_resized,
+    aten.mse_loss.default: _follow_loss,
+    aten.smooth_l1_loss.default: _follow_loss,
     aten._softmax.default: _follow_softmax,
     aten._log_softmax.default: _follow_softmax,
     aten._softmax_backward_data.default: _follow_softmax_backward,

@@ -28,8 +28,10 @@ from tabulate import tabulate
 from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, MeasurementRecord
 from planner.core.torch_version import torch_version
-from planner.estimation.estimate import estimate
+from planner.estimation.estimate import choose, estimate
+from planner.estimation.ledgers import record_ledgers
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
+from planner.machine.hardware.catalogue import find_gpu
 from search.loop.study.records import append_records, read_records
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
@@ -41,6 +43,7 @@ TRUTH = Path(__file__).parents[1] / "truth" / "models"
 LISTED = TRUTH / "models.yaml"
 CARD, BATCH_SIZE, SEED = "a100-sxm-80gb", 4, 0
 WHATS = ("equal", "refused", "wrong")
+TRACE_SECONDS = 600
 EQUAL = 0.001  # a share of the peak: requests of less than 512 B are rounded in other places
 
 
@@ -75,7 +78,11 @@ def sample(rows: Sequence[T], count: int) -> list[T]:
 
 
 def library_of(row: Row | MeasurementRecord) -> str:
-    return "own" if isinstance(row.model, FactoryModel) else row.model.library
+    """A task is one's own, unless it is in the file of a library's tasks."""
+    if not isinstance(row.model, FactoryModel):
+        return row.model.library
+    file = row.model.parts[0].rpartition(".")[2]
+    return file.removesuffix("_tasks") if file.endswith("_tasks") else "own"
 
 
 def carry_out(rows: Sequence[Row], path: Path) -> None:
@@ -109,6 +116,9 @@ def judge(record: MeasurementRecord) -> Verdict:
     assert record.peak_allocated_bytes, record.message
     assert record.peak_reserved_bytes
     try:
+        if library_of(record) == "monai":  # whose import sets a variable of cuBLAS in a process
+            chosen = choose(record.model, record.setting, find_gpu(CARD), {})
+            record_ledgers([chosen], limit_seconds=TRACE_SECONDS)
         found = estimate(record.model, record.setting, gpu=CARD)
     except PlannerError as error:
         return Verdict(record, "refused", said=error.message)

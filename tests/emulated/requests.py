@@ -130,6 +130,17 @@ def folded(device: str) -> tuple[list[Tensor], Step]:
 
 
 @step
+def losses_of_each_and_of_all(device: str) -> tuple[list[Tensor], Step]:
+    x, wanted = given(device, (64, 80, 128), (64, 80, 128))
+
+    def losses() -> Tensor:
+        total = F.mse_loss(x, wanted) + F.smooth_l1_loss(x, wanted, reduction="sum")
+        return total + F.mse_loss(x.mT, wanted.mT, reduction="none")
+
+    return [x], losses
+
+
+@step
 def softmax_of_turned_rows(device: str) -> tuple[list[Tensor], Step]:
     (x,) = given(device, (4, 9, 11, 13))
     return [x], lambda: x.transpose(1, 2).softmax(3).cos().mT.log_softmax(2).mT

@@ -19,6 +19,7 @@ from typing import Any
 from planner.core.schema import Model, SwinConfig, TrainSetting
 from planner.core.torch_version import NEWEST_TRIED, OLDEST_TRIED, torch_version
 from planner.core.units import KIB, format_bytes
+from planner.ledger.ledger import WORKSPACE_VARIABLE
 from planner.machine.hardware.gpu import Gpu
 from planner.memory.scratch import Processors
 
@@ -29,7 +30,6 @@ MEASURED_FILE = Path(__file__).with_name("overheads.json")
 CUBLAS_WORKSPACE_BYTES = 8_519_680
 CUBLAS_WORKSPACE_BYTES_LARGE = 33_554_432
 LARGE_WORKSPACE_MAJORS = (9, 10, 12)  # of the capability; 11 has the smaller
-WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"  # deterministic training sets it
 LT_VARIABLE = "CUBLASLT_WORKSPACE_SIZE"  # capped at cuBLAS's own, with which it is one
 # Handles belong to threads: forward runs in the caller's, backward in autograd's (inferred).
 CUBLAS_HANDLES = 2

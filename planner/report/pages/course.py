@@ -66,7 +66,7 @@ def step_course(step: Step) -> Course:
     """The steady step of a subject, with what its device's allocator makes of it."""
     ledger = step.ledger
     live = step_live_bytes(ledger)
-    workspace_bytes = overheads_for(step.gpu).workspace_bytes
+    workspace_bytes = overheads_for(step.gpu, ledger.environment).workspace_bytes
     played = step_allocator_bytes(ledger, live, workspace_bytes, step.allocator, step.may_reserve)
     streams = walk_ledger(ledger).stream_names
     moves = list(_moves(ledger, live))
