@@ -34,7 +34,7 @@ def record_traces(wish: Wish) -> tuple[str, ...]:
             "Estimate the batches that you have in mind, as --batch-size 8,16,32.",
         )
     left = max(0, len(steps) - MAX_TRACES)
-    more = f"; {left} more are left out" if left else ""
+    more = f"; {left} more {'is' if left == 1 else 'are'} left out" if left else ""
     return (f"this model is traced: at most {MAX_TRACES} steps, each kept for every batch{more}",)
 
 
