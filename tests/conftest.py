@@ -80,6 +80,16 @@ def _what_is_imported_stays() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _imports_set_no_size() -> Iterator[None]:
+    """Importing monai sets that of cuBLAS's workspaces, for all that this process does later."""
+    before = os.environ.get(WORKSPACE_VARIABLE)
+    yield
+    os.environ.pop(WORKSPACE_VARIABLE, None)
+    if before is not None:
+        os.environ[WORKSPACE_VARIABLE] = before
+
+
+@pytest.fixture(autouse=True)
 def _python_evaluates_frames() -> Iterator[None]:
     """A compiled call of an earlier test may have left its evaluator in the interpreter, and then
     callers hold their arguments: other lifetimes than those that traces and shapes agree on."""
