@@ -96,7 +96,7 @@ def test_a_tensor_that_a_task_leaves_on_the_cpu_is_found(tmp_path: Path) -> None
         assert "Fits" in run(environment, tmp_path, "estimate", *order, "--gpu", "rtx-3090")
         said = run(environment, tmp_path, "tune", *order, "--trials", "1", status=1)
     assert "Expected all tensors to be on the same device" in said
-    assert "left.py:14" in said
+    assert "left.py:13" in said
 
 
 def test_a_compiled_setting(tmp_path: Path) -> None:
