@@ -17,7 +17,7 @@ from search.loop.surrogate.expectation import expectation
 from search.loop.surrogate.posterior import Posterior, Prediction
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
 from search.loop.surrogate.probe_cost import again_seconds
-from search.probe.evidence import rate_interval, usual
+from search.probe.evidence import rate_interval
 
 # Judgements but where a source is named; tests/benchmarks/strategies.py shows what they do.
 SAFE = 0.8  # the first probe must fit with this probability
@@ -280,14 +280,11 @@ class PlannerStrategy:
         finalists = self._finalists()
         if sum(len(found) - 1 for found in self.posterior.records.values()) >= MAX_FINALISTS:
             return []
-        odd = [i for i in finalists if self._is_odd(i)]
+        odd = [i for i in finalists if self.posterior.is_odd(i)]
         if odd or len(finalists) < 2:
             return odd
         rounds = {i: len(self.posterior.records[i]) for i in finalists}
         return sorted((i for i in finalists if rounds[i] < MAX_ROUNDS), key=lambda i: rounds[i])
-
-    def _is_odd(self, index: int) -> bool:
-        return not any(map(self.posterior.is_usual, self.posterior.records[index]))
 
     def _finalists(self) -> list[int]:
         """The best, and what its interval overlaps: what is simpler, which the second could change,
@@ -301,14 +298,13 @@ class PlannerStrategy:
         others = [
             i
             for i in sorted(rates.keys() - {best}, key=lambda i: -rates[i])
-            if self._interval(i)[1] * (UNDISTURBED if self._is_odd(i) else 1) >= floor
-            and (self._is_odd(i) or simplicity(self.space.candidates[i].setting) < plain)
+            if self._interval(i)[1] * (UNDISTURBED if self.posterior.is_odd(i) else 1) >= floor
+            and (self.posterior.is_odd(i) or simplicity(self.space.candidates[i].setting) < plain)
         ]
         return [best, *others][:MAX_FINALISTS]
 
     def _interval(self, index: int) -> tuple[float, float]:
-        records = usual(self.posterior.records[index], self.posterior.is_hot)
-        samples = [s for r in records for s in r.step_seconds]
+        samples = [s for r in self.posterior.judged(index) for s in r.step_seconds]
         return rate_interval(self.space.candidates[index].images, samples)
 
 

@@ -295,23 +295,25 @@ class Posterior:
         """(index, images/s) of the fastest measured candidate that stays in the budget; of a device
         that is hot, of those that were measured so, where there are such."""
         rates = [(i, r) for i in self.records if (r := self.rate(i)) is not None]
-        rates = [each for each in rates if self.is_comparable(each[0])] or rates
+        if self.is_hot:
+            rates = [each for each in rates if not self.is_odd(each[0])] or rates
         return max(rates, key=lambda pair: pair[1], default=None)
 
-    def is_comparable(self, index: int) -> bool:
-        """Not so what was measured while the device was cool, where others had it hot."""
-        return not self.is_hot or any(map(was_throttled, self.records[index]))
+    def judged(self, index: int) -> list[MeasurementRecord]:
+        """The probes of a candidate that ran and fit: those of them on the device as it usually
+        runs, where there are such."""
+        good = [r for r in self.records.get(index, []) if is_feasible(r, self.budget_bytes)]
+        return usual(good, self.is_hot)
 
-    def is_usual(self, record: MeasurementRecord) -> bool:
-        return is_usual(record, self.is_hot)
+    def is_odd(self, index: int) -> bool:
+        """Whether no probe found the device as it usually runs."""
+        return not any(is_usual(record, self.is_hot) for record in self.judged(index))
 
     def rate(self, index: int) -> float | None:
-        """Measured images/s of a candidate over all its probes (of those on the device as it
-        usually runs, where there are such); None unless it ran and fits."""
-        good = [r for r in self.records.get(index, []) if is_feasible(r, self.budget_bytes)]
+        """Measured images/s of a candidate over its probes; None unless it ran and fits."""
+        good = self.judged(index)
         if not good:
             return None
-        good = usual(good, self.is_hot)
         seconds = median([s for r in good for s in r.step_seconds])
         images = self.space.candidates[index].images
         if self.images is None:

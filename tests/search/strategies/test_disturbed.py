@@ -149,6 +149,20 @@ def test_settings_are_compared_on_a_device_that_is_as_hot_for_both() -> None:
     assert only[-1].rate == pytest.approx(ranked[1][1] / 1.2), "the one that was throttled counts"
 
 
+def test_a_probe_that_was_killed_says_nothing_beside_a_disturbed_one() -> None:
+    """It had no samples, and the search ended in a traceback of a median of none."""
+    replay = Replay(TABLE)
+    strategy = PlannerStrategy(replay.space, true_prior(replay), BUDGET)
+    best = max(replay.rates(BUDGET).items(), key=lambda pair: pair[1])[0]
+    candidate = next(c for c in replay.space.candidates if c.id == best)
+    ran = replay.probe(candidate)
+    killed = ran.model_copy(update={"status": "crashed", "step_seconds": (), "message": "killed"})
+    for record in (killed, slowed(ran)):
+        strategy.tell(candidate, record)
+    assert strategy.ask(Situation(seconds_left=600.0)) is not None
+    assert strategy.posterior.is_odd(replay.space.candidates.index(candidate))
+
+
 def test_a_budget_keeps_time_for_a_winner_that_was_throttled() -> None:
     replay = Replay(TABLE)
     strategy = PlannerStrategy(replay.space, true_prior(replay), BUDGET)
