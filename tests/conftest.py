@@ -80,13 +80,9 @@ def _what_is_imported_stays() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _imports_set_no_size() -> Iterator[None]:
+def _imports_set_no_size() -> None:
     """Importing monai sets that of cuBLAS's workspaces, for all that this process does later."""
-    before = os.environ.get(WORKSPACE_VARIABLE)
-    yield
     os.environ.pop(WORKSPACE_VARIABLE, None)
-    if before is not None:
-        os.environ[WORKSPACE_VARIABLE] = before
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,7 +143,7 @@ def test_the_cache_is_listed_and_cleared(folder: Path) -> None:
 
 
 @pytest.fixture
-def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FactoryModel:
+def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FactoryModel]:
     """`pack/models.py` of the user's, which imports `pack/blocks.py` and a package."""
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__init__.py").write_text("raise ImportError('a key imports nothing')\n")
@@ -153,7 +154,8 @@ def factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FactoryModel:
     )
     monkeypatch.chdir(tmp_path)
     ledger_key._read_sources.cache_clear()
-    return FactoryModel(factory="pack.models:build")
+    yield FactoryModel(factory="pack.models:build")
+    ledger_key._version.cache_clear()  # those that a test pretended
 
 
 def key_of(model: FactoryModel, **setting: object) -> ledger_key.Key:

@@ -160,7 +160,9 @@ def test_what_importing_a_model_sets_is_kept_with_its_ledger(
     monkeypatch.syspath_prepend(tmp_path)
     model = model_of("Small").model_copy(update={"factory": "setting_it:Small"})
     monkeypatch.setattr("planner.trace.ledger.trace_estimate", None)  # nothing is traced here
-    record_ledgers([choose(model, setting(), None, {})], print, limit_seconds=300)
+    assert WORKSPACE_VARIABLE not in os.environ
+    assert ledger_key(model, setting(), 2) is not None
+    assert record_ledgers([choose(model, setting(), None, {})], print, limit_seconds=300) == [None]
     for _ in range(2):
         found = estimate(model, setting(), gpu="a100-sxm-80gb")
         assert any(f"{WORKSPACE_VARIABLE}=:4096:8" in said for said in found.assumed)
