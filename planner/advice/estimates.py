@@ -143,11 +143,10 @@ class Estimates:
             raise error
         if is_on_shapes(self.wish.model, setting):
             return True
-        if alike(self.wish.model, setting) in self._lines:
+        model = self.wish.model
+        if alike(model, setting) in self._lines or affine_step(model, setting) is not None:
             return True
-        if affine_step(self.wish.model, setting) is not None:
-            return True
-        failed = traced_step(self.wish.model, setting).error(2 * batch_unit(setting))
+        failed = traced_step(model, setting).error(2 * batch_unit(setting))
         if failed is not None:
             raise failed
         return False

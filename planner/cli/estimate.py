@@ -175,6 +175,7 @@ def _print_estimates(
     allocator: AllocatorConfig | None,
     given: dict[str, Any],
 ) -> None:
+    is_one = len(rows) == 1
     rows = _traceable(rows, given)
     ledgers = [step_ledger(*row, given["traced"]) for row in rows]
     found = [
@@ -186,7 +187,8 @@ def _print_estimates(
     if given["gpus"]:
         _print_scaled(found, gpu, given)
     elif given["as_json"]:
-        _print_objects([estimate.to_json() for estimate in found])
+        shown = [estimate.to_json() for estimate in found]
+        print_json(shown[0] if is_one else shown)
     else:
         say(_table(found))
     _draw(on_device(ledgers[0], processors_of(gpu)), found[0], given)
@@ -240,11 +242,15 @@ def record_traces(rows: Rows, given: dict[str, Any]) -> list[PlannerError | None
 def _traceable(rows: Rows, given: dict[str, Any]) -> Rows:
     """Those that can be traced; why others cannot is said. Raises PlannerError where none can."""
     errors = record_traces(rows, given)
-    left = [row for row, error in zip(rows, errors, strict=True) if error is None]
-    failed = [(row, error) for row, error in zip(rows, errors, strict=True) if error is not None]
-    if failed and not left:
-        raise failed[0][1]
-    lines = (f"Without {_kind_of_row(setting)}: {error.message}" for (_, setting), error in failed)
+    left: Rows = []
+    lines = []
+    for row, error in zip(rows, errors, strict=True):
+        if error is None:
+            left.append(row)
+        else:
+            lines.append(f"Without {_kind_of_row(row[1])}: {error.message}")
+    if not left:
+        raise next(error for error in errors if error)
     for line in dict.fromkeys(lines):
         click.echo(f"{line}\n", err=given["as_json"])
     return left

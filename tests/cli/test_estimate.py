@@ -250,6 +250,8 @@ def test_settings_that_a_model_cannot_have_are_said_and_the_others_estimated(
     assert both.exit_code == 0, both.output
     assert "Without bf16, checkpointing blocks: flat_net:Flat cannot be checkpointed" in both.stdout
     assert "batch 4, bf16, adamw, checkpointing none" in both.stdout
+    asked = ("--batch-size", "4", "--checkpointing", "none,blocks", "--json")
+    assert len(json.loads(invoke("flat_net:Flat", *asked).stdout)) == 1, "an array, as was asked"
     alone = invoke("flat_net:Flat", "--batch-size", "4", "--checkpointing", "blocks")
     assert alone.exit_code == 1
     given = ["advise", "flat_net:Flat", "--gpu", "rtx-3090", "--batch-size", "64"]

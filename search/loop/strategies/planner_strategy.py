@@ -295,12 +295,13 @@ class PlannerStrategy:
         best, floor = found[0], self._interval(found[0])[0]
         plain = simplicity(self.space.candidates[best].setting)
         rates = {i: r for i in self.posterior.records if (r := self.posterior.rate(i)) is not None}
-        others = [
-            i
-            for i in sorted(rates.keys() - {best}, key=lambda i: -rates[i])
-            if self._interval(i)[1] * (UNDISTURBED if self.posterior.is_odd(i) else 1) >= floor
-            and (self.posterior.is_odd(i) or simplicity(self.space.candidates[i].setting) < plain)
-        ]
+        slowed = 1.0 if self.posterior.is_hot else UNDISTURBED  # of a hot one the cool were faster
+        others = []
+        for i in sorted(rates.keys() - {best}, key=lambda i: -rates[i]):
+            is_odd = self.posterior.is_odd(i)
+            may_win = is_odd or simplicity(self.space.candidates[i].setting) < plain
+            if may_win and self._interval(i)[1] * (slowed if is_odd else 1.0) >= floor:
+                others.append(i)
         return [best, *others][:MAX_FINALISTS]
 
     def _interval(self, index: int) -> tuple[float, float]:

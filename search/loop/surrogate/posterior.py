@@ -99,9 +99,8 @@ class Posterior:
         self.records: dict[int, list[MeasurementRecord]] = {}
         self.num_measured = 0
         self.num_disturbed = 0
-        self.timed: list[
-            tuple[MeasurementRecord, float, float]
-        ] = []  # log(measured / prior), noise
+        # Of each measured probe log(measured / prior) as it is, and its noise.
+        self.timed: list[tuple[MeasurementRecord, float, float]] = []
 
     @property
     def excluded(self) -> Mask:
