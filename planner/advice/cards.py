@@ -39,10 +39,10 @@ def larger_cards(
     found: list[Estimates] = []
     for gpu in _next(known, wish.plain.precision, budget):
         found.append(Estimates(replace(wish, gpu=gpu, memory_bytes=None), estimates))
-        if len(found) >= 2 and _fits(found[-1], Choice(wish.plain)):
+        if len(found) >= 2 and _fits(found[-1], Choice(wish.plain), estimates):
             break
     shown = found[: MAX_CARDS - 1] + found[-1:] if len(found) > MAX_CARDS else found
-    return tuple(_card(there, goal) for there in shown)
+    return tuple(_card(there, goal, estimates) for there in shown)
 
 
 def _next(gpus: Iterable[Gpu], precision: str, budget: int) -> Iterable[Gpu]:
@@ -60,21 +60,23 @@ def _next(gpus: Iterable[Gpu], precision: str, budget: int) -> Iterable[Gpu]:
             yield gpu
 
 
-def _card(there: Estimates, goal: Choice | None) -> Card:
+def _card(there: Estimates, goal: Choice | None, here: Estimates) -> Card:
     gpu, plain = there.wish.gpu, Choice(there.wish.plain)
     assert gpu is not None, "a card was named"
     return Card(
         name=gpu.name,
         title=gpu.title,
         memory_bytes=gpu.memory_bytes,
-        plain_fits=_fits(there, plain),
+        plain_fits=_fits(there, plain, here),
         plain_rate=there.rate(plain),
-        fits=_fits(there, goal) if goal else None,
+        fits=_fits(there, goal, here) if goal else None,
         rate=there.rate(goal) if goal else None,
     )
 
 
-def _fits(there: Estimates, choice: Choice) -> bool:
+def _fits(there: Estimates, choice: Choice, here: Estimates) -> bool:
+    """What a choice needs differs from card to card by the context and by kernels' scratch, a few
+    MiB: only where that decides is the allocator replayed."""
     assert there.wish.gpu is not None, "a card was named"
-    may_fit = there.least_bytes(choice) <= there.wish.gpu.memory_bytes
-    return may_fit and bool(there.at(choice).fits)
+    ratio = there.wish.gpu.memory_bytes / here.at(choice).device_total_bytes
+    return ratio > 1 if max(ratio, 1 / ratio) > LARGER else bool(there.at(choice).fits)
