@@ -21,10 +21,10 @@ class Contrast(nn.Module):
         self.register_buffer("pointer", torch.zeros(1, dtype=torch.int64))
 
     def forward(self, images: Tensor) -> Tensor:
+        at = int(self.pointer)
         found: Tensor = self.student(images) @ self.queue.clone().T
         with torch.no_grad():
             self.teacher.weight.mul_(0.99).add_(self.student.weight, alpha=0.01)
-            at = int(self.pointer)
             self.queue[at : at + len(images)] = self.teacher(images)
             self.pointer[0] = (at + len(images)) % QUEUED
         return found

@@ -17,7 +17,7 @@ from planner import TrainSetting, estimate
 from planner.core.errors import UnsupportedError
 from planner.core.schema import FactoryModel
 from planner.training.tasks.contract import is_task
-from tests.own_steps import WIDTH
+from tests.own_steps import WIDTH, Contrasted
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/your-own-model.md").read_text(encoding="utf-8")
@@ -83,3 +83,12 @@ def test_its_queue_takes_any_number_of_keys() -> None:
     queue, keys = torch.zeros(1, 10), torch.tensor([[1.0], [2.0], [3.0]])
     exec(line, {"torch": torch, "queue": queue, "K": 10, "pointer": 8, "n": 3, "keys": keys})
     assert queue.tolist() == [[3, 0, 0, 0, 0, 0, 0, 0, 1, 2]]
+
+
+@pytest.mark.compiler
+def test_its_queue_is_compiled() -> None:
+    """Its pointer is read before the queue: read after it, backward fails (torch 2.14)."""
+    task = Contrasted()
+    module = torch.compile(task.module())
+    for _ in range(2):
+        task.loss(module, task.batch(8, torch.device("cpu"))).backward()
