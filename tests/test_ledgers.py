@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from planner import TrainSetting, estimate, largest_batch
 from planner.core.errors import ContractError, PlannerError, UnsupportedError, UsageError
@@ -25,6 +29,7 @@ from planner.ledger.affine import in_canonical_order
 from planner.ledger.key import ledger_key
 from planner.ledger.ledger import WORKSPACE_VARIABLE, Ledger
 from planner.trace import process
+from planner.trace.here import may_trace_here
 from planner.trace.kept_step import TracedStep, _held_step, retrace, traced_step
 from planner.trace.process import Missing
 from tests.covering import covering
@@ -56,6 +61,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def forget() -> None:
     """As a new process: what is known is on disk."""
     _held_step.cache_clear()
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def direct(model: Model, chosen: ResolvedSetting) -> Ledger:
@@ -181,6 +193,52 @@ def test_an_error_that_stays_is_kept_and_another_is_not() -> None:
     with pytest.raises(UsageError, match="NoSuchModel"):
         step_ledger(model_of("NoSuchModel"), setting())
     assert [entry.key["setting"]["frozen_stages"] for entry in ledger_cache.entries()] == [1]
+
+
+def test_a_file_that_was_edited_is_traced_as_it_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python goes on with what it imported, and an error is held: a notebook must mend its file
+    without a new kernel, and nothing of the old file may be kept as the new one's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "edited_here.py"
+    file.write_text("def build():\n    raise RuntimeError('to be mended')\n")
+    with pytest.raises(PlannerError, match="to be mended"):
+        estimate("edited_here:build", setting())
+    monkeypatch.setattr("planner.trace.ledger.trace_estimate", None)  # nothing is traced here
+    file.write_text(
+        "from torch import nn\n\n\ndef build():\n"
+        "    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1000))\n"
+    )
+    for _ in range(2):
+        assert estimate("edited_here:build", setting()).num_parameters == 4000
+        forget()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu"),
+        partial(torch.device, "meta"), FakeTensorMode, in_float64,
+    ],
+    ids=["no grad", "inference", "autocast", "device", "fake", "float64"],
+)  # fmt: skip
+def test_a_trace_is_made_elsewhere_where_torch_is_not_as_it_begins(
+    state: Callable[[], AbstractContextManager[object]],
+) -> None:
+    """What is kept must be what a new process finds."""
+    assert may_trace_here(model_of("Small"))
+    with state():
+        assert not may_trace_here(model_of("Small"))
+    with ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(may_trace_here, model_of("Small")).result()
+
+
+def test_a_trace_draws_none_of_the_random_numbers_of_a_training() -> None:
+    before = torch.get_rng_state()
+    step_ledger(model_of("Small"), setting())
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 ELSEWHERE = f"""

@@ -23,6 +23,7 @@ from planner.memory.allocator_config import (
     environment_allocator,
     parse_allocator_config,
 )
+from planner.trace.kept_step import forget_changed
 
 ModelLike = str | PathLike[str] | Mapping[str, Any] | Model
 SettingLike = Mapping[str, Any] | TrainSetting
@@ -36,6 +37,13 @@ MAX_NEAR = 5  # fields that an unknown one may have meant
 
 def read_model(model: ModelLike, overrides: Mapping[str, Any]) -> Model:
     """From a name, a file's path, the fields of a SwinConfig or a NamedModel, or a model."""
+    found = _read_model(model, overrides)
+    if isinstance(found, FactoryModel):
+        forget_changed(found)
+    return found
+
+
+def _read_model(model: ModelLike, overrides: Mapping[str, Any]) -> Model:
     if isinstance(model, str | PathLike):
         return resolve_model(model, overrides)
     if isinstance(model, SwinConfig):
@@ -49,7 +57,8 @@ def read_model(model: ModelLike, overrides: Mapping[str, Any]) -> Model:
     if isinstance(model, Mapping):
         return override(parse(SwinConfig, {**model, **overrides}, "the model"), {})
     raise UsageError(
-        f"a model is LIBRARY:NAME, a file, a SwinConfig or its fields, and {shorten(model)} is not."
+        "a model is LIBRARY:NAME, package.module:factory, a file, a SwinConfig or its fields, and "
+        f"{shorten(model)} is not."
     )
 
 

@@ -27,6 +27,7 @@ from planner.memory.compiled import has_known_graphs, in_graph_pool, is_compiled
 from planner.step.sharding import follows_fsdp
 from planner.step.training import record_training
 from planner.step.zero import insert_zero_events, on_one_device, unknown
+from planner.trace.here import may_trace_here
 from planner.trace.kept_step import MAX_HELD, alike, traced_step
 from planner.trace.process import trace_elsewhere
 
@@ -118,16 +119,16 @@ def record_ledgers(
     """Traces what of `requests` is not kept; for each of them the error that it ended with.
 
     Other processes make the traces, and end after `limit_seconds`; without a limit they are made
-    here where torch is imported. `say` is told what is traced, and how many traces are done
+    here where `may_trace_here`. `say` is told what is traced, and how many traces are done
     (standard error, where it is not given).
     Raises UsageError for a factory whose module is nowhere.
     """
     wanted = [(traced_step(*request), request[1].batch_size) for request in requests]
     missing = [(step, batch) for step, batch in wanted if step.answer(batch) is None]
     if missing:
-        elsewhere = "torch" not in sys.modules or limit_seconds is not None
+        here = limit_seconds is None and all(may_trace_here(step.model) for step, _ in missing)
         for step, _ in missing:
-            if elsewhere and isinstance(step.model, FactoryModel):
+            if not here and isinstance(step.model, FactoryModel):
                 check_factory(step.model.factory)
         title = missing[0][0].model.title
         what = f"{title} ({len(missing)} settings)" if len(missing) > 1 else title
@@ -142,7 +143,7 @@ def record_ledgers(
                 tell(f"{num_done} of {len(missing)} traces done.")
 
         with nullcontext() if say else shows_seconds():
-            if elsewhere:
+            if not here:
                 late = trace_elsewhere(missing, count, limit_seconds)
                 if 0 < late < len(missing):
                     tell(
@@ -150,8 +151,9 @@ def record_ledgers(
                         f"{limit_seconds:.0f} s, and were ended: less is known beforehand."
                     )
             else:
-                for step, batch in missing:
-                    step.record(batch)
+                with sys.modules["torch"].random.fork_rng(devices=[]):
+                    for step, batch in missing:
+                        step.record(batch)
     return [step.error(batch) for step, batch in wanted]
 
 

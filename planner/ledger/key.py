@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import planner
 from planner.core.schema import FactoryModel, Model, TrainSetting
@@ -22,6 +22,7 @@ Key = dict[str, Any]
 ANY_BATCH = 0  # in a key: the entry is read at any batch of 2 or more
 _GIVEN_WORKSPACE = os.environ.get(WORKSPACE_VARIABLE, "")
 OURS = frozenset(("planner", "search"))
+_IMPORTED: dict[str, str] = {}  # the digests of what was imported here for a trace, by module
 # The rooms whose code decides what a traced ledger holds.
 MAKERS = ("core/schema", "ledger", "libraries", "memory", "step", "trace", "training")
 
@@ -38,8 +39,9 @@ def ledger_key(model: Model, setting: TrainSetting, batch: int) -> Key | None:
         is_set_here = os.environ.get(WORKSPACE_VARIABLE, "") != _GIVEN_WORKSPACE
         if is_set_here or _source_of(model.parts[0]) is None:
             return None
-        sources, imported = _read_sources(model.parts[0])
-        packages |= imported
+        found = _read_sources(model.parts[0])
+        sources = found.digests
+        packages |= found.packages
     return {
         "title": model.title,
         "model": {"kind": type(model).__name__, **model.model_dump(mode="json")},
@@ -70,11 +72,19 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
     }
 
 
+class _Sources(NamedTuple):
+    """The digest of each file of the user's that importing a module reads, by its module's name;
+    the installed packages that these files import; and the files, with when they were changed."""
+
+    digests: dict[str, str]
+    packages: set[str]
+    files: dict[str, tuple[Path, int]]
+
+
 @cache
-def _read_sources(module: str) -> tuple[dict[str, str], set[str]]:
-    """(the digest of each file of the user's that importing `module` reads, by its module's name;
-    the installed packages that these files import)."""
+def _read_sources(module: str) -> _Sources:
     digests: dict[str, str] = {}
+    files: dict[str, tuple[Path, int]] = {}
     packages, seen = set(OURS), set[str]()
     waiting = [module]
     while waiting:
@@ -89,12 +99,50 @@ def _read_sources(module: str) -> tuple[dict[str, str], set[str]]:
         if _is_installed(file):
             packages.add(top)
             continue
+        files[name] = (file, _changed_ns(file))
         data = file.read_bytes()
         digests[name] = hashlib.sha256(data).hexdigest()[:16]
         package = name if file.name == "__init__.py" else name.rpartition(".")[0]
         above = name.rpartition(".")[0]
         waiting += [*_imported(data, package), *([above] if above else [])]
-    return digests, packages
+    return _Sources(digests, packages, files)
+
+
+def have_changed(module: str) -> bool:
+    """Whether a module's files are others than those of its keys so far; if so, the next key is of
+    them. Of a module without a file nobody can tell."""
+    files = _read_sources(module).files
+    first, _ = files.get(module, (None, 0))
+    same = first == _source_of(module) and all(_changed_ns(f) == at for f, at in files.values())
+    if first is None or not same:
+        _read_sources.cache_clear()
+        return True
+    return False
+
+
+def is_as_imported(module: str) -> bool:
+    """Whether what this process has imported of a module's files is what they hold now. What it has
+    not imported yet counts as imported from now on."""
+    import psutil
+
+    begun_ns = int(psutil.Process().create_time() * 1e9)
+    found = _read_sources(module)
+    for name, (file, changed_ns) in found.files.items():
+        imported = sys.modules.get(name)
+        if imported is None:
+            _IMPORTED[name] = found.digests[name]
+            continue
+        is_other = Path(imported.__file__ or "").resolve() != file.resolve()
+        if is_other or (_IMPORTED.get(name) != found.digests[name] and changed_ns >= begun_ns):
+            return False
+    return True
+
+
+def _changed_ns(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _source_of(module: str) -> Path | None:

@@ -15,7 +15,7 @@ from planner.core.schema.distribution import DEEPSPEED
 from planner.ledger import cache as ledger_cache
 from planner.ledger.affine import AffineLedger, NotAffineError
 from planner.ledger.cache import Kept, NotAffine
-from planner.ledger.key import ANY_BATCH, Key, ledger_key
+from planner.ledger.key import ANY_BATCH, Key, have_changed, ledger_key
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
 from planner.libraries.limits import batch_unit
 from planner.memory.compiled import has_known_graphs
@@ -26,6 +26,7 @@ from planner.step.zero import on_one_device
 RECORDED_BATCHES = (2, 3, 7)
 # Steps that a process holds, each of some 10,000 events.
 MAX_HELD = 128
+_failed: set[Model] = set()  # models whose trace is known to have ended in an error
 
 
 def alike(model: Model, setting: ResolvedSetting) -> ResolvedSetting:
@@ -60,6 +61,14 @@ def retrace(model: Model, setting: ResolvedSetting) -> None:
     traced_step(model, setting).is_fresh = True
 
 
+def forget_changed(model: FactoryModel) -> None:
+    """What is held of a factory is of its files as they were when it was traced; and what ended in
+    an error may run by now."""
+    if have_changed(model.parts[0]) or model in _failed:
+        _failed.clear()
+        _held_step.cache_clear()
+
+
 @dataclass
 class TracedStep:
     """A real module's step at any batch. `setting` has batch 1.
@@ -82,16 +91,20 @@ class TracedStep:
 
     def ledger(self, batch_size: int) -> Ledger:
         """The ledger of a batch that has an answer. Raises the PlannerError that this is."""
+        error = self.error(batch_size)
+        if error is not None:
+            raise error.with_traceback(None)  # one that is held grows with every raise
         found = self.answer(batch_size)
-        if isinstance(found, PlannerError):
-            raise found
         assert isinstance(found, AffineLedger | Ledger)
         return found.ledger(batch_size) if isinstance(found, AffineLedger) else found
 
     def error(self, batch_size: int) -> PlannerError | None:
         """The error that the trace of a batch ended in."""
         found = self.answer(batch_size)
-        return found if isinstance(found, PlannerError) else None
+        if not isinstance(found, PlannerError):
+            return None
+        _failed.add(self.model)
+        return found
 
     @property
     def reason(self) -> str:
