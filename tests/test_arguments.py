@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from planner import SwinConfig, estimate
+from planner import SwinConfig, TrainSetting, advise, emit, emit_setting, emulate, estimate
 from planner.core.errors import UsageError
 from planner.core.schema.model import MAX_SIZE
 
@@ -37,6 +38,7 @@ def test_what_people_naturally_pass_is_taken(tmp_path: Path) -> None:
     assert estimate(file, batch_size=4, memory_bytes=24 << 30) == expected
     assert estimate(FIELDS, batch_size=4, memory_bytes=24 << 30) == expected
     assert estimate(TINY, {"batch_size": 4}, memory_bytes="24GiB") == expected
+    assert estimate(TINY, batch_size=4, memory_bytes=np.int64(24 << 30)) == expected
     assert estimate(TINY, {"batch_size": 4}, gpu="t4").setting.precision == "fp16"
     with_text = estimate(TINY, batch_size=4, allocator="expandable_segments:True")
     assert with_text.device_total_bytes <= expected.device_total_bytes
@@ -58,6 +60,8 @@ def test_what_people_naturally_pass_is_taken(tmp_path: Path) -> None:
         ({"memory_bytes": float("nan")}, "from 1 byte"),
         ({"memory_bytes": [1]}, "a number of bytes"),
         ({"allocator": 5}, "options are text"),
+        ({"memory": "24GiB"}, "Write memory_bytes='24GiB'."),
+        ({"gpus": 8}, "Write world_size=8, parallelism='ddp'."),
         ({"batchsize": 4}, "'batchsize': no such field of a model or a setting. Did you mean"),
     ],
 )
@@ -66,3 +70,33 @@ def test_what_no_estimate_can_be_made_of_is_a_usage_error(
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         estimate(**{"model": TINY, **arguments})
+
+
+def test_every_face_takes_a_model_by_its_name_and_words_as_the_command_does() -> None:
+    named = emit_setting("native:swin_tiny", {"batch_size": 4}, "pytorch").text
+    config = estimate("native:swin_tiny").model
+    assert named == emit_setting(config, TrainSetting(batch_size=4), "pytorch").text
+    wish = {"memory_bytes": "2GiB", "batch_size": 4}
+    words = advise(TINY, keep="compile, attention", allow="recipe", **wish)  # type: ignore[arg-type]
+    assert words == advise(TINY, keep=["compile", "attention"], allow=["recipe"], **wish)  # type: ignore[arg-type]
+
+
+def test_several_estimates_are_emitted_by_number() -> None:
+    several = [estimate(TINY, batch_size=4, gpu="rtx 3090"), estimate(FIELDS, gpu="rtx 3090")]
+    with pytest.raises(UsageError, match="1 is batch_size=4; 2 is batch_size=64"):
+        emit(several, "pytorch")
+    assert emit(several, "pytorch", way=2).text == emit(several[1], "pytorch").text
+    with pytest.raises(UsageError, match="1 is model=native:custom; 2 is model=native:custom"):
+        emit([several[0]] * 2, "pytorch")
+
+
+@pytest.mark.parametrize("result", [None, 3])
+def test_what_holds_no_setting_is_no_result(result: Any) -> None:
+    with pytest.raises(UsageError, match=f"^{result} is no result"):
+        emit(result, "timm")
+
+
+@pytest.mark.parametrize("command", ["python train.py", []])
+def test_a_command_is_a_list_of_words(command: Any) -> None:
+    with pytest.raises(UsageError, match=r"Write a list: \['python', 'train.py'\]"):
+        emulate(command, gpu="rtx 3090")

@@ -210,7 +210,7 @@ def _kept(names: Iterable[str]) -> frozenset[str]:
     fields = {field for lever in LEVERS for field in lever.fields}
     known = sorted({*TrainSetting.model_fields, *fields, *KEPT_EFFECTS})
     kept = set()
-    for name in (_word(n) for n in names):
+    for name in _words(names):
         if name.replace("-", "_") in (*TrainSetting.model_fields, *fields):
             kept.add(name.replace("-", "_"))
         elif name in KEPT_EFFECTS:
@@ -223,13 +223,18 @@ def _kept(names: Iterable[str]) -> frozenset[str]:
 
 def _allowed(names: Iterable[str]) -> frozenset[Effect]:
     found: set[Effect] = set(FAITHFUL)
-    for name in (_word(n) for n in names):
+    for name in _words(names):
         if name not in ALLOWED:
             raise unknown_name(
                 "effect to allow", name, ALLOWED, f"Allow any of: {', '.join(ALLOWED)}."
             )
         found.add(ALLOWED[name])
     return frozenset(found)
+
+
+def _words(names: Iterable[str]) -> list[str]:
+    """Of a text, those between its commas."""
+    return [_word(name) for name in (names.split(",") if isinstance(names, str) else names)]
 
 
 def _word(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from numbers import Integral
 
 from planner.core.errors import UsageError, shorten
 
@@ -33,8 +34,10 @@ def parse_bytes(text: str) -> int:
     return check_memory(int(size) if size <= MAX_MEMORY_BYTES else size, shorten(text.strip()))
 
 
-def check_memory(num_bytes: float, said: str = "") -> int:
+def check_memory(num_bytes: float | Integral, said: str = "") -> int:
     """A memory to fit into, as whole bytes. Raises UsageError for one that nobody has."""
+    if isinstance(num_bytes, Integral) and not isinstance(num_bytes, bool):
+        num_bytes = int(num_bytes)  # numpy's
     if isinstance(num_bytes, bool) or not isinstance(num_bytes, int | float):
         raise UsageError(
             f"a memory is a number of bytes, and {shorten(num_bytes)} is not.",

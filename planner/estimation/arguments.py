@@ -32,6 +32,8 @@ MODEL_FIELDS = tuple(
     dict.fromkeys((*SwinConfig.model_fields, *NamedModel.model_fields, *FactoryModel.model_fields))
 )
 ALL_FIELDS = (*MODEL_FIELDS, *TrainSetting.model_fields)
+# What the command line calls otherwise.
+_KEYWORDS = {"memory": "memory_bytes={}", "gpus": "world_size={}, parallelism='ddp'"}
 MAX_NEAR = 5  # fields that an unknown one may have meant
 
 
@@ -106,6 +108,11 @@ def allocator_here(allocator: str | AllocatorConfig | None) -> AllocatorConfig |
 def check_fields(fields: Mapping[str, Any]) -> None:
     """Raises UsageError for what is a field of neither a model nor a setting."""
     for field, value in fields.items():
+        if field in _KEYWORDS:
+            raise UsageError(
+                f"{field!r}: no such field of a model or a setting.",
+                f"Write {_KEYWORDS[field].format(shorten(value))}.",
+            )
         if field not in ALL_FIELDS:
             raise unknown_field(field, value)
 

@@ -188,6 +188,9 @@ def _predicted(fields: Mapping[str, Any], source: str, share: int | None = None)
 
 def _differing(found: Sequence[Predicted]) -> list[str]:
     """`1 is batch_size=32`: of each what not all have."""
-    rows = [{"gpu": row.figures.gpu, **row.setting.model_dump()} for row in found]
-    fields = [f for f in rows[0] if any(row[f] != rows[0][f] for row in rows)]
+    rows = [
+        {"model": row.model.title, "gpu": row.figures.gpu, **row.setting.model_dump()}
+        for row in found
+    ]
+    fields = [f for f in rows[0] if any(row[f] != rows[0][f] for row in rows)] or ["model"]
     return [f"{n} is {', '.join(f'{f}={row[f]}' for f in fields)}" for n, row in enumerate(rows, 1)]

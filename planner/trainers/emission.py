@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
-from planner.core.errors import UnsupportedError, UsageError
+from planner.core.errors import UnsupportedError, UsageError, shorten
 from planner.core.files import (
     MAX_RESULT_BYTES,
     TUNE_RESULT,
@@ -23,6 +23,7 @@ from planner.core.schema.distribution import Distribution
 from planner.core.schema.result import RESULT_FORMAT, Recommendation
 from planner.core.schema.setting import COMPILED_FIELDS
 from planner.core.units import format_bytes
+from planner.estimation.arguments import ModelLike, SettingLike, read_model, read_setting
 from planner.estimation.kept import Predicted, is_predicted, read_predicted
 from planner.machine.hardware.precisions import check_device_precision
 from planner.memory.allocator_config import RECORDED_AS, AllocatorConfig
@@ -102,8 +103,15 @@ def emit(
     source = "result"
     if isinstance(result, str | Path):
         result, source = _read_json(result)
-    elif not isinstance(result, Recommendation | Mapping | Sequence):
+    elif hasattr(result, "to_json"):
         source, result = type(result).__name__, result.to_json()
+    elif not isinstance(result, Recommendation | Mapping | Sequence):
+        raise UsageError(
+            f"{shorten(result)} is no result.",
+            "Pass what planner.estimate, planner.advise or search.tune returned, or a path.",
+        )
+    elif not isinstance(result, Recommendation | Mapping):
+        result = [e.to_json() if hasattr(e, "to_json") else e for e in result]
     path = PurePath(output) if output is not None else None
     if is_predicted(result):
         predicted = read_predicted(result, source, way)
@@ -179,8 +187,8 @@ def _device_of(found: Predicted) -> DeviceInfo | None:
 
 
 def emit_setting(
-    model: Model,
-    setting: TrainSetting,
+    model: ModelLike,
+    setting: SettingLike,
     target: str,
     *,
     estimator: Estimator | None = None,
@@ -189,12 +197,14 @@ def emit_setting(
 ) -> Emitted:
     """A model and a setting of your own, which nobody measured, for `target`. Raises as `emit`.
 
+    `model` and `setting` are as `planner.estimate` takes them.
     `device` is what it will train on: a CUDA device of any size where None is given.
     """
+    named = read_model(model, {})
     plan = Plan(
-        model,
-        setting,
-        (f"planner: {one_line(model.title)}, with a setting that was not measured.",),
+        named,
+        read_setting(setting, {}),
+        (f"planner: {one_line(named.title)}, with a setting that was not measured.",),
         device=device.kind if device is not None else "cuda",
         output=PurePath(output) if output is not None else None,
     )

@@ -73,6 +73,7 @@ def emulate(
     """
     if snapshot is not None:
         snapshot = check_output(snapshot, "a snapshot", SNAPSHOT_ENDINGS).absolute()
+    words = _words(command)
     card = emulated_gpu(gpu)
     changes: dict[str, object] = {"name": f"{card.name} (emulated)"}
     if memory is not None:
@@ -96,7 +97,6 @@ def emulate(
             inside.STEPS: str(steps),
             inside.SNAPSHOT: str(snapshot or ""),
         }
-        words = _words(command)
         launched = words if nodes == 1 else _on_nodes(nodes, words, machine, folder)
         is_interrupted, status = False, INTERRUPTED
         try:
@@ -145,6 +145,11 @@ def _on_nodes(nodes: int, words: list[str], machine: EmulatedMachine, folder: Pa
 
 def _words(command: Sequence[str] | Callable[[], object]) -> list[str]:
     if not callable(command):
+        if isinstance(command, str) or not command:
+            raise UsageError(
+                f"a command is a program and its arguments, and {shorten(command)} is not.",
+                "Write a list: ['python', 'train.py'].",
+            )
         if shutil.which(command[0]) is None:
             is_script = command[0].endswith(".py")
             way_out = f"Write: -- python {command[0]}" if is_script else "Name one behind --."
