@@ -60,6 +60,11 @@ def check_factory(spec: str) -> None:
             f"{module!r} is a file, and a factory is of a module.",
             f"Write {module.removesuffix('.py')}:{attribute}.",
         )
+    if package == "__main__":
+        raise UsageError(
+            f"{spec} is of the program that runs, and another process imports the factory.",
+            f"Write it into a file of the current folder: my_model:{attribute}.",
+        )
     is_here = package in sys.modules or Path(package).is_dir() or Path(f"{package}.py").is_file()
     if not is_here and importlib.util.find_spec(package) is None:
         raise _no_module(package, spec)

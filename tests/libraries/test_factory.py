@@ -117,7 +117,7 @@ def test_a_file_in_place_of_a_module_is_told_the_module(
 
 
 def test_a_module_that_is_loaded_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script's own `__main__` has no spec by which importlib would find it."""
+    """What a program made itself has no spec by which importlib would find it."""
     monkeypatch.setitem(sys.modules, "made_here", ModuleType("made_here"))
     check_factory("made_here:build")
 
@@ -150,3 +150,8 @@ def test_a_module_that_cannot_be_imported(
     with pytest.raises(PlannerError, match=message) as caught:
         load_factory(f"{name}:build")
     assert not isinstance(caught.value, UsageError)
+
+
+def test_a_factory_of_the_running_program_is_for_no_other_process() -> None:
+    with pytest.raises(UsageError, match="Write it into a file of the current folder: my_model:b"):
+        check_factory("__main__:build")
