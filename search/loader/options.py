@@ -143,8 +143,7 @@ class LoaderOptions:
 
     @classmethod
     def of(cls, given: LoaderKeywords) -> LoaderOptions:
-        """The options that keywords mean. Raises UsageError, and TypeError for a keyword that is
-        none."""
+        """The options that keywords mean. Raises UsageError."""
         return cls(**read_keywords(cls, dict(given)))
 
     def __post_init__(self) -> None:

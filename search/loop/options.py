@@ -77,9 +77,15 @@ def declared_options(kind: type[Any] | None = None) -> dict[str, Option]:
 
 
 def read_keywords(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of such a class that keywords mean. Raises UsageError for what cannot be read."""
-    values = dict(given)
-    for name, said in declared_options(kind).items():
+    """The fields of such a class that keywords mean. Raises UsageError for what is none of them or
+    cannot be read."""
+    values, declared = dict(given), declared_options(kind)
+    for name in values.keys() - declared.keys():
+        is_field = name in TrainSetting.model_fields
+        where = "restrict" if name in AXES else "base"
+        way_out = f"Write {where}={{{name!r}: …}}." if is_field and where in declared else ""
+        raise unknown_name("option", name, declared, way_out)
+    for name, said in declared.items():
         if said.read is not None and name in values:
             values[name] = said.read(values[name])
     return values
@@ -353,8 +359,7 @@ class SearchOptions:
 
     @classmethod
     def of(cls, given: SearchKeywords) -> SearchOptions:
-        """The options that keywords of `tune` mean. Raises UsageError, and TypeError for a keyword
-        that is none."""
+        """The options that keywords of `tune` mean. Raises UsageError."""
         return cls(**read_keywords(cls, dict(given)))
 
     @property

@@ -48,8 +48,8 @@ def read_options(kept: Mapping[str, Any]) -> SearchOptions:
     read: Any = {**kept, "base": {**FORMER_RECIPE, **kept.get("base", {})}}
     try:
         return SearchOptions.of(read)
-    except TypeError as error:
-        raise UsageError(f"the search's options are not of this planner: {error}.") from None
+    except UsageError as error:
+        raise UsageError(f"the search's options are not of this planner: {error.message}") from None
 
 
 def tune_command(model: str, options: SearchOptions, more: Iterable[str] = ()) -> str:

@@ -185,9 +185,14 @@ def test_an_option_is_declared_once() -> None:
         assert not said.text or (said.flag or f"--{name.replace('_', '-')}") in flags
 
 
-def test_a_keyword_that_is_none_is_a_type_error() -> None:
-    with pytest.raises(TypeError, match="budget"):
-        tune(MODEL, budget="10m")
+@pytest.mark.parametrize(
+    ("keyword", "says"),
+    [("budget", "mean 'budget_seconds'"), ("precision", "restrict={'precision': …}"),
+     ("clip_grad", "base={'clip_grad': …}")],
+)  # fmt: skip
+def test_a_keyword_that_is_none_says_what_was_meant(keyword: str, says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        tune(MODEL, **{keyword: "10m"})
 
 
 def test_every_argument_of_tune_is_documented() -> None:
