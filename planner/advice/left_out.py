@@ -23,10 +23,11 @@ def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
         "no estimate knows; compile_scope, compile_dynamic and compile_fullgraph: they change how "
         "long compiling takes"
     )
-    yield (
-        "compiled steps are predicted from the eager one where no compiled trace is kept: their "
-        "range is wide ('planner estimate --compile default --trace' narrows it)"
-    )
+    if isinstance(wish.model, SwinConfig):
+        yield (
+            "compiled steps are predicted from the eager one where no compiled trace is kept: "
+            "their range is wide ('planner estimate --compile default --trace' narrows it)"
+        )
     yield (
         "beyond checkpointing, compile and the micro-batch, changes are combined one at a time, "
         f"and only with checkpointing {' or '.join(PLAINLY_COMBINED)}"

@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from planner.advice.estimates import APART, Estimates
+from planner.advice.flags import flags
 from planner.advice.levers import ALLOCATOR, LEVERS, Lever
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError, UnsupportedError
@@ -28,9 +29,7 @@ from planner.core.schema import TrainSetting
 from planner.memory.caching_allocator import SMALL_SEGMENT_BYTES
 
 MAX_MICRO_BATCHES = 12  # looked at for one combination of the other levers
-NO_TRACE = (
-    "its step is traced, and no trace is kept: 'planner estimate' with these options makes one"
-)
+NO_TRACE = "its step is traced, and no trace is kept"
 # The front is for choosing from: its next choice needs less by this share of the memory at least,
 # and none is slower than this share of the fastest.
 FRONT_STEP = 0.02
@@ -145,7 +144,7 @@ def offer(wish: Wish, estimates: Estimates) -> Offered:
         base,
         tuple(adopted),
         tuple(c for arm in unique for c in micro_batches(wish, arm)),
-        tuple(dict.fromkeys(refusals)),
+        tuple({(r.lever, r.values): r for r in refusals}.values()),  # the last: of `base`
     )
 
 
@@ -179,13 +178,22 @@ def _available(
         try:
             changed = wish.apply(choice, updates)
             if not estimates.has_step(changed):
-                raise UnsupportedError(NO_TRACE)
+                raise UnsupportedError(
+                    f"{NO_TRACE}: 'planner estimate' of the same model with "
+                    f"{_tracing(wish, changed)} makes one"
+                )
             yield changed
         except PlannerError as error:
             # Without the value, so that what is refused alike is said once.
             reason = re.sub(r": \w+ is .*?\.(?= |$)", ".", " ".join(error.message.split()))
             refused.setdefault(reason, []).append(_said(updates))
     refusals += [Refusal(lever.name, tuple(values), r) for r, values in refused.items()]
+
+
+def _tracing(wish: Wish, choice: Choice) -> str:
+    """The options with which `planner estimate` makes the traces of a choice that advice reads."""
+    parts = ("--accumulate", "1,2") if wish.is_splittable else ()
+    return " ".join((*flags(replace(choice, expandable=False), None, wish), *parts))
 
 
 def _said(updates: object) -> str:

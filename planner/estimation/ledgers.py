@@ -134,6 +134,7 @@ def record_ledgers(
         what = f"{title} ({len(missing)} settings)" if len(missing) > 1 else title
         compiles = any(step.setting.compile != "off" for step, _ in missing)
         wait = "a minute or so, compiled" if compiles else "some seconds"
+        wait += ", for each" if len(missing) > 1 else ""
         where = ledger_cache.folder()
         tell = say or _say
         tell(f"Tracing {what} on fake tensors, which takes {wait}; kept in {where}.")

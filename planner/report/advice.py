@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from planner.advice.advising import Advice, Way
 from planner.advice.bottleneck import WORTH, Bottleneck, Treatment
 from planner.advice.more_gpus import MoreGpus
+from planner.advice.search import NO_TRACE
 from planner.advice.waterfall import Fall
 from planner.core.units import format_bytes, format_range, format_seconds
 from planner.estimation.estimate import Estimate
@@ -236,15 +237,18 @@ def _bottleneck(advice: Advice) -> str:
 
 
 def _treatments(found: Bottleneck, advice: Advice) -> str:
+    untraced = [v.name for v in advice.levers if any(NO_TRACE in r for r in v.reasons)]
+    untried = f" Not tried, for want of a trace: {', '.join(untraced)}." if untraced else ""
     if not found.treatments:
         rates = [card.rate for card in advice.cards if card.rate is not None and card.fits]
         best = advice.recommended
-        if best is not None and max(rates, default=0.0) > WORTH * best.images_per_second:
+        is_card = best is not None and max(rates, default=0.0) > WORTH * best.images_per_second
+        if is_card and not untried:
             return "Nothing that was tried makes it faster still: the next step is a larger card."
         waits = f": it waits for the {found.largest}" if found.largest == "host" else ""
-        return f"Nothing that was tried makes it faster still{waits}."
+        return f"Nothing that was tried makes it faster still{waits}.{untried}"
     said = "; ".join(_treatment(t, advice) for t in found.treatments)
-    return f"Faster still, and why not recommended: {said}."
+    return f"Faster still, and why not recommended: {said}.{untried}"
 
 
 def _treatment(treatment: Treatment, advice: Advice) -> str:

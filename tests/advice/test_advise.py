@@ -387,6 +387,21 @@ def test_a_lever_whose_step_would_be_traced_is_named_and_no_trace_begins(
     assert "No gain of it was measured on any card" in said[0]
 
 
+def test_what_has_no_trace_is_named_with_the_options_that_make_those_that_advice_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of any other compiled step advice read nothing, and it said that only a larger card helps."""
+    has_step = Estimates.has_step
+    monkeypatch.setattr(
+        Estimates, "has_step", lambda self, c: c.setting.compile == "off" and has_step(self, c)
+    )
+    found = advise(MODEL, gpu="rtx 3090", batch_size=16)
+    said = next(lever.reasons for lever in found.levers if lever.name == "compile")
+    options = "--batch-size 16 --compile default --optimizer adamw-fused --accumulate 1,2 makes"
+    assert [options in reason for reason in said] == [True, False]
+    assert "for want of a trace: memory budget, compile." in " ".join(advice_text(found).split())
+
+
 def test_under_deepspeed_no_lever_compiles() -> None:
     found = advise(MODEL, gpu="rtx 3090", batch_size=16, world_size=2, parallelism="zero2")
     assert found.recommended is not None
