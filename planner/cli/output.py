@@ -15,6 +15,7 @@ from planner.core.errors import printable
 VERDICTS = {
     "Fits": "green", "Recommended": "green", "Probably fits": "yellow",
     "Probably does not": "red", "Does not fit": "red", "Nothing fits": "red",
+    "Probably nothing": "red",
 }  # fmt: skip
 
 

@@ -62,12 +62,14 @@ def _answer(advice: Advice) -> str:
     if best is None:
         assert advice.nearest is not None, "some way needs least"
         near = advice.nearest
+        may_fit = near.estimate.low_bytes <= advice.budget_bytes
         return "\n".join(
             [
-                f"Nothing fits for {what}. The nearest needs "
+                f"{'Probably nothing' if may_fit else 'Nothing'} fits for {what}. "
+                "The nearest needs "
                 f"{format_bytes(advice.missing_bytes)} more ({advice.missing_bytes:,} bytes):",
                 f"  {_changes(near.changes)}",
-                f"  {total_text(near.estimate)}, {_rate(near, advice)}",
+                f"  {_memory(near.estimate)}, {_rate(near, advice)}",
                 command_text(near.command),
             ]
         )

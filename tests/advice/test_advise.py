@@ -296,7 +296,9 @@ def test_a_wish_that_nothing_satisfies_gets_the_nearest(
     arguments = (tiny, "--gpu", "rtx 3090", "--memory", "470MiB", "--batch-size", "64")
     status, out, _ = ask(capsys, *arguments)
     assert status == 1
-    assert out.startswith("Nothing fits for native:custom on rtx-3090. The nearest needs ")
+    assert out.startswith("Probably nothing fits for native:custom on rtx-3090. The nearest ")
+    sure = ask(capsys, tiny, "--gpu", "rtx 3090", "--memory", "99MiB", "--batch-size", "64")[1]
+    assert sure.startswith("Nothing fits for native:custom on rtx-3090. The nearest needs ")
     assert "From your setting to the nearest way" in out
     status, out, _ = ask(capsys, *arguments, "--json")
     found = json.loads(out)
