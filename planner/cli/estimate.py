@@ -399,7 +399,8 @@ def _print_ranking(
     """Each GPU that has the precision, the fastest that fits first."""
     as_json = given["as_json"]
     ranked, without = rows
-    record_traces(list(dict.fromkeys((model, setting) for _, model, setting in ranked)), given)
+    left = _traceable(list(dict.fromkeys((m, setting) for _, m, setting in ranked)), given)
+    ranked = [row for row in ranked if row[1:] in left]
     found = []
     for gpu, model, setting in ranked:
         ledger = step_ledger(model, setting, given["traced"])
@@ -417,8 +418,8 @@ def _print_ranking(
     from planner.report.terminal import wrapped
     from planner.report.verdicts import fits_cell
 
-    fastest, best = found[0]
-    say("\n".join([*map(wrapped, [_fastest(fastest, best), *without]), ""]))
+    best = found[0][1]
+    say("\n".join([*map(wrapped, [_fastest(found), *without]), ""]))
     print_table(
         [
             (
@@ -442,13 +443,17 @@ def _print_ranking(
     click.echo("\n" + "\n".join(wrapped(n) for n in range_notes([one for _, one in found])))
 
 
-def _fastest(gpu: Gpu, best: Estimate) -> str:
+def _fastest(found: Sequence[tuple[Gpu, Estimate]]) -> str:
+    gpu, best = found[0]
     if not best.fits:
         return f"None of them has room. Next: 'planner advise' with --gpu {gpu.name} finds ways."
-    batch = best.setting.batch_size
+    rate = f"{_images(best):.0f}"
+    num_alike = sum(1 for _, one in found[1:] if one.fits and f"{_images(one):.0f}" == rate)
+    alike = f", as for {num_alike} more" if num_alike else ""
     return (
-        f"The fastest that fits is {gpu.name}, batch {batch}: {_images(best):.0f} images/s "
-        f"(predicted). Next: 'planner advise' with --gpu {gpu.name} looks for faster ways."
+        f"The fastest that fits is {gpu.name}, batch {best.setting.batch_size}: {rate} "
+        f"{best.unit}/s (predicted{alike}). Next: 'planner advise' with --gpu {gpu.name} looks for "
+        "faster ways."
     )
 
 

@@ -123,6 +123,8 @@ def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str)
     assert text.startswith("The fastest that fits is h100-sxm-80gb, batch 64: ")
     rows = [line.split()[0] for line in text.splitlines() if line.endswith(" yes")]
     assert rows == ["h100-sxm-80gb", "rtx-3090", "t4"]
+    alike = invoke(tiny, "--gpu", "h100 sxm,h200 sxm").stdout
+    assert "(predicted, as for 1 more)" in " ".join(alike.split()), "both wait for the host"
     small = invoke("native:swin_large", "--batch-size", "512", "--gpu", "t4,v100-sxm-16gb").stdout
     assert small.startswith("None of them has room. Next: 'planner advise' with --gpu ")
 
@@ -252,6 +254,8 @@ def test_settings_that_a_model_cannot_have_are_said_and_the_others_estimated(
     assert "batch 4, bf16, adamw, checkpointing none" in both.stdout
     asked = ("--batch-size", "4", "--checkpointing", "none,blocks", "--json")
     assert len(json.loads(invoke("flat_net:Flat", *asked).stdout)) == 1, "an array, as was asked"
+    ranked = json.loads(invoke("flat_net:Flat", *asked, "--gpu", "rtx-3090,rtx-4090").stdout)
+    assert [row["setting"]["checkpointing"] for row in ranked] == ["none", "none"]
     alone = invoke("flat_net:Flat", "--batch-size", "4", "--checkpointing", "blocks")
     assert alone.exit_code == 1
     given = ["advise", "flat_net:Flat", "--gpu", "rtx-3090", "--batch-size", "64"]
