@@ -128,8 +128,8 @@ def _notes(plan: Plan) -> tuple[str, ...]:
         found.append(_on_host_note(setting))
     if setting.autocast_dtype is not None:
         found.append(
-            "torch_autocast is what was probed; bf16.enabled or fp16.enabled would convert the "
-            "model instead."
+            "torch_autocast is what planner's step has; bf16.enabled or fp16.enabled would convert "
+            "the model instead."
         )
     if setting.checkpointing != "none":
         found.append(

@@ -245,8 +245,8 @@ def _notes(plan: Plan) -> tuple[str, ...]:
         )
     if setting.compile != "off":
         found.append(
-            "train.py compiles without the probe's dynamic=False: a batch of another size compiles "
-            "again."
+            "train.py compiles without dynamic=False, which planner's step has: a batch of another "
+            "size compiles again."
         )
     if plan.loader is not None and not plan.loader.workers:
         found.append("It loads with 1 worker, not in the training process as was measured.")
@@ -263,8 +263,8 @@ def _named_notes(plan: Plan) -> list[str]:
     ]
     if plan.setting.checkpointing != "none":
         found.append(
-            "train.py checkpoints what the model's own set_grad_checkpointing does, and the probe "
-            "each repeated block: memory may differ."
+            "train.py checkpoints what the model's own set_grad_checkpointing does, and planner's "
+            "step each repeated block: memory may differ."
         )
     return found
 

@@ -54,8 +54,8 @@ def find_relief(
     target = predicted.device_total_bytes - missing_bytes
     if room_bytes is not None:
         target = min(target, room_bytes)
-    target -= target % MIB  # as the levers' commands are to be read
     needed = predicted.device_total_bytes - target
+    target -= target % MIB  # as the levers' commands are to be read
     if target <= 0:
         return Relief(needed, None, (), why_none="that is more than the whole step needs")
     try:
