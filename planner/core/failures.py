@@ -175,6 +175,7 @@ SIGNS: tuple[Sign, ...] = (
         # greatlog/UnpairedSR #17 has it with 64 GB of /dev/shm and an LMDB file.
         maybe=r"insufficient shared memory|workers are out of shared memory"
         r"|is killed by signal: Bus error|exitcode\s*: ?-7\b|Signal 7 \(SIGBUS\)"
+        r"|^\s*(?:\S+: line \d+: +\d+ )?Bus error|Fatal Python error: Bus error"
         # NCCL's transport/shm.cc, of a file that may also be forbidden (pytorch #37004).
         r"|SemLock.{0,80}No space|Error while creating shared memory segment"
         r"|unable to (?:write|allocate|resize) (?:to )?(?:file|shared memory)[^\n]{0,60}torch_",
@@ -503,7 +504,8 @@ MAY_MATTER: tuple[bytes, ...] = (
     b"Memory",
     b"ALLOC", b"CUDACachingAllocator", b"CUBLAS", b"CUDNN", b"engine to execute", b"valid cuDNN",
     b"bad_alloc", b"Killed", b"oom-kill", b"oom_kill", b"exitcode", b"137", b"SIGKILL", b"SIGSEGV",
-    b"SIGBUS", b"egmentation", b"torch_", b"DataLoader worker", b"open files", b"ancdata",
+    b"SIGBUS", b"Bus error", b"egmentation", b"torch_", b"DataLoader worker", b"open files",
+    b"ancdata",
     b"Watchdog", b"Timed out", b"timed out after", b"nccl", b"NCCL ", b"CUDAGraphs", b"by peer",
     b"DistStore", b"finished reduction", b"DUE TO", b"ECC error", b"Xid", b"fallen off", b"busy or",
     b"launch failure", b"launch timed", b"misaligned", b"illegal", b"out of resource",

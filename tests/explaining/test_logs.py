@@ -83,6 +83,15 @@ def test_what_is_passed_over_quickly_holds_no_sign() -> None:
             assert any(word in line.encode() for word in MAY_MATTER), f"MAY_MATTER: {line}"
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["train.sh: line 3:  4242 Bus error  (core dumped) python", "Fatal Python error: Bus error"],
+)
+def test_a_bus_error_of_the_training_itself_may_be_the_shared_memory(line: str) -> None:
+    """A worker hands a batch over, and the process that reads it finds the page missing."""
+    assert read(line).findings["shared memory is full"].apart
+
+
 def test_what_is_sure_takes_the_place_of_what_may_be() -> None:
     reading = read("Killed\nslurmstepd: error: Detected 1 oom_kill event in StepId=1.0.\nKilled\n")
     found = reading.findings["killed by the kernel"]
