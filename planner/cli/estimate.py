@@ -330,10 +330,13 @@ def _print_largest(
         if most > _batch_size(best)
     ]
     if retried:
-        say(
-            f"\nLarger batches, up to {', '.join(retried)}, run only if torch frees cached\n"
-            "memory, which slows at least the first steps."
+        from planner.report.terminal import wrapped
+
+        larger = (
+            f"Larger batches, up to {', '.join(retried)}, run only if torch frees cached memory, "
+            "which slows at least the first steps."
         )
+        say(f"\n{wrapped(larger)}")
     bound = [best for best in fitting if _is_bound_by_sdpa(best)]
     if bound:
         say(
