@@ -384,7 +384,7 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         check_strategy(self.strategy, STRATEGIES)
-        refuse([*bound_faults(self), *self._conflicts()])
+        refuse([*bound_faults(self)] or [*self._conflicts()])
         object.__setattr__(self, "base", self._spread_base())
 
     def _spread_base(self) -> TrainSetting:

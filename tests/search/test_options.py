@@ -188,7 +188,7 @@ def test_an_option_is_declared_once() -> None:
 @pytest.mark.parametrize(
     ("keyword", "says"),
     [("budget", "mean 'budget_seconds'"), ("precision", "restrict={'precision': …}"),
-     ("clip_grad", "base={'clip_grad': …}")],
+     ("clip_grad", "base={'clip_grad': …}"), ("gpus", "gpus is a number")],
 )  # fmt: skip
 def test_a_keyword_that_is_none_says_what_was_meant(keyword: str, says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
