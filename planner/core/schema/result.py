@@ -28,8 +28,8 @@ class Excluded(BaseModel):
 class Recommendation(BaseModel):
     """What `planner tune` found. `setting` was run: `evidence` is its own measurement.
 
-    `status` is "recommended", or "nothing_fits" where every probe failed (then `setting` and
-    `evidence` are None and `advice` says what would make it fit).
+    `status` is "recommended", or "nothing_fits" where no probe ran and fit, or none was made
+    (then `setting` and `evidence` are None, and `advice` says why and what next).
     `baseline` is the plain default (fp32, eager, no checkpointing, largest batch that fits) where
     it was measured; `gain` is images/s of the recommendation over the baseline's.
     """
