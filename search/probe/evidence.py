@@ -36,6 +36,13 @@ def was_throttled(record: MeasurementRecord) -> bool:
     return any(flag.startswith(THROTTLED) for flag in record.flags)
 
 
+def slowed_by(record: MeasurementRecord) -> str:
+    """What disturbed a probe that was measured: "heat" or "others"; "" where nothing did."""
+    if record.status != "measured" or not is_disturbed(record):
+        return ""
+    return "heat" if was_throttled(record) else "others"
+
+
 def runs_hot(records: Iterable[MeasurementRecord]) -> bool:
     """Whether most of the probes that were measured were throttled, and more than one: so the
     device runs once it is warm, and so will the training."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
-from math import log2
+from math import hypot, log2
 
 import numpy as np
 
@@ -25,6 +25,10 @@ RUNG_SHARE, FAMILY_SHARE = 0.45, 0.5
 SPREADS = (1.0, 1.4, 2.0, 2.8, 4.0)
 # Judgements: three times slower than expected is two such deviations, and one card in twelve is so.
 STRANGE_PRECISION, STRANGE_UNLIKELY = 0.5, 2.5
+# By how much heat or others slow a probe, in logs: in the mean, how far that may be off for all
+# that the same slowed, and for each by itself. Assumed.
+SLOWED, SLOWED_SD = 0.1, 0.1
+SLOWED_EACH_SD = {"": 0.0, "heat": 0.03, "others": 0.08}
 KNEE = 8.0  # the batch at which fixed and per-image cost are assumed equal
 
 
@@ -96,12 +100,30 @@ class GaussianProcess:
         self.indices: list[int] = []
         self.values: list[float] = []
         self.noises: list[float] = []
+        self.slowed: list[str] = []
+        self.usual = ""
 
-    def observe(self, index: int, log_ratio: float, noise: float) -> None:
-        """A probe of candidate `index`; `noise` is the standard deviation of its log."""
+    def observe(self, index: int, log_ratio: float, noise: float, slowed: str = "") -> None:
+        """A probe of candidate `index`; `noise` is the standard deviation of its log, `slowed` what
+        slowed it ("heat", "others" or "").
+
+        Predicted is how the device usually runs: hot where most probes were, beside others where
+        all were.
+        """
         self.indices.append(index)
         self.values.append(log_ratio)
-        self.noises.append(noise)
+        self.noises.append(hypot(noise, SLOWED_EACH_SD[slowed]))
+        self.slowed.append(slowed)
+        total = len(self.slowed)
+        least = {"heat": max(total / 2, 1), "others": max(total - 1, 1)}
+        self.usual = next((k for k, n in least.items() if self.slowed.count(k) > n), "")
+
+    def slowed_by(self, slowed: str) -> float:
+        """The log by which such a probe is slower, in the mean, than the device usually is."""
+        return SLOWED * (bool(slowed) - bool(self.usual))
+
+    def _usual_values(self) -> Array:
+        return np.array(self.values) - [self.slowed_by(slowed) for slowed in self.slowed]
 
     def predict(self, at: Indices | None = None) -> tuple[Array, Array]:
         """(mean, standard deviation) of the log-ratio of each candidate in `at` (all of them)."""
@@ -112,7 +134,7 @@ class GaussianProcess:
         seen = np.array(self.indices)
         solved = np.linalg.inv(self._gram(belief))
         cross = self._kernel(at, seen, belief)
-        mean = cross @ solved @ np.array(self.values)
+        mean = cross @ solved @ self._usual_values()
         reduction = np.einsum("ij,jk,ik->i", cross, solved, cross)
         return mean, np.sqrt(np.maximum(self._variance(belief, at) - reduction, 1e-10))
 
@@ -127,12 +149,15 @@ class GaussianProcess:
 
     def _gram(self, belief: Belief) -> Array:
         seen = np.array(self.indices)
-        return self._kernel(seen, seen, belief) + np.diag(np.square(self.noises) + 1e-8)
+        slowed = np.array(self.slowed)
+        alike = (slowed[:, None] == slowed[None, :]) & (slowed != self.usual)
+        noise = np.diag(np.square(self.noises) + 1e-8) + SLOWED_SD**2 * alike
+        return np.asarray(self._kernel(seen, seen, belief) + noise)
 
     def _evidence(self, belief: Belief) -> float:
         """The log of how probable a belief is, given the probes."""
         gram = self._gram(belief)
-        values = np.array(self.values)
+        values = self._usual_values()
         _, log_det = np.linalg.slogdet(gram)
         fit = float(values @ np.linalg.solve(gram, values))
         return -0.5 * (fit + float(log_det)) - belief.unlikely

@@ -18,13 +18,11 @@ from search.loop.surrogate.gaussian_process import GaussianProcess
 from search.loop.surrogate.prior import Prior
 from search.loop.surrogate.probe_cost import ProbeCosts
 from search.probe.evidence import (
-    is_disturbed,
     is_feasible,
     is_usual,
     price_of_compiling,
-    runs_hot,
+    slowed_by,
     usual,
-    was_throttled,
 )
 from search.probe.interval import median_interval
 
@@ -32,8 +30,6 @@ from search.probe.interval import median_interval
 # an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
 # sixteen settings, tests/truth/cpu_grid_2026-11-20.jsonl); of a GPU there are none yet.
 REPEAT_SD = 0.01
-# By how much a probe that was throttled or disturbed was slowed, give or take as much: assumed.
-DISTURBED = 0.1
 # Close to the limit a step may be far slower than it is elsewhere, where the allocator gives back
 # and asks again, and says as little of the others. Both are assumptions.
 CLOSE, CLOSE_SD = 0.96, 0.2
@@ -98,9 +94,6 @@ class Posterior:
         self.broken_parts = BrokenParts(space)
         self.records: dict[int, list[MeasurementRecord]] = {}
         self.num_measured = 0
-        self.num_disturbed = 0
-        # Of each measured probe log(measured / prior) as it is, and its noise.
-        self.timed: list[tuple[MeasurementRecord, float, float]] = []
 
     @property
     def excluded(self) -> Mask:
@@ -116,12 +109,9 @@ class Posterior:
         self.records.setdefault(index, []).append(record)
         if record.status == "measured":
             self.num_measured += 1
-            self.num_disturbed += is_disturbed(record)
-        self.settled[index] = self._slowed(record) <= 0 or len(self.records[index]) > 1
         num_bytes = record.used_bytes
         if record.status == "measured":
             self._measured(index, record, num_bytes)
-            self._correct()
         elif record.status == "out_of_memory":
             self._exclude_from(index)
             self._out_of_memory(index, num_bytes)
@@ -131,28 +121,12 @@ class Posterior:
             self.settled |= self._arm(index)
         if record.status in ("unsupported", "crashed", "non_finite"):
             self.broken_parts.broke(index)
+        is_usual = slowed_by(record) in ("", self.seconds.usual)
+        self.settled[index] |= is_usual or len(self.records[index]) > 1
 
     @property
     def is_hot(self) -> bool:
-        return runs_hot(r for records in self.records.values() for r in records)
-
-    def _slowed(self, record: MeasurementRecord) -> float:
-        """The log by which a probe is taken to be slower than the device usually is, below 0 where
-        it was cool and is hot by now. Where most were disturbed, that is how this machine runs; one
-        alone does not say so."""
-        if record.status != "measured":
-            return 0.0
-        if self.is_hot:
-            return 0.0 if was_throttled(record) else -DISTURBED
-        few = 2 * self.num_disturbed <= max(self.num_measured, 2)
-        return DISTURBED if few and is_disturbed(record) else 0.0
-
-    def _correct(self) -> None:
-        """Each probe changes what of those before it was usual."""
-        slowed = [self._slowed(record) for record, _, _ in self.timed]
-        pairs = list(zip(self.timed, slowed, strict=True))
-        self.seconds.values = [ratio - by for (_, ratio, _), by in pairs]
-        self.seconds.noises = [max(noise, abs(by)) for (_, _, noise), by in pairs]
+        return self.seconds.usual == "heat"
 
     def _measured(self, index: int, record: MeasurementRecord, num_bytes: int | None) -> None:
         self.broken_parts.ran(index)
@@ -161,9 +135,9 @@ class Posterior:
         if num_bytes and self.budget_bytes and num_bytes > CLOSE * self.budget_bytes:
             spread = max(spread, CLOSE_SD)
         ratio = log(interval.median) - float(self.prior_seconds[index])
-        spread = max(spread, self._surprise(index, ratio - self._slowed(record)) / SURPRISE)
-        self.timed.append((record, ratio, spread))
-        self.seconds.observe(index, ratio, spread)
+        slowed = slowed_by(record)
+        surprise = self._surprise(index, ratio - self.seconds.slowed_by(slowed))
+        self.seconds.observe(index, ratio, max(spread, surprise / SURPRISE), slowed)
         if not num_bytes:
             return
         self.bytes.observe(index, log(num_bytes) - float(self.prior_bytes[index]), MEMORY_SD)

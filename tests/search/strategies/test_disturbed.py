@@ -12,7 +12,8 @@ from search.loop.replay import Replay
 from search.loop.result.contenders import choose, contenders
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Situation
-from search.loop.surrogate.posterior import DISTURBED, Posterior
+from search.loop.surrogate.gaussian_process import SLOWED
+from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.probe_cost import again_seconds
 from search.probe.evidence import is_disturbed
 from tests.search.tables import BUDGET, invented_table, true_bytes, true_prior
@@ -101,7 +102,7 @@ def test_what_was_probed_on_the_cool_device_is_slower_once_it_is_hot() -> None:
         posterior.observe(index, record)
     assert posterior.is_hot
     expected = posterior.predict().log_seconds[good[0]] - log(records[0].step_seconds[0])
-    assert DISTURBED < expected < log(1.2) + 0.02, "as the others were, by 20%, and its own say"
+    assert SLOWED < expected < log(1.2) + 0.02, "as the others were, by 20%, and its own say"
 
 
 def test_the_winner_is_probed_again_where_it_was_throttled() -> None:
