@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,6 @@ def test_a_keyword_that_is_none_says_what_was_meant(keyword: str, says: str) -> 
 
 
 def test_every_argument_of_tune_is_documented() -> None:
-    described = set(re.findall(r"^ {8}(\w+): ", tune.__doc__ or "", re.MULTILINE))
+    described = set(re.findall(r"^ {4}(\w+): ", inspect.getdoc(tune) or "", re.MULTILINE))
     parameters = {"model", "estimator", "prober", "on_progress"}
     assert described >= parameters | set(declared_options(SearchOptions))
