@@ -93,6 +93,20 @@ def test_what_disturbs_a_probe_slows_it_and_never_makes_it_faster() -> None:
     assert expected == pytest.approx(log(record.step_seconds[0]), abs=0.02)
 
 
+def test_by_how_much_others_slow_is_learned_from_what_was_seen_without_them() -> None:
+    replay = Replay(TABLE)
+    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
+    good = [i for i, c in enumerate(replay.space.candidates) if true_bytes(c.setting) < 8 * GIB]
+    records = {index: replay.probe(replay.space.candidates[index]) for index in good[:5]}
+    *both, alone = records
+    for index in both:
+        posterior.observe(index, records[index])
+    for index, record in records.items():
+        posterior.observe(index, slowed(record, FLAGS[1], 1.35))
+    expected = posterior.predict().log_seconds[alone]
+    assert expected == pytest.approx(log(records[alone].step_seconds[0]), abs=0.04)
+
+
 def test_what_was_probed_on_the_cool_device_is_slower_once_it_is_hot() -> None:
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
