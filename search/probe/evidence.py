@@ -43,11 +43,14 @@ def slowed_by(record: MeasurementRecord) -> str:
     return "heat" if was_throttled(record) else "others"
 
 
-def runs_hot(records: Iterable[MeasurementRecord]) -> bool:
-    """Whether most of the probes that were measured were throttled, and more than one: so the
-    device runs once it is warm, and so will the training."""
-    throttled = [was_throttled(r) for r in records if r.status == "measured"]
-    return sum(throttled) > max(len(throttled) / 2, 1)
+def usually_slowed_by(records: Iterable[MeasurementRecord]) -> str:
+    """What slows the probes of a device as it usually runs, and so will the training: "heat" where
+    most were throttled, "others" where all were disturbed by them, else "". One alone does not say
+    so."""
+    kinds = [slowed_by(record) for record in records if record.status == "measured"]
+    if kinds.count("heat") > max(len(kinds) / 2, 1):
+        return "heat"
+    return "others" if kinds.count("others") == len(kinds) > 1 else ""
 
 
 def usual(records: Sequence[MeasurementRecord], is_hot: bool) -> list[MeasurementRecord]:

@@ -13,8 +13,8 @@ from search.probe.evidence import (
     is_feasible,
     price_of_compiling,
     rate_interval,
-    runs_hot,
     usual,
+    usually_slowed_by,
     was_throttled,
 )
 from search.probe.kinds import RecordT, SettingT
@@ -117,7 +117,7 @@ def contenders(records: Iterable[MeasurementRecord], budget_bytes: int | None) -
     """The settings that ran within the budget, those that can be compared first, fastest first; one
     that failed once is none."""
     records = list(records)
-    is_hot = runs_hot(records)
+    is_hot = usually_slowed_by(records) == "heat"
     found = [Contender(g[0].setting, g, is_hot) for g in groups_that_ran(records, budget_bytes)]
     return sorted(found, key=lambda c: (not c.is_comparable, -c.rate))
 

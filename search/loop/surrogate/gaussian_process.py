@@ -105,18 +105,11 @@ class GaussianProcess:
 
     def observe(self, index: int, log_ratio: float, noise: float, slowed: str = "") -> None:
         """A probe of candidate `index`; `noise` is the standard deviation of its log, `slowed` what
-        slowed it ("heat", "others" or "").
-
-        Predicted is how the device usually runs: hot where most probes were, beside others where
-        all were.
-        """
+        slowed it ("heat", "others" or ""). Predicted is a device slowed by what is `usual`."""
         self.indices.append(index)
         self.values.append(log_ratio)
         self.noises.append(hypot(noise, SLOWED_EACH_SD[slowed]))
         self.slowed.append(slowed)
-        total = len(self.slowed)
-        least = {"heat": max(total / 2, 1), "others": max(total - 1, 1)}
-        self.usual = next((k for k, n in least.items() if self.slowed.count(k) > n), "")
 
     def slowed_by(self, slowed: str) -> float:
         """The log by which such a probe is slower, in the mean, than the device usually is."""

@@ -23,6 +23,7 @@ from search.probe.evidence import (
     price_of_compiling,
     slowed_by,
     usual,
+    usually_slowed_by,
 )
 from search.probe.interval import median_interval
 
@@ -121,6 +122,7 @@ class Posterior:
             self.settled |= self._arm(index)
         if record.status in ("unsupported", "crashed", "non_finite"):
             self.broken_parts.broke(index)
+        self.seconds.usual = usually_slowed_by(r for found in self.records.values() for r in found)
         is_usual = slowed_by(record) in ("", self.seconds.usual)
         self.settled[index] |= is_usual or len(self.records[index]) > 1
 
