@@ -75,8 +75,10 @@ def _card(there: Estimates, goal: Choice | None, here: Estimates) -> Card:
 
 
 def _fits(there: Estimates, choice: Choice, here: Estimates) -> bool:
-    """What a choice needs differs from card to card by the context and by kernels' scratch, a few
-    MiB: only where that decides is the allocator replayed."""
+    """What a choice needs differs from card to card by the context and by kernels' scratch alone:
+    only where a card is about as large as what is needed here is the allocator replayed."""
     assert there.wish.gpu is not None, "a card was named"
-    ratio = there.wish.gpu.memory_bytes / here.at(choice).device_total_bytes
-    return ratio > 1 if max(ratio, 1 / ratio) > LARGER else bool(there.at(choice).fits)
+    memory, need = there.wish.gpu.memory_bytes, here.at(choice).device_total_bytes
+    if memory > LARGER * need or need > LARGER * memory:
+        return memory > need
+    return bool(there.at(choice).fits)

@@ -452,7 +452,7 @@ def _fastest(found: Sequence[tuple[Gpu, Estimate]]) -> str:
         return f"None of them has room. Next: 'planner advise' with --gpu {gpu.name} finds ways."
     rate = f"{_images(best):.0f}"
     num_alike = sum(1 for _, one in found[1:] if one.fits and f"{_images(one):.0f}" == rate)
-    alike = f", as for {num_alike} more" if num_alike else ""
+    alike = f", the same of {num_alike} more" if num_alike else ""
     return (
         f"The fastest that fits is {gpu.name}, batch {best.setting.batch_size}: {rate} "
         f"{best.unit}/s (predicted{alike}). Next: 'planner advise' with --gpu {gpu.name} looks for "

@@ -80,11 +80,12 @@ def read_keywords(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of such a class that keywords mean. Raises UsageError for what is none of them or
     cannot be read."""
     values, declared = dict(given), declared_options(kind)
-    for name in values.keys() - declared.keys():
-        is_field = name in TrainSetting.model_fields
-        where = "restrict" if name in AXES else "base"
-        way_out = f"Write {where}={{{name!r}: …}}." if is_field and where in declared else ""
-        raise unknown_name("option", name, declared, way_out)
+    unknown = next((name for name in values if name not in declared), None)
+    if unknown is not None:
+        where = "restrict" if unknown in AXES else "base"
+        is_setting = where in declared and unknown in TrainSetting.model_fields
+        way_out = f"Write {where}={{{unknown!r}: …}}." if is_setting else ""
+        raise unknown_name("option", unknown, declared, way_out)
     for name, said in declared.items():
         if said.read is not None and name in values:
             values[name] = said.read(values[name])

@@ -124,7 +124,7 @@ def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str)
     rows = [line.split()[0] for line in text.splitlines() if line.endswith(" yes")]
     assert rows == ["h100-sxm-80gb", "rtx-3090", "t4"]
     alike = invoke(tiny, "--gpu", "h100 sxm,h200 sxm").stdout
-    assert "(predicted, as for 1 more)" in " ".join(alike.split()), "both wait for the host"
+    assert "(predicted, the same of 1 more)" in " ".join(alike.split()), "both wait for the host"
     small = invoke("native:swin_large", "--batch-size", "512", "--gpu", "t4,v100-sxm-16gb").stdout
     assert small.startswith("None of them has room. Next: 'planner advise' with --gpu ")
 
