@@ -12,17 +12,23 @@ from pathlib import Path
 
 import pytest
 
+from planner import estimate, find_gpu
+from planner.core.torch_version import as_of
 from search.loop.study.records import read_records
 from search.tuning.validation.compare import Comparison, accuracy, compare, rank_correlation
 from tests.truth.fit import is_held_out
 
 TRUTH = Path(__file__).parent / "truth"
-# Steps alone on the GPU, with others beside that disturbed their times, and one whole search.
-MEASURED = ("rows", "crowded", "tuned")
+# Steps alone on the GPU, with others beside that disturbed their times, compiled, at the limit of
+# memory, and one whole search each.
+MEASURED = (
+    "h200/rows", "h200/crowded", "h200/tuned", "h100/rows", "h100/compiled", "h100/limits",
+    "h100/tuned",
+)  # fmt: skip
 # What others published is quoted in a form of its own: tests/test_published.py.
 RECORDS = [
     file
-    for file in [*sorted(TRUTH.glob("*.jsonl")), *(TRUTH / "h200" / f"{n}.jsonl" for n in MEASURED)]
+    for file in [*sorted(TRUTH.glob("*.jsonl")), *(TRUTH / f"{n}.jsonl" for n in MEASURED)]
     if file.name != "public.jsonl" and not file.name.startswith("cpu_loaders_")
 ]
 # Words of the flags of times that are not a setting's own: too few steps, or others at work.
@@ -45,7 +51,7 @@ def comparisons() -> tuple[Comparison, ...]:
     return found
 
 
-@pytest.mark.parametrize("file", RECORDS, ids=lambda p: p.name)
+@pytest.mark.parametrize("file", RECORDS, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_kept_records_are_whole(file: Path) -> None:
     assert not read_records(file).fault
 
@@ -91,3 +97,31 @@ def test_predicted_step_times_rank_as_the_measured_ones() -> None:
     correlation = rank_correlation(calm)
     assert correlation is not None
     assert correlation >= 0.97
+
+
+def test_what_fits_at_the_limit_is_what_ran() -> None:
+    """The largest batches that an estimate says fit in an H100's 80 GB, and larger ones by 2.5 and
+    6%: each ran or ended out of memory as it says, some after cached memory was given back."""
+    records = read_records(TRUTH / "h100" / "limits.jsonl").records
+    assert len(records) == 12
+    for record in records:
+        with as_of(record.versions["torch"]):
+            found = estimate(record.model, record.setting, gpu=find_gpu("h100-sxm-80gb"))
+        assert found.fits == (record.status == "measured"), record
+        if record.peak_reserved_bytes:
+            assert found.peak_reserved_bytes == pytest.approx(record.peak_reserved_bytes, rel=0.006)
+
+
+def test_compiled_steps_are_predicted_as_eager_ones() -> None:
+    """Of Swins at large batches on the H100 and the H200, whichever attention and mode."""
+    compiled = [
+        c
+        for c in comparisons()
+        if c.record.setting.compile != "off"
+        and c.record.setting.batch_size >= 256
+        and c.record.device.kind == "cuda"
+    ]
+    found = accuracy(compiled, "step time")
+    assert found is not None
+    assert found.count >= 14
+    assert found.worst <= 0.08

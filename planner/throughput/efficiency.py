@@ -12,44 +12,64 @@ from types import MappingProxyType
 
 from planner.machine.hardware.gpu import Gpu
 
-# The next five were fitted, 2026-11-26.
-# Of the bandwidth, by what moves large tensors element by element.
-BANDWIDTH_SHARE = MappingProxyType({"HBM": 0.50, "GDDR": 0.92})
+# Of the bandwidth, by what moves large tensors element by element: at most so much. Copies and
+# additions in fp32 reach 0.89 on an H100 and an H200 (tests/truth/h100/kernels.jsonl); GDDR fitted.
+BANDWIDTH_SHARE = MappingProxyType({"HBM": 0.89, "GDDR": 0.92})
+# Bytes a clock of each multiprocessor by the element-wise kernels and copies of an eager step,
+# which bound them where memory is quick: fitted, by architecture. HBM of a card whose clock is not
+# known, or of another vendor: of the bandwidth.
+MOVED_BYTES = MappingProxyType({"Hopper": 8.2, "": 7.1})
+UNKNOWN_BANDWIDTH_SHARE = 0.50
 # Of that bandwidth: softmax, LayerNorm and their backwards, and sums over rows.
-REDUCTION_SHARE = 0.56
+REDUCTION_SHARE = 0.65
 # Of the bandwidth, by all kernels that torch.compile writes: what a copy reaches on an NVIDIA H200
 # (torch 2.11.0, 2026-11-26), with which compiled steps of a Swin-T there, from batch 256 on, are
 # predicted 5 to 10% too slow.
 COMPILED_BANDWIDTH_SHARE = 0.87
+# Of what those reach, by batched matmuls of 16 bits, those of eager attention: rows of 49 or 197
+# numbers are aligned to no wide load. As the steps of Swin-T and Swin-B spend on an H100
+# (tests/truth/h100/profiles.jsonl).
+BATCHED_MATMUL_SHARE = 0.6
 # Of the peak FLOP/s, by fp32 matmuls on the CUDA cores, by architecture.
-FP32_MATMUL_SHARE = MappingProxyType({"Hopper": 0.84, "": 1.0})
+FP32_MATMUL_SHARE = MappingProxyType({"Hopper": 0.87, "": 1.0})
 # Of what a matmul reaches in forward: backward's sum over all tokens, or read transposed.
-BACKWARD_MATMUL_SHARE = 0.72
+BACKWARD_MATMUL_SHARE = 0.70
 
 # Fitted, 2026-11-26, to three quarters of the rates of timm's models at 224 px under fp16 autocast
 # that huggingface/pytorch-image-models @aa4b5850 publishes in results/: steps on an RTX 3090 (torch
 # 1.12), forwards on that, an RTX 4090 (torch 2.4) and 5090 (2.9). `python -m
 # tests.benchmarks.model_rates` prints them. Of the matmul rate: dense convolutions, and fused
-# attention by whichever kernel, over windows too.
-CONVOLUTION_SHARE = 0.74
+# attention by whichever kernel, over windows too. On Hopper convolutions reach less: 0.5 in steps
+# of ResNets and a VGG-16 on an H100, and more on an H200.
+CONVOLUTION_SHARE = MappingProxyType({"Hopper": 0.6, "": 0.74})
 ATTENTION_SHARE = 0.54
 # FLOPs per cycle and multiprocessor, by the one kernel of fused attention that takes a bias, for
 # 16-bit heads of 32 numbers: of windows that one tile of 64 tokens holds, and of larger ones, where
 # what fills the last tile counts too. Measured on an NVIDIA H200 (torch 2.11.0, 2026-11-26,
 # tests/truth/h200/kernels.jsonl); in fp32 as whole steps of Swin-T there have it.
 WINDOW_TILE = 64
-ONE_TILE_FLOPS, MORE_TILES_FLOPS = 100.0, 165.0
-FP32_ATTENTION = 0.75
+ONE_TILE_FLOPS, MORE_TILES_FLOPS = 150.0, 165.0
+FP32_ATTENTION = 0.5
+# Of other models' attention on Hopper, in 16 bits: by FlashAttention and cuDNN, of the matmul rate,
+# once a sequence has many tokens, and half of that at so many: kernels of an H100, and the steps of
+# a ViT-B/16 there, whose 197 tokens get 123 TFLOP/s. By the kernel that takes a bias, FLOPs a clock
+# of each multiprocessor: 90 where heads are of 32 numbers, 184 where of 64
+# (tests/truth/h100/profiles.jsonl).
+LONG_ATTENTION_SHARE, HALFWAY_TOKENS, BIASED_FLOPS = 0.5, 440.0, 130.0
 # Of the bandwidth, by dense convolutions of few channels: on matrix units they run channels last,
 # and what is laid out otherwise is copied before and after.
 CONVOLUTION_BANDWIDTH_SHARE = 0.50
 # Bytes a clock of each multiprocessor by batch norm of 16 bits that trains, of what it reads and
 # writes once: one block of threads has one channel, so that fewer channels than multiprocessors
 # leave some idle. An RTX 3090's steps ask for 1.95, and kernels of an H200 for 2.1
-# (tests/truth/h200/kernels.jsonl). Channels last, other kernels spread over rows. The share of the
-# bandwidth is for cards whose clock is not known.
+# (tests/truth/h200/kernels.jsonl); of fp32 it is that many times as much. Channels last, other
+# kernels spread over rows. The share of the bandwidth is for cards whose clock is not known.
 BATCH_NORM_BYTES = 1.95
+BATCH_NORM_FP32 = 3.2
 BATCH_NORM_SHARE = 0.345
+# Of what reductions reach, by pooling and its backward: between what VGG-16 and a PoolFormer have
+# on an H100 (0.25, tests/truth/h100/profiles.jsonl) and what the published rates ask for (0.5).
+POOLING_SHARE = 0.4
 # Of the CUDA cores' FLOP/s, by convolutions in groups (depthwise ones too) of one multiply-add for
 # each element that they move, in any dtype; they grow with a power of that number. HBM's share is
 # that of ConvNeXts on an A100 (MzeroMiko/VMamba @9fd253f analyze/tp.log, torch 2.2, which asks
@@ -77,13 +97,19 @@ _BEST_MATMUL_SHARE = MappingProxyType(
 _OTHER_MATMUL_SHARE = 0.811
 _CUT_RATE_MATMUL_SHARE = 1.0
 
+# Of what matmuls reach in a step, by those of `planner doctor --rates`: 645 of 795 TFLOP/s in bf16
+# on an H100 and 662 on an H200; taken to hold of all cards.
+BENCHED_MATMUL_SHARE = 0.82
+
 # Half-width of what a step's time may be off by, relative. A card with published rows that train
 # has the worst error over all its rows, rounded up to the next 5%, as has the one that we measured;
 # all others the wide one, a judgement: rows of only the forward narrow nothing.
 WIDE_UNCERTAINTY = 0.35
-MEASURED_CARDS = MappingProxyType({"a100-sxm-80gb": 0.10, "rtx-3090": 0.15, "h200-sxm-141gb": 0.15})
+MEASURED_CARDS = MappingProxyType(
+    {"a100-sxm-80gb": 0.10, "rtx-3090": 0.15, "h100-sxm-80gb": 0.20, "h200-sxm-141gb": 0.15}
+)
 # Those of them whose rows have fused attention, too.
-FUSED_CARDS = frozenset(("h200-sxm-141gb",))
+FUSED_CARDS = frozenset(("h100-sxm-80gb", "h200-sxm-141gb"))
 # Of the seconds that the device waits for the host, whose processor nobody knows: half or twice.
 HOST_UNCERTAINTY = 0.5
 # The same of another model than a Swin, by kind of operation: a step has their mean by its seconds.
@@ -101,8 +127,20 @@ def memory_kind(gpu: Gpu) -> str:
     return "GDDR" if gpu.memory_type.startswith("GDDR") else "HBM"
 
 
+def is_fitted(gpu: Gpu) -> bool:
+    """Whether the laws of multiprocessors and clocks hold of it."""
+    return gpu.num_sms is not None and gpu.boost_mhz is not None and gpu.vendor == "NVIDIA"
+
+
 def bandwidth_share(gpu: Gpu) -> float:
-    return BANDWIDTH_SHARE[memory_kind(gpu)]
+    """Of the bandwidth, by what moves large tensors in an eager step."""
+    most = BANDWIDTH_SHARE[memory_kind(gpu)]
+    if not is_fitted(gpu):
+        return most if memory_kind(gpu) == "GDDR" else UNKNOWN_BANDWIDTH_SHARE
+    assert gpu.num_sms is not None
+    assert gpu.boost_mhz is not None
+    each = MOVED_BYTES.get(gpu.architecture, MOVED_BYTES[""])
+    return min(most, each * gpu.num_sms * gpu.boost_mhz * 1e6 / gpu.bandwidth)
 
 
 def window_attention_flops(gpu: Gpu, tokens: int) -> dict[str, float] | None:
@@ -116,12 +154,23 @@ def window_attention_flops(gpu: Gpu, tokens: int) -> dict[str, float] | None:
     return {"float32": half * FP32_ATTENTION, "bfloat16": half, "float16": half}
 
 
+def biased_flops(gpu: Gpu) -> float | None:
+    """FLOP/s of fused attention with a bias, in 16 bits; None where all kernels have one share."""
+    if gpu.architecture != "Hopper" or gpu.num_sms is None or gpu.boost_mhz is None:
+        return None
+    return BIASED_FLOPS * gpu.num_sms * gpu.boost_mhz * 1e6
+
+
 def batch_norm_share(gpu: Gpu) -> float:
     """Of the bandwidth that is reached, by batch norm that has channels for all multiprocessors."""
     if gpu.num_sms is None or gpu.boost_mhz is None:
         return BATCH_NORM_SHARE
     moved = gpu.num_sms * gpu.boost_mhz * 1e6 * BATCH_NORM_BYTES
     return min(REDUCTION_SHARE, moved / (gpu.bandwidth * bandwidth_share(gpu)))
+
+
+def convolution_share(gpu: Gpu) -> float:
+    return CONVOLUTION_SHARE.get(gpu.architecture, CONVOLUTION_SHARE[""])
 
 
 def grouped_kind(gpu: Gpu) -> str:

@@ -37,6 +37,9 @@ BANDWIDTH, MATRIX_UNITS, STARTS = "bandwidth", "matrix units", "kernel starts"
 LINK = "link to the host"
 
 _MATRIX_KINDS = frozenset(("matmul", "conv", "grouped conv", "attention"))
+# Of these the name tells the kernel: batched or not, with a bias or not, pooling.
+_NAMED_KINDS = frozenset(("matmul", "attention", "reduction"))
+_BATCHED = frozenset(("aten.bmm", "aten.baddbmm"))
 
 
 # What kernels reach of a device's figures is fitted: planner/throughput/efficiency.py. The numbers
@@ -44,7 +47,7 @@ _MATRIX_KINDS = frozenset(("matmul", "conv", "grouped conv", "attention"))
 
 # Of the matmul rate, by convolutions and fused attention; of the bandwidth, by what moves tensors.
 _KIND_SHARE: Mapping[OperationKind, float] = MappingProxyType(
-    {"matmul": 1.0, "conv": efficiency.CONVOLUTION_SHARE, "grouped conv": 1.0,
+    {"matmul": 1.0, "conv": efficiency.CONVOLUTION_SHARE[""], "grouped conv": 1.0,
      "attention": efficiency.ATTENTION_SHARE, "pointwise": 1.0,
      "reduction": efficiency.REDUCTION_SHARE, "copy": 1.0, "transfer": 1.0}
 )  # fmt: skip
@@ -85,8 +88,9 @@ class DeviceRates:
     growing with that power (`grouped_power`) of multiply-adds
     (planner/throughput/efficiency.py); `num_sms` are a GPU's multiprocessors, where known.
     `link_bandwidth` is bytes/s between device and pinned host memory, either way; `attention_flops`
-    are FLOP/s of fused attention by dtype, and `compiled_bandwidth` the bytes/s of kernels that
-    torch.compile makes, reductions too, where they are known by themselves.
+    are FLOP/s of fused attention by dtype, `biased_flops` those of the kernel that takes a bias
+    where others go by the length of a sequence, and `compiled_bandwidth` the bytes/s of kernels
+    that torch.compile makes, reductions too, where they are known by themselves.
     `host_seconds` is the host's cost of an operation by phase. `asynchronous`: the host runs ahead
     (CUDA); otherwise it computes itself (CPU) and both times add up.
     `uncertainty` is relative: 0.35 means the time may be off by 35% either way. It holds for eager
@@ -112,6 +116,8 @@ class DeviceRates:
     other_uncertainty: float = efficiency.WIDE_UNCERTAINTY
     kind_uncertainty: Mapping[str, float] | None = None
     backward_matmul_share: float = 1.0
+    batched_matmul_share: float = 1.0
+    pooling_share: float = 1.0
     batch_norm_share: float | None = None
     convolution_bandwidth_share: float = 1.0
     num_sms: int | None = None
@@ -119,6 +125,7 @@ class DeviceRates:
     grouped_power: float = efficiency.GROUPED_POWER["HBM"]
     link_bandwidth: float = efficiency.LINK_SHARE * ASSUMED_LINK
     attention_flops: Mapping[str, float] | None = None
+    biased_flops: float | None = None
     compiled_bandwidth: float | None = None
     knows_fused: bool = False
 
@@ -135,11 +142,22 @@ class DeviceRates:
             return self._grouped_rate(phase, operation, precision)
         if operation.kind == "attention" and self.attention_flops is not None:
             return self.attention_flops[operation.dtype]
+        if operation.kind == "attention" and self.biased_flops and operation.dtype != "float32":
+            return self._attention_rate(operation)
         if operation.kind == "conv" and precision != "fp32":
             precision = "tf32"  # cuDNN's default, which only a setting of fp32 turns off
         rate = self.matmul_rate(operation.dtype, precision) * self.kind_share[operation.kind]
         is_slower = phase == "backward" and operation.kind == "matmul"
         return rate * self.backward_matmul_share if is_slower else rate
+
+    def _attention_rate(self, operation: Computed) -> float:
+        """By the kernel and the tokens of a sequence, which are the FLOPs for each two bytes."""
+        assert self.biased_flops is not None
+        if "efficient" in operation.name:
+            return self.biased_flops
+        tokens = max(1.0, 2 * operation.flops / max(operation.num_bytes, 1))
+        most = self.matmul_flops[operation.dtype] * efficiency.LONG_ATTENTION_SHARE
+        return most * tokens / (tokens + efficiency.HALFWAY_TOKENS)
 
     def _grouped_rate(self, phase: str, operation: Computed, precision: str) -> float:
         """By the multiply-adds for each element that it moves; at most that of a dense convolution,
@@ -155,15 +173,20 @@ class DeviceRates:
     def moving_rate(self, operation: Computed, memory_format: str = "contiguous") -> float:
         """Bytes/s that an operation's tensors are read and written at, if that is what it takes."""
         if operation.kind == "conv":
-            return self.bandwidth * self.convolution_bandwidth_share
+            is_copied = memory_format == "contiguous"
+            return self.bandwidth * (self.convolution_bandwidth_share if is_copied else 1.0)
         if operation.kind in _MATRIX_KINDS:
-            return self.bandwidth
+            is_batched = operation.name in _BATCHED and operation.dtype != "float32"
+            return self.bandwidth * (self.batched_matmul_share if is_batched else 1.0)
         usual = self.bandwidth * self.kind_share[operation.kind]
+        if "pool" in operation.name:
+            return usual * self.pooling_share
         by_channel = "batch_norm" in operation.name and memory_format == "contiguous"
         if self.batch_norm_share is None or not by_channel:
             return usual
         busy = min(1.0, _num_channels(operation) / self.num_sms) if self.num_sms else 1.0
-        return self.bandwidth * self.batch_norm_share * busy
+        busy *= efficiency.BATCH_NORM_FP32 if operation.dtype == "float32" else 1.0
+        return self.bandwidth * min(1.0, self.batch_norm_share * busy)
 
     def uncertainty_of(self, setting: TrainSetting, seconds: Mapping[str, float]) -> float:
         """Of a step of `setting` that spends `seconds` by kind of operation, relative: what was
@@ -300,11 +323,14 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
         ),
         matmul_flops={"float32": fp32, **flops},
         bandwidth=gpu.bandwidth * bandwidth,
+        kind_share={**_KIND_SHARE, "conv": efficiency.convolution_share(gpu)},
         uncertainty=efficiency.uncertainty(gpu),
         compiled_bandwidth=gpu.bandwidth * max(bandwidth, efficiency.COMPILED_BANDWIDTH_SHARE),
         knows_fused=gpu.name in efficiency.FUSED_CARDS,
         kind_uncertainty=None if is_held else efficiency.KIND_UNCERTAINTY,
         backward_matmul_share=efficiency.BACKWARD_MATMUL_SHARE,
+        batched_matmul_share=efficiency.BATCHED_MATMUL_SHARE,
+        pooling_share=efficiency.POOLING_SHARE,
         batch_norm_share=efficiency.batch_norm_share(gpu),
         convolution_bandwidth_share=efficiency.CONVOLUTION_BANDWIDTH_SHARE,
         num_sms=gpu.num_sms,
@@ -316,6 +342,46 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
             if isinstance(model, SwinConfig)
             else None
         ),
+        biased_flops=efficiency.biased_flops(gpu),
+    )
+
+
+def best_rates(
+    gpu: Gpu | None, model: Model | None, measured: DeviceRates | None
+) -> DeviceRates | None:
+    """The rates of a device of which some were `measured`, None where nothing is known.
+
+    Of a card whose kernels' shares are fitted those are kept: a handful of kernels is a worse guess
+    of a step (on an H100 33% off where the shares are 3% off). What was measured says how fast its
+    memory, its matmuls and the host beside it are.
+    """
+    if gpu is None or measured is None or not efficiency.is_fitted(gpu):
+        return measured or (None if gpu is None else rates_for(gpu, model))
+    known = rates_for(gpu, model)
+    copied = gpu.bandwidth * efficiency.BANDWIDTH_SHARE[efficiency.memory_kind(gpu)]
+    flops = {
+        dtype: min(rate, measured.matmul_flops.get(dtype, rate) / efficiency.BENCHED_MATMUL_SHARE)
+        for dtype, rate in known.matmul_flops.items()
+    }
+    return replace(
+        measured,
+        basis=f"{measured.basis}; how kernels use it as fitted to measurements",
+        matmul_flops=flops,
+        bandwidth=known.bandwidth * min(1.0, measured.bandwidth / copied),
+        kind_share=known.kind_share,
+        uncertainty=min(known.uncertainty, measured.uncertainty),
+        kind_uncertainty=known.kind_uncertainty,
+        backward_matmul_share=known.backward_matmul_share,
+        batched_matmul_share=known.batched_matmul_share,
+        pooling_share=known.pooling_share,
+        batch_norm_share=known.batch_norm_share,
+        convolution_bandwidth_share=known.convolution_bandwidth_share,
+        num_sms=known.num_sms,
+        grouped_share=known.grouped_share,
+        grouped_power=known.grouped_power,
+        attention_flops=known.attention_flops,
+        biased_flops=known.biased_flops,
+        link_bandwidth=known.link_bandwidth,
     )
 
 
@@ -385,7 +451,8 @@ def _price(
     known: dict[tuple[object, ...], Priced] = {}
     priced = []
     for (phase, operation), region in zip(operations, regions, strict=True):
-        name = operation[0] if not operation.kernels else ""
+        is_told = not operation.kernels or operation.kind in _NAMED_KINDS
+        name = operation[0] if is_told else ""
         key = phase, region is None, name, operation[1:6]
         cost = known.get(key)
         if cost is None:

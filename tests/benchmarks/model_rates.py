@@ -6,7 +6,7 @@ fused attention; theirs is SGD, here AdamW, a few percent of a step at most. A f
 evaluation: batch norm with what it learned, which reads and writes its images once, as any other
 element-wise kernel, and no copy of what an activation overwrites, which only autograd keeps. A
 fixed quarter of the models entered no fit; RepVGG is left out, whose branches may be folded.
-Below them stand whole steps that were measured on an H200 (`tests/truth/h200/rows.jsonl`).
+Below them stand whole steps that were measured on an H200 and an H100 (`tests/truth/*/rows.jsonl`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from planner.machine.hardware import find_gpu
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import StepTime, predict_step, rates_for
 from search.loop.study.records import read_records
+from search.tuning.validation.compare import gpu_of
 
 ROWS = Path(__file__).with_suffix(".jsonl")
-MEASURED = Path(__file__).parents[1] / "truth" / "h200" / "rows.jsonl"
+TRUTH = Path(__file__).parents[1] / "truth"
 HELD_OUT_ONE_IN = 4
 CLASSES = {
     "depthwise or grouped": ("convnext", "efficientnet", "mobilenet", "regnet", "resnext", "mnas",
@@ -133,37 +134,37 @@ def summary(errors: Sequence[float]) -> str:
     )
 
 
-def measured_steps(*names: str) -> Iterator[tuple[str, float, float, str]]:
-    """Of other models than Swins on an H200, all or those of `names`: the model, the error of the
-    predicted seconds, what is said of it, and what takes them."""
-    for row in read_records(MEASURED).records:
+def measured_steps(card: str, *names: str) -> Iterator[tuple[str, float, float, str]]:
+    """Of other models than Swins on an H200 or H100, all or those of `names`: the model, the error
+    of the predicted seconds, what is said of it, and what takes them."""
+    for row in read_records(TRUTH / card / "rows.jsonl").records:
         title = row.model.title
         if row.status != "measured" or "swin" in title or (names and title not in names):
             continue
         with as_of(row.versions["torch"]):
             model, setting = resolve(row.model, row.setting)
             operations = list(step_ledger(model, setting).operations())
-        found = predict_step(
-            operations, rates_for(find_gpu("h200"), model), setting, setting.accumulate
-        )
+        gpu = gpu_of(row)
+        assert gpu is not None
+        found = predict_step(operations, rates_for(gpu, model), setting, setting.accumulate)
         host = f"host {found.host_seconds:.3f} s of {found.step_seconds:.3f}"
         error = found.step_seconds / median(row.step_seconds) - 1
         yield title, error, found.uncertainty, f"batch {setting.batch_size}, {host}"
 
 
-def print_measured() -> None:
+def print_measured(card: str) -> None:
     grouped: dict[str, list[float]] = defaultdict(list)
     within = 0
-    for title, error, said, what in measured_steps():
-        rate = Rate("", title, "h200", "step", 1, "bf16", 1.0)
-        where = f"h200, seconds of a step  {title:40} {rate.apart}"
+    for title, error, said, what in measured_steps(card):
+        rate = Rate("", title, card, "step", 1, "bf16", 1.0)
+        where = f"{card}, seconds of a step  {title:40} {rate.apart}"
         print(f"{error:+7.1%} of ±{said:.0%}  {where}, {what}", flush=True)
         within += abs(error) <= said
         for key in (rate.apart, f"{rate.apart}, {rate.group}"):
             grouped[key].append(error)
     for key, errors in sorted(grouped.items()):
-        print(f"h200, {key}: {summary(errors)}")
-    print(f"h200: {within} within what is said of them")
+        print(f"{card}, {key}: {summary(errors)}")
+    print(f"{card}: {within} within what is said of them")
 
 
 def main() -> None:
@@ -181,7 +182,8 @@ def main() -> None:
             within[key].append(row.is_within)
     for key, errors in sorted(grouped.items()):
         print(f"{key}: {summary(errors)}; {sum(within[key])} within what is said of them")
-    print_measured()
+    for card in ("h200", "h100"):
+        print_measured(card)
 
 
 def _keys(row: Rate) -> Iterator[str]:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.core.schema import NamedModel, SwinConfig, TrainSetting
+from planner.core.schema import MeasurementRecord, NamedModel, SwinConfig, TrainSetting
+from planner.core.torch_version import as_of
+from planner.estimation.estimate import resolve
+from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Computed, OperationKind
 from planner.machine.hardware import all_gpus, find_gpu
 from planner.machine.hardware.gpu import Gpu
@@ -235,7 +239,7 @@ def test_assumed_rates_stay_under_the_datasheets_peaks() -> None:
         for dtype, rate in rates.matmul_flops.items():
             peak = getattr(gpu, f"{peaks[dtype]}_flops")
             assert 0.3 * peak < rate <= peak, gpu.name
-        assert 0.5 * gpu.bandwidth <= rates.bandwidth < gpu.bandwidth, gpu.name
+        assert 0.4 * gpu.bandwidth <= rates.bandwidth < gpu.bandwidth, gpu.name
         assert "fitted to measurements" in rates.basis
 
 
@@ -287,13 +291,17 @@ def test_a_dense_convolution_of_few_channels_waits_for_its_layout_s_copies() -> 
     )
 
 
+def kept_kernels(card: str) -> list[dict[str, Any]]:
+    path = Path(__file__).parents[1] / "truth" / card / "kernels.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()[1:]]
+
+
 def test_attention_over_windows_takes_what_it_took_on_an_h200() -> None:
-    """Of each side of a window, by the kernel that takes its learned bias."""
-    path = Path(__file__).parents[1] / "truth" / "h200" / "kernels.jsonl"
-    kernels = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    """Of larger windows, by the kernel that takes its learned bias. Of small ones these kernels are
+    too short to tell: whole steps of a Swin-T did, on an H100."""
     asked = {"kernel": "sdpa efficient", "d": 32, "bias": "learned"}
-    found = {k["N"]: k for k in kernels if asked.items() <= k.items()}
-    for tokens in (49, 64, 144, 256):
+    found = {k["N"]: k for k in kept_kernels("h200") if asked.items() <= k.items()}
+    for tokens in (144, 256):
         rates = efficiency.window_attention_flops(find_gpu("h200"), tokens)
         assert rates is not None
         flops = 4 * (64 * 196 // tokens) * 12 * tokens**2 * 32
@@ -302,24 +310,35 @@ def test_attention_over_windows_takes_what_it_took_on_an_h200() -> None:
             assert took == pytest.approx(found[tokens][f"{phase}_seconds"], rel=0.25), tokens
 
 
+@pytest.mark.parametrize("kind", ["attention", "matmul"])
+def test_kinds_of_a_swins_step_take_what_they_took_on_an_h100(kind: str) -> None:
+    path = Path(__file__).parents[1] / "truth" / "h100" / "profiles.jsonl"
+    told = next(json.loads(x) for x in path.read_text().splitlines() if '"swin_tiny"' in x)
+    record = MeasurementRecord.model_validate(told["probe"])
+    rates = rates_for(find_gpu("h100-sxm-80gb"), record.model)
+    with as_of(record.versions["torch"]):
+        model, setting = resolve(record.model, record.setting)
+        found = predict_step(step_ledger(model, setting).operations(), rates, setting)
+    took = sum(seconds for _, of, _, seconds in told["seconds"] if of == kind)
+    assert found.kind_seconds[kind] == pytest.approx(took, rel=0.15)
+
+
 def test_batch_norm_takes_what_it_took_on_an_h200() -> None:
     """Kernels of few channels; of many it is up to half faster than predicted."""
-    path = Path(__file__).parents[1] / "truth" / "h200" / "kernels.jsonl"
-    kernels = [json.loads(line) for line in path.read_text().splitlines()[1:]]
-    found = [k for k in kernels if k["kernel"] == "batch_norm" and k["C"] <= 256]
+    found = [k for k in kept_kernels("h200") if k["kernel"] == "batch_norm" and k["C"] <= 256]
     rates, setting = rates_for(find_gpu("h200")), TrainSetting(precision="bf16")
-    of_16_bits = [k for k in found if k["dtype"] == "bfloat16"]
-    assert len(of_16_bits) == 3
-    for kernel in of_16_bits:
+    assert len(found) == 6
+    for kernel in found:
         numel, channels = 64 * kernel["C"] * kernel["pixels"] ** 2, kernel["C"]
-        for phase, times, name in (("forward", 4, ""), ("backward", 6, "_backward")):
-            one = Computed(f"aten.native_batch_norm{name}", "reduction", "bfloat16",
-                           numel + 2 * channels,
-                           times * numel + (28 if name else 24) * channels, 1, "")  # fmt: skip
+        size = 4 if kernel["dtype"] == "float32" else 2
+        for phase, times, name in (("forward", 2, ""), ("backward", 3, "_backward")):
+            moved = times * size * numel + (28 if name else 24) * channels
+            one = Computed(f"aten.native_batch_norm{name}", "reduction", kernel["dtype"],
+                           numel + 2 * channels, moved, 1, "")  # fmt: skip
             took = device_seconds(phase, one, rates, setting)
             assert took == pytest.approx(kernel[f"{phase}_seconds"], rel=0.4)
             last = setting.model_copy(update={"memory_format": "channels_last"})
-            assert device_seconds(phase, one, rates, last) < took
+            assert size == 4 or device_seconds(phase, one, rates, last) < took
 
 
 def test_grouped_convolutions_and_batch_norm_are_slower_than_their_kind() -> None:
@@ -336,7 +355,7 @@ def test_grouped_convolutions_and_batch_norm_are_slower_than_their_kind() -> Non
     many = grouped._replace(num_bytes=1)
     assert step(("forward", many), rates=known).step_seconds == pytest.approx(took[dense], rel=0.01)
     assert step(("forward", grouped)).step_seconds == step(("forward", dense)).step_seconds
-    norm = dense._replace(kind="reduction", name="aten.native_batch_norm")
+    norm = dense._replace(kind="reduction", name="aten.native_batch_norm", dtype="bfloat16")
     other = norm._replace(name="aten.native_layer_norm")
     known = replace(known, bandwidth=1e12)
     times = [step(("forward", o), rates=known).step_seconds for o in (norm, other)]

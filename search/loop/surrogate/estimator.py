@@ -20,8 +20,8 @@ from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
 from planner.throughput.communication import Exchanges
 from planner.throughput.fusing import Operation
-from planner.throughput.prediction import DeviceRates, StepTime, predict_step
-from planner.throughput.result import Throughput, datasheet_rates, exchanges_of
+from planner.throughput.prediction import DeviceRates, StepTime, best_rates, predict_step
+from planner.throughput.result import Throughput, exchanges_of
 from planner.trace.kept_step import TracedStep, traced_step
 
 Key = tuple[Model, TrainSetting]
@@ -150,8 +150,9 @@ class DeviceEstimator:
         try:
             config, chosen = choose(model, setting, self.gpu, {})
             ledger = self._ledger(config, chosen)
+            rates = self._rates(config)
             return estimate_ledger(
-                config, chosen, ledger, self.gpu, allocator=self.allocator, rates=self.measured
+                config, chosen, ledger, self.gpu, allocator=self.allocator, rates=rates
             )
         except UnsupportedError as error:
             return error
@@ -184,8 +185,8 @@ class DeviceEstimator:
         return Throughput(seconds, images / seconds, found.throughput.basis, uncertainty)
 
     def _rates(self, model: Model) -> DeviceRates | None:
-        """Those measured, else the catalogue's, which are surer of a Swin than of another model."""
-        return self.measured or datasheet_rates(self.gpu, model)
+        """Surer of a Swin than of another model, where they are the catalogue's."""
+        return best_rates(self.gpu, model, self.measured)
 
     def _optimizer_ratio(self, model: Model, setting: TrainSetting, plain: TrainSetting) -> float:
         """How long the optimizer of `setting` steps, to that of `plain`: at a small batch, since

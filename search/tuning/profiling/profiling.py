@@ -14,7 +14,7 @@ from planner.core.schema import MeasurementRecord, Model, TrainSetting
 from planner.core.schema.profile import ProfiledOperation, ProfileRecord
 from planner.core.units import format_seconds
 from planner.machine.hardware import Gpu, recognise_gpu
-from planner.throughput.prediction import DeviceRates, StepTime, rates_for
+from planner.throughput.prediction import DeviceRates, StepTime, best_rates
 from search.loop.surrogate.device_rates import device_rates
 from search.probe.device import choose_device, describe_device, memory_in_use
 from search.probe.evidence import others_ran
@@ -81,8 +81,7 @@ def profile(
         )
         probe = probe.model_copy(update={"flags": (*busy, *probe.flags)})
         _refuse_failed(probe, model)
-        rates = device_rates(where, described, None, say)
-        rates = rates or (rates_for(gpu, model) if gpu else None)
+        rates = best_rates(gpu, model, device_rates(where, described, None, say))
         record = _record(probe, folder, rates, gpu)
         _keep(record, folder, output)
     return record
