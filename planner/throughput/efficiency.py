@@ -1,9 +1,10 @@
 """What kernels reach of a datasheet's figures, fitted to measurements.
 
 `tests/benchmarks/fit_rates.py` prints the rows, the fit and the errors of the rows held out; the
-rows stand in `tests/truth/public.jsonl` and `tests/truth/h200`. Those of HBM are of an A100 and an
-H200, which agree; those of GDDR of an RTX 3090, and of an RTX 4090 and 5090 for the forward only.
-On a device at hand `planner doctor --rates` measures instead.
+rows stand in `tests/truth/public.jsonl`, `tests/truth/h200` and `tests/truth/h100`. Those of HBM
+are of an A100, an H200 and an H100; those of GDDR of an RTX 3090, and of an RTX 4090 and 5090 for
+the forward only. `planner doctor --rates` measures how fast a device at hand is, and how its
+kernels use it where none of this is known of it.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ UNKNOWN_BANDWIDTH_SHARE = 0.50
 # Of that bandwidth: softmax, LayerNorm and their backwards, and sums over rows.
 REDUCTION_SHARE = 0.65
 # Of the bandwidth, by all kernels that torch.compile writes: what a copy reaches on an NVIDIA H200
-# (torch 2.11.0, 2026-11-26), with which compiled steps of a Swin-T there, from batch 256 on, are
-# predicted 5 to 10% too slow.
+# (torch 2.11.0, 2026-11-26), with which compiled steps of Swins from batch 256 on, there and on an
+# H100, are 6% off at most (tests/test_truth.py).
 COMPILED_BANDWIDTH_SHARE = 0.87
 # Of what those reach, by batched matmuls of 16 bits, those of eager attention: rows of 49 or 197
 # numbers are aligned to no wide load. As the steps of Swin-T and Swin-B spend on an H100
@@ -45,8 +46,9 @@ CONVOLUTION_SHARE = MappingProxyType({"Hopper": 0.6, "": 0.74})
 ATTENTION_SHARE = 0.54
 # FLOPs per cycle and multiprocessor, by the one kernel of fused attention that takes a bias, for
 # 16-bit heads of 32 numbers: of windows that one tile of 64 tokens holds, and of larger ones, where
-# what fills the last tile counts too. Measured on an NVIDIA H200 (torch 2.11.0, 2026-11-26,
-# tests/truth/h200/kernels.jsonl); in fp32 as whole steps of Swin-T there have it.
+# what fills the last tile counts too. The former as the steps of a Swin-T spend on an NVIDIA H100
+# (torch 2.11.0, 2026-11-27, tests/truth/h100/profiles.jsonl), the latter measured on an H200
+# (tests/truth/h200/kernels.jsonl); in fp32 as whole steps of Swin-T there have it.
 WINDOW_TILE = 64
 ONE_TILE_FLOPS, MORE_TILES_FLOPS = 150.0, 165.0
 FP32_ATTENTION = 0.5

@@ -364,24 +364,18 @@ def best_rates(
         for dtype, rate in known.matmul_flops.items()
     }
     return replace(
-        measured,
+        known,
+        name=measured.name,
         basis=f"{measured.basis}; how kernels use it as fitted to measurements",
         matmul_flops=flops,
         bandwidth=known.bandwidth * min(1.0, measured.bandwidth / copied),
-        kind_share=known.kind_share,
+        compiled_bandwidth=measured.compiled_bandwidth or known.compiled_bandwidth,
+        kernel_seconds=measured.kernel_seconds,
+        graph_kernel_seconds=measured.graph_kernel_seconds,
+        host_seconds=measured.host_seconds,
+        launch_seconds=measured.launch_seconds,
         uncertainty=min(known.uncertainty, measured.uncertainty),
-        kind_uncertainty=known.kind_uncertainty,
-        backward_matmul_share=known.backward_matmul_share,
-        batched_matmul_share=known.batched_matmul_share,
-        pooling_share=known.pooling_share,
-        batch_norm_share=known.batch_norm_share,
-        convolution_bandwidth_share=known.convolution_bandwidth_share,
-        num_sms=known.num_sms,
-        grouped_share=known.grouped_share,
-        grouped_power=known.grouped_power,
-        attention_flops=known.attention_flops,
-        biased_flops=known.biased_flops,
-        link_bandwidth=known.link_bandwidth,
+        other_uncertainty=min(known.other_uncertainty, measured.other_uncertainty),
     )
 
 

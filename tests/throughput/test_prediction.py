@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -27,12 +28,14 @@ from planner.throughput.fusing import Operation, fuse_operations
 from planner.throughput.prediction import (
     DeviceRates,
     StepTime,
+    best_rates,
     device_seconds,
     predict_step,
     rates_for,
 )
 from planner.throughput.regions import regions_of
 from planner.throughput.timeline import WAITING
+from search.loop.study.records import read_records
 
 MS = 1e-3
 EAGER = TrainSetting(precision="fp32", batch_size=8)
@@ -321,6 +324,30 @@ def test_kinds_of_a_swins_step_take_what_they_took_on_an_h100(kind: str) -> None
         found = predict_step(step_ledger(model, setting).operations(), rates, setting)
     took = sum(seconds for _, of, _, seconds in told["seconds"] if of == kind)
     assert found.kind_seconds[kind] == pytest.approx(took, rel=0.15)
+
+
+def test_rates_measured_on_a_card_leave_what_is_fitted_of_its_kernels() -> None:
+    """On an H100 `planner doctor --rates` alone made compiled steps with eager attention 11% too
+    fast and eager steps 33% too slow: a search took the slower attention."""
+    folder = Path(__file__).parents[1] / "truth" / "h100"
+    measured = DeviceRates(**json.loads((folder / "rates.json").read_text())["rates"])
+    gpu = find_gpu("h100-sxm-80gb")
+    records = [
+        r for f in ("tuned", "compiled") for r in read_records(folder / f"{f}.jsonl").records
+    ]
+    assert len(records) == 12
+    for record in records:
+        rates = best_rates(gpu, record.model, measured)
+        assert rates is not None
+        with as_of(record.versions["torch"]):
+            model, setting = resolve(record.model, record.setting)
+            found = predict_step(step_ledger(model, setting).operations(), rates, setting)
+        assert found.step_seconds == pytest.approx(median(record.step_seconds), rel=0.11)
+    assert best_rates(None, record.model, measured) is measured
+    slow = replace(measured, bandwidth=measured.bandwidth / 2)
+    halved = best_rates(gpu, record.model, slow)
+    assert halved is not None
+    assert halved.bandwidth < 0.6 * rates.bandwidth
 
 
 def test_batch_norm_takes_what_it_took_on_an_h200() -> None:
