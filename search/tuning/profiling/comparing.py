@@ -57,7 +57,9 @@ def parts_of(
 
 
 def _row(kind: str, setting: TrainSetting) -> str:
-    """Under a compiler all that it may fuse is one row."""
+    """Under a compiler all that it may fuse is one row; torch's profiler tells no groups."""
+    if kind == "grouped conv":
+        return "conv"
     is_fused = setting.compile != "off" and kind in (FUSED, *_FUSIBLE)
     return FUSED_KINDS if is_fused else kind
 
@@ -139,6 +141,8 @@ def _updates(
 
 def _seconds_of(row: str, step: StepTime) -> float:
     kinds = _FUSIBLE if row == FUSED_KINDS else (row,)
+    if row == "conv":
+        kinds = ("conv", "grouped conv")
     return sum(part.seconds for part in step.parts if part.kind in kinds)
 
 

@@ -84,7 +84,8 @@ def operation_kind(name: str) -> str | None:
     ):  # fmt: skip
         if inner in names or plain in names:
             return kind
-    if "attention" in inner or inner.startswith(("_foreach_", "_fused_", "_amp_")):
+    listed = inner.startswith(("_foreach_", "_fused_", "_amp_", "upsample_", "_upsample_"))
+    if "attention" in inner or listed:
         return kind_of(inner)
     return None
 

@@ -184,6 +184,14 @@ def test_a_compiler_s_kernels_are_one_row() -> None:
     assert all(part.predicted_seconds is None for part in plain)
 
 
+def test_a_convolution_in_groups_is_one_to_the_profiler() -> None:
+    seconds = {Key("forward", "conv", False): 2.0}
+    one = predict(MODEL, SETTING, RATES)
+    grouped = one.parts[0]._replace(phase="forward", kind="grouped conv", seconds=0.5)
+    (part,) = parts_of(attribution(seconds), replace(one, parts=(grouped,)), SETTING)
+    assert (part.kind, part.measured_seconds, part.predicted_seconds) == ("conv", 1.0, 0.5)
+
+
 def test_the_widest_gap_is_named_with_what_treats_it() -> None:
     parts = (
         ProfiledPart(phase="forward", kind="copy", measured_seconds=0.09, predicted_seconds=0.01),
