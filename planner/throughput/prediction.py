@@ -173,8 +173,7 @@ class DeviceRates:
     def moving_rate(self, operation: Computed, memory_format: str = "contiguous") -> float:
         """Bytes/s that an operation's tensors are read and written at, if that is what it takes."""
         if operation.kind == "conv":
-            is_copied = memory_format == "contiguous"
-            return self.bandwidth * (self.convolution_bandwidth_share if is_copied else 1.0)
+            return self.bandwidth * self.convolution_bandwidth_share
         if operation.kind in _MATRIX_KINDS:
             is_batched = operation.name in _BATCHED and operation.dtype != "float32"
             return self.bandwidth * (self.batched_matmul_share if is_batched else 1.0)
