@@ -140,10 +140,8 @@ def _updates(
 
 
 def _seconds_of(row: str, step: StepTime) -> float:
-    kinds = _FUSIBLE if row == FUSED_KINDS else (row,)
-    if row == "conv":
-        kinds = ("conv", "grouped conv")
-    return sum(part.seconds for part in step.parts if part.kind in kinds)
+    kinds = {FUSED_KINDS: _FUSIBLE, "conv": ("conv", "grouped conv")}.get(row, ())
+    return sum(part.seconds for part in step.parts if part.kind in (row, *kinds))
 
 
 def _on_shapes(model: Model, setting: TrainSetting, rates: DeviceRates) -> StepTime | None:
