@@ -62,7 +62,7 @@ def test_each_row_says_where_it_stands_and_what_was_assumed() -> None:
 
 COMMITTED = {
     "bandwidth GDDR": efficiency.BANDWIDTH_SHARE["GDDR"],
-    "bytes a clock": efficiency.MOVED_BYTES[""],
+    "bytes a clock Ampere": efficiency.MOVED_BYTES["Ampere"],
     "bytes a clock Hopper": efficiency.MOVED_BYTES["Hopper"],
     "reduction": efficiency.REDUCTION_SHARE,
     "fp32 matmul": efficiency.FP32_MATMUL_SHARE[""],

@@ -14,12 +14,13 @@ from types import MappingProxyType
 from planner.machine.hardware.gpu import Gpu
 
 # Of the bandwidth, by what moves large tensors element by element: at most so much. Copies and
-# additions in fp32 reach 0.89 on an H100 and an H200 (tests/truth/h100/kernels.jsonl); GDDR fitted.
+# additions alone reach 0.89 on an H100 and an H200 (tests/truth/h100/kernels.jsonl); GDDR fitted.
 BANDWIDTH_SHARE = MappingProxyType({"HBM": 0.89, "GDDR": 0.92})
-# Bytes a clock of each multiprocessor by the element-wise kernels and copies of an eager step,
-# which bound them where memory is quick: fitted, by architecture. HBM of a card whose clock is not
-# known, or of another vendor: of the bandwidth.
-MOVED_BYTES = MappingProxyType({"Hopper": 8.2, "": 7.1})
+# Whole eager steps on HBM, whose kernels mostly do more than that, move as if each multiprocessor
+# moved so many bytes a clock: fitted, by architecture, to an A100 80 GB and to both Hoppers, of
+# which the one has 1.43 times the other's bandwidth. On an architecture without one, or without a
+# clock, of the bandwidth.
+MOVED_BYTES = MappingProxyType({"Hopper": 8.2, "Ampere": 7.1})
 UNKNOWN_BANDWIDTH_SHARE = 0.50
 # Of that bandwidth: softmax, LayerNorm and their backwards, and sums over rows.
 REDUCTION_SHARE = 0.65
@@ -27,9 +28,9 @@ REDUCTION_SHARE = 0.65
 # (torch 2.11.0, 2026-11-26), with which compiled steps of Swins from batch 256 on, there and on an
 # H100, are 6% off at most (tests/test_truth.py).
 COMPILED_BANDWIDTH_SHARE = 0.87
-# Of what those reach, by batched matmuls of 16 bits, those of eager attention: rows of 49 or 197
-# numbers are aligned to no wide load. As the steps of Swin-T and Swin-B spend on an H100
-# (tests/truth/h100/profiles.jsonl).
+# Of the bandwidth that an eager step reaches, by batched matmuls of 16 bits, those of eager
+# attention: rows of 49 or 197 numbers are aligned to no wide load. As the steps of Swin-T and
+# Swin-B spend on an H100 (tests/truth/h100/profiles.jsonl).
 BATCHED_MATMUL_SHARE = 0.6
 # Of the peak FLOP/s, by fp32 matmuls on the CUDA cores, by architecture.
 FP32_MATMUL_SHARE = MappingProxyType({"Hopper": 0.87, "": 1.0})
@@ -64,10 +65,11 @@ CONVOLUTION_BANDWIDTH_SHARE = 0.50
 # Bytes a clock of each multiprocessor by batch norm of 16 bits that trains, of what it reads and
 # writes once: one block of threads has one channel, so that fewer channels than multiprocessors
 # leave some idle. An RTX 3090's steps ask for 1.95, and kernels of an H200 for 2.1
-# (tests/truth/h200/kernels.jsonl); of fp32 it is that many times as much. Channels last, other
-# kernels spread over rows. The share of the bandwidth is for cards whose clock is not known.
+# (tests/truth/h200/kernels.jsonl); of fp32 on Hopper it is that many times as much, and that share
+# of the bandwidth at most. Channels last, other kernels spread over rows. BATCH_NORM_SHARE is for
+# cards whose clock is not known.
 BATCH_NORM_BYTES = 1.95
-BATCH_NORM_FP32 = 3.2
+BATCH_NORM_FP32, BATCH_NORM_MOST = 3.2, 0.76
 BATCH_NORM_SHARE = 0.345
 # Of what reductions reach, by pooling and its backward: between what VGG-16 and a PoolFormer have
 # on an H100 (0.25, tests/truth/h100/profiles.jsonl) and what the published rates ask for (0.5).
@@ -104,8 +106,8 @@ _CUT_RATE_MATMUL_SHARE = 1.0
 BENCHED_MATMUL_SHARE = 0.82
 
 # Half-width of what a step's time may be off by, relative. A card with published rows that train
-# has the worst error over all its rows, rounded up to the next 5%, as has the one that we measured;
-# all others the wide one, a judgement: rows of only the forward narrow nothing.
+# has the worst error over all its rows, rounded up to the next 5%, as have the two that we
+# measured; all others the wide one, a judgement: rows of only the forward narrow nothing.
 WIDE_UNCERTAINTY = 0.35
 MEASURED_CARDS = MappingProxyType(
     {"a100-sxm-80gb": 0.10, "rtx-3090": 0.15, "h100-sxm-80gb": 0.20, "h200-sxm-141gb": 0.15}
@@ -129,20 +131,26 @@ def memory_kind(gpu: Gpu) -> str:
     return "GDDR" if gpu.memory_type.startswith("GDDR") else "HBM"
 
 
+def moved_bytes(gpu: Gpu) -> float | None:
+    """Bytes/s of an eager step by multiprocessors and their clock; None where no law is known."""
+    each = MOVED_BYTES.get(gpu.architecture)
+    if each is None or gpu.num_sms is None or gpu.boost_mhz is None:
+        return None
+    return each * gpu.num_sms * gpu.boost_mhz * 1e6
+
+
 def is_fitted(gpu: Gpu) -> bool:
-    """Whether the laws of multiprocessors and clocks hold of it."""
-    return gpu.num_sms is not None and gpu.boost_mhz is not None and gpu.vendor == "NVIDIA"
+    """Whether shares were fitted to cards of its architecture and kind of memory."""
+    is_gddr = memory_kind(gpu) == "GDDR" and gpu.vendor == "NVIDIA"
+    return is_gddr or moved_bytes(gpu) is not None
 
 
 def bandwidth_share(gpu: Gpu) -> float:
     """Of the bandwidth, by what moves large tensors in an eager step."""
-    most = BANDWIDTH_SHARE[memory_kind(gpu)]
-    if not is_fitted(gpu):
-        return most if memory_kind(gpu) == "GDDR" else UNKNOWN_BANDWIDTH_SHARE
-    assert gpu.num_sms is not None
-    assert gpu.boost_mhz is not None
-    each = MOVED_BYTES.get(gpu.architecture, MOVED_BYTES[""])
-    return min(most, each * gpu.num_sms * gpu.boost_mhz * 1e6 / gpu.bandwidth)
+    most, moved = BANDWIDTH_SHARE[memory_kind(gpu)], moved_bytes(gpu)
+    if memory_kind(gpu) == "GDDR":
+        return most
+    return UNKNOWN_BANDWIDTH_SHARE if moved is None else min(most, moved / gpu.bandwidth)
 
 
 def window_attention_flops(gpu: Gpu, tokens: int) -> dict[str, float] | None:

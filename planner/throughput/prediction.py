@@ -156,7 +156,7 @@ class DeviceRates:
         if "efficient" in operation.name:
             return self.biased_flops
         tokens = max(1.0, 2 * operation.flops / max(operation.num_bytes, 1))
-        most = self.matmul_flops[operation.dtype] * efficiency.LONG_ATTENTION_SHARE
+        most = self.matmul_rate(operation.dtype, "") * efficiency.LONG_ATTENTION_SHARE
         return most * tokens / (tokens + efficiency.HALFWAY_TOKENS)
 
     def _grouped_rate(self, phase: str, operation: Computed, precision: str) -> float:
@@ -184,8 +184,10 @@ class DeviceRates:
         if self.batch_norm_share is None or not by_channel:
             return usual
         busy = min(1.0, _num_channels(operation) / self.num_sms) if self.num_sms else 1.0
-        busy *= efficiency.BATCH_NORM_FP32 if operation.dtype == "float32" else 1.0
-        return self.bandwidth * min(1.0, self.batch_norm_share * busy)
+        share = self.batch_norm_share * busy
+        if operation.dtype == "float32":
+            share = min(efficiency.BATCH_NORM_MOST, efficiency.BATCH_NORM_FP32 * share)
+        return self.bandwidth * share
 
     def uncertainty_of(self, setting: TrainSetting, seconds: Mapping[str, float]) -> float:
         """Of a step of `setting` that spends `seconds` by kind of operation, relative: what was
@@ -357,24 +359,27 @@ def best_rates(
     if gpu is None or measured is None or not efficiency.is_fitted(gpu):
         return measured or (None if gpu is None else rates_for(gpu, model))
     known = rates_for(gpu, model)
-    copied = gpu.bandwidth * efficiency.BANDWIDTH_SHARE[efficiency.memory_kind(gpu)]
-    flops = {
-        dtype: min(rate, measured.matmul_flops.get(dtype, rate) / efficiency.BENCHED_MATMUL_SHARE)
-        for dtype, rate in known.matmul_flops.items()
-    }
+    flops = {**measured.matmul_flops, **known.matmul_flops}
+    for dtype, rate in measured.matmul_flops.items():
+        reached = rate / efficiency.BENCHED_MATMUL_SHARE
+        flops[dtype] = min(known.matmul_flops.get(dtype, reached), reached)
+    # A card held to a lower clock has less of all that its multiprocessors do.
+    half = "bfloat16" if "bfloat16" in known.matmul_flops else "float16"
+    slowed = flops[half] / known.matmul_flops[half] if half in known.matmul_flops else 1.0
+    attention = known.attention_flops or {}
     return replace(
         known,
         name=measured.name,
         basis=f"{measured.basis}; how kernels use it as fitted to measurements",
         matmul_flops=flops,
-        bandwidth=known.bandwidth * min(1.0, measured.bandwidth / copied),
+        bandwidth=min(known.bandwidth, measured.bandwidth),
         compiled_bandwidth=measured.compiled_bandwidth or known.compiled_bandwidth,
         kernel_seconds=measured.kernel_seconds,
         graph_kernel_seconds=measured.graph_kernel_seconds,
         host_seconds=measured.host_seconds,
         launch_seconds=measured.launch_seconds,
-        uncertainty=min(known.uncertainty, measured.uncertainty),
-        other_uncertainty=min(known.other_uncertainty, measured.other_uncertainty),
+        attention_flops={dtype: slowed * rate for dtype, rate in attention.items()} or None,
+        biased_flops=known.biased_flops and slowed * known.biased_flops,
     )
 
 

@@ -1,5 +1,5 @@
 """Where the device's time goes in a step, kernel by kernel, for each row of a matrix: one JSON line
-each, `python -m tests.truth.profiles --record FILE --groups NAMES`.
+each, `python -m tests.truth.profiles --record FILE`.
 
 `seconds` are of one step, by phase and kind as `planner profile` tells them apart; `kernels` those
 that take most of it. Workers start beside each other and take turns on the device.
@@ -64,7 +64,8 @@ def told(trace: Path) -> dict[str, Any]:
 
 def is_told(line: str, row: Row) -> bool:
     record = MeasurementRecord.model_validate(json.loads(line)["probe"])
-    return record.model == row.model and record.setting == row.setting
+    is_same = record.model == row.model and record.setting == row.setting
+    return is_same and record.status != "timed_out"
 
 
 def run(rows: Sequence[Row], lanes: Lanes, count: int) -> None:
