@@ -131,12 +131,17 @@ def memory_kind(gpu: Gpu) -> str:
     return "GDDR" if gpu.memory_type.startswith("GDDR") else "HBM"
 
 
+def clocks(gpu: Gpu) -> float | None:
+    """Of all multiprocessors together, a second; None where the card's are not known."""
+    if gpu.num_sms is None or gpu.boost_mhz is None:
+        return None
+    return gpu.num_sms * gpu.boost_mhz * 1e6
+
+
 def moved_bytes(gpu: Gpu) -> float | None:
     """Bytes/s of an eager step by multiprocessors and their clock; None where no law is known."""
-    each = MOVED_BYTES.get(gpu.architecture)
-    if each is None or gpu.num_sms is None or gpu.boost_mhz is None:
-        return None
-    return each * gpu.num_sms * gpu.boost_mhz * 1e6
+    each, clocked = MOVED_BYTES.get(gpu.architecture), clocks(gpu)
+    return None if each is None or clocked is None else each * clocked
 
 
 def is_fitted(gpu: Gpu) -> bool:
@@ -156,27 +161,27 @@ def bandwidth_share(gpu: Gpu) -> float:
 def window_attention_flops(gpu: Gpu, tokens: int) -> dict[str, float] | None:
     """FLOP/s of fused attention over windows of `tokens`, by dtype; None where the card's
     multiprocessors or their clock are not known."""
-    if gpu.num_sms is None or gpu.boost_mhz is None:
+    clocked = clocks(gpu)
+    if clocked is None:
         return None
     tile = -(-tokens // WINDOW_TILE) * WINDOW_TILE
     each = ONE_TILE_FLOPS if tile == WINDOW_TILE else MORE_TILES_FLOPS
-    half = each * gpu.num_sms * gpu.boost_mhz * 1e6 * (tokens / tile) ** 2
+    half = each * clocked * (tokens / tile) ** 2
     return {"float32": half * FP32_ATTENTION, "bfloat16": half, "float16": half}
 
 
 def biased_flops(gpu: Gpu) -> float | None:
     """FLOP/s of fused attention with a bias, in 16 bits; None where all kernels have one share."""
-    if gpu.architecture != "Hopper" or gpu.num_sms is None or gpu.boost_mhz is None:
-        return None
-    return BIASED_FLOPS * gpu.num_sms * gpu.boost_mhz * 1e6
+    clocked = clocks(gpu)
+    return None if gpu.architecture != "Hopper" or clocked is None else BIASED_FLOPS * clocked
 
 
 def batch_norm_share(gpu: Gpu) -> float:
     """Of the bandwidth that is reached, by batch norm that has channels for all multiprocessors."""
-    if gpu.num_sms is None or gpu.boost_mhz is None:
+    clocked = clocks(gpu)
+    if clocked is None:
         return BATCH_NORM_SHARE
-    moved = gpu.num_sms * gpu.boost_mhz * 1e6 * BATCH_NORM_BYTES
-    return min(REDUCTION_SHARE, moved / (gpu.bandwidth * bandwidth_share(gpu)))
+    return min(REDUCTION_SHARE, clocked * BATCH_NORM_BYTES / (gpu.bandwidth * bandwidth_share(gpu)))
 
 
 def convolution_share(gpu: Gpu) -> float:

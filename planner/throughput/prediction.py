@@ -180,14 +180,15 @@ class DeviceRates:
         usual = self.bandwidth * self.kind_share[operation.kind]
         if "pool" in operation.name:
             return usual * self.pooling_share
-        by_channel = "batch_norm" in operation.name and memory_format == "contiguous"
-        if self.batch_norm_share is None or not by_channel:
+        if self.batch_norm_share is None or "batch_norm" not in operation.name:
             return usual
         busy = min(1.0, _num_channels(operation) / self.num_sms) if self.num_sms else 1.0
         share = self.batch_norm_share * busy
         if operation.dtype == "float32":
             share = min(efficiency.BATCH_NORM_MOST, efficiency.BATCH_NORM_FP32 * share)
-        return self.bandwidth * share
+        by_channel = self.bandwidth * share
+        # Channels last, other kernels spread over rows: never slower (an H100's ResNet-50).
+        return by_channel if memory_format == "contiguous" else max(usual, by_channel)
 
     def uncertainty_of(self, setting: TrainSetting, seconds: Mapping[str, float]) -> float:
         """Of a step of `setting` that spends `seconds` by kind of operation, relative: what was

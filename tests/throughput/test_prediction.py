@@ -371,7 +371,7 @@ def test_batch_norm_takes_what_it_took_on_an_h200() -> None:
             took = device_seconds(phase, one, rates, setting)
             assert took == pytest.approx(kernel[f"{phase}_seconds"], rel=0.4)
             last = setting.model_copy(update={"memory_format": "channels_last"})
-            assert size == 4 or device_seconds(phase, one, rates, last) < took
+            assert device_seconds(phase, one, rates, last) <= took
 
 
 def test_grouped_convolutions_and_batch_norm_are_slower_than_their_kind() -> None:
