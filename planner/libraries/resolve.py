@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from planner.core.errors import UsageError, nearest, unknown_name
+from planner.core.errors import UsageError, alternatives, nearest, shorten, unknown_name
 from planner.core.schema import FactoryModel, Model, SwinConfig, parse
 from planner.libraries.microsoft.yaml_files import is_authors_file, read_authors_file
 from planner.libraries.named import LIBRARIES as NAMED_LIBRARIES
@@ -76,13 +76,24 @@ def _find_published(name: str) -> SwinConfig:
             )
         for spec in SPECS.values():
             spec.find(name)  # says why, where it is a model that a library refuses
-        raise unknown_name("model", name, _all_names(), f"Write LIBRARY:NAME. {LIST_MODELS}")
+        raise _unknown_bare_name(name)
     if len(found) > 1:
         choices = ", ".join(config.title for config in found)
         raise UsageError(
             f"{len(found)} libraries have a model {name!r}.", f"Choose one of: {choices}."
         )
     return found[0]
+
+
+def _unknown_bare_name(name: str) -> UsageError:
+    """A Swin that is mistyped, or another model without its library, for which no Swin is meant."""
+    first = re.split(r"[^A-Za-z]|(?<=[a-z])[A-Z]", name)[0]
+    if "/" not in name and nearest(first, ["swin"]):
+        return unknown_name("model", name, _all_names(), f"Write LIBRARY:NAME. {LIST_MODELS}")
+    libraries = ["transformers"] if "/" in name else ["timm", "torchvision"]
+    meant = alternatives(f"{library}:{shorten(name)[1:-1]}" for library in libraries)
+    way_out = f"Only Swins go without their library: write {meant}. {LIST_MODELS}"
+    return unknown_name("model", name, (), way_out)
 
 
 def _find_quietly(library: str, name: str) -> SwinConfig | None:
