@@ -44,6 +44,20 @@ def test_what_people_naturally_pass_is_taken(tmp_path: Path) -> None:
     assert with_text.device_total_bytes <= expected.device_total_bytes
 
 
+def test_several_devices_without_a_parallelism_run_ddp_as_on_the_command_line() -> None:
+    """Communication was left out: 8 devices in Python were one that has no neighbours."""
+    eight = estimate(TINY, gpu="t4", world_size=8)
+    assert eight.setting.parallelism == "ddp"
+    assert estimate(TINY, {"world_size": "8"}, gpu="t4") == eight
+    assert estimate(TINY, TrainSetting(precision="fp16"), gpu="t4", world_size=8) == eight
+    sharded = estimate(
+        TINY, TrainSetting(precision="fp16", parallelism="fsdp"), gpu="t4", world_size=8
+    )
+    assert sharded.setting.parallelism == "fsdp"
+    assert estimate(TINY, gpu="t4", world_size="1").setting.parallelism == "none"
+    assert repr(advise(TINY, gpu="t4", world_size=8)).count("--parallelism ddp") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -83,7 +83,7 @@ class LeverState:
     reasons: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Advice:
     """What `planner advise` answers. All sizes in bytes, times in seconds, rates in images per
     second of one device; predicted, nothing measured.
@@ -120,6 +120,13 @@ class Advice:
     more_gpus: tuple[MoreGpus, ...]
     levers: tuple[LeverState, ...]
     left_out: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """In a line: all of it would fill a hundred pages of a notebook."""
+        found = "recommended" if self.recommended else "nothing fits, nearest"
+        best = self.recommended or self.nearest or self.plain
+        rate = f"{best.images_per_second:.4g} {self.unit}/s predicted"
+        return f"<Advice, {found}: {best.command!r}, {rate}>"
 
     @property
     def unit(self) -> str:

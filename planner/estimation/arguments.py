@@ -64,15 +64,28 @@ def _read_model(model: ModelLike, overrides: Mapping[str, Any]) -> Model:
     )
 
 
-def read_setting(setting: SettingLike | None, defaults: Mapping[str, Any]) -> TrainSetting:
-    """From a setting, or from its fields over `defaults`."""
+def read_setting(
+    setting: SettingLike | None,
+    defaults: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None = None,
+) -> TrainSetting:
+    """From a setting with `overrides`, or from its fields over `defaults`. Several devices that
+    come without a parallelism run ddp, as on the command line."""
+    if setting is not None and not isinstance(setting, TrainSetting | Mapping):
+        raise UsageError(
+            f"a setting is a TrainSetting or a mapping of its fields, not {shorten(setting)}."
+        )
+    fields = dict(overrides or {})
     if isinstance(setting, TrainSetting):
-        return setting
-    if setting is None or isinstance(setting, Mapping):
-        return parse(TrainSetting, {**defaults, **(setting or {})}, "the setting")
-    raise UsageError(
-        f"a setting is a TrainSetting or a mapping of its fields, not {shorten(setting)}."
-    )
+        if not fields:
+            return setting
+        said, whole = setting.model_dump(exclude_unset=True), setting.model_dump()
+    else:
+        said = whole = dict(setting or {})
+        fields = {**said, **fields}
+    if str(fields.get("world_size", 1)) != "1" and "parallelism" not in said:
+        fields.setdefault("parallelism", "ddp")
+    return parse(TrainSetting, {**defaults, **whole, **fields}, "the setting")
 
 
 def read_gpu(gpu: str | Gpu | None) -> Gpu | None:

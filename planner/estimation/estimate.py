@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
+from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.any_model import FactoryModel, unit_of
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.core.torch_version import installed_torch, why_untried
@@ -176,7 +176,8 @@ def estimate(
     `model` is `LIBRARY:NAME`, `package.module:factory`, a configuration file, a `SwinConfig` or its
     fields. A Swin of ours is estimated on shapes or, with `traced`, from its real module on fake
     tensors, as every other model is: that needs torch once, and is kept. `setting` defaults to
-    batch 64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are fields of either.
+    batch 64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are fields of either;
+    a `world_size` without a `parallelism` runs ddp.
     The budget is `memory_bytes` (or a text as 24GiB), else the GPU's memory, else none and `fits`
     is None. `allocator` are the caching allocator's options; None are those that torch would find
     in this environment. `link` is what joins several GPUs, as `planner estimate --link` takes it.
@@ -214,8 +215,7 @@ def read_choice(
     check_fields(overrides)
     of_setting = {k: v for k, v in overrides.items() if k in TrainSetting.model_fields}
     of_model = {k: v for k, v in overrides.items() if k not in of_setting}
-    chosen = read_setting(setting, {"precision": default_precision(gpu)})
-    chosen = parse(TrainSetting, {**chosen.model_dump(), **of_setting}, "the setting")
+    chosen = read_setting(setting, {"precision": default_precision(gpu)}, of_setting)
     check_precision(gpu, chosen.precision)
     return read_model(model, of_model), chosen
 
