@@ -122,7 +122,10 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
         _refuse_several(len(rows), given)
     allocator = read_allocator_option(given["allocator"])
     if memory is not None and not given["as_json"]:
-        click.echo(f"--memory {given['memory']} is {format_bytes(memory)} ({memory:,} bytes).\n")
+        said = f"--memory {given['memory']} is {format_bytes(memory)} ({memory:,} bytes)"
+        if gpu is not None and memory > gpu.memory_bytes:
+            said += f", and {gpu.title} has {format_bytes(gpu.memory_bytes)}"
+        click.echo(f"{said}.\n")
     if given["max_batch"]:
         _print_largest(rows, gpu, memory, allocator, given)
     elif ranked:

@@ -109,6 +109,8 @@ def test_a_model_that_never_fits_is_told_what_would_help(tiny: str) -> None:
 def test_decimal_and_binary_sizes_are_said_back(tiny: str) -> None:
     assert "24GB is 22.35 GiB (24,000,000,000 bytes)" in invoke(tiny, "--memory", "24GB").stdout
     assert "24GiB is 24.00 GiB" in invoke(tiny, "--memory", "24GiB").stdout
+    more = invoke(tiny, "--memory", "48GiB", "--gpu", "3090").stdout
+    assert "bytes), and GeForce RTX 3090 24 GB has 23.56 GiB." in more
 
 
 def test_the_catalogue_is_ranked(tiny: str) -> None:
