@@ -338,6 +338,22 @@ def test_a_compile_mode_is_probed_while_there_is_time_for_it() -> None:
     assert [c.candidate.setting.compile == "max-autotune" for c in asked] == [False, True]
 
 
+def test_a_compile_mode_is_shown_by_a_batch_that_is_soon_done() -> None:
+    """On a processor the largest of equally fast batches took six minutes of ten."""
+    replay = Replay(invented_table(0.0, {**SMALL, "compile": ("off", "default")}))
+    strategy = planner(replay, true_prior(replay))
+    for candidate in [c for c in replay.space.candidates if c.setting.compile == "off"]:
+        strategy.tell(candidate, replay.probe(candidate))
+    strategy.ask(Situation(seconds_left=600.0))
+    predicted = strategy.posterior.predict()
+    images = np.array([c.setting.batch_size for c in replay.space.candidates])
+    log_seconds = predicted.log_images - 0.0001 * images  # 2.5% faster at the largest
+    equal = replace(predicted, log_seconds=log_seconds, fits=np.ones(len(images)))
+    found = strategy._scout(equal, np.ones(len(images), bool), 100.0 + images / 2, 110.0)
+    assert found is not None
+    assert images[found] == images.min() < images.max()
+
+
 def test_where_few_more_fit_into_the_budget_the_one_that_should_gain_most_is_probed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
