@@ -28,11 +28,11 @@ FEWEST = 3  # measured probes before it ends for want of gain: fewer cannot disa
 MAX_FINALISTS = 2
 MAX_ROUNDS = 2  # probes of each of them
 UNDISTURBED = 1.2  # times as fast, that what was disturbed may be without: a judgement
-# What a longer first probe, or scout, must promise more of rate, in logs of both: 20% more for one
-# that takes six times as long. Of first probes chosen over a CPU's table and over predictions for
-# three GPUs (tests/benchmarks/predicted_tables.py, last in fb8f59e): little changes from 0.02 to
-# 0.1. Of scouts not chosen: the compiler's only probe was of 64 images on a processor, which took
-# what was left of ten minutes, where 8 show it as well.
+# What a longer first probe, or the only one of a compile mode, must promise more of rate, in logs:
+# 20% more for one that takes six times as long. Of first probes chosen over a CPU's table and over
+# predictions for three GPUs (tests/benchmarks/predicted_tables.py, last in fb8f59e): little
+# changes from 0.02 to 0.1. Of modes not chosen: such a probe was of 64 images on a processor, and
+# took six of ten minutes.
 FIRST_COST = 0.1
 # Of the gain that an eager probe tells of, without being what gains: within a budget a compiled one
 # costs ten times as much, and most of what is not known of it is not its compiler's doing.
@@ -213,7 +213,6 @@ class PlannerStrategy:
         ran = [i for i in tried if self.posterior.rate(i) is not None]
         sure = allowed & (predicted.fits >= SAFE)
         worth = predicted.log_rate + np.log(np.maximum(predicted.runs, 1e-9))
-        worth -= FIRST_COST * np.log(seconds)  # a batch nearly as fast shows it as well, and sooner
         axes = ("compile", "precision", "attention")
         modes, precisions, attentions = (_values(self.space, axis) for axis in axes)
         strange = precisions != precisions[ran[0]]
@@ -225,6 +224,7 @@ class PlannerStrategy:
             index = _argmax(worth, sure & these)
             if (sure & these).any() and seconds[index] <= SCOUT_SHARE * left:
                 return index
+        worth -= FIRST_COST * np.log(seconds)  # a batch nearly as fast shows it as well, and sooner
         total = self.kept_seconds / FINALISTS_SHARE
         for mode in np.setdiff1d(modes, modes[tried]):
             at = sure & (modes == mode)
