@@ -20,8 +20,8 @@ from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.cli.several import check_counts, link_of
 from planner.core.collector import collect_once
-from planner.core.schema import TrainSetting, parse
 from planner.core.schema.model import MAX_SIZE
+from planner.estimation.arguments import read_setting
 from planner.machine.hardware import Gpu
 from planner.machine.hardware.fabric import find_fabric
 
@@ -74,7 +74,6 @@ def command(model: str, **given: Any) -> int:
     check_counts(of_setting)
     gpu, link = read_gpu_option(given["gpu"]), given["link"]
     if of_setting.get("world_size", "1") != "1":
-        of_setting.setdefault("parallelism", "ddp")
         link = _link(link, of_setting, gpu)
     elif link is not None:  # of the GPUs that advice adds
         find_fabric(gpu, 1, link)
@@ -114,8 +113,7 @@ def command(model: str, **given: Any) -> int:
 def _link(text: str | None, of_setting: dict[str, str], gpu: Gpu | None) -> str | None:
     """The link of several GPUs, as `planner estimate` takes it."""
     spread = {f: of_setting[f] for f in SEVERAL_OPTIONS.values() if f in of_setting}
-    setting = parse(TrainSetting, spread, "the setting")
-    return link_of(text, [setting], gpu)
+    return link_of(text, [read_setting(spread, {})], gpu)
 
 
 def _words(said: tuple[str, ...]) -> list[str]:

@@ -79,13 +79,13 @@ def read_setting(
     if isinstance(setting, TrainSetting):
         if not fields:
             return setting
-        said, whole = setting.model_dump(exclude_unset=True), setting.model_dump()
+        base, said = setting.model_dump(), setting.model_fields_set
     else:
-        said = whole = dict(setting or {})
-        fields = {**said, **fields}
+        base, said = dict(defaults), set()
+        fields = {**(setting or {}), **fields}
     if str(fields.get("world_size", 1)) != "1" and "parallelism" not in said:
         fields.setdefault("parallelism", "ddp")
-    return parse(TrainSetting, {**defaults, **whole, **fields}, "the setting")
+    return parse(TrainSetting, {**base, **fields}, "the setting")
 
 
 def read_gpu(gpu: str | Gpu | None) -> Gpu | None:

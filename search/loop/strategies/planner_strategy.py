@@ -31,8 +31,8 @@ UNDISTURBED = 1.2  # times as fast, that what was disturbed may be without: a ju
 # What a longer first probe, or the only one of a compile mode, must promise more of rate, in logs:
 # 20% more for one that takes six times as long. Of first probes chosen over a CPU's table and over
 # predictions for three GPUs (tests/benchmarks/predicted_tables.py, last in fb8f59e): little
-# changes from 0.02 to 0.1. Of modes not chosen: such a probe was of 64 images on a processor, and
-# took six of ten minutes.
+# changes from 0.02 to 0.1. For a mode it is a judgement: without it that probe was of 64 images on
+# a processor, and took six of ten minutes.
 FIRST_COST = 0.1
 # Of the gain that an eager probe tells of, without being what gains: within a budget a compiled one
 # costs ten times as much, and most of what is not known of it is not its compiler's doing.
