@@ -125,15 +125,26 @@ class Chunked(Small):
         return torch.cat([super(Chunked, self).forward(part) for part in images.split(4)])
 
 
-def traced(module: type[nn.Module], batch_size: int) -> Ledger:
+def traced(module: type[nn.Module], batch_size: int, num_steps: int | None = None) -> Ledger:
     model = FactoryModel(factory="tests.affine:module", image_size=(8, 8), num_classes=10)
-    return trace_estimate(model, TrainSetting(batch_size=batch_size, precision="fp32"), module)
+    setting = TrainSetting(batch_size=batch_size, precision="fp32")
+    return trace_estimate(model, setting, module, num_steps)
+
+
+def test_one_step_is_checked_against_the_first_of_two() -> None:
+    affine = AffineLedger.through(traced(Small, 2), traced(Small, 7))
+    one = traced(Small, 3, num_steps=1)
+    assert len(one.events) < len(affine.at.events)
+    affine.check(one)
+    other = [e._replace(flops=1) if isinstance(e, Computed) else e for e in one.events]
+    with pytest.raises(NotAffineError, match="differs in FLOPs"):
+        affine.check(replace(one, events=tuple(other)))
 
 
 def test_a_comparison_of_all_images_is_refused_by_name() -> None:
-    affine = AffineLedger.through(traced(Contrastive, 2), traced(Contrastive, 3))
+    affine = AffineLedger.through(traced(Contrastive, 2), traced(Contrastive, 7))
     with pytest.raises(NotAffineError, match=r"aten\.mm.* differs in") as raised:
-        affine.check(traced(Contrastive, 7))
+        affine.check(traced(Contrastive, 3, num_steps=1))
     assert "expected from two other batches" in raised.value.message
     assert "planner tune" in raised.value.way_out
 

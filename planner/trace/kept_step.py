@@ -1,6 +1,6 @@
 """The trace of one model and setting, at any batch: made once, and kept on disk.
 
-Recorded at two batches and checked at a third. Imports no torch until it has to trace.
+Recorded at two batches and checked at one between them. Imports no torch until it has to trace.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from planner.libraries.limits import batch_unit
 from planner.memory.compiled import has_known_graphs
 from planner.step.zero import on_one_device
 
-# A line goes through the first two. The third is well above them: chunks of a batch, or pairs of
-# its samples, look affine between neighbours.
+# A line goes through the first and the last, which lie well apart: chunks of a batch, or pairs of
+# its samples, look affine between neighbours. At that between them one step is checked: a further
+# one does as much, but for the optimizer, which knows of no batch.
 RECORDED_BATCHES = (2, 3, 7)
 # Steps that a process holds, each of some 10,000 events.
 MAX_HELD = 128
@@ -129,9 +130,10 @@ class TracedStep:
 
     def _record_affine(self, batch_size: int) -> None:
         try:
-            first, second, third = (self._trace(batch) for batch in self._recorded_batches)
-            affine = AffineLedger.through(first, second)
-            affine.check(third)
+            first, between, last = self._recorded_batches
+            at_first, one_step = self._trace(first), self._trace(between, num_steps=1)
+            affine = AffineLedger.through(at_first, self._trace(last))
+            affine.check(one_step)
             at = replace(affine.at, notes=self._notes(affine.at, ANY_BATCH))
             self._keep(ANY_BATCH, replace(affine, at=at))
         except NotAffineError as error:
@@ -166,7 +168,12 @@ class TracedStep:
     def _key(self) -> Key | None:
         return ledger_key(self.model, self.setting, ANY_BATCH)
 
-    def _trace(self, batch_size: int) -> Ledger:
+    def _trace(self, batch_size: int, num_steps: int | None = None) -> Ledger:
+        """Of so many steps, without a validation; else of as many as there are until one repeats
+        the one before."""
+        setting = self.setting.model_copy(update={"batch_size": batch_size})
+        if num_steps is not None:
+            setting = setting.model_copy(update={"validation_batch_size": 0})
         try:
             from planner.trace.ledger import trace_estimate
         except ModuleNotFoundError as error:
@@ -175,16 +182,14 @@ class TracedStep:
                 f"{error.name} is not installed.",
                 "Install it, or name a Swin of 'planner models' without --trace.",
             ) from error
-        return trace_estimate(
-            self.model, self.setting.model_copy(update={"batch_size": batch_size})
-        )
+        return trace_estimate(self.model, setting, num_steps=num_steps)
 
     def _notes(self, ledger: Ledger, batch_size: int) -> tuple[str, ...]:
         day = datetime.now(UTC).date().isoformat()
         if batch_size == ANY_BATCH:
-            first, second, third = self._recorded_batches
-            how = f"recorded at batches {first} and {second}, checked at"
-            notes = [f"traced on {day}: {how} {third}, every size affine in between"]
+            first, between, last = self._recorded_batches
+            how = f"recorded at batches {first} and {last}, checked at"
+            notes = [f"traced on {day}: {how} {between}, every size affine in between"]
         else:
             notes = [f"traced on {day} at batch {batch_size} by itself"]
             notes += [f"{self.reason} Each batch size is traced by itself"] if self.reason else []

@@ -29,9 +29,15 @@ from planner.trace.faults import BrokenTraceError, trace_error
 from planner.trace.run import trace_training
 
 
-def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = None) -> Ledger:
-    """The optimizer steps of the real module on fake tensors, with gradients summed as eager does.
-    Compiled, its forward and backward are the kernels of torch's own graph at the setting's batch.
+def trace_estimate(
+    model: Model,
+    setting: TrainSetting,
+    build: Build | None = None,
+    num_steps: int | None = None,
+) -> Ledger:
+    """The optimizer steps of the real module on fake tensors, with gradients summed as eager does:
+    `num_steps`, or as many as there are until one repeats the one before. Compiled, its forward and
+    backward are the kernels of torch's own graph at the setting's batch.
 
     `build` makes the module; without it, the library of a `SwinConfig` or the factory that a
     `FactoryModel` names. Raises UnsupportedError for what a trace does not follow (a value that
@@ -43,7 +49,7 @@ def trace_estimate(model: Model, setting: TrainSetting, build: Build | None = No
     compiled = compile_regions(build, model, setting) if setting.compile != "off" else None
     try:
         trace = trace_training(
-            build, model, setting, gradient_sums="in_place", detailed=True, compiled=compiled
+            build, model, setting, num_steps, "in_place", detailed=True, compiled=compiled
         )
     except BrokenTraceError as broken:
         raise trace_error(model, broken) from broken.__cause__

@@ -1,4 +1,4 @@
-"""A traced step is exactly affine in the batch: recorded at 2 and 3, it is as recorded at 7."""
+"""A traced step is exactly affine in the batch: recorded at 2 and 7, it is as recorded at 3."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.test_checkpointing import IMAGES, MODELS  # noqa: E402
 
 def assert_affine(model: Model, build: Build | None = None, **fields: object) -> AffineLedger:
     """Event by event: kind, label, path, bytes and FLOPs."""
-    first, second, third = (
+    first, between, last = (
         trace_estimate(model, TrainSetting(batch_size=batch, precision="bf16", **fields), build)
         for batch in RECORDED_BATCHES
     )
-    affine = AffineLedger.through(first, second)
-    affine.check(third)
+    affine = AffineLedger.through(first, last)
+    affine.check(between)
     return affine
 
 
