@@ -8,6 +8,8 @@ that they make, read without the code that makes the ledger.
 from __future__ import annotations
 
 import operator
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from importlib.util import find_spec
@@ -391,6 +393,29 @@ def test_a_module_of_ones_own_is_traced_compiled(mode: str) -> None:
         for phase in ("backward", "optimizer", "zero_grad"):
             assert sum(alive_after(compiled, phase)) == sum(alive_after(eager, phase))
     assert any("traced on fake tensors with torch" in note for note in compiled.notes)
+
+
+@pytest.mark.compiler
+def test_a_pooling_net_is_traced_compiled_in_a_process_that_compiled_nothing() -> None:
+    """Its decomposition reads a module of Inductor's that it does not import (torch 2.14)."""
+    code = (
+        "from planner import TrainSetting; from planner.core.schema import FactoryModel; "
+        "from planner.trace.ledger import trace_estimate; from torch import nn; "
+        "model = FactoryModel(factory='own:build', image_size=(8, 8), num_classes=10); "
+        "setting = TrainSetting(batch_size=4, compile='default'); "
+        "trace_estimate(model, setting, lambda: nn.Sequential("
+        "nn.Conv2d(3, 10, 1), nn.MaxPool2d(8), nn.Flatten()))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_backends_failure_is_named_by_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> object:
+        raise AttributeError("no such pass")
+
+    monkeypatch.setattr("torch._inductor.decomposition.select_decomp_table", broken)
+    with pytest.raises(PlannerError, match="compiled as one graph: no such pass"):
+        trace_estimate(OWN, TrainSetting(batch_size=4, compile="default"), Batchnormed)
 
 
 def test_a_module_that_is_several_graphs_is_said_to_be() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ class _Backend:
         from torch._dynamo.backends.common import aot_autograd
         from torch._inductor.decomposition import select_decomp_table
 
+        import_module("torch._inductor.lowering")  # decompositions use it, and do not import it
         self.sources = tuple([self.known.get(id(value)) for value in inputs])
         compiler = aot_autograd(
             fw_compiler=_without_backward,
@@ -121,7 +123,7 @@ def partition_of(
         ):
             call(torch.compile(module, backend=backend, dynamic=False, fullgraph=True))
     except torch._dynamo.exc.TorchDynamoException as error:
-        said = str(error).strip().partition("\n")[0]
+        said = str(getattr(error, "inner_exception", error)).strip().partition("\n")[0]
         raise PlannerError(
             f"{title} cannot be compiled as one graph: {said}",
             "Estimate it with --compile off, or measure with 'planner tune'.",
