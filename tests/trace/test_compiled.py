@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional
 
 from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, SwinConfig, TrainSetting
@@ -416,6 +417,23 @@ def test_a_backends_failure_is_named_by_its_cause(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("torch._inductor.decomposition.select_decomp_table", broken)
     with pytest.raises(PlannerError, match="compiled as one graph: no such pass"):
         trace_estimate(OWN, TrainSetting(batch_size=4, compile="default"), Batchnormed)
+
+
+class Interpolated(nn.Module):
+    """Eager its logits are fp32 under autocast, compiled bf16 (torch 2.14 on an emulated A100)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Conv2d(3, 10, 8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return functional.interpolate(self.head(images), (1, 1), mode="bilinear").flatten(1)
+
+
+def test_what_compiling_leaves_in_16_bits_is_traced() -> None:
+    setting = TrainSetting(batch_size=4, precision="bf16", compile="default")
+    ledger = trace_estimate(OWN, setting, Interpolated)
+    assert any(e.label == "aten._log_softmax" for e in ledger.events if isinstance(e, Allocated))
 
 
 def test_a_module_that_is_several_graphs_is_said_to_be() -> None:

@@ -120,15 +120,16 @@ class _Forward:
 
 
 def _in_the_form_of(returned: Any, results: Sequence[Tensor]) -> Any:
-    """`results` in the structure that the module's own code returned, matched by shape and dtype:
-    a graph may return its buffers' updates too."""
+    """`results` in the structure that the module's own code returned, matched by shape and dtype
+    (a graph may return its buffers' updates too), or by shape: what is interpolated is fp32 under
+    autocast, and keeps its dtype where torch decomposes it (2.14 on an emulated A100)."""
     leaves, structure = tree_flatten(returned)
     left = dict(enumerate(results))
     found = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            like = (leaf.shape, leaf.dtype)
-            index = next((i for i, r in left.items() if (r.shape, r.dtype) == like), None)
+            alike = [i for i, result in left.items() if result.shape == leaf.shape]
+            index = next((i for i in alike if left[i].dtype == leaf.dtype), next(iter(alike), None))
             if index is None:
                 raise UnsupportedError(
                     f"the module returns a tensor of shape {list(leaf.shape)} that its compiled "
