@@ -4,10 +4,12 @@
     python -m tests.benchmarks.models timm:resnet18 … these, in bf16 and fp32
     python -m tests.benchmarks.models --kept          nothing runs: what tests/truth/models keeps
     python -m tests.benchmarks.models --sample 12     so many of the list, by a fixed seed
+    python -m tests.benchmarks.models --compiled      what models/compiled.yaml names, a minute each
 
 Each step is a short probe on an emulated machine; what was recorded is not run again. It needs
 torch's CUDA build and a C compiler. A model is equal where both peaks are those of the device to
-within the rounding of an allocation, refused where the planner says why, else wrong.
+within the rounding of an allocation, refused where the planner says why, else wrong. A compiled
+one is within where they are in the range of a traced compiled step.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from planner.estimation.estimate import choose, estimate
 from planner.estimation.ledgers import record_ledgers
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 from planner.machine.hardware.catalogue import find_gpu
+from planner.memory.compiled import TRACED
 from search.loop.study.records import append_records, read_records
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
@@ -40,10 +43,10 @@ from search.tuning.validation.matrix import Group, Row, expand, read_matrix
 from search.tuning.validation.run import remaining_rows
 
 TRUTH = Path(__file__).parents[1] / "truth" / "models"
-LISTED = TRUTH / "models.yaml"
+LISTED, COMPILED = TRUTH / "models.yaml", TRUTH / "compiled.yaml"
 CARD, BATCH_SIZE, SEED = "a100-sxm-80gb", 4, 0
 WHATS = ("equal", "refused", "wrong")
-TRACE_SECONDS = 600
+TRACE_SECONDS, PROBE_SECONDS = 600, 900
 EQUAL = 0.001  # a share of the peak: requests of less than 512 B are rounded in other places
 
 
@@ -60,14 +63,15 @@ class Verdict(NamedTuple):
     said: str = ""
 
 
-def records_path() -> Path:
-    return TRUTH / f"{CARD}-torch-{'.'.join(map(str, torch_version()))}.jsonl"
+def records_path(compiled: bool) -> Path:
+    folder = TRUTH / "compiled" if compiled else TRUTH
+    return folder / f"{CARD}-torch-{'.'.join(map(str, torch_version()))}.jsonl"
 
 
-def rows_of(models: Sequence[str]) -> list[Row]:
-    """The rows of the list, or those of `models` in two precisions."""
+def rows_of(models: Sequence[str], compiled: bool) -> list[Row]:
+    """The rows of a list, or those of `models` in two precisions."""
     if not models:
-        return read_matrix(LISTED)
+        return read_matrix(COMPILED if compiled else LISTED)
     grid = {"precision": ["bf16", "fp32"]}
     setting = {"batch_size": BATCH_SIZE}
     return expand([Group(name="given", models=list(models), grid=grid, setting=setting)])
@@ -96,17 +100,18 @@ def carry_out(rows: Sequence[Row], path: Path) -> None:
                     model=row.model, setting=row.setting, device="cuda:0", record_phases=True,
                     warmup_seconds=0, min_measure_seconds=0, max_steps=3,
                 )  # fmt: skip
-                record = run_probe(request, deadline_seconds=120, fork_server=server)
+                record = run_probe(request, deadline_seconds=PROBE_SECONDS, fork_server=server)
                 append_records(path, [record], "--record")
                 print(record.model.title, record.setting.precision, record.status,
                       f"{record.probe_seconds:.1f} s", file=sys.stderr, flush=True)  # fmt: skip
 
 
-def run(models: Sequence[str], count: int | None, path: Path) -> None:
+def run(models: Sequence[str], count: int | None, path: Path, compiled: bool = False) -> None:
     """Carries the steps out that `path` does not hold, in a process that sees an emulated GPU."""
     command = [sys.executable, "-W", "ignore", "-m", f"{__package__}.models"]
     command += ["--here", "--record", str(path)]
     command += ["--sample", str(count)] if count else []
+    command += ["--compiled"] if compiled else []
     with started(EmulatedMachine((emulated_gpu(CARD),))) as environment:
         subprocess.run([*command, *models], env=environment, check=True)
 
@@ -116,7 +121,8 @@ def judge(record: MeasurementRecord) -> Verdict:
     assert record.peak_allocated_bytes, record.message
     assert record.peak_reserved_bytes
     try:
-        if library_of(record) == "monai":  # whose import sets a variable of cuBLAS in a process
+        is_monai = library_of(record) == "monai"  # whose import sets a variable of cuBLAS
+        if is_monai or record.setting.compiles:  # a compiled Swin is not traced unless asked for
             chosen = choose(record.model, record.setting, find_gpu(CARD), {})
             record_ledgers([chosen], limit_seconds=TRACE_SECONDS)
         found = estimate(record.model, record.setting, gpu=CARD)
@@ -124,8 +130,21 @@ def judge(record: MeasurementRecord) -> Verdict:
         return Verdict(record, "refused", said=error.message)
     allocated = found.peak_allocated_bytes / record.peak_allocated_bytes - 1
     reserved = found.peak_reserved_bytes / record.peak_reserved_bytes - 1
-    is_equal = max(abs(allocated), abs(reserved)) <= EQUAL
-    return Verdict(record, "equal" if is_equal else "wrong", allocated, reserved)
+    if record.setting.compiles:
+        found_within = [TRACED.low <= 1 / (1 + e) <= TRACED.high for e in (allocated, reserved)]
+        what = "within" if all(found_within) else "wrong"
+    else:
+        what = "equal" if max(abs(allocated), abs(reserved)) <= EQUAL else "wrong"
+    return Verdict(record, what, allocated, reserved)
+
+
+def show_compiled(verdicts: Sequence[Verdict]) -> str:
+    rows = [
+        [v.record.model.title, v.what, *("–" if e is None else f"{e:+.1%}"
+         for e in (v.allocated, v.reserved)), v.said.partition(" at ")[0]]
+        for v in verdicts
+    ]  # fmt: skip
+    return tabulate(rows, ["model", "", "allocated", "reserved", "said"], disable_numparse=True)
 
 
 def show(verdicts: Sequence[Verdict]) -> str:
@@ -153,22 +172,24 @@ def show(verdicts: Sequence[Verdict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", help="MODELs of planner estimate")
-    parser.add_argument("--record", type=Path, default=records_path())
+    parser.add_argument("--record", type=Path)
     parser.add_argument("--kept", action="store_true", help="run nothing")
     parser.add_argument("--sample", type=int, metavar="N")
+    parser.add_argument("--compiled", action="store_true", help="compiled steps")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    path = given.record or records_path(given.compiled)
     if given.here:
-        rows = rows_of(given.models)
+        rows = rows_of(given.models, given.compiled)
         rows = sample(rows, given.sample) if given.sample else rows
-        carry_out(remaining_rows(rows, read_records(given.record).records), given.record)
+        carry_out(remaining_rows(rows, read_records(path).records), path)
         return
     if not given.kept:
-        run(given.models, given.sample, given.record)
+        run(given.models, given.sample, path, given.compiled)
     importlib.import_module("torch")  # so that the traces are made here, and not each elsewhere
     began = time.monotonic()
-    verdicts = [judge(record) for record in read_records(given.record).records]
-    print(show(verdicts))
+    verdicts = [judge(record) for record in read_records(path).records]
+    print(show_compiled(verdicts) if given.compiled else show(verdicts))
     print(f"The estimates took {time.monotonic() - began:.0f} s.", file=sys.stderr)
 
 

@@ -21,7 +21,16 @@ from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
 from search.loop.study.records import read_records
 from search.tuning.validation.matrix import MatrixFile
-from tests.benchmarks.models import LISTED, TRUTH, Verdict, judge, library_of, run, sample
+from tests.benchmarks.models import (
+    COMPILED,
+    LISTED,
+    TRUTH,
+    Verdict,
+    judge,
+    library_of,
+    run,
+    sample,
+)
 
 RECORDS = sorted(TRUTH.glob("*.jsonl"))[-1]
 TABLES = Path(__file__).parent / "TABLES.md"
@@ -106,6 +115,30 @@ def test_a_sample_is_what_the_tables_say() -> None:
     assert [v for v in judged if not is_as_shown(v)] == []
     if missing := {library_of(record) for record in chosen if not is_installed(record)}:
         pytest.skip(f"the others are as shown; not installed: {', '.join(sorted(missing))}")
+
+
+def compiled_records() -> dict[str, MeasurementRecord]:
+    (path,) = (TRUTH / "compiled").glob("*.jsonl")
+    return {record.model.title: record for record in read_records(path).records}
+
+
+def test_the_compiled_steps_of_the_list_are_recorded_and_shown() -> None:
+    text = TABLES.read_text(encoding="utf-8")
+    block = text.split("<!-- python -m tests.benchmarks.models --compiled --kept -->\n```\n")[1]
+    shown = {line.split()[0]: line.split()[1] for line in block.split("\n```")[0].splitlines()[2:]}
+    (group,) = MatrixFile.model_validate(parse_yaml(read_text(COMPILED, MIB), COMPILED.name)).groups
+    assert set(compiled_records()) == set(group.models) == set(shown)
+    assert set(shown.values()) == {"within"}
+    for record in compiled_records().values():
+        assert record.status == "measured"
+        assert record.device.emulated
+        assert record.setting.compile == "default"
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("model", ["torchvision:mobilenet_v3_small", "timm:vit_small_patch16_224"])
+def test_a_compiled_step_is_within_its_range(model: str) -> None:
+    assert judge(compiled_records()[model]).what == "within"
 
 
 @pytest.mark.emulated
