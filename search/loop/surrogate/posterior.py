@@ -32,7 +32,7 @@ from search.probe.interval import median_interval
 # sixteen settings, tests/truth/cpu_grid_2026-11-20.jsonl); of a GPU there are none yet.
 REPEAT_SD = 0.01
 # Close to the limit a step may be far slower than it is elsewhere, where the allocator gives back
-# and asks again, and says as little of the others. Both are assumptions.
+# and asks again, and says as little of the others: none is expected to gain there. All assumptions.
 CLOSE, CLOSE_SD = 0.96, 0.2
 SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at most
 MEMORY_SD = 0.005
@@ -204,16 +204,19 @@ class Posterior:
         fits = np.array([(twins >= 0) & good[twins] for twins in self.twins])
         return np.asarray(fits.any(axis=0))
 
-    def _fits(self, log_bytes: Array, sd: Array) -> Array:
+    def _fits(self, log_bytes: Array, sd: Array, share: float = 1.0) -> Array:
+        """With which probability each needs no more than a share of the budget."""
         if self.budget_bytes is None:
             return np.where(self.excluded & ~self.proven, 0.0, 1.0)
-        within = normal_cdf((log(self.budget_bytes) - log_bytes) / sd)
+        within = normal_cdf((log(share * self.budget_bytes) - log_bytes) / sd)
         return np.where(self.proven, 1.0, within)
 
     def improvement(self, predicted: Prediction, allowed: Mask, best_rate: float) -> Array:
         """The expected gain of a probe of each that is allowed, as a share of the best rate so
-        far: by how much it should be faster, times how probably it fits and runs."""
-        gains = expected_improvement(predicted, best_rate) * predicted.fits * predicted.runs
+        far: by how much it should be faster, times how probably it runs and fits with room to
+        spare. Close to the limit it may be far slower, which no prediction says."""
+        roomy = self._fits(predicted.log_bytes, predicted.log_bytes_sd, CLOSE)
+        gains = expected_improvement(predicted, best_rate) * roomy * predicted.runs
         return np.where(allowed, gains, 0.0)
 
     def shared_improvement(self, predicted: Prediction, gains: Array, best_rate: float) -> Array:
@@ -255,11 +258,12 @@ class Posterior:
     def _draw_fitting(
         self, random: np.random.Generator, predicted: Prediction, top: Indices
     ) -> Mask:
-        """Whether each of `top` fits, in each draw from the joint posterior of what they need."""
+        """Whether each of `top` has room to spare, in each draw from the joint posterior of what
+        they need."""
         if self.budget_bytes is None:
             return np.broadcast_to(predicted.fits[top] > 0, (NUM_DRAWS, len(top))).copy()
         need = self._draw(random, predicted.log_bytes[top], self.bytes.covariance(top))
-        return np.asarray((need <= log(self.budget_bytes)) | self.proven[top])
+        return np.asarray((need <= log(CLOSE * self.budget_bytes)) | self.proven[top])
 
     @staticmethod
     def _draw(random: np.random.Generator, mean: Array, covariance: Array) -> Array:
