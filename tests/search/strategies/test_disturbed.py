@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import log
 
+import numpy as np
 import pytest
 
 from planner.core.schema import MeasurementRecord
@@ -71,6 +72,24 @@ def test_a_probe_close_to_the_limit_says_little_of_the_others() -> None:
         posterior.observe(index, record)
         moved.append(abs(posterior.predict().log_seconds - before).sum())
     assert moved[1] < 0.5 * moved[0]
+
+
+def test_what_fits_without_room_to_spare_is_expected_to_gain_little() -> None:
+    replay = Replay(TABLE)
+    candidates = replay.space.candidates
+    batches = [c.setting.batch_size for c in candidates]
+    known, index = batches.index(4), batches.index(16)
+    gains, fits = [], []
+    for budget in (4 * BUDGET, int(true_bytes(candidates[index].setting) / 0.98)):
+        posterior = Posterior(replay.space, true_prior(replay), budget)
+        posterior.observe(known, replay.probe(candidates[known]))
+        predicted = posterior.predict()
+        everything = np.ones(len(candidates), dtype=bool)
+        rate = 0.8 * float(np.exp(predicted.log_rate[index]))
+        gains.append(posterior.improvement(predicted, everything, rate)[index])
+        fits.append(predicted.fits[index])
+    assert fits[1] > 0.5
+    assert gains[1] < 0.5 * gains[0]
 
 
 def test_where_most_probes_are_disturbed_that_is_how_the_machine_runs() -> None:
