@@ -22,8 +22,9 @@ from planner.memory.compiled import has_known_graphs
 from planner.step.zero import on_one_device
 
 # A line goes through the first and the last, which lie well apart: chunks of a batch, or pairs of
-# its samples, look affine between neighbours. At that between them one step is checked: a further
-# one does as much, but for the optimizer, which knows of no batch.
+# its samples, look affine between neighbours. At the one between them a library's model is checked
+# by one step: what a further one does besides is the optimizer's, which knows no batch. A model of
+# one's own may keep something from step to step (a queue), and is checked by as many.
 RECORDED_BATCHES = (2, 3, 7)
 # Steps that a process holds, each of some 10,000 events.
 MAX_HELD = 128
@@ -131,9 +132,8 @@ class TracedStep:
     def _record_affine(self, batch_size: int) -> None:
         try:
             first, between, last = self._recorded_batches
-            at_first, one_step = self._trace(first), self._trace(between, num_steps=1)
-            affine = AffineLedger.through(at_first, self._trace(last))
-            affine.check(one_step)
+            affine = AffineLedger.through(self._trace(first), self._trace(last))
+            affine.check(self._trace(between, self._checked_steps))
             at = replace(affine.at, notes=self._notes(affine.at, ANY_BATCH))
             self._keep(ANY_BATCH, replace(affine, at=at))
         except NotAffineError as error:
@@ -144,6 +144,10 @@ class TracedStep:
             said = error.message.partition("\n")[0]
             batches = ", ".join(map(str, self._recorded_batches))
             self.held[ANY_BATCH] = NotAffine(f"batches {batches} cannot all be traced: {said}")
+
+    @property
+    def _checked_steps(self) -> int | None:
+        return None if isinstance(self.model, FactoryModel) else 1
 
     @property
     def _recorded_batches(self) -> tuple[int, ...]:
@@ -169,8 +173,7 @@ class TracedStep:
         return ledger_key(self.model, self.setting, ANY_BATCH)
 
     def _trace(self, batch_size: int, num_steps: int | None = None) -> Ledger:
-        """Of so many steps, without a validation; else of as many as there are until one repeats
-        the one before."""
+        """Of `num_steps`, without validation; else of `steps_until_steady`, and with it."""
         setting = self.setting.model_copy(update={"batch_size": batch_size})
         if num_steps is not None:
             setting = setting.model_copy(update={"validation_batch_size": 0})
@@ -188,8 +191,9 @@ class TracedStep:
         day = datetime.now(UTC).date().isoformat()
         if batch_size == ANY_BATCH:
             first, between, last = self._recorded_batches
-            how = f"recorded at batches {first} and {last}, checked at"
-            notes = [f"traced on {day}: {how} {between}, every size affine in between"]
+            how = f"recorded at batches {first} and {last}, checked at {between}"
+            how += " by one step" if self._checked_steps == 1 else ""
+            notes = [f"traced on {day}: {how}: every size is affine in the batch"]
         else:
             notes = [f"traced on {day} at batch {batch_size} by itself"]
             notes += [f"{self.reason} Each batch size is traced by itself"] if self.reason else []

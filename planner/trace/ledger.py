@@ -36,8 +36,8 @@ def trace_estimate(
     num_steps: int | None = None,
 ) -> Ledger:
     """The optimizer steps of the real module on fake tensors, with gradients summed as eager does:
-    `num_steps`, or as many as there are until one repeats the one before. Compiled, its forward and
-    backward are the kernels of torch's own graph at the setting's batch.
+    `num_steps`, by default `steps_until_steady`. Compiled, its forward and backward are the kernels
+    of torch's own graph at the setting's batch.
 
     `build` makes the module; without it, the library of a `SwinConfig` or the factory that a
     `FactoryModel` names. Raises UnsupportedError for what a trace does not follow (a value that

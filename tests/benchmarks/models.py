@@ -9,7 +9,7 @@
 Each step is a short probe on an emulated machine; what was recorded is not run again. It needs
 torch's CUDA build and a C compiler. A model is equal where both peaks are those of the device to
 within the rounding of an allocation, refused where the planner says why, else wrong. A compiled
-one is within where they are in the range of a traced compiled step.
+step is within if both lie in the range that is stated of traced compiled steps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from search.tuning.validation.run import remaining_rows
 
 TRUTH = Path(__file__).parents[1] / "truth" / "models"
 LISTED, COMPILED = TRUTH / "models.yaml", TRUTH / "compiled.yaml"
-CARD, BATCH_SIZE, SEED = "a100-sxm-80gb", 4, 0
+CARD, BATCH_SIZE, COMPILED_BATCH, SEED = "a100-sxm-80gb", 4, 16, 0
 WHATS = ("equal", "refused", "wrong")
 TRACE_SECONDS, PROBE_SECONDS = 600, 900
 EQUAL = 0.001  # a share of the peak: requests of less than 512 B are rounded in other places
@@ -69,9 +69,12 @@ def records_path(compiled: bool) -> Path:
 
 
 def rows_of(models: Sequence[str], compiled: bool) -> list[Row]:
-    """The rows of a list, or those of `models` in two precisions."""
+    """The rows of a list, or those of `models`: in two precisions, or compiled."""
     if not models:
         return read_matrix(COMPILED if compiled else LISTED)
+    if compiled:
+        setting = {"batch_size": COMPILED_BATCH, "precision": "bf16", "compile": "default"}
+        return expand([Group(name="given", models=list(models), setting=setting)])
     grid = {"precision": ["bf16", "fp32"]}
     setting = {"batch_size": BATCH_SIZE}
     return expand([Group(name="given", models=list(models), grid=grid, setting=setting)])

@@ -6,8 +6,8 @@ The devices are those of tests/benchmarks/simulated_draws.py, each with one thin
 of it: a precision or an attention that crashes or gives NaN, bf16 that the card emulates, a compile
 mode that wins by 30%. And those of tests/benchmarks/described_devices.py, whose physics has nothing
 in common with the prediction. Regret, in %, is of the setting that is recommended, by the truth.
-Beside it that of one who knows the best setting of each compile mode, and not which mode is best:
-what the seconds of compiling cost any search, in nine of ten.
+Beside it, in nine of ten, that of one who knows the best setting of each compile mode, and not
+which mode is best: what seconds of compiling cost.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import functools
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -118,14 +119,21 @@ def test_a_sample_is_what_the_tables_say() -> None:
 
 
 def compiled_records() -> dict[str, MeasurementRecord]:
-    (path,) = (TRUTH / "compiled").glob("*.jsonl")
+    path = sorted((TRUTH / "compiled").glob("*.jsonl"))[-1]
     return {record.model.title: record for record in read_records(path).records}
 
 
 def test_the_compiled_steps_of_the_list_are_recorded_and_shown() -> None:
     text = TABLES.read_text(encoding="utf-8")
     block = text.split("<!-- python -m tests.benchmarks.models --compiled --kept -->\n```\n")[1]
-    shown = {line.split()[0]: line.split()[1] for line in block.split("\n```")[0].splitlines()[2:]}
+    rows = [line.split() for line in block.split("\n```")[0].splitlines()[2:]]
+    shown = {model: what for model, what, *_ in rows}
+    allocated, reserved = ([abs(float(row[n].rstrip("%"))) for row in rows] for n in (2, 3))
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert (
+        f"of {len(rows)} such models compiled, allocated is {median(allocated):.1f}% off in the "
+        f"median and {max(allocated)}% at worst, reserved {max(reserved)}% at worst"
+    ) in readme
     (group,) = MatrixFile.model_validate(parse_yaml(read_text(COMPILED, MIB), COMPILED.name)).groups
     assert set(compiled_records()) == set(group.models) == set(shown)
     assert set(shown.values()) == {"within"}

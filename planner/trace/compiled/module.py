@@ -120,25 +120,33 @@ class _Forward:
 
 
 def _in_the_form_of(returned: Any, results: Sequence[Tensor]) -> Any:
-    """`results` in the structure that the module's own code returned, matched by shape and dtype
-    (a graph may return its buffers' updates too), or by shape: what is interpolated is fp32 under
-    autocast, and keeps its dtype where torch decomposes it (2.14 on an emulated A100)."""
+    """`results` in the structure that the module's own code returned, matched by shape and dtype: a
+    graph may return its buffers' updates too.
+
+    Where a dtype differs, as of what is interpolated under autocast, which torch decomposes and
+    leaves in 16 bits (2.14 on an emulated A100), the module's own are the last, in its order."""
     leaves, structure = tree_flatten(returned)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    last = results[len(results) - len(tensors) :]
     left = dict(enumerate(results))
     found = []
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            alike = [i for i, result in left.items() if result.shape == leaf.shape]
-            index = next((i for i in alike if left[i].dtype == leaf.dtype), next(iter(alike), None))
-            if index is None:
-                raise UnsupportedError(
-                    f"the module returns a tensor of shape {list(leaf.shape)} that its compiled "
-                    "graph does not.",
-                    "Estimate it with --compile off, or measure with 'planner tune'.",
-                )
-            leaf = left.pop(index)
-        found.append(leaf)
-    return tree_unflatten(found, structure)
+    for leaf in tensors:
+        like = (leaf.shape, leaf.dtype)
+        index = next((i for i, r in left.items() if (r.shape, r.dtype) == like), None)
+        if index is not None:
+            found.append(left.pop(index))
+        elif [r.shape for r in last] == [t.shape for t in tensors]:
+            found = list(last)
+            break
+        else:
+            raise UnsupportedError(
+                f"the module returns a tensor of shape {list(leaf.shape)} that its compiled graph "
+                "does not.",
+                "Estimate it with --compile off, or measure with 'planner tune'.",
+            )
+    filled = iter(found)
+    whole = [next(filled) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return tree_unflatten(whole, structure)
 
 
 def _recorder() -> Recorder:

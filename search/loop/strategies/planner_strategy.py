@@ -14,7 +14,7 @@ from search.loop.strategies.strategy import TOLERANCE, Choice, Phase, Situation
 from search.loop.surrogate.arrays import Array, Mask, Values
 from search.loop.surrogate.broken_parts import is_plain
 from search.loop.surrogate.expectation import expectation
-from search.loop.surrogate.posterior import Posterior, Prediction
+from search.loop.surrogate.posterior import CLOSE, Posterior, Prediction
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
 from search.loop.surrogate.probe_cost import again_seconds
 from search.probe.evidence import rate_interval
@@ -117,7 +117,7 @@ class PlannerStrategy:
             return self._first(predicted, affordable, situation.seconds_left)
         choice = self._next(predicted, affordable, best[1], situation)
         if choice is None and not np.array_equal(open_now, affordable):
-            beyond = self.posterior.improvement(predicted, open_now, best[1])
+            beyond = self.posterior.improvement(predicted, open_now, best[1], CLOSE)
             if beyond.max() >= self.tolerance:
                 self.stopped_because = "what could gain more takes longer than the budget has left"
         return choice
@@ -177,14 +177,16 @@ class PlannerStrategy:
     def _next(
         self, predicted: Prediction, allowed: Mask, best_rate: float, situation: Situation
     ) -> Choice | None:
-        alone = self.posterior.improvement(predicted, allowed, best_rate)
+        # Within a budget no probe is spent on what may turn out slow for want of room.
+        share = 1.0 if situation.seconds_left is None else CLOSE
+        alone = self.posterior.improvement(predicted, allowed, best_rate, share)
         if alone.max() < self.tolerance and self.posterior.num_measured >= FEWEST:
             above = self._rung_above(predicted, allowed)
             if above is not None:
                 return self._choice(above, predicted, "search", best_rate)
             why = f"another probe would gain under {self.tolerance:.1%}"
             return self._finish(why, situation)
-        gain = self.posterior.shared_improvement(predicted, alone, best_rate)
+        gain = self.posterior.shared_improvement(predicted, alone, best_rate, share)
         if not gain.any():  # too little for any draw to show, and yet asked for
             gain = alone
         if not gain.any():  # then the fastest of what is left

@@ -31,8 +31,8 @@ from search.probe.interval import median_interval
 # an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
 # sixteen settings, tests/truth/cpu_grid_2026-11-20.jsonl); of a GPU there are none yet.
 REPEAT_SD = 0.01
-# Close to the limit a step may be far slower than it is elsewhere, where the allocator gives back
-# and asks again, and says as little of the others: none is expected to gain there. All assumptions.
+# Close to the limit the allocator may give memory back and ask for it again, which slows a step: a
+# probe there says little of the others. Both are assumptions.
 CLOSE, CLOSE_SD = 0.96, 0.2
 SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at most
 MEMORY_SD = 0.005
@@ -211,15 +211,19 @@ class Posterior:
         within = normal_cdf((log(share * self.budget_bytes) - log_bytes) / sd)
         return np.where(self.proven, 1.0, within)
 
-    def improvement(self, predicted: Prediction, allowed: Mask, best_rate: float) -> Array:
+    def improvement(
+        self, predicted: Prediction, allowed: Mask, best_rate: float, share: float = 1.0
+    ) -> Array:
         """The expected gain of a probe of each that is allowed, as a share of the best rate so
-        far: by how much it should be faster, times how probably it runs and fits with room to
-        spare. Close to the limit it may be far slower, which no prediction says."""
-        roomy = self._fits(predicted.log_bytes, predicted.log_bytes_sd, CLOSE)
-        gains = expected_improvement(predicted, best_rate) * roomy * predicted.runs
+        far: by how much it should be faster, times how probably it runs and fits in a `share` of
+        the budget."""
+        fits = self._fits(predicted.log_bytes, predicted.log_bytes_sd, share)
+        gains = expected_improvement(predicted, best_rate) * fits * predicted.runs
         return np.where(allowed, gains, 0.0)
 
-    def shared_improvement(self, predicted: Prediction, gains: Array, best_rate: float) -> Array:
+    def shared_improvement(
+        self, predicted: Prediction, gains: Array, best_rate: float, share: float = 1.0
+    ) -> Array:
         """The expected gain of probing all that have one by themselves (`gains`, of `improvement`),
         as a share of the best rate so far, and shared out: in each draw from the joint posterior to
         the candidate that is best in it."""
@@ -230,7 +234,7 @@ class Posterior:
             return shares
         random = np.random.default_rng(0)  # the same draws each time: no strategy needs luck
         rates = self._draw(random, predicted.log_rate[top], self.seconds.covariance(top))
-        usable = self._draw_fitting(random, predicted, top)
+        usable = self._draw_fitting(random, predicted, top, share)
         usable &= self.broken_parts.draw(random, NUM_DRAWS, top)
         gain = np.where(usable, rates - log(best_rate), 0.0)
         winner = gain.argmax(axis=1)
@@ -256,14 +260,14 @@ class Posterior:
         return told
 
     def _draw_fitting(
-        self, random: np.random.Generator, predicted: Prediction, top: Indices
+        self, random: np.random.Generator, predicted: Prediction, top: Indices, share: float
     ) -> Mask:
-        """Whether each of `top` has room to spare, in each draw from the joint posterior of what
-        they need."""
+        """Whether each of `top` fits in that share of the budget, in each draw from the joint
+        posterior of what they need."""
         if self.budget_bytes is None:
             return np.broadcast_to(predicted.fits[top] > 0, (NUM_DRAWS, len(top))).copy()
         need = self._draw(random, predicted.log_bytes[top], self.bytes.covariance(top))
-        return np.asarray((need <= log(CLOSE * self.budget_bytes)) | self.proven[top])
+        return np.asarray((need <= log(share * self.budget_bytes)) | self.proven[top])
 
     @staticmethod
     def _draw(random: np.random.Generator, mean: Array, covariance: Array) -> Array:

@@ -14,7 +14,7 @@ from search.loop.result.contenders import choose, contenders
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Situation
 from search.loop.surrogate.gaussian_process import SLOWED
-from search.loop.surrogate.posterior import Posterior
+from search.loop.surrogate.posterior import CLOSE, Posterior
 from search.loop.surrogate.probe_cost import again_seconds
 from search.probe.evidence import is_disturbed
 from tests.search.tables import BUDGET, invented_table, true_bytes, true_prior
@@ -86,7 +86,7 @@ def test_what_fits_without_room_to_spare_is_expected_to_gain_little() -> None:
         predicted = posterior.predict()
         everything = np.ones(len(candidates), dtype=bool)
         rate = 0.8 * float(np.exp(predicted.log_rate[index]))
-        gains.append(posterior.improvement(predicted, everything, rate)[index])
+        gains.append(posterior.improvement(predicted, everything, rate, CLOSE)[index])
         fits.append(predicted.fits[index])
     assert fits[1] > 0.5
     assert gains[1] < 0.5 * gains[0]
