@@ -124,7 +124,7 @@ def partition_of(
             call(torch.compile(module, backend=backend, dynamic=False, fullgraph=True))
     except torch._dynamo.exc.TorchDynamoException as error:
         cause = getattr(error, "inner_exception", None)
-        what = "as one graph: " if cause is None else f"by torch: {type(cause).__name__} "
+        what = "as one graph: " if cause is None else f"by torch ({type(cause).__name__}): "
         said = str(cause or error).strip().partition("\n")[0]
         raise PlannerError(
             f"{title} cannot be compiled {what}{said}",

@@ -177,7 +177,7 @@ class PlannerStrategy:
     def _next(
         self, predicted: Prediction, allowed: Mask, best_rate: float, situation: Situation
     ) -> Choice | None:
-        # Within a budget no probe is spent on what may turn out slow for want of room.
+        # Within a budget no gain is expected of what may turn out slow for want of room.
         share = 1.0 if situation.seconds_left is None else CLOSE
         alone = self.posterior.improvement(predicted, allowed, best_rate, share)
         if alone.max() < self.tolerance and self.posterior.num_measured >= FEWEST:
