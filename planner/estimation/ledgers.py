@@ -133,7 +133,7 @@ def record_ledgers(
         title = missing[0][0].model.title
         what = f"{title} ({len(missing)} settings)" if len(missing) > 1 else title
         compiles = any(step.setting.compile != "off" for step, _ in missing)
-        wait = "a minute or so, compiled" if compiles else "some seconds"
+        wait = "one to three minutes, compiled" if compiles else "some seconds"
         wait += ", for each" if len(missing) > 1 else ""
         where = ledger_cache.folder()
         tell = say or _say

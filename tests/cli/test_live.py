@@ -150,7 +150,7 @@ def test_a_table_and_colours_only_where_a_terminal_has_them(name: str, value: st
     with Terminal(replay(), rows=60, environment={name: value}) as terminal:
         assert terminal.wait() == 0
         terminal.assert_whole()
-        assert "[search] probe 4: batch 128" in terminal.text()
+        assert "[search] probe 2: batch 128" in terminal.text()
         is_drawn = "╭".encode() in terminal.raw
         assert (is_drawn, b"\x1b[1m" in terminal.raw) == (name != "CI",) * 2
         assert (b"\x1b[32m" in terminal.raw) == (value == "xterm")

@@ -35,7 +35,8 @@ UNDISTURBED = 1.2  # times as fast, that what was disturbed may be without: a ju
 # a processor, and took six of ten minutes.
 FIRST_COST = 0.1
 # Of the gain that an eager probe tells of, without being what gains: within a budget a compiled one
-# costs ten times as much, and most of what is not known of it is not its compiler's doing.
+# costs ten times as much, and most of what is not known of it is not its compiler's doing. Without
+# it ten minutes find as much, and three lose 11 in place of 8.7% (mean of 48 simulated devices).
 SCOUTING = 0.25
 # While there is time for so many probes as long as the next one, a gain is shared among settings
 # that are alike, as several will be tried. Of 2, 3 and 4, 3 lost least in three minutes (24
@@ -222,10 +223,10 @@ class PlannerStrategy:
         scouts = [these for these in scouts if not these[tried].any()]
         if not strange[ran].any() and strange[tried].sum() < MAX_FAILURES:
             scouts.insert(0, strange & (modes == "off"))
+        cheap = sure & (seconds <= SCOUT_SHARE * left)
         for these in scouts:
-            index = _argmax(worth, sure & these)
-            if (sure & these).any() and seconds[index] <= SCOUT_SHARE * left:
-                return index
+            if (these & cheap).any():
+                return _argmax(worth, these & cheap)
         worth -= FIRST_COST * np.log(seconds)  # a batch nearly as fast shows it as well, and sooner
         total = self.kept_seconds / FINALISTS_SHARE
         for mode in np.setdiff1d(modes, modes[tried]):

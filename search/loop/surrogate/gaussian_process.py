@@ -7,9 +7,9 @@ one setting corrects all that share a factor with it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import hypot, log2
+from math import hypot, log2, sqrt
 
 import numpy as np
 
@@ -39,8 +39,8 @@ class KernelScales:
     `bias` is the whole scale, an axis's entry how much one of its values may deviate (`other` where
     it has none), `slope` the deviation per doubling of the batch, `overhead` that of what
     a step costs at any batch, `arm` that of a whole arm but its optimizer's implementation,
-    `implementation` what that adds, `fused` what the compiler makes of an attention, `smooth`
-    what bends along an arm, `nugget` what nothing explains.
+    `implementation` what that adds, `compiled` what any compiler gains, `fused` what it makes of an
+    attention, `smooth` what bends along an arm, `nugget` what nothing explains.
     They are starting points: probes that are further off widen all but the bias. Probes that agree
     do not narrow them: a few say little of what was not probed.
     """
@@ -53,6 +53,7 @@ class KernelScales:
     smooth: float
     nugget: float
     implementation: float = 0.005
+    compiled: float = 0.0
     fused: float = 0.0
     other: float = 0.1
 
@@ -88,6 +89,7 @@ class GaussianProcess:
         self.codes = _axis_codes(space)
         self.arms = _codes(c.arm for c in space.candidates)
         self.families = _codes(_family(c, space.axes) for c in space.candidates)
+        self.compiled = _codes(c.setting.compile == "off" for c in space.candidates)
         self.fused = _codes(
             (c.setting.compile == "off", c.setting.attention) for c in space.candidates
         )
@@ -158,29 +160,29 @@ class GaussianProcess:
     def _kernel(self, a: Indices, b: Indices, belief: Belief) -> Array:
         scales, octaves = belief.scales, self.octaves
         total = np.zeros((len(a), len(b)))
-        for axis, codes in self.codes.items():
-            total += scales.of_axis(axis) ** 2 * (codes[a][:, None] == codes[b][None, :])
-        total += scales.fused**2 * (self.fused[a][:, None] == self.fused[b][None, :])
+        for scale, codes in self._shared(scales):
+            total += scale**2 * (codes[a][:, None] == codes[b][None, :])
         total += scales.slope**2 * octaves[a][:, None] * octaves[b][None, :]
         total += scales.overhead**2 * self.fixed_share[a][:, None] * self.fixed_share[b][None, :]
         gap = octaves[a][:, None] - octaves[b][None, :]
         same_family = self.families[a][:, None] == self.families[b][None, :]
-        total += scales.arm**2 * same_family
-        total += scales.implementation**2 * (self.arms[a][:, None] == self.arms[b][None, :])
         total += scales.smooth**2 * np.exp(-0.5 * gap**2) * (0.5 + 0.5 * same_family)
-        total += scales.nugget**2 * RUNG_SHARE * (self.rungs[a][:, None] == self.rungs[b][None, :])
-        total += (
-            scales.nugget**2 * FAMILY_SHARE * (self.cells[a][:, None] == self.cells[b][None, :])
-        )
-        own = 1 - RUNG_SHARE - FAMILY_SHARE
-        total += scales.nugget**2 * own * (a[:, None] == b[None, :])
         return scales.bias**2 + belief.spread**2 * total
+
+    def _shared(self, scales: KernelScales) -> Iterator[tuple[float, Indices]]:
+        """Each term that settings have in common whose codes are equal."""
+        yield from ((scales.of_axis(axis), codes) for axis, codes in self.codes.items())
+        yield scales.compiled, self.compiled
+        yield scales.fused, self.fused
+        yield scales.arm, self.families
+        yield scales.implementation, self.arms
+        yield scales.nugget * sqrt(RUNG_SHARE), self.rungs
+        yield scales.nugget * sqrt(FAMILY_SHARE), self.cells
+        yield scales.nugget * sqrt(1 - RUNG_SHARE - FAMILY_SHARE), np.arange(len(self.arms))
 
     def _variance(self, belief: Belief, at: Indices) -> Array:
         scales = belief.scales
-        steady = sum(scales.of_axis(axis) ** 2 for axis in self.codes)
-        steady += scales.arm**2 + scales.implementation**2 + scales.fused**2
-        steady += scales.smooth**2 + scales.nugget**2
+        steady = scales.smooth**2 + sum(scale**2 for scale, _ in self._shared(scales))
         by_batch = np.square(scales.slope * self.octaves[at])
         by_batch += np.square(scales.overhead * self.fixed_share[at])
         return np.asarray(scales.bias**2 + belief.spread**2 * (steady + by_batch))

@@ -162,7 +162,7 @@ class ProbeCosts:
     def probing(self, log_step_seconds: Array) -> Array:
         """Expected seconds of a whole probe of each candidate, given the log of its step's."""
         start = median(self.startup) if self.startup else STARTUP_SECONDS
-        timing = median(self.timed) if self.timed else TIMED_SECONDS
+        timing = min([TIMED_SECONDS, *self.timed])  # at least: slow steps take longer
         steps = TIMED_STEPS * np.exp(log_step_seconds)
         return np.asarray(start + self._compiling_now() + np.maximum(timing, steps))
 

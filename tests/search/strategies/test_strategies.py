@@ -282,6 +282,20 @@ def test_another_precision_is_looked_at_once_and_eagerly_where_a_budget_allows_i
     assert sum(s.precision == "fp32" for s in failing) == MAX_FAILURES
 
 
+def test_steps_that_are_slow_in_one_precision_make_no_probe_of_another_long() -> None:
+    """Nor keep it from being looked at, where the card emulates the first one."""
+    replay = Replay(TABLE)
+    strategy = planner(replay, true_prior(replay), tolerance=0.0)
+    first = strategy.ask(Situation(seconds_left=600.0))
+    record = replay.probe(first.candidate)
+    slow = tuple(6.0 for _ in record.step_seconds)
+    more = {"step_seconds": slow, "probe_seconds": record.probe_seconds + sum(slow)}
+    strategy.tell(first.candidate, record.model_copy(update=more))
+    second = strategy.ask(Situation(seconds_left=500.0)).candidate.setting
+    assert first.candidate.setting.precision == "bf16"
+    assert (second.precision, second.compile) == ("fp32", "off")
+
+
 def test_each_attention_is_looked_at_eagerly_where_a_budget_allows_it() -> None:
     both = {"compile": ("off", "default"), "attention": ("eager", "sdpa")}
     replay = Replay(invented_table(0.0, {**SMALL, **both}))

@@ -55,7 +55,18 @@ def test_a_compiler_may_turn_the_order_of_attentions_round(space: Space) -> None
         for mode in ("off", "default")
     )
     spread = [_difference_sd(process, pair) for pair in (eager, compiled)]
-    assert spread[1] > 2.5 * spread[0]
+    assert spread[1] > 2 * spread[0]
+
+
+def test_what_a_compiler_gains_is_mostly_common_to_attentions(space: Space) -> None:
+    """A compiled step with one attention is slower than expected: so will that with another be,
+    rather than that its attention alone was the cause."""
+    process = GaussianProcess(space, ESTIMATED_SECONDS)
+    for attention in ("eager", "sdpa"):
+        process.observe(at(space, attention=attention), 0.0, 0.01)
+    process.observe(at(space, attention="sdpa", compile="default"), 0.3, 0.01)
+    mean, _ = process.predict(np.array([at(space, attention="eager", compile="default")]))
+    assert 0.15 < mean[0] < 0.3
 
 
 def _difference_sd(process: GaussianProcess, pair: np.ndarray) -> float:
