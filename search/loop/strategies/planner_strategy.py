@@ -45,7 +45,6 @@ ENOUGH_PROBES = 3
 MAY_FIT = 0.1  # a larger batch is tried before all ends where it fits with this probability
 # After so many failures and nothing measured, a setting that needs nothing of the machine.
 MAX_FAILURES = 2
-FINALISTS_SHARE = 0.15  # of the seconds a search is given, kept for those its finalists need
 SCOUT_SHARE = 0.05  # of the time left, that a probe of another precision may take
 MODE_SHARE = 0.4  # of the time given, that the only probe of a compile mode may take
 LAST_CALL = 1.2  # of what it may take, that would have to be left for it by the probe before
@@ -80,7 +79,7 @@ class PlannerStrategy:
         self.time_is_guessed = prior.seconds_scales == GUESSED_SECONDS
         self.tolerance = tolerance
         self.finalists = finalists
-        self.kept_seconds = 0.0  # for the finalists, at most
+        self.given_seconds = 0.0
         self.num_failures = 0
         self.stopped_because = ""
 
@@ -102,7 +101,7 @@ class PlannerStrategy:
         open_now = self._open(predicted, situation)
         if situation.seconds_left is not None:
             # The first that is heard of the budget is the most of it that is ever left.
-            self.kept_seconds = max(self.kept_seconds, FINALISTS_SHARE * situation.seconds_left)
+            self.given_seconds = max(self.given_seconds, situation.seconds_left)
         affordable = self._affordable(predicted, open_now, situation)
         best = self.posterior.best()
         if not open_now.any():
@@ -131,18 +130,8 @@ class PlannerStrategy:
     def _affordable(self, predicted: Prediction, open_now: Mask, situation: Situation) -> Mask:
         if situation.seconds_left is None:
             return open_now
-        left = self._left(situation.seconds_left)
-        return np.asarray(open_now & (self.posterior.probe_seconds(predicted) <= left))
-
-    def _left(self, seconds_left: float) -> float:
-        """For probes that are no finalist's."""
-        return seconds_left - min(self._finalists_seconds(), self.kept_seconds)
-
-    def _finalists_seconds(self) -> float:
-        """What the probes would take that the finalists need now."""
-        if not self.finalists:
-            return 0.0
-        return sum(again_seconds(self.posterior.records[i][0]) for i in self._needed_again())
+        seconds = self.posterior.probe_seconds(predicted)
+        return np.asarray(open_now & (seconds <= situation.seconds_left))
 
     def _first(self, predicted: Prediction, allowed: Mask, seconds_left: float | None) -> Choice:
         """The fastest that is safe, compilation counted; where none is, the likeliest to fit."""
@@ -196,7 +185,7 @@ class PlannerStrategy:
         seconds = self.posterior.probe_seconds(predicted)
         if situation.seconds_left is None:
             return self._choice(_argmax(gain / seconds, allowed), predicted, "search", best_rate)
-        left = self._left(situation.seconds_left)
+        left = situation.seconds_left
         worth = gain + SCOUTING * self.posterior.explained_by_scouts(gain, allowed)
         index = _argmax(worth / seconds, allowed)
         if ENOUGH_PROBES * seconds[index] > left:
@@ -228,12 +217,11 @@ class PlannerStrategy:
             if (these & cheap).any():
                 return _argmax(worth, these & cheap)
         worth -= FIRST_COST * np.log(seconds)  # a batch nearly as fast shows it as well, and sooner
-        total = self.kept_seconds / FINALISTS_SHARE
         for mode in np.setdiff1d(modes, modes[tried]):
             at = sure & (modes == mode)
             if at.any():
                 index = _argmax(worth, at)
-                if left / LAST_CALL < seconds[index] <= MODE_SHARE * total:
+                if left / LAST_CALL < seconds[index] <= MODE_SHARE * self.given_seconds:
                     return index
         return None
 

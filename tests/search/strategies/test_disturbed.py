@@ -15,7 +15,6 @@ from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Situation
 from search.loop.surrogate.gaussian_process import SLOWED
 from search.loop.surrogate.posterior import CLOSE, Posterior
-from search.loop.surrogate.probe_cost import again_seconds
 from search.probe.evidence import is_disturbed
 from tests.search.tables import BUDGET, invented_table, true_bytes, true_prior
 
@@ -195,16 +194,3 @@ def test_a_probe_that_was_killed_says_nothing_beside_a_disturbed_one() -> None:
         strategy.tell(candidate, record)
     assert strategy.ask(Situation(seconds_left=600.0)) is not None
     assert strategy.posterior.is_odd(replay.space.candidates.index(candidate))
-
-
-def test_a_budget_keeps_time_for_a_winner_that_was_throttled() -> None:
-    replay = Replay(TABLE)
-    strategy = PlannerStrategy(replay.space, true_prior(replay), BUDGET)
-    assert strategy.ask(Situation(seconds_left=600.0)) is not None
-    best = max(replay.rates(BUDGET).items(), key=lambda pair: pair[1])[0]
-    candidate = next(c for c in replay.space.candidates if c.id == best)
-    record = slowed(replay.probe(candidate), factor=1.02)
-    strategy.tell(candidate, record)
-    left = again_seconds(record) + 5.0
-    choice = strategy.ask(Situation(seconds_left=left))
-    assert (choice.candidate.id, choice.phase) == (best, "finalists")
