@@ -13,6 +13,7 @@ OTHERS_RAN = "other programs kept"  # how the flag begins of a machine that was 
 # The flag of a probe whose compile_seconds are less than those of a first compilation.
 FROM_CACHE = "compiled from a cache: compile_seconds is less than a first compile"
 HURRIED = "hurried by the deadline:"  # how a flag begins of a probe that took fewer steps for it
+STOPPED_EARLY = "stopped early:"  # how a flag begins of a probe that could not win any more
 THROTTLED = "throttled:"  # how the flag begins of a probe during which the device was
 # Words of the flags of a probe whose samples may be slower than the device is by itself.
 DISTURBANCES = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
-from search.probe.evidence import HURRIED
+from search.probe.evidence import HURRIED, STOPPED_EARLY
 from search.probe.interval import median_interval
 from search.probe.protocol import FedRequest, Timing
 
@@ -101,7 +101,7 @@ class StopRule:
     def _why_ended(self, samples: Sequence[float]) -> list[str]:
         if self.is_hopeless(samples):
             return [
-                f"stopped early: at best {self.best_images_per_second(samples):.4g} a second, "
+                f"{STOPPED_EARLY} at best {self.best_images_per_second(samples):.4g} a second, "
                 f"under the {self.request.give_up_images_per_second:.4g} that would matter"
             ]
         if self.is_precise(samples):

@@ -39,8 +39,8 @@ class KernelScales:
     `bias` is the whole scale, an axis's entry how much one of its values may deviate (`other` where
     it has none), `slope` the deviation per doubling of the batch, `overhead` that of what
     a step costs at any batch, `arm` that of a whole arm but its optimizer's implementation,
-    `implementation` what that adds, `compiled` what any compiler gains, `fused` what it makes of an
-    attention, `smooth` what bends along an arm, `nugget` what nothing explains.
+    `implementation` what that adds, `compiled` what compiling gains in all modes, `fused` what it
+    makes of an attention, `smooth` what bends along an arm, `nugget` what nothing explains.
     They are starting points: probes that are further off widen all but the bias. Probes that agree
     do not narrow them: a few say little of what was not probed.
     """

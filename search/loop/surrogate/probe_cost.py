@@ -12,7 +12,7 @@ from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.setting import COMPILED_FIELDS
 from search.loop.space import Space
 from search.loop.surrogate.arrays import Array
-from search.probe.evidence import FROM_CACHE
+from search.probe.evidence import FROM_CACHE, HURRIED, STOPPED_EARLY
 
 STARTUP_SECONDS = 5.0  # before the first probe says better: python, torch, building the model
 TIMED_SECONDS = 5.0
@@ -108,7 +108,8 @@ class ProbeCosts:
             return
         timed = sum(record.step_seconds)
         compiling = record.compile_seconds or 0.0
-        self.timed.append(timed)
+        if not any(flag.startswith((HURRIED, STOPPED_EARLY)) for flag in record.flags):
+            self.timed.append(timed)
         self.startup.append(max(record.probe_seconds - timed - compiling, 0.0))
         if record.compile_seconds is None:
             return

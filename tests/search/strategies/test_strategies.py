@@ -38,7 +38,7 @@ from search.loop.surrogate.probe_cost import (
     ProbeCosts,
     guess_compile_seconds,
 )
-from search.probe.evidence import FROM_CACHE
+from search.probe.evidence import FROM_CACHE, STOPPED_EARLY
 from tests.benchmarks.replays import probes_to_within, run_strategy
 from tests.search.tables import (
     BUDGET,
@@ -294,6 +294,21 @@ def test_steps_that_are_slow_in_one_precision_make_no_probe_of_another_long() ->
     second = strategy.ask(Situation(seconds_left=500.0)).candidate.setting
     assert first.candidate.setting.precision == "bf16"
     assert (second.precision, second.compile) == ("fp32", "off")
+
+
+def test_a_probe_that_was_stopped_early_makes_no_other_short() -> None:
+    setting = TrainSetting(batch_size=8)
+    space = space_of([setting, setting.model_copy(update={"batch_size": 16})])
+    costs = ProbeCosts(space, guess_compile_seconds("cuda", 12))
+    whole = make_record(setting).model_copy(
+        update={"step_seconds": (1.0,) * 4, "probe_seconds": 10.0}
+    )
+    flags = (f"{STOPPED_EARLY} at best 1 a second",)
+    early = {"step_seconds": (0.1,) * 3, "probe_seconds": 6.3, "flags": flags}
+    costs.observe(whole)
+    before = probing(costs, space)
+    costs.observe(whole.model_copy(update=early))
+    assert probing(costs, space) == pytest.approx(before)
 
 
 def test_each_attention_is_looked_at_eagerly_where_a_budget_allows_it() -> None:
