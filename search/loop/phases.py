@@ -16,8 +16,8 @@ from search.loop.space import Candidate
 from search.loop.strategies.in_order import StartingWith
 from search.loop.strategies.named import make_strategy
 from search.loop.strategies.plain_default import (
-    LeavingTime,
     PlainDefaultHunt,
+    WithPlainDefault,
     arm_candidates,
     plain_arm,
 )
@@ -80,12 +80,7 @@ def _probe(
         return session.run(own)
     hunt = PlainDefaultHunt(space, prior, budget_bytes, arm)
     kept = PLAIN_DEFAULT_SHARE * (options.budget_seconds or 0.0)
-    stopped = session.run(LeavingTime(own, hunt, kept) if kept else own)
-    if session.best_rate():
-        session.run(hunt)
-        if kept:
-            stopped = session.run(own)  # what was kept and not needed
-    return stopped
+    return session.run(WithPlainDefault(own, hunt, kept))
 
 
 def _summary(

@@ -283,10 +283,6 @@ class Session(Generic[SettingT, RecordT]):
         found = [r for r in self.in_space() if is_feasible(r, self.budget_bytes)]
         return max(found, key=lambda r: r.images_per_second or 0.0, default=None)
 
-    def best_rate(self) -> float | None:
-        best = self.best()
-        return None if best is None else best.images_per_second
-
     def note(self, text: str) -> None:
         self.on_progress(Progress("note", text))
 

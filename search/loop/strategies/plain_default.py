@@ -7,14 +7,15 @@ from dataclasses import replace
 from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.axes import AXES
 from search.loop.space import Candidate, Space
-from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Choice, Situation, Strategy
 from search.loop.surrogate.expectation import expectation
+from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import Prior
 from search.probe.evidence import is_feasible
 
 MAX_PROBES = 4
 LIKELY = 0.5
+OVERRUN = 2.0  # times as long as expected a probe may take: a compilation's seconds are a guess
 PROBES_KEPT = 1.5  # that it takes: mostly one, where the first fits and the next is known not to
 
 
@@ -54,54 +55,51 @@ def arm_candidates(space: Space, arm: str) -> list[Candidate]:
 
 
 class PlainDefaultHunt:
-    """A strategy for only that arm: where it is believed to end, then one up or down until the
-    largest batch that fits is known, in at most four probes."""
+    """Asks only for that arm, and once anything was measured: where it is believed to end, then one
+    up or down until the largest batch that fits is known, in at most four probes."""
 
     def __init__(self, space: Space, prior: Prior, budget_bytes: int | None, arm: str) -> None:
-        self.planner = PlannerStrategy(space, prior, budget_bytes, finalists=False)
+        self.posterior = Posterior(space, prior, budget_bytes)
         self.ladder = arm_candidates(space, arm)
-        place = {c.id: i for i, c in enumerate(space.candidates)}
-        self.positions = [place[c.id] for c in self.ladder]
+        self.place = {c.id: i for i, c in enumerate(space.candidates)}
+        self.positions = [self.place[c.id] for c in self.ladder]
         self.budget_bytes = budget_bytes
         self.fits: dict[str, bool] = {}
         self.asked = 0
-        self.stopped_because = ""
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
-        self.planner.tell(candidate, record)
+        self.posterior.observe(self.place[candidate.id], record)
         if not record.inconclusive and any(c.id == candidate.id for c in self.ladder):
             self.fits[candidate.id] = is_feasible(record, self.budget_bytes)
 
     def ask(self, situation: Situation) -> Choice | None:
         wanted = self._wanted(situation.seconds_left)
-        if wanted is None or wanted.id in situation.busy or self.asked >= MAX_PROBES:
-            self.stopped_because = "the plain default is known"
-            return None
-        if situation.seconds_left is not None and situation.seconds_left <= 0:
-            self.stopped_because = "the budget has ended"
+        if wanted is None or wanted.id in situation.busy or self.posterior.best() is None:
             return None
         self.asked += 1
-        posterior = self.planner.posterior
-        expected = expectation(posterior, posterior.predict(), wanted, "baseline")
+        expected = expectation(self.posterior, self.posterior.predict(), wanted, "baseline")
         return Choice(wanted, "baseline", expected=expected)
 
     def needed_seconds(self) -> float:
         """What it would take now."""
         wanted = self._wanted(None)
-        if wanted is None:
-            return 0.0
-        posterior = self.planner.posterior
-        seconds = posterior.probe_seconds(posterior.predict())
-        return PROBES_KEPT * float(seconds[self.positions[self.ladder.index(wanted)]])
+        return 0.0 if wanted is None else PROBES_KEPT * self.probe_seconds(wanted)
+
+    def probe_seconds(self, candidate: Candidate) -> float:
+        """What a probe of any candidate is expected to take."""
+        seconds = self.posterior.probe_seconds(self.posterior.predict())
+        return float(seconds[self.place[candidate.id]])
 
     def _wanted(self, seconds_left: float | None) -> Candidate | None:
         """The unprobed rung to try: above what fits where that is likely and there is time for it,
         else below what fails."""
+        if self.asked >= MAX_PROBES:
+            return None
         good = max((i for i, c in enumerate(self.ladder) if self.fits.get(c.id)), default=-1)
         bad = [i for i, c in enumerate(self.ladder) if i > good and self.fits.get(c.id) is False]
         end = min(bad, default=len(self.ladder))
-        predicted = self.planner.posterior.predict()
-        chance, seconds = predicted.fits, self.planner.posterior.probe_seconds(predicted)
+        predicted = self.posterior.predict()
+        chance, seconds = predicted.fits, self.posterior.probe_seconds(predicted)
         likely = [
             i
             for i in range(good + 1, end)
@@ -115,8 +113,9 @@ class PlainDefaultHunt:
         return None
 
 
-class LeavingTime:
-    """Another strategy, that leaves `hunt` the seconds it needs after it, `at_most` so many."""
+class WithPlainDefault:
+    """Another strategy, and `hunt` where that ends. Of a budget the hunt is left what it needs, at
+    most `at_most` seconds; it comes before a probe that could take those too."""
 
     def __init__(self, strategy: Strategy, hunt: PlainDefaultHunt, at_most: float) -> None:
         self.strategy, self.hunt, self.at_most = strategy, hunt, at_most
@@ -127,11 +126,24 @@ class LeavingTime:
         self.hunt.tell(candidate, record)
 
     def ask(self, situation: Situation) -> Choice | None:
-        assert situation.seconds_left is not None
-        left = situation.seconds_left - min(self.hunt.needed_seconds(), self.at_most)
-        if left <= 0:
-            self.stopped_because = "the budget has ended but for the plain default"
-            return None
-        choice = self.strategy.ask(replace(situation, seconds_left=left))
+        left = situation.seconds_left
+        kept = 0.0 if left is None else min(self.hunt.needed_seconds(), self.at_most, left)
+        choice = self._own(situation, kept)
+        if choice is not None and not self._may_take(choice, left, kept):
+            return choice
+        own_time = situation if choice is None else replace(situation, seconds_left=kept)
+        plain = self.hunt.ask(own_time)
+        return plain or choice or (self._own(situation, 0.0) if kept else None)
+
+    def _own(self, situation: Situation, kept: float) -> Choice | None:
+        left = situation.seconds_left
+        rest = situation if left is None else replace(situation, seconds_left=left - kept)
+        choice = self.strategy.ask(rest)
         self.stopped_because = self.strategy.stopped_because
         return choice
+
+    def _may_take(self, choice: Choice, left: float | None, kept: float) -> bool:
+        """Whether a probe may come to take what is kept."""
+        if left is None or not kept:
+            return False
+        return OVERRUN * self.hunt.probe_seconds(choice.candidate) > left - kept

@@ -71,14 +71,12 @@ class PlannerStrategy:
         budget_bytes: int | None,
         *,
         tolerance: float = TOLERANCE,
-        finalists: bool = True,
         images: float | None = None,
     ) -> None:
         self.space = space
         self.posterior = Posterior(space, prior, budget_bytes, images)
         self.time_is_guessed = prior.seconds_scales == GUESSED_SECONDS
         self.tolerance = tolerance
-        self.finalists = finalists
         self.given_seconds = 0.0
         self.num_failures = 0
         self.stopped_because = ""
@@ -252,7 +250,7 @@ class PlannerStrategy:
 
     def _finish(self, why: str, situation: Situation) -> Choice | None:
         """One more round over the finalists where noise confounds them; then nothing."""
-        again = self._confounded(situation) if self.finalists else None
+        again = self._confounded(situation)
         self.stopped_because = why if again is None else ""
         return again
 

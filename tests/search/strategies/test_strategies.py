@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED
 from search.loop.replay import Replay
-from search.loop.space import Space, make_space, space_of
+from search.loop.space import Candidate, Space, make_space, space_of
 from search.loop.strategies.in_order import ListStrategy
 from search.loop.strategies.named import make_strategy
 from search.loop.strategies.plain_default import (
-    LeavingTime,
     PlainDefaultHunt,
-    arm_candidates,
+    WithPlainDefault,
     plain_arm,
 )
 from search.loop.strategies.planner_strategy import MAX_FAILURES, PlannerStrategy
@@ -38,7 +37,7 @@ from search.loop.surrogate.probe_cost import (
     ProbeCosts,
     guess_compile_seconds,
 )
-from search.probe.evidence import FROM_CACHE, STOPPED_EARLY
+from search.probe.evidence import FROM_CACHE, STOPPED_EARLY, is_feasible
 from tests.benchmarks.replays import probes_to_within, run_strategy
 from tests.search.tables import (
     BUDGET,
@@ -56,7 +55,7 @@ TABLE = invented_table()
 
 
 def planner(replay: Replay, prior: Prior, **options: object) -> PlannerStrategy:
-    return PlannerStrategy(replay.space, prior, BUDGET, finalists=False, **options)
+    return PlannerStrategy(replay.space, prior, BUDGET, **options)
 
 
 def best_rate(replay: Replay) -> float:
@@ -320,33 +319,78 @@ def test_each_attention_is_looked_at_eagerly_where_a_budget_allows_it() -> None:
     assert {s.attention for s in eager} == {"eager", "sdpa"}
 
 
+class Listening(ListStrategy):
+    """Asks for one candidate, and keeps how many seconds it was left."""
+
+    def __init__(self, wanted: Candidate | None) -> None:
+        super().__init__([])
+        self.wanted, self.heard = wanted, list[float | None]()
+
+    def ask(self, situation: Situation) -> Choice | None:
+        self.heard.append(situation.seconds_left)
+        return None if self.wanted is None else Choice(self.wanted)
+
+
+def plain_hunt(replay: Replay) -> PlainDefaultHunt:
+    """After one probe, of the last candidate that fits."""
+    arm = plain_arm(replay.space)
+    assert arm is not None
+    hunt = PlainDefaultHunt(replay.space, true_prior(replay), BUDGET, arm)
+    records = [(c, replay.probe(c)) for c in replay.space.candidates]
+    measured, record = next(r for r in reversed(records) if is_feasible(r[1], BUDGET))
+    hunt.tell(measured, record)
+    return hunt
+
+
 def test_the_plain_default_is_left_the_time_it_will_take() -> None:
     """A probe and a half of its largest batch, at most what is kept; nothing once it is known."""
     replay = Replay(TABLE)
-    space, prior = replay.space, true_prior(replay)
-    arm = plain_arm(space)
-    assert arm is not None
-    hunt = PlainDefaultHunt(space, prior, BUDGET, arm)
-    heard: list[float | None] = []
-
-    class Listening(ListStrategy):
-        def ask(self, situation: Situation) -> Choice | None:
-            heard.append(situation.seconds_left)
-            return None
-
-    leaving = LeavingTime(Listening(space.candidates), hunt, at_most=90.0)
+    hunt = plain_hunt(replay)
+    small = hunt.ladder[0]
+    own = Listening(small)
+    both = WithPlainDefault(own, hunt, at_most=90.0)
     needed = hunt.needed_seconds()
-    assert leaving.ask(Situation(seconds_left=needed)) is None
-    assert "but for the plain default" in leaving.stopped_because
-    leaving.ask(Situation(seconds_left=500.0))
-    leaving.at_most = 1.0
-    leaving.ask(Situation(seconds_left=500.0))
-    leaving.at_most = 90.0
-    for candidate in arm_candidates(space, arm):
-        leaving.tell(candidate, replay.probe(candidate))
-    leaving.ask(Situation(seconds_left=500.0))
+    assert both.ask(Situation(seconds_left=500.0)) == Choice(small)
+    both.at_most = 1.0
+    both.ask(Situation(seconds_left=500.0))
+    both.at_most = 90.0
+    for candidate in hunt.ladder:
+        both.tell(candidate, replay.probe(candidate))
+    both.ask(Situation(seconds_left=500.0))
     assert 0 < needed < 90
-    assert heard == [500.0 - needed, 499.0, 500.0]
+    assert own.heard == [500.0 - needed, 499.0, 500.0]
+
+
+@pytest.mark.parametrize(("times", "phase"), [(2.5, "search"), (1.5, "baseline")])
+def test_the_plain_default_comes_before_a_probe_that_could_take_its_time(
+    times: float, phase: str
+) -> None:
+    """A compiled probe took all 132 s that were left, with the 27 that were kept: what the gain is
+    over was never measured."""
+    replay = Replay(TABLE)
+    hunt = plain_hunt(replay)
+    wanted = next(c for c in replay.space.candidates if c not in hunt.ladder)
+    both = WithPlainDefault(Listening(wanted), hunt, at_most=90.0)
+    left = hunt.needed_seconds() + times * hunt.probe_seconds(wanted)
+    choice = both.ask(Situation(seconds_left=left))
+    assert choice is not None
+    assert choice.phase == phase
+
+
+def test_the_plain_default_is_measured_where_the_search_has_ended() -> None:
+    """And what it left of the budget is for the search again."""
+    replay = Replay(TABLE)
+    hunt = plain_hunt(replay)
+    own = Listening(None)
+    both = WithPlainDefault(own, hunt, at_most=90.0)
+    probed = []
+    while (choice := both.ask(Situation(seconds_left=500.0))) is not None:
+        assert choice.phase == "baseline"
+        both.tell(choice.candidate, replay.probe(choice.candidate))
+        probed.append(choice.candidate)
+    assert probed
+    assert set(probed) <= set(hunt.ladder)
+    assert own.heard[-1] == 500.0
 
 
 def test_a_compile_mode_is_probed_while_there_is_time_for_it() -> None:
