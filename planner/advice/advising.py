@@ -95,7 +95,7 @@ class Advice:
     step are nearest to the wish's; `fastest` is the fastest by the figures, where that is another.
     `surely` is the fastest way whose upper end fits, where the recommended's does not. `ways` are
     the best of each way to save memory, the recommended first and then by speed; `front` the way
-    from fast to small, each the fastest that needs so little, in steps of 2% of the memory and down
+    from fast to small, each the fastest that needs so little, in steps of 5% of the memory and down
     to half of the speed;
     `waterfall` leads from `plain` to `recommended` (or `nearest`). `rated` is the card whose rates
     order the ways. `left_out` says what was not looked at.
@@ -290,14 +290,18 @@ class _Advising:
                 )
 
     def _search(self, budget: int) -> tuple[Wish, Offered, Found]:
-        """First without another recipe; where nothing fits so, with one."""
-        wish = self.wish
-        offered = offer(wish, self.estimates)
-        found = search(wish, self.estimates, offered.choices, budget)
+        """First without last resorts; where nothing fits surely so, with them, and where nothing
+        fits at all, with another recipe."""
+        wish, estimates = self.wish, self.estimates
+        offered = offer(wish, estimates)
+        found = search(wish, estimates, offered.choices, budget)
+        if found.surely is None:
+            offered = offer(wish, estimates, resorts=True)
+            found = search(wish, estimates, offered.choices, budget)
         if found.fastest is None and "recipe" not in wish.allow | wish.keep:
             wish = wish.allowing("recipe")
-            offered = offer(wish, self.estimates)
-            found = search(wish, self.estimates, offered.choices, budget)
+            offered = offer(wish, estimates, resorts=True)
+            found = search(wish, estimates, offered.choices, budget)
         self._treat(found)
         return wish, offered, found
 
@@ -367,7 +371,7 @@ def _lever_states(
             state = faster[lever.name]
         else:
             unused = "not needed" if goal else "not enough"
-            state = unused if lever.role != "adopt" else "does not pay"
+            state = "does not pay" if lever.role in ("adopt", "either") else unused
         yield LeverState(lever.name, lever.effect, lever.says, state, said)
 
 

@@ -245,6 +245,12 @@ class Estimates:
         """Images per second of one device."""
         return choice.setting.batch_size * choice.setting.accumulate / self.seconds(choice)
 
+    def costs_both(self, choice: Choice, base: Choice) -> bool:
+        """Whether a choice needs more memory than `base` and is slower by more than APART: compiled
+        the two are closer, and in the same order."""
+        is_apart = self.rate(choice) * APART < self.rate(base)
+        return is_apart and self.least_bytes(choice) > self.least_bytes(base)
+
     def is_slower(self, choice: Choice, fastest: Choice) -> bool:
         """Whether a choice is slower than `fastest`, whatever the card's rates are within their
         uncertainty: both have the same rates, so that what both wait for alike cancels out, and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from planner.advice.levers import FAITHFUL
+from planner.advice.levers import FAITHFUL, LEVERS
 from planner.advice.search import MAX_BATCH, MAX_MICRO_BATCHES, PLAINLY_COMBINED, Offered, divisors
 from planner.advice.wish import SAMPLE_BATCH, Wish
 from planner.core.schema import SwinConfig
@@ -18,6 +18,9 @@ def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
             f"ways without {', '.join(offered.adopted)}: tried at batch {tried}, these "
             "cost neither memory nor time, so every way has them"
         )
+    resorts = [lever.name for lever in LEVERS if lever.role == "resort"]
+    if not offered.with_resorts:
+        yield f"ways with {', '.join(resorts)}: last resorts, and others surely fit"
     yield (
         "max-autotune and max-autotune-no-cudagraphs: their kernels are tuned on the device, which "
         "no estimate knows; compile_scope, compile_dynamic and compile_fullgraph: they change how "

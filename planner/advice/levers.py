@@ -32,16 +32,17 @@ EXPANDABLE = "expandable_segments:True"
 LORA_RANK = 8
 
 Updates = Mapping[str, object]
-Role = Literal["adopt", "search", "micro-batch"]
+Role = Literal["adopt", "either", "search", "resort", "micro-batch"]
 Changes = Callable[[Model, TrainSetting, Gpu | None], Iterable[Updates]]
 
 
 @dataclass(frozen=True)
 class Lever:
     """`role` says how a search uses it: an "adopt" lever is tried on the wish by itself and taken
-    where it costs neither bytes nor seconds; a "search" lever is combined with all others; the
-    micro-batch is free within the images of a step. A waterfall shows what becomes of `fields` as
-    its doing."""
+    where it costs neither bytes nor seconds; a "search" lever is combined with all others, a
+    "resort" too where nothing fits surely without one; what is "either" is adopted or, where it
+    does not cost both, combined; the micro-batch is free within the images of a step. A waterfall
+    shows what becomes of `fields` as its doing."""
 
     name: str
     fields: tuple[str, ...]
@@ -149,7 +150,7 @@ LEVERS: tuple[Lever, ...] = (
     Lever("memory format", ("memory_format",), "nothing", "adopt",
           "the layout of images and feature maps",
           _others("memory_format", "channels_last", "contiguous")),
-    Lever("attention", ("attention",), "rounding", "search",
+    Lever("attention", ("attention",), "rounding", "either",
           "one kernel, or one per operation", _attention),
     Lever("other optimizers", ("optimizer", "amsgrad"), "recipe", "search",
           "less state per weight", _other_optimizers),
@@ -164,7 +165,7 @@ LEVERS: tuple[Lever, ...] = (
           "the first stages are not trained", _frozen_stages),
     Lever("optimizer in backward", ("optimizer_in_backward",), "nothing", "search",
           "each gradient is used and freed at once", _others("optimizer_in_backward", True)),
-    Lever("offload", ("offload",), "nothing", "search",
+    Lever("offload", ("offload",), "nothing", "resort",
           "saved activations wait in the host's memory", _others("offload", "activations", "none")),
     Lever("checkpointing", ("checkpointing",), "nothing", "search",
           "activations are computed again in backward", _checkpointing),

@@ -32,7 +32,7 @@ MAX_MICRO_BATCHES = 12  # looked at for one combination of the other levers
 NO_TRACE = "its step is traced, and no trace is kept"
 # The front is for choosing from: its next choice needs less by this share of the memory at least,
 # and none is slower than this share of the fastest.
-FRONT_STEP = 0.02
+FRONT_STEP = 0.05
 FRONT_END = 0.5
 # Channels last saves a Swin-B 0.05% at one batch and costs it 1% at another, of the same step: what
 # the allocator's rounding makes of a few bytes.
@@ -55,12 +55,14 @@ class Refusal:
 @dataclass(frozen=True)
 class Offered:
     """What a search combines: `base` is the wish's sample with the adopted levers, `choices` all
-    combinations of the others on top of it, each at every micro-batch."""
+    combinations of the others on top of it, each at every micro-batch; the last resorts were left
+    out where others fit surely."""
 
     base: Choice
     adopted: tuple[str, ...]
     choices: tuple[Choice, ...]
     refusals: tuple[Refusal, ...]
+    with_resorts: bool
 
 
 class Best:
@@ -117,13 +119,13 @@ class Found:
     nearest: Choice | None = None
 
 
-def offer(wish: Wish, estimates: Estimates) -> Offered:
+def offer(wish: Wish, estimates: Estimates, resorts: bool = False) -> Offered:
     """Tries every lever on the wish by itself: adopts what is free, and lists what the search is to
-    combine and what is not available."""
+    combine, last `resorts` too, and what is not available."""
     refusals: list[Refusal] = []
     base = wish.sample
     adopted: list[str] = []
-    untried = [lever for lever in LEVERS if lever.role == "adopt"]
+    untried = [lever for lever in LEVERS if lever.role in ("adopt", "either")]
     while untried:  # what cost bytes may cost none beside what was adopted after it
         left = []
         for lever in untried:
@@ -134,10 +136,15 @@ def offer(wish: Wish, estimates: Estimates) -> Offered:
                 adopted.append(lever.name)
                 base = better
         untried = left if len(left) < len(untried) else []
-    searched = [lever for lever in LEVERS if lever.role == "search" and lever.effect in wish.allow]
     arms = [base]
-    for lever in searched:
-        if list(_available(wish, estimates, base, lever, refusals)):
+    combined = {"either", "search", *(["resort"] if resorts else [])}
+    for lever in LEVERS:
+        if lever.role not in combined or lever.effect not in wish.allow:
+            continue
+        changed = list(_available(wish, estimates, base, lever, refusals))
+        if lever.role == "either":  # sdpa is faster and needs less: no way is to be without
+            changed = [c for c in changed if not estimates.costs_both(c, base)]
+        if changed:
             arms += [c for arm in arms for c in _combined(wish, arm, lever)]
     unique = dict.fromkeys(arm for arm in arms if _is_offered(arm.setting, base.setting))
     return Offered(
@@ -145,13 +152,14 @@ def offer(wish: Wish, estimates: Estimates) -> Offered:
         tuple(adopted),
         tuple(c for arm in unique for c in micro_batches(wish, arm)),
         tuple({(r.lever, r.values): r for r in refusals}.values()),  # the last: of `base`
+        resorts,
     )
 
 
 def _free(
     wish: Wish, estimates: Estimates, base: Choice, lever: Lever, refusals: list[Refusal]
 ) -> Choice | None:
-    """The fastest change of an "adopt" lever that costs no seconds, and no bytes but for one of the
+    """The fastest change of a lever that costs no seconds, and no bytes but for one of the
     allocator's smallest segments, which whatever is small may need; where it saves no seconds, it
     saves more bytes than rounding may by luck."""
     allocator = wish.config(base)
