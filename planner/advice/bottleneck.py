@@ -14,8 +14,7 @@ from planner.machine.hardware.precisions import peak_flops
 from planner.throughput.parts import Accounts, Part
 
 FOR_SPEED = (
-    "precision", "attention", "fused optimizer", "optimizer in backward", "pure bf16", "fp8",
-    "compile",
+    "precision", "fused optimizer", "optimizer in backward", "pure bf16", "fp8", "compile"
 )  # fmt: skip
 WORTH = 1.01  # times as fast: what gains less is not named
 

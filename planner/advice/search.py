@@ -34,9 +34,7 @@ NO_TRACE = "its step is traced, and no trace is kept"
 # and none is slower than this share of the fastest.
 FRONT_STEP = 0.05
 FRONT_END = 0.5
-# Channels last saves a Swin-B 0.05% at one batch and costs it 1% at another, of the same step: what
-# the allocator's rounding makes of a few bytes.
-BY_LUCK = 0.01
+WORTH = 0.01  # of the bytes: what saves less, and no time, is not worth a change
 MAX_BATCH = 4096  # a Swin's step is long saturated
 PLAINLY_COMBINED = ("none", "blocks")  # checkpointings that go with every other lever
 _COMBINED = {"checkpointing", "compile", "compile_scope", "batch_size", "accumulate"}
@@ -161,18 +159,26 @@ def _free(
 ) -> Choice | None:
     """The fastest change of a lever that costs no seconds, and no bytes but for one of the
     allocator's smallest segments, which whatever is small may need; where it saves no seconds, it
-    saves more bytes than rounding may by luck."""
+    saves a share of the bytes worth naming. They are those alive at the peak, but where the
+    allocator itself is changed: what its rounding makes of another step is luck."""
+    is_allocator = ALLOCATOR in lever.fields
     allocator = wish.config(base)
-    if ALLOCATOR in lever.fields and allocator is not None and allocator.expandable_segments:
+    if is_allocator and allocator is not None and allocator.expandable_segments:
         return None
+
+    def needs(choice: Choice) -> int:
+        if is_allocator:
+            return estimates.at(choice).device_total_bytes
+        return estimates.least_bytes(choice)
+
     best, seconds = base, estimates.seconds(base)
     for changed in _available(wish, estimates, base, lever, refusals):
         taken = estimates.seconds(changed)
         if taken > seconds:
             continue
-        before = estimates.at(best).device_total_bytes
-        more = estimates.at(changed).device_total_bytes - before
-        if more <= SMALL_SEGMENT_BYTES if taken < seconds else more < -BY_LUCK * before:
+        before = needs(best)
+        more = needs(changed) - before
+        if more <= SMALL_SEGMENT_BYTES if taken < seconds else more < -WORTH * before:
             best, seconds = changed, taken
     return None if best == base else best
 

@@ -191,6 +191,6 @@ def left_out_of_time(
     if isinstance(config, SwinConfig):
         from planner.throughput.alignment import misaligned
 
-        sides = misaligned(config, setting, list(ledger.operations()), rates, time)
+        sides = misaligned(config, setting, ledger.operations(), rates, time)
         found += [f"of the time: {side.text}" for side in sides]
     return found
