@@ -9,7 +9,7 @@ from planner.advice.estimates import Estimates
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError
 from planner.core.schema import TrainSetting
-from planner.core.schema.distribution import Parallelism
+from planner.core.schema.distribution import ALONE, Parallelism
 from planner.throughput.cost import Cost, Training, cost_of
 
 # What a person changes so that a step fits; a second GPU may do instead.
@@ -21,18 +21,19 @@ _FOR_MEMORY = frozenset(
 @dataclass(frozen=True)
 class MoreGpus:
     """The wish as it stands, on other GPUs: `gpus` in all, `batch_size` images on each, by
-    `parallelism` over `link`. Bytes are of one GPU, images per second of all. `in_place_of` are the
-    changes for memory that the recommendation makes and this does without, where the wish does not
-    fit as it stands."""
+    `parallelism` over `link`. Bytes are of one GPU, images per second of all; where one GPU's share
+    of the images does not fit even by itself, the bytes are what it needs at least, and the rate is
+    None. `in_place_of` are the changes for memory that the recommendation makes and this does
+    without, where the wish does not fit as it stands."""
 
     gpus: int
     parallelism: Parallelism
-    link: str
+    link: str | None
     batch_size: int
     device_total_bytes: int
     fits: bool
-    images_per_second: float
-    in_place_of: tuple[tuple[str, object], ...]
+    images_per_second: float | None = None
+    in_place_of: tuple[tuple[str, object], ...] = ()
     cost: Cost | None = None
 
 
@@ -45,6 +46,11 @@ def more_gpus(
         return ()
     found = []
     for setting in _settings(wish):
+        least = _least_bytes_alone(estimates, setting)
+        if least > (estimates.at(Choice(wish.plain)).budget_bytes or 0):
+            gpus, kind, batch = setting.world_size, setting.parallelism, setting.batch_size
+            found.append(MoreGpus(gpus, kind, wish.link, batch, least, fits=False))
+            continue
         try:
             there = Estimates(replace(wish, plain=setting), estimates)
             one = _on(there, setting, wish, goal, training)
@@ -52,6 +58,14 @@ def more_gpus(
             continue
         found += [one] if one is not None else []
     return tuple(found)
+
+
+def _least_bytes_alone(estimates: Estimates, setting: TrainSetting) -> int:
+    """What one GPU needs at least for its share of the images where each has a whole copy of the
+    model: what one needs without the others. 0 where that is not so."""
+    if setting.parallelism != "ddp":
+        return 0
+    return estimates.least_bytes(Choice(setting.model_copy(update=ALONE)))
 
 
 def _settings(wish: Wish) -> Iterator[TrainSetting]:

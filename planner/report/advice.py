@@ -284,12 +284,13 @@ def _more_gpus(advice: Advice) -> str:
 
 def _more(more: MoreGpus, advice: Advice) -> str:
     verb = "fits" if more.fits else "does not fit"
-    batch = f"batch {more.batch_size} on each"
+    over = f" over {more.link}" if more.link else ""
+    need = format_bytes(more.device_total_bytes)
     text = (
-        f"{more.gpus} GPUs ({more.parallelism} over {more.link}): {batch}, as it stands, {verb} "
-        f"({format_bytes(more.device_total_bytes)} each)"
+        f"{more.gpus} GPUs ({more.parallelism}{over}): batch {more.batch_size} on each, as it "
+        f"stands, {verb} ({need if more.images_per_second else f'at least {need}'} each)"
     )
-    if not more.fits:
+    if not more.fits or not more.images_per_second:
         return f"{text}."
     text += f"; {more.images_per_second:,.0f} {advice.unit}/s in all"
     best = advice.recommended

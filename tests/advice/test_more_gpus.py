@@ -9,6 +9,7 @@ import pytest
 
 from planner.advice.advising import Advice, advise
 from planner.advice.more_gpus import MoreGpus
+from planner.core.units import MIB
 from planner.estimation.estimate import estimate
 from planner.report.advice import advice_text
 from tests.cli.test_estimate import TINY, run, tiny
@@ -34,6 +35,17 @@ def test_a_figure_is_that_of_estimate_for_the_same_setting() -> None:
         assert more.images_per_second == found.throughput.all_images_per_second
         assert found.throughput.communication is not None
         assert more.link == found.throughput.communication.link
+
+
+def test_what_does_not_fit_alone_does_not_on_each_of_two() -> None:
+    (more,) = more_of(gpu="rtx 3090", memory_bytes="600MiB", batch_size=2048)
+    assert not more.fits
+    assert more.images_per_second is None
+    found = estimate(
+        SMALL, gpu="rtx 3090", memory_bytes="600MiB", batch_size=more.batch_size,
+        world_size=2, parallelism="ddp",
+    )  # fmt: skip
+    assert 600 * MIB < more.device_total_bytes <= found.device_total_bytes
 
 
 def test_the_images_of_a_step_stay_on_twice_the_gpus() -> None:
