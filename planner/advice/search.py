@@ -33,7 +33,7 @@ NO_TRACE = "its step is traced, and no trace is kept"
 # The front is for choosing from: its next choice needs less by this share of the memory at least,
 # and none is slower than this share of the fastest.
 FRONT_STEP = 0.05
-FRONT_END = 0.5
+FRONT_END = 0.7
 WORTH = 0.01  # of the bytes: what saves less, and no time, is not worth a change
 MAX_BATCH = 4096  # a Swin's step is long saturated
 PLAINLY_COMBINED = ("none", "blocks")  # checkpointings that go with every other lever

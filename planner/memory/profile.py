@@ -350,35 +350,40 @@ def steady_requests(ledger: Ledger, workspace_bytes: int) -> tuple[Walk, list[in
 
 def instant(ledger: Ledger, event_index: int) -> Instant:
     """What is alive right after event `event_index`."""
-    like = ledger.like or ledger
     walked = walk_ledger(ledger)
+    alive, when = _alive_at(ledger.like or ledger, event_index, has_kept_workspaces())
     by_category: dict[Category, int] = {}
     transient: list[tuple[str, str, int]] = []
-    events: Sequence[Any] = like.events
-    tags = like.places[Tagged]
-    tags = tags[: bisect_left(tags, _with_tags(events, event_index))]
-    categories = {events[place][0]: events[place][1] for place in tags}
-    served = walked.sources[: walked.num_served(event_index)]
-    alive = {source for source in served if source > 0} - {~n for n in served if n < 0}
-    for source in sorted(alive):
-        event, num_bytes = events[like.places[Allocated][source - 1]], walked.sizes[source]
-        category = categories.get(event[0], "temporaries")
+    for source, category, path, label in alive:
+        num_bytes = walked.sizes[source]
         by_category[category] = by_category.get(category, 0) + rounded(num_bytes)
         if category in TRANSIENT:
-            transient.append((event.path, event.label, num_bytes))
+            transient.append((path, label, num_bytes))
     transient.sort(key=lambda each: -each[2])
+    largest = tuple(transient[:NUM_LARGEST])
+    return Instant(event_index, *when, sum(by_category.values()), by_category, largest)
+
+
+@lru_cache(maxsize=NUM_ALIKE)
+def _alive_at(
+    ledger: Ledger, event_index: int, keeps: bool
+) -> tuple[list[tuple[int, Category, str, str]], tuple[str, int, str, str]]:
+    """What does not depend on sizes of an instant: (place in `Walk.sizes`, category, path, label)
+    of what is alive, oldest first, and the instant's phase, micro-batch, label and path."""
+    walked = _walk_ledger(ledger, keeps)
+    events: Sequence[Any] = ledger.events
+    tags = ledger.places[Tagged]
+    tags = tags[: bisect_left(tags, _with_tags(events, event_index))]
+    categories: dict[int, Category] = {events[place][0]: events[place][1] for place in tags}
+    served = walked.sources[: walked.num_served(event_index)]
+    alive = {source for source in served if source > 0} - {~n for n in served if n < 0}
+    unknown: Category = "temporaries"
+    found = []
+    for source in sorted(alive):
+        event = events[ledger.places[Allocated][source - 1]]
+        found.append((source, categories.get(event[0], unknown), event.path, event.label))
     phase, micro_batch = phase_at(walked.marks, event_index)
-    label, path = last_request(events, event_index)
-    return Instant(
-        event_index,
-        phase,
-        micro_batch,
-        label,
-        path,
-        sum(by_category.values()),
-        by_category,
-        tuple(transient[:NUM_LARGEST]),
-    )
+    return found, (phase, micro_batch, *last_request(events, event_index))
 
 
 def find_alive(events: Sequence[Event], index: int) -> list[tuple[Allocated | Scratch, Category]]:

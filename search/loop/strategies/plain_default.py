@@ -7,7 +7,6 @@ from dataclasses import replace
 from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.axes import AXES
 from search.loop.space import Candidate, Space
-from search.loop.strategies.planner_strategy import SCOUT_SHARE
 from search.loop.strategies.strategy import Choice, Situation, Strategy
 from search.loop.surrogate.expectation import expectation
 from search.loop.surrogate.posterior import Posterior
@@ -130,7 +129,7 @@ class WithPlainDefault:
         left = situation.seconds_left
         kept = 0.0 if left is None else min(self.hunt.needed_seconds(), self.at_most, left)
         choice = self._own(situation, kept)
-        if choice is not None and not self._is_its_turn(choice, left, kept):
+        if choice is not None and not self._may_take(choice, left, kept):
             return choice
         own_time = situation if choice is None else replace(situation, seconds_left=kept)
         plain = self.hunt.ask(own_time)
@@ -143,13 +142,8 @@ class WithPlainDefault:
         self.stopped_because = self.strategy.stopped_because
         return choice
 
-    def _is_its_turn(self, choice: Choice, left: float | None, kept: float) -> bool:
-        """Whether a probe may come to take what is kept, or is to show how the device does in
-        another precision: the plain default shows that too, where it is soon done."""
+    def _may_take(self, choice: Choice, left: float | None, kept: float) -> bool:
+        """Whether a probe may come to take what is kept."""
         if left is None or not kept:
             return False
-        setting, posterior = choice.candidate.setting, self.hunt.posterior
-        known = {posterior.space.candidates[i].setting.precision for i in posterior.records}
-        if setting.compile == "off" and setting.precision not in known:
-            return self.hunt.needed_seconds() <= PROBES_KEPT * SCOUT_SHARE * left
         return OVERRUN * self.hunt.probe_seconds(choice.candidate) > left - kept
