@@ -96,8 +96,8 @@ class Advice:
     `surely` is the fastest way whose upper end fits, where the recommended's does not. `ways` are
     the best of each way to save memory, the recommended first and then by speed; `front` the way
     from fast to small, each the fastest that needs so little, in steps of 5% of the memory and down
-    to 70% of the speed; `waterfall` leads from `plain` to `recommended` (or `nearest`). `rated` is the card whose rates
-    order the ways. `left_out` says what was not looked at.
+    to 70% of the speed; `waterfall` leads from `plain` to `recommended` (or `nearest`). `rated` is
+    the card whose rates order the ways. `left_out` says what was not looked at.
     """
 
     model: Model

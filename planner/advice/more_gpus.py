@@ -45,15 +45,16 @@ def more_gpus(
     if wish.gpu is None:
         return ()
     found = []
+    alone = estimates.at(Choice(wish.plain))
     for setting in _settings(wish):
         least = _least_bytes_alone(estimates, setting)
-        if least > (estimates.at(Choice(wish.plain)).budget_bytes or 0):
+        if least > (alone.budget_bytes or 0):
             gpus, kind, batch = setting.world_size, setting.parallelism, setting.batch_size
             found.append(MoreGpus(gpus, kind, wish.link, batch, least, fits=False))
             continue
         try:
             there = Estimates(replace(wish, plain=setting), estimates)
-            one = _on(there, setting, wish, goal, training)
+            one = _on(there, setting, wish, None if alone.fits else goal, training)
         except PlannerError:  # an unknown link, a kind that the model's step has not
             continue
         found += [one] if one is not None else []
@@ -103,7 +104,7 @@ def _on(
     if predicted is None or predicted.communication is None:
         return None
     replaced: tuple[tuple[str, object], ...] = ()
-    if found.fits and goal is not None and not there.at(Choice(wish.plain)).fits:
+    if found.fits and goal is not None:
         changed = goal.setting.differences(wish.plain).items()
         replaced = tuple((field, value) for field, value in changed if field in _FOR_MEMORY)
     return MoreGpus(
