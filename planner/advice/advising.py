@@ -295,6 +295,7 @@ class _Advising:
         offered = offer(wish, estimates)
         found = search(wish, estimates, offered.choices, budget)
         if found.surely is None:
+            record_traces(wish, resorts=True)
             offered = offer(wish, estimates, resorts=True)
             found = search(wish, estimates, offered.choices, budget)
         if found.fastest is None and "recipe" not in wish.allow | wish.keep:

@@ -17,12 +17,12 @@ MAX_SECONDS = 300.0  # of all of them: a ViT-B takes some 20 s, a busy machine s
 TRACED_LEVERS = ("fused optimizer", "optimizer in backward", "offload", "checkpointing")
 
 
-def record_traces(wish: Wish) -> tuple[str, ...]:
-    """Traces what is not kept, in other processes, and says how many traces there may be.
-    Raises PlannerError where not even the wish can be traced."""
+def record_traces(wish: Wish, resorts: bool = False) -> tuple[str, ...]:
+    """Traces what is not kept, in other processes, last `resorts` too, and says how many traces
+    there may be. Raises PlannerError where not even the wish can be traced."""
     if is_on_shapes(wish.model, wish.sample.setting):
         return ()
-    steps = dict.fromkeys(_steps(wish))
+    steps = dict.fromkeys(_steps(wish, resorts))
     requests = [(wish.model, step) for step in list(steps)[:MAX_TRACES]]
     errors = record_ledgers(requests, limit_seconds=MAX_SECONDS)
     if errors[0] is not None:
@@ -38,12 +38,13 @@ def record_traces(wish: Wish) -> tuple[str, ...]:
     return (f"this model is traced: at most {MAX_TRACES} steps, each kept for every batch{more}",)
 
 
-def _steps(wish: Wish) -> Iterator[ResolvedSetting]:
+def _steps(wish: Wish, resorts: bool) -> Iterator[ResolvedSetting]:
     """The recorded steps of the wish and of single levers on it, without and with accumulation."""
     sample = wish.sample
     choices = [sample]
     fused = sample
-    for lever in LEVERS:
+    levers = [lever for lever in LEVERS if resorts or lever.role != "resort"]
+    for lever in levers:
         if lever.name in TRACED_LEVERS and lever.effect in wish.allow:
             for updates in wish.changes(lever, fused):
                 try:

@@ -376,6 +376,27 @@ def test_what_the_card_lacks_is_refused_with_the_reason() -> None:
     assert "needs compute capability 8.0" in said[0]
 
 
+@pytest.mark.parametrize(("memory", "offload"), [("8GiB", "none"), ("520MiB", "activations")])
+def test_last_resorts_are_tried_only_where_nothing_else_surely_fits(
+    memory: str, offload: str
+) -> None:
+    found = advise(
+        MODEL, gpu="rtx 3090", memory_bytes=memory, batch_size=64,
+        keep=["compile", "checkpointing", "accumulate"],
+    )  # fmt: skip
+    assert {way.setting.offload for way in found.ways} == {offload}
+    assert any("last resorts" in line for line in found.left_out) == (offload == "none")
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_another_attention_is_taken_where_it_costs_nothing_and_else_left(attention: str) -> None:
+    """Fused attention is faster and needs less: no way that fits is to be without."""
+    found = advise(MODEL, gpu="rtx 3090", batch_size=64, attention=attention)
+    assert {way.setting.attention for way in found.ways} == {"sdpa"}
+    state = next(lever.state for lever in found.levers if lever.name == "attention")
+    assert state == ("recommended" if attention == "eager" else "does not pay")
+
+
 def test_a_lever_whose_step_would_be_traced_is_named_and_no_trace_begins(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
