@@ -15,7 +15,7 @@ from planner.advice.flags import command, device_flags, flags
 from planner.advice.left_out import what_is_left_out
 from planner.advice.levers import ALLOCATOR, EFFECTS, LEVERS, Effect, Lever, Updates, effects
 from planner.advice.more_gpus import MoreGpus, more_gpus
-from planner.advice.search import Found, Offered, Refusal, offer, search
+from planner.advice.search import Found, Offered, Refusal, may_need_resorts, offer, search
 from planner.advice.tracing import record_traces
 from planner.advice.waterfall import Fall, waterfall
 from planner.advice.wish import ALLOWED, Choice, Wish, read_wish
@@ -289,13 +289,13 @@ class _Advising:
                 )
 
     def _search(self, budget: int) -> tuple[Wish, Offered, Found]:
-        """First without last resorts; where nothing fits surely so, with them, and where nothing
-        fits at all, with another recipe."""
+        """First without last resorts, where these cannot be better; where nothing fits at all, with
+        another recipe."""
         wish, estimates = self.wish, self.estimates
         offered = offer(wish, estimates)
         found = search(wish, estimates, offered.choices, budget)
-        if found.surely is None:
-            record_traces(wish, resorts=True)
+        if may_need_resorts(wish, estimates, offered, found):
+            self.notes = record_traces(wish, resorts=True)
             offered = offer(wish, estimates, resorts=True)
             found = search(wish, estimates, offered.choices, budget)
         if found.fastest is None and "recipe" not in wish.allow | wish.keep:
@@ -355,16 +355,18 @@ def _lever_states(
         refused = reasons.get(lever.name, [])
         said = tuple(f"{', '.join(r.values)}: {r.reason}" for r in refused)
         possible = wish.changes(lever, wish.sample)
+        is_refused = sum(len(r.values) for r in refused) >= len(possible)
         if lever.effect not in wish.allow:
             option = next(name for name, effect in ALLOWED.items() if effect == lever.effect)
             state, said = "not allowed", (f"{EFFECTS[lever.effect]}: --allow {option}",)
         elif not possible:
             is_kept = lever.changes(wish.model, wish.sample.setting, wish.rated)
             state = "kept" if any(True for _ in is_kept) else "already in your setting"
-        elif sum(len(r.values) for r in refused) >= len(possible):
-            state = "not available"
         elif changed & set(lever.fields) and _is_used(lever, possible, best):
             state = "recommended" if goal else "in the nearest"
+            said = () if is_refused else said  # beside what the recommended changes as well
+        elif is_refused:
+            state = "not available"
         elif lever.name in offered.adopted:
             state = "adopted"
         elif goal and lever.name in faster:

@@ -246,10 +246,10 @@ class Estimates:
         return choice.setting.batch_size * choice.setting.accumulate / self.seconds(choice)
 
     def costs_both(self, choice: Choice, base: Choice) -> bool:
-        """Whether a choice needs more memory than `base` and is slower by more than APART: compiled
-        the two are closer, and in the same order."""
-        is_apart = self.rate(choice) * APART < self.rate(base)
-        return is_apart and self.least_bytes(choice) > self.least_bytes(base)
+        """Whether a choice is slower than `base` and needs more memory."""
+        if self.rate(choice) >= self.rate(base):
+            return False
+        return self.least_bytes(choice) > self.least_bytes(base)
 
     def is_slower(self, choice: Choice, fastest: Choice) -> bool:
         """Whether a choice is slower than `fastest`, whatever the card's rates are within their

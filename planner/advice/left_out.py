@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from planner.advice.levers import FAITHFUL, LEVERS
+from planner.advice.levers import FAITHFUL
 from planner.advice.search import MAX_BATCH, MAX_MICRO_BATCHES, PLAINLY_COMBINED, Offered, divisors
 from planner.advice.wish import SAMPLE_BATCH, Wish
 from planner.core.schema import SwinConfig
@@ -18,9 +18,11 @@ def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
             f"ways without {', '.join(offered.adopted)}: tried at batch {tried}, these "
             "cost neither memory nor time, so every way has them"
         )
-    resorts = [lever.name for lever in LEVERS if lever.role == "resort"]
-    if not offered.with_resorts:
-        yield f"ways with {', '.join(resorts)}: last resorts, and others surely fit"
+    if offered.held_back:
+        yield (
+            f"ways with {', '.join(offered.held_back)}: what is recommended surely fits, and is "
+            "faster than an eager step without"
+        )
     yield (
         "max-autotune and max-autotune-no-cudagraphs: their kernels are tuned on the device, which "
         "no estimate knows; compile_scope, compile_dynamic and compile_fullgraph: they change how "
@@ -31,6 +33,7 @@ def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
             "compiled steps are predicted from the eager one where no compiled trace is kept: "
             "their range is wide ('planner estimate --compile default --trace' narrows it)"
         )
+        yield "checkpointing of every second block, and of other numbers of the first blocks"
     yield (
         "beyond checkpointing, compile and the micro-batch, changes are combined one at a time, "
         f"and only with checkpointing {' or '.join(PLAINLY_COMBINED)}"

@@ -40,9 +40,9 @@ Changes = Callable[[Model, TrainSetting, Gpu | None], Iterable[Updates]]
 class Lever:
     """`role` says how a search uses it: an "adopt" lever is tried on the wish by itself and taken
     where it costs neither bytes nor seconds; a "search" lever is combined with all others, a
-    "resort" too where nothing fits surely without one; what is "either" is adopted or, where it
-    does not cost both, combined; the micro-batch is free within the images of a step. A waterfall
-    shows what becomes of `fields` as its doing."""
+    "resort" too where it may be better than what fits without; what is "either" is adopted or,
+    where it does not cost both, combined; the micro-batch is free within the images of a step. A
+    waterfall shows what becomes of `fields` as its doing."""
 
     name: str
     fields: tuple[str, ...]
@@ -82,8 +82,8 @@ def _fused_optimizer(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterat
 
 def _checkpointing(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
     """From what saves least to what saves most. The first blocks hold most activations: of the
-    first k those before the longest stage, and half of all; every second one lies between these two
-    in memory and in time. Stages are as their blocks, but for the library's own (nested)."""
+    first k those before the longest stage, and half of all. Stages are as their blocks, but for the
+    library's own (nested)."""
     values = ["none", "blocks"]
     if isinstance(model, SwinConfig):
         depths = model.depths

@@ -47,12 +47,12 @@ def more_gpus(
     found = []
     alone = estimates.at(Choice(wish.plain))
     for setting in _settings(wish):
-        least = _least_bytes_alone(estimates, setting)
-        if least > (alone.budget_bytes or 0):
-            gpus, kind, batch = setting.world_size, setting.parallelism, setting.batch_size
-            found.append(MoreGpus(gpus, kind, wish.link, batch, least, fits=False))
-            continue
         try:
+            least = _least_bytes_alone(estimates, setting)
+            if least > (alone.budget_bytes or 0):
+                gpus, kind, batch = setting.world_size, setting.parallelism, setting.batch_size
+                found.append(MoreGpus(gpus, kind, wish.link, batch, least, fits=False))
+                continue
             there = Estimates(replace(wish, plain=setting), estimates)
             one = _on(there, setting, wish, None if alone.fits else goal, training)
         except PlannerError:  # an unknown link, a kind that the model's step has not
@@ -64,9 +64,10 @@ def more_gpus(
 def _least_bytes_alone(estimates: Estimates, setting: TrainSetting) -> int:
     """What one GPU needs at least for its share of the images where each has a whole copy of the
     model: what one needs without the others. 0 where that is not so."""
-    if setting.parallelism != "ddp":
+    one = Choice(setting.model_copy(update=ALONE))
+    if setting.parallelism != "ddp" or not estimates.has_step(one):
         return 0
-    return estimates.least_bytes(Choice(setting.model_copy(update=ALONE)))
+    return estimates.least_bytes(one)
 
 
 def _settings(wish: Wish) -> Iterator[TrainSetting]:

@@ -31,10 +31,10 @@ from planner.memory.caching_allocator import SMALL_SEGMENT_BYTES
 MAX_MICRO_BATCHES = 12  # looked at for one combination of the other levers
 NO_TRACE = "its step is traced, and no trace is kept"
 # The front is for choosing from: its next choice needs less by this share of the memory at least,
-# and none is slower than this share of the fastest.
+# and none is slower than this share of the fastest. Judgements.
 FRONT_STEP = 0.05
 FRONT_END = 0.7
-WORTH = 0.01  # of the bytes: what saves less, and no time, is not worth a change
+LEAST_SAVING = 0.01  # of the bytes, of a change that saves no time: a judgement
 MAX_BATCH = 4096  # a Swin's step is long saturated
 PLAINLY_COMBINED = ("none", "blocks")  # checkpointings that go with every other lever
 _COMBINED = {"checkpointing", "compile", "compile_scope", "batch_size", "accumulate"}
@@ -53,14 +53,14 @@ class Refusal:
 @dataclass(frozen=True)
 class Offered:
     """What a search combines: `base` is the wish's sample with the adopted levers, `choices` all
-    combinations of the others on top of it, each at every micro-batch; the last resorts were left
-    out where others fit surely."""
+    combinations of the others on top of it, each at every micro-batch, but for the last resorts
+    that were `held_back`."""
 
     base: Choice
     adopted: tuple[str, ...]
     choices: tuple[Choice, ...]
     refusals: tuple[Refusal, ...]
-    with_resorts: bool
+    held_back: tuple[str, ...]
 
 
 class Best:
@@ -135,14 +135,16 @@ def offer(wish: Wish, estimates: Estimates, resorts: bool = False) -> Offered:
                 base = better
         untried = left if len(left) < len(untried) else []
     arms = [base]
-    combined = {"either", "search", *(["resort"] if resorts else [])}
+    held_back = []
     for lever in LEVERS:
-        if lever.role not in combined or lever.effect not in wish.allow:
+        if lever.role in ("adopt", "micro-batch") or lever.effect not in wish.allow:
+            continue
+        if lever.role == "resort" and not resorts and not _uses(base, lever):
+            held_back += [lever.name] if wish.changes(lever, base) else []
             continue
         changed = list(_available(wish, estimates, base, lever, refusals))
-        if lever.role == "either":  # sdpa is faster and needs less: no way is to be without
-            changed = [c for c in changed if not estimates.costs_both(c, base)]
-        if changed:
+        is_worse = lever.role == "either" and all(estimates.costs_both(c, base) for c in changed)
+        if changed and not is_worse:
             arms += [c for arm in arms for c in _combined(wish, arm, lever)]
     unique = dict.fromkeys(arm for arm in arms if _is_offered(arm.setting, base.setting))
     return Offered(
@@ -150,8 +152,25 @@ def offer(wish: Wish, estimates: Estimates, resorts: bool = False) -> Offered:
         tuple(adopted),
         tuple(c for arm in unique for c in micro_batches(wish, arm)),
         tuple({(r.lever, r.values): r for r in refusals}.values()),  # the last: of `base`
-        resorts,
+        tuple(held_back),
     )
+
+
+def _uses(choice: Choice, lever: Lever) -> bool:
+    fields = (f for f in lever.fields if f != ALLOCATOR)
+    return any(getattr(choice.setting, f) != TrainSetting.model_fields[f].default for f in fields)
+
+
+def may_need_resorts(wish: Wish, estimates: Estimates, offered: Offered, found: Found) -> bool:
+    """Whether what was held back may be better than what was found: where nothing fits surely, or
+    an eager step with all the memory it wants would be faster. A resort moves more than that one,
+    and does not go with compilation."""
+    if not offered.held_back:
+        return False
+    if found.best is None or found.surely is None:
+        return True
+    largest = max(micro_batches(wish, offered.base), key=lambda c: c.setting.batch_size)
+    return estimates.rate(largest) > estimates.rate(found.best)
 
 
 def _free(
@@ -178,7 +197,7 @@ def _free(
             continue
         before = needs(best)
         more = needs(changed) - before
-        if more <= SMALL_SEGMENT_BYTES if taken < seconds else more < -WORTH * before:
+        if more <= SMALL_SEGMENT_BYTES if taken < seconds else more < -LEAST_SAVING * before:
             best, seconds = changed, taken
     return None if best == base else best
 

@@ -1,4 +1,4 @@
-"""The phases of a search: the strategy's probes, then the plain default's, then what they prove."""
+"""A search: the strategy's probes and those of the plain default, and what they prove."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _probe(
     session: Session, prior: Prior, options: SearchOptions, arm: str | None,
     first: Candidate | None,
 ) -> str:  # fmt: skip
-    """The strategy's probes after the `first`, and then those of the plain default. Returns why the
+    """The strategy's probes after the `first`, and those of the plain default. Returns why the
     strategy's ended."""
     space, budget_bytes = session.space, session.budget_bytes
     own = make_strategy(

@@ -385,7 +385,27 @@ def test_last_resorts_are_tried_only_where_nothing_else_surely_fits(
         keep=["compile", "checkpointing", "accumulate"],
     )  # fmt: skip
     assert {way.setting.offload for way in found.ways} == {offload}
-    assert any("last resorts" in line for line in found.left_out) == (offload == "none")
+    assert any("ways with offload" in line for line in found.left_out) == (offload == "none")
+
+
+def test_a_resort_is_tried_where_what_fits_is_slower_than_an_eager_step_without() -> None:
+    """Two images at a time surely fitted, and offloading 64 was half as fast again."""
+    found = advise(
+        "native:swin_small", gpu="rtx 3090", memory_bytes="2GiB", batch_size=64,
+        keep=["compile", "checkpointing"],
+    )  # fmt: skip
+    assert {way.setting.offload for way in found.ways} == {"none", "activations"}
+    assert found.recommended is not None
+    assert found.recommended.setting.offload == "activations"
+
+
+def test_a_wish_with_a_resort_is_freed_of_it() -> None:
+    found = advise(MODEL, gpu="rtx 3090", batch_size=64, offload="activations")
+    assert found.recommended is not None
+    assert found.recommended.setting.offload == "none"
+    assert found.recommended.setting.compile != "off"
+    assert next(x.state for x in found.levers if x.name == "compile") == "recommended"
+    assert not any("ways with offload" in line for line in found.left_out)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

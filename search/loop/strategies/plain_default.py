@@ -15,7 +15,7 @@ from search.probe.evidence import is_feasible
 
 MAX_PROBES = 4
 LIKELY = 0.5
-OVERRUN = 2.0  # times as long as expected a probe may take: a compilation's seconds are a guess
+OVERRUN = 2.0  # times as long as expected a probe may take (a compilation is guessed): a judgement
 PROBES_KEPT = 1.5  # that it takes: mostly one, where the first fits and the next is known not to
 
 
@@ -66,9 +66,14 @@ class PlainDefaultHunt:
         self.budget_bytes = budget_bytes
         self.fits: dict[str, bool] = {}
         self.asked = 0
+        self.awaited = ""
+        self.spent_seconds = 0.0
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
         self.posterior.observe(self.place[candidate.id], record)
+        if candidate.id == self.awaited:
+            self.awaited = ""
+            self.spent_seconds += record.probe_seconds
         if not record.inconclusive and any(c.id == candidate.id for c in self.ladder):
             self.fits[candidate.id] = is_feasible(record, self.budget_bytes)
 
@@ -77,6 +82,7 @@ class PlainDefaultHunt:
         if wanted is None or wanted.id in situation.busy or self.posterior.best() is None:
             return None
         self.asked += 1
+        self.awaited = wanted.id
         expected = expectation(self.posterior, self.posterior.predict(), wanted, "baseline")
         return Choice(wanted, "baseline", expected=expected)
 
@@ -115,7 +121,7 @@ class PlainDefaultHunt:
 
 class WithPlainDefault:
     """Another strategy, and `hunt` where that ends. Of a budget the hunt is left what it needs, at
-    most `at_most` seconds; it comes before a probe that could take those too."""
+    most `at_most` seconds in all; it comes before a probe that could take those too."""
 
     def __init__(self, strategy: Strategy, hunt: PlainDefaultHunt, at_most: float) -> None:
         self.strategy, self.hunt, self.at_most = strategy, hunt, at_most
@@ -127,7 +133,7 @@ class WithPlainDefault:
 
     def ask(self, situation: Situation) -> Choice | None:
         left = situation.seconds_left
-        kept = 0.0 if left is None else min(self.hunt.needed_seconds(), self.at_most, left)
+        kept = 0.0 if left is None else min(self.hunt.needed_seconds(), self._may_spend(), left)
         choice = self._own(situation, kept)
         if choice is not None and not self._may_take(choice, left, kept):
             return choice
@@ -141,6 +147,9 @@ class WithPlainDefault:
         choice = self.strategy.ask(rest)
         self.stopped_because = self.strategy.stopped_because
         return choice
+
+    def _may_spend(self) -> float:
+        return max(self.at_most - self.hunt.spent_seconds, 0.0)
 
     def _may_take(self, choice: Choice, left: float | None, kept: float) -> bool:
         """Whether a probe may come to take what is kept."""

@@ -377,6 +377,24 @@ def test_the_plain_default_comes_before_a_probe_that_could_take_its_time(
     assert choice.phase == phase
 
 
+def test_the_plain_default_spends_no_more_than_is_kept_for_it() -> None:
+    """Up to four probes of it came before one that the search wanted, each within its share."""
+    replay = Replay(TABLE)
+    hunt = plain_hunt(replay)
+    wanted = next(c for c in replay.space.candidates if c not in hunt.ladder)
+    own = Listening(wanted)
+    both = WithPlainDefault(own, hunt, at_most=hunt.needed_seconds())
+    left = hunt.needed_seconds() + 1.5 * hunt.probe_seconds(wanted)
+    first = both.ask(Situation(seconds_left=left))
+    assert first is not None
+    assert first.phase == "baseline"
+    took = both.at_most
+    record = make_record(first.candidate.setting, total_bytes=1)
+    both.tell(first.candidate, record.model_copy(update={"probe_seconds": took}))
+    assert hunt.needed_seconds() > 0
+    assert both.ask(Situation(seconds_left=left - took)) == Choice(wanted)
+
+
 def test_the_plain_default_is_measured_where_the_search_has_ended() -> None:
     """And what it left of the budget is for the search again."""
     replay = Replay(TABLE)
