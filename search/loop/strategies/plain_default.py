@@ -132,8 +132,10 @@ class WithPlainDefault:
         self.hunt.tell(candidate, record)
 
     def ask(self, situation: Situation) -> Choice | None:
-        left = situation.seconds_left
-        kept = 0.0 if left is None else min(self.hunt.needed_seconds(), self._may_spend(), left)
+        left, kept = situation.seconds_left, 0.0
+        if left is not None:
+            may_spend = max(self.at_most - self.hunt.spent_seconds, 0.0)
+            kept = min(self.hunt.needed_seconds(), may_spend, left)
         choice = self._own(situation, kept)
         if choice is not None and not self._may_take(choice, left, kept):
             return choice
@@ -147,9 +149,6 @@ class WithPlainDefault:
         choice = self.strategy.ask(rest)
         self.stopped_because = self.strategy.stopped_because
         return choice
-
-    def _may_spend(self) -> float:
-        return max(self.at_most - self.hunt.spent_seconds, 0.0)
 
     def _may_take(self, choice: Choice, left: float | None, kept: float) -> bool:
         """Whether a probe may come to take what is kept."""
