@@ -16,6 +16,7 @@ from planner.estimation.arguments import (
     allocator_here,
     read_gpu,
     read_memory,
+    share_of,
 )
 from planner.estimation.estimate import choose, resolve
 from planner.estimation.ledgers import is_on_shapes
@@ -184,14 +185,8 @@ def _split_batch(given: Mapping[str, Any], global_batch: int | None) -> dict[str
     """A global batch, over the devices and the micro-batches that were named beside it."""
     if global_batch is None:
         return dict(given)
-    parts = int(given.get("world_size", 1)) * int(given.get("accumulate", 1))
-    if parts < 1 or global_batch < 1 or global_batch % parts:
-        raise UsageError(
-            f"a global batch of {global_batch} cannot be split into {parts} equal parts "
-            "(devices × micro-batches).",
-            f"Choose a multiple of {max(parts, 1)}.",
-        )
-    return {**given, "batch_size": global_batch // parts}
+    parts = (int(given.get(field, 1)) for field in ("world_size", "accumulate"))
+    return {**given, "batch_size": share_of(global_batch, *parts)}
 
 
 def _as_said(

@@ -10,6 +10,7 @@ import click
 from planner.core.errors import UsageError, shorten
 from planner.core.schema import TrainSetting
 from planner.core.schema.distribution import PARALLELISMS, owners
+from planner.estimation.arguments import share_of
 from planner.machine.hardware import Gpu
 from planner.machine.hardware.fabric import find_fabric, usual_link
 
@@ -60,21 +61,14 @@ def _share(row: Row, global_batch: str) -> Row:
             "--batch-size and --global-batch say the same thing twice.",
             "Name the images of each device, or those of all together.",
         )
-    whole, world, micro = (
+    counts = (
         _count(*named) for named in (
             ("--global-batch", global_batch),
             ("--gpus", row.get("world_size", "1")),
             ("--accumulate", row.get("accumulate", "1")),
         )
     )  # fmt: skip
-    parts = world * micro
-    if whole % parts:
-        raise UsageError(
-            f"a global batch of {whole} cannot be split into {parts} equal parts "
-            f"({world} devices × {micro} micro-batches).",
-            f"Choose a multiple of {parts}.",
-        )
-    return {**row, "batch_size": str(whole // parts)}
+    return {**row, "batch_size": str(share_of(*counts))}
 
 
 def _count(option: str, text: str) -> int:

@@ -143,3 +143,15 @@ def unknown_field(field: str, value: object, before: str = "") -> UsageError:
         message + hint,
         "'planner estimate MODEL --json' prints all fields of both.",
     )
+
+
+def share_of(global_batch: int, devices: int, micro_batches: int) -> int:
+    """The images of each micro-batch on each device. Raises UsageError where that is no number."""
+    parts = devices * micro_batches
+    if min(global_batch, devices, micro_batches) < 1 or global_batch % parts:
+        raise UsageError(
+            f"a global batch of {global_batch} cannot be split into {parts} equal parts "
+            f"({devices} devices × {micro_batches} micro-batches).",
+            f"Choose a multiple of {max(parts, 1)}.",
+        )
+    return global_batch // parts
