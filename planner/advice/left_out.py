@@ -20,8 +20,8 @@ def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
         )
     if offered.held_back:
         yield (
-            f"ways with {', '.join(offered.held_back)}: others surely fit, and even an eager step "
-            "that had all the memory it wants would be no faster than what is recommended"
+            f"ways with {', '.join(offered.held_back)}: what is recommended surely fits, and even "
+            "an eager step that had all the memory it wants would be no faster"
         )
     yield (
         "max-autotune and max-autotune-no-cudagraphs: their kernels are tuned on the device, which "

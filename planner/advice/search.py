@@ -162,12 +162,12 @@ def _uses(choice: Choice, lever: Lever) -> bool:
 
 
 def may_need_resorts(wish: Wish, estimates: Estimates, offered: Offered, found: Found) -> bool:
-    """Whether what was held back may be better than what was found: where nothing fits surely, or
-    an eager step with all the memory it wants would be faster. A resort moves more than that one,
-    and does not go with compilation."""
+    """Whether what was held back may be better than what was found: where that may not fit, or an
+    eager step with all the memory it wants would be faster. A resort moves more than that one, and
+    does not go with compilation."""
     if not offered.held_back:
         return False
-    if found.best is None or found.surely is None:
+    if found.best is None or not estimates.at(found.best).fits_surely:
         return True
     largest = max(micro_batches(wish, offered.base), key=lambda c: c.setting.batch_size)
     return estimates.rate(largest) > estimates.rate(found.best)

@@ -63,7 +63,9 @@ def test_a_step_of_one_gpu_is_not_asked_for_where_it_has_no_trace(
         global_batch=None, keep=(), allow=(), allocator=None,
         overrides={"world_size": 2, "parallelism": "ddp"},
     )  # fmt: skip
-    assert all(more.images_per_second for more in more_gpus(wish, Estimates(wish), None))
+    found = more_gpus(wish, Estimates(wish), None)
+    assert found
+    assert all(more.images_per_second for more in found)
 
 
 def test_the_images_of_a_step_stay_on_twice_the_gpus() -> None:
