@@ -185,7 +185,7 @@ def _measure(device: str, checkup: Checkup) -> DeviceRates:
         save_rates,
         why_impossible,
     )
-    from search.loop.surrogate.device_rates import watched
+    from search.probe.device_rates import watched
 
     kind, _, index = device.partition(":")
     memory_bytes = checkup.torch.gpus[int(index or 0)].total_bytes if kind == "cuda" else None
@@ -222,7 +222,7 @@ def _measure_link(
 
     from planner.machine.hardware.link_file import write_link
     from planner.machine.links.kept import save_link
-    from search.loop.surrogate.device_rates import watched
+    from search.probe.device_rates import watched
     from search.tuning.links.timing import measure_link
 
     plan = plan_link(where, world_size, checkup.facts)

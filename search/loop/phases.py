@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from planner.core.schema import MeasurementRecord, Model, SwinConfig
 from planner.core.schema.result import Recommendation
 from planner.libraries.registry import find_library
@@ -22,7 +24,8 @@ from search.loop.strategies.plain_default import (
     plain_arm,
 )
 from search.loop.study.identity import Identity
-from search.loop.surrogate.expectation import PriorExpectation
+from search.loop.surrogate.expectation import expectation
+from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
 
 PLAIN_DEFAULT_SHARE = 0.15  # of the budget, at most kept to measure what the gain is over
@@ -39,12 +42,14 @@ def search_and_recommend(
     session.note(f"{len(session.space)} settings; {prior.basis}.")
     arm = plain_arm(session.space, library_attention(identity.model))
     first = session.space.first or _hasty_first(session, identity, prior, arm)
-    stopped, said = session.run_to_end(lambda: _probe(session, prior, options, arm, first))
+    posterior = Posterior(session.space, prior, session.budget_bytes, options.images)
+    session.expect = partial(expectation, posterior)
+    stopped, said = session.run_to_end(lambda: _probe(session, posterior, options, arm, first))
     notes = [*notes, *said]
     records = session.in_space()
     notes += untried_note(records, session.space, prior, options, stopped)
     notes += plain_default_note(arm, options)
-    found = recommend(records, _summary(session, identity, prior, options, arm, stopped, notes))
+    found = recommend(records, _summary(session, identity, posterior, options, arm, stopped, notes))
     return found.model_copy(update={"asked": kept_options(options)})
 
 
@@ -63,28 +68,22 @@ def _hasty_first(
 
 
 def _probe(
-    session: Session, prior: Prior, options: SearchOptions, arm: str | None,
+    session: Session, posterior: Posterior, options: SearchOptions, arm: str | None,
     first: Candidate | None,
 ) -> str:  # fmt: skip
     """The strategy's probes after the `first`, and those of the plain default. Returns why the
     strategy's ended."""
-    space, budget_bytes = session.space, session.budget_bytes
-    own = make_strategy(
-        options.strategy, space, prior, budget_bytes,
-        tolerance=options.tolerance, images=options.images, seed=options.seed,
-    )  # fmt: skip
+    own = make_strategy(options.strategy, posterior, options.tolerance, options.seed)
     if first is not None:
         own = StartingWith(first, own)
-    session.expect = PriorExpectation(space, prior, budget_bytes)
     if arm is None or not options.baseline:
         return session.run(own)
-    hunt = PlainDefaultHunt(space, prior, budget_bytes, arm)
     kept = PLAIN_DEFAULT_SHARE * (options.budget_seconds or 0.0)
-    return session.run(WithPlainDefault(own, hunt, kept))
+    return session.run(WithPlainDefault(own, PlainDefaultHunt(posterior, arm), kept))
 
 
 def _summary(
-    session: Session, identity: Identity, prior: Prior, options: SearchOptions,
+    session: Session, identity: Identity, posterior: Posterior, options: SearchOptions,
     arm: str | None, stopped: str, notes: list[str],
 ) -> Summary:  # fmt: skip
     records: list[MeasurementRecord] = session.in_space()
@@ -101,7 +100,7 @@ def _summary(
         num_candidates=len(session.space),
         stopped_because=stopped,
         trials_used=len(session.records) if used_up else None,
-        ruled_out=find_excluded(session.space, prior, session.budget_bytes, records),
+        ruled_out=find_excluded(posterior, records),
         notes=tuple(notes),
     )
 

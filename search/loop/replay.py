@@ -45,11 +45,11 @@ class Replay:
         return [record for records in self.records.values() for record in records]
 
     def probe(self, candidate: Candidate) -> MeasurementRecord:
-        """The next record of a candidate; the first again after the last."""
+        """The next record of a candidate, as one more probe; the first again after the last."""
         records = self.records[candidate.id]
         turn = self.asked.get(candidate.id, 0)
         self.asked[candidate.id] = turn + 1
-        return records[turn % len(records)]
+        return records[turn % len(records)].model_copy()
 
     def rates(self, budget_bytes: int | None) -> dict[str, float]:
         """Images/s of every candidate that ran within the budget, over all its records."""

@@ -40,7 +40,7 @@ class Session(Generic[SettingT, RecordT]):
     """One tuner's loop over a study: asks a strategy, leases, probes, keeps, until it is done.
 
     `records` is all that is known, by any tuner, in the order it was learned. `expect` says what is
-    expected of a probe, for its record, where the strategy says nothing of it.
+    expected of a probe, for its record.
     """
 
     expect: Callable[[Candidate[SettingT], str], Expected | None]
@@ -209,7 +209,7 @@ class Session(Generic[SettingT, RecordT]):
             raise ContractError(*record.message.split("\n", 1))
         if cut and record.status == "timed_out" and not record.cut_short:
             record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
-        expected = choice.expected or self.expect(choice.candidate, choice.phase)
+        expected = self.expect(choice.candidate, choice.phase)
         record = record.judged_in(self.budget_bytes).model_copy(
             # The one place: a prober need not know of studies, and a table's record may hold what
             # another search expected.

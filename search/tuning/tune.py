@@ -40,7 +40,6 @@ from search.loop.study.optuna_study import make_study
 from search.loop.study.records import format_record, read_records
 from search.loop.study.study import MemoryStudy
 from search.loop.surrogate.device_prior import device_prior
-from search.loop.surrogate.device_rates import device_rates, kept_rates
 from search.loop.surrogate.prior import Estimator
 from search.probe.device import (
     check_world,
@@ -51,6 +50,7 @@ from search.probe.device import (
     versions,
     why_no_gpu,
 )
+from search.probe.device_rates import device_rates, kept_rates
 from search.probe.parent.environment import rank_threads
 from search.probe.parent.fork_server import STEP_MODULES, WORLD_MODULES
 from search.probe.parent.ranks import rank_devices

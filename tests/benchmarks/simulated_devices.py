@@ -19,7 +19,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from planner.core.schema import MeasurementRecord
@@ -29,11 +28,10 @@ from search.loop.options import SearchOptions
 from search.loop.phases import search_and_recommend
 from search.loop.replay import ReplayProber
 from search.loop.session import Session
-from search.loop.space import Space
 from search.loop.strategies.strategy import Choice, Strategy
 from search.loop.study.identity import Identity
 from search.loop.study.study import MemoryStudy
-from search.loop.surrogate.prior import Prior
+from search.loop.surrogate.posterior import Posterior
 from tests.benchmarks import simulated_report as report
 from tests.benchmarks.simulated_draws import (
     PAIRS,
@@ -97,8 +95,8 @@ def searched_by(name: str) -> AbstractContextManager[object]:
     if name == "planner":
         return nullcontext()
 
-    def make(_: str, space: Space, prior: Prior, budget: int, *, seed: int, **__: Any) -> Strategy:
-        return STRATEGIES[name](space, prior, budget, seed)
+    def make(_: str, known: Posterior, tolerance: float, seed: int) -> Strategy:
+        return STRATEGIES[name](known.space, known.prior, known.budget_bytes or 0, seed)
 
     return patch.object(phases, "make_strategy", make)
 

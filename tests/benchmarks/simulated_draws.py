@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.units import GIB, MIB
+from planner.estimation.device_estimator import DeviceEstimator
 from planner.estimation.estimate import choose
 from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import recognise_gpu
 from planner.throughput.prediction import DeviceRates, rates_for
 from search.loop.space import Candidate, Space, make_space, space_of
-from search.loop.surrogate.estimator import DeviceEstimator
 from search.loop.surrogate.prior import Prior, estimated_prior
 from search.loop.surrogate.probe_cost import AGAIN_SHARE, ALIKE_SHARE, graph_of, kernels_of
 from tests.benchmarks.simulated_physics import (

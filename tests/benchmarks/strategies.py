@@ -31,6 +31,7 @@ from search.loop.space import Candidate, Space
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Strategy
 from search.loop.study.records import read_records
+from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 from tests.benchmarks import strategy_report as report
 from tests.benchmarks.replays import Step, pooled, probes_to_within, run_strategy
@@ -125,10 +126,10 @@ def _fastest_fitting(space: Space, prior: Prior, budget: int) -> Candidate:
 
 
 STRATEGIES: dict[str, Make] = {
-    "planner": lambda space, prior, budget, seed: PlannerStrategy(space, prior, budget),
+    "planner": lambda space, prior, budget, seed: PlannerStrategy(Posterior(space, prior, budget)),
     # The same order of probes, without the rule that ends it: comparable to walks that never end.
     "planner-unended": lambda space, prior, budget, seed: PlannerStrategy(
-        space, prior, budget, tolerance=0.0
+        Posterior(space, prior, budget), tolerance=0.0
     ),
     "boundary-walk": WALKS["boundary-walk"],
     "descent": WALKS["descent"],

@@ -21,6 +21,7 @@ from search.loop.space import setting_id
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.study.records import read_records
 from search.loop.surrogate.device_prior import device_prior
+from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import Prior, generic_prior
 from tests.benchmarks.replays import Step, pooled, probes_to_within, run_strategy
 
@@ -58,7 +59,7 @@ def priors(replay: Replay) -> dict[str, Prior]:
 
 
 def search(replay: Replay, prior: Prior) -> list[Step]:
-    return run_strategy(PlannerStrategy(replay.space, prior, None), replay, None)
+    return run_strategy(PlannerStrategy(Posterior(replay.space, prior, None)), replay, None)
 
 
 def main() -> None:

@@ -247,7 +247,7 @@ def test_the_doctor_measures_by_bus_order_and_keeps_what_nobody_disturbed(
     from planner.machine.hardware import find_gpu
     from planner.throughput import measured as rates
     from planner.throughput.prediction import rates_for
-    from search.loop.surrogate import device_rates as search_rates
+    from search.probe import device_rates as search_rates
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from search.loop.strategies.named import make_strategy
 from search.loop.strategies.strategy import TOLERANCE
 from search.loop.study.records import format_record, parse_record, read_records
 from search.loop.study.study import MemoryStudy
-from search.loop.surrogate.expectation import PriorExpectation
+from search.loop.surrogate.expectation import expectation
 from search.loop.surrogate.posterior import Posterior
 from tests.search.tables import BUDGET, invented_table, make_record, true_prior
 
@@ -33,12 +34,10 @@ def searched(name: str, expects: bool = True, trials: int = 12) -> list[Measurem
         REPLAY.space, MemoryStudy(), ReplayProber(REPLAY, limits), limits, lambda choice: 600.0,
         BUDGET,
     )  # fmt: skip
+    posterior = Posterior(REPLAY.space, PRIOR, BUDGET)
     if expects:
-        session.expect = PriorExpectation(REPLAY.space, PRIOR, BUDGET)
-    strategy = make_strategy(
-        name, REPLAY.space, PRIOR, BUDGET, tolerance=TOLERANCE, images=None, seed=0
-    )
-    session.run(strategy)
+        session.expect = partial(expectation, posterior)
+    session.run(make_strategy(name, posterior, TOLERANCE, seed=0))
     return session.records
 
 
@@ -72,9 +71,7 @@ def test_a_repeat_is_expected_with_the_noise_of_a_probe() -> None:
     candidate = REPLAY.space.candidates[0]
     for _ in range(40):
         posterior.observe(0, make_record(candidate.setting))
-    expect = PriorExpectation(REPLAY.space, PRIOR, BUDGET)
-    expect.__dict__["_posterior"] = posterior
-    found = expect(candidate, "finalists")
+    found = expectation(posterior, candidate, "finalists")
     assert found.images_per_second[2] / found.images_per_second[0] > 1.03
 
 

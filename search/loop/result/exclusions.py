@@ -9,20 +9,20 @@ from planner.core.errors import alternatives
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.result import Excluded
 from planner.core.units import format_bytes
-from search.loop.space import Space, candidate
+from search.loop.space import candidate
 from search.loop.strategies.planner_strategy import INFEASIBLE
 from search.loop.surrogate.broken_parts import shared_parts
 from search.loop.surrogate.posterior import Posterior
-from search.loop.surrogate.prior import GUESSED_BYTES, Prior
+from search.loop.surrogate.prior import GUESSED_BYTES
 
 
 def find_excluded(
-    space: Space, prior: Prior, budget_bytes: int | None, records: Sequence[MeasurementRecord]
+    posterior: Posterior, records: Sequence[MeasurementRecord]
 ) -> tuple[Excluded, ...]:
     """Per arm the smallest batch that was not worth a probe, and why; larger ones go with it."""
+    space, budget_bytes = posterior.space, posterior.budget_bytes
     if budget_bytes is None:
         return ()
-    posterior = Posterior(space, prior, budget_bytes)
     for record in records:
         index = space.index(record.setting)
         if index is not None:
@@ -42,14 +42,15 @@ def find_excluded(
             setting=c.setting,
             predicted_bytes=need,
             reason=failed.get(c.arm)
-            or (_broken(c.setting, records) if fits else _over(need, budget_bytes, prior)),
+            or (_broken(c.setting, records) if fits else _over(need, posterior)),
         )
     return tuple(found.values())
 
 
-def _over(need: int, budget_bytes: int, prior: Prior) -> str:
-    guess = "a guess of " if prior.bytes_scales == GUESSED_BYTES else ""
-    return f"{guess}about {format_bytes(need)} is over the {format_bytes(budget_bytes)} allowed"
+def _over(need: int, posterior: Posterior) -> str:
+    guess = "a guess of " if posterior.prior.bytes_scales == GUESSED_BYTES else ""
+    budget = format_bytes(posterior.budget_bytes or 0)
+    return f"{guess}about {format_bytes(need)} is over the {budget} allowed"
 
 
 def _broken(setting: TrainSetting, records: Sequence[MeasurementRecord]) -> str:

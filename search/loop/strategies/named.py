@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from search.loop.space import Space
 from search.loop.strategies.in_order import ListStrategy
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Strategy
-from search.loop.surrogate.prior import Prior
+from search.loop.surrogate.posterior import Posterior
 
 STRATEGIES = ("planner", "tpe", "exhaustive")
 
 
-def make_strategy(
-    name: str,
-    space: Space,
-    prior: Prior,
-    budget_bytes: int | None,
-    *,
-    tolerance: float,
-    images: float | None,
-    seed: int,
-) -> Strategy:
-    """The strategy of `STRATEGIES` that is called `name`; `tolerance` and `images` are the
-    planner's, `seed` is of the one that draws at random."""
+def make_strategy(name: str, posterior: Posterior, tolerance: float, seed: int) -> Strategy:
+    """The strategy of `STRATEGIES` that is called `name`; `tolerance` is the planner's, `seed` is
+    of the one that draws at random."""
     if name == "planner":
-        return PlannerStrategy(space, prior, budget_bytes, tolerance=tolerance, images=images)
+        return PlannerStrategy(posterior, tolerance)
     if name == "exhaustive":
-        return ListStrategy(space.candidates)
+        return ListStrategy(posterior.space.candidates)
     from search.loop.strategies.optuna_sampler import SamplerStrategy, tpe_sampler
 
-    return SamplerStrategy(space, tpe_sampler(seed), budget_bytes)
+    return SamplerStrategy(posterior.space, tpe_sampler(seed), posterior.budget_bytes)

@@ -8,9 +8,7 @@ from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.axes import AXES
 from search.loop.space import Candidate, Space
 from search.loop.strategies.strategy import Choice, Situation, Strategy
-from search.loop.surrogate.expectation import expectation
 from search.loop.surrogate.posterior import Posterior
-from search.loop.surrogate.prior import Prior
 from search.probe.evidence import is_feasible
 
 MAX_PROBES = 4
@@ -58,12 +56,11 @@ class PlainDefaultHunt:
     """Asks only for that arm, and once anything was measured: where it is believed to end, then one
     up or down until the largest batch that fits is known, in at most four probes."""
 
-    def __init__(self, space: Space, prior: Prior, budget_bytes: int | None, arm: str) -> None:
-        self.posterior = Posterior(space, prior, budget_bytes)
-        self.ladder = arm_candidates(space, arm)
-        self.place = {c.id: i for i, c in enumerate(space.candidates)}
+    def __init__(self, posterior: Posterior, arm: str) -> None:
+        self.posterior = posterior
+        self.ladder = arm_candidates(posterior.space, arm)
+        self.place = {c.id: i for i, c in enumerate(posterior.space.candidates)}
         self.positions = [self.place[c.id] for c in self.ladder]
-        self.budget_bytes = budget_bytes
         self.fits: dict[str, bool] = {}
         self.asked = 0
         self.awaited = ""
@@ -75,7 +72,7 @@ class PlainDefaultHunt:
             self.awaited = ""
             self.spent_seconds += record.probe_seconds
         if not record.inconclusive and any(c.id == candidate.id for c in self.ladder):
-            self.fits[candidate.id] = is_feasible(record, self.budget_bytes)
+            self.fits[candidate.id] = is_feasible(record, self.posterior.budget_bytes)
 
     def ask(self, situation: Situation) -> Choice | None:
         wanted = self._wanted(situation.seconds_left)
@@ -83,8 +80,7 @@ class PlainDefaultHunt:
             return None
         self.asked += 1
         self.awaited = wanted.id
-        expected = expectation(self.posterior, self.posterior.predict(), wanted, "baseline")
-        return Choice(wanted, "baseline", expected=expected)
+        return Choice(wanted, "baseline")
 
     def needed_seconds(self) -> float:
         """What it would take now."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -13,9 +12,7 @@ from search.loop.space import Candidate, Space, simplicity
 from search.loop.strategies.strategy import TOLERANCE, Choice, Phase, Situation
 from search.loop.surrogate.arrays import Array, Mask, Values
 from search.loop.surrogate.broken_parts import is_plain
-from search.loop.surrogate.expectation import expectation
 from search.loop.surrogate.posterior import CLOSE, Posterior, Prediction
-from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
 from search.loop.surrogate.probe_cost import again_seconds
 from search.probe.evidence import rate_interval
 
@@ -61,21 +58,10 @@ class PlannerStrategy:
     search ends when no probe is expected to gain `tolerance` any more and the next larger batch of
     the best setting is known not to be better; finally it probes settings again that noise does not
     let it tell apart.
-    With `images` (of a whole training on one device) rates count compilation.
     """
 
-    def __init__(
-        self,
-        space: Space,
-        prior: Prior,
-        budget_bytes: int | None,
-        *,
-        tolerance: float = TOLERANCE,
-        images: float | None = None,
-    ) -> None:
-        self.space = space
-        self.posterior = Posterior(space, prior, budget_bytes, images)
-        self.time_is_guessed = prior.seconds_scales == GUESSED_SECONDS
+    def __init__(self, posterior: Posterior, tolerance: float = TOLERANCE) -> None:
+        self.space, self.posterior = posterior.space, posterior
         self.tolerance = tolerance
         self.given_seconds = 0.0
         self.num_failures = 0
@@ -89,13 +75,6 @@ class PlannerStrategy:
 
     def ask(self, situation: Situation) -> Choice | None:
         predicted = self.posterior.predict()
-        choice = self._ask(predicted, situation)
-        if choice is None:
-            return None
-        expected = expectation(self.posterior, predicted, choice.candidate, choice.phase)
-        return replace(choice, expected=expected)
-
-    def _ask(self, predicted: Prediction, situation: Situation) -> Choice | None:
         open_now = self._open(predicted, situation)
         if situation.seconds_left is not None:
             # The first that is heard of the budget is the most of it that is ever left.
@@ -157,7 +136,7 @@ class PlannerStrategy:
         if seconds_left is not None and safe.any():
             # Where even the quickest takes longer, no other is to: a compiled one would end it all.
             yield seconds <= max(FIRST_SHARE * seconds_left, seconds[safe].min())
-        if self.time_is_guessed:
+        if self.posterior.time_is_guessed:
             # Nobody knows what a step takes here: a small batch without a compiler says it soonest.
             yield np.array([s.compile == "off" for s in settings])
             yield np.array([s.batch_size <= CALIBRATION_BATCH for s in settings])

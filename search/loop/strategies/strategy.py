@@ -6,7 +6,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol
 
-from planner.core.schema.expected import Expected
 from search.loop.space import Candidate
 from search.probe.kinds import RecordT_contra, SettingT
 
@@ -19,14 +18,12 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Choice(Generic[SettingT]):
-    """A candidate to probe, in which phase, and the rate below which it cannot win. `expected` is
-    for its record: what the strategy believes of it, None where it believes nothing."""
+    """A candidate to probe, in which phase, and the rate below which it cannot win."""
 
     candidate: Candidate[SettingT]
     phase: Phase = "search"
     expected_rate: float | None = None
     give_up_images_per_second: float | None = None
-    expected: Expected | None = None
 
 
 @dataclass(frozen=True)

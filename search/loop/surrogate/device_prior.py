@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Literal
 
 from planner.core.schema import DeviceInfo, Model
+from planner.estimation.device_estimator import DeviceEstimator
 from planner.memory.allocator_config import AllocatorConfig
 from planner.throughput.prediction import DeviceRates
 from search.loop.limits import PROBES_SHARE
 from search.loop.space import Space
-from search.loop.surrogate.estimator import DeviceEstimator
 from search.loop.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior
 
 # Of the time left, that tracing a model may take before the first probe: a judgement. A trace took

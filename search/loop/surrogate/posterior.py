@@ -15,7 +15,7 @@ from search.loop.space import Space
 from search.loop.surrogate.arrays import Array, Indices, Mask
 from search.loop.surrogate.broken_parts import BrokenParts
 from search.loop.surrogate.gaussian_process import GaussianProcess
-from search.loop.surrogate.prior import Prior
+from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
 from search.loop.surrogate.probe_cost import ProbeCosts
 from search.probe.evidence import (
     is_feasible,
@@ -74,7 +74,7 @@ class Posterior:
     def __init__(
         self, space: Space, prior: Prior, budget_bytes: int | None, images: float | None = None
     ) -> None:
-        self.space = space
+        self.space, self.prior = space, prior
         self.images = images
         self.budget_bytes = budget_bytes
         self.log_images = np.log([float(c.images) for c in space.candidates])
@@ -94,7 +94,13 @@ class Posterior:
         self.proven = np.zeros(len(space), dtype=bool)
         self.broken_parts = BrokenParts(space)
         self.records: dict[int, list[MeasurementRecord]] = {}
+        self.told: list[MeasurementRecord] = []
         self.num_measured = 0
+
+    @property
+    def time_is_guessed(self) -> bool:
+        """Whether nobody knows the device's rates."""
+        return self.prior.seconds_scales == GUESSED_SECONDS
 
     @property
     def excluded(self) -> Mask:
@@ -103,7 +109,11 @@ class Posterior:
         return np.asarray(self.settled | self.broken_parts.closed())
 
     def observe(self, index: int, record: MeasurementRecord) -> None:
-        """Learns from one probe of candidate `index`, whatever its end."""
+        """Learns from one probe of candidate `index`, whatever its end; once, though several tell
+        of it that share what is believed."""
+        if any(record is known for known in self.told):
+            return
+        self.told.append(record)
         self.costs.observe(record)
         if record.inconclusive:
             return

@@ -15,8 +15,8 @@ from planner.core.schema.profile import ProfiledOperation, ProfileRecord
 from planner.core.units import format_seconds
 from planner.machine.hardware import Gpu, recognise_gpu
 from planner.throughput.prediction import DeviceRates, StepTime, best_rates
-from search.loop.surrogate.device_rates import device_rates
 from search.probe.device import choose_device, describe_device, memory_in_use
+from search.probe.device_rates import device_rates
 from search.probe.evidence import others_ran
 from search.probe.interval import median_interval
 from search.probe.parent.runner import ProbeEvent, run_probe

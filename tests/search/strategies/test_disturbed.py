@@ -140,7 +140,7 @@ def test_what_was_probed_on_the_cool_device_is_slower_once_it_is_hot() -> None:
 def test_the_winner_is_probed_again_where_it_was_throttled() -> None:
     """Only its first probe is slowed: the second shows it for what it is, and alone counts."""
     replay = Replay(TABLE)
-    strategy = PlannerStrategy(replay.space, true_prior(replay), BUDGET)
+    strategy = PlannerStrategy(Posterior(replay.space, true_prior(replay), BUDGET))
     best = max(replay.rates(BUDGET).items(), key=lambda pair: pair[1])
     records: list[MeasurementRecord] = []
     probes = 0
@@ -167,7 +167,7 @@ def test_settings_are_compared_on_a_device_that_is_as_hot_for_both() -> None:
     probe = {i: replay.probe(replay.space.candidates[i]) for i in (best, second, *others)}
     hot = {i: slowed(record) for i, record in probe.items()}
     records = [probe[second], *(hot[i] for i in (best, *others))]
-    strategy = PlannerStrategy(replay.space, true_prior(replay), BUDGET)
+    strategy = PlannerStrategy(Posterior(replay.space, true_prior(replay), BUDGET))
     for index, record in zip((second, best, *others), records, strict=True):
         strategy.tell(replay.space.candidates[index], record)
     assert max(records, key=lambda r: r.images_per_second or 0.0) is probe[second]
@@ -185,7 +185,7 @@ def test_settings_are_compared_on_a_device_that_is_as_hot_for_both() -> None:
 def test_a_probe_that_was_killed_says_nothing_beside_a_disturbed_one() -> None:
     """It had no samples, and the search ended in a traceback of a median of none."""
     replay = Replay(TABLE)
-    strategy = PlannerStrategy(replay.space, true_prior(replay), BUDGET)
+    strategy = PlannerStrategy(Posterior(replay.space, true_prior(replay), BUDGET))
     best = max(replay.rates(BUDGET).items(), key=lambda pair: pair[1])[0]
     candidate = next(c for c in replay.space.candidates if c.id == best)
     ran = replay.probe(candidate)

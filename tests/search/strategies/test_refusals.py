@@ -15,6 +15,7 @@ from search.loop.space import space_of
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Choice, Situation, Strategy
 from search.loop.study.study import MemoryStudy
+from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 from tests.benchmarks.walks import WALKS
 from tests.search.tables import invented_table, make_record, true_bytes, true_seconds
@@ -60,7 +61,7 @@ def search(
     prober: Refusing, strategy: Strategy | None = None, trials: int | None = 40
 ) -> tuple[Session, str]:
     session = Session(SPACE, MemoryStudy(), prober, Limits(trials), lambda choice: 600.0, BUDGET)
-    return session, session.run(strategy or PlannerStrategy(SPACE, PRIOR, BUDGET))
+    return session, session.run(strategy or PlannerStrategy(Posterior(SPACE, PRIOR, BUDGET)))
 
 
 def best_of_the_rest(refuses: Refuses) -> float:
@@ -161,7 +162,8 @@ def test_eager_probes_scout_for_compiled_ones_within_a_budget() -> None:
         Guess(g.seconds * (1.3 if c.setting.attention == "sdpa" else 1.0), g.num_bytes)
         for c, g in zip(SPACE.candidates, PRIOR.guesses, strict=True)
     )
-    strategy = PlannerStrategy(SPACE, Prior(wrong, ESTIMATED_SECONDS, ESTIMATED_BYTES, ""), BUDGET)
+    prior = Prior(wrong, ESTIMATED_SECONDS, ESTIMATED_BYTES, "")
+    strategy = PlannerStrategy(Posterior(SPACE, prior, BUDGET))
     prober = Refusing(lambda setting: False)
     limits = Limits(budget_seconds=600.0, clock=lambda: 0.0)
     asked = []

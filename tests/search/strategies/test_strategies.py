@@ -55,7 +55,7 @@ TABLE = invented_table()
 
 
 def planner(replay: Replay, prior: Prior, **options: object) -> PlannerStrategy:
-    return PlannerStrategy(replay.space, prior, BUDGET, **options)
+    return PlannerStrategy(Posterior(replay.space, prior, BUDGET), **options)
 
 
 def best_rate(replay: Replay) -> float:
@@ -335,7 +335,7 @@ def plain_hunt(replay: Replay) -> PlainDefaultHunt:
     """After one probe, of the last candidate that fits."""
     arm = plain_arm(replay.space)
     assert arm is not None
-    hunt = PlainDefaultHunt(replay.space, true_prior(replay), BUDGET, arm)
+    hunt = PlainDefaultHunt(Posterior(replay.space, true_prior(replay), BUDGET), arm)
     records = [(c, replay.probe(c)) for c in replay.space.candidates]
     measured, record = next(r for r in reversed(records) if is_feasible(r[1], BUDGET))
     hunt.tell(measured, record)
@@ -547,7 +547,7 @@ def test_finalists_within_noise_are_probed_in_turns() -> None:
         for i, s in enumerate(settings_)
     ]  # fmt: skip
     replay = Replay(records)
-    strategy = PlannerStrategy(replay.space, true_prior(replay), BUDGET)
+    strategy = PlannerStrategy(Posterior(replay.space, true_prior(replay), BUDGET))
     asked = []
     while (choice := strategy.ask(Situation())) is not None:
         asked.append((choice.candidate.setting.batch_size, choice.phase))
@@ -561,9 +561,8 @@ def test_finalists_within_noise_are_probed_in_turns() -> None:
 @pytest.mark.parametrize("name", ["tpe", "exhaustive"])
 def test_the_others_repeat_nothing_and_leave_to_others_what_they_probe(name: str) -> None:
     replay = Replay(TABLE)
-    strategy = make_strategy(
-        name, replay.space, true_prior(replay), BUDGET, tolerance=0.0, images=None, seed=0
-    )
+    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
+    strategy = make_strategy(name, posterior, tolerance=0.0, seed=0)
     seen = {replay.space.candidates[0].id}
     for _ in range(30):
         choice = strategy.ask(Situation(busy={replay.space.candidates[0].id}))

@@ -12,6 +12,7 @@ from planner.core.units import GIB
 from search.loop.result.exclusions import find_excluded
 from search.loop.space import make_space, space_of
 from search.loop.surrogate.broken_parts import BrokenParts
+from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import generic_prior
 from tests.search.tables import GPU, MODEL, make_record
 
@@ -136,7 +137,7 @@ def test_what_failures_closed_is_not_said_to_be_too_large() -> None:
         )
         for p in ("bf16", "fp32")
     ]
-    found = find_excluded(SPACE, generic_prior(SPACE, GPU), 80 * GIB, failed)
+    found = find_excluded(Posterior(SPACE, generic_prior(SPACE, GPU), 80 * GIB), failed)
     others = [r for r in found if "was probed" not in r.reason]
     assert others
     for ruled in others:

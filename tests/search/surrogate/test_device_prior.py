@@ -13,11 +13,11 @@ import pytest
 
 from planner.core.schema import DeviceInfo, FactoryModel, TrainSetting
 from planner.core.units import GIB
+from planner.estimation.device_estimator import DeviceEstimator
 from planner.libraries.resolve import resolve_model
 from planner.throughput.efficiency import MEASURED_CARDS
 from search.loop.space import Space, make_space
 from search.loop.surrogate.device_prior import device_prior, trace_seconds
-from search.loop.surrogate.estimator import DeviceEstimator
 from tests.search.tables import H100
 
 CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=16 * GIB)

@@ -1,5 +1,5 @@
-"""The planner's estimate for a whole space of settings, in seconds: settings that differ only in
-what hardly moves memory share one recorded step."""
+"""Estimates of a whole space of settings for the device at hand, in seconds: settings that differ
+only in what hardly moves memory share one recorded step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from planner.ledger.ledger import Ledger
 from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
-from planner.throughput.communication import Exchanges
-from planner.throughput.fusing import Operation
-from planner.throughput.prediction import DeviceRates, StepTime, best_rates, predict_step
-from planner.throughput.result import Throughput, exchanges_of
+from planner.throughput.prediction import DeviceRates, best_rates
+from planner.throughput.result import Throughput, exchanges_of, step_time
 from planner.trace.kept_step import TracedStep, traced_step
 
 Key = tuple[Model, TrainSetting]
@@ -58,10 +56,8 @@ class DeviceEstimator:
         # (parallelism, checkpointing) for which one device's estimate stands, and with their own.
         self.stood_in: set[tuple[str, str]] = set()
         self.estimated: set[tuple[str, str]] = set()
-        self._shared: dict[Key, Estimate | UnsupportedError] = {}
-        self._operations: dict[Key, tuple[list[Operation], Exchanges | None]] = {}
-        self._steps: dict[Key, StepTime] = {}
-        self._optimizers: dict[Key, int] = {}
+        self._shared: dict[Key, tuple[Estimate, Ledger] | UnsupportedError] = {}
+        self._optimizers: dict[Key, tuple[float, int]] = {}
 
     def record(
         self, model: Model, settings: Iterable[TrainSetting], limit_seconds: float | None = None,
@@ -96,8 +92,6 @@ class DeviceEstimator:
         """The settings whose recorded steps an estimate of `setting` needs."""
         shared = self.shared_setting(setting)
         yield shared
-        if (self.measured or self.gpu) and shared != setting:
-            yield shared.model_copy(update={"accumulate": 1})
         if setting.optimizer != shared.optimizer or setting.compile in GRAPH_MODES:
             yield _bare(shared)
             yield _bare(setting)
@@ -128,11 +122,13 @@ class DeviceEstimator:
         found = self._shared[model, shared]
         if isinstance(found, UnsupportedError):
             raise found
+        estimate, ledger = found
         if shared == setting:
-            return found
+            return estimate
         if setting.compile in GRAPH_MODES:
-            found = _beside_a_pool(found, self._optimizer_bytes(model, setting))
-        return replace(found, setting=setting, throughput=self._timed(model, setting, found))
+            estimate = _beside_a_pool(estimate, self._of_optimizer(model, setting)[1])
+        time = self._timed(model, setting, estimate, ledger)
+        return replace(estimate, setting=setting, throughput=time)
 
     def shared_setting(self, setting: TrainSetting) -> TrainSetting:
         """The setting whose recorded step stands for that of `setting`."""
@@ -146,14 +142,17 @@ class DeviceEstimator:
             changes["optimizer"] = setting.optimizer_family
         return setting.uncompiled().model_copy(update=changes)
 
-    def _estimate(self, model: Model, setting: TrainSetting) -> Estimate | UnsupportedError:
+    def _estimate(
+        self, model: Model, setting: TrainSetting
+    ) -> tuple[Estimate, Ledger] | UnsupportedError:
         try:
             config, chosen = choose(model, setting, self.gpu, {})
             ledger = self._ledger(config, chosen)
             rates = self._rates(config)
-            return estimate_ledger(
+            found = estimate_ledger(
                 config, chosen, ledger, self.gpu, allocator=self.allocator, rates=rates
             )
+            return found, ledger
         except UnsupportedError as error:
             return error
 
@@ -165,60 +164,38 @@ class DeviceEstimator:
                 raise UnsupportedError(fault)
         return step_ledger(model, setting)
 
-    def _timed(self, model: Model, setting: TrainSetting, found: Estimate) -> Throughput | None:
-        """The shared step's time made that of `setting`: its micro-batches by precision and
-        compilation, its optimizer's step by the implementation, and its wait for other devices by
-        what the last micro-batch waits more. Only the whole step is known: what the shared one's
-        seconds go into is not said of it."""
+    def _timed(
+        self, model: Model, setting: TrainSetting, shared: Estimate, ledger: Ledger
+    ) -> Throughput | None:
+        """The time of the shared step, run in the precision and the compile mode of `setting`; its
+        optimizer's part made that of the implementation. What its seconds go into is not said."""
         rates = self._rates(model)
-        if rates is None or found.throughput is None:
+        if rates is None:
             return None
-        plain = setting.model_copy(update={"optimizer": found.setting.optimizer})
-        here, there = self._step(model, plain), self._step(model, found.setting)
-        waited = _waited_seconds(found.throughput)
-        micro_batches = found.throughput.step_seconds - waited - _optimizer_seconds(there)
-        seconds = micro_batches * _micro_batch_seconds(here) / _micro_batch_seconds(there)
-        seconds += waited + _waited_seconds(here) - _waited_seconds(there)
-        seconds += _optimizer_seconds(here) * self._optimizer_ratio(model, setting, plain)
+        plain = setting.model_copy(update={"optimizer": shared.setting.optimizer})
+        time = step_time(ledger, plain, rates, exchanges_of(ledger, plain, self.gpu))
+        assert time is not None, "there are rates"
+        seconds = time.step_seconds
+        if plain != setting:
+            own, other = (self._of_optimizer(model, s)[0] for s in (setting, plain))
+            seconds += time.phase_seconds.get("optimizer", 0.0) * (own / other - 1 if other else 0)
         images = setting.batch_size * setting.accumulate
-        uncertainty = rates.uncertainty_of(setting, here.kind_seconds)
-        return Throughput(seconds, images / seconds, found.throughput.basis, uncertainty)
+        return Throughput(seconds, images / seconds, time.basis, time.uncertainty)
 
     def _rates(self, model: Model) -> DeviceRates | None:
         """Surer of a Swin than of another model, where they are the catalogue's."""
         return best_rates(self.gpu, model, self.measured)
 
-    def _optimizer_ratio(self, model: Model, setting: TrainSetting, plain: TrainSetting) -> float:
-        """How long the optimizer of `setting` steps, to that of `plain`: at a small batch, since
-        only what is trained has to do with it."""
-        if setting.optimizer == plain.optimizer:
-            return 1.0
-        own, other = (_optimizer_seconds(self._step(model, _bare(s))) for s in (setting, plain))
-        return own / other if other else 1.0
-
-    def _optimizer_bytes(self, model: Model, setting: TrainSetting) -> int:
-        """What the optimizer takes within its step: at a small batch, with which it has nothing
-        to do."""
+    def _of_optimizer(self, model: Model, setting: TrainSetting) -> tuple[float, int]:
+        """(seconds, bytes) that the optimizer takes within its step: at a small batch, with which
+        it has nothing to do. 0 seconds without rates."""
         at = _bare(setting)
         if (model, at) not in self._optimizers:
             ledger = self._ledger(*choose(model, at, self.gpu, {}))
-            self._optimizers[model, at] = growth_within(ledger, "optimizer")
+            time = step_time(ledger, at, self._rates(model))
+            seconds = 0.0 if time is None else time.phase_seconds.get("optimizer", 0.0)
+            self._optimizers[model, at] = seconds, growth_within(ledger, "optimizer")
         return self._optimizers[model, at]
-
-    def _step(self, model: Model, setting: TrainSetting) -> StepTime:
-        """The predicted time of one micro-batch and the optimizer's step, run as `setting` says."""
-        at = setting.model_copy(update={"accumulate": 1})
-        if (model, at) not in self._steps:
-            rates = self._rates(model)
-            assert rates is not None
-            recorded = self.shared_setting(at).model_copy(update={"optimizer": at.optimizer})
-            if (model, recorded) not in self._operations:
-                ledger = self._ledger(*resolve(model, recorded))
-                exchanges = exchanges_of(ledger, recorded, self.gpu)
-                self._operations[model, recorded] = list(ledger.operations()), exchanges
-            operations, exchanges = self._operations[model, recorded]
-            self._steps[model, at] = predict_step(operations, rates, at, None, exchanges)
-        return self._steps[model, at]
 
 
 def on_one_device(setting: TrainSetting) -> TrainSetting:
@@ -262,16 +239,3 @@ def _beside_a_pool(found: Estimate, more: int) -> Estimate:
         fits=None if spare is None else spare >= 0,
         headroom_bytes=spare,
     )
-
-
-def _optimizer_seconds(step: StepTime) -> float:
-    return step.phase_seconds.get("optimizer", 0.0)
-
-
-def _micro_batch_seconds(step: StepTime) -> float:
-    return step.step_seconds - _optimizer_seconds(step) - _waited_seconds(step)
-
-
-def _waited_seconds(step: StepTime | Throughput) -> float:
-    """What a device waits for others."""
-    return 0.0 if step.communication is None else step.communication.exposed_seconds

@@ -13,12 +13,12 @@ import pytest
 
 from planner.core.schema import DeviceInfo, TrainSetting
 from planner.core.units import GIB, MIB
+from planner.estimation.device_estimator import DeviceEstimator
 from planner.machine.hardware import find_gpu
 from planner.machine.nvml import NvmlProcess
 from planner.throughput.measured import load_rates
 from planner.throughput.prediction import rates_for
-from search.loop.surrogate import device_rates as rates
-from search.loop.surrogate.estimator import DeviceEstimator
+from search.probe import device_rates as rates
 from search.probe.device import MemoryInUse, describe_device
 from tests.search.processes import carrying, marked, remaining
 from tests.search.tables import H100, MODEL
@@ -26,8 +26,8 @@ from tests.search.tables import H100, MODEL
 MEASURE = """
 import json, sys
 from search.probe.device import describe_device
-from search.loop.surrogate import device_rates as rates
-rates.__name__ = "tests.search.surrogate.quick_rates"  # the module that is run to measure
+from search.probe import device_rates as rates
+rates.__name__ = "tests.search.probe.quick_rates"  # the module that is run to measure
 said = []
 found = [rates.device_rates("cpu", describe_device("cpu"), None, said.append) for _ in range(2)]
 assert found[0] == found[1] and found[0] is not None, found
@@ -125,7 +125,7 @@ def measure(device):
     print("measuring", os.environ["OMP_WAIT_POLICY"], flush=True)
     time.sleep(600)
 rates.measure_rates = measure
-from search.loop.surrogate.device_rates import main
+from search.probe.device_rates import main
 main()
 """
 TUNER = """

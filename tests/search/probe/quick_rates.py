@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.throughput import bench
-from search.loop.surrogate.device_rates import main
+from search.probe.device_rates import main
 
 bench._TRIAL_SECONDS /= 30
 

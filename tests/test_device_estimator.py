@@ -6,13 +6,13 @@ import pytest
 
 from planner.core.schema import DeviceInfo, SwinConfig, TrainSetting
 from planner.core.units import GIB
+from planner.estimation.device_estimator import DeviceEstimator
 from planner.estimation.estimate import choose, estimate
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES
 from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import recognise_gpu
 from planner.throughput.prediction import predict_step, rates_for
-from search.loop.surrogate.estimator import DeviceEstimator
 from tests.search.tables import H100
 
 
