@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from search.loop.strategies.strategy import Choice
-from search.loop.surrogate.probe_cost import guessed_seconds
+from search.loop.surrogate.probe_cost import compilation_of
 from search.probe.kinds import ProbeRecord
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def probe_deadline(prior: Prior) -> Callable[[Choice], float]:
     """Seconds after which a probe is hung and not slow, by the prior's guesses."""
 
     def deadline(choice: Choice) -> float:
-        compiling = 5 * guessed_seconds(prior.compile_seconds, choice.candidate.setting)
+        compiling = 5 * compilation_of(choice.candidate.setting).guess(prior.compile_seconds)
         rate = choice.expected_rate
         stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0
         return START_SECONDS + TIMING_SECONDS + compiling + 2 * min(stepping, 3600.0)

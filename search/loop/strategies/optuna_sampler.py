@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any, Generic
+from typing import Generic
 
 import optuna
-from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import TrialState
 
 from search.loop.space import Candidate, Space
 from search.loop.strategies.strategy import Choice, Situation
@@ -27,9 +26,10 @@ def tpe_sampler(seed: int) -> BaseSampler:
 class SamplerStrategy(Generic[SettingT, RecordT]):
     """An Optuna sampler as a strategy, in a study of its own in memory.
 
-    A point it repeats is told again as it was measured, so that it moves on, and not probed.
-    A probe that did not fit is told as complete with a violated constraint and, since GPSampler
-    fits such trials too, with the slowest rate measured instead of 0.
+    A point that it draws is a trial that failed; once something is known of it, that is one more
+    trial. So is what it draws again, that it may move on, and what others probed. A probe that did
+    not fit is told as complete with a violated constraint and, since GPSampler fits such trials
+    too, with the slowest rate measured instead of 0.
     """
 
     def __init__(
@@ -39,74 +39,46 @@ class SamplerStrategy(Generic[SettingT, RecordT]):
         self.space, self.budget_bytes = space, budget_bytes
         self.study = optuna.create_study(direction="maximize", sampler=sampler)
         self.params = SpaceParams(space)
-        self.open: dict[str, Trial] = {}
         self.told: dict[str, RecordT] = {}
         self.stopped_because = ""
         self.random = Random(0)
 
     def ask(self, situation: Situation) -> Choice[SettingT] | None:
         taken = {*self.told, *situation.busy}
-        if all(c.id in taken for c in self.space.candidates):
+        free = [c for c in self.space.candidates if c.id not in taken]
+        if not free:
             self.stopped_because = "every candidate is probed"
             return None
         for _ in range(MAX_REPEATS):
-            trial = self.study.ask()
-            found = self.params.candidate(_suggest(trial, self.params))
+            drawn = self.study.ask(self.params.distributions)
+            self.study.tell(drawn, state=TrialState.FAIL)
+            found = self.params.candidate(drawn.params)
             if found is not None and found.id not in taken:
-                self.open[found.id] = trial
                 return Choice(found)
-            self._tell_again(trial, found)
-        return Choice(self.random.choice([c for c in self.space.candidates if c.id not in taken]))
-
-    def _tell_again(self, trial: Trial, found: Candidate[SettingT] | None) -> None:
-        if found is not None and found.id in self.told:
-            self._tell(trial, self.told[found.id])
-        else:
-            self.study.tell(trial, state=TrialState.FAIL)  # no such setting, or another's
+            if found is not None and found.id in self.told:
+                self._add(found)
+        return Choice(self.random.choice(free))
 
     def tell(self, candidate: Candidate[SettingT], record: RecordT) -> None:
-        if candidate.id in self.told or self.space.find(candidate.setting) is None:
-            return
-        if record.inconclusive:
-            cut = self.open.pop(candidate.id, None)
-            if cut is not None:
-                self.study.tell(cut, state=TrialState.FAIL)
-            return
-        self.told[candidate.id] = record
-        trial = self.open.pop(candidate.id, None)
-        if trial is not None:
-            self._tell(trial, record)
-        else:
-            self.study.add_trial(self._finished(candidate, record))
+        is_strange = self.space.find(candidate.setting) is None
+        if not record.inconclusive and candidate.id not in self.told and not is_strange:
+            self.told[candidate.id] = record
+            self._add(candidate)
 
-    def _tell(self, trial: Trial, record: RecordT) -> None:
-        trial.set_constraint("memory", constraint(record, self.budget_bytes))
-        self.study.tell(trial, self._value(record))
-
-    def _finished(self, candidate: Candidate[SettingT], record: RecordT) -> FrozenTrial:
-        """A trial for a probe that this strategy did not ask for."""
-        return optuna.create_trial(
-            params=self.params.of(candidate),
-            distributions=self.params.distributions,
-            value=self._value(record),
-            constraints={"memory": constraint(record, self.budget_bytes)},
+    def _add(self, candidate: Candidate[SettingT]) -> None:
+        record = self.told[candidate.id]
+        self.study.add_trial(
+            optuna.create_trial(
+                params=self.params.of(candidate),
+                distributions=self.params.distributions,
+                value=self._value(record),
+                constraints={"memory": constraint(record, self.budget_bytes)},
+            )
         )
 
     def _value(self, record: RecordT) -> float:
-        rates = [
-            r.images_per_second for r in self.told.values() if is_feasible(r, self.budget_bytes)
-        ]
-        known = [r for r in rates if r is not None]
-        feasible = is_feasible(record, self.budget_bytes)
-        value = record.images_per_second if feasible else min(known, default=1.0)
+        fitting = [r for r in self.told.values() if is_feasible(r, self.budget_bytes)]
+        known = [r.images_per_second for r in fitting if r.images_per_second is not None]
+        is_fitting = is_feasible(record, self.budget_bytes)
+        value = record.images_per_second if is_fitting else min(known, default=1.0)
         return value or 1.0
-
-
-def _suggest(trial: Trial, params: SpaceParams[SettingT]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, distribution in params.distributions.items():
-        if isinstance(distribution, IntDistribution):
-            found[name] = trial.suggest_int(name, distribution.low, distribution.high)
-        elif isinstance(distribution, CategoricalDistribution):
-            found[name] = trial.suggest_categorical(name, distribution.choices)
-    return found

@@ -150,21 +150,29 @@ def estimated_prior(
     """
     num_blocks = sum(model.depths) if isinstance(model, SwinConfig) else NUM_BLOCKS
     generic = generic_prior(space, device, num_blocks)
-    knots = _estimate_knots(space, model, estimator, device, budget_bytes)
-    estimates = [e for found in knots.values() for _, e in found]
-    if not estimates:
+    arms: dict[str, list[Candidate]] = {}
+    for c in sorted(space.candidates, key=lambda c: c.setting.batch_size):
+        arms.setdefault(c.arm, []).append(c)
+    lines = {
+        arm: _estimated_line(ladder, lambda c: estimator(model, c.setting), device, budget_bytes)
+        for arm, ladder in arms.items()
+    }
+    knots = [knot for line in lines.values() for knot in line.knots]
+    if not knots:
         return generic
     scaled = _scaled(space, generic.guesses, knots, device)
     guesses = [
-        _between(c, knots[c.arm], guess, device) if knots[c.arm] else guess
+        lines[c.arm].guess(c, guess) if lines[c.arm].knots else guess
         for c, guess in zip(space.candidates, scaled, strict=True)
     ]
-    timed = all(e.throughput is not None for e in estimates)
-    throughput = estimates[0].throughput
+    timed = all(e.throughput is not None for _, e in knots)
+    throughput = knots[0][1].throughput
     basis = throughput.basis if timed and throughput else "a guess, without rates of this device"
+    several = any(c.setting.world_size > 1 for c in space.candidates)
+    seconds_scales = SPREAD_SECONDS if several else ESTIMATED_SECONDS
     return Prior(
         guesses=tuple(guesses),
-        seconds_scales=_seconds_scales(space) if timed else GUESSED_SECONDS,
+        seconds_scales=seconds_scales if timed else GUESSED_SECONDS,
         # The estimate is of a CUDA device: on a CPU its bytes are only roughly what RSS grows by.
         bytes_scales=ESTIMATED_BYTES if device.kind == "cuda" else replace(GUESSED_BYTES, bias=0.5),
         basis=f"memory: as estimated; time: {basis}",
@@ -172,83 +180,55 @@ def estimated_prior(
     )
 
 
-def _seconds_scales(space: Space) -> KernelScales:
-    several = any(c.setting.world_size > 1 for c in space.candidates)
-    return SPREAD_SECONDS if several else ESTIMATED_SECONDS
+@dataclass(frozen=True)
+class _Line:
+    """The estimates of an arm, smallest batch first, and the lines between them; beyond the last
+    one on the line of the last two."""
+
+    knots: tuple[Knot, ...]
+    device: DeviceInfo
+
+    def guess(self, c: Candidate, untimed: Guess) -> Guess:
+        """The bytes and seconds of a candidate; its seconds `untimed` where none are estimated."""
+        times = [e.throughput.step_seconds / known.setting.accumulate
+                 for known, e in self.knots if e.throughput]  # fmt: skip
+        is_timed = len(times) == len(self.knots)
+        # Seconds per micro-batch are what is affine.
+        seconds = self._at(c, times) * c.setting.accumulate if is_timed else untimed.seconds
+        return Guess(seconds, self.num_bytes(c))
+
+    def num_bytes(self, c: Candidate) -> float:
+        return self._at(c, [float(estimate_bytes(e, self.device)) for _, e in self.knots])
+
+    def _at(self, c: Candidate, values: Sequence[float]) -> float:
+        batches = [float(known.setting.batch_size) for known, _ in self.knots]
+        return _interpolate(float(c.setting.batch_size), batches, values)
 
 
-def _estimate_knots(
-    space: Space,
-    model: Model,
-    estimator: Estimator,
-    device: DeviceInfo,
-    budget_bytes: int | None,
-) -> dict[str, list[Knot]]:
-    """Per arm up to three batches with their estimates, smallest first; none where it has none."""
-    arms: dict[str, list[Candidate]] = {}
-    for c in sorted(space.candidates, key=lambda c: c.setting.batch_size):
-        arms.setdefault(c.arm, []).append(c)
-    return {
-        arm: _arm_knots(ladder, lambda c: estimator(model, c.setting), device, budget_bytes)
-        for arm, ladder in arms.items()
-    }
-
-
-def _arm_knots(
+def _estimated_line(
     ladder: Sequence[Candidate],
     estimate: Callable[[Candidate], Estimate | None],
     device: DeviceInfo,
     budget_bytes: int | None,
-) -> list[Knot]:
+) -> _Line:
     # A step of one image is unlike all others (its strides are): it is taken to be on their line.
     ladder = [c for c in ladder if c.setting.batch_size > 1] or ladder
-    first = estimate(ladder[0])
-    if first is None:
-        return []
-    knots = [(ladder[0], first)]
     middle = next((c for c in ladder if c.setting.batch_size >= MIDDLE_BATCH), ladder[-1])
-    wanted = [middle]
-    if middle is not ladder[0] and (second := estimate(middle)) is not None:
-        knots.append((middle, second))
-        wanted = [_largest_to_fit(ladder, knots, device, budget_bytes)]
-    for c in wanted:
-        if all(c is not known for known, _ in knots) and (last := estimate(c)) is not None:
-            knots.append((c, last))
-    return sorted(knots, key=lambda knot: knot[0].setting.batch_size)
+    found: dict[int, Knot] = {}
 
+    def add(c: Candidate) -> _Line:
+        batch = c.setting.batch_size
+        if batch not in found and (estimated := estimate(c)) is not None:
+            found[batch] = c, estimated
+        return _Line(tuple(found[batch] for batch in sorted(found)), device)
 
-def _largest_to_fit(
-    ladder: Sequence[Candidate],
-    knots: Sequence[Knot],
-    device: DeviceInfo,
-    budget_bytes: int | None,
-) -> Candidate:
-    """The largest batch that the line through two estimates puts into the budget."""
-    if budget_bytes is None:
-        return ladder[-1]
-    fitting = [c for c in ladder if _line(c, knots, device)[0] <= budget_bytes]
-    return fitting[-1] if fitting else ladder[0]
-
-
-def _between(c: Candidate, knots: Sequence[Knot], guess: Guess, device: DeviceInfo) -> Guess:
-    """The bytes and seconds of a candidate on the lines between its arm's estimates."""
-    num_bytes, seconds = _line(c, knots, device)
-    return Guess(guess.seconds if seconds is None else seconds, num_bytes)
-
-
-def _line(c: Candidate, knots: Sequence[Knot], device: DeviceInfo) -> tuple[float, float | None]:
-    """(bytes, step seconds) by linear interpolation over the batch; beyond the last knot on the
-    line of the last two. Seconds per micro-batch are what is affine."""
-    batches = [float(known.setting.batch_size) for known, _ in knots]
-    sizes = [float(estimate_bytes(e, device)) for _, e in knots]
-    at = float(c.setting.batch_size)
-    timed = [
-        e.throughput.step_seconds / known.setting.accumulate for known, e in knots if e.throughput
-    ]
-    num_bytes = _interpolate(at, batches, sizes)
-    if len(timed) < len(knots):
-        return num_bytes, None
-    return num_bytes, _interpolate(at, batches, timed) * c.setting.accumulate
+    if not add(ladder[0]).knots:
+        return _Line((), device)
+    line = add(middle)
+    if len(line.knots) == 1:
+        return line
+    fitting = [c for c in ladder if budget_bytes is None or line.num_bytes(c) <= budget_bytes]
+    return add(fitting[-1] if fitting else ladder[0])
 
 
 def _interpolate(at: float, xs: Sequence[float], ys: Sequence[float]) -> float:
@@ -266,11 +246,11 @@ def estimate_bytes(estimate: Estimate, device: DeviceInfo) -> int:
 
 
 def _scaled(
-    space: Space, generic: Sequence[Guess], knots: dict[str, list[Knot]], device: DeviceInfo
+    space: Space, generic: Sequence[Guess], knots: Sequence[Knot], device: DeviceInfo
 ) -> list[Guess]:
     """The generic guesses on the estimates' scale, for arms that nothing could be estimated of."""
     by_id = {c.id: g for c, g in zip(space.candidates, generic, strict=True)}
-    pairs = [(by_id[c.id], e) for found in knots.values() for c, e in found]
+    pairs = [(by_id[c.id], e) for c, e in knots]
     bytes_ratio = median(estimate_bytes(e, device) / g.num_bytes for g, e in pairs)
     timed = [e.throughput.step_seconds / g.seconds for g, e in pairs if e.throughput]
     seconds_ratio = median(timed) if timed else 1.0

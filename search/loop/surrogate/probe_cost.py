@@ -57,30 +57,35 @@ class Compilation(NamedTuple):
     options: tuple[Hashable, ...]  # the values of COMPILED_FIELDS
     updates: bool  # those of adamw-8bit too
 
+    def guess(self, by_mode: Mapping[str, float]) -> float:
+        """Seconds, from the guess for each mode."""
+        return by_mode[self.mode] + self.updates * EIGHT_BIT_SECONDS
+
+    def tuning(self, by_mode: Mapping[str, float]) -> float:
+        """The part of it that autotuning takes, on the device."""
+        is_tuned = self.mode.startswith("max-autotune")
+        return max(by_mode[self.mode] - by_mode["default"], 0.0) if is_tuned else 0.0
+
 
 def compilation_of(setting: TrainSetting) -> Compilation:
     options = tuple(getattr(setting, field) for field in COMPILED_FIELDS)
     return Compilation(setting.compile, options, setting.optimizer_implementation == "8bit")
 
 
-def graph_of(setting: TrainSetting, axes: Iterable[str]) -> tuple[Hashable, ...]:
-    """What settings that differ in `axes` and the batch share where they compile the same graph: an
-    optimizer steps outside of it but for adamw-8bit, and a dynamic one is of any batch."""
-    values = (getattr(setting, axis) for axis in axes if axis not in ("optimizer", "accumulate"))
-    batch = 0 if setting.compile_dynamic else setting.batch_size
-    return (batch, compilation_of(setting), *values)
-
-
-def guessed_seconds(by_mode: Mapping[str, float], setting: TrainSetting) -> float:
-    """What the compiler is guessed to take for a setting, from the guess for each mode."""
-    what = compilation_of(setting)
-    return by_mode[what.mode] + what.updates * EIGHT_BIT_SECONDS
-
-
 def kernels_of(setting: TrainSetting, axes: Iterable[str]) -> tuple[Hashable, ...]:
-    """What settings share whose graphs have most kernels in common, in whatever compile mode."""
-    mode = "default" if setting.compile != "off" else "off"
-    return graph_of(setting.model_copy(update={"compile": mode}), axes)
+    """What settings that differ in `axes` and the batch share whose graphs have most kernels in
+    common, in whatever compile mode: an optimizer steps outside of them but for adamw-8bit, and a
+    dynamic graph is of any batch."""
+    others = (axis for axis in axes if axis not in ("optimizer", "accumulate", "compile"))
+    _, options, updates = compilation_of(setting)
+    batch = 0 if setting.compile_dynamic else setting.batch_size
+    compiles = setting.compile != "off"
+    return (batch, compiles, options, updates, *(getattr(setting, axis) for axis in others))
+
+
+def graph_of(setting: TrainSetting, axes: Iterable[str]) -> tuple[Hashable, ...]:
+    """What those share that compile the same graph."""
+    return (setting.compile, *kernels_of(setting, axes))
 
 
 class ProbeCosts:
@@ -91,12 +96,12 @@ class ProbeCosts:
         self.startup: list[float] = []
         self.timed: list[float] = []
         self.compiled: dict[Compilation, list[float]] = {}
-        self.compilations = [compilation_of(c.setting) for c in space.candidates]
         self.axes = space.axes
-        self.graphs = [graph_of(c.setting, space.axes) for c in space.candidates]
-        self.kernels = [kernels_of(c.setting, space.axes) for c in space.candidates]
-        self.cached: set[tuple[Hashable, ...]] = set()  # the graphs that were compiled
-        self.cached_kernels: set[tuple[Hashable, ...]] = set()
+        settings = [c.setting for c in space.candidates]
+        self.compilations = [compilation_of(setting) for setting in settings]
+        self.graphs = [graph_of(setting, space.axes) for setting in settings]
+        self.kernels = [kernels_of(setting, space.axes) for setting in settings]
+        self.cached: set[tuple[Hashable, ...]] = set()  # the graphs and kernels that were compiled
 
     def observe(self, record: MeasurementRecord) -> None:
         """Learns from a probe that was measured, or that ended early for no fault of its own."""
@@ -113,47 +118,30 @@ class ProbeCosts:
         self.startup.append(max(record.probe_seconds - timed - compiling, 0.0))
         if record.compile_seconds is None:
             return
-        graph = graph_of(record.setting, self.axes)
-        kernels = kernels_of(record.setting, self.axes)
+        graph, kernels = (of(record.setting, self.axes) for of in (graph_of, kernels_of))
         if graph not in self.cached and FROM_CACHE not in record.flags:
-            is_alike = kernels in self.cached_kernels and not self._autotuning(what.mode)
+            is_alike = kernels in self.cached and not what.tuning(self.guessed)
             first = compiling / ALIKE_SHARE if is_alike else compiling
             self.compiled.setdefault(what, []).append(first)
-        self.cached.add(graph)
-        self.cached_kernels.add(kernels)
+        self.cached |= {graph, kernels}
 
     def compile_seconds(self, setting: TrainSetting) -> float:
         """Seconds that the compiler takes in the first step of a setting."""
         return self._seconds(compilation_of(setting))
 
     def _seconds(self, what: Compilation) -> float:
-        """The median so far of what is compiled alike; else the sum of the model's part and of
-        adamw-8bit's."""
-        known = self.compiled.get(what)
-        if known:
-            return median(known)
-        if not what.updates:
-            return self._scaled_guess(what.mode)
-        only_updates = compilation_of(TrainSetting(optimizer="adamw-8bit"))
-        updates = median(self.compiled.get(only_updates, [EIGHT_BIT_SECONDS]))
-        return self._seconds(what._replace(updates=False)) + updates
-
-    def _scaled_guess(self, mode: str) -> float:
-        """A mode's guess, as far off as those of what was compiled were, but for the seconds of
-        autotuning: those pass on the device, and another mode says nothing of it."""
-        off = [
-            median(seconds) / self.guessed[what.mode]
-            for what, seconds in self.compiled.items()
-            if self.guessed[what.mode] and not what.updates
-        ]
-        tuning = self._autotuning(mode)
-        return (self.guessed[mode] - tuning) * (median(off) if off else 1.0) + tuning
-
-    def _autotuning(self, mode: str) -> float:
-        """What a mode is guessed to take longer than the default one, where it autotunes."""
-        if not mode.startswith("max-autotune"):
-            return 0.0
-        return max(self.guessed[mode] - self.guessed.get("default", 0.0), 0.0)
+        """The median so far of what is compiled alike; else the guess, as far off as those of what
+        was compiled were, but for the seconds of autotuning: those pass on the device, and another
+        mode says nothing of it."""
+        if what in self.compiled:
+            return median(self.compiled[what])
+        if what.updates and what.mode != "off":
+            only = compilation_of(TrainSetting(optimizer="adamw-8bit"))
+            return self._seconds(what._replace(updates=False)) + self._seconds(only)
+        known = [(median(found), each.guess(self.guessed)) for each, found in self.compiled.items()]
+        off = [seconds / guess for seconds, guess in known if guess]
+        tuning = what.tuning(self.guessed)
+        return (what.guess(self.guessed) - tuning) * (median(off) if off else 1.0) + tuning
 
     def compiling(self) -> Array:
         """Expected seconds of the first compilation of each candidate."""
@@ -173,8 +161,8 @@ class ProbeCosts:
         for i, what in enumerate(self.compilations):
             if self.graphs[i] in self.cached:
                 found[i] *= AGAIN_SHARE
-            elif self.kernels[i] in self.cached_kernels:
-                tuning = min(self._autotuning(what.mode), found[i])
+            elif self.kernels[i] in self.cached:
+                tuning = min(what.tuning(self.guessed), found[i])
                 found[i] = tuning + ALIKE_SHARE * (found[i] - tuning)
         return found
 
