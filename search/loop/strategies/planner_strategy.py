@@ -8,13 +8,12 @@ import numpy as np
 
 from planner.core.schema import MeasurementRecord
 from planner.core.units import format_seconds
-from search.loop.space import Candidate, Space, simplicity
+from search.loop.space import Candidate, Space
 from search.loop.strategies.strategy import TOLERANCE, Choice, Phase, Situation
 from search.loop.surrogate.arrays import Array, Mask, Values
 from search.loop.surrogate.broken_parts import is_plain
 from search.loop.surrogate.posterior import CLOSE, Posterior, Prediction
 from search.loop.surrogate.probe_cost import again_seconds
-from search.probe.evidence import rate_interval
 
 # Judgements but where a source is named; tests/benchmarks/strategies.py shows what they do.
 SAFE = 0.8  # the first probe must fit with this probability
@@ -22,8 +21,7 @@ CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of th
 FIRST_SHARE = 0.15  # of the time left, that the first probe may be expected to take
 INFEASIBLE = 1e-3  # a setting that fits with less than this probability is ruled out
 FEWEST = 3  # measured probes before it ends for want of gain: fewer cannot disagree with the prior
-MAX_FINALISTS = 2
-MAX_ROUNDS = 2  # probes of each of them
+MAX_AGAIN = 2  # probes of what was disturbed
 UNDISTURBED = 1.2  # times as fast, that what was disturbed may be without: a judgement
 # What a longer first probe, or the only one of a compile mode, must promise more of rate, in logs:
 # 20% more for one that takes six times as long. Of first probes chosen over a CPU's table and over
@@ -31,10 +29,6 @@ UNDISTURBED = 1.2  # times as fast, that what was disturbed may be without: a ju
 # changes from 0.02 to 0.1. For a mode it is a judgement: without it that probe was of 64 images on
 # a processor, and took six of ten minutes.
 FIRST_COST = 0.1
-# Of the gain that an eager probe tells of, without being what gains: within a budget a compiled one
-# costs ten times as much, and most of what is not known of it is not its compiler's doing. Without
-# it ten minutes find as much, and three lose 11 in place of 8.7% (mean of 48 simulated devices).
-SCOUTING = 0.25
 # While there is time for so many probes as long as the next one, a gain is shared among settings
 # that are alike, as several will be tried. Of 2, 3 and 4, 3 lost least in three minutes (24
 # simulated devices).
@@ -56,8 +50,8 @@ class PlannerStrategy:
     the highest expected improvement per second of probing, which approaches the memory limit step
     by step; where there is no time for two more as long, the one with the highest at all. The
     search ends when no probe is expected to gain `tolerance` any more and the next larger batch of
-    the best setting is known not to be better; finally it probes settings again that noise does not
-    let it tell apart.
+    the best setting is known not to be better; finally it probes again what was disturbed and may
+    be the best.
     """
 
     def __init__(self, posterior: Posterior, tolerance: float = TOLERANCE) -> None:
@@ -159,16 +153,13 @@ class PlannerStrategy:
         if not gain.any():  # then the fastest of what is left
             hope = predicted.fits * predicted.runs
             gain = np.where(allowed, np.exp(predicted.log_rate) * hope, 0.0)
-        seconds = self.posterior.probe_seconds(predicted)
-        if situation.seconds_left is None:
-            return self._choice(_argmax(gain / seconds, allowed), predicted, "search", best_rate)
-        left = situation.seconds_left
-        worth = gain + SCOUTING * self.posterior.explained_by_scouts(gain, allowed)
-        index = _argmax(worth / seconds, allowed)
-        if ENOUGH_PROBES * seconds[index] > left:
-            index = _argmax(alone, allowed)
-        scout = self._scout(predicted, allowed, seconds, left - float(seconds[index]))
-        index = index if scout is None else scout
+        seconds, left = self.posterior.probe_seconds(predicted), situation.seconds_left
+        index = _argmax(gain / seconds, allowed)
+        if left is not None:
+            if ENOUGH_PROBES * seconds[index] > left:
+                index = _argmax(alone, allowed)
+            scout = self._scout(predicted, allowed, seconds, left - float(seconds[index]))
+            index = index if scout is None else scout
         return self._choice(index, predicted, "search", best_rate)
 
     def _scout(
@@ -228,56 +219,25 @@ class PlannerStrategy:
         return Choice(candidate, phase, float(np.exp(predicted.log_rate[index])), give_up)
 
     def _finish(self, why: str, situation: Situation) -> Choice | None:
-        """One more round over the finalists where noise confounds them; then nothing."""
-        again = self._confounded(situation)
+        """Once more what was disturbed and may be the best; then nothing."""
+        again = self._disturbed(situation)
         self.stopped_because = why if again is None else ""
         return again
 
-    def _confounded(self, situation: Situation) -> Choice | None:
-        """The next probe that the finalists need and that there is time for."""
-        for index in self._needed_again():
-            candidate = self.space.candidates[index]
-            if candidate.id in situation.busy:
-                continue
-            left = situation.seconds_left
-            if left is None or again_seconds(self.posterior.records[index][0]) <= left:
-                return Choice(candidate, "finalists", self.posterior.rate(index))
+    def _disturbed(self, situation: Situation) -> Choice | None:
+        """The fastest of which no probe found the device as it usually runs, if it could be the
+        best and there is time for it."""
+        known, best, left = self.posterior, self.posterior.best(), situation.seconds_left
+        if best is None or sum(len(r) - 1 for r in known.records.values()) >= MAX_AGAIN:
+            return None
+        slowed = 1.0 if known.is_hot else UNDISTURBED  # of a hot one the cool were faster
+        rates = {i: r for i in known.records if (r := known.rate(i)) and known.is_odd(i)}
+        for i in sorted(rates, key=lambda i: -rates[i]):
+            candidate = self.space.candidates[i]
+            is_free = candidate.id not in situation.busy and slowed * rates[i] >= best[1]
+            if is_free and (left is None or again_seconds(known.records[i][0]) <= left):
+                return Choice(candidate, "finalists", rates[i])
         return None
-
-    def _needed_again(self) -> list[int]:
-        """The finalists to probe once more. First those of which no probe found the device as it
-        usually runs; then, while a simpler one could be as fast as the best, those with the fewest
-        probes: two each, taken in turns, so that drift falls on all alike."""
-        finalists = self._finalists()
-        if sum(len(found) - 1 for found in self.posterior.records.values()) >= MAX_FINALISTS:
-            return []
-        odd = [i for i in finalists if self.posterior.is_odd(i)]
-        if odd or len(finalists) < 2:
-            return odd
-        rounds = {i: len(self.posterior.records[i]) for i in finalists}
-        return sorted((i for i in finalists if rounds[i] < MAX_ROUNDS), key=lambda i: rounds[i])
-
-    def _finalists(self) -> list[int]:
-        """The best, and what its interval overlaps: what is simpler, which the second could change,
-        and what no probe found the device for as it usually runs."""
-        found = self.posterior.best()
-        if found is None:
-            return []
-        best, floor = found[0], self._interval(found[0])[0]
-        plain = simplicity(self.space.candidates[best].setting)
-        rates = {i: r for i in self.posterior.records if (r := self.posterior.rate(i)) is not None}
-        slowed = 1.0 if self.posterior.is_hot else UNDISTURBED  # of a hot one the cool were faster
-        others = []
-        for i in sorted(rates.keys() - {best}, key=lambda i: -rates[i]):
-            is_odd = self.posterior.is_odd(i)
-            may_win = is_odd or simplicity(self.space.candidates[i].setting) < plain
-            if may_win and self._interval(i)[1] * (slowed if is_odd else 1.0) >= floor:
-                others.append(i)
-        return [best, *others][:MAX_FINALISTS]
-
-    def _interval(self, index: int) -> tuple[float, float]:
-        samples = [s for r in self.posterior.judged(index) for s in r.step_seconds]
-        return rate_interval(self.space.candidates[index].images, samples)
 
 
 def _values(space: Space, axis: str) -> Values:

@@ -10,7 +10,7 @@ best settings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,16 +77,14 @@ def _levers(setting: TrainSetting) -> list[str]:
     return [*found, "fp8"] if setting.precision == "fp8" else found
 
 
-@dataclass(frozen=True)
-class _Case:
-    """The combinations of broken parts that may be: how probable each is given the probes, and per
-    arm whether it breaks it [combinations, arms], and closes it, and else how probably the arm
-    runs."""
+class _Case(NamedTuple):
+    """The combinations of broken parts that may be: how probable each is given the probes, and how
+    probably each arm runs then [combinations, arms], all its parts counted or but those that can be
+    closed."""
 
     weights: Array
-    breaks: Mask
-    closes: Mask
     runs: Array
+    runs_unless_closed: Array
 
 
 class BrokenParts:
@@ -117,30 +115,20 @@ class BrokenParts:
 
     def probabilities(self) -> Array:
         """The probability that each candidate runs; 1 where no failure says anything of it."""
-        if not self.failed:
-            return np.ones(len(self.arms))
         case = self._case()
-        running = np.where(case.breaks, 0.0, case.runs)
-        return np.asarray((case.weights @ running)[self.arms])
+        return np.asarray((case.weights @ case.runs)[self.arms])
 
     def closed(self) -> Mask:
         """What no probe is spent on: it shares too much with the failures, beside what is never
         closed."""
-        if not self.failed:
-            return np.zeros(len(self.arms), dtype=bool)
         case = self._case()
-        running = np.where(case.closes, 0.0, case.runs)
-        return np.asarray((case.weights @ running)[self.arms] < 1 - LIKELY_BROKEN)
+        return np.asarray((case.weights @ case.runs_unless_closed)[self.arms] < 1 - LIKELY_BROKEN)
 
     def draw(self, random: np.random.Generator, num_draws: int, at: Indices) -> Mask:
         """Whether each candidate of `at` runs, in so many draws: together where they share."""
-        if not self.failed:
-            return np.ones((num_draws, len(at)), dtype=bool)
         case = self._case()
-        chosen = random.choice(len(case.weights), num_draws, p=case.weights)
-        arms = self.arms[at]
-        runs = random.random((num_draws, len(case.runs[0]))) < case.runs[chosen]
-        return np.asarray((runs & ~case.breaks[chosen])[:, arms])
+        runs = case.runs[random.choice(len(case.weights), num_draws, p=case.weights)]
+        return np.asarray((random.random(runs.shape) < runs)[:, self.arms[at]])
 
     def _case(self) -> _Case:
         if self.case is None:
@@ -166,7 +154,8 @@ class BrokenParts:
             unexplained = arm_broken + (1 - arm_broken) * alone
             weights = weights * np.where(breaks[:, arm], 1.0, unexplained)
             runs[:, arm] = (1 - arm_broken) * alone / unexplained
-        return _Case(weights / weights.sum(), breaks, closes, runs)
+        whole, closing = np.where(breaks, 0.0, runs), np.where(closes, 0.0, runs)
+        return _Case(weights / weights.sum(), whole, closing)
 
     def _suspects(self) -> dict[str, float]:
         found: dict[str, float] = {}

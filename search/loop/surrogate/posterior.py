@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import erf, log, sqrt
 from statistics import median
 
 import numpy as np
 
-from planner.core.schema import MeasurementRecord, TrainSetting
+from planner.core.schema import MeasurementRecord
 from search.loop.space import Space
 from search.loop.surrogate.arrays import Array, Indices, Mask
 from search.loop.surrogate.broken_parts import BrokenParts
@@ -36,6 +34,7 @@ REPEAT_SD = 0.01
 CLOSE, CLOSE_SD = 0.96, 0.2
 SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at most
 MEMORY_SD = 0.005
+OVER_BY = 0.5  # standard deviations, that what did not fit needs more than there was: a judgement
 MEMORY_LEVERS = ("checkpointing", "offload")  # that buy memory for time, and nothing else
 SURE_TO_FIT = 0.99  # the probability that makes them dominated
 NUM_RIVALS = 64  # those that matter for what is left to gain
@@ -85,11 +84,7 @@ class Posterior:
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
-        self.twins = [
-            _counterparts(space, partial(TrainSetting.model_copy, update={lever: "none"}))
-            for lever in MEMORY_LEVERS
-        ]
-        self.eager = _counterparts(space, TrainSetting.uncompiled)
+        self.twins = [_without(lever, space) for lever in MEMORY_LEVERS]
         self.settled = np.zeros(len(space), dtype=bool)  # by what was probed itself, or its arm
         self.proven = np.zeros(len(space), dtype=bool)
         self.broken_parts = BrokenParts(space)
@@ -177,10 +172,9 @@ class Posterior:
         if self.budget_bytes is None:
             return
         believed, sd = self.bytes.predict(np.array([index]))
-        need = float(believed[0] + self.prior_bytes[index])
-        # The mean of a normal posterior given that it exceeds the budget, by its truncation.
-        need = _mean_above(need, float(sd[0]), log(max(self.budget_bytes, num_bytes or 1)))
-        self.bytes.observe(index, need - float(self.prior_bytes[index]), max(0.02, sd[0] / 2))
+        at_least = log(max(self.budget_bytes, num_bytes or 1)) - float(self.prior_bytes[index])
+        need = max(float(believed[0]), at_least + OVER_BY * float(sd[0]))
+        self.bytes.observe(index, need, max(0.02, sd[0] / 2))
 
     def predict(self) -> Prediction:
         seconds, seconds_sd = self.seconds.predict()
@@ -252,23 +246,6 @@ class Posterior:
         np.add.at(shares, top[winner], won)
         return shares
 
-    def explained_by_scouts(self, gain: Array, allowed: Mask) -> Array:
-        """What the eager counterparts of compiled settings would tell of their gain: the share of
-        the others' variance that a probe of each explains."""
-        told = np.zeros(len(self.space))
-        rivals = np.argsort(-gain)[:NUM_RIVALS]
-        rivals = rivals[gain[rivals] > 0]
-        scouts = np.unique(self.eager[rivals])
-        scouts = scouts[(scouts >= 0) & allowed[scouts]]
-        if not len(scouts):
-            return told
-        both = np.concatenate([scouts, rivals])
-        covariance = self.seconds.covariance(both)
-        sd = np.sqrt(np.maximum(covariance.diagonal(), 1e-12))
-        explained = np.square(covariance / np.outer(sd, sd))[: len(scouts), len(scouts) :]
-        told[scouts] = explained @ gain[rivals]
-        return told
-
     def _draw_fitting(
         self, random: np.random.Generator, predicted: Prediction, top: Indices, share: float
     ) -> Mask:
@@ -319,11 +296,11 @@ class Posterior:
         return self.costs.probing(predicted.log_seconds)
 
 
-def _counterparts(space: Space, plain: Callable[[TrainSetting], TrainSetting]) -> Indices:
-    """The position of each candidate's `plain` counterpart; -1 where it has none, or is it."""
+def _without(lever: str, space: Space) -> Indices:
+    """The position of each candidate's counterpart without it; -1 where it has none, or is it."""
     found = []
     for c in space.candidates:
-        twin = plain(c.setting)
+        twin = c.setting.model_copy(update={lever: "none"})
         index = space.index(twin) if twin != c.setting else None
         found.append(-1 if index is None else index)
     return np.array(found, dtype=np.intp)
@@ -331,19 +308,6 @@ def _counterparts(space: Space, plain: Callable[[TrainSetting], TrainSetting]) -
 
 def normal_cdf(z: Array) -> Array:
     return 0.5 * (1 + np.asarray(_erf(z / sqrt(2)), dtype=np.float64))
-
-
-def normal_pdf(z: Array) -> Array:
-    return np.asarray(np.exp(-0.5 * z * z) / sqrt(2 * np.pi))
-
-
-def _mean_above(mean: float, sd: float, bound: float) -> float:
-    """The mean of a normal variable known to exceed `bound`."""
-    z = (bound - mean) / sd
-    above = 0.5 * (1 - erf(z / sqrt(2)))
-    if above < 1e-6:
-        return bound + 0.1 * sd
-    return mean + sd * float(normal_pdf(np.array(z))) / above
 
 
 def expected_improvement(predicted: Prediction, best_rate: float) -> Array:

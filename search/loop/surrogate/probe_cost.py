@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.setting import COMPILED_FIELDS
+from planner.core.schema.setting import COMPILE_MODES, COMPILED_FIELDS
 from search.loop.space import Space
 from search.loop.surrogate.arrays import Array
 from search.probe.evidence import FROM_CACHE, HURRIED, STOPPED_EARLY
@@ -18,14 +18,13 @@ STARTUP_SECONDS = 5.0  # before the first probe says better: python, torch, buil
 TIMED_SECONDS = 5.0
 TIMED_STEPS = 5
 NUM_BLOCKS = 12  # Swin-T's
-# Orders of magnitude in which Swin-T compiles; part of it whatever the number of blocks.
-COMPILE_SECONDS = {
-    "off": 0.0,
-    "default": 40.0,
-    "reduce-overhead": 45.0,
-    "max-autotune": 40.0,
-    "max-autotune-no-cudagraphs": 40.0,
-}
+# What Swin-T takes to compile, whatever the mode. Measured from nothing, default or
+# reduce-overhead: 51 to 62 s on an H200 (five times), 72 and 81 s on an H100 (bf16, batches 64 to
+# 768, torch 2.11, tests/truth/); 91 s on two cores of an AMD EPYC (fp32, torch 2.13, 2026-11-20).
+COMPILE_SECONDS = {"cuda": 60.0, "cpu": 90.0}
+# Part of it whatever the number of blocks: Swin-B's 24 took 100 to 143 s on that H100, and on that
+# CPU two blocks 27 and four 28 s.
+COMPILE_FIXED_SHARE = 0.3
 # Autotuning takes besides about 1.3 s for each matmul of another shape: an assumption between what
 # is reported of single ones (0.6 to 1.1 s for 20 choices once the compilers are warm; 5.2 s in
 # pytorch/pytorch#107983; 9.6 s the first, vllm-project/vllm@c85b49b docs/design/torch_compile.md).
@@ -33,10 +32,6 @@ COMPILE_SECONDS = {
 # in each, three reductions between them and the head, each forward and twice backward), however
 # many blocks.
 AUTOTUNE_SECONDS = 60 * 1.3
-# Measured: 27, 28 and 91 s for native Swins of 2, 4 and 12 blocks (fp32, default mode, two cores
-# of an AMD EPYC, torch 2.13, 2026-11-20). On a GPU's host nothing was measured.
-COMPILE_SLOWDOWN = {"cuda": 1.0, "cpu": 2.3}
-COMPILE_FIXED_SHARE = 0.15
 # What adamw-8bit compiles, a kernel for each shape of weights: 85 s were measured in a probe of one
 # block on two busy CPU cores (torch 2.13, torchao 0.18, 2026-11-22).
 EIGHT_BIT_SECONDS = 85.0
@@ -177,7 +172,6 @@ def guess_compile_seconds(
 ) -> dict[str, float]:
     """Seconds that compiling a step of a model of so many blocks takes, by mode."""
     blocks = COMPILE_FIXED_SHARE + (1 - COMPILE_FIXED_SHARE) * num_blocks / NUM_BLOCKS
-    slowdown = COMPILE_SLOWDOWN[device_kind]
-    guesses = {mode: seconds * slowdown * blocks for mode, seconds in COMPILE_SECONDS.items()}
-    tuned = {m: s + slowdown * AUTOTUNE_SECONDS for m, s in guesses.items() if "autotune" in m}
-    return guesses | tuned
+    seconds = dict.fromkeys(COMPILE_MODES, COMPILE_SECONDS[device_kind] * blocks) | {"off": 0.0}
+    tuning = AUTOTUNE_SECONDS * COMPILE_SECONDS[device_kind] / COMPILE_SECONDS["cuda"]
+    return {m: s + tuning * m.startswith("max-autotune") for m, s in seconds.items()}
