@@ -9,7 +9,6 @@ from search.loop.axes import AXES
 from search.loop.space import Candidate, Space
 from search.loop.strategies.strategy import Choice, Situation, Strategy
 from search.loop.surrogate.posterior import Posterior
-from search.probe.evidence import is_feasible
 
 MAX_PROBES = 4
 LIKELY = 0.5
@@ -60,8 +59,6 @@ class PlainDefaultHunt:
         self.posterior = posterior
         self.ladder = arm_candidates(posterior.space, arm)
         self.place = {c.id: i for i, c in enumerate(posterior.space.candidates)}
-        self.positions = [self.place[c.id] for c in self.ladder]
-        self.fits: dict[str, bool] = {}
         self.asked = 0
         self.awaited = ""
         self.spent_seconds = 0.0
@@ -71,8 +68,6 @@ class PlainDefaultHunt:
         if candidate.id == self.awaited:
             self.awaited = ""
             self.spent_seconds += record.probe_seconds
-        if not record.inconclusive and any(c.id == candidate.id for c in self.ladder):
-            self.fits[candidate.id] = is_feasible(record, self.posterior.budget_bytes)
 
     def ask(self, situation: Situation) -> Choice | None:
         wanted = self._wanted(situation.seconds_left)
@@ -93,26 +88,20 @@ class PlainDefaultHunt:
         return float(seconds[self.place[candidate.id]])
 
     def _wanted(self, seconds_left: float | None) -> Candidate | None:
-        """The unprobed rung to try: above what fits where that is likely and there is time for it,
-        else below what fails."""
+        """The rung to try, above what is known to fit: the largest that is likely to and that there
+        is time for; without a budget, and where none fits, the smallest that may."""
         if self.asked >= MAX_PROBES:
             return None
-        good = max((i for i, c in enumerate(self.ladder) if self.fits.get(c.id)), default=-1)
-        bad = [i for i, c in enumerate(self.ladder) if i > good and self.fits.get(c.id) is False]
-        end = min(bad, default=len(self.ladder))
         predicted = self.posterior.predict()
-        chance, seconds = predicted.fits, self.posterior.probe_seconds(predicted)
-        likely = [
-            i
-            for i in range(good + 1, end)
-            if chance[self.positions[i]] >= LIKELY
-            and (seconds_left is None or seconds[self.positions[i]] <= seconds_left)
-        ]
-        if likely:
-            return self.ladder[likely[-1]]
-        if good < 0 and end > 0 and seconds_left is None:
-            return self.ladder[end - 1] if bad else self.ladder[0]
-        return None
+        seconds = self.posterior.probe_seconds(predicted)
+        places = [self.place[c.id] for c in self.ladder]
+        start = max((n for n, i in enumerate(places, 1) if self.posterior.judged(i)), default=0)
+        rungs = [i for i in places[start:] if not predicted.excluded[i]]
+        likely = [i for i in rungs if predicted.fits[i] >= LIKELY
+                  and (seconds_left is None or seconds[i] <= seconds_left)]  # fmt: skip
+        if seconds_left is None and not start:
+            likely = likely or rungs[:1]
+        return self.posterior.space.candidates[likely[-1]] if likely else None
 
 
 class WithPlainDefault:
