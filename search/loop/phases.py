@@ -47,7 +47,7 @@ def search_and_recommend(
     stopped, said = session.run_to_end(lambda: _probe(session, posterior, options, arm, first))
     notes = [*notes, *said]
     records = session.in_space()
-    notes += untried_note(records, session.space, prior, options, stopped)
+    notes += untried_note(records, posterior, options, stopped)
     notes += plain_default_note(arm, options)
     found = recommend(records, _summary(session, identity, posterior, options, arm, stopped, notes))
     return found.model_copy(update={"asked": kept_options(options)})

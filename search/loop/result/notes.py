@@ -17,9 +17,7 @@ from planner.report.time import bound_text
 from search.loop.options import SearchOptions
 from search.loop.result.contenders import Contender, break_even_steps, pareto_front
 from search.loop.result.summary import Summary
-from search.loop.space import Space
-from search.loop.surrogate.prior import Prior
-from search.loop.surrogate.probe_cost import ProbeCosts
+from search.loop.surrogate.posterior import Posterior
 
 # Of the time; a step that keeps the device busy shows 95 to 100. A judgement.
 _BUSY_PERCENT = 90
@@ -183,9 +181,8 @@ def _flags_note(best: Contender) -> str:
 
 
 def untried_note(
-    records: Sequence[MeasurementRecord], space: Space, prior: Prior, options: SearchOptions,
-    stopped: str,
-) -> list[str]:  # fmt: skip
+    records: Sequence[MeasurementRecord], posterior: Posterior, options: SearchOptions, stopped: str
+) -> list[str]:
     """The compile modes that the budget ended before, and how long each takes; none where no
     setting ran at all."""
     if options.strategy != "planner" or "budget" not in stopped:
@@ -195,13 +192,11 @@ def untried_note(
     ends = {r.status for r in records if r.setting.compile != "off"}
     if ends and "measured" not in ends:
         return []  # no compiler here, as far as was seen
-    costs = ProbeCosts(space, prior.compile_seconds)
-    for record in records:
-        costs.observe(record)
+    seconds = posterior.costs.compile_seconds
     tried = {"off", *(r.setting.compile for r in records)}
-    firsts = {c.setting.compile: c.setting for c in reversed(space.candidates)}
+    firsts = {c.setting.compile: c.setting for c in reversed(posterior.space.candidates)}
     waits = [
-        f"{mode} (about {format_seconds(costs.compile_seconds(firsts[mode]))})"
+        f"{mode} (about {format_seconds(seconds(firsts[mode]))})"
         for mode in COMPILE_MODES
         if mode in firsts and mode not in tried
     ]

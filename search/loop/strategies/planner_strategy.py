@@ -95,8 +95,7 @@ class PlannerStrategy:
 
     def _open(self, predicted: Prediction, situation: Situation) -> Mask:
         busy = np.array([c.id in situation.busy for c in self.space.candidates])
-        spared = predicted.excluded | busy | self.posterior.dominated(predicted)
-        return np.asarray(~spared & (predicted.fits > INFEASIBLE))
+        return np.asarray(~predicted.excluded & ~busy & (predicted.fits > INFEASIBLE))
 
     def _affordable(self, predicted: Prediction, open_now: Mask, situation: Situation) -> Mask:
         if situation.seconds_left is None:

@@ -35,8 +35,6 @@ CLOSE, CLOSE_SD = 0.96, 0.2
 SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at most
 MEMORY_SD = 0.005
 OVER_BY = 0.5  # standard deviations, that what did not fit needs more than there was: a judgement
-MEMORY_LEVERS = ("checkpointing", "offload")  # that buy memory for time, and nothing else
-SURE_TO_FIT = 0.99  # the probability that makes them dominated
 NUM_RIVALS = 64  # those that matter for what is left to gain
 NUM_DRAWS = 512
 _erf = np.frompyfunc(erf, 1, 1)
@@ -84,7 +82,6 @@ class Posterior:
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
-        self.twins = [_without(lever, space) for lever in MEMORY_LEVERS]
         self.settled = np.zeros(len(space), dtype=bool)  # by what was probed itself, or its arm
         self.proven = np.zeros(len(space), dtype=bool)
         self.broken_parts = BrokenParts(space)
@@ -198,16 +195,6 @@ class Posterior:
         training = self.images * np.exp(log_seconds - self.log_images)
         return np.asarray(np.log1p(self.costs.compiling() / training))
 
-    def dominated(self, predicted: Prediction) -> Mask:
-        """Checkpointed or offloaded settings whose plain twin surely fits: they do all of its work,
-        and some of it twice, or move what it keeps. A twin that failed for another reason than
-        memory does not count."""
-        usable = ~predicted.excluded
-        usable[[i for i in self.records if self.rate(i) is not None]] = True
-        good = usable & (predicted.fits >= SURE_TO_FIT)
-        fits = np.array([(twins >= 0) & good[twins] for twins in self.twins])
-        return np.asarray(fits.any(axis=0))
-
     def _fits(self, log_bytes: Array, sd: Array, share: float = 1.0) -> Array:
         """With which probability each needs no more than a share of the budget."""
         if self.budget_bytes is None:
@@ -294,16 +281,6 @@ class Posterior:
     def probe_seconds(self, predicted: Prediction) -> Array:
         """Expected seconds of probing each candidate: start, compilation, then timed steps."""
         return self.costs.probing(predicted.log_seconds)
-
-
-def _without(lever: str, space: Space) -> Indices:
-    """The position of each candidate's counterpart without it; -1 where it has none, or is it."""
-    found = []
-    for c in space.candidates:
-        twin = c.setting.model_copy(update={lever: "none"})
-        index = space.index(twin) if twin != c.setting else None
-        found.append(-1 if index is None else index)
-    return np.array(found, dtype=np.intp)
 
 
 def normal_cdf(z: Array) -> Array:

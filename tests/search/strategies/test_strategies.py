@@ -105,12 +105,7 @@ def test_checkpointing_is_not_probed_where_the_same_without_it_fits() -> None:
     replay = Replay(TABLE)
     strategy = planner(replay, true_prior(replay))
     run_strategy(strategy, replay, BUDGET)
-    posterior = strategy.posterior
-    dominated = posterior.dominated(posterior.predict())
-    checkpointed = [c.setting.checkpointing != "none" for c in replay.space.candidates]
-    assert dominated.any()
-    assert not dominated[~np.array(checkpointed)].any()
-    for index, records in posterior.records.items():
+    for index, records in strategy.posterior.records.items():
         if records[0].setting.checkpointing != "none":
             twin = records[0].setting.model_copy(update={"checkpointing": "none"})
             assert true_bytes(twin) > 0.9 * BUDGET, replay.space.candidates[index]
