@@ -82,6 +82,8 @@ class Posterior:
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
+        eager = (space.index(c.setting.uncompiled()) for c in space.candidates)
+        self.eager = np.array([-1 if i is None else i for i in eager], dtype=np.intp)
         self.settled = np.zeros(len(space), dtype=bool)  # by what was probed itself, or its arm
         self.proven = np.zeros(len(space), dtype=bool)
         self.broken_parts = BrokenParts(space)
@@ -232,6 +234,20 @@ class Posterior:
         won = np.maximum(np.exp(gain.max(axis=1)) - 1, 0.0) / NUM_DRAWS
         np.add.at(shares, top[winner], won)
         return shares
+
+    def explained_by_scouts(self, gain: Array, allowed: Mask) -> Array:
+        """What the eager counterparts of compiled settings would tell of their gain: the share of
+        the others' variance that a probe of each explains."""
+        told = np.zeros(len(self.space))
+        rivals = np.argsort(-gain)[:NUM_RIVALS]
+        rivals = rivals[(gain[rivals] > 0) & (self.eager[rivals] != rivals)]
+        scouts = np.unique(self.eager[rivals])
+        scouts = scouts[(scouts >= 0) & allowed[scouts]]
+        covariance = self.seconds.covariance(np.concatenate([scouts, rivals]))
+        sd = np.sqrt(np.maximum(covariance.diagonal(), 1e-12))
+        explained = np.square(covariance / np.outer(sd, sd))[: len(scouts), len(scouts) :]
+        told[scouts] = explained @ gain[rivals]
+        return told
 
     def _draw_fitting(
         self, random: np.random.Generator, predicted: Prediction, top: Indices, share: float

@@ -456,6 +456,7 @@ def test_where_few_more_fit_into_the_budget_the_one_that_should_gain_most_is_pro
     alone, shared = (np.eye(len(spared))[i] + spared for i in (last, first))
     monkeypatch.setattr(posterior, "improvement", lambda *_: alone)
     monkeypatch.setattr(posterior, "shared_improvement", lambda *_: 100 * shared)
+    monkeypatch.setattr(posterior, "explained_by_scouts", lambda *_: 0.0)
     monkeypatch.setattr(posterior, "probe_seconds", lambda _: np.full(len(spared), 50.0))
     asked = [strategy.ask(Situation(seconds_left=seconds)) for seconds in (400.0, 140.0)]
     assert first < last
