@@ -39,7 +39,6 @@ from search.loop.study.mixture import describe_mixture
 from search.loop.study.optuna_study import make_study
 from search.loop.study.records import format_record, read_records
 from search.loop.study.study import MemoryStudy
-from search.loop.surrogate.device_prior import device_prior
 from search.loop.surrogate.prior import Estimator
 from search.probe.device import (
     check_world,
@@ -55,6 +54,7 @@ from search.probe.parent.environment import rank_threads
 from search.probe.parent.fork_server import STEP_MODULES, WORLD_MODULES
 from search.probe.parent.ranks import rank_devices
 from search.tuning.allocator import ALLOCATOR_PROBES, compare_allocators, usual_options
+from search.tuning.device_prior import device_prior
 from search.tuning.feeding.matching import check_batches
 from search.tuning.feeding.phase import FeedingPhase, judge_by_law, step_budget
 from search.tuning.feeding.request import find_asked

@@ -20,9 +20,9 @@ from search.loop.replay import Replay
 from search.loop.space import setting_id
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.study.records import read_records
-from search.loop.surrogate.device_prior import device_prior
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import Prior, generic_prior
+from search.tuning.device_prior import device_prior
 from tests.benchmarks.replays import Step, pooled, probes_to_within, run_strategy
 
 TRUTH = Path(__file__).parents[1] / "truth"

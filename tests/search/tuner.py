@@ -15,9 +15,9 @@ from random import Random
 from planner.core.schema import MeasurementRecord
 from planner.core.units import GIB
 from search.loop.strategies.strategy import Choice
-from search.loop.surrogate.device_prior import device_prior
 from search.probe.device import MemoryInUse
 from search.tuning import tune as tune_file
+from search.tuning.device_prior import device_prior
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 from tests.undurable import write_without_waiting
 

@@ -17,15 +17,15 @@ from planner.estimation.device_estimator import DeviceEstimator
 from planner.libraries.resolve import resolve_model
 from planner.throughput.efficiency import MEASURED_CARDS
 from search.loop.space import Space, make_space
-from search.loop.surrogate.device_prior import device_prior, trace_seconds
+from search.tuning.device_prior import device_prior, trace_seconds
 from tests.search.tables import H100
 
 CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=16 * GIB)
 # In a process of its own: this one may have imported torch, and would trace here.
 SCRIPT = """
 import json, sys
-from tests.search.surrogate.test_device_prior import CPU, factory, small_space
-from search.loop.surrogate.device_prior import device_prior
+from tests.search.test_device_prior import CPU, factory, small_space
+from search.tuning.device_prior import device_prior
 
 model, limit = factory(sys.argv[1]), json.loads(sys.argv[2])
 said = []
