@@ -73,44 +73,35 @@ class PlannerStrategy:
             self.num_failures += record.status in ("unsupported", "crashed")
 
     def ask(self, situation: Situation) -> Choice | None:
-        predicted = self.posterior.predict()
-        open_now = self._open(predicted, situation)
-        if situation.seconds_left is not None:
-            # The first that is heard of the budget is the most of it that is ever left.
-            self.given_seconds = max(self.given_seconds, situation.seconds_left)
-        affordable = self._affordable(predicted, open_now, situation)
+        predicted, left = self.posterior.predict(), situation.seconds_left
+        seconds = self.posterior.probe_seconds(predicted)
+        busy = np.array([c.id in situation.busy for c in self.space.candidates])
+        open_now = ~predicted.excluded & ~busy & (predicted.fits > INFEASIBLE)
+        affordable = open_now if left is None else open_now & (seconds <= left)
+        # The first that is heard of the budget is the most of it that is ever left.
+        self.given_seconds = max(self.given_seconds, left or 0.0)
         best = self.posterior.best()
         if not open_now.any():
             return self._finish("every candidate is probed or ruled out", situation)
         if not affordable.any():
-            quickest = self.posterior.probe_seconds(predicted)[open_now].min()
+            quickest = format_seconds(float(seconds[open_now].min()))
             return self._finish(
-                "the budget ends before another probe could (the quickest takes about "
-                f"{format_seconds(float(quickest))})",
+                f"the budget ends before another probe could (the quickest takes about {quickest})",
                 situation,
             )
         if best is None:
-            return self._first(predicted, affordable, situation.seconds_left)
-        choice = self._next(predicted, affordable, best[1], situation)
+            return self._first(predicted, affordable, seconds, left)
+        choice = self._next(predicted, affordable, seconds, best[1], situation)
         if choice is None and not np.array_equal(open_now, affordable):
             beyond = self.posterior.improvement(predicted, open_now, best[1], CLOSE)
             if beyond.max() >= self.tolerance:
                 self.stopped_because = "what could gain more takes longer than the budget has left"
         return choice
 
-    def _open(self, predicted: Prediction, situation: Situation) -> Mask:
-        busy = np.array([c.id in situation.busy for c in self.space.candidates])
-        return np.asarray(~predicted.excluded & ~busy & (predicted.fits > INFEASIBLE))
-
-    def _affordable(self, predicted: Prediction, open_now: Mask, situation: Situation) -> Mask:
-        if situation.seconds_left is None:
-            return open_now
-        seconds = self.posterior.probe_seconds(predicted)
-        return np.asarray(open_now & (seconds <= situation.seconds_left))
-
-    def _first(self, predicted: Prediction, allowed: Mask, seconds_left: float | None) -> Choice:
+    def _first(
+        self, predicted: Prediction, allowed: Mask, seconds: Array, seconds_left: float | None
+    ) -> Choice:
         """The fastest that is safe, compilation counted; where none is, the likeliest to fit."""
-        seconds = self.posterior.probe_seconds(predicted)
         safe = (
             allowed
             & (predicted.fits >= SAFE)
@@ -140,10 +131,12 @@ class PlannerStrategy:
             yield np.array([s.batch_size <= CALIBRATION_BATCH for s in settings])
 
     def _next(
-        self, predicted: Prediction, allowed: Mask, best_rate: float, situation: Situation
-    ) -> Choice | None:
+        self, predicted: Prediction, allowed: Mask, seconds: Array, best_rate: float,
+        situation: Situation,
+    ) -> Choice | None:  # fmt: skip
         # Within a budget no gain is expected of what may turn out slow for want of room.
-        share = 1.0 if situation.seconds_left is None else CLOSE
+        left = situation.seconds_left
+        share = 1.0 if left is None else CLOSE
         alone = self.posterior.improvement(predicted, allowed, best_rate, share)
         if alone.max() < self.tolerance and self.posterior.num_measured >= FEWEST:
             above = self._rung_above(predicted, allowed)
@@ -157,7 +150,6 @@ class PlannerStrategy:
         if not gain.any():  # then the fastest of what is left
             hope = predicted.fits * predicted.runs
             gain = np.where(allowed, np.exp(predicted.log_rate) * hope, 0.0)
-        seconds, left = self.posterior.probe_seconds(predicted), situation.seconds_left
         index = _argmax(gain / seconds, allowed)
         if left is not None:
             told = SCOUTING * self.posterior.explained_by_scouts(gain, allowed)
@@ -204,17 +196,12 @@ class PlannerStrategy:
 
         What is recommended should be known to be the end of a climb, whatever the prior says.
         """
-        found = self.posterior.best()
+        found, arms, batch = self.posterior.best(), self.posterior.arms, self.posterior.batch
         assert found is not None
-        best = self.space.candidates[found[0]]
-        above = [
-            (c.setting.batch_size, i)
-            for i, c in enumerate(self.space.candidates)
-            if c.arm == best.arm and c.setting.batch_size > best.setting.batch_size
-        ]
-        if not above:
+        above = np.flatnonzero((arms == arms[found[0]]) & (batch > batch[found[0]]))
+        if not len(above):
             return None
-        index = min(above)[1]
+        index = int(above[batch[above].argmin()])
         return index if allowed[index] and predicted.fits[index] >= MAY_FIT else None
 
     def _choice(

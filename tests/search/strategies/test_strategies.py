@@ -20,7 +20,11 @@ from search.loop.strategies.plain_default import (
     WithPlainDefault,
     plain_arm,
 )
-from search.loop.strategies.planner_strategy import MAX_FAILURES, PlannerStrategy
+from search.loop.strategies.planner_strategy import (
+    INFEASIBLE,
+    MAX_FAILURES,
+    PlannerStrategy,
+)
 from search.loop.strategies.strategy import Choice, Situation
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import (
@@ -451,7 +455,7 @@ def test_where_few_more_fit_into_the_budget_the_one_that_should_gain_most_is_pro
         choice = strategy.ask(Situation(seconds_left=600.0))
         strategy.tell(choice.candidate, replay.probe(choice.candidate))
     posterior, predicted = strategy.posterior, strategy.posterior.predict()
-    spared = strategy._open(predicted, Situation())
+    spared = ~predicted.excluded & (predicted.fits > INFEASIBLE)
     first, last = np.flatnonzero(spared)[[0, -1]]
     alone, shared = (np.eye(len(spared))[i] + spared for i in (last, first))
     monkeypatch.setattr(posterior, "improvement", lambda *_: alone)
