@@ -14,7 +14,7 @@ from search.loop.result.notes import plain_default_note, untried_note
 from search.loop.result.recommend import recommend
 from search.loop.result.summary import Summary
 from search.loop.session import Session
-from search.loop.space import Candidate
+from search.loop.space import Candidate, candidate
 from search.loop.strategies.in_order import StartingWith
 from search.loop.strategies.named import make_strategy
 from search.loop.strategies.plain_default import (
@@ -26,7 +26,7 @@ from search.loop.strategies.plain_default import (
 from search.loop.study.identity import Identity
 from search.loop.surrogate.expectation import expectation
 from search.loop.surrogate.posterior import Posterior
-from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
+from search.loop.surrogate.prior import Prior
 
 PLAIN_DEFAULT_SHARE = 0.15  # of the budget, at most kept to measure what the gain is over
 # With four busy programs on two cores a step of Swin-T took 8 to 14 s at batch 8, and its five
@@ -41,12 +41,14 @@ def search_and_recommend(
     disk that is full: what was measured until then counts."""
     session.note(f"{len(session.space)} settings; {prior.basis}.")
     arm = plain_arm(session.space, library_attention(identity.model))
-    first = session.space.first or _hasty_first(session, identity, prior, arm)
     posterior = Posterior(session.space, prior, session.budget_bytes, options.images)
-    session.expect = partial(expectation, posterior)
+    session.expect, session.listen = partial(expectation, posterior), posterior.tell
+    first = session.space.first or _hasty_first(session, identity, posterior, arm)
     stopped, said = session.run_to_end(lambda: _probe(session, posterior, options, arm, first))
     notes = [*notes, *said]
     records = session.in_space()
+    for record in records:  # what others of the study found meanwhile too
+        posterior.tell(candidate(record.setting), record)
     notes += untried_note(records, posterior, options, stopped)
     notes += plain_default_note(arm, options)
     found = recommend(records, _summary(session, identity, posterior, options, arm, stopped, notes))
@@ -54,11 +56,11 @@ def search_and_recommend(
 
 
 def _hasty_first(
-    session: Session, identity: Identity, prior: Prior, arm: str | None
+    session: Session, identity: Identity, posterior: Posterior, arm: str | None
 ) -> Candidate | None:
     """What is surest to be measured where a new search has little time on a device of which nobody
     knows how fast it is now: the smallest batch of the plain default, for the gain to be over."""
-    is_known = identity.device.kind == "cuda" and prior.seconds_scales != GUESSED_SECONDS
+    is_known = identity.device.kind == "cuda" and not posterior.time_is_guessed
     left = session.limits.seconds_left()
     if left is None or left >= HASTY_SECONDS or is_known or session.limits.spent_seconds:
         return None

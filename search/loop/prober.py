@@ -95,7 +95,7 @@ class DeviceProber:
         )
 
     def _timing(self, choice: Choice, deadline_seconds: float) -> dict[str, float]:
-        """Finalists, which differ by little, are timed for longer where clocks drift: on a GPU. The
+        """What is probed once more is timed for longer where clocks drift: on a GPU. The
         first probe of a short budget leaves time for others."""
         if choice.phase == "calibrate":
             most = min(Timing().max_measure_seconds, FIRST_SHARE * deadline_seconds)

@@ -40,10 +40,11 @@ class Session(Generic[SettingT, RecordT]):
     """One tuner's loop over a study: asks a strategy, leases, probes, keeps, until it is done.
 
     `records` is all that is known, by any tuner, in the order it was learned. `expect` says what is
-    expected of a probe, for its record.
+    expected of a probe, for its record; `listen` is told of every record, as the strategy is.
     """
 
     expect: Callable[[Candidate[SettingT], str], Expected | None]
+    listen: Callable[[Candidate[SettingT], RecordT], None]
 
     def __init__(
         self, space: Space[SettingT], study: Study[SettingT, RecordT],
@@ -57,6 +58,7 @@ class Session(Generic[SettingT, RecordT]):
         self.deadline, self.budget_bytes, self.on_progress = deadline, budget_bytes, on_progress
         self.plain, self.sleep = plain, sleep
         self.expect = lambda candidate, phase: None
+        self.listen = lambda candidate, record: None
         self.records: list[RecordT] = []
         self.seen: set[str] = set()
         self.crowded: list[str] = []  # settings that others crowded out in this run, one per probe
@@ -178,6 +180,7 @@ class Session(Generic[SettingT, RecordT]):
             candidate = self.space.find(record.setting)
             if record.probe_id not in told and candidate is not None:
                 told.add(record.probe_id)
+                self.listen(candidate, record)
                 strategy.tell(candidate, record)
 
     def hear(self) -> None:

@@ -32,7 +32,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 # 2026-11-26) the first half second of steps was 0.3% slower than 30 s of them; of a card that gets
 # hot in seconds nothing was measured.
 CUDA_SECONDS = {"warmup_seconds": 0.5, "min_measure_seconds": 1.0, "give_up_seconds": 0.5}
-# The least duration of timing where two settings are to be told apart.
+# The least duration of timing of what is probed once more, and of options of the allocator that
+# are to be told apart.
 FINALIST_SECONDS = 3.0
 # What a profile leaves in its folder, and how it names the phases of a step in the trace.
 TRACE_FILE, SNAPSHOT_FILE = "trace.json.gz", "memory.pickle"

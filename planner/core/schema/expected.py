@@ -16,9 +16,9 @@ class Expected(BaseModel):
 
     Figures are (low, middle, high): as likely above the middle as below it, and with 95% between
     low and high, the noise of a measurement included. `used_bytes` is held against the record's
-    property of that name. `basis` is "prior" where no probe had taught the search anything yet, or
-    where its strategy expects nothing and the prior stands in; else "probes". `fits` is the
-    probability of staying within the memory that the search allows; None where it has no limit.
+    property of that name. `basis` is "prior" where no probe had taught the search anything yet,
+    else "probes". `fits` is the probability of staying within the memory that the search allows;
+    None where it has no limit.
     """
 
     model_config = KEPT

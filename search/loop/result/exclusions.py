@@ -19,14 +19,11 @@ from search.loop.surrogate.prior import GUESSED_BYTES
 def find_excluded(
     posterior: Posterior, records: Sequence[MeasurementRecord]
 ) -> tuple[Excluded, ...]:
-    """Per arm the smallest batch that was not worth a probe, and why; larger ones go with it."""
+    """Per arm the smallest batch that was not worth a probe, and why; larger ones go with it. The
+    posterior was told of `records`."""
     space, budget_bytes = posterior.space, posterior.budget_bytes
     if budget_bytes is None:
         return ()
-    for record in records:
-        index = space.index(record.setting)
-        if index is not None:
-            posterior.observe(index, record)
     predicted = posterior.predict()
     failed = _failed_arms(records, budget_bytes)
     found: dict[str, Excluded] = {}

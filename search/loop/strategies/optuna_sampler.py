@@ -26,10 +26,10 @@ def tpe_sampler(seed: int) -> BaseSampler:
 class SamplerStrategy(Generic[SettingT, RecordT]):
     """An Optuna sampler as a strategy, in a study of its own in memory.
 
-    A point that it draws is a trial that failed; once something is known of it, that is one more
-    trial. So is what it draws again, that it may move on, and what others probed. A probe that did
-    not fit is told as complete with a violated constraint and, since GPSampler fits such trials
-    too, with the slowest rate measured instead of 0.
+    Each point that it draws is told as failed at once. Every result, asked for or not, is added as
+    a complete trial, and once more whenever its point is drawn again, so that the sampler moves on.
+    What did not fit violates a constraint and, since GPSampler fits such trials too, has the
+    slowest rate measured instead of 0.
     """
 
     def __init__(

@@ -52,8 +52,8 @@ def arm_candidates(space: Space, arm: str) -> list[Candidate]:
 
 
 class PlainDefaultHunt:
-    """Asks only for that arm, and once anything was measured: where it is believed to end, then one
-    up or down until the largest batch that fits is known, in at most four probes."""
+    """Asks only for that arm, and once anything was measured: for the largest batch that is likely
+    to fit, until no larger one is than what was measured, in at most four probes."""
 
     def __init__(self, posterior: Posterior, arm: str) -> None:
         self.posterior = posterior
@@ -64,7 +64,7 @@ class PlainDefaultHunt:
         self.spent_seconds = 0.0
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
-        self.posterior.observe(self.place[candidate.id], record)
+        self.posterior.tell(candidate, record)
         if candidate.id == self.awaited:
             self.awaited = ""
             self.spent_seconds += record.probe_seconds
@@ -89,7 +89,7 @@ class PlainDefaultHunt:
 
     def _wanted(self, seconds_left: float | None) -> Candidate | None:
         """The rung to try, above what is known to fit: the largest that is likely to and that there
-        is time for; without a budget, and where none fits, the smallest that may."""
+        is time for. With all the time (None), and where none fits yet, the smallest that may."""
         if self.asked >= MAX_PROBES:
             return None
         predicted = self.posterior.predict()

@@ -21,7 +21,7 @@ CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of th
 FIRST_SHARE = 0.15  # of the time left, that the first probe may be expected to take
 INFEASIBLE = 1e-3  # a setting that fits with less than this probability is ruled out
 FEWEST = 3  # measured probes before it ends for want of gain: fewer cannot disagree with the prior
-MAX_AGAIN = 2  # probes of what was disturbed
+MAX_ROUNDS = 2  # probes of a setting that was disturbed
 UNDISTURBED = 1.2  # times as fast, that what was disturbed may be without: a judgement
 # What a longer first probe, or the only one of a compile mode, must promise more of rate, in logs:
 # 20% more for one that takes six times as long. Of first probes chosen over a CPU's table and over
@@ -67,16 +67,16 @@ class PlannerStrategy:
         self.stopped_because = ""
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
-        index = self.space.index(candidate.setting)
-        if index is not None:
-            self.posterior.observe(index, record)
-            self.num_failures += record.status in ("unsupported", "crashed")
+        self.posterior.tell(candidate, record)
+        self.num_failures += record.status in ("unsupported", "crashed")
 
     def ask(self, situation: Situation) -> Choice | None:
         predicted, left = self.posterior.predict(), situation.seconds_left
         seconds = self.posterior.probe_seconds(predicted)
         busy = np.array([c.id in situation.busy for c in self.space.candidates])
         open_now = ~predicted.excluded & ~busy & (predicted.fits > INFEASIBLE)
+        if self.posterior.time_is_guessed:  # an estimate says it of each setting, and better
+            open_now &= ~self.posterior.dominated(predicted)
         affordable = open_now if left is None else open_now & (seconds <= left)
         # The first that is heard of the budget is the most of it that is ever left.
         self.given_seconds = max(self.given_seconds, left or 0.0)
@@ -221,14 +221,15 @@ class PlannerStrategy:
         """The fastest of which no probe found the device as it usually runs, if it could be the
         best and there is time for it."""
         known, best, left = self.posterior, self.posterior.best(), situation.seconds_left
-        if best is None or sum(len(r) - 1 for r in known.records.values()) >= MAX_AGAIN:
+        if best is None:
             return None
         slowed = 1.0 if known.is_hot else UNDISTURBED  # of a hot one the cool were faster
         rates = {i: r for i in known.records if (r := known.rate(i)) and known.is_odd(i)}
         for i in sorted(rates, key=lambda i: -rates[i]):
             candidate = self.space.candidates[i]
-            is_free = candidate.id not in situation.busy and slowed * rates[i] >= best[1]
-            if is_free and (left is None or again_seconds(known.records[i][0]) <= left):
+            first, may_win = known.records[i][0], slowed * rates[i] >= best[1]
+            is_open = len(known.records[i]) < MAX_ROUNDS and candidate.id not in situation.busy
+            if may_win and is_open and (left is None or again_seconds(first) <= left):
                 return Choice(candidate, "finalists", rates[i])
         return None
 

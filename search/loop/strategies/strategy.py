@@ -9,6 +9,7 @@ from typing import Generic, Literal, Protocol
 from search.loop.space import Candidate
 from search.probe.kinds import RecordT_contra, SettingT
 
+# "finalists": what was disturbed, once more; or the best, with other options of the allocator.
 Phase = Literal["calibrate", "search", "finalists", "baseline"]
 
 # Stop when no probe is expected to gain more than that share: a judgement. Until all of them

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import erf, log, sqrt
 from statistics import median
 
 import numpy as np
 
-from planner.core.schema import MeasurementRecord
-from search.loop.space import Space
+from planner.core.schema import MeasurementRecord, TrainSetting
+from search.loop.space import Candidate, Space
 from search.loop.surrogate.arrays import Array, Indices, Mask
 from search.loop.surrogate.broken_parts import BrokenParts
 from search.loop.surrogate.gaussian_process import GaussianProcess
@@ -34,6 +36,8 @@ REPEAT_SD = 0.01
 CLOSE, CLOSE_SD = 0.96, 0.2
 SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at most
 MEMORY_SD = 0.005
+MEMORY_LEVERS = ("checkpointing", "offload")  # that buy memory for time, and nothing else
+SURE_TO_FIT = 0.99  # the probability that makes them dominated
 OVER_BY = 0.5  # standard deviations, that what did not fit needs more than there was: a judgement
 NUM_RIVALS = 64  # those that matter for what is left to gain
 NUM_DRAWS = 512
@@ -82,8 +86,11 @@ class Posterior:
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
-        eager = (space.index(c.setting.uncompiled()) for c in space.candidates)
-        self.eager = np.array([-1 if i is None else i for i in eager], dtype=np.intp)
+        self.eager = _places(space, TrainSetting.uncompiled)
+        self.twins = [
+            _places(space, partial(TrainSetting.model_copy, update={lever: "none"}))
+            for lever in MEMORY_LEVERS
+        ]
         self.settled = np.zeros(len(space), dtype=bool)  # by what was probed itself, or its arm
         self.proven = np.zeros(len(space), dtype=bool)
         self.broken_parts = BrokenParts(space)
@@ -101,6 +108,12 @@ class Posterior:
         """What no probe is spent on any more: what is settled, and what shares so much with the
         failures so far that it will not run."""
         return np.asarray(self.settled | self.broken_parts.closed())
+
+    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
+        """Learns from a probe, where it was of this space."""
+        index = self.space.index(candidate.setting)
+        if index is not None:
+            self.observe(index, record)
 
     def observe(self, index: int, record: MeasurementRecord) -> None:
         """Learns from one probe of candidate `index`, whatever its end; once, though several tell
@@ -196,6 +209,17 @@ class Posterior:
             return np.zeros(len(self.space))
         training = self.images * np.exp(log_seconds - self.log_images)
         return np.asarray(np.log1p(self.costs.compiling() / training))
+
+    def dominated(self, predicted: Prediction) -> Mask:
+        """Checkpointed or offloaded settings whose plain twin surely fits: they do all of its work,
+        and some of it twice, or move what it keeps. A twin that failed for another reason than
+        memory does not count."""
+        usable = ~predicted.excluded
+        usable[[i for i in self.records if self.rate(i) is not None]] = True
+        good = usable & (predicted.fits >= SURE_TO_FIT)
+        itself = np.arange(len(self.space))
+        fits = [(twins >= 0) & (twins != itself) & good[twins] for twins in self.twins]
+        return np.asarray(np.any(fits, axis=0))
 
     def _fits(self, log_bytes: Array, sd: Array, share: float = 1.0) -> Array:
         """With which probability each needs no more than a share of the budget."""
@@ -297,6 +321,12 @@ class Posterior:
     def probe_seconds(self, predicted: Prediction) -> Array:
         """Expected seconds of probing each candidate: start, compilation, then timed steps."""
         return self.costs.probing(predicted.log_seconds)
+
+
+def _places(space: Space, change: Callable[[TrainSetting], TrainSetting]) -> Indices:
+    """The position of what each candidate changes to; -1 where that is none of them."""
+    found = (space.index(change(c.setting)) for c in space.candidates)
+    return np.array([-1 if i is None else i for i in found], dtype=np.intp)
 
 
 def normal_cdf(z: Array) -> Array:

@@ -213,7 +213,7 @@ def _estimated_line(
 ) -> _Line:
     # A step of one image is unlike all others (its strides are): it is taken to be on their line.
     ladder = [c for c in ladder if c.setting.batch_size > 1] or ladder
-    middle = next((c for c in ladder if c.setting.batch_size >= MIDDLE_BATCH), ladder[-1])
+    middle = next((c for c in ladder[1:] if c.setting.batch_size >= MIDDLE_BATCH), ladder[-1])
     found: dict[int, Knot] = {}
 
     def add(c: Candidate) -> _Line:

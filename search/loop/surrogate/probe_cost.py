@@ -18,13 +18,14 @@ STARTUP_SECONDS = 5.0  # before the first probe says better: python, torch, buil
 TIMED_SECONDS = 5.0
 TIMED_STEPS = 5
 NUM_BLOCKS = 12  # Swin-T's
-# What Swin-T takes to compile, whatever the mode. Measured from nothing, default or
+# What Swin-T takes to compile. Measured from nothing, default or
 # reduce-overhead: 51 to 62 s on an H200 (five times), 72 and 81 s on an H100 (bf16, batches 64 to
 # 768, torch 2.11, tests/truth/); 91 s on two cores of an AMD EPYC (fp32, torch 2.13, 2026-11-20).
 COMPILE_SECONDS = {"cuda": 60.0, "cpu": 90.0}
+REDUCE_OVERHEAD = 1.1  # times as long: 0.97 and 1.1 on that H200, 1.4 of a Swin-B on the H100
 # Part of it whatever the number of blocks: Swin-B's 24 took 100 to 143 s on that H100, and on that
 # CPU two blocks 27 and four 28 s.
-COMPILE_FIXED_SHARE = 0.3
+COMPILE_FIXED_SHARE = {"cuda": 0.5, "cpu": 0.15}
 # Autotuning takes besides about 1.3 s for each matmul of another shape: an assumption between what
 # is reported of single ones (0.6 to 1.1 s for 20 choices once the compilers are warm; 5.2 s in
 # pytorch/pytorch#107983; 9.6 s the first, vllm-project/vllm@c85b49b docs/design/torch_compile.md).
@@ -171,7 +172,9 @@ def guess_compile_seconds(
     device_kind: str = "cuda", num_blocks: int = NUM_BLOCKS
 ) -> dict[str, float]:
     """Seconds that compiling a step of a model of so many blocks takes, by mode."""
-    blocks = COMPILE_FIXED_SHARE + (1 - COMPILE_FIXED_SHARE) * num_blocks / NUM_BLOCKS
-    seconds = dict.fromkeys(COMPILE_MODES, COMPILE_SECONDS[device_kind] * blocks) | {"off": 0.0}
+    fixed = COMPILE_FIXED_SHARE[device_kind]
+    whole = COMPILE_SECONDS[device_kind] * (fixed + (1 - fixed) * num_blocks / NUM_BLOCKS)
+    others = {"off": 0.0, "reduce-overhead": REDUCE_OVERHEAD * whole}
+    seconds = dict.fromkeys(COMPILE_MODES, whole) | others
     tuning = AUTOTUNE_SECONDS * COMPILE_SECONDS[device_kind] / COMPILE_SECONDS["cuda"]
     return {m: s + tuning * m.startswith("max-autotune") for m, s in seconds.items()}

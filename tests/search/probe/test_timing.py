@@ -211,7 +211,7 @@ def test_compilers_leftovers_go_before_timing(monkeypatch: pytest.MonkeyPatch) -
         ("cpu", "finalists", 0.0),
     ],
 )
-def test_finalists_are_timed_for_longer_on_a_gpu(
+def test_what_is_probed_once_more_is_timed_for_longer_on_a_gpu(
     monkeypatch: pytest.MonkeyPatch, device: str, phase: Any, least: float
 ) -> None:
     assert asked_of_a_probe(monkeypatch, device, phase, 1.0).min_measure_seconds == least

@@ -105,9 +105,12 @@ def test_where_time_is_guessed_the_first_probe_is_small_and_eager() -> None:
     assert choice.candidate.setting.batch_size <= 8
 
 
-def test_checkpointing_is_not_probed_where_the_same_without_it_fits() -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_checkpointing_is_not_probed_where_the_same_without_it_fits(is_known: bool) -> None:
+    """By the estimate, or where nobody knows the time, by the twin's memory."""
     replay = Replay(TABLE)
-    strategy = planner(replay, true_prior(replay))
+    prior = true_prior(replay) if is_known else generic_prior(replay.space, GPU)
+    strategy = planner(replay, prior)
     run_strategy(strategy, replay, BUDGET)
     for index, records in strategy.posterior.records.items():
         if records[0].setting.checkpointing != "none":
@@ -455,13 +458,13 @@ def test_where_few_more_fit_into_the_budget_the_one_that_should_gain_most_is_pro
         choice = strategy.ask(Situation(seconds_left=600.0))
         strategy.tell(choice.candidate, replay.probe(choice.candidate))
     posterior, predicted = strategy.posterior, strategy.posterior.predict()
-    spared = ~predicted.excluded & (predicted.fits > INFEASIBLE)
-    first, last = np.flatnonzero(spared)[[0, -1]]
-    alone, shared = (np.eye(len(spared))[i] + spared for i in (last, first))
+    is_open = ~predicted.excluded & (predicted.fits > INFEASIBLE)
+    first, last = np.flatnonzero(is_open)[[0, -1]]
+    alone, shared = (np.eye(len(is_open))[i] + is_open for i in (last, first))
     monkeypatch.setattr(posterior, "improvement", lambda *_: alone)
     monkeypatch.setattr(posterior, "shared_improvement", lambda *_: 100 * shared)
     monkeypatch.setattr(posterior, "explained_by_scouts", lambda *_: 0.0)
-    monkeypatch.setattr(posterior, "probe_seconds", lambda _: np.full(len(spared), 50.0))
+    monkeypatch.setattr(posterior, "probe_seconds", lambda _: np.full(len(is_open), 50.0))
     asked = [strategy.ask(Situation(seconds_left=seconds)) for seconds in (400.0, 140.0)]
     assert first < last
     assert asked[0].candidate != asked[1].candidate == replay.space.candidates[last]
@@ -536,7 +539,7 @@ def test_an_unsupported_setting_closes_its_arm() -> None:
 
 
 def test_settings_within_noise_are_not_probed_again() -> None:
-    """Two as fast as each other: the simpler is recommended, whatever more probes would say."""
+    """More probes of two that are as fast as each other would change nothing for anybody."""
     settings_ = [TrainSetting(batch_size=b, precision="fp32") for b in (16, 32)]
     records = [
         make_record(s, probe_id=str(i)).model_copy(

@@ -10,7 +10,7 @@ import pytest
 from planner.core.schema import TrainSetting
 from planner.core.units import GIB
 from search.loop.result.exclusions import find_excluded
-from search.loop.space import make_space, space_of
+from search.loop.space import candidate, make_space, space_of
 from search.loop.surrogate.broken_parts import BrokenParts
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import generic_prior
@@ -137,7 +137,10 @@ def test_what_failures_closed_is_not_said_to_be_too_large() -> None:
         )
         for p in ("bf16", "fp32")
     ]
-    found = find_excluded(Posterior(SPACE, generic_prior(SPACE, GPU), 80 * GIB), failed)
+    posterior = Posterior(SPACE, generic_prior(SPACE, GPU), 80 * GIB)
+    for record in failed:
+        posterior.tell(candidate(record.setting), record)
+    found = find_excluded(posterior, failed)
     others = [r for r in found if "was probed" not in r.reason]
     assert others
     for ruled in others:

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from planner.core.schema import DeviceInfo, SwinConfig, TrainSetting
 from planner.core.units import GIB
+from planner.estimation.device_estimator import DeviceEstimator
 from planner.estimation.estimate import Estimate
 from planner.throughput.result import Throughput
 from search.loop.space import make_space
 from search.loop.surrogate.gaussian_process import GaussianProcess
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import GUESSED_SECONDS, estimated_prior, generic_prior
-from tests.search.tables import GPU, MODEL, SMALL, make_record, true_bytes, true_seconds
+from tests.search.tables import GPU, H100, MODEL, SMALL, make_record, true_bytes, true_seconds
 
 SPACE = make_space(MODEL, GPU, restrict=SMALL)
 CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=16 * GIB)
@@ -127,3 +128,16 @@ def test_the_posterior_is_always_a_distribution(observed: list[tuple[int, float]
     few = np.arange(0, len(SPACE), 17)
     values = np.linalg.eigvalsh(process.covariance(few))
     assert values.min() > -1e-6
+
+
+def test_an_arm_of_large_batches_is_on_the_line_of_two_estimates() -> None:
+    """One alone would be taken as proportional, and twice the memory expected of batch 256."""
+    axes = {"precision": ("bf16",), "compile": ("off",), "checkpointing": ("none",),
+            "attention": ("sdpa",), "optimizer": ("adamw",)}  # fmt: skip
+    space = make_space(MODEL, H100, restrict=axes, batch_sizes=(64, 128, 256))
+    estimator = DeviceEstimator(H100)
+    prior = estimated_prior(space, MODEL, H100, estimator, H100.total_bytes)
+    for c, guess in zip(space.candidates, prior.guesses, strict=True):
+        own = estimator(MODEL, c.setting)
+        assert guess.num_bytes == pytest.approx(own.device_total_bytes, rel=0.03)
+        assert guess.seconds == pytest.approx(own.throughput.step_seconds, rel=0.03)
