@@ -31,7 +31,7 @@ UNDISTURBED = 1.2  # times as fast, that what was disturbed may be without: a ju
 FIRST_COST = 0.1
 # Of the gain that an eager probe tells of, without being what gains: within a budget a compiled one
 # costs ten times as much, and most of what is not known of it is not its compiler's doing. Without
-# it ten minutes find as much, and three lose 7.0 in place of 5.7% (mean of 54 simulated devices;
+# it ten minutes find as much, and three lose 7.0 in place of 6.5% (mean of 54 simulated devices;
 # 11 and 8.7 of 48 others).
 SCOUTING = 0.25
 # While there is time for so many probes as long as the next one, a gain is shared among settings
