@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from planner.core.schema.loading import LoaderRecord, LoaderSetting
 from search.loader.space import plainness
-from search.loop.result.contenders import Ran, groups_that_ran, level_with_best
+from search.loop.contenders import Ran, groups_that_ran, level_with_best
 
 Loader = Ran[LoaderSetting, LoaderRecord]
 

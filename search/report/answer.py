@@ -10,7 +10,7 @@ from planner.core.schema.result import Recommendation
 from planner.core.units import format_bytes, format_rate
 from planner.report.page.contents import Copyable, Facts, Folded, Number, Part, Section, Table, Text
 from planner.report.settings import describe_setting
-from search.loop.result.contenders import Contender, choose
+from search.loop.contenders import Contender, choose
 from search.report.run import Run
 from search.report.trainers import first_choice
 from search.report.wording import (

@@ -11,7 +11,7 @@ from planner.core.schema import DeviceInfo, MeasurementRecord, Model
 from planner.core.schema.loading import DataRecommendation, FedRecord, LoaderRecord
 from planner.core.schema.result import Recommendation
 from search.loader.result import choose_loader, measured_loaders
-from search.loop.result.contenders import Contender, choose, contenders
+from search.loop.contenders import Contender, choose, contenders
 from search.report.wording import end_of
 
 

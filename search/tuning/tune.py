@@ -21,6 +21,7 @@ from planner.memory.allocator_config import (
     allocator_in_environment,
     recorded_allocator,
 )
+from search.loop.contenders import contenders
 from search.loop.interrupts import handle_signals
 from search.loop.limits import Limits, probe_deadline
 from search.loop.memory_budget import find_budget, less_headroom, with_allocator
@@ -29,7 +30,6 @@ from search.loop.phases import search_and_recommend
 from search.loop.prober import DeviceProber, Prober, show_steps
 from search.loop.progress import OnProgress, note_taker
 from search.loop.replay import Replay, ReplayProber, refuse_measured
-from search.loop.result.contenders import contenders
 from search.loop.result_file import make_folder, write_result
 from search.loop.session import Session
 from search.loop.space import make_space

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planner.core.schema import DeviceInfo, MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED
 from planner.core.units import GIB, MIB
-from search.loop.result.contenders import contenders
+from search.loop.contenders import contenders
 from search.loop.session import MAX_CROWDED, MAX_LOST
 from search.loop.space import make_space
 from search.loop.strategies.in_order import ListStrategy

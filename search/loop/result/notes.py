@@ -14,8 +14,8 @@ from planner.machine.hardware import recognise_gpu
 from planner.machine.hardware.precisions import peak_flops
 from planner.report.settings import describe_changes
 from planner.report.time import bound_text
+from search.loop.contenders import Contender, break_even_steps, pareto_front
 from search.loop.options import SearchOptions
-from search.loop.result.contenders import Contender, break_even_steps, pareto_front
 from search.loop.result.summary import Summary
 from search.loop.surrogate.posterior import Posterior
 

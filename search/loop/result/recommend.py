@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from planner.core.schema import MeasurementRecord
 from planner.core.schema.result import Recommendation
 from planner.core.units import format_bytes
+from search.loop.contenders import choose, contenders, find_plain_default
 from search.loop.interrupts import ENDINGS
-from search.loop.result.contenders import choose, contenders, find_plain_default
 from search.loop.result.notes import notes_on
 from search.loop.result.summary import Summary
 from search.probe.kinds import ProbeRecord

@@ -95,7 +95,8 @@ class PlainDefaultHunt:
         predicted = self.posterior.predict()
         seconds = self.posterior.probe_seconds(predicted)
         places = [self.place[c.id] for c in self.ladder]
-        start = max((n for n, i in enumerate(places, 1) if self.posterior.judged(i)), default=0)
+        ran = self.posterior.ran()
+        start = max((n for n, i in enumerate(places, 1) if i in ran), default=0)
         rungs = [i for i in places[start:] if not predicted.excluded[i]]
         likely = [i for i in rungs if predicted.fits[i] >= LIKELY
                   and (seconds_left is None or seconds[i] <= seconds_left)]  # fmt: skip

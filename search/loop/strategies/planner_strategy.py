@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.core.schema import MeasurementRecord
 from planner.core.units import format_seconds
-from search.loop.space import Candidate, Space
+from search.loop.space import Candidate, Space, candidate
 from search.loop.strategies.strategy import TOLERANCE, Choice, Phase, Situation
 from search.loop.surrogate.arrays import Array, Mask, Values
 from search.loop.surrogate.broken_parts import is_plain
@@ -167,8 +167,7 @@ class PlannerStrategy:
         in another precision than the first probes', which may be emulated, and one with each
         attention in theirs. And what no later probe could show, as `left` would not be enough for
         it: a compile mode."""
-        tried = list(self.posterior.records)
-        ran = [i for i in tried if self.posterior.rate(i) is not None]
+        tried, ran = list(self.posterior.records), list(self.posterior.ran())
         sure = allowed & (predicted.fits >= SAFE)
         worth = predicted.log_rate + np.log(np.maximum(predicted.runs, 1e-9))
         axes = ("compile", "precision", "attention")
@@ -220,17 +219,17 @@ class PlannerStrategy:
     def _disturbed(self, situation: Situation) -> Choice | None:
         """The fastest of which no probe found the device as it usually runs, if it could be the
         best and there is time for it."""
-        known, best, left = self.posterior, self.posterior.best(), situation.seconds_left
+        best, left = self.posterior.best(), situation.seconds_left
         if best is None:
             return None
-        slowed = 1.0 if known.is_hot else UNDISTURBED  # of a hot one the cool were faster
-        rates = {i: r for i in known.records if (r := known.rate(i)) and known.is_odd(i)}
-        for i in sorted(rates, key=lambda i: -rates[i]):
-            candidate = self.space.candidates[i]
-            first, may_win = known.records[i][0], slowed * rates[i] >= best[1]
-            is_open = len(known.records[i]) < MAX_ROUNDS and candidate.id not in situation.busy
-            if may_win and is_open and (left is None or again_seconds(first) <= left):
-                return Choice(candidate, "finalists", rates[i])
+        slowed = 1.0 if self.posterior.is_hot else UNDISTURBED  # of a hot one the cool were faster
+        odd = [c for c in self.posterior.ran().values() if not c.is_usual]
+        for c in sorted(odd, key=lambda c: -c.rate):
+            rate, again = c.rate_over(self.posterior.images), candidate(c.setting)
+            is_open = len(c.records) < MAX_ROUNDS and again.id not in situation.busy
+            is_short = left is None or again_seconds(c.records[0]) <= left
+            if slowed * rate >= best[1] and is_open and is_short:
+                return Choice(again, "finalists", rate)
         return None
 
 

@@ -123,31 +123,35 @@ class GaussianProcess:
     def predict(self, at: Indices | None = None) -> tuple[Array, Array]:
         """(mean, standard deviation) of the log-ratio of each candidate in `at` (all of them)."""
         at = np.arange(len(self.arms)) if at is None else at
-        if not self.indices:
-            return np.zeros(len(at)), np.sqrt(self._variance(self.beliefs[0], at))
-        belief = max(self.beliefs, key=self._evidence)
-        seen = np.array(self.indices)
-        solved = np.linalg.inv(self._gram(belief))
-        cross = self._kernel(at, seen, belief)
-        mean = cross @ solved @ self._usual_values()
-        reduction = np.einsum("ij,jk,ik->i", cross, solved, cross)
-        return mean, np.sqrt(np.maximum(self._variance(belief, at) - reduction, 1e-10))
+        belief = self._belief()
+        cross, solved = self._solved(at, belief)
+        mean = solved.T @ self._usual_values()
+        variance = self._kernel(at, at, belief) - (cross * solved.T).sum(axis=1)
+        return mean, np.sqrt(np.maximum(variance, 1e-10))
 
     def covariance(self, at: Indices) -> Array:
         """The joint posterior covariance of the log-ratios of the candidates in `at`."""
-        if not self.indices:
-            return self._kernel(at, at, self.beliefs[0])
-        belief = max(self.beliefs, key=self._evidence)
-        cross = self._kernel(at, np.array(self.indices), belief)
-        solved = np.linalg.solve(self._gram(belief), cross.T)
-        return np.asarray(self._kernel(at, at, belief) - cross @ solved)
+        belief = self._belief()
+        cross, solved = self._solved(at, belief)
+        return np.asarray(self._kernel(at[:, None], at, belief) - cross @ solved)
+
+    def _solved(self, at: Indices, belief: Belief) -> tuple[Array, Array]:
+        """What those in `at` have in common with the probes, and that over what these have."""
+        cross = self._kernel(at[:, None], self._seen(), belief)
+        return cross, np.asarray(np.linalg.solve(self._gram(belief), cross.T))
+
+    def _seen(self) -> Indices:
+        return np.array(self.indices, dtype=np.intp)
 
     def _gram(self, belief: Belief) -> Array:
-        seen = np.array(self.indices)
-        slowed = np.array(self.slowed)
-        alike = (slowed[:, None] == slowed[None, :]) & (slowed != self.usual)
+        seen, slowed = self._seen(), np.array(self.slowed, dtype=str)
+        alike = (slowed[:, None] == slowed) & (slowed != self.usual)
         noise = np.diag(np.square(self.noises) + 1e-8) + SLOWED_SD**2 * alike
-        return np.asarray(self._kernel(seen, seen, belief) + noise)
+        return np.asarray(self._kernel(seen[:, None], seen, belief) + noise)
+
+    def _belief(self) -> Belief:
+        """The most probable one, given the probes."""
+        return max(self.beliefs, key=self._evidence)
 
     def _evidence(self, belief: Belief) -> float:
         """The log of how probable a belief is, given the probes."""
@@ -158,16 +162,15 @@ class GaussianProcess:
         return -0.5 * (fit + float(log_det)) - belief.unlikely
 
     def _kernel(self, a: Indices, b: Indices, belief: Belief) -> Array:
-        scales, octaves = belief.scales, self.octaves
-        total = np.zeros((len(a), len(b)))
-        for scale, codes in self._shared(scales):
-            total += scale**2 * (codes[a][:, None] == codes[b][None, :])
-        total += scales.slope**2 * octaves[a][:, None] * octaves[b][None, :]
-        total += scales.overhead**2 * self.fixed_share[a][:, None] * self.fixed_share[b][None, :]
-        gap = octaves[a][:, None] - octaves[b][None, :]
-        same_family = self.families[a][:, None] == self.families[b][None, :]
-        total += scales.smooth**2 * np.exp(-0.5 * gap**2) * (0.5 + 0.5 * same_family)
-        return scales.bias**2 + belief.spread**2 * total
+        """What each candidate of `a` has in common with that of `b`, whose shapes broadcast."""
+        scales, octaves, shares = belief.scales, self.octaves, self.fixed_share
+        total = sum(s**2 * (codes[a] == codes[b]) for s, codes in self._shared(scales))
+        total += scales.slope**2 * octaves[a] * octaves[b]
+        total += scales.overhead**2 * shares[a] * shares[b]
+        same_family = self.families[a] == self.families[b]
+        smooth = np.exp(-0.5 * (octaves[a] - octaves[b]) ** 2) * (0.5 + 0.5 * same_family)
+        total = total + scales.smooth**2 * smooth
+        return np.asarray(scales.bias**2 + belief.spread**2 * total)
 
     def _shared(self, scales: KernelScales) -> Iterator[tuple[float, Indices]]:
         """Each term that settings have in common whose codes are equal."""
@@ -179,13 +182,6 @@ class GaussianProcess:
         yield scales.nugget * sqrt(RUNG_SHARE), self.rungs
         yield scales.nugget * sqrt(FAMILY_SHARE), self.cells
         yield scales.nugget * sqrt(1 - RUNG_SHARE - FAMILY_SHARE), np.arange(len(self.arms))
-
-    def _variance(self, belief: Belief, at: Indices) -> Array:
-        scales = belief.scales
-        steady = scales.smooth**2 + sum(scale**2 for scale, _ in self._shared(scales))
-        by_batch = np.square(scales.slope * self.octaves[at])
-        by_batch += np.square(scales.overhead * self.fixed_share[at])
-        return np.asarray(scales.bias**2 + belief.spread**2 * (steady + by_batch))
 
 
 def _axis_codes(space: Space) -> dict[str, Indices]:

@@ -6,25 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import erf, log, sqrt
-from statistics import median
 
 import numpy as np
 
 from planner.core.schema import MeasurementRecord, TrainSetting
+from search.loop.contenders import Contender
 from search.loop.space import Candidate, Space
 from search.loop.surrogate.arrays import Array, Indices, Mask
 from search.loop.surrogate.broken_parts import BrokenParts
 from search.loop.surrogate.gaussian_process import GaussianProcess
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
 from search.loop.surrogate.probe_cost import ProbeCosts
-from search.probe.evidence import (
-    is_feasible,
-    is_usual,
-    price_of_compiling,
-    slowed_by,
-    usual,
-    usually_slowed_by,
-)
+from search.probe.evidence import is_feasible, slowed_by, usually_slowed_by
 from search.probe.interval import median_interval
 
 # Between processes the same setting repeats to about a percent, whatever the samples of one say:
@@ -48,7 +41,7 @@ _erf = np.frompyfunc(erf, 1, 1)
 class Prediction:
     """What is expected of every candidate, by index: log means with standard deviations, `fits` the
     probability of staying in the budget, `runs` that of running at all, `excluded` what no probe is
-    spent on any more."""
+    spent on any more, `log_rate` the log mean of images/s."""
 
     log_seconds: Array
     log_seconds_sd: Array
@@ -57,12 +50,7 @@ class Prediction:
     fits: Array
     runs: Array
     excluded: Mask
-    log_images: Array
-
-    @property
-    def log_rate(self) -> Array:
-        """Mean log of images/s."""
-        return np.asarray(self.log_images - self.log_seconds)
+    log_rate: Array
 
 
 class Posterior:
@@ -191,16 +179,16 @@ class Posterior:
     def predict(self) -> Prediction:
         seconds, seconds_sd = self.seconds.predict()
         num_bytes, bytes_sd = self.bytes.predict()
-        log_bytes = self.prior_bytes + num_bytes
+        log_seconds, log_bytes = self.prior_seconds + seconds, self.prior_bytes + num_bytes
         return Prediction(
-            log_seconds=self.prior_seconds + seconds,
+            log_seconds=log_seconds,
             log_seconds_sd=seconds_sd,
             log_bytes=log_bytes,
             log_bytes_sd=bytes_sd,
             fits=self._fits(log_bytes, bytes_sd),
             runs=self.broken_parts.probabilities(),
             excluded=self.excluded,
-            log_images=self.log_images - self._compile_penalty(self.prior_seconds + seconds),
+            log_rate=self.log_images - log_seconds - self._compile_penalty(log_seconds),
         )
 
     def _compile_penalty(self, log_seconds: Array) -> Array:
@@ -215,7 +203,7 @@ class Posterior:
         and some of it twice, or move what it keeps. A twin that failed for another reason than
         memory does not count."""
         usable = ~predicted.excluded
-        usable[[i for i in self.records if self.rate(i) is not None]] = True
+        usable[list(self.ran())] = True
         good = usable & (predicted.fits >= SURE_TO_FIT)
         itself = np.arange(len(self.space))
         fits = [(twins >= 0) & (twins != itself) & good[twins] for twins in self.twins]
@@ -288,35 +276,21 @@ class Posterior:
         spread = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(mean)))
         return np.asarray(mean + random.standard_normal((NUM_DRAWS, len(mean))) @ spread.T)
 
+    def ran(self) -> dict[int, Contender]:
+        """What ran and fits, by index, in the order of their first probes."""
+        return {
+            i: Contender(records[0].setting, tuple(records), self.is_hot)
+            for i, records in self.records.items()
+            if all(is_feasible(record, self.budget_bytes) for record in records)
+        }
+
     def best(self) -> tuple[int, float] | None:
         """(index, images/s) of the fastest measured candidate that stays in the budget; of a device
         that is hot, of those that were measured so, where there are such."""
-        rates = [(i, r) for i in self.records if (r := self.rate(i)) is not None]
-        if self.is_hot:
-            rates = [each for each in rates if not self.is_odd(each[0])] or rates
+        ran = self.ran()
+        comparable = {i: c for i, c in ran.items() if c.is_comparable} or ran
+        rates = [(i, c.rate_over(self.images)) for i, c in comparable.items()]
         return max(rates, key=lambda pair: pair[1], default=None)
-
-    def judged(self, index: int) -> list[MeasurementRecord]:
-        """The probes of a candidate that ran and fit: those of them on the device as it usually
-        runs, where there are such."""
-        good = [r for r in self.records.get(index, []) if is_feasible(r, self.budget_bytes)]
-        return usual(good, self.is_hot)
-
-    def is_odd(self, index: int) -> bool:
-        """Whether no probe found the device as it usually runs."""
-        return not any(is_usual(record, self.is_hot) for record in self.judged(index))
-
-    def rate(self, index: int) -> float | None:
-        """Measured images/s of a candidate over its probes; None unless it ran and fits."""
-        good = self.judged(index)
-        if not good:
-            return None
-        seconds = median([s for r in good for s in r.step_seconds])
-        images = self.space.candidates[index].images
-        if self.images is None:
-            return images / seconds
-        compiling = price_of_compiling(good)
-        return self.images / (compiling + self.images * seconds / images)
 
     def probe_seconds(self, predicted: Prediction) -> Array:
         """Expected seconds of probing each candidate: start, compilation, then timed steps."""

@@ -20,7 +20,7 @@ from planner.throughput.feeding import (
     shared_rate,
     waiting_share,
 )
-from search.loop.result.contenders import Contender, pareto_front
+from search.loop.contenders import Contender, pareto_front
 
 # A share of time, or of a rate, under which two figures are alike: noise of short runs.
 _ALIKE = 0.05

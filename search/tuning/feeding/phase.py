@@ -22,12 +22,12 @@ from planner.core.schema.result import Recommendation
 from planner.machine.host import read_host
 from planner.training.loading.sources import find_source
 from search.loader.finding import find_loader
+from search.loop.contenders import Contender
 from search.loop.interrupts import ending, hold, let_go
 from search.loop.limits import START_SECONDS, TIMING_SECONDS
 from search.loop.options import SearchOptions
 from search.loop.progress import Progress
 from search.loop.progress_text import progress_line
-from search.loop.result.contenders import Contender
 from search.loop.study.records import RecordsNotWrittenError, append_records, read_records
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent

@@ -15,7 +15,7 @@ from planner.core.schema.loading import (
 )
 from planner.core.units import GIB
 from planner.report.feeding import feeding_text
-from search.loop.result.contenders import Contender
+from search.loop.contenders import Contender
 from search.tuning.feeding.analysis import Machine, judge, loader_for, make_feeding, predicted_rate
 from tests.search.tables import GPU, MODEL
 

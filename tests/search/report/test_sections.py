@@ -14,9 +14,9 @@ from planner.core.units import GIB, format_bytes, format_rate
 from planner.report.page.contents import Chart, Copyable, Folded, Number, Page, Table, Tabs
 from planner.report.page.rendering import page_html
 from planner.trainers.emission import TARGETS, emit
+from search.loop.contenders import contenders, pareto_front
 from search.loop.options import SearchOptions
 from search.loop.request import kept_options
-from search.loop.result.contenders import contenders, pareto_front
 from search.report.rerun import REPLAY, search_again
 from search.report.run import Run
 from search.report.writing import run_group

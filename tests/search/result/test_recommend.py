@@ -12,8 +12,8 @@ from planner.core.schema.result import Excluded
 from planner.core.units import GIB
 from planner.estimation.estimate import estimate
 from planner.report.time import bound_text
+from search.loop.contenders import choose, contenders, pareto_front
 from search.loop.interrupts import ENDINGS
-from search.loop.result.contenders import choose, contenders, pareto_front
 from search.loop.result.recommend import recommend
 from search.loop.result.summary import Summary
 from search.loop.space import candidate, make_space
@@ -120,7 +120,10 @@ def test_a_repeat_from_the_cache_does_not_lower_what_compiling_costs() -> None:
     index = space.index(records[0].setting.with_recipe(of_swin=True))
     for record in records:
         posterior.observe(index, record)
-    assert posterior.rate(index) == pytest.approx(100_000 / (100 + 100_000 / 105), rel=1e-3)
+    assert posterior.best() == (
+        index,
+        pytest.approx(100_000 / (100 + 100_000 / 105), rel=1e-3),
+    )
 
 
 def test_what_exceeds_the_budget_is_not_recommended() -> None:

@@ -446,8 +446,8 @@ def test_a_compile_mode_is_shown_by_a_batch_that_is_soon_done() -> None:
     strategy.ask(Situation(seconds_left=600.0))
     predicted = strategy.posterior.predict()
     images = np.array([c.setting.batch_size for c in replay.space.candidates])
-    log_seconds = predicted.log_images - 0.0001 * images  # 2.5% faster at the largest
-    equal = replace(predicted, log_seconds=log_seconds, fits=np.ones(len(images)))
+    log_rate = 0.0001 * images  # 2.5% faster at the largest
+    equal = replace(predicted, log_rate=log_rate, fits=np.ones(len(images)))
     found = strategy._scout(equal, np.ones(len(images), bool), 100.0 + images / 2, 110.0)
     assert found is not None
     assert images[found] == images.min() < images.max()

@@ -11,6 +11,7 @@ from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.space import candidate, setting_id, simplicity
 from search.probe.evidence import (
     is_feasible,
+    is_usual,
     price_of_compiling,
     rate_interval,
     usual,
@@ -80,6 +81,11 @@ class Contender(Ran[TrainSetting, MeasurementRecord]):
         return not self.is_hot or any(map(was_throttled, self.records))
 
     @property
+    def is_usual(self) -> bool:
+        """Whether some probe found the device as it usually runs."""
+        return any(is_usual(record, self.is_hot) for record in self.records)
+
+    @property
     def images(self) -> int:
         return self.setting.batch_size * self.setting.accumulate
 
@@ -107,6 +113,11 @@ class Contender(Ran[TrainSetting, MeasurementRecord]):
             return found
         compiling = self.compile_seconds if found.compile_seconds else None
         return found.model_copy(update={"compile_seconds": compiling})
+
+    def rate_over(self, images: float | None) -> float:
+        """Images/s over so many of this device, compilation included; of the steps alone for
+        None."""
+        return self.rate if images is None else images / self.total_seconds(images)
 
     def total_seconds(self, images: float) -> float:
         """Seconds to train on so many images of this device, compilation included."""
