@@ -47,8 +47,7 @@ def _leaves_others(setting: TrainSetting, space: Space) -> bool:
 
 def arm_candidates(space: Space, arm: str) -> list[Candidate]:
     """The candidates of an arm, smallest batch first."""
-    found = [c for c in space.candidates if c.arm == arm]
-    return sorted(found, key=lambda c: c.setting.batch_size)
+    return [c for c in space.candidates if c.arm == arm]
 
 
 class PlainDefaultHunt:

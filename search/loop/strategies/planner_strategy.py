@@ -63,12 +63,10 @@ class PlannerStrategy:
         self.space, self.posterior = posterior.space, posterior
         self.tolerance = tolerance
         self.given_seconds = 0.0
-        self.num_failures = 0
         self.stopped_because = ""
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
         self.posterior.tell(candidate, record)
-        self.num_failures += record.status in ("unsupported", "crashed")
 
     def ask(self, situation: Situation) -> Choice | None:
         predicted, left = self.posterior.predict(), situation.seconds_left
@@ -91,7 +89,7 @@ class PlannerStrategy:
             )
         if best is None:
             return self._first(predicted, affordable, seconds, left)
-        choice = self._next(predicted, affordable, seconds, best[1], situation)
+        choice = self._next(predicted, affordable, seconds, best, situation)
         if choice is None and not np.array_equal(open_now, affordable):
             beyond = self.posterior.improvement(predicted, open_now, best[1], CLOSE)
             if beyond.max() >= self.tolerance:
@@ -120,7 +118,8 @@ class PlannerStrategy:
     ) -> Iterator[Mask]:
         """What the first probe had better be, each where there is such a one."""
         settings = [c.setting for c in self.space.candidates]
-        if self.num_failures >= MAX_FAILURES:
+        failed = [r.status in ("unsupported", "crashed") for r in self.posterior.told]
+        if sum(failed) >= MAX_FAILURES:
             yield np.array([is_plain(s) for s in settings])
         if seconds_left is not None and safe.any():
             # Where even the quickest takes longer, no other is to: a compiled one would end it all.
@@ -131,23 +130,23 @@ class PlannerStrategy:
             yield np.array([s.batch_size <= CALIBRATION_BATCH for s in settings])
 
     def _next(
-        self, predicted: Prediction, allowed: Mask, seconds: Array, best_rate: float,
+        self, predicted: Prediction, allowed: Mask, seconds: Array, found: tuple[int, float],
         situation: Situation,
     ) -> Choice | None:  # fmt: skip
+        (best, best_rate), left = found, situation.seconds_left
         # Within a budget no gain is expected of what may turn out slow for want of room.
-        left = situation.seconds_left
         share = 1.0 if left is None else CLOSE
         alone = self.posterior.improvement(predicted, allowed, best_rate, share)
         if alone.max() < self.tolerance and self.posterior.num_measured >= FEWEST:
-            above = self._rung_above(predicted, allowed)
-            if above is not None:
-                return self._choice(above, predicted, "search", best_rate)
+            # What is recommended is known to be the end of a climb, whatever the prior says.
+            arms, above = self.posterior.arms, np.arange(len(self.space)) == best + 1
+            above &= allowed & (arms == arms[best]) & (predicted.fits >= MAY_FIT)
+            if above.any():
+                return self._choice(int(above.argmax()), predicted, "search", best_rate)
             why = f"another probe would gain under {self.tolerance:.1%}"
             return self._finish(why, situation)
         gain = self.posterior.shared_improvement(predicted, alone, best_rate, share)
-        if not gain.any():  # too little for any draw to show, and yet asked for
-            gain = alone
-        if not gain.any():  # then the fastest of what is left
+        if not gain.any():  # too little for any draw to show, and yet asked for: the fastest left
             hope = predicted.fits * predicted.runs
             gain = np.where(allowed, np.exp(predicted.log_rate) * hope, 0.0)
         index = _argmax(gain / seconds, allowed)
@@ -189,19 +188,6 @@ class PlannerStrategy:
                 if left / LAST_CALL < seconds[index] <= MODE_SHARE * self.given_seconds:
                     return index
         return None
-
-    def _rung_above(self, predicted: Prediction, allowed: Mask) -> int | None:
-        """The next larger batch of the best setting's arm, where it was not probed and may fit.
-
-        What is recommended should be known to be the end of a climb, whatever the prior says.
-        """
-        found, arms, batch = self.posterior.best(), self.posterior.arms, self.posterior.batch
-        assert found is not None
-        above = np.flatnonzero((arms == arms[found[0]]) & (batch > batch[found[0]]))
-        if not len(above):
-            return None
-        index = int(above[batch[above].argmin()])
-        return index if allowed[index] and predicted.fits[index] >= MAY_FIT else None
 
     def _choice(
         self, index: int, predicted: Prediction, phase: Phase, best_rate: float | None = None

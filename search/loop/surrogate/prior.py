@@ -9,17 +9,16 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from statistics import median
 
 from planner.core.schema import DeviceInfo, Model, SwinConfig, TrainSetting
 from planner.estimation.estimate import Estimate
-from search.loop.space import Candidate, Space
+from search.loop.space import Space
 from search.loop.surrogate.gaussian_process import KernelScales
 from search.loop.surrogate.probe_cost import NUM_BLOCKS, guess_compile_seconds
 
 Estimator = Callable[[Model, TrainSetting], "Estimate | None"]
-Knot = tuple[Candidate, Estimate]  # an estimate and the candidate it is of
-
 
 # How far off, in log terms. Judgements, not measurements: wide enough that a handful of probes
 # overrules them (the benchmark injects errors of 0 to 20% to see), and refitted as probes come.
@@ -107,7 +106,7 @@ def generic_prior(space: Space, device: DeviceInfo, num_blocks: int = NUM_BLOCKS
     `num_blocks` are the model's, for what compiling it takes.
     """
     return Prior(
-        guesses=tuple(_generic_guess(c, device) for c in space.candidates),
+        guesses=tuple(_generic_guess(c.setting, device) for c in space.candidates),
         seconds_scales=GUESSED_SECONDS,
         bytes_scales=GUESSED_BYTES,
         basis="no estimate for this model: a generic guess, corrected by the probes",
@@ -115,8 +114,7 @@ def generic_prior(space: Space, device: DeviceInfo, num_blocks: int = NUM_BLOCKS
     )
 
 
-def _generic_guess(c: Candidate, device: DeviceInfo) -> Guess:
-    setting = c.setting
+def _generic_guess(setting: TrainSetting, device: DeviceInfo) -> Guess:
     kind, share = setting.checkpointing.partition(":")[0], _checkpointed_share(setting)
     kept, recomputed = (1 + share * (of[kind] - 1) for of in (_KEPT, _RECOMPUTED))
     per_image = _BYTES_PER_IMAGE[setting.precision] * 2**20 * kept
@@ -146,33 +144,44 @@ def estimated_prior(
 
     A step is affine in its batch, and its peak the largest of such: three batches of each arm are
     estimated (a small, a middle one, and the largest about to fit) and the others lie on the lines
-    between, which are never below the estimate.
+    between, which are never below the estimate. An arm of which nothing can be estimated has the
+    generic guess, on the others' scale.
     """
     num_blocks = sum(model.depths) if isinstance(model, SwinConfig) else NUM_BLOCKS
     generic = generic_prior(space, device, num_blocks)
-    arms: dict[str, list[Candidate]] = {}
-    for c in sorted(space.candidates, key=lambda c: c.setting.batch_size):
-        arms.setdefault(c.arm, []).append(c)
+    arms: dict[str, list[TrainSetting]] = {}
+    for c in space.candidates:
+        arms.setdefault(c.arm, []).append(c.setting)
+
+    def num_bytes(found: Estimate) -> float:
+        return float(estimate_bytes(found, device))
+
     lines = {
-        arm: _estimated_line(ladder, lambda c: estimator(model, c.setting), device, budget_bytes)
+        arm: _estimated(ladder, lambda s: estimator(model, s), num_bytes, budget_bytes)
         for arm, ladder in arms.items()
     }
-    knots = [knot for line in lines.values() for knot in line.knots]
-    if not knots:
+    known = [found for line in lines.values() for found in line.values()]
+    if not known:
         return generic
-    scaled = _scaled(space, generic.guesses, knots, device)
-    guesses = [
-        lines[c.arm].guess(c, guess) if lines[c.arm].knots else guess
-        for c, guess in zip(space.candidates, scaled, strict=True)
-    ]
-    timed = all(e.throughput is not None for _, e in knots)
-    throughput = knots[0][1].throughput
-    basis = throughput.basis if timed and throughput else "a guess, without rates of this device"
+    pairs = [(found, _generic_guess(found.setting, device)) for found in known]
+    size = median(num_bytes(found) / g.num_bytes for found, g in pairs)
+    timed = [e.throughput.step_seconds / g.seconds for e, g in pairs if e.throughput]
+    is_timed = len(timed) == len(known)
+    time = median(timed) if is_timed else 1.0
+    guesses = [Guess(time * g.seconds, size * g.num_bytes) for g in generic.guesses]
+    for i, c in enumerate(space.candidates):
+        if line := lines[c.arm]:
+            seconds, batch = guesses[i].seconds, c.setting.batch_size
+            if is_timed:
+                seconds = c.setting.accumulate * _between(line, batch, _micro_batch_seconds)
+            guesses[i] = Guess(seconds, _between(line, batch, num_bytes))
     several = any(c.setting.world_size > 1 for c in space.candidates)
     seconds_scales = SPREAD_SECONDS if several else ESTIMATED_SECONDS
+    throughput = known[0].throughput
+    basis = throughput.basis if throughput else "a guess, without rates of this device"
     return Prior(
         guesses=tuple(guesses),
-        seconds_scales=seconds_scales if timed else GUESSED_SECONDS,
+        seconds_scales=seconds_scales if is_timed else GUESSED_SECONDS,
         # The estimate is of a CUDA device: on a CPU its bytes are only roughly what RSS grows by.
         bytes_scales=ESTIMATED_BYTES if device.kind == "cuda" else replace(GUESSED_BYTES, bias=0.5),
         basis=f"memory: as estimated; time: {basis}",
@@ -180,78 +189,51 @@ def estimated_prior(
     )
 
 
-@dataclass(frozen=True)
-class _Line:
-    """The estimates of an arm, smallest batch first, and the lines between them; beyond the last
-    one on the line of the last two."""
-
-    knots: tuple[Knot, ...]
-    device: DeviceInfo
-
-    def guess(self, c: Candidate, untimed: Guess) -> Guess:
-        """The bytes and seconds of a candidate; its seconds `untimed` where none are estimated."""
-        times = [e.throughput.step_seconds / known.setting.accumulate
-                 for known, e in self.knots if e.throughput]  # fmt: skip
-        is_timed = len(times) == len(self.knots)
-        # Seconds per micro-batch are what is affine.
-        seconds = self._at(c, times) * c.setting.accumulate if is_timed else untimed.seconds
-        return Guess(seconds, self.num_bytes(c))
-
-    def num_bytes(self, c: Candidate) -> float:
-        return self._at(c, [float(estimate_bytes(e, self.device)) for _, e in self.knots])
-
-    def _at(self, c: Candidate, values: Sequence[float]) -> float:
-        batches = [float(known.setting.batch_size) for known, _ in self.knots]
-        return _interpolate(float(c.setting.batch_size), batches, values)
-
-
-def _estimated_line(
-    ladder: Sequence[Candidate],
-    estimate: Callable[[Candidate], Estimate | None],
-    device: DeviceInfo,
-    budget_bytes: int | None,
-) -> _Line:
-    # A step of one image is unlike all others (its strides are): it is taken to be on their line.
-    ladder = [c for c in ladder if c.setting.batch_size > 1] or ladder
-    middle = next((c for c in ladder[1:] if c.setting.batch_size >= MIDDLE_BATCH), ladder[-1])
-    found: dict[int, Knot] = {}
-
-    def add(c: Candidate) -> _Line:
-        batch = c.setting.batch_size
-        if batch not in found and (estimated := estimate(c)) is not None:
-            found[batch] = c, estimated
-        return _Line(tuple(found[batch] for batch in sorted(found)), device)
-
-    if not add(ladder[0]).knots:
-        return _Line((), device)
-    line = add(middle)
-    if len(line.knots) == 1:
-        return line
-    fitting = [c for c in ladder if budget_bytes is None or line.num_bytes(c) <= budget_bytes]
-    return add(fitting[-1] if fitting else ladder[0])
-
-
-def _interpolate(at: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Piecewise linear, on with the last slope; proportional where there is one point alone."""
-    if len(xs) == 1:
-        return ys[0] * at / xs[0]
-    i = min(max(bisect(xs, at) - 1, 0), len(xs) - 2)
-    slope = (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i])
-    return max(ys[i] + slope * (at - xs[i]), 0.1 * min(ys))
-
-
 def estimate_bytes(estimate: Estimate, device: DeviceInfo) -> int:
     """The figure of an estimate that `used_bytes` of a probe on `device` is held against."""
     return estimate.device_total_bytes if device.kind == "cuda" else estimate.peak_live_bytes
 
 
-def _scaled(
-    space: Space, generic: Sequence[Guess], knots: Sequence[Knot], device: DeviceInfo
-) -> list[Guess]:
-    """The generic guesses on the estimates' scale, for arms that nothing could be estimated of."""
-    by_id = {c.id: g for c, g in zip(space.candidates, generic, strict=True)}
-    pairs = [(by_id[c.id], e) for c, e in knots]
-    bytes_ratio = median(estimate_bytes(e, device) / g.num_bytes for g, e in pairs)
-    timed = [e.throughput.step_seconds / g.seconds for g, e in pairs if e.throughput]
-    seconds_ratio = median(timed) if timed else 1.0
-    return [Guess(g.seconds * seconds_ratio, g.num_bytes * bytes_ratio) for g in generic]
+def _micro_batch_seconds(estimate: Estimate) -> float:
+    """What is affine in the batch."""
+    assert estimate.throughput is not None
+    return estimate.throughput.step_seconds / estimate.setting.accumulate
+
+
+def _estimated(
+    ladder: Sequence[TrainSetting],
+    estimate: Callable[[TrainSetting], Estimate | None],
+    num_bytes: Callable[[Estimate], float],
+    budget_bytes: int | None,
+) -> dict[int, Estimate]:
+    """The estimates of an arm by batch, smallest first; none where its smallest has none."""
+    # A step of one image is unlike all others (its strides are): it is taken to be on their line.
+    ladder = [s for s in ladder if s.batch_size > 1] or ladder
+    middle = next((s for s in ladder[1:] if s.batch_size >= MIDDLE_BATCH), ladder[-1])
+    found: dict[int, Estimate] = {}
+
+    def add(setting: TrainSetting) -> None:
+        if setting.batch_size not in found and (made := estimate(setting)) is not None:
+            found[setting.batch_size] = made
+
+    add(ladder[0])
+    if found:
+        add(middle)
+    if len(found) > 1:
+        within = budget_bytes or inf
+        fitting = [s for s in ladder if _between(found, s.batch_size, num_bytes) <= within]
+        add((fitting or ladder[:1])[-1])
+    return dict(sorted(found.items()))
+
+
+def _between(
+    found: Mapping[int, Estimate], batch_size: int, value: Callable[[Estimate], float]
+) -> float:
+    """A value at any batch: piecewise linear, on with the last slope; proportional where there is
+    one estimate alone."""
+    xs, ys = list(found), [value(each) for each in found.values()]
+    if len(xs) == 1:
+        return ys[0] * batch_size / xs[0]
+    i = min(max(bisect(xs, batch_size) - 1, 0), len(xs) - 2)
+    slope = (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i])
+    return max(ys[i] + slope * (batch_size - xs[i]), 0.1 * min(ys))
