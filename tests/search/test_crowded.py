@@ -79,7 +79,7 @@ def test_no_reader_of_records_holds_it_against_the_setting() -> None:
     candidate = space.candidates[index]
     crowded = crowded.model_copy(update={"setting": candidate.setting})
     posterior = Posterior(space, generic_prior(space, GPU), BUDGET)
-    posterior.observe(index, crowded)
+    posterior.tell(posterior.space.candidates[index], crowded)
     assert not posterior.excluded.any()
     assert not posterior.bytes.indices
     sampler = SamplerStrategy(space, tpe_sampler(0), BUDGET)
@@ -186,5 +186,5 @@ def test_no_figure_of_a_driver_ends_a_search_or_passes_a_budget(
     assert math.isfinite(constraint(record, BUDGET))
     space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
     posterior = Posterior(space, generic_prior(space, GPU), BUDGET)
-    posterior.observe(0, record)
+    posterior.tell(posterior.space.candidates[0], record)
     assert not math.isnan(float(posterior.predict().log_bytes.sum()))

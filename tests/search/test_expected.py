@@ -70,7 +70,7 @@ def test_a_repeat_is_expected_with_the_noise_of_a_probe() -> None:
     posterior = Posterior(REPLAY.space, PRIOR, BUDGET)
     candidate = REPLAY.space.candidates[0]
     for _ in range(40):
-        posterior.observe(0, make_record(candidate.setting))
+        posterior.tell(posterior.space.candidates[0], make_record(candidate.setting))
     found = expectation(posterior, candidate, "finalists")
     assert found.images_per_second[2] / found.images_per_second[0] > 1.03
 

@@ -8,6 +8,7 @@ from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.axes import AXES
 from search.loop.space import Candidate, Space
 from search.loop.strategies.strategy import Choice, Situation, Strategy
+from search.loop.surrogate.arrays import Array
 from search.loop.surrogate.posterior import Posterior
 
 MAX_PROBES = 4
@@ -55,53 +56,53 @@ class PlainDefaultHunt:
     to fit, until no larger one is than what was measured, in at most four probes."""
 
     def __init__(self, posterior: Posterior, arm: str) -> None:
-        self.posterior = posterior
-        self.ladder = arm_candidates(posterior.space, arm)
-        self.place = {c.id: i for i, c in enumerate(posterior.space.candidates)}
-        self.asked = 0
-        self.awaited = ""
+        self.posterior, self.space = posterior, posterior.space
+        self.ladder = [i for i, c in enumerate(self.space.candidates) if c.arm == arm]
+        self.asked: list[str] = []
         self.spent_seconds = 0.0
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
         self.posterior.tell(candidate, record)
-        if candidate.id == self.awaited:
-            self.awaited = ""
+        if candidate.id in self.asked:
             self.spent_seconds += record.probe_seconds
 
     def ask(self, situation: Situation) -> Choice | None:
-        wanted = self._wanted(situation.seconds_left)
-        if wanted is None or wanted.id in situation.busy or self.posterior.best() is None:
+        index = self._wanted(situation.seconds_left)
+        if index is None or self.posterior.best() is None:
             return None
-        self.asked += 1
-        self.awaited = wanted.id
+        wanted = self.space.candidates[index]
+        if wanted.id in situation.busy:
+            return None
+        self.asked.append(wanted.id)
         return Choice(wanted, "baseline")
 
     def needed_seconds(self) -> float:
         """What it would take now."""
-        wanted = self._wanted(None)
-        return 0.0 if wanted is None else PROBES_KEPT * self.probe_seconds(wanted)
+        index = self._wanted(None)
+        return 0.0 if index is None else PROBES_KEPT * float(self._probe_seconds()[index])
 
-    def probe_seconds(self, candidate: Candidate) -> float:
-        """What a probe of any candidate is expected to take."""
-        seconds = self.posterior.probe_seconds(self.posterior.predict())
-        return float(seconds[self.place[candidate.id]])
+    def may_take(self, candidate: Candidate) -> float:
+        """The seconds that a probe of any candidate may come to take."""
+        return OVERRUN * float(self._probe_seconds()[self.space.candidates.index(candidate)])
 
-    def _wanted(self, seconds_left: float | None) -> Candidate | None:
+    def _probe_seconds(self) -> Array:
+        return self.posterior.probe_seconds(self.posterior.predict())
+
+    def _wanted(self, seconds_left: float | None) -> int | None:
         """The rung to try, above what is known to fit: the largest that is likely to and that there
         is time for. With all the time (None), and where none fits yet, the smallest that may."""
-        if self.asked >= MAX_PROBES:
+        if len(self.asked) >= MAX_PROBES:
             return None
         predicted = self.posterior.predict()
-        seconds = self.posterior.probe_seconds(predicted)
-        places = [self.place[c.id] for c in self.ladder]
-        ran = self.posterior.ran()
-        start = max((n for n, i in enumerate(places, 1) if i in ran), default=0)
-        rungs = [i for i in places[start:] if not predicted.excluded[i]]
-        likely = [i for i in rungs if predicted.fits[i] >= LIKELY
-                  and (seconds_left is None or seconds[i] <= seconds_left)]  # fmt: skip
-        if seconds_left is None and not start:
+        is_known = {*self.posterior.ran()}.intersection(self.ladder)
+        above = [i for i in self.ladder if i > max(is_known, default=-1)]
+        rungs = [i for i in above if not predicted.excluded[i]]
+        likely = [i for i in rungs if predicted.fits[i] >= LIKELY]
+        if seconds_left is not None:
+            likely = [i for i in likely if self._probe_seconds()[i] <= seconds_left]
+        elif not is_known:
             likely = likely or rungs[:1]
-        return self.posterior.space.candidates[likely[-1]] if likely else None
+        return likely[-1] if likely else None
 
 
 class WithPlainDefault:
@@ -117,26 +118,18 @@ class WithPlainDefault:
         self.hunt.tell(candidate, record)
 
     def ask(self, situation: Situation) -> Choice | None:
-        left, kept = situation.seconds_left, 0.0
-        if left is not None:
-            may_spend = max(self.at_most - self.hunt.spent_seconds, 0.0)
-            kept = min(self.hunt.needed_seconds(), may_spend, left)
-        choice = self._own(situation, kept)
-        if choice is not None and not self._may_take(choice, left, kept):
-            return choice
-        own_time = situation if choice is None else replace(situation, seconds_left=kept)
-        plain = self.hunt.ask(own_time)
-        return plain or choice or (self._own(situation, 0.0) if kept else None)
-
-    def _own(self, situation: Situation, kept: float) -> Choice | None:
         left = situation.seconds_left
-        rest = situation if left is None else replace(situation, seconds_left=left - kept)
-        choice = self.strategy.ask(rest)
+        if left is None:
+            return self._own(situation) or self.hunt.ask(situation)
+        may_spend = max(self.at_most - self.hunt.spent_seconds, 0.0)
+        kept = min(self.hunt.needed_seconds(), may_spend, left)
+        choice = self._own(replace(situation, seconds_left=left - kept))
+        if choice and not (kept and self.hunt.may_take(choice.candidate) > left - kept):
+            return choice
+        plain = self.hunt.ask(replace(situation, seconds_left=kept) if choice else situation)
+        return plain or choice or (self._own(situation) if kept else None)
+
+    def _own(self, situation: Situation) -> Choice | None:
+        choice = self.strategy.ask(situation)
         self.stopped_because = self.strategy.stopped_because
         return choice
-
-    def _may_take(self, choice: Choice, left: float | None, kept: float) -> bool:
-        """Whether a probe may come to take what is kept."""
-        if left is None or not kept:
-            return False
-        return OVERRUN * self.hunt.probe_seconds(choice.candidate) > left - kept

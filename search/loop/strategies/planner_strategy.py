@@ -137,7 +137,8 @@ class PlannerStrategy:
         # Within a budget no gain is expected of what may turn out slow for want of room.
         share = 1.0 if left is None else CLOSE
         alone = self.posterior.improvement(predicted, allowed, best_rate, share)
-        if alone.max() < self.tolerance and self.posterior.num_measured >= FEWEST:
+        measured = [r for r in self.posterior.told if r.status == "measured"]
+        if alone.max() < self.tolerance and len(measured) >= FEWEST:
             # What is recommended is known to be the end of a climb, whatever the prior says.
             arms, above = self.posterior.arms, np.arange(len(self.space)) == best + 1
             above &= allowed & (arms == arms[best]) & (predicted.fits >= MAY_FIT)

@@ -24,9 +24,9 @@ from search.probe.interval import median_interval
 # an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
 # sixteen settings, tests/truth/cpu_grid_2026-11-20.jsonl); of a GPU there are none yet.
 REPEAT_SD = 0.01
-# Close to the limit the allocator may give memory back and ask for it again, which slows a step: a
-# probe there says little of the others. Both are assumptions.
-CLOSE, CLOSE_SD = 0.96, 0.2
+# Of the budget: closer to it the allocator may give memory back and ask for it again, which slows a
+# step. An assumption.
+CLOSE = 0.96
 SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at most
 MEMORY_SD = 0.005
 MEMORY_LEVERS = ("checkpointing", "offload")  # that buy memory for time, and nothing else
@@ -84,7 +84,6 @@ class Posterior:
         self.broken_parts = BrokenParts(space)
         self.records: dict[int, list[MeasurementRecord]] = {}
         self.told: list[MeasurementRecord] = []
-        self.num_measured = 0
 
     @property
     def time_is_guessed(self) -> bool:
@@ -98,15 +97,10 @@ class Posterior:
         return np.asarray(self.settled | self.broken_parts.closed())
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
-        """Learns from a probe, where it was of this space."""
+        """Learns from a probe of this space, whatever its end; once, though several tell of it that
+        share what is believed."""
         index = self.space.index(candidate.setting)
-        if index is not None:
-            self.observe(index, record)
-
-    def observe(self, index: int, record: MeasurementRecord) -> None:
-        """Learns from one probe of candidate `index`, whatever its end; once, though several tell
-        of it that share what is believed."""
-        if any(record is known for known in self.told):
+        if index is None or any(record is known for known in self.told):
             return
         self.told.append(record)
         self.costs.observe(record)
@@ -114,19 +108,14 @@ class Posterior:
             return
         self.records.setdefault(index, []).append(record)
         if record.status == "measured":
-            self.num_measured += 1
-        num_bytes = record.used_bytes
-        if record.status == "measured":
-            self._measured(index, record, num_bytes)
-        elif record.status == "out_of_memory":
+            self._measured(index, record)
+        elif record.status in ("out_of_memory", "timed_out"):
             self._exclude_from(index)
-            self._out_of_memory(index, num_bytes)
-        elif record.status == "timed_out":
-            self._exclude_from(index)
-        elif record.status in ("unsupported", "non_finite"):
-            self.settled |= self._arm(index)
-        if record.status in ("unsupported", "crashed", "non_finite"):
+        else:
             self.broken_parts.broke(index)
+            self.settled |= self._arm(index) & (record.status != "crashed")
+        if record.status == "out_of_memory":
+            self._out_of_memory(index, record)
         self.seconds.usual = usually_slowed_by(r for found in self.records.values() for r in found)
         is_usual = slowed_by(record) in ("", self.seconds.usual)
         self.settled[index] |= is_usual or len(self.records[index]) > 1
@@ -135,16 +124,19 @@ class Posterior:
     def is_hot(self) -> bool:
         return self.seconds.usual == "heat"
 
-    def _measured(self, index: int, record: MeasurementRecord, num_bytes: int | None) -> None:
+    def _measured(self, index: int, record: MeasurementRecord) -> None:
         self.broken_parts.ran(index)
         interval = median_interval(record.step_seconds)
         spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
-        if num_bytes and self.budget_bytes and num_bytes > CLOSE * self.budget_bytes:
-            spread = max(spread, CLOSE_SD)
-        ratio = log(interval.median) - float(self.prior_seconds[index])
-        slowed = slowed_by(record)
-        surprise = self._surprise(index, ratio - self.seconds.slowed_by(slowed))
-        self.seconds.observe(index, ratio, max(spread, surprise / SURPRISE), slowed)
+        ratio, slowed = log(interval.median) - float(self.prior_seconds[index]), slowed_by(record)
+        if self.seconds.indices:
+            # What is far slower than anything that is believed has a cause of its own (memory given
+            # back and asked for again, close to the limit) and says little of the others.
+            believed = float(self.seconds.predict(np.array([index]))[0][0])
+            surprise = ratio - self.seconds.slowed_by(slowed) - believed
+            spread = max(spread, surprise / SURPRISE)
+        self.seconds.observe(index, ratio, spread, slowed)
+        num_bytes = record.used_bytes
         if not num_bytes:
             return
         self.bytes.observe(index, log(num_bytes) - float(self.prior_bytes[index]), MEMORY_SD)
@@ -153,13 +145,6 @@ class Posterior:
         else:
             self._exclude_from(index)
 
-    def _surprise(self, index: int, ratio: float) -> float:
-        """By how much a probe is slower than was believed of it. What is far slower than anything
-        that is believed has a cause of its own (memory given back and asked for again, close to the
-        limit) and says little of the others."""
-        believed, _ = self.seconds.predict(np.array([index]))
-        return max(ratio - float(believed[0]), 0.0) if self.seconds.indices else 0.0
-
     def _arm(self, index: int) -> Mask:
         return np.asarray(self.arms == self.arms[index])
 
@@ -167,13 +152,13 @@ class Posterior:
         """This batch and all larger ones of its arm are out."""
         self.settled |= self._arm(index) & (self.batch >= self.batch[index])
 
-    def _out_of_memory(self, index: int, num_bytes: int | None) -> None:
+    def _out_of_memory(self, index: int, record: MeasurementRecord) -> None:
         """Its need is only bounded from below: by the budget, and by what was believed of it."""
         if self.budget_bytes is None:
             return
         believed, sd = self.bytes.predict(np.array([index]))
-        at_least = log(max(self.budget_bytes, num_bytes or 1)) - float(self.prior_bytes[index])
-        need = max(float(believed[0]), at_least + OVER_BY * float(sd[0]))
+        at_least = log(max(self.budget_bytes, record.used_bytes or 1)) - self.prior_bytes[index]
+        need = float(max(believed[0], at_least + OVER_BY * sd[0]))
         self.bytes.observe(index, need, max(0.02, sd[0] / 2))
 
     def predict(self) -> Prediction:

@@ -119,7 +119,7 @@ def test_a_repeat_from_the_cache_does_not_lower_what_compiling_costs() -> None:
     posterior = Posterior(space, generic_prior(space, GPU), None, images=100_000)
     index = space.index(records[0].setting.with_recipe(of_swin=True))
     for record in records:
-        posterior.observe(index, record)
+        posterior.tell(posterior.space.candidates[index], record)
     assert posterior.best() == (
         index,
         pytest.approx(100_000 / (100 + 100_000 / 105), rel=1e-3),

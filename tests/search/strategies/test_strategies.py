@@ -223,11 +223,15 @@ def test_what_the_budget_cut_short_is_open_and_known_to_be_long() -> None:
     )
     before = posterior.probe_seconds(posterior.predict())[index]
     ended = {"status": "timed_out", "flags": (BUDGET_ENDED,), "probe_seconds": 2 * before}
-    posterior.observe(index, make_record(c.setting).model_copy(update=ended))
+    posterior.tell(
+        posterior.space.candidates[index], make_record(c.setting).model_copy(update=ended)
+    )
     assert not posterior.excluded.any()
     assert posterior.probe_seconds(posterior.predict())[index] > 2 * before
     hung = {"status": "timed_out", "flags": ()}
-    posterior.observe(index, make_record(c.setting).model_copy(update=hung))
+    posterior.tell(
+        posterior.space.candidates[index], make_record(c.setting).model_copy(update=hung)
+    )
     assert posterior.excluded[index]
 
 
@@ -350,11 +354,15 @@ def plain_hunt(replay: Replay) -> PlainDefaultHunt:
     return hunt
 
 
+def rungs(hunt: PlainDefaultHunt) -> list[Candidate]:
+    return [hunt.space.candidates[i] for i in hunt.ladder]
+
+
 def test_the_plain_default_is_left_the_time_it_will_take() -> None:
     """A probe and a half of its largest batch, at most what is kept; nothing once it is known."""
     replay = Replay(TABLE)
     hunt = plain_hunt(replay)
-    small = hunt.ladder[0]
+    small = rungs(hunt)[0]
     own = Listening(small)
     both = WithPlainDefault(own, hunt, at_most=90.0)
     needed = hunt.needed_seconds()
@@ -362,14 +370,14 @@ def test_the_plain_default_is_left_the_time_it_will_take() -> None:
     both.at_most = 1.0
     both.ask(Situation(seconds_left=500.0))
     both.at_most = 90.0
-    for candidate in hunt.ladder:
+    for candidate in rungs(hunt):
         both.tell(candidate, replay.probe(candidate))
     both.ask(Situation(seconds_left=500.0))
     assert 0 < needed < 90
     assert own.heard == [500.0 - needed, 499.0, 500.0]
 
 
-@pytest.mark.parametrize(("times", "phase"), [(2.5, "search"), (1.5, "baseline")])
+@pytest.mark.parametrize(("times", "phase"), [(1.2, "search"), (0.8, "baseline")])
 def test_the_plain_default_comes_before_a_probe_that_could_take_its_time(
     times: float, phase: str
 ) -> None:
@@ -377,9 +385,9 @@ def test_the_plain_default_comes_before_a_probe_that_could_take_its_time(
     over was never measured."""
     replay = Replay(TABLE)
     hunt = plain_hunt(replay)
-    wanted = next(c for c in replay.space.candidates if c not in hunt.ladder)
+    wanted = next(c for c in replay.space.candidates if c not in rungs(hunt))
     both = WithPlainDefault(Listening(wanted), hunt, at_most=90.0)
-    left = hunt.needed_seconds() + times * hunt.probe_seconds(wanted)
+    left = hunt.needed_seconds() + times * hunt.may_take(wanted)
     choice = both.ask(Situation(seconds_left=left))
     assert choice is not None
     assert choice.phase == phase
@@ -389,10 +397,10 @@ def test_the_plain_default_spends_no_more_than_is_kept_for_it() -> None:
     """Up to four probes of it came before one that the search wanted, each within its share."""
     replay = Replay(TABLE)
     hunt = plain_hunt(replay)
-    wanted = next(c for c in replay.space.candidates if c not in hunt.ladder)
+    wanted = next(c for c in replay.space.candidates if c not in rungs(hunt))
     own = Listening(wanted)
     both = WithPlainDefault(own, hunt, at_most=hunt.needed_seconds())
-    left = hunt.needed_seconds() + 1.5 * hunt.probe_seconds(wanted)
+    left = hunt.needed_seconds() + 0.8 * hunt.may_take(wanted)
     first = both.ask(Situation(seconds_left=left))
     assert first is not None
     assert first.phase == "baseline"
@@ -415,7 +423,7 @@ def test_the_plain_default_is_measured_where_the_search_has_ended() -> None:
         both.tell(choice.candidate, replay.probe(choice.candidate))
         probed.append(choice.candidate)
     assert probed
-    assert set(probed) <= set(hunt.ladder)
+    assert set(probed) <= set(rungs(hunt))
     assert own.heard[-1] == 500.0
 
 
@@ -538,7 +546,7 @@ def test_an_unsupported_setting_closes_its_arm() -> None:
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
     c = replay.space.candidates[0]
     failed = make_record(c.setting).model_copy(update={"status": "unsupported"})
-    posterior.observe(0, failed)
+    posterior.tell(posterior.space.candidates[0], failed)
     assert all(
         posterior.excluded[i] == (o.arm == c.arm) for i, o in enumerate(replay.space.candidates)
     )

@@ -86,7 +86,7 @@ def test_a_probe_makes_its_own_setting_known_and_the_scale_too() -> None:
     index = next(i for i, c in enumerate(SPACE.candidates) if c.setting.batch_size == 32)
     record = make_record(SPACE.candidates[index].setting)
     assert record.status == "measured"
-    posterior.observe(index, record)
+    posterior.tell(posterior.space.candidates[index], record)
     after = posterior.predict()
     rate = record.images_per_second or 0
     assert np.exp(after.log_rate[index]) == pytest.approx(rate, rel=0.02)
@@ -98,7 +98,7 @@ def test_an_out_of_memory_closes_what_is_as_large_and_raises_the_rest() -> None:
     index = next(i for i, c in enumerate(SPACE.candidates) if c.setting.batch_size == 512)
     arm = SPACE.candidates[index].arm
     before = posterior.predict()
-    posterior.observe(index, make_record(SPACE.candidates[index].setting))
+    posterior.tell(posterior.space.candidates[index], make_record(SPACE.candidates[index].setting))
     after = posterior.predict()
     for i, c in enumerate(SPACE.candidates):
         if c.arm == arm:
@@ -110,7 +110,7 @@ def test_an_out_of_memory_closes_what_is_as_large_and_raises_the_rest() -> None:
 def test_what_fits_says_that_smaller_batches_do() -> None:
     posterior = Posterior(SPACE, generic_prior(SPACE, GPU), 16 * GIB)
     index = next(i for i, c in enumerate(SPACE.candidates) if c.setting.batch_size == 64)
-    posterior.observe(index, make_record(SPACE.candidates[index].setting))
+    posterior.tell(posterior.space.candidates[index], make_record(SPACE.candidates[index].setting))
     fits = posterior.predict().fits
     for i, c in enumerate(SPACE.candidates):
         if c.arm == SPACE.candidates[index].arm and c.setting.batch_size <= 64:
