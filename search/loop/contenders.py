@@ -11,7 +11,6 @@ from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.space import candidate, setting_id, simplicity
 from search.probe.evidence import (
     is_feasible,
-    is_usual,
     price_of_compiling,
     rate_interval,
     usual,
@@ -79,11 +78,6 @@ class Contender(Ran[TrainSetting, MeasurementRecord]):
     def is_comparable(self) -> bool:
         """Not so where the device was cool as it never is for long: others had it warm."""
         return not self.is_hot or any(map(was_throttled, self.records))
-
-    @property
-    def is_usual(self) -> bool:
-        """Whether some probe found the device as it usually runs."""
-        return any(is_usual(record, self.is_hot) for record in self.records)
 
     @property
     def images(self) -> int:

@@ -11,7 +11,7 @@ from planner.core.schema.result import Excluded
 from planner.core.units import format_bytes
 from search.loop.space import candidate
 from search.loop.strategies.planner_strategy import INFEASIBLE
-from search.loop.surrogate.broken_parts import shared_parts
+from search.loop.surrogate.broken_parts import NUMERIC, shared_parts
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import GUESSED_BYTES
 
@@ -53,10 +53,13 @@ def _over(need: int, posterior: Posterior) -> str:
 def _broken(setting: TrainSetting, records: Sequence[MeasurementRecord]) -> str:
     """What `setting` shares with probes that failed, and with none that ran."""
     ran = {p for r in records if r.status == "measured" for p in shared_parts(r.setting)}
-    suspects = set(shared_parts(setting)) - ran
-    ends = [r for r in records if r.status in ("unsupported", "crashed") and not r.inconclusive]
-    failed = [s for r in ends if (s := suspects & set(shared_parts(r.setting)))]
-    parts = [p for p in shared_parts(setting) if any(p in shared for shared in failed)]
+    shares = shared_parts(setting)
+    failures = ("unsupported", "crashed", "non_finite")
+    ends = [r for r in records if r.status in failures and not r.inconclusive]
+    suspects = {p for r in ends for p in shared_parts(r.setting)}.intersection(shares) - ran
+    # A precision or an attention is named where nothing else may be the cause.
+    parts = [p for p in shares if p in suspects and shares[p] > NUMERIC] or sorted(suspects)
+    failed = [r for r in ends if not suspects.isdisjoint(shared_parts(r.setting))]
     shown = alternatives("the compiler" if p == "compiler" else p for p in parts)
     count = "1 probe" if len(failed) == 1 else f"{len(failed)} probes"
     return f"unlikely to run, as {count} with {shown} failed"

@@ -8,21 +8,17 @@ import numpy as np
 
 from planner.core.schema import MeasurementRecord
 from planner.core.units import format_seconds
-from search.loop.space import Candidate, Space, candidate
+from search.loop.space import Candidate, Space
 from search.loop.strategies.strategy import TOLERANCE, Choice, Phase, Situation
 from search.loop.surrogate.arrays import Array, Mask, Values
 from search.loop.surrogate.broken_parts import is_plain
 from search.loop.surrogate.posterior import CLOSE, Posterior, Prediction
-from search.loop.surrogate.probe_cost import again_seconds
 
 # Judgements but where a source is named; tests/benchmarks/strategies.py shows what they do.
 SAFE = 0.8  # the first probe must fit with this probability
 CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of the device are known
 FIRST_SHARE = 0.15  # of the time left, that the first probe may be expected to take
 INFEASIBLE = 1e-3  # a setting that fits with less than this probability is ruled out
-FEWEST = 3  # measured probes before it ends for want of gain: fewer cannot disagree with the prior
-MAX_ROUNDS = 2  # probes of a setting that was disturbed
-UNDISTURBED = 1.2  # times as fast, that what was disturbed may be without: a judgement
 # What a longer first probe, or the only one of a compile mode, must promise more of rate, in logs:
 # 20% more for one that takes six times as long. Of first probes chosen over a CPU's table and over
 # predictions for three GPUs (tests/benchmarks/predicted_tables.py, last in fb8f59e): little
@@ -55,8 +51,8 @@ class PlannerStrategy:
     the highest expected improvement per second of probing, which approaches the memory limit step
     by step; where there is no time for two more as long, the one with the highest at all. The
     search ends when no probe is expected to gain `tolerance` any more and the next larger batch of
-    the best setting is known not to be better; finally it probes again what was disturbed and may
-    be the best.
+    the best setting is known not to be better. What was disturbed stays open, and may be asked for
+    again.
     """
 
     def __init__(self, posterior: Posterior, tolerance: float = TOLERANCE) -> None:
@@ -80,13 +76,14 @@ class PlannerStrategy:
         self.given_seconds = max(self.given_seconds, left or 0.0)
         best = self.posterior.best()
         if not open_now.any():
-            return self._finish("every candidate is probed or ruled out", situation)
+            self.stopped_because = "every candidate is probed or ruled out"
+            return None
         if not affordable.any():
             quickest = format_seconds(float(seconds[open_now].min()))
-            return self._finish(
-                f"the budget ends before another probe could (the quickest takes about {quickest})",
-                situation,
+            self.stopped_because = (
+                f"the budget ends before another probe could (the quickest takes about {quickest})"
             )
+            return None
         if best is None:
             return self._first(predicted, affordable, seconds, left)
         choice = self._next(predicted, affordable, seconds, best, situation)
@@ -137,15 +134,14 @@ class PlannerStrategy:
         # Within a budget no gain is expected of what may turn out slow for want of room.
         share = 1.0 if left is None else CLOSE
         alone = self.posterior.improvement(predicted, allowed, best_rate, share)
-        measured = [r for r in self.posterior.told if r.status == "measured"]
-        if alone.max() < self.tolerance and len(measured) >= FEWEST:
+        if alone.max() < self.tolerance:
             # What is recommended is known to be the end of a climb, whatever the prior says.
             arms, above = self.posterior.arms, np.arange(len(self.space)) == best + 1
             above &= allowed & (arms == arms[best]) & (predicted.fits >= MAY_FIT)
             if above.any():
                 return self._choice(int(above.argmax()), predicted, "search", best_rate)
-            why = f"another probe would gain under {self.tolerance:.1%}"
-            return self._finish(why, situation)
+            self.stopped_because = f"another probe would gain under {self.tolerance:.1%}"
+            return None
         gain = self.posterior.shared_improvement(predicted, alone, best_rate, share)
         if not gain.any():  # too little for any draw to show, and yet asked for: the fastest left
             hope = predicted.fits * predicted.runs
@@ -196,28 +192,6 @@ class PlannerStrategy:
         candidate = self.space.candidates[index]
         give_up = best_rate * GIVE_UP_SHARE if best_rate else None
         return Choice(candidate, phase, float(np.exp(predicted.log_rate[index])), give_up)
-
-    def _finish(self, why: str, situation: Situation) -> Choice | None:
-        """Once more what was disturbed and may be the best; then nothing."""
-        again = self._disturbed(situation)
-        self.stopped_because = why if again is None else ""
-        return again
-
-    def _disturbed(self, situation: Situation) -> Choice | None:
-        """The fastest of which no probe found the device as it usually runs, if it could be the
-        best and there is time for it."""
-        best, left = self.posterior.best(), situation.seconds_left
-        if best is None:
-            return None
-        slowed = 1.0 if self.posterior.is_hot else UNDISTURBED  # of a hot one the cool were faster
-        odd = [c for c in self.posterior.ran().values() if not c.is_usual]
-        for c in sorted(odd, key=lambda c: -c.rate):
-            rate, again = c.rate_over(self.posterior.images), candidate(c.setting)
-            is_open = len(c.records) < MAX_ROUNDS and again.id not in situation.busy
-            is_short = left is None or again_seconds(c.records[0]) <= left
-            if slowed * rate >= best[1] and is_open and is_short:
-                return Choice(again, "finalists", rate)
-        return None
 
 
 def _values(space: Space, axis: str) -> Values:

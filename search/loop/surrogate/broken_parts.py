@@ -4,8 +4,7 @@ A setting fails because something that it shares with others is broken (the comp
 mode, a mode with checkpointing, an optimizer's implementation, another lever), or its arm is, or it
 alone. Each of these is broken with a small probability beforehand; a probe that ran clears all that
 it used, and each that failed needs a cause. A precision or an attention is blamed last, as a device
-that was said to have it mostly runs it, and is never closed for good: to lose it is to lose the
-best settings.
+that was said to have it mostly runs it.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ CHECKPOINTING_COMPILED = 0.1
 CHECKPOINTING_IN_MODE = 0.03
 OPTIMIZER = 0.05
 LEVER = 0.05
-NUMERIC = 0.01  # a precision, or an attention
+NUMERIC = 0.01  # a precision (but fp8, which another package runs), or an attention
 ARM = 0.03
 ALONE = 0.01
-LIKELY_BROKEN = 0.9  # then no probe is spent on it
 MAX_SUSPECTS = 10  # the likeliest: their combinations are gone through one by one
 # What needs a part of torch, or of another package, that others do without.
 _LEVERS = {
@@ -48,9 +46,9 @@ _LEVERS = {
 
 
 def shared_parts(setting: TrainSetting) -> dict[str, float]:
-    """What a setting uses that may be broken for others too, with how probable that is; without
-    what is never closed."""
-    mode, found = setting.compile, {}
+    """What a setting uses that may be broken for others too, with how probable that is."""
+    mode = setting.compile
+    found = {setting.precision: NUMERIC, f"attention {setting.attention}": NUMERIC}
     if setting.compiles:
         found["compiler"] = COMPILER
     if mode != "off":
@@ -64,12 +62,6 @@ def shared_parts(setting: TrainSetting) -> dict[str, float]:
     return found | dict.fromkeys(_levers(setting), LEVER)
 
 
-def _numeric(setting: TrainSetting) -> dict[str, float]:
-    """What is never closed; fp8 is, as another package runs it."""
-    precisions = [setting.precision] if setting.precision != "fp8" else []
-    return dict.fromkeys([*precisions, f"attention {setting.attention}"], NUMERIC)
-
-
 def _levers(setting: TrainSetting) -> list[str]:
     """What else it needs that others do without."""
     used = [lever for lever, plain in _LEVERS.items() if getattr(setting, lever) != plain]
@@ -79,12 +71,10 @@ def _levers(setting: TrainSetting) -> list[str]:
 
 class _Case(NamedTuple):
     """The combinations of broken parts that may be: how probable each is given the probes, and how
-    probably each arm runs then [combinations, arms], all its parts counted or but those that can be
-    closed."""
+    probably each arm runs then [combinations, arms]."""
 
     weights: Array
     runs: Array
-    runs_unless_closed: Array
 
 
 class BrokenParts:
@@ -94,8 +84,7 @@ class BrokenParts:
         names: dict[str, int] = {}
         self.arms = np.array([names.setdefault(c.arm, len(names)) for c in space.candidates])
         firsts = {c.arm: c.setting for c in reversed(space.candidates)}
-        self.parts = [shared_parts(firsts[arm]) | _numeric(firsts[arm]) for arm in names]
-        self.open = {part for setting in firsts.values() for part in _numeric(setting)}
+        self.parts = [shared_parts(firsts[arm]) for arm in names]
         self.failed: dict[int, set[int]] = {}  # by arm: the candidates that failed
         self.cleared: set[str] = set()
         self.cleared_arms: set[int] = set()
@@ -118,12 +107,6 @@ class BrokenParts:
         case = self._case()
         return np.asarray((case.weights @ case.runs)[self.arms])
 
-    def closed(self) -> Mask:
-        """What no probe is spent on: it shares too much with the failures, beside what is never
-        closed."""
-        case = self._case()
-        return np.asarray((case.weights @ case.runs_unless_closed)[self.arms] < 1 - LIKELY_BROKEN)
-
     def draw(self, random: np.random.Generator, num_draws: int, at: Indices) -> Mask:
         """Whether each candidate of `at` runs, in so many draws: together where they share."""
         case = self._case()
@@ -144,9 +127,7 @@ class BrokenParts:
         weights = np.where(broken, priors, 1 - priors).prod(axis=1)
         uses = np.array([[s in parts for s in suspects] for parts in self.parts], dtype=bool)
         uses = uses.reshape(len(self.parts), len(suspects))
-        used = broken[:, None, :] & uses[None, :, :]
-        breaks = used.any(axis=2)
-        closes = used[:, :, [s not in self.open for s in suspects]].any(axis=2)
+        breaks = (broken[:, None, :] & uses[None, :, :]).any(axis=2)
         runs = np.ones((len(broken), len(self.parts)))
         for arm, candidates in self.failed.items():
             alone = ALONE ** len(candidates)
@@ -154,8 +135,7 @@ class BrokenParts:
             unexplained = arm_broken + (1 - arm_broken) * alone
             weights = weights * np.where(breaks[:, arm], 1.0, unexplained)
             runs[:, arm] = (1 - arm_broken) * alone / unexplained
-        whole, closing = np.where(breaks, 0.0, runs), np.where(closes, 0.0, runs)
-        return _Case(weights / weights.sum(), whole, closing)
+        return _Case(weights / weights.sum(), np.where(breaks, 0.0, runs))
 
     def _suspects(self) -> dict[str, float]:
         found: dict[str, float] = {}

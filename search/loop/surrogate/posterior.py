@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import erf, log, sqrt
@@ -31,6 +31,7 @@ SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at mo
 MEMORY_SD = 0.005
 MEMORY_LEVERS = ("checkpointing", "offload")  # that buy memory for time, and nothing else
 SURE_TO_FIT = 0.99  # the probability that makes them dominated
+BROKEN = 0.1  # what runs with less than this probability is not probed
 OVER_BY = 0.5  # standard deviations, that what did not fit needs more than there was: a judgement
 NUM_RIVALS = 64  # those that matter for what is left to gain
 NUM_DRAWS = 512
@@ -79,11 +80,12 @@ class Posterior:
             _places(space, partial(TrainSetting.model_copy, update={lever: "none"}))
             for lever in MEMORY_LEVERS
         ]
-        self.settled = np.zeros(len(space), dtype=bool)  # by what was probed itself, or its arm
+        self.settled = np.zeros(len(space), dtype=bool)  # by what failed
         self.proven = np.zeros(len(space), dtype=bool)
         self.broken_parts = BrokenParts(space)
         self.records: dict[int, list[MeasurementRecord]] = {}
         self.told: list[MeasurementRecord] = []
+        self.usual = ""  # what slows the device as it usually runs
 
     @property
     def time_is_guessed(self) -> bool:
@@ -92,9 +94,12 @@ class Posterior:
 
     @property
     def excluded(self) -> Mask:
-        """What no probe is spent on any more: what is settled, and what shares so much with the
-        failures so far that it will not run."""
-        return np.asarray(self.settled | self.broken_parts.closed())
+        """What no probe is spent on any more: what is settled, and once anything ran, what shares
+        so much with the failures so far that it will not."""
+        known = self.settled.copy()
+        known[[i for i, found in self.records.items() if self._is_known(found)]] = True
+        least = BROKEN if self.seconds.indices else 0.0
+        return np.asarray(known | (self.broken_parts.probabilities() < least))
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
         """Learns from a probe of this space, whatever its end; once, though several tell of it that
@@ -113,29 +118,33 @@ class Posterior:
             self._exclude_from(index)
         else:
             self.broken_parts.broke(index)
+            self.settled[index] = True
             self.settled |= self._arm(index) & (record.status != "crashed")
         if record.status == "out_of_memory":
             self._out_of_memory(index, record)
-        self.seconds.usual = usually_slowed_by(r for found in self.records.values() for r in found)
-        is_usual = slowed_by(record) in ("", self.seconds.usual)
-        self.settled[index] |= is_usual or len(self.records[index]) > 1
+        self.usual = usually_slowed_by(r for found in self.records.values() for r in found)
+        self.seconds.is_crowded = self.usual == "others"
+
+    def _is_known(self, records: Sequence[MeasurementRecord]) -> bool:
+        """Whether a setting was probed on the device as it usually runs, or twice."""
+        usual = (self.usual,) if self.is_hot else ("", self.usual)
+        return len(records) > 1 or slowed_by(records[0]) in usual
 
     @property
     def is_hot(self) -> bool:
-        return self.seconds.usual == "heat"
+        return self.usual == "heat"
 
     def _measured(self, index: int, record: MeasurementRecord) -> None:
         self.broken_parts.ran(index)
         interval = median_interval(record.step_seconds)
         spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
-        ratio, slowed = log(interval.median) - float(self.prior_seconds[index]), slowed_by(record)
+        ratio = log(interval.median) - float(self.prior_seconds[index])
         if self.seconds.indices:
             # What is far slower than anything that is believed has a cause of its own (memory given
             # back and asked for again, close to the limit) and says little of the others.
             believed = float(self.seconds.predict(np.array([index]))[0][0])
-            surprise = ratio - self.seconds.slowed_by(slowed) - believed
-            spread = max(spread, surprise / SURPRISE)
-        self.seconds.observe(index, ratio, spread, slowed)
+            spread = max(spread, (ratio - believed) / SURPRISE)
+        self.seconds.observe(index, ratio, spread, slowed_by(record))
         num_bytes = record.used_bytes
         if not num_bytes:
             return

@@ -163,11 +163,6 @@ class ProbeCosts:
         return found
 
 
-def again_seconds(first: MeasurementRecord) -> float:
-    """What a second probe of a setting takes, after its first one."""
-    return first.probe_seconds - (1 - AGAIN_SHARE) * (first.compile_seconds or 0.0)
-
-
 def guess_compile_seconds(
     device_kind: str = "cuda", num_blocks: int = NUM_BLOCKS
 ) -> dict[str, float]:

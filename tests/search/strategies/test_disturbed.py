@@ -13,7 +13,6 @@ from search.loop.contenders import choose, contenders
 from search.loop.replay import Replay
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Situation
-from search.loop.surrogate.gaussian_process import SLOWED
 from search.loop.surrogate.posterior import CLOSE, Posterior
 from search.probe.evidence import is_disturbed
 from tests.search.tables import BUDGET, invented_table, true_bytes, true_prior
@@ -94,7 +93,6 @@ def test_what_fits_without_room_to_spare_is_expected_to_gain_little() -> None:
 
 
 def test_where_most_probes_are_disturbed_that_is_how_the_machine_runs() -> None:
-    """But for the first of them, of which nobody knows that yet."""
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
     good = [i for i, c in enumerate(replay.space.candidates) if true_bytes(c.setting) < 8 * GIB]
@@ -102,15 +100,15 @@ def test_where_most_probes_are_disturbed_that_is_how_the_machine_runs() -> None:
         posterior.tell(
             posterior.space.candidates[index], slowed(replay.probe(replay.space.candidates[index]))
         )
-    assert [bool(posterior.excluded[index]) for index in good[:3]] == [False, True, True]
+    assert [bool(posterior.excluded[index]) for index in good[:3]] == [True, True, True]
 
 
-def test_what_disturbs_a_probe_slows_it_and_never_makes_it_faster() -> None:
+def test_others_slow_a_probe_and_never_make_it_faster() -> None:
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
     index = next(i for i, c in enumerate(replay.space.candidates) if c.setting.batch_size == 8)
     record = replay.probe(replay.space.candidates[index])
-    posterior.tell(posterior.space.candidates[index], slowed(record, factor=1.1))
+    posterior.tell(posterior.space.candidates[index], slowed(record, FLAGS[1], 1.1))
     expected = posterior.predict().log_seconds[index]
     assert expected == pytest.approx(log(record.step_seconds[0]), abs=0.02)
 
@@ -129,16 +127,15 @@ def test_by_how_much_others_slow_is_learned_from_what_was_seen_without_them() ->
     assert expected == pytest.approx(log(records[alone].step_seconds[0]), abs=0.04)
 
 
-def test_what_was_probed_on_the_cool_device_is_slower_once_it_is_hot() -> None:
+def test_what_was_seen_on_the_cool_device_is_open_again_once_it_is_hot() -> None:
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
     good = [i for i, c in enumerate(replay.space.candidates) if true_bytes(c.setting) < 8 * GIB]
     records = [replay.probe(replay.space.candidates[index]) for index in good[:5]]
     for index, record in zip(good, [records[0], *map(slowed, records[1:])], strict=False):
-        posterior.tell(posterior.space.candidates[index], record)
+        posterior.tell(replay.space.candidates[index], record)
+        assert posterior.excluded[good[0]] != posterior.is_hot
     assert posterior.is_hot
-    expected = posterior.predict().log_seconds[good[0]] - log(records[0].step_seconds[0])
-    assert SLOWED < expected < log(1.2) + 0.02, "as the others were, by 20%, and its own say"
 
 
 def test_the_winner_is_probed_again_where_it_was_throttled() -> None:
@@ -178,10 +175,12 @@ def test_settings_are_compared_on_a_device_that_is_as_hot_for_both() -> None:
     for first in (contenders(records, BUDGET)[0], choose(contenders(records, BUDGET))):
         assert first.setting == replay.space.candidates[best].setting
     assert strategy.posterior.best() == (best, pytest.approx(ranked[0][1] / 1.2))
-    while (again := strategy.ask(Situation())) is not None and again.phase != "finalists":
+    asked = []
+    while (again := strategy.ask(Situation())) is not None:
         strategy.tell(again.candidate, slowed(replay.probe(again.candidate)))
-    assert again is not None
-    assert again.candidate.id == ranked[1][0], "the only one that nobody saw on the hot device"
+        asked.append(again.candidate.id)
+    assert ranked[1][0] in asked, "it could be the best, and nobody saw it on the hot device"
+    assert ranked[0][0] not in asked
     only = contenders([probe[second], hot[second], hot[best]], BUDGET)
     assert only[-1].rate == pytest.approx(ranked[1][1] / 1.2), "the one that was throttled counts"
 
