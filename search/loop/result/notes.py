@@ -18,6 +18,7 @@ from search.loop.contenders import Contender, break_even_steps, pareto_front
 from search.loop.options import SearchOptions
 from search.loop.result.summary import Summary
 from search.loop.surrogate.posterior import Posterior
+from search.loop.surrogate.probe_cost import compilation_of
 
 # Of the time; a step that keeps the device busy shows 95 to 100. A judgement.
 _BUSY_PERCENT = 90
@@ -192,14 +193,14 @@ def untried_note(
     ends = {r.status for r in records if r.setting.compile != "off"}
     if ends and "measured" not in ends:
         return []  # no compiler here, as far as was seen
-    seconds = posterior.costs.compile_seconds
     tried = {"off", *(r.setting.compile for r in records)}
     firsts = {c.setting.compile: c.setting for c in reversed(posterior.space.candidates)}
-    waits = [
-        f"{mode} (about {format_seconds(seconds(firsts[mode]))})"
+    seconds = {
+        mode: posterior.costs.compile_seconds(compilation_of(firsts[mode]))
         for mode in COMPILE_MODES
         if mode in firsts and mode not in tried
-    ]
+    }
+    waits = [f"{mode} (about {format_seconds(took)})" for mode, took in seconds.items()]
     if not waits:
         return []
     return [

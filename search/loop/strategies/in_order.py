@@ -13,10 +13,11 @@ from search.probe.kinds import RecordT, SettingT
 class ListStrategy(Generic[SettingT, RecordT]):
     """Candidates in a given order, each once, but for those that other tuners are probing."""
 
+    stopped_because = "every candidate is probed"
+
     def __init__(self, candidates: Sequence[Candidate[SettingT]]) -> None:
         self.candidates = candidates
         self.known: set[str] = set()
-        self.stopped_because = ""
 
     def tell(self, candidate: Candidate[SettingT], record: RecordT) -> None:
         if not record.inconclusive:
@@ -24,7 +25,6 @@ class ListStrategy(Generic[SettingT, RecordT]):
 
     def ask(self, situation: Situation) -> Choice[SettingT] | None:
         taken = {*self.known, *situation.busy}
-        self.stopped_because = "every candidate is probed"
         return next((Choice(c) for c in self.candidates if c.id not in taken), None)
 
 
@@ -34,7 +34,10 @@ class StartingWith(Generic[SettingT, RecordT]):
     def __init__(self, first: Candidate[SettingT], strategy: Strategy[SettingT, RecordT]) -> None:
         self.first, self.strategy = first, strategy
         self.is_known = False
-        self.stopped_because = ""
+
+    @property
+    def stopped_because(self) -> str:
+        return self.strategy.stopped_because
 
     def tell(self, candidate: Candidate[SettingT], record: RecordT) -> None:
         self.is_known |= candidate.id == self.first.id and not record.inconclusive
@@ -42,7 +45,5 @@ class StartingWith(Generic[SettingT, RecordT]):
 
     def ask(self, situation: Situation) -> Choice[SettingT] | None:
         if self.is_known or self.first.id in situation.busy:
-            choice = self.strategy.ask(situation)
-            self.stopped_because = self.strategy.stopped_because
-            return choice
+            return self.strategy.ask(situation)
         return Choice(self.first, "calibrate")

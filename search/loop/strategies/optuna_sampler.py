@@ -32,6 +32,8 @@ class SamplerStrategy(Generic[SettingT, RecordT]):
     slowest rate measured instead of 0.
     """
 
+    stopped_because = "every candidate is probed"
+
     def __init__(
         self, space: Space[SettingT], sampler: BaseSampler, budget_bytes: int | None
     ) -> None:
@@ -40,14 +42,12 @@ class SamplerStrategy(Generic[SettingT, RecordT]):
         self.study = optuna.create_study(direction="maximize", sampler=sampler)
         self.params = SpaceParams(space)
         self.told: dict[str, RecordT] = {}
-        self.stopped_because = ""
         self.random = Random(0)
 
     def ask(self, situation: Situation) -> Choice[SettingT] | None:
         taken = {*self.told, *situation.busy}
         free = [c for c in self.space.candidates if c.id not in taken]
         if not free:
-            self.stopped_because = "every candidate is probed"
             return None
         for _ in range(MAX_REPEATS):
             drawn = self.study.ask(self.params.distributions)

@@ -111,7 +111,10 @@ class WithPlainDefault:
 
     def __init__(self, strategy: Strategy, hunt: PlainDefaultHunt, at_most: float) -> None:
         self.strategy, self.hunt, self.at_most = strategy, hunt, at_most
-        self.stopped_because = ""
+
+    @property
+    def stopped_because(self) -> str:
+        return self.strategy.stopped_because
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
         self.strategy.tell(candidate, record)
@@ -120,16 +123,11 @@ class WithPlainDefault:
     def ask(self, situation: Situation) -> Choice | None:
         left = situation.seconds_left
         if left is None:
-            return self._own(situation) or self.hunt.ask(situation)
+            return self.strategy.ask(situation) or self.hunt.ask(situation)
         may_spend = max(self.at_most - self.hunt.spent_seconds, 0.0)
         kept = min(self.hunt.needed_seconds(), may_spend, left)
-        choice = self._own(replace(situation, seconds_left=left - kept))
+        choice = self.strategy.ask(replace(situation, seconds_left=left - kept))
         if choice and not (kept and self.hunt.may_take(choice.candidate) > left - kept):
             return choice
         plain = self.hunt.ask(replace(situation, seconds_left=kept) if choice else situation)
-        return plain or choice or (self._own(situation) if kept else None)
-
-    def _own(self, situation: Situation) -> Choice | None:
-        choice = self.strategy.ask(situation)
-        self.stopped_because = self.strategy.stopped_because
-        return choice
+        return plain or choice or (self.strategy.ask(situation) if kept else None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from planner.core.schema import MeasurementRecord
@@ -94,37 +92,30 @@ class PlannerStrategy:
         return choice
 
     def _first(
-        self, predicted: Prediction, allowed: Mask, seconds: Array, seconds_left: float | None
+        self, predicted: Prediction, allowed: Mask, seconds: Array, left: float | None
     ) -> Choice:
         """The fastest that is safe, compilation counted; where none is, the likeliest to fit."""
-        safe = (
-            allowed
-            & (predicted.fits >= SAFE)
-            & (predicted.runs >= predicted.runs[allowed].max() / 2)
-        )
-        for wish in self._first_wishes(seconds, safe, seconds_left):
-            safe = safe & wish if (safe & wish).any() else safe
-        if safe.any():
-            worth = predicted.log_rate - FIRST_COST * np.log(seconds) + np.log(predicted.runs)
-            return self._choice(_argmax(worth, safe), predicted, "calibrate")
-        likely = np.round(predicted.fits, 6) - 1e-9 * self.posterior.prior_bytes
-        return self._choice(_argmax(likely, allowed), predicted, "calibrate")
-
-    def _first_wishes(
-        self, seconds: Array, safe: Mask, seconds_left: float | None
-    ) -> Iterator[Mask]:
-        """What the first probe had better be, each where there is such a one."""
+        runs = predicted.runs
+        safe = allowed & (predicted.fits >= SAFE) & (runs >= runs[allowed].max() / 2)
+        if not safe.any():
+            likely = np.round(predicted.fits, 6) - 1e-9 * self.posterior.prior_bytes
+            return self._choice(_argmax(likely, allowed), predicted, "calibrate")
         settings = [c.setting for c in self.space.candidates]
         failed = [r.status in ("unsupported", "crashed") for r in self.posterior.told]
+        wishes = []  # each of them where there is such a one
         if sum(failed) >= MAX_FAILURES:
-            yield np.array([is_plain(s) for s in settings])
-        if seconds_left is not None and safe.any():
+            wishes.append([is_plain(s) for s in settings])
+        if left is not None:
             # Where even the quickest takes longer, no other is to: a compiled one would end it all.
-            yield seconds <= max(FIRST_SHARE * seconds_left, seconds[safe].min())
+            wishes.append(seconds <= max(FIRST_SHARE * left, seconds[safe].min()))
         if self.posterior.time_is_guessed:
             # Nobody knows what a step takes here: a small batch without a compiler says it soonest.
-            yield np.array([s.compile == "off" for s in settings])
-            yield np.array([s.batch_size <= CALIBRATION_BATCH for s in settings])
+            wishes.append([s.compile == "off" for s in settings])
+            wishes.append([s.batch_size <= CALIBRATION_BATCH for s in settings])
+        for wish in map(np.array, wishes):
+            safe = safe & wish if (safe & wish).any() else safe
+        worth = predicted.log_rate - FIRST_COST * np.log(seconds) + np.log(runs)
+        return self._choice(_argmax(worth, safe), predicted, "calibrate")
 
     def _next(
         self, predicted: Prediction, allowed: Mask, seconds: Array, found: tuple[int, float],

@@ -39,7 +39,8 @@ class Situation:
 class Strategy(Protocol[SettingT, RecordT_contra]):
     """Asked for the next probe until it has none; told of every probe, its own and others'."""
 
-    stopped_because: str
+    @property
+    def stopped_because(self) -> str: ...
 
     def ask(self, situation: Situation) -> Choice[SettingT] | None:
         """The next probe, or None (then `stopped_because` says why)."""

@@ -87,7 +87,8 @@ class GaussianProcess:
 
     def __init__(self, space: Space, scales: KernelScales) -> None:
         self.beliefs = _beliefs(scales)
-        self.codes = _axis_codes(space)
+        values = {a: [getattr(c.setting, a) for c in space.candidates] for a in space.axes}
+        self.codes = {axis: _codes(found) for axis, found in values.items()}
         self.arms = _codes(c.arm for c in space.candidates)
         self.families = _codes(_family(c, space.axes) for c in space.candidates)
         self.compiled = _codes(c.setting.compile == "off" for c in space.candidates)
@@ -183,10 +184,6 @@ class GaussianProcess:
         yield scales.nugget * sqrt(RUNG_SHARE), self.rungs
         yield scales.nugget * sqrt(FAMILY_SHARE), self.cells
         yield scales.nugget * sqrt(1 - RUNG_SHARE - FAMILY_SHARE), np.arange(len(self.arms))
-
-
-def _axis_codes(space: Space) -> dict[str, Indices]:
-    return {a: _codes(getattr(c.setting, a) for c in space.candidates) for a in space.axes}
 
 
 def _family(c: Candidate, axes: Iterable[str]) -> tuple[Hashable, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import erf, log, sqrt
+from math import erf, inf, log, sqrt
 
 import numpy as np
 
@@ -67,6 +67,7 @@ class Posterior:
         self.space, self.prior = space, prior
         self.images = images
         self.budget_bytes = budget_bytes
+        self.log_budget = log(budget_bytes) if budget_bytes else inf
         self.log_images = np.log([float(c.images) for c in space.candidates])
         self.prior_seconds = np.log([g.seconds for g in prior.guesses])
         self.prior_bytes = np.log([max(g.num_bytes, 1.0) for g in prior.guesses])
@@ -205,20 +206,20 @@ class Posterior:
 
     def _fits(self, log_bytes: Array, sd: Array, share: float = 1.0) -> Array:
         """With which probability each needs no more than a share of the budget."""
-        if self.budget_bytes is None:
-            return np.where(self.excluded & ~self.proven, 0.0, 1.0)
-        within = normal_cdf((log(share * self.budget_bytes) - log_bytes) / sd)
+        within = normal_cdf((log(share) + self.log_budget - log_bytes) / sd)
         return np.where(self.proven, 1.0, within)
 
     def improvement(
         self, predicted: Prediction, allowed: Mask, best_rate: float, share: float = 1.0
     ) -> Array:
         """The expected gain of a probe of each that is allowed, as a share of the best rate so
-        far: by how much it should be faster, times how probably it runs and fits in a `share` of
-        the budget."""
+        far: the mean of max(rate / best - 1, 0) for a log-normal rate, times how probably it runs
+        and fits in a `share` of the budget."""
+        mean, sd = predicted.log_rate - log(best_rate), predicted.log_seconds_sd
+        above = np.exp(mean + 0.5 * sd * sd) * normal_cdf(mean / sd + sd)
+        gains = np.maximum(above - normal_cdf(mean / sd), 0.0)
         fits = self._fits(predicted.log_bytes, predicted.log_bytes_sd, share)
-        gains = expected_improvement(predicted, best_rate) * fits * predicted.runs
-        return np.where(allowed, gains, 0.0)
+        return np.where(allowed, gains * fits * predicted.runs, 0.0)
 
     def shared_improvement(
         self, predicted: Prediction, gains: Array, best_rate: float, share: float = 1.0
@@ -233,7 +234,8 @@ class Posterior:
             return shares
         random = np.random.default_rng(0)  # the same draws each time: no strategy needs luck
         rates = self._draw(random, predicted.log_rate[top], self.seconds.covariance(top))
-        usable = self._draw_fitting(random, predicted, top, share)
+        need = self._draw(random, predicted.log_bytes[top], self.bytes.covariance(top))
+        usable = (need <= log(share) + self.log_budget) | self.proven[top]
         usable &= self.broken_parts.draw(random, NUM_DRAWS, top)
         gain = np.where(usable, rates - log(best_rate), 0.0)
         winner = gain.argmax(axis=1)
@@ -254,16 +256,6 @@ class Posterior:
         explained = np.square(covariance / np.outer(sd, sd))[: len(scouts), len(scouts) :]
         told[scouts] = explained @ gain[rivals]
         return told
-
-    def _draw_fitting(
-        self, random: np.random.Generator, predicted: Prediction, top: Indices, share: float
-    ) -> Mask:
-        """Whether each of `top` fits in that share of the budget, in each draw from the joint
-        posterior of what they need."""
-        if self.budget_bytes is None:
-            return np.broadcast_to(predicted.fits[top] > 0, (NUM_DRAWS, len(top))).copy()
-        need = self._draw(random, predicted.log_bytes[top], self.bytes.covariance(top))
-        return np.asarray((need <= log(share * self.budget_bytes)) | self.proven[top])
 
     @staticmethod
     def _draw(random: np.random.Generator, mean: Array, covariance: Array) -> Array:
@@ -299,12 +291,3 @@ def _places(space: Space, change: Callable[[TrainSetting], TrainSetting]) -> Ind
 
 def normal_cdf(z: Array) -> Array:
     return 0.5 * (1 + np.asarray(_erf(z / sqrt(2)), dtype=np.float64))
-
-
-def expected_improvement(predicted: Prediction, best_rate: float) -> Array:
-    """Expected improvement of each candidate over `best_rate`, as a share of it: the mean of
-    max(rate / best − 1, 0) for a log-normal rate."""
-    mean = predicted.log_rate - log(best_rate)
-    sd = predicted.log_seconds_sd
-    above = np.exp(mean + 0.5 * sd * sd) * normal_cdf(mean / sd + sd)
-    return np.asarray(np.maximum(above - normal_cdf(mean / sd), 0.0))

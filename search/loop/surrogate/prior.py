@@ -115,22 +115,14 @@ def generic_prior(space: Space, device: DeviceInfo, num_blocks: int = NUM_BLOCKS
 
 
 def _generic_guess(setting: TrainSetting, device: DeviceInfo) -> Guess:
-    kind, share = setting.checkpointing.partition(":")[0], _checkpointed_share(setting)
+    kind = setting.checkpointing.partition(":")[0]
+    share = len(range(NUM_BLOCKS)[setting.chosen_blocks or slice(None)]) / NUM_BLOCKS
     kept, recomputed = (1 + share * (of[kind] - 1) for of in (_KEPT, _RECOMPUTED))
     per_image = _BYTES_PER_IMAGE[setting.precision] * 2**20 * kept
     precision = 1.0 if device.kind == "cpu" else _SECONDS[setting.precision]
     work = setting.batch_size * precision * recomputed + OVERHEAD_IMAGES[device.kind]
     seconds = 0.01 * work * setting.accumulate
     return Guess(seconds, _STATE_BYTES + per_image * setting.batch_size)
-
-
-def _checkpointed_share(setting: TrainSetting) -> float:
-    """Of the blocks, that blocks:6 or blocks:every-2 checkpoints; 1 where it names no blocks."""
-    kind, _, part = setting.checkpointing.partition(":")
-    if kind != "blocks" or not part:
-        return 1.0
-    every = part.removeprefix("every-")
-    return 1 / int(every) if every != part else min(int(part) / NUM_BLOCKS, 1.0)
 
 
 def estimated_prior(

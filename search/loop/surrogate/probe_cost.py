@@ -121,11 +121,7 @@ class ProbeCosts:
             self.compiled.setdefault(what, []).append(first)
         self.cached |= {graph, kernels}
 
-    def compile_seconds(self, setting: TrainSetting) -> float:
-        """Seconds that the compiler takes in the first step of a setting."""
-        return self._seconds(compilation_of(setting))
-
-    def _seconds(self, what: Compilation) -> float:
+    def compile_seconds(self, what: Compilation) -> float:
         """The median so far of what is compiled alike; else the guess, as far off as those of what
         was compiled were, but for the seconds of autotuning: those pass on the device, and another
         mode says nothing of it."""
@@ -133,7 +129,7 @@ class ProbeCosts:
             return median(self.compiled[what])
         if what.updates and what.mode != "off":
             only = compilation_of(TrainSetting(optimizer="adamw-8bit"))
-            return self._seconds(what._replace(updates=False)) + self._seconds(only)
+            return sum(map(self.compile_seconds, (what._replace(updates=False), only)))
         known = [(median(found), each.guess(self.guessed)) for each, found in self.compiled.items()]
         off = [seconds / guess for seconds, guess in known if guess]
         tuning = what.tuning(self.guessed)
@@ -141,7 +137,7 @@ class ProbeCosts:
 
     def compiling(self) -> Array:
         """Expected seconds of the first compilation of each candidate."""
-        cost = {what: self._seconds(what) for what in set(self.compilations)}
+        cost = {what: self.compile_seconds(what) for what in set(self.compilations)}
         return np.array([cost[what] for what in self.compilations])
 
     def probing(self, log_step_seconds: Array) -> Array:

@@ -39,6 +39,7 @@ from search.loop.surrogate.probe_cost import (
     ALIKE_SHARE,
     EIGHT_BIT_SECONDS,
     ProbeCosts,
+    compilation_of,
     guess_compile_seconds,
 )
 from search.probe.evidence import FROM_CACHE, STOPPED_EARLY, is_feasible
@@ -239,7 +240,7 @@ def test_one_compilation_says_what_the_other_modes_cost() -> None:
     costs = ProbeCosts(make_space(MODEL, GPU, batch_sizes=(8,)), guess_compile_seconds("cuda", 12))
 
     def seconds(mode: str) -> float:
-        return costs.compile_seconds(compiled(mode))
+        return costs.compile_seconds(compilation_of(compiled(mode)))
 
     before = {mode: seconds(mode) for mode in ("default", "max-autotune")}
     ratio = seconds("reduce-overhead") / before["default"]
@@ -256,7 +257,10 @@ def test_what_compiles_differently_takes_its_own_seconds() -> None:
     """adamw-8bit compiles its updates where the model runs eagerly too, and blocks compile in other
     seconds than the whole model."""
     costs = ProbeCosts(make_space(MODEL, GPU, batch_sizes=(8,)), guess_compile_seconds("cuda", 12))
-    seconds = costs.compile_seconds
+
+    def seconds(setting: TrainSetting) -> float:
+        return costs.compile_seconds(compilation_of(setting))
+
     eager, whole = compiled("off"), compiled("default")
     blocks = compiled("default", compile_scope="blocks")
     small, both = (compiled(mode, optimizer="adamw-8bit") for mode in ("off", "default"))
@@ -507,7 +511,7 @@ def test_a_graph_that_is_compiled_in_another_mode_finds_its_kernels() -> None:
     ]  # fmt: skip
     space = space_of([first, *others])
     costs = ProbeCosts(space, guess_compile_seconds("cuda", 12))
-    whole = {c.setting: costs.compile_seconds(c.setting) for c in space.candidates}
+    whole = {c.setting: costs.compile_seconds(compilation_of(c.setting)) for c in space.candidates}
     before = dict(zip([c.setting for c in space.candidates], probing(costs, space), strict=True))
     costs.observe(compile_record(first, whole[first]))
     after = dict(zip([c.setting for c in space.candidates], probing(costs, space), strict=True))
@@ -521,12 +525,12 @@ def test_a_graph_that_is_compiled_in_another_mode_finds_its_kernels() -> None:
 def test_a_warm_compilation_says_nothing_of_a_first_one() -> None:
     setting = compiled("default")
     costs = ProbeCosts(space_of([setting]), guess_compile_seconds("cuda", 12))
-    before = costs.compile_seconds(setting)
+    before = costs.compile_seconds(compilation_of(setting))
     costs.observe(compile_record(setting, 5.0).model_copy(update={"flags": (FROM_CACHE,)}))
-    assert costs.compile_seconds(setting) == before
+    assert costs.compile_seconds(compilation_of(setting)) == before
     costs.observe(compile_record(compiled("default", batch_size=16), 100.0))
     costs.observe(compile_record(compiled("default", batch_size=16), 5.0))
-    assert costs.compile_seconds(setting) == 100.0
+    assert costs.compile_seconds(compilation_of(setting)) == 100.0
 
 
 def probing(costs: ProbeCosts, space: Space) -> list[float]:
