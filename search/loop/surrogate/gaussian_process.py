@@ -25,11 +25,9 @@ RUNG_SHARE, FAMILY_SHARE = 0.45, 0.5
 SPREADS = (1.0, 1.4, 2.0, 2.8, 4.0)
 # Judgements: three times slower than expected is two such deviations, and one card in twelve is so.
 STRANGE_PRECISION, STRANGE_UNLIKELY = 0.5, 2.5
-# How far a probe that was disturbed may be off, in logs; and by how much others slow all that they
-# slow alike, in the mean, give or take as much. Assumed. With such an offset for heat as well, 18
-# simulated devices that run hot lost 3.6% in place of 1.4.
-SLOWED_SD = {"": 0.0, "heat": 0.07, "others": 0.08}
-CROWDED = 0.1
+# By how much heat or others slow a probe, in logs: in the mean, give or take for each by itself,
+# give or take for all that others slow alike. Assumed.
+SLOWED, SLOWED_SD, CROWDED_SD = 0.1, {"": 0.0, "heat": 0.07, "others": 0.08}, 0.1
 KNEE = 8.0  # the batch at which fixed and per-image cost are assumed equal
 
 
@@ -104,24 +102,21 @@ class GaussianProcess:
         self.indices: list[int] = []
         self.values: list[float] = []
         self.noises: list[float] = []
-        self.crowded: list[bool] = []
-        self.is_crowded = False
+        self.slowed: list[str] = []
+        self.usual = ""
 
     def observe(self, index: int, log_ratio: float, noise: float, slowed: str = "") -> None:
         """A probe of candidate `index`; `noise` is the standard deviation of its log, `slowed` what
-        slowed it ("heat", "others" or "")."""
+        slowed it ("heat", "others" or ""). Predicted is a device slowed by what is `usual`."""
         self.indices.append(index)
         self.values.append(log_ratio)
         self.noises.append(hypot(noise, SLOWED_SD[slowed]))
-        self.crowded.append(slowed == "others")
-
-    def _odd(self) -> Array:
-        """Of each probe 1 where others slowed it and usually do not; -1 where it is the reverse."""
-        return np.array(self.crowded, dtype=float) - self.is_crowded
+        self.slowed.append(slowed)
 
     def _usual_values(self) -> Array:
-        """As they would be on a device that others always slow (`is_crowded`), or never."""
-        return np.asarray(self.values - CROWDED * self._odd())
+        """As they would be on the device as it usually runs."""
+        odd = np.array(self.slowed, dtype=bool) * 1.0 - bool(self.usual)
+        return np.asarray(self.values - SLOWED * odd)
 
     def predict(self, at: Indices | None = None) -> tuple[Array, Array]:
         """(mean, standard deviation) of the log-ratio of each candidate in `at` (all of them)."""
@@ -147,8 +142,9 @@ class GaussianProcess:
         return np.array(self.indices, dtype=np.intp)
 
     def _gram(self, belief: Belief) -> Array:
-        seen, odd = self._seen(), CROWDED * self._odd()
-        noise = np.diag(np.square(self.noises) + 1e-8) + odd[:, None] * odd
+        by_others = np.array([slowed == "others" for slowed in self.slowed], dtype=bool)
+        odd = CROWDED_SD * (by_others != (self.usual == "others"))
+        noise, seen = np.diag(np.square(self.noises) + 1e-8) + odd[:, None] * odd, self._seen()
         return np.asarray(self._kernel(seen[:, None], seen, belief) + noise)
 
     def _belief(self) -> Belief:

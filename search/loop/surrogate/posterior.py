@@ -86,7 +86,6 @@ class Posterior:
         self.broken_parts = BrokenParts(space)
         self.records: dict[int, list[MeasurementRecord]] = {}
         self.told: list[MeasurementRecord] = []
-        self.usual = ""  # what slows the device as it usually runs
 
     @property
     def time_is_guessed(self) -> bool:
@@ -123,17 +122,16 @@ class Posterior:
             self.settled |= self._arm(index) & (record.status != "crashed")
         if record.status == "out_of_memory":
             self._out_of_memory(index, record)
-        self.usual = usually_slowed_by(r for found in self.records.values() for r in found)
-        self.seconds.is_crowded = self.usual == "others"
+        self.seconds.usual = usually_slowed_by(r for found in self.records.values() for r in found)
 
     def _is_known(self, records: Sequence[MeasurementRecord]) -> bool:
         """Whether a setting was probed on the device as it usually runs, or twice."""
-        usual = (self.usual,) if self.is_hot else ("", self.usual)
+        usual = (self.seconds.usual,) if self.is_hot else ("", self.seconds.usual)
         return len(records) > 1 or slowed_by(records[0]) in usual
 
     @property
     def is_hot(self) -> bool:
-        return self.usual == "heat"
+        return self.seconds.usual == "heat"
 
     def _measured(self, index: int, record: MeasurementRecord) -> None:
         self.broken_parts.ran(index)
