@@ -120,7 +120,10 @@ class SkipUnsupported:
         self, strategy: Strategy[LoaderSetting, LoaderRecord], space: Space[LoaderSetting]
     ) -> None:
         self.strategy, self.space = strategy, space
-        self.stopped_because = ""
+
+    @property
+    def stopped_because(self) -> str:
+        return self.strategy.stopped_because
 
     def tell(self, candidate: LoaderCandidate, record: LoaderRecord) -> None:
         alike = [candidate]
@@ -130,9 +133,7 @@ class SkipUnsupported:
             self.strategy.tell(each, record)
 
     def ask(self, situation: Situation) -> LoaderChoice | None:
-        choice = self.strategy.ask(situation)
-        self.stopped_because = self.strategy.stopped_because
-        return choice
+        return self.strategy.ask(situation)
 
 
 def most_workers(records: Sequence[LoaderRecord], pipeline: Pipeline) -> float:

@@ -24,7 +24,7 @@ from search.probe.failure import broke_contract
 from search.probe.kinds import RecordT, SettingT
 
 SAME_FAILURES = 3
-NUMERIC = ("precision", "attention")  # what a machine may break for every setting that has it
+NUMERIC_AXES = ("precision", "attention")  # what a machine may break for every setting that has it
 PLAIN_BATCH = 8  # images, of the plain setting that is tried after those: it should fit
 # In a row, for what other processes hold or took of the device: then it is not ours to measure on.
 MAX_CROWDED = 3
@@ -260,10 +260,10 @@ class Session(Generic[SettingT, RecordT]):
         what does not (a compiler is missing, bf16 is broken) should not end a search that can
         still find the best of the rest."""
         tried = [r.setting for r in self.in_space()]
-        known = [{getattr(s, axis, None) for s in tried} for axis in NUMERIC]
+        known = [{getattr(s, axis, None) for s in tried} for axis in NUMERIC_AXES]
 
         def news(candidate: Candidate[SettingT]) -> int:
-            values = [getattr(candidate.setting, axis, None) for axis in NUMERIC]
+            values = [getattr(candidate.setting, axis, None) for axis in NUMERIC_AXES]
             return sum(value not in seen for value, seen in zip(values, known, strict=True))
 
         plain = [c for c in self.space.candidates if self.plain(c.setting) and c.id not in busy]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import exp
 
@@ -11,7 +12,7 @@ from planner.core.schema.result import Excluded
 from planner.core.units import format_bytes
 from search.loop.space import candidate
 from search.loop.strategies.planner_strategy import INFEASIBLE
-from search.loop.surrogate.broken_parts import NUMERIC, shared_parts
+from search.loop.surrogate.broken_parts import shared_parts
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import GUESSED_BYTES
 
@@ -31,7 +32,7 @@ def find_excluded(
     for i in order:
         c = space.candidates[i]
         fits = predicted.fits[i] > INFEASIBLE
-        worth_it = fits and not posterior.excluded[i]
+        worth_it = fits and not predicted.excluded[i]
         if c.arm in found or i in posterior.records or worth_it:
             continue
         need = int(exp(min(predicted.log_bytes[i], 40.0)))
@@ -51,17 +52,17 @@ def _over(need: int, posterior: Posterior) -> str:
 
 
 def _broken(setting: TrainSetting, records: Sequence[MeasurementRecord]) -> str:
-    """What `setting` shares with probes that failed, and with none that ran."""
+    """What `setting` shares with most of the probes that failed, and with none that ran."""
     ran = {p for r in records if r.status == "measured" for p in shared_parts(r.setting)}
     shares = shared_parts(setting)
     failures = ("unsupported", "crashed", "non_finite")
     ends = [r for r in records if r.status in failures and not r.inconclusive]
-    suspects = {p for r in ends for p in shared_parts(r.setting)}.intersection(shares) - ran
-    # A precision or an attention is named where nothing else may be the cause.
-    parts = [p for p in shares if p in suspects and shares[p] > NUMERIC] or sorted(suspects)
-    failed = [r for r in ends if not suspects.isdisjoint(shared_parts(r.setting))]
+    suspects = set(shares) - ran
+    failed = Counter(p for r in ends for p in suspects.intersection(shared_parts(r.setting)))
+    most = max(failed.values())
+    parts = [p for p in shares if failed[p] == most]
     shown = alternatives("the compiler" if p == "compiler" else p for p in parts)
-    count = "1 probe" if len(failed) == 1 else f"{len(failed)} probes"
+    count = "1 probe" if most == 1 else f"{most} probes"
     return f"unlikely to run, as {count} with {shown} failed"
 
 

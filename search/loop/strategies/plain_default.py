@@ -58,13 +58,13 @@ class PlainDefaultHunt:
     def __init__(self, posterior: Posterior, arm: str) -> None:
         self.posterior, self.space = posterior, posterior.space
         self.ladder = [i for i, c in enumerate(self.space.candidates) if c.arm == arm]
-        self.asked: list[str] = []
-        self.spent_seconds = 0.0
+        self.place = {c.id: i for i, c in enumerate(self.space.candidates)}
+        self.asked: dict[str, float] = {}  # with the seconds that each took
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
         self.posterior.tell(candidate, record)
         if candidate.id in self.asked:
-            self.spent_seconds += record.probe_seconds
+            self.asked[candidate.id] = self.asked[candidate.id] or record.probe_seconds
 
     def ask(self, situation: Situation) -> Choice | None:
         index = self._wanted(situation.seconds_left)
@@ -73,7 +73,7 @@ class PlainDefaultHunt:
         wanted = self.space.candidates[index]
         if wanted.id in situation.busy:
             return None
-        self.asked.append(wanted.id)
+        self.asked[wanted.id] = 0.0
         return Choice(wanted, "baseline")
 
     def needed_seconds(self) -> float:
@@ -83,7 +83,7 @@ class PlainDefaultHunt:
 
     def may_take(self, candidate: Candidate) -> float:
         """The seconds that a probe of any candidate may come to take."""
-        return OVERRUN * float(self._probe_seconds()[self.space.candidates.index(candidate)])
+        return OVERRUN * float(self._probe_seconds()[self.place[candidate.id]])
 
     def _probe_seconds(self) -> Array:
         return self.posterior.probe_seconds(self.posterior.predict())
@@ -99,7 +99,8 @@ class PlainDefaultHunt:
         rungs = [i for i in above if not predicted.excluded[i]]
         likely = [i for i in rungs if predicted.fits[i] >= LIKELY]
         if seconds_left is not None:
-            likely = [i for i in likely if self._probe_seconds()[i] <= seconds_left]
+            seconds = self.posterior.probe_seconds(predicted)
+            likely = [i for i in likely if seconds[i] <= seconds_left]
         elif not is_known:
             likely = likely or rungs[:1]
         return likely[-1] if likely else None
@@ -124,7 +125,7 @@ class WithPlainDefault:
         left = situation.seconds_left
         if left is None:
             return self.strategy.ask(situation) or self.hunt.ask(situation)
-        may_spend = max(self.at_most - self.hunt.spent_seconds, 0.0)
+        may_spend = max(self.at_most - sum(self.hunt.asked.values()), 0.0)
         kept = min(self.hunt.needed_seconds(), may_spend, left)
         choice = self.strategy.ask(replace(situation, seconds_left=left - kept))
         if choice and not (kept and self.hunt.may_take(choice.candidate) > left - kept):

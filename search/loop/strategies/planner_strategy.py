@@ -10,7 +10,7 @@ from search.loop.space import Candidate, Space
 from search.loop.strategies.strategy import TOLERANCE, Choice, Phase, Situation
 from search.loop.surrogate.arrays import Array, Mask, Values
 from search.loop.surrogate.broken_parts import is_plain
-from search.loop.surrogate.posterior import CLOSE, Posterior, Prediction
+from search.loop.surrogate.posterior import Posterior, Prediction
 
 # Judgements but where a source is named; tests/benchmarks/strategies.py shows what they do.
 SAFE = 0.8  # the first probe must fit with this probability
@@ -50,7 +50,7 @@ class PlannerStrategy:
     by step; where there is no time for two more as long, the one with the highest at all. The
     search ends when no probe is expected to gain `tolerance` any more and the next larger batch of
     the best setting is known not to be better. What was disturbed stays open, and may be asked for
-    again.
+    once more.
     """
 
     def __init__(self, posterior: Posterior, tolerance: float = TOLERANCE) -> None:
@@ -86,7 +86,7 @@ class PlannerStrategy:
             return self._first(predicted, affordable, seconds, left)
         choice = self._next(predicted, affordable, seconds, best, situation)
         if choice is None and not np.array_equal(open_now, affordable):
-            beyond = self.posterior.improvement(predicted, open_now, best[1], CLOSE)
+            beyond = self.posterior.improvement(predicted, open_now, best[1])
             if beyond.max() >= self.tolerance:
                 self.stopped_because = "what could gain more takes longer than the budget has left"
         return choice
@@ -122,18 +122,17 @@ class PlannerStrategy:
         situation: Situation,
     ) -> Choice | None:  # fmt: skip
         (best, best_rate), left = found, situation.seconds_left
-        # Within a budget no gain is expected of what may turn out slow for want of room.
-        share = 1.0 if left is None else CLOSE
-        alone = self.posterior.improvement(predicted, allowed, best_rate, share)
+        alone = self.posterior.improvement(predicted, allowed, best_rate)
         if alone.max() < self.tolerance:
             # What is recommended is known to be the end of a climb, whatever the prior says.
-            arms, above = self.posterior.arms, np.arange(len(self.space)) == best + 1
-            above &= allowed & (arms == arms[best]) & (predicted.fits >= MAY_FIT)
-            if above.any():
-                return self._choice(int(above.argmax()), predicted, "search", best_rate)
+            arms, batch = self.posterior.arms, self.posterior.batch
+            above = (arms == arms[best]) & (batch > batch[best])
+            index = int(above.argmax())
+            if above.any() and allowed[index] and predicted.fits[index] >= MAY_FIT:
+                return self._choice(index, predicted, "search", best_rate)
             self.stopped_because = f"another probe would gain under {self.tolerance:.1%}"
             return None
-        gain = self.posterior.shared_improvement(predicted, alone, best_rate, share)
+        gain = self.posterior.shared_improvement(predicted, alone, best_rate)
         if not gain.any():  # too little for any draw to show, and yet asked for: the fastest left
             hope = predicted.fits * predicted.runs
             gain = np.where(allowed, np.exp(predicted.log_rate) * hope, 0.0)
@@ -181,6 +180,8 @@ class PlannerStrategy:
         self, index: int, predicted: Prediction, phase: Phase, best_rate: float | None = None
     ) -> Choice:
         candidate = self.space.candidates[index]
+        if index in self.posterior.records:  # it was disturbed
+            phase = "finalists"
         give_up = best_rate * GIVE_UP_SHARE if best_rate else None
         return Choice(candidate, phase, float(np.exp(predicted.log_rate[index])), give_up)
 

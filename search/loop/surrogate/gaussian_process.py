@@ -25,8 +25,8 @@ RUNG_SHARE, FAMILY_SHARE = 0.45, 0.5
 SPREADS = (1.0, 1.4, 2.0, 2.8, 4.0)
 # Judgements: three times slower than expected is two such deviations, and one card in twelve is so.
 STRANGE_PRECISION, STRANGE_UNLIKELY = 0.5, 2.5
-# By how much heat or others slow a probe, in logs: in the mean, give or take for each by itself,
-# give or take for all that others slow alike. Assumed.
+# In logs, all assumed: by how much a probe is slower that heat or others slow, in the mean; how far
+# each may be off that; and how far all may be that others slow.
 SLOWED, SLOWED_SD, CROWDED_SD = 0.1, {"": 0.0, "heat": 0.07, "others": 0.08}, 0.1
 KNEE = 8.0  # the batch at which fixed and per-image cost are assumed equal
 

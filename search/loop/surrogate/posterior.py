@@ -24,14 +24,14 @@ from search.probe.interval import median_interval
 # an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
 # sixteen settings, tests/truth/cpu_grid_2026-11-20.jsonl); of a GPU there are none yet.
 REPEAT_SD = 0.01
-# Of the budget: closer to it the allocator may give memory back and ask for it again, which slows a
-# step. An assumption.
-CLOSE = 0.96
-SURPRISE = 3.0  # standard deviations of its noise, that a probe is slower at most
+SURPRISE = 3.0  # more standard deviations of its noise than this no probe is slower than believed
 MEMORY_SD = 0.005
 MEMORY_LEVERS = ("checkpointing", "offload")  # that buy memory for time, and nothing else
 SURE_TO_FIT = 0.99  # the probability that makes them dominated
 BROKEN = 0.1  # what runs with less than this probability is not probed
+# Before anything ran: without it a model that gives NaN however it is run took 272 probes, one of
+# each arm; with it 23, and what runs alone among many is found as soon.
+SURELY_BROKEN = 1e-6
 OVER_BY = 0.5  # standard deviations, that what did not fit needs more than there was: a judgement
 NUM_RIVALS = 64  # those that matter for what is left to gain
 NUM_DRAWS = 512
@@ -81,7 +81,7 @@ class Posterior:
             _places(space, partial(TrainSetting.model_copy, update={lever: "none"}))
             for lever in MEMORY_LEVERS
         ]
-        self.settled = np.zeros(len(space), dtype=bool)  # by what failed
+        self.settled = np.zeros(len(space), dtype=bool)  # it or its arm failed, or is too large
         self.proven = np.zeros(len(space), dtype=bool)
         self.broken_parts = BrokenParts(space)
         self.records: dict[int, list[MeasurementRecord]] = {}
@@ -94,11 +94,11 @@ class Posterior:
 
     @property
     def excluded(self) -> Mask:
-        """What no probe is spent on any more: what is settled, and once anything ran, what shares
-        so much with the failures so far that it will not."""
+        """What no probe is spent on any more: what failed, what is known, and what shares too much
+        with the failures."""
         known = self.settled.copy()
         known[[i for i, found in self.records.items() if self._is_known(found)]] = True
-        least = BROKEN if self.seconds.indices else 0.0
+        least = BROKEN if self.seconds.indices else SURELY_BROKEN
         return np.asarray(known | (self.broken_parts.probabilities() < least))
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
@@ -178,7 +178,7 @@ class Posterior:
             log_seconds_sd=seconds_sd,
             log_bytes=log_bytes,
             log_bytes_sd=bytes_sd,
-            fits=self._fits(log_bytes, bytes_sd),
+            fits=np.where(self.proven, 1.0, normal_cdf((self.log_budget - log_bytes) / bytes_sd)),
             runs=self.broken_parts.probabilities(),
             excluded=self.excluded,
             log_rate=self.log_images - log_seconds - self._compile_penalty(log_seconds),
@@ -202,26 +202,16 @@ class Posterior:
         fits = [(twins >= 0) & (twins != itself) & good[twins] for twins in self.twins]
         return np.asarray(np.any(fits, axis=0))
 
-    def _fits(self, log_bytes: Array, sd: Array, share: float = 1.0) -> Array:
-        """With which probability each needs no more than a share of the budget."""
-        within = normal_cdf((log(share) + self.log_budget - log_bytes) / sd)
-        return np.where(self.proven, 1.0, within)
-
-    def improvement(
-        self, predicted: Prediction, allowed: Mask, best_rate: float, share: float = 1.0
-    ) -> Array:
+    def improvement(self, predicted: Prediction, allowed: Mask, best_rate: float) -> Array:
         """The expected gain of a probe of each that is allowed, as a share of the best rate so
         far: the mean of max(rate / best - 1, 0) for a log-normal rate, times how probably it runs
-        and fits in a `share` of the budget."""
+        and fits."""
         mean, sd = predicted.log_rate - log(best_rate), predicted.log_seconds_sd
         above = np.exp(mean + 0.5 * sd * sd) * normal_cdf(mean / sd + sd)
         gains = np.maximum(above - normal_cdf(mean / sd), 0.0)
-        fits = self._fits(predicted.log_bytes, predicted.log_bytes_sd, share)
-        return np.where(allowed, gains * fits * predicted.runs, 0.0)
+        return np.where(allowed, gains * predicted.fits * predicted.runs, 0.0)
 
-    def shared_improvement(
-        self, predicted: Prediction, gains: Array, best_rate: float, share: float = 1.0
-    ) -> Array:
+    def shared_improvement(self, predicted: Prediction, gains: Array, best_rate: float) -> Array:
         """The expected gain of probing all that have one by themselves (`gains`, of `improvement`),
         as a share of the best rate so far, and shared out: in each draw from the joint posterior to
         the candidate that is best in it."""
@@ -233,7 +223,7 @@ class Posterior:
         random = np.random.default_rng(0)  # the same draws each time: no strategy needs luck
         rates = self._draw(random, predicted.log_rate[top], self.seconds.covariance(top))
         need = self._draw(random, predicted.log_bytes[top], self.bytes.covariance(top))
-        usable = (need <= log(share) + self.log_budget) | self.proven[top]
+        usable = (need <= self.log_budget) | self.proven[top]
         usable &= self.broken_parts.draw(random, NUM_DRAWS, top)
         gain = np.where(usable, rates - log(best_rate), 0.0)
         winner = gain.argmax(axis=1)

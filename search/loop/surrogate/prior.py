@@ -170,7 +170,7 @@ def estimated_prior(
     several = any(c.setting.world_size > 1 for c in space.candidates)
     seconds_scales = SPREAD_SECONDS if several else ESTIMATED_SECONDS
     throughput = known[0].throughput
-    basis = throughput.basis if throughput else "a guess, without rates of this device"
+    basis = throughput.basis if is_timed and throughput else "a guess, without rates of this device"
     return Prior(
         guesses=tuple(guesses),
         seconds_scales=seconds_scales if is_timed else GUESSED_SECONDS,

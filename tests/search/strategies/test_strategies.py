@@ -545,6 +545,22 @@ def compile_record(setting: TrainSetting, seconds: float) -> MeasurementRecord:
     return make_record(setting).model_copy(update={"compile_seconds": seconds})
 
 
+@pytest.mark.parametrize("status", ["crashed", "non_finite"])
+def test_a_search_in_which_nothing_runs_ends_soon(status: str) -> None:
+    """And not after a probe of every arm: of 272 in the whole space."""
+    space = make_space(MODEL, GPU)
+    strategy = PlannerStrategy(Posterior(space, generic_prior(space, GPU), BUDGET))
+    failed = {"status": status, "step_seconds": (), "images_per_second": None,
+              "peak_allocated_bytes": None, "device_bytes": None}  # fmt: skip
+    probes = 0
+    while (choice := strategy.ask(Situation())) is not None and probes < 100:
+        probes += 1
+        record = make_record(TrainSetting(batch_size=8)).model_copy(update=failed)
+        record = record.model_copy(update={"setting": choice.candidate.setting})
+        strategy.tell(choice.candidate, record)
+    assert MAX_FAILURES < probes < 40
+
+
 def test_an_unsupported_setting_closes_its_arm() -> None:
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
@@ -570,10 +586,9 @@ def test_settings_within_noise_are_not_probed_again() -> None:
     strategy = PlannerStrategy(Posterior(replay.space, true_prior(replay), BUDGET))
     asked = []
     while (choice := strategy.ask(Situation())) is not None:
-        asked.append((choice.candidate.setting.batch_size, choice.phase))
+        asked.append(choice.candidate.id)
         strategy.tell(choice.candidate, replay.probe(choice.candidate))
-    assert len(asked) == len({batch for batch, _ in asked}) <= 2
-    assert not [phase for _, phase in asked if phase == "finalists"]
+    assert len(asked) == len(set(asked)) <= 2
 
 
 @pytest.mark.parametrize("name", ["tpe", "exhaustive"])

@@ -120,6 +120,25 @@ def test_a_precision_that_needs_a_library_is_closed_by_its_library() -> None:
     assert not closes(broken)[space.index(plain)]
 
 
+def test_what_a_failure_is_said_to_share_is_what_most_failures_had() -> None:
+    """One of four was compiled: the compiler was blamed for all of them."""
+    failed = [
+        make_record(SETTINGS[at(**changes)]).model_copy(
+            update={"status": "crashed", "step_seconds": (), "device_bytes": None}
+        )
+        for changes in (
+            {}, {"checkpointing": "blocks"}, {"attention": "eager"}, {"compile": "default"},
+        )
+    ]  # fmt: skip
+    records = [*failed, make_record(SETTINGS[at(precision="fp32")])]
+    posterior = Posterior(SPACE, generic_prior(SPACE, GPU), 80 * GIB)
+    for record in records:
+        posterior.tell(candidate(record.setting), record)
+    said = {r.reason for r in find_excluded(posterior, records) if r.setting.precision == "bf16"}
+    said = {reason for reason in said if "was probed" not in reason}
+    assert said == {"unlikely to run, as 4 probes with bf16 failed"}
+
+
 def test_what_is_drawn_has_the_probabilities_that_are_said() -> None:
     broken = closed_after(at(compile="default"))
     everything = np.arange(len(SPACE))
