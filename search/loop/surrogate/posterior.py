@@ -24,6 +24,9 @@ from search.probe.interval import median_interval
 # an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
 # sixteen settings, tests/truth/cpu_grid_2026-11-20.jsonl); of a GPU there are none yet.
 REPEAT_SD = 0.01
+# Of the budget: closer to it the allocator may give memory back and ask for it again, which slows a
+# step, so that a probe there says little of the others. Assumptions.
+CLOSE, CLOSE_SD = 0.96, 0.2
 SURPRISE = 3.0  # more standard deviations of its noise than this no probe is slower than believed
 MEMORY_SD = 0.005
 MEMORY_LEVERS = ("checkpointing", "offload")  # that buy memory for time, and nothing else
@@ -137,6 +140,8 @@ class Posterior:
         self.broken_parts.ran(index)
         interval = median_interval(record.step_seconds)
         spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
+        if log(record.used_bytes or 1) > log(CLOSE) + self.log_budget:
+            spread = CLOSE_SD
         ratio = log(interval.median) - float(self.prior_seconds[index])
         if self.seconds.indices:
             # What is far slower than anything that is believed has a cause of its own (memory given

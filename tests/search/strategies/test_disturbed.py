@@ -73,6 +73,33 @@ def test_a_probe_far_slower_than_believed_says_little_of_the_others() -> None:
     assert moved[1] < 0.5 * moved[0]
 
 
+def test_a_first_probe_close_to_the_limit_says_little_of_the_others() -> None:
+    """One that was a third slower there made all that shared its attention look slow, and the
+    search end."""
+    replay = Replay(TABLE)
+
+    def place(mode: str, batch_size: int) -> int:
+        wanted = {"compile": mode, "batch_size": batch_size, "checkpointing": "none"}
+        settings = [c.setting for c in replay.space.candidates if c.setting.precision == "bf16"]
+        found = next(s for s in settings if wanted.items() <= s.model_dump().items())
+        index = replay.space.index(found)
+        assert index is not None
+        return index
+
+    first, second, alike = place("default", 16), place("off", 8), place("default", 8)
+    candidates = replay.space.candidates
+    record = slowed(replay.probe(candidates[first]), flag="", factor=1.5)
+    assert record.used_bytes is not None
+    errors = []
+    for budget in (BUDGET, int(record.used_bytes / 0.97)):
+        posterior = Posterior(replay.space, true_prior(replay), budget)
+        posterior.tell(candidates[first], record)
+        posterior.tell(candidates[second], replay.probe(candidates[second]))
+        truth = log(replay.probe(candidates[alike]).step_seconds[0])
+        errors.append(posterior.predict().log_seconds[alike] - truth)
+    assert 0 < errors[1] < 0.7 * errors[0], errors
+
+
 def test_where_most_probes_are_disturbed_that_is_how_the_machine_runs() -> None:
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
