@@ -154,14 +154,16 @@ class PlannerStrategy:
         attention in theirs. And what no later probe could show, as `left` would not be enough for
         it: a compile mode."""
         tried, ran = list(self.posterior.records), list(self.posterior.ran())
+        known = [i for i in tried if predicted.excluded[i]]  # a disturbed look is none
         sure = allowed & (predicted.fits >= SAFE)
         worth = predicted.log_rate + np.log(np.maximum(predicted.runs, 1e-9))
         axes = ("compile", "precision", "attention")
         modes, precisions, attentions = (_values(self.space, axis) for axis in axes)
         strange = precisions != precisions[ran[0]]
         scouts = [~strange & (modes == "off") & (attentions == a) for a in np.unique(attentions)]
-        scouts = [these for these in scouts if not these[tried].any()]
-        if not strange[ran].any() and strange[tried].sum() < MAX_FAILURES:
+        scouts = [these for these in scouts if not these[known].any()]
+        has_run = [i for i in ran if i in known]
+        if not strange[has_run].any() and strange[tried].sum() < MAX_FAILURES:
             scouts.insert(0, strange & (modes == "off"))
         cheap = sure & (seconds <= SCOUT_SHARE * left)
         for these in scouts:

@@ -14,7 +14,7 @@ from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Situation
 from search.loop.surrogate.posterior import Posterior
 from search.probe.evidence import is_disturbed
-from tests.search.tables import BUDGET, invented_table, true_bytes, true_prior
+from tests.search.tables import BUDGET, SMALL, invented_table, true_bytes, true_prior
 
 FLAGS = (
     "throttled: hw_thermal_slowdown",
@@ -144,6 +144,22 @@ def test_what_was_seen_on_the_cool_device_is_open_again_once_it_is_hot() -> None
         posterior.tell(replay.space.candidates[index], record)
         assert posterior.excluded[good[0]] != posterior.is_hot
     assert posterior.is_hot
+
+
+def test_an_attention_whose_only_look_was_disturbed_is_looked_at_again() -> None:
+    """The first probe shared the device, that of the other attention did not: the first attention
+    was believed slow, and never tried again."""
+    axes = {**SMALL, "compile": ("off",), "attention": ("eager", "sdpa")}
+    replay = Replay(invented_table(0.0, axes))
+    strategy = PlannerStrategy(Posterior(replay.space, true_prior(replay), BUDGET))
+    asked = []
+    while (choice := strategy.ask(Situation(seconds_left=600.0))) is not None:
+        record = replay.probe(choice.candidate)
+        disturbed = slowed(record, FLAGS[1], 1.8) if not asked else record
+        strategy.tell(choice.candidate, disturbed)
+        asked.append(choice.candidate.setting)
+    first, *others = [(s.precision, s.attention) for s in asked]
+    assert first in others
 
 
 def test_the_winner_is_probed_again_where_it_was_throttled() -> None:
