@@ -16,6 +16,7 @@ from search.loop.surrogate.posterior import Posterior, Prediction
 SAFE = 0.8  # the first probe must fit with this probability
 CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of the device are known
 FIRST_SHARE = 0.15  # of the time left, that the first probe may be expected to take
+FEWEST = 3  # measured probes before it ends for want of gain: fewer cannot disagree with the prior
 INFEASIBLE = 1e-3  # a setting that fits with less than this probability is ruled out
 # What a longer first probe, or the only one of a compile mode, must promise more of rate, in logs:
 # 20% more for one that takes six times as long. Of first probes chosen over a CPU's table and over
@@ -123,7 +124,8 @@ class PlannerStrategy:
     ) -> Choice | None:  # fmt: skip
         (best, best_rate), left = found, situation.seconds_left
         alone = self.posterior.improvement(predicted, allowed, best_rate)
-        if alone.max() < self.tolerance:
+        num_measured = sum(r.status == "measured" for r in self.posterior.told)
+        if alone.max() < self.tolerance and num_measured >= FEWEST:
             # What is recommended is known to be the end of a climb, whatever the prior says.
             arms, batch = self.posterior.arms, self.posterior.batch
             above = (arms == arms[best]) & (batch > batch[best])
