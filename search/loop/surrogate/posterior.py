@@ -27,7 +27,8 @@ REPEAT_SD = 0.01
 # Of the budget: closer to it the allocator may give memory back and ask for it again, which slows a
 # step, so that a probe there says little of the others. Assumptions.
 CLOSE, CLOSE_SD = 0.96, 0.2
-SURPRISE = 3.0  # more standard deviations of its noise than this no probe is slower than believed
+# What is slower than believed by more standard deviations of its noise has more noise: a judgement.
+SURPRISE = 3.0
 MEMORY_SD = 0.005
 MEMORY_LEVERS = ("checkpointing", "offload")  # that buy memory for time, and nothing else
 SURE_TO_FIT = 0.99  # the probability that makes them dominated
