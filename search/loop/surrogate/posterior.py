@@ -142,7 +142,7 @@ class Posterior:
         interval = median_interval(record.step_seconds)
         spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
         if log(record.used_bytes or 1) > log(CLOSE) + self.log_budget:
-            spread = CLOSE_SD
+            spread = max(spread, CLOSE_SD)
         ratio = log(interval.median) - float(self.prior_seconds[index])
         if self.seconds.indices:
             # What is far slower than anything that is believed has a cause of its own (memory given
