@@ -106,11 +106,11 @@ def test_a_search_that_is_left_alone_ends_by_itself() -> None:
     eager, unlimited = _simulated("eager"), _simulated("unlimited")
     assert eager["ended_by_itself"] == eager["devices"]
     assert float(eager["probes_mean"]) <= 12
-    assert float(eager["recommended_p90"]) <= 0.018
+    assert float(eager["recommended_p90"]) <= 0.025
     assert int(unlimited["ended_by_itself"]) >= 0.95 * int(unlimited["devices"])
     assert float(unlimited["probes_to_arrive_median"]) <= 7
     assert float(unlimited["probes_to_arrive_p90"]) <= 12
-    assert float(unlimited["probes_mean"]) <= 12
+    assert float(unlimited["probes_mean"]) <= 11
 
 
 def test_levers_page_shows_how_accurate_each_file_became() -> None:

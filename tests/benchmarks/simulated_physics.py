@@ -107,14 +107,12 @@ def record_step(model: SwinConfig, setting: TrainSetting) -> Recorded:
     )
 
 
-def step_seconds(
-    operations: Operations, physics: Physics, setting: TrainSetting, matmul_speed: float = 1.0
-) -> Array:
+def step_seconds(operations: Operations, physics: Physics, setting: TrainSetting) -> Array:
     """[B]: the time of a steady step of eager `operations`, run as `setting` says, on a device
-    that waits for its host while the host runs ahead. `matmul_speed` is that of tuned kernels."""
+    that waits for its host while the host runs ahead."""
     if setting.compile != "off":
         operations = fuse(operations, physics.fused_kept)
-    busy = _busy(operations, physics, setting, matmul_speed)
+    busy = _busy(operations, physics, setting)
     issue = _issue(operations, physics.rates, setting)
     # GradScaler asks the device for infinities before the optimizer's step.
     parts = _split(operations.phases) if setting.precision == "fp16" else [slice(None)]
@@ -156,15 +154,12 @@ def fuse(operations: Operations, kept: float) -> Operations:
     )
 
 
-def _busy(
-    operations: Operations, physics: Physics, setting: TrainSetting, matmul_speed: float
-) -> Array:
+def _busy(operations: Operations, physics: Physics, setting: TrainSetting) -> Array:
     """[n, B]: the roofline, after the kernels' own start."""
     rates = physics.rates
     bandwidth = np.array([physics.bandwidth[k] for k in operations.kinds])[:, None]
     labels = zip(operations.phases, operations.kinds, operations.dtypes, strict=True)
     speed = np.array([_flops(*label, rates, setting.precision) for label in labels])
-    speed[operations.kinds == "matmul"] *= matmul_speed
     graphed = np.isin(operations.phases, COMPILED_PHASES) & (setting.compile in GRAPH_MODES)
     start = np.where(graphed, rates.graph_kernel_seconds, rates.kernel_seconds)
     moving = operations.num_bytes / bandwidth

@@ -134,6 +134,7 @@ class PlannerStrategy:
                 return self._choice(index, predicted, "search", best_rate)
             self.stopped_because = f"another probe would gain under {self.tolerance:.1%}"
             return None
+        alone = np.where(alone >= self.tolerance, alone, 0.0)  # what would end it is not probed
         gain = self.posterior.shared_improvement(predicted, alone, best_rate)
         if not gain.any():  # too little for any draw to show, and yet asked for: the fastest left
             hope = predicted.fits * predicted.runs
@@ -143,7 +144,7 @@ class PlannerStrategy:
             told = SCOUTING * self.posterior.explained_by_scouts(gain, allowed)
             index = _argmax((gain + told) / seconds, allowed)
             if ENOUGH_PROBES * seconds[index] > left:
-                index = _argmax(alone, allowed)
+                index = _argmax(alone / seconds, allowed)
             scout = self._scout(predicted, allowed, seconds, left - float(seconds[index]))
             index = index if scout is None else scout
         return self._choice(index, predicted, "search", best_rate)

@@ -488,6 +488,23 @@ def test_where_few_more_fit_into_the_budget_the_one_that_should_gain_most_is_pro
     assert asked[0].candidate != asked[1].candidate == replay.space.candidates[last]
 
 
+def test_what_would_gain_less_than_ends_the_search_is_not_probed_however_quick_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replay = Replay(invented_table(0.0, SMALL))
+    strategy = planner(replay, true_prior(replay), tolerance=0.01)
+    first = strategy.ask(Situation())
+    strategy.tell(first.candidate, replay.probe(first.candidate))
+    posterior = strategy.posterior
+    quick, slow = np.flatnonzero(~posterior.excluded)[[0, -1]]
+    gains, seconds = np.zeros((2, len(replay.space)))
+    gains[[quick, slow]], seconds[[quick, slow]] = (0.009, 0.02), (1.0, 100.0)
+    monkeypatch.setattr(posterior, "improvement", lambda *_: gains)
+    monkeypatch.setattr(posterior, "shared_improvement", lambda _, alone, __: alone)
+    monkeypatch.setattr(posterior, "probe_seconds", lambda _: np.maximum(seconds, 1.0))
+    assert strategy.ask(Situation()).candidate == replay.space.candidates[slow]
+
+
 def test_a_graph_that_was_compiled_costs_little_again() -> None:
     """Whatever its optimizer, and a dynamic one at any batch."""
     static, dynamic = (compiled("default", compile_dynamic=d) for d in (False, True))
