@@ -138,7 +138,7 @@ class PlannerStrategy:
         gain = self.posterior.shared_improvement(predicted, alone, best_rate)
         if not gain.any():  # too little for any draw to show, and yet asked for: the fastest left
             hope = predicted.fits * predicted.runs
-            gain = np.where(allowed, np.exp(predicted.log_rate) * hope, 0.0)
+            gain = alone = np.where(allowed, np.exp(predicted.log_rate) * hope, 0.0)
         index = _argmax(gain / seconds, allowed)
         if left is not None:
             told = SCOUTING * self.posterior.explained_by_scouts(gain, allowed)

@@ -505,6 +505,26 @@ def test_what_would_gain_less_than_ends_the_search_is_not_probed_however_quick_i
     assert strategy.ask(Situation()).candidate == replay.space.candidates[slow]
 
 
+def test_where_nothing_would_gain_and_too_few_are_measured_the_fastest_is_probed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With all the time, and where the budget ends soon."""
+    replay = Replay(invented_table(0.0, SMALL))
+    strategy = planner(replay, true_prior(replay))
+    first = strategy.ask(Situation())
+    strategy.tell(first.candidate, replay.probe(first.candidate))
+    posterior, predicted = strategy.posterior, strategy.posterior.predict()
+    number = len(replay.space)
+    monkeypatch.setattr(strategy, "_scout", lambda *_: None)
+    monkeypatch.setattr(posterior, "improvement", lambda *_: np.full(number, 0.001))
+    monkeypatch.setattr(posterior, "probe_seconds", lambda _: np.full(number, 50.0))
+    is_open = ~predicted.excluded & (predicted.fits > INFEASIBLE)
+    hope = np.exp(predicted.log_rate) * predicted.fits * predicted.runs
+    fastest = replay.space.candidates[int(np.argmax(np.where(is_open, hope, 0.0)))]
+    asked = [strategy.ask(Situation(seconds_left=left)) for left in (None, 400.0, 140.0)]
+    assert [choice.candidate for choice in asked] == [fastest] * 3
+
+
 def test_a_graph_that_was_compiled_costs_little_again() -> None:
     """Whatever its optimizer, and a dynamic one at any batch."""
     static, dynamic = (compiled("default", compile_dynamic=d) for d in (False, True))
