@@ -38,8 +38,8 @@ from tests.benchmarks.simulated_draws import (
 Change = Callable[[Device], Device]
 World = Callable[[Pair, int], Device]
 SIXTEEN = ("bf16", "fp16", "pure-bf16")
-FIRST_SEED = 100  # none that the prior's widths or tests were chosen on
-OWN_SEEDS = 50  # of each world: luck that all of them shared would look like a law
+FIRST_SEED = 100
+OWN_SEEDS = 50  # of each world, at most so many: luck that all shared would look like a law
 
 
 def failing(field: str, values: tuple[str, ...], why: str) -> Change:

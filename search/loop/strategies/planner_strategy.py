@@ -48,7 +48,7 @@ class PlannerStrategy:
     The first probe is the fastest setting that should fit, or where no rates of the device are
     known a small and eager one: it calibrates memory and time. Each further probe is the one with
     the highest expected improvement per second of probing, which approaches the memory limit step
-    by step; where there is no time for two more as long, the one with the highest at all. The
+    by step; where there is no time for two more as long, each has its gain to itself. The
     search ends when no probe is expected to gain `tolerance` any more and the next larger batch of
     the best setting is known not to be better. What was disturbed stays open, and may be asked for
     once more.
@@ -134,7 +134,7 @@ class PlannerStrategy:
                 return self._choice(index, predicted, "search", best_rate)
             self.stopped_because = f"another probe would gain under {self.tolerance:.1%}"
             return None
-        alone = np.where(alone >= self.tolerance, alone, 0.0)  # what would end it is not probed
+        alone = np.where(alone >= self.tolerance, alone, 0.0)  # too little to go on for
         gain = self.posterior.shared_improvement(predicted, alone, best_rate)
         if not gain.any():  # too little for any draw to show, and yet asked for: the fastest left
             hope = predicted.fits * predicted.runs
