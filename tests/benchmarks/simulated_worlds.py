@@ -1,7 +1,7 @@
 """Judges the search over devices on which one thing is not as anybody expects.
 
     python -m tests.benchmarks.simulated_worlds [WORLD…] [--devices 3] [--budget 600] [--pairs …]
-        [--workers 2]
+        [--workers 1]
 
 The devices are those of tests/benchmarks/simulated_draws.py, each with one thing more that is true
 of it: a precision or an attention that crashes or gives NaN, bf16 that the card emulates, a compile
@@ -188,7 +188,8 @@ def main() -> None:
     tasks = [(pair, names, given.devices, given.budget) for pair in given.pairs]
     with get_context("spawn").Pool(given.workers) as pool:
         pairs = list(pool.imap_unordered(search_worlds, tasks, chunksize=1))
-    rows = [_row(name, [e for pair in pairs for e in pair[name]]) for name in names]
+    ended = {name: [e for pair in pairs for e in pair[name]] for name in names}
+    rows = [_row(name, found) for name, found in ended.items() if found]
     print(table_text(rows, ("world", "devices", "median", "mean", "nine of ten", "worst",
                             "knowing", "nothing", "probes")))  # fmt: skip
 

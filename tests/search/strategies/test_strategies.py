@@ -465,10 +465,10 @@ def test_a_compile_mode_is_shown_by_a_batch_that_is_soon_done() -> None:
     assert images[found] == images.min() < images.max()
 
 
-def test_where_few_more_fit_into_the_budget_the_one_that_should_gain_most_is_probed(
+def test_where_few_more_fit_into_the_budget_each_has_its_gain_to_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And not the one that has its gain to itself, as nothing else is like it."""
+    """What gains most per second is probed then, not what gains most and takes longest."""
     replay = Replay(invented_table(0.0, SMALL))
     strategy = planner(replay, true_prior(replay), tolerance=0.0)
     monkeypatch.setattr(strategy, "_scout", lambda *_: None)
@@ -477,12 +477,14 @@ def test_where_few_more_fit_into_the_budget_the_one_that_should_gain_most_is_pro
         strategy.tell(choice.candidate, replay.probe(choice.candidate))
     posterior, predicted = strategy.posterior, strategy.posterior.predict()
     is_open = ~predicted.excluded & (predicted.fits > INFEASIBLE)
-    first, last = np.flatnonzero(is_open)[[0, -1]]
+    first, dear, last = np.flatnonzero(is_open)[[0, 1, -1]]
     alone, shared = (np.eye(len(is_open))[i] + is_open for i in (last, first))
+    alone[dear] = 2.1
+    seconds_each = np.where(np.arange(len(is_open)) == dear, 130.0, 50.0)
     monkeypatch.setattr(posterior, "improvement", lambda *_: alone)
     monkeypatch.setattr(posterior, "shared_improvement", lambda *_: 100 * shared)
     monkeypatch.setattr(posterior, "explained_by_scouts", lambda *_: 0.0)
-    monkeypatch.setattr(posterior, "probe_seconds", lambda _: np.full(len(is_open), 50.0))
+    monkeypatch.setattr(posterior, "probe_seconds", lambda _: seconds_each)
     asked = [strategy.ask(Situation(seconds_left=seconds)) for seconds in (400.0, 140.0)]
     assert first < last
     assert asked[0].candidate != asked[1].candidate == replay.space.candidates[last]
