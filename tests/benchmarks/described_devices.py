@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.units import MIB
 from planner.machine.hardware import Gpu, recognise_gpu
-from tests.benchmarks.simulated_draws import Device, Pair
+from tests.benchmarks.simulated_draws import Device, Pair, luck
 
 Array = NDArray[np.float64]
 Description = Mapping[str, float]
@@ -45,7 +45,9 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "backward": (1.7, 2.4),  # of a forward
     "compiled": (0.9, 1.1),  # and of that, by mode, the rate:
     "default": (1.0, 1.0), "reduce-overhead": (0.97, 1.03), "max-autotune": (0.97, 1.05),
-    "odd rows": (1.0, 1.2), "waves": (0.3, 1.0), "wave": (0.0, 0.05),
+    # As measured: no wave is felt in whole, three quarters may be (fit_tiles.py), and batches that
+    # keep a card busy lie within 1.3% of a line (tests/search/test_simulated.py).
+    "odd rows": (1.0, 1.2), "waves": (0.0, 0.75), "ripple": (0.0, 0.02),
     "bytes": (0.85, 1.15), "bytes compiled": (0.75, 1.1), "bytes held": (100, 700),  # MiB
     "optimizer passes": (6.0, 12.0), "fused optimizer": (0.4, 0.9),
     "emulated bf16": (1.0, 1.0), "compile": (20, 110), "tuning": (30, 120),
@@ -59,12 +61,12 @@ FAILURES = {
 
 def describe(pair: Pair, seed: int, **given: tuple[float, float]) -> Device:
     """A device of a pair by a description drawn from RANGES, or from those that are `given`."""
-    random = np.random.default_rng([seed, 31, len(pair.name), sum(pair.name.encode())])
+    random = luck(pair, seed, "description")
     ranges = {**RANGES, **given}
     what = {name: float(random.uniform(*ends)) for name, ends in ranges.items()}
     gpu = recognise_gpu(pair.device.name, pair.device.total_bytes)
     assert gpu is not None
-    ripple = {s: random.normal(0, what["wave"]) for s in map(_without_optimizer, _settings(pair))}
+    ripple = {s: random.normal(0, what["ripple"]) for s in map(_without_optimizer, _settings(pair))}
     seconds, num_bytes = np.empty(len(pair.space)), np.empty(len(pair.space))
     for i, setting in enumerate(_settings(pair)):
         seconds[i] = _seconds(pair.model, setting, gpu, what)
