@@ -1,6 +1,6 @@
 """Whether tiles and waves of matrix products belong in the time model: the fit of `fit_rates` with
-products as they are, padded to tiles, and to whole waves of tiles: `python -m
-tests.benchmarks.fit_tiles`, of the published rows and of our records.
+products as they are, padded to tiles, and as far as waves of tiles leave SMs idle: `python -m
+tests.benchmarks.fit_tiles`, over the published rows.
 
 A kernel computes whole tiles of its result, and a card as many at once as it has SMs (NVIDIA,
 Matrix Multiplication Background User's Guide DU-09799-001, whose section 2.3 lists the tiles of
@@ -25,7 +25,7 @@ Tile = tuple[int, int]
 LISTED: tuple[Tile, ...] = (
     (256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64),
 )  # fmt: skip
-# The tiles, and how much of the SMs' idleness in the last wave is felt: 1 is a whole one more.
+# The tiles, and the share that is felt of the SMs' idleness while all of a product's waves run.
 CASES: dict[str, tuple[tuple[Tile, ...], float]] = {
     "as they are": (((1, 1),), 0),
     "tiles, any listed": (LISTED, 0),
@@ -45,17 +45,18 @@ def _with_shape(device: Device, name: str, y: Tensor, inner: int, num_bytes: int
 
 
 def padded(operation: Computed, gpu: Gpu, tiles: tuple[Tile, ...], felt: float) -> Computed:
-    """`operation` with the FLOPs of whole tiles, and of what is `felt` of whole waves of them."""
+    """`operation` by its own name, with the FLOPs that whole tiles and idle SMs amount to."""
     if operation.kind != "matmul":
         return operation
-    batch, rows, columns, inner = map(int, operation.name.split()[1].split(","))
+    name, shape = operation.name.split()
+    batch, rows, columns, inner = map(int, shape.split(","))
     assert gpu.num_sms is not None
     flops = []
     for height, width in tiles:
         number = batch * ceil(rows / height) * ceil(columns / width)
         idle = 1 - number / (ceil(number / gpu.num_sms) * gpu.num_sms)
         flops.append(2 * number * height * width * inner / (1 - felt * idle))
-    return operation._replace(flops=round(min(flops)))
+    return operation._replace(name=name, flops=round(min(flops)))
 
 
 def _padded_row(timed: Timed, tiles: tuple[Tile, ...], felt: float) -> Timed:

@@ -123,7 +123,7 @@ class Device:
 
 
 def luck(pair: Pair, seed: int, of: str) -> np.random.Generator:
-    """A device's own: nothing else that is drawn, of it or of another pair, has the same."""
+    """What no other pair, seed or use of it shares."""
     return np.random.default_rng([seed, *f"{pair.name}: {of}".encode()])
 
 
@@ -223,7 +223,7 @@ def _draw_seconds(pair: Pair, physics: Physics, random: np.random.Generator) -> 
         "reduce-overhead": compiled * random.uniform(0.97, 1.03),
         "max-autotune": compiled * random.uniform(0.97, 1.05),
     }
-    # Batches that keep a card busy lie within 1.3% of a line (tests/search/test_simulated.py).
+    # Assumed; in fp32, 64 to 512 images lie within 1% of a line (tests/search/test_simulated.py).
     ripple = random.uniform(0.01, 0.05)
     common = {p: _ripple(pair.space, random) for p in pair.space.choices["precision"]}
     own: dict[TrainSetting, tuple[float, Array]] = {}

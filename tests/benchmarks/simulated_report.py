@@ -69,6 +69,7 @@ def _row(way: str, strategy: str, group: Sequence[Run]) -> Row:
     def share(of: Sequence[bool]) -> float:
         return round(sum(of) / len(group), 4)
 
+    later = [r.probes - r.probes_to_arrive for r in group if r.probes_to_arrive is not None]
     row: Row = {"way": way, "strategy": strategy, "devices": len(group)}
     for name in ("at_2_min", "at_5_min", "best_probed", "recommended"):
         values = [getattr(r, name) for r in group]
@@ -87,6 +88,8 @@ def _row(way: str, strategy: str, group: Sequence[Run]) -> Row:
         "probes_to_arrive_p90": quantile([r.probes_to_arrive for r in group], 0.9),
         "seconds_to_arrive_median": quantile([r.seconds_to_arrive for r in group], 0.5),
         "seconds_to_arrive_p90": quantile([r.seconds_to_arrive for r in group], 0.9),
+        "probes_after_median": quantile(later, 0.5) if later else None,
+        "probes_after_p90": quantile(later, 0.9) if later else None,
         "ended_by_itself": sum(r.ended_by_itself for r in group),
         "probes_mean": round(mean(r.probes for r in group), 1),
         "probes_max": max(r.probes for r in group),
@@ -125,7 +128,8 @@ def show(directory: Path) -> str:
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Regrets as median / mean / nine in ten; "never" where fewer arrived than that."""
+    """Regrets as median / mean / nine in ten; "never" where fewer arrived than that. How many
+    probes came then is of those that arrived."""
     lines = [
         [
             row["way"],
@@ -137,6 +141,7 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
             f"{row['arrived']}/{row['devices']}",
             _pair(row, "probes_to_arrive", "{:.0f}"),
             _pair(row, "seconds_to_arrive", "{:.0f}"),
+            _pair(row, "probes_after", "{:.0f}"),
             f"{row['ended_by_itself']}/{row['devices']}",
             f"{row['probes_mean']} (≤ {row['probes_max']})",
         ]
@@ -144,7 +149,7 @@ def table(rows: Sequence[Mapping[str, object]]) -> str:
     ]
     headers = ["way", "strategy", "devices", "2 min", "5 min", "best probed", "recommended",
                "nothing", "within 1%", "probes until then", "seconds until then",
-               "ended by itself", "probes"]  # fmt: skip
+               "probes from there on", "ended by itself", "probes"]  # fmt: skip
     return tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
 
 

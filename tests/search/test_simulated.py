@@ -113,8 +113,8 @@ def test_the_second_physics_knows_nothing_of_the_prediction(pair: Pair) -> None:
     assert (describe(blind, 1).seconds == describe(pair, 1).seconds).all()
 
 
-def test_batches_that_keep_a_card_busy_lie_on_a_line() -> None:
-    """As the ranges say that devices are drawn and described by: a Swin-T in fp32, 64 images and
+def test_measured_batches_that_keep_a_card_busy_lie_on_a_line() -> None:
+    """What the assumed ripples of simulated devices are wider than: a Swin-T in fp32, 64 images and
     more, of which no step waits for its host."""
     arms: dict[tuple[str, TrainSetting], dict[int, float]] = {}
     for card in ("h100", "h200"):
@@ -131,7 +131,7 @@ def test_batches_that_keep_a_card_busy_lie_on_a_line() -> None:
         sizes, seconds = np.array([*arm]), np.array([*arm.values()])
         lines = np.stack([np.ones(len(arm)), sizes], axis=1) / seconds[:, None]
         fit, *_ = np.linalg.lstsq(lines, np.ones(len(arm)))
-        assert lines @ fit == pytest.approx(1, abs=0.013)
+        assert lines @ fit == pytest.approx(1, abs=0.01)
 
 
 def test_a_described_step_keeps_the_laws_of_memory_and_work(pair: Pair) -> None:

@@ -27,11 +27,11 @@ FIRST_COST = 0.1
 # Of the gain that an eager probe tells of, without being what gains: within a budget a compiled one
 # costs ten times as much, and most of what is not known of it is not its compiler's doing. Without
 # it ten minutes find as much, and three lose 7.0 in place of 6.5% (mean of 54 simulated devices;
-# 11 and 8.7 of 48 others).
+# 11 and 8.7 of 48 others; of both as they were drawn before 7638604).
 SCOUTING = 0.25
 # While there is time for so many probes as long as the next one, a gain is shared among settings
 # that are alike, as several will be tried. Of 2, 3 and 4, 3 lost least in three minutes (24
-# simulated devices).
+# simulated devices, as they were drawn before 7638604).
 ENOUGH_PROBES = 3
 MAY_FIT = 0.1  # a larger batch is tried before all ends where it fits with this probability
 # After so many failures and nothing measured, a setting that needs nothing of the machine.
@@ -136,7 +136,7 @@ class PlannerStrategy:
             return None
         alone = np.where(alone >= self.tolerance, alone, 0.0)  # too little to go on for
         gain = self.posterior.shared_improvement(predicted, alone, best_rate)
-        if not gain.any():  # too little for any draw to show, and yet asked for: the fastest left
+        if not gain.any():  # too little to tell by: the highest expected rate per second of probing
             hope = predicted.fits * predicted.runs
             gain = alone = np.where(allowed, np.exp(predicted.log_rate) * hope, 0.0)
         index = _argmax(gain / seconds, allowed)
