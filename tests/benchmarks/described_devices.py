@@ -162,7 +162,16 @@ def _seconds(model: SwinConfig, setting: TrainSetting, gpu: Gpu, what: Descripti
     updates = what["optimizer passes"] * 4 * num_parameters(model) / bandwidth
     if setting.optimizer_implementation == "fused":
         updates *= what["fused optimizer"]
-    return setting.accumulate * max(busy, launches * times) + updates + 100 * what["launch"]
+    once = max(busy, launches * times)
+    exposed = _exchange(model, setting, what) - what.get("hidden", 0.0) * (1 - 1 / times) * once
+    return setting.accumulate * once + max(exposed, 0.0) + updates + 100 * what["launch"]
+
+
+def _exchange(model: SwinConfig, setting: TrainSetting, what: Description) -> float:
+    """Seconds of a ring's all-reduce of fp32 gradients, over a link of `link` bytes/s."""
+    if setting.world_size == 1:
+        return 0.0
+    return 8 * (1 - 1 / setting.world_size) * num_parameters(model) / what["link"]
 
 
 def _matrix_rate(setting: TrainSetting, gpu: Gpu, what: Description) -> float:
@@ -191,4 +200,5 @@ def _bytes(model: SwinConfig, setting: TrainSetting, what: Description) -> float
     working = max(size for _, size in blocks) if kept < 1 else 0.0
     activations = kept * sum(depth * size for depth, size in blocks) + working
     activations *= what["bytes"] * (1.0 if setting.compile == "off" else what["bytes compiled"])
-    return 16 * num_parameters(model) + activations + what["bytes held"] * MIB
+    state = 16 if setting.world_size == 1 else 20  # DDP's buckets hold the gradients once more
+    return state * num_parameters(model) + activations + what["bytes held"] * MIB

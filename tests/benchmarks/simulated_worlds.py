@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from multiprocessing import get_context
 from statistics import fmean, median
 from sys import stderr
@@ -37,6 +38,7 @@ from tests.benchmarks.simulated_draws import (
     draw_device,
     luck,
     make_pair,
+    narrow_pair,
 )
 from tests.benchmarks.strategy_report import quantile
 
@@ -114,6 +116,12 @@ DESCRIBED: Mapping[str, dict[str, tuple[float, float]]] = {
     "twice the memory": {"bytes": (1.7, 2.0)},
     "slow compiler": {"compile": (150, 250)},
 }
+# Data-parallel on four devices: bytes/s of the link, and how much of a backward hides an exchange.
+# From 10 Gbit/s Ethernet to half of PCIe 3.0 x16, and NVLink: assumptions.
+SPREAD: Mapping[str, dict[str, tuple[float, float]]] = {
+    "four GPUs": {"link": (5e10, 2e11), "hidden": (0.3, 1.0)},
+    "four GPUs on a slow link": {"link": (1e9, 8e9), "hidden": (0.3, 1.0)},
+}
 
 
 def _drawn(change: Change) -> World:
@@ -124,9 +132,20 @@ def _described(ranges: dict[str, tuple[float, float]]) -> World:
     return lambda pair, seed: describe(pair, seed, **ranges)
 
 
+@lru_cache(maxsize=1)
+def four_devices(name: str) -> Pair:
+    """The pair of that name, as the planner sees it on four such devices."""
+    return narrow_pair(name, base=TrainSetting(world_size=4, parallelism="ddp"))
+
+
+def _spread(ranges: dict[str, tuple[float, float]]) -> World:
+    return lambda pair, seed: describe(four_devices(pair.name), seed, **ranges)
+
+
 WORLDS: Mapping[str, World] = {
     **{name: _drawn(change) for name, change in DRAWN.items()},
     **{name: _described(ranges) for name, ranges in DESCRIBED.items()},
+    **{name: _spread(ranges) for name, ranges in SPREAD.items()},
 }
 
 

@@ -18,7 +18,7 @@ from planner.estimation.estimate import choose
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware import recognise_gpu
 from planner.throughput.prediction import predict_step, rates_for
-from tests.benchmarks.described_devices import describe
+from tests.benchmarks.described_devices import describe, num_parameters
 from tests.benchmarks.simulated_devices import EAGER, search_device
 from tests.benchmarks.simulated_draws import (
     Device,
@@ -146,6 +146,19 @@ def test_a_described_step_keeps_the_laws_of_memory_and_work(pair: Pair) -> None:
         assert seconds >= plain[1] or plain[0] > limit
         larger = at.get(setting.model_copy(update={"batch_size": 3 * setting.batch_size}))
         assert larger is None or larger[0] > num_bytes
+
+
+def test_a_slow_link_costs_at_most_an_exchange_of_the_gradients() -> None:
+    """And of a step that is short enough all of what its backward does not hide."""
+    few = {"checkpointing": ("none",), "attention": ("sdpa",), "compile": ("off",)}
+    base = TrainSetting(world_size=4, parallelism="ddp")
+    pair = narrow_pair(PAIR, base=base, restrict=few, batch_sizes=(1, 64))
+    fast, slow = (describe(pair, 1, link=(rate, rate), hidden=(0.5, 0.5)) for rate in (1e15, 1e9))
+    exchange = 2 * 3 / 4 * 4 * num_parameters(pair.model) / 1e9
+    costs = (slow.seconds - fast.seconds) / exchange
+    assert ((costs > 0.1) & (costs < 1.1)).all()  # 1.1: with the ripple of a setting
+    batches = np.array([c.setting.batch_size for c in pair.space.candidates])
+    assert costs[batches == 1].min() > costs[batches == 64].max()
 
 
 @pytest.mark.parametrize("name", DESCRIBED)

@@ -24,11 +24,6 @@ INFEASIBLE = 1e-3  # a setting that fits with less than this probability is rule
 # changes from 0.02 to 0.1. For a mode it is a judgement: without it that probe was of 64 images on
 # a processor, and took six of ten minutes.
 FIRST_COST = 0.1
-# Of the gain that an eager probe tells of, without being what gains: within a budget a compiled one
-# costs ten times as much, and most of what is not known of it is not its compiler's doing. Without
-# it ten minutes find as much, and three lose 7.0 in place of 6.5% (mean of 54 simulated devices;
-# 11 and 8.7 of 48 others; of both as they were drawn before 7638604).
-SCOUTING = 0.25
 # While there is time for so many probes as long as the next one, a gain is shared among settings
 # that are alike, as several will be tried. Of 2, 3 and 4, 3 lost least in three minutes (24
 # simulated devices, as they were drawn before 7638604).
@@ -57,6 +52,8 @@ class PlannerStrategy:
     def __init__(self, posterior: Posterior, tolerance: float = TOLERANCE) -> None:
         self.space, self.posterior = posterior.space, posterior
         self.tolerance = tolerance
+        axes = ("compile", "precision", "attention")
+        self.modes, self.precisions, self.attentions = (_values(self.space, a) for a in axes)
         self.given_seconds = 0.0
         self.stopped_because = ""
 
@@ -129,9 +126,12 @@ class PlannerStrategy:
             # What is recommended is known to be the end of a climb, whatever the prior says.
             arms, batch = self.posterior.arms, self.posterior.batch
             above = (arms == arms[best]) & (batch > batch[best])
-            index = int(above.argmax())
-            if above.any() and allowed[index] and predicted.fits[index] >= MAY_FIT:
-                return self._choice(index, predicted, "search", best_rate)
+            above &= np.arange(len(batch)) == above.argmax()
+            for last in (above, self._unheard()):
+                last = last & allowed & (predicted.fits >= MAY_FIT)
+                if last.any():
+                    index = _argmax(predicted.log_rate, last)
+                    return self._choice(index, predicted, "search", best_rate)
             self.stopped_because = f"another probe would gain under {self.tolerance:.1%}"
             return None
         alone = np.where(alone >= self.tolerance, alone, 0.0)  # too little to go on for
@@ -141,29 +141,26 @@ class PlannerStrategy:
             gain = alone = np.where(allowed, np.exp(predicted.log_rate) * hope, 0.0)
         index = _argmax(gain / seconds, allowed)
         if left is not None:
-            told = SCOUTING * self.posterior.explained_by_scouts(gain, allowed)
-            index = _argmax((gain + told) / seconds, allowed)
             if ENOUGH_PROBES * seconds[index] > left:
                 index = _argmax(alone / seconds, allowed)
-            scout = self._scout(predicted, allowed, seconds, left - float(seconds[index]))
+            scout = self._scout(predicted, allowed, seconds, best, left - float(seconds[index]))
             index = index if scout is None else scout
         return self._choice(index, predicted, "search", best_rate)
 
     def _scout(
-        self, predicted: Prediction, allowed: Mask, seconds: Array, left: float
+        self, predicted: Prediction, allowed: Mask, seconds: Array, best: int, left: float
     ) -> int | None:
         """What shows how a device does what was not tried on it, while it is cheap: an eager step
-        in another precision than the first probes', which may be emulated, and one with each
-        attention in theirs. And what no later probe could show, as `left` would not be enough for
-        it: a compile mode."""
+        in another precision than the first probes', which may be emulated, one with each attention
+        in the best's, and what no compiled probe has told of. And what no later probe could show,
+        as `left` would not be enough for it: a compile mode."""
         tried, ran = list(self.posterior.records), list(self.posterior.ran())
         known = [i for i in tried if predicted.excluded[i]]  # a disturbed look is none
         sure = allowed & (predicted.fits >= SAFE)
         worth = predicted.log_rate + np.log(np.maximum(predicted.runs, 1e-9))
-        axes = ("compile", "precision", "attention")
-        modes, precisions, attentions = (_values(self.space, axis) for axis in axes)
-        strange = precisions != precisions[ran[0]]
-        scouts = [~strange & (modes == "off") & (attentions == a) for a in np.unique(attentions)]
+        modes, strange = self.modes, self.precisions != self.precisions[ran[0]]
+        eager = (self.precisions == self.precisions[best]) & (modes == "off")
+        scouts = [eager & (self.attentions == a) for a in np.unique(self.attentions)]
         scouts = [these for these in scouts if not these[known].any()]
         has_run = [i for i in ran if i in known]
         if not strange[has_run].any() and strange[tried].sum() < MAX_FAILURES:
@@ -173,6 +170,9 @@ class PlannerStrategy:
             if (these & cheap).any():
                 return _argmax(worth, these & cheap)
         worth -= FIRST_COST * np.log(seconds)  # a batch nearly as fast shows it as well, and sooner
+        unheard = sure & self._unheard() & (seconds <= min(MODE_SHARE * self.given_seconds, left))
+        if unheard.any():
+            return _argmax(worth, unheard)
         for mode in np.setdiff1d(modes, modes[tried]):
             at = sure & (modes == mode)
             if at.any():
@@ -180,6 +180,18 @@ class PlannerStrategy:
                 if left / LAST_CALL < seconds[index] <= MODE_SHARE * self.given_seconds:
                     return index
         return None
+
+    def _unheard(self) -> Mask:
+        """What compiles the fastest eager setting, in modes that ran, where all that was compiled
+        has another precision, attention or checkpointing: it may be the fastest compiled too."""
+        ran, tried = self.posterior.ran(), list(self.posterior.records)
+        rates = {i: c.rate_over(None) for i, c in ran.items() if self.modes[i] == "off"}
+        fastest = max(rates, key=lambda i: rates[i], default=0)
+        unheard = self.modes != "off"
+        for kind in (self.precisions, self.attentions, _values(self.space, "checkpointing")):
+            unheard &= kind == kind[fastest]
+        is_heard = not rates or unheard[tried].any()
+        return np.asarray(unheard & np.isin(self.modes, self.modes[list(ran)]) & (not is_heard))
 
     def _choice(
         self, index: int, predicted: Prediction, phase: Phase, best_rate: float | None = None

@@ -80,7 +80,6 @@ class Posterior:
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
-        self.eager = _places(space, TrainSetting.uncompiled)
         self.twins = [
             _places(space, partial(TrainSetting.model_copy, update={lever: "none"}))
             for lever in MEMORY_LEVERS
@@ -236,20 +235,6 @@ class Posterior:
         won = np.maximum(np.exp(gain.max(axis=1)) - 1, 0.0) / NUM_DRAWS
         np.add.at(shares, top[winner], won)
         return shares
-
-    def explained_by_scouts(self, gain: Array, allowed: Mask) -> Array:
-        """What the eager counterparts of compiled settings would tell of their gain: the share of
-        the others' variance that a probe of each explains."""
-        told = np.zeros(len(self.space))
-        rivals = np.argsort(-gain)[:NUM_RIVALS]
-        rivals = rivals[(gain[rivals] > 0) & (self.eager[rivals] != rivals)]
-        scouts = np.unique(self.eager[rivals])
-        scouts = scouts[(scouts >= 0) & allowed[scouts]]
-        covariance = self.seconds.covariance(np.concatenate([scouts, rivals]))
-        sd = np.sqrt(np.maximum(covariance.diagonal(), 1e-12))
-        explained = np.square(covariance / np.outer(sd, sd))[: len(scouts), len(scouts) :]
-        told[scouts] = explained @ gain[rivals]
-        return told
 
     @staticmethod
     def _draw(random: np.random.Generator, mean: Array, covariance: Array) -> Array:

@@ -335,6 +335,53 @@ def test_each_attention_is_looked_at_eagerly_where_a_budget_allows_it() -> None:
     assert {s.attention for s in eager} == {"eager", "sdpa"}
 
 
+def emulated(replay: Replay, setting: TrainSetting) -> MeasurementRecord:
+    """As a device would that makes a step in bf16 ten times as long as it should be."""
+    record = replay.probe(replay.space.find(setting))
+    slow = tuple((10.0 if setting.precision == "bf16" else 1.0) * s for s in record.step_seconds)
+    return record.model_copy(update={"step_seconds": slow})
+
+
+def test_each_attention_is_looked_at_in_the_precision_that_turned_out_to_be_faster() -> None:
+    """What was seen of them in another tells nothing there."""
+    both = {"compile": ("off",), "attention": ("eager", "sdpa")}
+    replay = Replay(invented_table(0.0, {**SMALL, **both}))
+    strategy = planner(replay, true_prior(replay))
+    for c in replay.space.candidates:
+        if c.setting.precision == "bf16" or c.setting.attention == "eager":
+            strategy.tell(c, emulated(replay, c.setting))
+    strategy.ask(Situation(seconds_left=600.0))
+    number, (best, _) = len(replay.space), strategy.posterior.best()
+    predicted = replace(strategy.posterior.predict(), fits=np.ones(number))
+    found = strategy._scout(predicted, ~predicted.excluded, np.ones(number), best, 600.0)
+    looked = replay.space.candidates[found].setting
+    assert (looked.precision, looked.attention, looked.compile) == ("fp32", "sdpa", "off")
+
+
+@pytest.mark.parametrize("seconds_left", [None, 6000.0])
+def test_the_fastest_eager_setting_is_compiled_before_a_search_ends(
+    monkeypatch: pytest.MonkeyPatch, seconds_left: float | None
+) -> None:
+    """However little the compiler is believed to gain there; and once."""
+    replay = Replay(invented_table(0.0, {**SMALL, "compile": ("off", "default")}))
+    strategy = planner(replay, true_prior(replay))
+    for c in replay.space.candidates:
+        if c.setting.compile == "off" or c.setting.precision == "bf16":
+            strategy.tell(c, emulated(replay, c.setting))
+    checkpointed = [c.setting.checkpointing != "none" for c in replay.space.candidates]
+    gains = np.array(checkpointed) * (0.0 if seconds_left is None else 1.0)
+    monkeypatch.setattr(strategy.posterior, "improvement", lambda _, allowed, __: allowed * gains)
+    ran = strategy.posterior.ran()
+    fastest = ran[max(ran, key=lambda i: ran[i].rate)].setting
+    asked = strategy.ask(Situation(seconds_left=seconds_left)).candidate
+    wanted = {"compile": "default", "batch_size": asked.setting.batch_size}
+    assert (fastest.precision, fastest.compile) == ("fp32", "off")
+    assert asked.setting == fastest.model_copy(update=wanted)
+    assert strategy._unheard().any()
+    strategy.tell(asked, emulated(replay, asked.setting))
+    assert not strategy._unheard().any()
+
+
 class Listening(ListStrategy):
     """Asks for one candidate, and keeps how many seconds it was left."""
 
@@ -460,7 +507,8 @@ def test_a_compile_mode_is_shown_by_a_batch_that_is_soon_done() -> None:
     images = np.array([c.setting.batch_size for c in replay.space.candidates])
     log_rate = 0.0001 * images  # 2.5% faster at the largest
     equal = replace(predicted, log_rate=log_rate, fits=np.ones(len(images)))
-    found = strategy._scout(equal, np.ones(len(images), bool), 100.0 + images / 2, 110.0)
+    best, _ = strategy.posterior.best()
+    found = strategy._scout(equal, np.ones(len(images), bool), 100.0 + images / 2, best, 110.0)
     assert found is not None
     assert images[found] == images.min() < images.max()
 
@@ -483,7 +531,6 @@ def test_where_few_more_fit_into_the_budget_each_has_its_gain_to_itself(
     seconds_each = np.where(np.arange(len(is_open)) == dear, 130.0, 50.0)
     monkeypatch.setattr(posterior, "improvement", lambda *_: alone)
     monkeypatch.setattr(posterior, "shared_improvement", lambda *_: 100 * shared)
-    monkeypatch.setattr(posterior, "explained_by_scouts", lambda *_: 0.0)
     monkeypatch.setattr(posterior, "probe_seconds", lambda _: seconds_each)
     asked = [strategy.ask(Situation(seconds_left=seconds)) for seconds in (400.0, 140.0)]
     assert first < last
