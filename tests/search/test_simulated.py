@@ -149,14 +149,15 @@ def test_a_described_step_keeps_the_laws_of_memory_and_work(pair: Pair) -> None:
 
 
 def test_a_slow_link_costs_at_most_an_exchange_of_the_gradients() -> None:
-    """And of a step that is short enough all of what its backward does not hide."""
+    """Less what a backward hides of it, which is more of a larger batch."""
     few = {"checkpointing": ("none",), "attention": ("sdpa",), "compile": ("off",)}
     base = TrainSetting(world_size=4, parallelism="ddp")
     pair = narrow_pair(PAIR, base=base, restrict=few, batch_sizes=(1, 64))
-    fast, slow = (describe(pair, 1, link=(rate, rate), hidden=(0.5, 0.5)) for rate in (1e15, 1e9))
+    no_luck = {"hidden": (0.5, 0.5), "ripple": (0.0, 0.0)}
+    fast, slow = (describe(pair, 1, link=(rate, rate), **no_luck) for rate in (1e15, 1e9))
     exchange = 2 * 3 / 4 * 4 * num_parameters(pair.model) / 1e9
     costs = (slow.seconds - fast.seconds) / exchange
-    assert ((costs > 0.1) & (costs < 1.1)).all()  # 1.1: with the ripple of a setting
+    assert ((costs > 0.1) & (costs < 1)).all()
     batches = np.array([c.setting.batch_size for c in pair.space.candidates])
     assert costs[batches == 1].min() > costs[batches == 64].max()
 

@@ -185,13 +185,14 @@ class PlannerStrategy:
         """What compiles the fastest eager setting, in modes that ran, where all that was compiled
         has another precision, attention or checkpointing: it may be the fastest compiled too."""
         ran, tried = self.posterior.ran(), list(self.posterior.records)
-        rates = {i: c.rate_over(None) for i, c in ran.items() if self.modes[i] == "off"}
+        rates = {i: c.rate for i, c in ran.items() if self.modes[i] == "off"}
         fastest = max(rates, key=lambda i: rates[i], default=0)
         unheard = self.modes != "off"
         for kind in (self.precisions, self.attentions, _values(self.space, "checkpointing")):
             unheard &= kind == kind[fastest]
-        is_heard = not rates or unheard[tried].any()
-        return np.asarray(unheard & np.isin(self.modes, self.modes[list(ran)]) & (not is_heard))
+        if not rates or unheard[tried].any():
+            return np.zeros_like(unheard)
+        return np.asarray(unheard & np.isin(self.modes, self.modes[list(ran)]))
 
     def _choice(
         self, index: int, predicted: Prediction, phase: Phase, best_rate: float | None = None

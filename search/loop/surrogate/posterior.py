@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import erf, inf, log, sqrt
 
 import numpy as np
 
-from planner.core.schema import MeasurementRecord, TrainSetting
+from planner.core.schema import MeasurementRecord
 from search.loop.contenders import Contender
 from search.loop.space import Candidate, Space
 from search.loop.surrogate.arrays import Array, Indices, Mask
@@ -80,10 +79,7 @@ class Posterior:
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
-        self.twins = [
-            _places(space, partial(TrainSetting.model_copy, update={lever: "none"}))
-            for lever in MEMORY_LEVERS
-        ]
+        self.twins = [_without(space, lever) for lever in MEMORY_LEVERS]
         self.settled = np.zeros(len(space), dtype=bool)  # it or its arm failed, or is too large
         self.proven = np.zeros(len(space), dtype=bool)
         self.broken_parts = BrokenParts(space)
@@ -262,9 +258,9 @@ class Posterior:
         return self.costs.probing(predicted.log_seconds)
 
 
-def _places(space: Space, change: Callable[[TrainSetting], TrainSetting]) -> Indices:
-    """The position of what each candidate changes to; -1 where that is none of them."""
-    found = (space.index(change(c.setting)) for c in space.candidates)
+def _without(space: Space, lever: str) -> Indices:
+    """The position of each candidate without that lever; -1 where that is none of them."""
+    found = (space.index(c.setting.model_copy(update={lever: "none"})) for c in space.candidates)
     return np.array([-1 if i is None else i for i in found], dtype=np.intp)
 
 
