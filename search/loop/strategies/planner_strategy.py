@@ -96,7 +96,7 @@ class PlannerStrategy:
         runs = predicted.runs
         safe = allowed & (predicted.fits >= SAFE) & (runs >= runs[allowed].max() / 2)
         if not safe.any():
-            likely = np.round(predicted.fits, 6) - 1e-9 * self.posterior.prior_bytes
+            likely = np.round(predicted.fits, 6) - 1e-9 * np.log(self.posterior.bytes.prior)
             return self._choice(_argmax(likely, allowed), predicted, "calibrate")
         settings = [c.setting for c in self.space.candidates]
         failed = [r.status in ("unsupported", "crashed") for r in self.posterior.told]

@@ -1,4 +1,4 @@
-"""How far measurements lie from the prior: a Gaussian process over a setting's factors.
+"""What measurements are expected to be: a Gaussian process around the prior.
 
 The logarithm of measured / prior has one term for the whole scale, one per value of each axis, one
 for the slope over the batch, one smooth along the batches of an arm, and a nugget. So a probe of
@@ -42,6 +42,8 @@ class KernelScales:
     makes of an attention, `smooth` what bends along an arm, `nugget` what nothing explains.
     They are starting points: probes that are further off widen all but the bias. Probes that agree
     do not narrow them: a few say little of what was not probed.
+    `delays` are no deviations: all may take one of them longer than the prior says, each as
+    likely as none.
     """
 
     bias: float
@@ -55,6 +57,7 @@ class KernelScales:
     compiled: float = 0.0
     fused: float = 0.0
     other: float = 0.1
+    delays: tuple[float, ...] = ()
 
     def of_axis(self, axis: str) -> float:
         return self.axes.get(axis, self.other)
@@ -63,28 +66,33 @@ class KernelScales:
 @dataclass(frozen=True)
 class Belief:
     """How far the prior may be off, and `unlikely`: minus the log of how probable that is before
-    any probe."""
+    any probe. All take `delay` longer than the prior says."""
 
     scales: KernelScales
     spread: float
     unlikely: float
+    delay: float = 0.0
 
 
 def _beliefs(scales: KernelScales) -> list[Belief]:
     """That it is off as stated or by up to four times as much (normal in doublings, with a standard
-    deviation of 1), and that precisions are not what anybody expects: a card emulates one."""
-    stated = [Belief(scales, spread, 0.5 * log2(spread) ** 2) for spread in SPREADS]
-    if scales.of_axis("precision") >= STRANGE_PRECISION:
-        return stated
-    axes = {**scales.axes, "precision": STRANGE_PRECISION}
-    return [*stated, Belief(replace(scales, axes=axes), 1.0, STRANGE_UNLIKELY)]
+    deviation of 1), that precisions are not what anybody expects, as a card emulates one, or that
+    all is delayed."""
+    beliefs = [Belief(scales, spread, 0.5 * log2(spread) ** 2) for spread in SPREADS]
+    if scales.of_axis("precision") < STRANGE_PRECISION:
+        axes = {**scales.axes, "precision": STRANGE_PRECISION}
+        beliefs.append(Belief(replace(scales, axes=axes), 1.0, STRANGE_UNLIKELY))
+    return beliefs + [replace(b, delay=delay) for b in beliefs for delay in scales.delays]
 
 
 class GaussianProcess:
-    """The posterior of log(measured / prior) over all candidates, from the probes so far."""
+    """The posterior of the log of what is measured, over all candidates, from the probes so far.
 
-    def __init__(self, space: Space, scales: KernelScales) -> None:
-        self.beliefs = _beliefs(scales)
+    `prior` is what is expected of each candidate before any.
+    """
+
+    def __init__(self, space: Space, scales: KernelScales, prior: Iterable[float]) -> None:
+        self.beliefs, self.prior = _beliefs(scales), np.array([*prior])
         values = {a: [getattr(c.setting, a) for c in space.candidates] for a in space.axes}
         self.codes = {axis: _codes(found) for axis, found in values.items()}
         self.arms = _codes(c.arm for c in space.candidates)
@@ -105,30 +113,34 @@ class GaussianProcess:
         self.slowed: list[str] = []
         self.usual = ""
 
-    def observe(self, index: int, log_ratio: float, noise: float, slowed: str = "") -> None:
-        """A probe of candidate `index`; `noise` is the standard deviation of its log, `slowed` what
-        slowed it ("heat", "others" or ""). Predicted is a device slowed by what is `usual`."""
+    def observe(self, index: int, log_value: float, noise: float, slowed: str = "") -> None:
+        """A probe of candidate `index`; `noise` is its standard deviation, `slowed` what slowed it
+        ("heat", "others" or ""). Predicted is a device slowed by what is `usual`."""
         self.indices.append(index)
-        self.values.append(log_ratio)
+        self.values.append(log_value)
         self.noises.append(hypot(noise, SLOWED_SD[slowed]))
         self.slowed.append(slowed)
 
-    def _usual_values(self) -> Array:
-        """As they would be on the device as it usually runs."""
+    def _expected(self, at: Indices, belief: Belief) -> Array:
+        """The log of what the prior says, delayed."""
+        return np.asarray(np.log(self.prior[at] + belief.delay))
+
+    def _off(self, belief: Belief) -> Array:
+        """By how much the probes are off that, on the device as it usually runs."""
         odd = np.array(self.slowed, dtype=bool) * 1.0 - bool(self.usual)
-        return np.asarray(self.values - SLOWED * odd)
+        return np.asarray(self.values - self._expected(self._seen(), belief) - SLOWED * odd)
 
     def predict(self, at: Indices | None = None) -> tuple[Array, Array]:
-        """(mean, standard deviation) of the log-ratio of each candidate in `at` (all of them)."""
+        """(mean, standard deviation) of the log of each candidate in `at` (all of them)."""
         at = np.arange(len(self.arms)) if at is None else at
         belief = self._belief()
         cross, solved = self._solved(at, belief)
-        mean = solved.T @ self._usual_values()
+        mean = self._expected(at, belief) + solved.T @ self._off(belief)
         variance = self._kernel(at, at, belief) - (cross * solved.T).sum(axis=1)
         return mean, np.sqrt(np.maximum(variance, 1e-10))
 
     def covariance(self, at: Indices) -> Array:
-        """The joint posterior covariance of the log-ratios of the candidates in `at`."""
+        """The joint posterior covariance of the logs of the candidates in `at`."""
         belief = self._belief()
         cross, solved = self._solved(at, belief)
         return np.asarray(self._kernel(at[:, None], at, belief) - cross @ solved)
@@ -153,10 +165,9 @@ class GaussianProcess:
 
     def _evidence(self, belief: Belief) -> float:
         """The log of how probable a belief is, given the probes."""
-        gram = self._gram(belief)
-        values = self._usual_values()
+        gram, off = self._gram(belief), self._off(belief)
         _, log_det = np.linalg.slogdet(gram)
-        fit = float(values @ np.linalg.solve(gram, values))
+        fit = float(off @ np.linalg.solve(gram, off))
         return -0.5 * (fit + float(log_det)) - belief.unlikely
 
     def _kernel(self, a: Indices, b: Indices, belief: Belief) -> Array:

@@ -72,10 +72,10 @@ class Posterior:
         self.budget_bytes = budget_bytes
         self.log_budget = log(budget_bytes) if budget_bytes else inf
         self.log_images = np.log([float(c.images) for c in space.candidates])
-        self.prior_seconds = np.log([g.seconds for g in prior.guesses])
-        self.prior_bytes = np.log([max(g.num_bytes, 1.0) for g in prior.guesses])
-        self.seconds = GaussianProcess(space, prior.seconds_scales)
-        self.bytes = GaussianProcess(space, prior.bytes_scales)
+        seconds = [guess.seconds for guess in prior.guesses]
+        num_bytes = [max(guess.num_bytes, 1.0) for guess in prior.guesses]
+        self.seconds = GaussianProcess(space, prior.seconds_scales, seconds)
+        self.bytes = GaussianProcess(space, prior.bytes_scales, num_bytes)
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
@@ -138,17 +138,17 @@ class Posterior:
         spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
         if log(record.used_bytes or 1) > log(CLOSE) + self.log_budget:
             spread = max(spread, CLOSE_SD)
-        ratio = log(interval.median) - float(self.prior_seconds[index])
+        seconds = log(interval.median)
         if self.seconds.indices:
             # What is far slower than anything that is believed has a cause of its own (memory given
             # back and asked for again, close to the limit) and says little of the others.
             believed = float(self.seconds.predict(np.array([index]))[0][0])
-            spread = max(spread, (ratio - believed) / SURPRISE)
-        self.seconds.observe(index, ratio, spread, slowed_by(record))
+            spread = max(spread, (seconds - believed) / SURPRISE)
+        self.seconds.observe(index, seconds, spread, slowed_by(record))
         num_bytes = record.used_bytes
         if not num_bytes:
             return
-        self.bytes.observe(index, log(num_bytes) - float(self.prior_bytes[index]), MEMORY_SD)
+        self.bytes.observe(index, log(num_bytes), MEMORY_SD)
         if self.budget_bytes is None or num_bytes <= self.budget_bytes:
             self.proven |= self._arm(index) & (self.batch <= self.batch[index])
         else:
@@ -166,14 +166,13 @@ class Posterior:
         if self.budget_bytes is None:
             return
         believed, sd = self.bytes.predict(np.array([index]))
-        at_least = log(max(self.budget_bytes, record.used_bytes or 1)) - self.prior_bytes[index]
+        at_least = log(max(self.budget_bytes, record.used_bytes or 1))
         need = float(max(believed[0], at_least + OVER_BY * sd[0]))
         self.bytes.observe(index, need, max(0.02, sd[0] / 2))
 
     def predict(self) -> Prediction:
-        seconds, seconds_sd = self.seconds.predict()
-        num_bytes, bytes_sd = self.bytes.predict()
-        log_seconds, log_bytes = self.prior_seconds + seconds, self.prior_bytes + num_bytes
+        log_seconds, seconds_sd = self.seconds.predict()
+        log_bytes, bytes_sd = self.bytes.predict()
         return Prediction(
             log_seconds=log_seconds,
             log_seconds_sd=seconds_sd,

@@ -9,7 +9,7 @@ import pytest
 
 from search.loop.space import Space, make_space
 from search.loop.surrogate.gaussian_process import GaussianProcess
-from search.loop.surrogate.prior import ESTIMATED_SECONDS
+from search.loop.surrogate.prior import ESTIMATED_SECONDS, SPREAD_SECONDS
 from tests.search.tables import GPU, MODEL
 
 AXES = {
@@ -35,7 +35,7 @@ def at(space: Space, **fields: object) -> int:
 def test_a_precision_that_the_card_emulates_is_believed_of_all_its_settings(space: Space) -> None:
     """One eager probe of another precision shows it, and what is off by a few percent does not."""
     for off, least, most in ((1.0, 0.8, 1.1), (0.05, -0.03, 0.06)):
-        process = GaussianProcess(space, ESTIMATED_SECONDS)
+        process = GaussianProcess(space, ESTIMATED_SECONDS, np.ones(len(space)))
         for fields in ({}, {"compile": "default"}, {"attention": "eager"}):
             process.observe(at(space, **fields), log(3) * off, 0.01)
         process.observe(at(space, precision="tf32"), 0.0, 0.01)
@@ -47,7 +47,7 @@ def test_a_precision_that_the_card_emulates_is_believed_of_all_its_settings(spac
 
 def test_a_compiler_may_turn_the_order_of_attentions_round(space: Space) -> None:
     """Eager probes say less of a compiled attention than of an eager one."""
-    process = GaussianProcess(space, ESTIMATED_SECONDS)
+    process = GaussianProcess(space, ESTIMATED_SECONDS, np.ones(len(space)))
     for attention, off in (("eager", 0.3), ("sdpa", 0.0)):
         process.observe(at(space, attention=attention), off, 0.01)
     eager, compiled = (
@@ -61,12 +61,29 @@ def test_a_compiler_may_turn_the_order_of_attentions_round(space: Space) -> None
 def test_what_a_compiler_gains_is_mostly_common_to_attentions(space: Space) -> None:
     """A compiled step with one attention is slower than expected: so will that with another be,
     rather than that its attention alone was the cause."""
-    process = GaussianProcess(space, ESTIMATED_SECONDS)
+    process = GaussianProcess(space, ESTIMATED_SECONDS, np.ones(len(space)))
     for attention in ("eager", "sdpa"):
         process.observe(at(space, attention=attention), 0.0, 0.01)
     process.observe(at(space, attention="sdpa", compile="default"), 0.3, 0.01)
     mean, _ = process.predict(np.array([at(space, attention="eager", compile="default")]))
     assert 0.15 < mean[0] < 0.3
+
+
+@pytest.mark.parametrize("waits", [0.0, 0.3])
+def test_what_each_step_waits_for_a_link_is_found_from_steps_of_different_lengths(
+    space: Space, waits: float
+) -> None:
+    """Though the device is slower than expected too: a larger batch then gains what is shared."""
+    per_image = {"fp32": 0.004, "tf32": 0.002, "bf16": 0.001}
+    prior = np.array([
+        c.setting.batch_size * per_image[c.setting.precision] for c in space.candidates
+    ])  # fmt: skip
+    process = GaussianProcess(space, SPREAD_SECONDS, prior)
+    for fields in ({}, {"precision": "tf32"}, {"attention": "eager", "batch_size": 16}):
+        process.observe(at(space, **fields), log(1.2 * prior[at(space, **fields)] + waits), 0.01)
+    unseen = at(space, batch_size=128)
+    found, _ = process.predict(np.array([unseen]))
+    assert found[0] == pytest.approx(log(1.2 * prior[unseen] + waits), abs=0.06)
 
 
 def _difference_sd(process: GaussianProcess, pair: np.ndarray) -> float:

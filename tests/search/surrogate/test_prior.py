@@ -119,7 +119,7 @@ def test_what_fits_says_that_smaller_batches_do() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, len(SPACE) - 1), st.floats(-1, 1)), max_size=8))
 def test_the_posterior_is_always_a_distribution(observed: list[tuple[int, float]]) -> None:
-    process = GaussianProcess(SPACE, GUESSED_SECONDS)
+    process = GaussianProcess(SPACE, GUESSED_SECONDS, np.ones(len(SPACE)))
     for index, value in observed:
         process.observe(index, value, 0.01)
     mean, sd = process.predict()
