@@ -185,7 +185,7 @@ class PlannerStrategy:
         """What compiles the fastest eager setting, in modes that ran, where all that was compiled
         has another precision, attention or checkpointing: it may be the fastest compiled too."""
         ran, tried = self.posterior.ran(), list(self.posterior.records)
-        rates = {i: c.rate for i, c in ran.items() if self.modes[i] == "off"}
+        rates = {i: c.rate for i, c in ran.items() if self.modes[i] == "off" and c.is_comparable}
         fastest = max(rates, key=lambda i: rates[i], default=0)
         unheard = self.modes != "off"
         for kind in (self.precisions, self.attentions, _values(self.space, "checkpointing")):

@@ -146,6 +146,24 @@ def test_what_was_seen_on_the_cool_device_is_open_again_once_it_is_hot() -> None
     assert posterior.is_hot
 
 
+def test_what_ran_fastest_on_the_cool_device_is_not_compiled_for_it() -> None:
+    """Of eager settings those count that were seen on the hot device."""
+    replay = Replay(invented_table(0.0, {**SMALL, "compile": ("off", "default")}))
+    strategy = PlannerStrategy(Posterior(replay.space, true_prior(replay), BUDGET))
+    for c in replay.space.candidates:
+        if c.setting.precision == "bf16" and true_bytes(c.setting) < 8 * GIB:
+            strategy.tell(c, slowed(replay.probe(c), factor=10.0))
+    cool = next(
+        c for c in replay.space.candidates
+        if (c.setting.precision, c.setting.compile) == ("fp32", "off")
+    )  # fmt: skip
+    strategy.tell(cool, replay.probe(cool))
+    assert strategy.posterior.is_hot
+    assert not strategy._unheard().any()
+    strategy.tell(cool, slowed(replay.probe(cool)))
+    assert strategy._unheard().any()
+
+
 def test_an_attention_whose_only_look_was_disturbed_is_looked_at_again() -> None:
     """The first probe shared the device, that of the other attention did not: the first attention
     was believed slow, and never tried again."""
