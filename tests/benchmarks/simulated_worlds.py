@@ -1,6 +1,6 @@
 """Judges the search over devices on which one thing is not as anybody expects.
 
-    python -m tests.benchmarks.simulated_worlds [WORLD…] [--devices 3] [--budget 600] [--pairs …]
+    python -m tests.benchmarks.simulated_worlds [WORLD…] [--devices 6] [--budget 600] [--pairs …]
         [--workers 1]
 
 The devices are those of tests/benchmarks/simulated_draws.py, each with one thing more that is true
@@ -203,7 +203,7 @@ def _row(name: str, ended: Sequence[Ended]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("worlds", nargs="*", choices=[*WORLDS, []], default=[])
-    parser.add_argument("--devices", type=int, default=3, help="of each pair")
+    parser.add_argument("--devices", type=int, default=6, help="of each pair")
     parser.add_argument("--budget", type=float, default=600.0)
     parser.add_argument("--pairs", nargs="*", default=list(PAIRS))
     parser.add_argument("--workers", type=int, default=1)
