@@ -234,6 +234,13 @@ class TrainSetting(Distribution):
         """Whether backward sums gradients over devices in `micro_batch`, counted from 0."""
         return self.gradient_sync == "every" or micro_batch == self.accumulate - 1
 
+    @property
+    def num_exchanges(self) -> int:
+        """In how many micro-batches of a step devices wait for each other: where weights are
+        sharded they are gathered in each, and all of DeepSpeed's stages but 1 sum gradients."""
+        in_each = self.gradient_sync == "every" or self.parallelism not in ("none", "ddp", "zero1")
+        return self.accumulate if in_each else 1
+
     def _zero_faults(self) -> Iterator[Fault]:
         """What DeepSpeed 0.19.8 fails at."""
         if self.parallelism in DEEPSPEED and self.memory_format == "channels_last":

@@ -54,7 +54,7 @@ class PlannerStrategy:
         self.tolerance = tolerance
         axes = ("compile", "precision", "attention")
         self.modes, self.precisions, self.attentions = (_values(self.space, a) for a in axes)
-        self.given_seconds = 0.0
+        self.given_seconds, self.tried = 0.0, list[int]()
         self.stopped_because = ""
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
@@ -64,6 +64,7 @@ class PlannerStrategy:
         predicted, left = self.posterior.predict(), situation.seconds_left
         seconds = self.posterior.probe_seconds(predicted)
         busy = np.array([c.id in situation.busy for c in self.space.candidates])
+        self.tried = [*self.posterior.records, *np.flatnonzero(busy)]
         open_now = ~predicted.excluded & ~busy & (predicted.fits > INFEASIBLE)
         if self.posterior.time_is_guessed:  # an estimate says it of each setting, and better
             open_now &= ~self.posterior.dominated(predicted)
@@ -121,59 +122,61 @@ class PlannerStrategy:
     ) -> Choice | None:  # fmt: skip
         (best, best_rate), left = found, situation.seconds_left
         alone = self.posterior.improvement(predicted, allowed, best_rate)
+        worth = predicted.log_rate + np.log(np.maximum(predicted.fits * predicted.runs, 1e-9))
+        unheard = self._unheard(predicted, best_rate)
         num_measured = sum(r.status == "measured" for r in self.posterior.told)
         if alone.max() < self.tolerance and num_measured >= FEWEST:
             # What is recommended is known to be the end of a climb, whatever the prior says.
             arms, batch = self.posterior.arms, self.posterior.batch
             above = (arms == arms[best]) & (batch > batch[best])
             above &= np.arange(len(batch)) == above.argmax()
-            for last in (above, self._unheard()):
+            for last in (above, unheard):
                 last = last & allowed & (predicted.fits >= MAY_FIT)
                 if last.any():
-                    index = _argmax(predicted.log_rate, last)
-                    return self._choice(index, predicted, "search", best_rate)
+                    return self._choice(_argmax(worth, last), predicted, "search", best_rate)
             self.stopped_because = f"another probe would gain under {self.tolerance:.1%}"
             return None
         alone = np.where(alone >= self.tolerance, alone, 0.0)  # too little to go on for
         gain = self.posterior.shared_improvement(predicted, alone, best_rate)
         if not gain.any():  # too little to tell by: the highest expected rate per second of probing
-            hope = predicted.fits * predicted.runs
-            gain = alone = np.where(allowed, np.exp(predicted.log_rate) * hope, 0.0)
+            gain = alone = np.where(allowed, np.exp(worth), 0.0)
         index = _argmax(gain / seconds, allowed)
         if left is not None:
             if ENOUGH_PROBES * seconds[index] > left:
                 index = _argmax(alone / seconds, allowed)
-            scout = self._scout(predicted, allowed, seconds, best, left - float(seconds[index]))
+            scout = self._scout(predicted, allowed, seconds, best, unheard, left - seconds[index])
             index = index if scout is None else scout
         return self._choice(index, predicted, "search", best_rate)
 
     def _scout(
-        self, predicted: Prediction, allowed: Mask, seconds: Array, best: int, left: float
-    ) -> int | None:
+        self, predicted: Prediction, allowed: Mask, seconds: Array, best: int, unheard: Mask,
+        left: float,
+    ) -> int | None:  # fmt: skip
         """What shows how a device does what was not tried on it, while it is cheap: an eager step
-        in another precision than the first probes', which may be emulated, one with each attention
-        in the best's, and what no compiled probe has told of. And what no later probe could show,
-        as `left` would not be enough for it: a compile mode."""
-        tried, ran = list(self.posterior.records), list(self.posterior.ran())
-        known = [i for i in tried if predicted.excluded[i]]  # a disturbed look is none
+        in another precision than the first probes', which may be emulated, and one with each
+        attention in the best's. Then what is `unheard`. And what no later probe could show, as
+        `left` would not be enough for it: a compile mode."""
+        ran = list(self.posterior.ran())
+        # A disturbed look is none, and one that goes on elsewhere is one.
+        known = [i for i in self.tried if predicted.excluded[i] or i not in self.posterior.records]
         sure = allowed & (predicted.fits >= SAFE)
         worth = predicted.log_rate + np.log(np.maximum(predicted.runs, 1e-9))
         modes, strange = self.modes, self.precisions != self.precisions[ran[0]]
         eager = (self.precisions == self.precisions[best]) & (modes == "off")
-        scouts = [eager & (self.attentions == a) for a in np.unique(self.attentions)]
-        scouts = [these for these in scouts if not these[known].any()]
-        has_run = [i for i in ran if i in known]
-        if not strange[has_run].any() and strange[tried].sum() < MAX_FAILURES:
+        looks = (eager & (self.attentions == a) for a in np.unique(self.attentions))
+        scouts = [look for look in looks if not look[known].any()]
+        has_run = [i for i in known if i in ran or i not in self.posterior.records]
+        if not strange[has_run].any() and strange[self.tried].sum() < MAX_FAILURES:
             scouts.insert(0, strange & (modes == "off"))
         cheap = sure & (seconds <= SCOUT_SHARE * left)
         for these in scouts:
             if (these & cheap).any():
                 return _argmax(worth, these & cheap)
         worth -= FIRST_COST * np.log(seconds)  # a batch nearly as fast shows it as well, and sooner
-        unheard = sure & self._unheard() & (seconds <= min(MODE_SHARE * self.given_seconds, left))
+        unheard = sure & unheard & (seconds <= min(MODE_SHARE * self.given_seconds, left))
         if unheard.any():
             return _argmax(worth, unheard)
-        for mode in np.setdiff1d(modes, modes[tried]):
+        for mode in np.setdiff1d(modes, modes[self.tried]):
             at = sure & (modes == mode)
             if at.any():
                 index = _argmax(worth, at)
@@ -181,18 +184,18 @@ class PlannerStrategy:
                     return index
         return None
 
-    def _unheard(self) -> Mask:
-        """What compiles the fastest eager setting, in modes that ran, where all that was compiled
-        has another precision, attention or checkpointing: it may be the fastest compiled too."""
-        ran, tried = self.posterior.ran(), list(self.posterior.records)
-        rates = {i: c.rate for i, c in ran.items() if self.modes[i] == "off" and c.is_comparable}
-        fastest = max(rates, key=lambda i: rates[i], default=0)
+    def _unheard(self, predicted: Prediction, best_rate: float) -> Mask:
+        """What compiles the fastest eager setting with any batch, in modes that ran, if it can win:
+        it may be the fastest compiled too. Nothing where it was compiled, whatever came of it."""
+        ran = self.posterior.ran()
+        eager = [i for i in ran if self.modes[i] == "off"]
+        fastest = max(eager, key=lambda i: (ran[i].is_comparable, ran[i].rate), default=0)
         unheard = self.modes != "off"
         for kind in (self.precisions, self.attentions, _values(self.space, "checkpointing")):
             unheard &= kind == kind[fastest]
-        if not rates or unheard[tried].any():
-            return np.zeros_like(unheard)
-        return np.asarray(unheard & np.isin(self.modes, self.modes[list(ran)]))
+        can_win = predicted.log_rate > np.log(GIVE_UP_SHARE * best_rate)
+        can_win &= np.isin(self.modes, self.modes[list(ran)])
+        return np.asarray(unheard & can_win & (bool(eager) and not unheard[self.tried].any()))
 
     def _choice(
         self, index: int, predicted: Prediction, phase: Phase, best_rate: float | None = None

@@ -42,8 +42,8 @@ class KernelScales:
     makes of an attention, `smooth` what bends along an arm, `nugget` what nothing explains.
     They are starting points: probes that are further off widen all but the bias. Probes that agree
     do not narrow them: a few say little of what was not probed.
-    `delays` are no deviations: all may take one of them longer than the prior says, each as
-    likely as none.
+    `delays` are no deviations: in all, what devices exchange may take so much longer than the
+    prior says, each as likely as no longer.
     """
 
     bias: float
@@ -66,7 +66,7 @@ class KernelScales:
 @dataclass(frozen=True)
 class Belief:
     """How far the prior may be off, and `unlikely`: minus the log of how probable that is before
-    any probe. All take `delay` longer than the prior says."""
+    any probe. Each exchange takes `delay` longer than the prior says."""
 
     scales: KernelScales
     spread: float
@@ -93,6 +93,7 @@ class GaussianProcess:
 
     def __init__(self, space: Space, scales: KernelScales, prior: Iterable[float]) -> None:
         self.beliefs, self.prior = _beliefs(scales), np.array([*prior])
+        self.exchanges = np.array([c.setting.num_exchanges for c in space.candidates])
         values = {a: [getattr(c.setting, a) for c in space.candidates] for a in space.axes}
         self.codes = {axis: _codes(found) for axis, found in values.items()}
         self.arms = _codes(c.arm for c in space.candidates)
@@ -123,10 +124,10 @@ class GaussianProcess:
 
     def _expected(self, at: Indices, belief: Belief) -> Array:
         """The log of what the prior says, delayed."""
-        return np.asarray(np.log(self.prior[at] + belief.delay))
+        return np.asarray(np.log(self.prior[at] + belief.delay * self.exchanges[at]))
 
     def _off(self, belief: Belief) -> Array:
-        """By how much the probes are off that, on the device as it usually runs."""
+        """The log of measured over expected, had the device run as it usually does."""
         odd = np.array(self.slowed, dtype=bool) * 1.0 - bool(self.usual)
         return np.asarray(self.values - self._expected(self._seen(), belief) - SLOWED * odd)
 

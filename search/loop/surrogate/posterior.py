@@ -72,10 +72,9 @@ class Posterior:
         self.budget_bytes = budget_bytes
         self.log_budget = log(budget_bytes) if budget_bytes else inf
         self.log_images = np.log([float(c.images) for c in space.candidates])
-        seconds = [guess.seconds for guess in prior.guesses]
-        num_bytes = [max(guess.num_bytes, 1.0) for guess in prior.guesses]
-        self.seconds = GaussianProcess(space, prior.seconds_scales, seconds)
-        self.bytes = GaussianProcess(space, prior.bytes_scales, num_bytes)
+        guesses = prior.guesses
+        self.seconds = GaussianProcess(space, prior.seconds_scales, (g.seconds for g in guesses))
+        self.bytes = GaussianProcess(space, prior.bytes_scales, (g.num_bytes or 1 for g in guesses))
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
@@ -247,10 +246,9 @@ class Posterior:
     def best(self) -> tuple[int, float] | None:
         """(index, images/s) of the fastest measured candidate that stays in the budget; of a device
         that is hot, of those that were measured so, where there are such."""
-        ran = self.ran()
-        comparable = {i: c for i, c in ran.items() if c.is_comparable} or ran
-        rates = [(i, c.rate_over(self.images)) for i, c in comparable.items()]
-        return max(rates, key=lambda pair: pair[1], default=None)
+        rates = [(c.is_comparable, c.rate_over(self.images), i) for i, c in self.ran().items()]
+        _, rate, index = max(rates, key=lambda found: found[:2], default=(False, 0.0, -1))
+        return (index, rate) if rates else None
 
     def probe_seconds(self, predicted: Prediction) -> Array:
         """Expected seconds of probing each candidate: start, compilation, then timed steps."""

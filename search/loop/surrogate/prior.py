@@ -34,9 +34,11 @@ ESTIMATED_SECONDS = KernelScales(
     slope=0.01, overhead=0.03, arm=0.04, smooth=0.04, nugget=0.04, other=0.1, compiled=0.12,
     fused=0.05,
 )  # fmt: skip
-# Over several devices a step may also wait for a link that nobody has measured, for 5 ms to 2.6 s.
-# Of four simulated GPUs the mean loss in 72 searches on a slow link fell from 2.8 to 1.3% with it,
-# and from 2.1 to 1.5% in 36 on a fast one, in place of more of `slope` and `overhead`.
+# Over several devices a step may wait longer for the link than is predicted, as nobody measured
+# this one: by 5 ms to 2.6 s, an assumption. A first slow step is taken to have waited, until one of
+# other length refutes it: with all delays together as likely as none the search on four simulated
+# GPUs lost 2.5% in the mean, as it is 1.4%, with deviations of `slope` and `overhead` in place of
+# them 2.5% (72 devices on a slow link and 36 on a fast one, as of 52c49df, seeds from 100).
 SPREAD_SECONDS = replace(ESTIMATED_SECONDS, delays=tuple(0.005 * 2**i for i in range(10)))
 GUESSED_SECONDS = KernelScales(
     bias=3.0,

@@ -14,7 +14,7 @@ from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Situation
 from search.loop.surrogate.posterior import Posterior
 from search.probe.evidence import is_disturbed
-from tests.search.tables import BUDGET, SMALL, invented_table, true_bytes, true_prior
+from tests.search.tables import BUDGET, SMALL, invented_table, true_bytes, true_prior, unheard
 
 FLAGS = (
     "throttled: hw_thermal_slowdown",
@@ -148,7 +148,7 @@ def test_what_was_seen_on_the_cool_device_is_open_again_once_it_is_hot() -> None
 
 def test_what_ran_fastest_on_the_cool_device_is_not_compiled_for_it() -> None:
     """Of eager settings those count that were seen on the hot device."""
-    replay = Replay(invented_table(0.0, {**SMALL, "compile": ("off", "default")}))
+    replay = Replay(TABLE)
     strategy = PlannerStrategy(Posterior(replay.space, true_prior(replay), BUDGET))
     for c in replay.space.candidates:
         if c.setting.precision == "bf16" and true_bytes(c.setting) < 8 * GIB:
@@ -159,9 +159,9 @@ def test_what_ran_fastest_on_the_cool_device_is_not_compiled_for_it() -> None:
     )  # fmt: skip
     strategy.tell(cool, replay.probe(cool))
     assert strategy.posterior.is_hot
-    assert not strategy._unheard().any()
+    assert {s.precision for s in unheard(strategy)} == set()
     strategy.tell(cool, slowed(replay.probe(cool)))
-    assert strategy._unheard().any()
+    assert {s.precision for s in unheard(strategy)} == {"fp32"}
 
 
 def test_an_attention_whose_only_look_was_disturbed_is_looked_at_again() -> None:

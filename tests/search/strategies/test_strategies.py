@@ -54,6 +54,7 @@ from tests.search.tables import (
     true_bytes,
     true_prior,
     true_seconds,
+    unheard,
 )
 
 TABLE = invented_table()
@@ -353,7 +354,9 @@ def test_each_attention_is_looked_at_in_the_precision_that_turned_out_to_be_fast
     strategy.ask(Situation(seconds_left=600.0))
     number, (best, _) = len(replay.space), strategy.posterior.best()
     predicted = replace(strategy.posterior.predict(), fits=np.ones(number))
-    found = strategy._scout(predicted, ~predicted.excluded, np.ones(number), best, 600.0)
+    nothing = np.zeros(number, dtype=bool)
+    open_now = ~predicted.excluded
+    found = strategy._scout(predicted, open_now, np.ones(number), best, nothing, 600.0)
     looked = replay.space.candidates[found].setting
     assert (looked.precision, looked.attention, looked.compile) == ("fp32", "sdpa", "off")
 
@@ -363,7 +366,7 @@ def test_the_fastest_eager_setting_is_compiled_before_a_search_ends(
     monkeypatch: pytest.MonkeyPatch, seconds_left: float | None
 ) -> None:
     """However little the compiler is believed to gain there; and once."""
-    replay = Replay(invented_table(0.0, {**SMALL, "compile": ("off", "default")}))
+    replay = Replay(invented_table(0.0))
     strategy = planner(replay, true_prior(replay))
     for c in replay.space.candidates:
         if c.setting.compile == "off" or c.setting.precision == "bf16":
@@ -377,9 +380,37 @@ def test_the_fastest_eager_setting_is_compiled_before_a_search_ends(
     wanted = {"compile": "default", "batch_size": asked.setting.batch_size}
     assert (fastest.precision, fastest.compile) == ("fp32", "off")
     assert asked.setting == fastest.model_copy(update=wanted)
-    assert strategy._unheard().any()
+    assert unheard(strategy)
     strategy.tell(asked, emulated(replay, asked.setting))
-    assert not strategy._unheard().any()
+    assert not unheard(strategy)
+
+
+def test_nothing_is_compiled_that_could_not_win() -> None:
+    """A training of few images is over before a compilation has paid."""
+    replay = Replay(invented_table(0.0))
+    for images, compiles in ((None, True), (2_000.0, False)):
+        posterior = Posterior(replay.space, true_prior(replay), BUDGET, images)
+        strategy = PlannerStrategy(posterior)
+        for c in replay.space.candidates:
+            if c.setting.compile == "off" or c.setting.precision == "bf16":
+                strategy.tell(c, emulated(replay, c.setting))
+        assert bool(unheard(strategy)) == compiles
+
+
+def test_what_another_tuner_looks_at_is_not_looked_at_too() -> None:
+    both = {"compile": ("off",), "attention": ("eager", "sdpa")}
+    replay = Replay(invented_table(0.0, {**SMALL, **both}))
+    strategy, busy = planner(replay, true_prior(replay)), list[str]()
+    first = strategy.ask(Situation(seconds_left=600.0)).candidate
+    strategy.tell(first, replay.probe(first))
+    looks = []
+    for _ in range(2):
+        asked = strategy.ask(Situation(seconds_left=600.0, busy=frozenset(busy))).candidate
+        busy.append(asked.id)
+        looks.append((asked.setting.precision, asked.setting.attention))
+    strange, other = looks
+    assert strange[0] != first.setting.precision
+    assert other == (first.setting.precision, "eager")
 
 
 class Listening(ListStrategy):
@@ -498,7 +529,7 @@ def test_a_compile_mode_is_probed_while_there_is_time_for_it() -> None:
 
 def test_a_compile_mode_is_shown_by_a_batch_that_is_soon_done() -> None:
     """On a processor the largest of equally fast batches took six minutes of ten."""
-    replay = Replay(invented_table(0.0, {**SMALL, "compile": ("off", "default")}))
+    replay = Replay(invented_table(0.0))
     strategy = planner(replay, true_prior(replay))
     for candidate in [c for c in replay.space.candidates if c.setting.compile == "off"]:
         strategy.tell(candidate, replay.probe(candidate))
@@ -508,7 +539,8 @@ def test_a_compile_mode_is_shown_by_a_batch_that_is_soon_done() -> None:
     log_rate = 0.0001 * images  # 2.5% faster at the largest
     equal = replace(predicted, log_rate=log_rate, fits=np.ones(len(images)))
     best, _ = strategy.posterior.best()
-    found = strategy._scout(equal, np.ones(len(images), bool), 100.0 + images / 2, best, 110.0)
+    every, none = np.ones(len(images), bool), np.zeros(len(images), bool)
+    found = strategy._scout(equal, every, 100.0 + images / 2, best, none, 110.0)
     assert found is not None
     assert images[found] == images.min() < images.max()
 

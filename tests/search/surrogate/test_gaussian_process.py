@@ -7,6 +7,7 @@ from math import log
 import numpy as np
 import pytest
 
+from planner.core.schema import TrainSetting
 from search.loop.space import Space, make_space
 from search.loop.surrogate.gaussian_process import GaussianProcess
 from search.loop.surrogate.prior import ESTIMATED_SECONDS, SPREAD_SECONDS
@@ -69,21 +70,47 @@ def test_what_a_compiler_gains_is_mostly_common_to_attentions(space: Space) -> N
     assert 0.15 < mean[0] < 0.3
 
 
-@pytest.mark.parametrize("waits", [0.0, 0.3])
+PER_IMAGE = {"fp32": 0.004, "tf32": 0.002, "bf16": 0.001}
+
+
+def spread(space: Space) -> GaussianProcess:
+    prior = (c.setting.batch_size * PER_IMAGE[c.setting.precision] for c in space.candidates)
+    return GaussianProcess(space, SPREAD_SECONDS, prior)
+
+
 def test_what_each_step_waits_for_a_link_is_found_from_steps_of_different_lengths(
-    space: Space, waits: float
+    space: Space,
 ) -> None:
     """Though the device is slower than expected too: a larger batch then gains what is shared."""
-    per_image = {"fp32": 0.004, "tf32": 0.002, "bf16": 0.001}
-    prior = np.array([
-        c.setting.batch_size * per_image[c.setting.precision] for c in space.candidates
-    ])  # fmt: skip
-    process = GaussianProcess(space, SPREAD_SECONDS, prior)
+    process, waits = spread(space), 0.3
     for fields in ({}, {"precision": "tf32"}, {"attention": "eager", "batch_size": 16}):
-        process.observe(at(space, **fields), log(1.2 * prior[at(space, **fields)] + waits), 0.01)
+        index = at(space, **fields)
+        process.observe(index, log(1.2 * process.prior[index] + waits), 0.01)
     unseen = at(space, batch_size=128)
     found, _ = process.predict(np.array([unseen]))
-    assert found[0] == pytest.approx(log(1.2 * prior[unseen] + waits), abs=0.06)
+    assert found[0] == pytest.approx(log(1.2 * process.prior[unseen] + waits), abs=0.06)
+
+
+def test_where_a_slow_first_step_waited_for_nothing_another_length_refutes_that_it_did(
+    space: Space,
+) -> None:
+    process = spread(space)
+    small, middle, large = (at(space, batch_size=b) for b in (8, 32, 128))
+    off = []
+    for index in (middle, large):
+        process.observe(index, log(1.5 * process.prior[index]), 0.01)
+        found, _ = process.predict(np.array([small]))
+        off.append(found[0] - log(1.5 * process.prior[small]))
+    assert off[0] > 0.5
+    assert abs(off[1]) < 0.02
+
+
+@pytest.mark.parametrize(("parallelism", "waits"), [("ddp", 1), ("zero1", 1), ("fsdp", 4)])
+def test_devices_wait_in_each_micro_batch_where_weights_are_sharded(
+    parallelism: str, waits: int
+) -> None:
+    setting = TrainSetting(world_size=4, parallelism=parallelism, accumulate=4)
+    assert setting.num_exchanges == waits
 
 
 def _difference_sd(process: GaussianProcess, pair: np.ndarray) -> float:
