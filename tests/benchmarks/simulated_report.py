@@ -58,17 +58,14 @@ class Run:
 
 
 def summarise(runs: Sequence[Run]) -> list[Row]:
-    """One row per way and strategy, and of the planner one more on the devices that others had
-    alone, where it had more. What never arrived counts as infinitely late."""
+    """One row per way and strategy, and of the planner one more, on only those devices that other
+    strategies had too. What never arrived counts as infinitely late."""
     groups: dict[tuple[str, str], list[Run]] = {}
     shared = {(r.way, r.pair, r.seed) for r in runs if r.strategy != "planner"}
     for run in runs:
         groups.setdefault((run.way, run.strategy), []).append(run)
         if run.strategy == "planner" and (run.way, run.pair, run.seed) in shared:
             groups.setdefault((run.way, "planner on these"), []).append(run)
-    for way in {run.way for run in runs}:
-        if groups.get((way, "planner on these")) == groups.get((way, "planner")):
-            groups.pop((way, "planner on these"), None)
     return [_row(way, strategy, group) for (way, strategy), group in groups.items()]
 
 

@@ -1,7 +1,8 @@
 """Judges the search over devices on which one thing is not as anybody expects.
 
     python -m tests.benchmarks.simulated_worlds [WORLD…] [--devices 6] [--budget 600] [--pairs …]
-        [--workers 1]
+        [--workers 1] [--keep]
+    python -m tests.benchmarks.simulated_worlds --show
 
 The devices are those of tests/benchmarks/simulated_draws.py, each with one thing more that is true
 of it: a precision or an attention that crashes or gives NaN, bf16 that the card emulates, a compile
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from statistics import fmean, median
@@ -28,6 +29,7 @@ from planner.core.schema import TrainSetting
 from planner.report.terminal import table_text
 from search.loop.phases import PLAIN_DEFAULT_SHARE
 from search.loop.surrogate.probe_cost import ALIKE_SHARE
+from tests.benchmarks.dated import latest_results, write_results
 from tests.benchmarks.described_devices import describe
 from tests.benchmarks.simulated_devices import search_device
 from tests.benchmarks.simulated_draws import (
@@ -189,7 +191,8 @@ def search_worlds(task: tuple[str, Sequence[str], int, float]) -> dict[str, list
 def _search(device: Device, budget_seconds: float) -> Ended:
     run = search_device(device, "budget", budget_seconds=budget_seconds)
     knowing = regret_of_knowing(device, budget_seconds)
-    return Ended(100 * run.recommended, 100 * knowing, run.nothing, run.probes)
+    regret, knowing = (round(100 * r, 3) for r in (run.recommended, knowing))
+    return Ended(regret, knowing, run.nothing, run.probes)
 
 
 def _row(name: str, ended: Sequence[Ended]) -> list[str]:
@@ -200,6 +203,18 @@ def _row(name: str, ended: Sequence[Ended]) -> list[str]:
     return [name, str(len(ended)), *(f"{f:.1f}" for f in figures), *map(str, counts)]
 
 
+def show_worlds(ended: Mapping[str, Sequence[Ended]]) -> str:
+    rows = [_row(name, found) for name, found in ended.items() if found]
+    return table_text(rows, ("world", "devices", "median", "mean", "nine of ten", "worst",
+                             "knowing", "nothing", "probes"))  # fmt: skip
+
+
+def kept_worlds() -> dict[str, list[Ended]]:
+    """The newest that was kept."""
+    found = latest_results("simulated_worlds")["ended"]
+    return {name: [Ended(**each) for each in ended] for name, ended in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("worlds", nargs="*", choices=[*WORLDS, []], default=[])
@@ -207,7 +222,12 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=600.0)
     parser.add_argument("--pairs", nargs="*", default=list(PAIRS))
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--keep", action="store_true", help="as tests/benchmarks/results/")
+    parser.add_argument("--show", action="store_true", help="what was kept last, nothing searched")
     given = parser.parse_args()
+    if given.show:
+        print(show_worlds(kept_worlds()))
+        return
     names = given.worlds or list(WORLDS)
     tasks = [(pair, names, given.devices, given.budget) for pair in given.pairs]
     with get_context("spawn").Pool(given.workers) as pool:
@@ -216,9 +236,10 @@ def main() -> None:
             pairs.append(found)
             print(f"{len(pairs)} of {len(tasks)} pairs are searched", file=stderr)
     ended = {name: [e for pair in pairs for e in pair[name]] for name in names}
-    rows = [_row(name, found) for name, found in ended.items() if found]
-    print(table_text(rows, ("world", "devices", "median", "mean", "nine of ten", "worst",
-                            "knowing", "nothing", "probes")))  # fmt: skip
+    if given.keep:
+        kept = {name: [asdict(e) for e in found] for name, found in ended.items()}
+        write_results("simulated_worlds", ("numpy",), {"budget": given.budget, "ended": kept})
+    print(show_worlds(ended))
 
 
 if __name__ == "__main__":

@@ -236,8 +236,9 @@ class TrainSetting(Distribution):
 
     @property
     def num_exchanges(self) -> int:
-        """In how many micro-batches of a step devices wait for each other: where weights are
-        sharded they are gathered in each, and all of DeepSpeed's stages but 1 sum gradients."""
+        """In how many micro-batches of a step devices wait for each other: in each where weights
+        are sharded, in DeepSpeed's stages 2 and 3, or with gradient_sync every; else in the last.
+        """
         in_each = self.gradient_sync == "every" or self.parallelism not in ("none", "ddp", "zero1")
         return self.accumulate if in_each else 1
 

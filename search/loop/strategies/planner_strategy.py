@@ -54,7 +54,7 @@ class PlannerStrategy:
         self.tolerance = tolerance
         axes = ("compile", "precision", "attention")
         self.modes, self.precisions, self.attentions = (_values(self.space, a) for a in axes)
-        self.given_seconds, self.tried = 0.0, list[int]()
+        self.given_seconds = 0.0
         self.stopped_because = ""
 
     def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
@@ -64,7 +64,6 @@ class PlannerStrategy:
         predicted, left = self.posterior.predict(), situation.seconds_left
         seconds = self.posterior.probe_seconds(predicted)
         busy = np.array([c.id in situation.busy for c in self.space.candidates])
-        self.tried = [*self.posterior.records, *np.flatnonzero(busy)]
         open_now = ~predicted.excluded & ~busy & (predicted.fits > INFEASIBLE)
         if self.posterior.time_is_guessed:  # an estimate says it of each setting, and better
             open_now &= ~self.posterior.dominated(predicted)
@@ -156,17 +155,16 @@ class PlannerStrategy:
         in another precision than the first probes', which may be emulated, and one with each
         attention in the best's. Then what is `unheard`. And what no later probe could show, as
         `left` would not be enough for it: a compile mode."""
-        ran = list(self.posterior.ran())
-        # A disturbed look is none, and one that goes on elsewhere is one.
-        known = [i for i in self.tried if predicted.excluded[i] or i not in self.posterior.records]
+        tried, ran = list(self.posterior.records), list(self.posterior.ran())
+        known = [i for i in tried if predicted.excluded[i]]  # a disturbed look is none
         sure = allowed & (predicted.fits >= SAFE)
         worth = predicted.log_rate + np.log(np.maximum(predicted.runs, 1e-9))
         modes, strange = self.modes, self.precisions != self.precisions[ran[0]]
         eager = (self.precisions == self.precisions[best]) & (modes == "off")
         looks = (eager & (self.attentions == a) for a in np.unique(self.attentions))
         scouts = [look for look in looks if not look[known].any()]
-        has_run = [i for i in known if i in ran or i not in self.posterior.records]
-        if not strange[has_run].any() and strange[self.tried].sum() < MAX_FAILURES:
+        has_run = [i for i in ran if i in known]
+        if not strange[has_run].any() and strange[tried].sum() < MAX_FAILURES:
             scouts.insert(0, strange & (modes == "off"))
         cheap = sure & (seconds <= SCOUT_SHARE * left)
         for these in scouts:
@@ -176,7 +174,7 @@ class PlannerStrategy:
         unheard = sure & unheard & (seconds <= min(MODE_SHARE * self.given_seconds, left))
         if unheard.any():
             return _argmax(worth, unheard)
-        for mode in np.setdiff1d(modes, modes[self.tried]):
+        for mode in np.setdiff1d(modes, modes[tried]):
             at = sure & (modes == mode)
             if at.any():
                 index = _argmax(worth, at)
@@ -187,7 +185,7 @@ class PlannerStrategy:
     def _unheard(self, predicted: Prediction, best_rate: float) -> Mask:
         """What compiles the fastest eager setting with any batch, in modes that ran, if it can win:
         it may be the fastest compiled too. Nothing where it was compiled, whatever came of it."""
-        ran = self.posterior.ran()
+        ran, tried = self.posterior.ran(), list(self.posterior.records)
         eager = [i for i in ran if self.modes[i] == "off"]
         fastest = max(eager, key=lambda i: (ran[i].is_comparable, ran[i].rate), default=0)
         unheard = self.modes != "off"
@@ -195,7 +193,7 @@ class PlannerStrategy:
             unheard &= kind == kind[fastest]
         can_win = predicted.log_rate > np.log(GIVE_UP_SHARE * best_rate)
         can_win &= np.isin(self.modes, self.modes[list(ran)])
-        return np.asarray(unheard & can_win & (bool(eager) and not unheard[self.tried].any()))
+        return np.asarray(unheard & can_win & (bool(eager) and not unheard[tried].any()))
 
     def _choice(
         self, index: int, predicted: Prediction, phase: Phase, best_rate: float | None = None

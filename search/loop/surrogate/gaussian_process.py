@@ -42,8 +42,8 @@ class KernelScales:
     makes of an attention, `smooth` what bends along an arm, `nugget` what nothing explains.
     They are starting points: probes that are further off widen all but the bias. Probes that agree
     do not narrow them: a few say little of what was not probed.
-    `delays` are no deviations: in all, what devices exchange may take so much longer than the
-    prior says, each as likely as no longer.
+    `delays` are no deviations, but what each exchange of devices may take longer than the prior
+    says; each of them is as likely as none.
     """
 
     bias: float

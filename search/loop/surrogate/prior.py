@@ -34,8 +34,8 @@ ESTIMATED_SECONDS = KernelScales(
     slope=0.01, overhead=0.03, arm=0.04, smooth=0.04, nugget=0.04, other=0.1, compiled=0.12,
     fused=0.05,
 )  # fmt: skip
-# Over several devices a step may wait longer for the link than is predicted, as nobody measured
-# this one: by 5 ms to 2.6 s, an assumption. A first slow step is taken to have waited, until one of
+# An exchange of several devices may take longer than is predicted, as nobody measured this link:
+# by 5 ms to 2.6 s, an assumption. A first slow step is taken to have waited, until one of
 # other length refutes it: with all delays together as likely as none the search on four simulated
 # GPUs lost 2.5% in the mean, as it is 1.4%, with deviations of `slope` and `overhead` in place of
 # them 2.5% (72 devices on a slow link and 36 on a fast one, as of 52c49df, seeds from 100).

@@ -397,22 +397,6 @@ def test_nothing_is_compiled_that_could_not_win() -> None:
         assert bool(unheard(strategy)) == compiles
 
 
-def test_what_another_tuner_looks_at_is_not_looked_at_too() -> None:
-    both = {"compile": ("off",), "attention": ("eager", "sdpa")}
-    replay = Replay(invented_table(0.0, {**SMALL, **both}))
-    strategy, busy = planner(replay, true_prior(replay)), list[str]()
-    first = strategy.ask(Situation(seconds_left=600.0)).candidate
-    strategy.tell(first, replay.probe(first))
-    looks = []
-    for _ in range(2):
-        asked = strategy.ask(Situation(seconds_left=600.0, busy=frozenset(busy))).candidate
-        busy.append(asked.id)
-        looks.append((asked.setting.precision, asked.setting.attention))
-    strange, other = looks
-    assert strange[0] != first.setting.precision
-    assert other == (first.setting.precision, "eager")
-
-
 class Listening(ListStrategy):
     """Asks for one candidate, and keeps how many seconds it was left."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planner.core.schema import TrainSetting
-from search.loop.space import Space, make_space
+from search.loop.space import Space, make_space, space_of
 from search.loop.surrogate.gaussian_process import GaussianProcess
 from search.loop.surrogate.prior import ESTIMATED_SECONDS, SPREAD_SECONDS
 from tests.search.tables import GPU, MODEL
@@ -78,11 +78,12 @@ def spread(space: Space) -> GaussianProcess:
     return GaussianProcess(space, SPREAD_SECONDS, prior)
 
 
+@pytest.mark.parametrize("waits", [0.226, 0.3])
 def test_what_each_step_waits_for_a_link_is_found_from_steps_of_different_lengths(
-    space: Space,
+    space: Space, waits: float
 ) -> None:
     """Though the device is slower than expected too: a larger batch then gains what is shared."""
-    process, waits = spread(space), 0.3
+    process = spread(space)
     for fields in ({}, {"precision": "tf32"}, {"attention": "eager", "batch_size": 16}):
         index = at(space, **fields)
         process.observe(index, log(1.2 * process.prior[index] + waits), 0.01)
@@ -105,12 +106,34 @@ def test_where_a_slow_first_step_waited_for_nothing_another_length_refutes_that_
     assert abs(off[1]) < 0.02
 
 
-@pytest.mark.parametrize(("parallelism", "waits"), [("ddp", 1), ("zero1", 1), ("fsdp", 4)])
-def test_devices_wait_in_each_micro_batch_where_weights_are_sharded(
-    parallelism: str, waits: int
+@pytest.mark.parametrize(
+    ("parallelism", "sync", "waits"),
+    [("ddp", "last", 1), ("zero1", "last", 1), ("ddp", "every", 4), ("zero2", "last", 4),
+     ("fsdp", "last", 4)],
+)  # fmt: skip
+def test_the_wait_grows_with_the_exchanges_of_a_step(
+    parallelism: str, sync: str, waits: int
 ) -> None:
-    setting = TrainSetting(world_size=4, parallelism=parallelism, accumulate=4)
-    assert setting.num_exchanges == waits
+    """As found at 32 micro-batches of 4 images and 16 of 8, it is predicted of 4 of 32."""
+    fields = {"world_size": 4, "parallelism": parallelism, "gradient_sync": sync}
+    assert TrainSetting(**fields, accumulate=4).num_exchanges == waits
+    settings = [
+        TrainSetting(**fields, batch_size=b, accumulate=128 // b, precision=p)
+        for b in (4, 8, 32) for p in ("bf16", "tf32")
+    ]  # fmt: skip
+    space = space_of(settings)
+    prior = np.array([128 * PER_IMAGE[c.setting.precision] for c in space.candidates])
+    process = GaussianProcess(space, SPREAD_SECONDS, prior)
+    true = [
+        log(1.1 * seconds + 0.08 * c.setting.num_exchanges)
+        for seconds, c in zip(prior, space.candidates, strict=True)
+    ]
+    for i, c in enumerate(space.candidates):
+        if c.setting.batch_size < 32:
+            process.observe(i, true[i], 0.01)
+    found, _ = process.predict()
+    for i, c in enumerate(space.candidates):
+        assert found[i] == pytest.approx(true[i], abs=0.1), c.setting
 
 
 def _difference_sd(process: GaussianProcess, pair: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from planner.core.units import GIB
 from planner.estimation.device_estimator import DeviceEstimator
 from planner.estimation.estimate import Estimate
 from planner.throughput.result import Throughput
-from search.loop.space import make_space
+from search.loop.space import make_space, space_of
 from search.loop.surrogate.gaussian_process import GaussianProcess
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import GUESSED_SECONDS, estimated_prior, generic_prior
@@ -51,6 +51,15 @@ def test_three_estimates_an_arm_give_all_batches() -> None:
     for c, guess in zip(SPACE.candidates, prior.guesses, strict=True):
         assert guess.num_bytes == pytest.approx(true_bytes(c.setting), rel=1e-3)
         assert guess.seconds == pytest.approx(0.01 + 0.002 * c.setting.batch_size, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "may_wait"), [({}, False), ({"world_size": 4, "parallelism": "ddp"}, True)]
+)
+def test_several_devices_may_wait_for_a_link(fields: dict, may_wait: bool) -> None:
+    space = space_of(TrainSetting(**fields, batch_size=batch) for batch in (8, 16))
+    prior = estimated_prior(space, MODEL, GPU, lambda _, s: estimate(s, true_seconds(s)), 16 * GIB)
+    assert bool(prior.seconds_scales.delays) == may_wait
 
 
 def test_an_arm_without_an_estimate_is_on_the_others_scale() -> None:
