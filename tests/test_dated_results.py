@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from statistics import fmean, median
 
 from tests.benchmarks import (
     other_tools,
@@ -16,8 +17,11 @@ from tests.benchmarks import (
     strategy_report,
 )
 from tests.benchmarks.dated import RESULTS, latest_results
+from tests.benchmarks.simulated_worlds import WORLDS, kept_worlds, show_worlds
+from tests.benchmarks.strategy_report import quantile
 
 TRUTH = Path(__file__).with_name("truth")
+ROOT = TRUTH.parents[1]
 
 
 def test_every_tool_has_a_row_and_ours_is_equal_to_the_trace() -> None:
@@ -91,14 +95,18 @@ def test_the_docs_show_the_newest_comparisons() -> None:
 
 
 def test_in_ten_minutes_it_is_close_to_the_best_of_devices_it_does_not_know() -> None:
-    """At most 1% below in the median and 6% in nine of ten, and ahead of every other strategy."""
-    own = _simulated("budget")
-    assert float(own["recommended_median"]) <= 0.01
-    assert float(own["recommended_p90"]) <= 0.06
+    """At most 0.7% below in the median and 4% in nine of ten, after three minutes 10%, and ahead of
+    every other strategy on the devices that it had."""
+    own, soon = _simulated("budget"), _simulated("3 minutes")
+    assert float(own["recommended_median"]) <= 0.007
+    assert float(own["recommended_p90"]) <= 0.04
+    assert float(soon["recommended_p90"]) <= 0.1
+    own = _simulated("budget", "planner on these")
     for rival in ("descent", "boundary-walk", "tpe", "random", "bounded-grid"):
         other = _simulated("budget", rival)
         for figure in ("recommended_median", "recommended_mean", "recommended_p90"):
-            assert float(_simulated("budget")[figure]) < float(other[figure])
+            assert other["devices"] == own["devices"]
+            assert float(own[figure]) < float(other[figure])
 
 
 def test_a_search_that_is_left_alone_ends_by_itself() -> None:
@@ -109,8 +117,25 @@ def test_a_search_that_is_left_alone_ends_by_itself() -> None:
     assert float(eager["recommended_p90"]) <= 0.025
     assert int(unlimited["ended_by_itself"]) >= 0.95 * int(unlimited["devices"])
     assert float(unlimited["probes_to_arrive_median"]) <= 7
+    assert float(unlimited["probes_after_median"]) <= 5
     assert float(unlimited["probes_to_arrive_p90"]) <= 12
     assert float(unlimited["probes_mean"]) <= 11
+
+
+ABOVE_SIX_PERCENT = {"cliffs", "heat"}  # in nine of ten; docs/tuning.md says why
+
+
+def test_no_world_ends_with_nothing_or_far_below_the_best() -> None:
+    ended = kept_worlds()
+    assert set(ended) == set(WORLDS)
+    pages = [(ROOT / page).read_text() for page in ("tests/truth/TABLES.md", "docs/tuning.md")]
+    assert show_worlds(ended) in pages[0]
+    for name, found in ended.items():
+        assert not any(each.nothing for each in found), name
+        regrets = [each.regret for each in found]
+        assert (quantile(regrets, 0.9) > 6) == (name in ABOVE_SIX_PERCENT), name
+        figures = median(regrets), fmean(regrets), quantile(regrets, 0.9), max(regrets)
+        assert " | ".join(f"{f:.1f}%" if f < 10 else f"{f:.0f}%" for f in figures) in pages[1], name
 
 
 def test_levers_page_shows_how_accurate_each_file_became() -> None:
