@@ -239,7 +239,7 @@ class TrainSetting(Distribution):
         """In how many micro-batches of a step devices wait for each other: in each where weights
         are sharded, in DeepSpeed's stages 2 and 3, or with gradient_sync every; else in the last.
         """
-        in_each = self.gradient_sync == "every" or self.parallelism not in ("none", "ddp", "zero1")
+        in_each = self.syncs_gradients(0) or self.parallelism not in ("none", "ddp", "zero1")
         return self.accumulate if in_each else 1
 
     def _zero_faults(self) -> Iterator[Fault]:

@@ -78,7 +78,7 @@ def spread(space: Space) -> GaussianProcess:
     return GaussianProcess(space, SPREAD_SECONDS, prior)
 
 
-@pytest.mark.parametrize("waits", [0.226, 0.3])
+@pytest.mark.parametrize("waits", [0.07, 0.226, 0.3])
 def test_what_each_step_waits_for_a_link_is_found_from_steps_of_different_lengths(
     space: Space, waits: float
 ) -> None:
@@ -89,7 +89,7 @@ def test_what_each_step_waits_for_a_link_is_found_from_steps_of_different_length
         process.observe(index, log(1.2 * process.prior[index] + waits), 0.01)
     unseen = at(space, batch_size=128)
     found, _ = process.predict(np.array([unseen]))
-    assert found[0] == pytest.approx(log(1.2 * process.prior[unseen] + waits), abs=0.06)
+    assert found[0] == pytest.approx(log(1.2 * process.prior[unseen] + waits), abs=0.1)
 
 
 def test_where_a_slow_first_step_waited_for_nothing_another_length_refutes_that_it_did(
