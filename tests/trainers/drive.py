@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ def main() -> None:
     if "DRIVE_MEMORY" in os.environ:
         names["optimizer_step"] = peak_of(names["optimizer_step"], os.environ["DRIVE_MEMORY"])
     names["main"]()
+    # Autograd's threads let go of Python's objects after a backward has returned; a Python 3.11
+    # that ends meanwhile aborts ("terminate called without an active exception", torch 2.13, 2.14).
+    time.sleep(0.5)
 
 
 if __name__ == "__main__":
