@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Generic, TypeVar
@@ -70,14 +70,27 @@ class Ran(Generic[SettingT, RecordT]):
 @dataclass(frozen=True)
 class Contender(Ran[TrainSetting, MeasurementRecord]):
     """A setting of a step. Rates are per device, of the probes on it as it usually runs (`is_hot`:
-    throttled), where there are such."""
+    throttled), where there are such. A hot device gets slower from probe to probe: `believed` is
+    the rate at the heat of all of them alike, as the search believes it."""
 
     is_hot: bool = False
+    believed: float | None = None
 
     @property
     def is_comparable(self) -> bool:
         """Not so where the device was cool as it never is for long: others had it warm."""
-        return not self.is_hot or any(map(was_throttled, self.records))
+        return not self.is_hot or bool(self.believed) or any(map(was_throttled, self.records))
+
+    @property
+    def rate(self) -> float:
+        return self.believed or super().rate
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """As wide as the samples make it."""
+        low, high = super().interval
+        moved = self.rate / super().rate
+        return low * moved, high * moved
 
     @property
     def images(self) -> int:
@@ -118,12 +131,18 @@ class Contender(Ran[TrainSetting, MeasurementRecord]):
         return self.compile_seconds + images / self.rate
 
 
-def contenders(records: Iterable[MeasurementRecord], budget_bytes: int | None) -> list[Contender]:
+def contenders(
+    records: Iterable[MeasurementRecord], budget_bytes: int | None,
+    believed: Mapping[str, float] | None = None,
+) -> list[Contender]:  # fmt: skip
     """The settings that ran within the budget, those that can be compared first, fastest first; one
-    that failed once is none."""
-    records = list(records)
+    that failed once is none. `believed` are rates, in images/s by setting's id."""
+    records, rates = list(records), believed or {}
     is_hot = usually_slowed_by(records) == "heat"
-    found = [Contender(g[0].setting, g, is_hot) for g in groups_that_ran(records, budget_bytes)]
+    groups = groups_that_ran(records, budget_bytes)
+    found = [
+        Contender(g[0].setting, g, is_hot, rates.get(setting_id(g[0].setting))) for g in groups
+    ]
     return sorted(found, key=lambda c: (not c.is_comparable, -c.rate))
 
 

@@ -14,7 +14,7 @@ from search.loop.result.notes import plain_default_note, untried_note
 from search.loop.result.recommend import recommend
 from search.loop.result.summary import Summary
 from search.loop.session import Session
-from search.loop.space import Candidate, candidate
+from search.loop.space import Candidate, candidate, setting_id
 from search.loop.strategies.in_order import StartingWith
 from search.loop.strategies.named import make_strategy
 from search.loop.strategies.plain_default import (
@@ -103,6 +103,9 @@ def _summary(
         stopped_because=stopped,
         trials_used=len(session.records) if used_up else None,
         ruled_out=find_excluded(posterior, records),
+        believed={
+            setting_id(c.setting): c.believed for c in posterior.ran().values() if c.believed
+        },
         notes=tuple(notes),
     )
 

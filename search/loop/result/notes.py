@@ -48,20 +48,23 @@ def _simpler_note(best: Contender, found: Sequence[Contender], summary: Summary)
     if fastest is best or summary.images is not None:
         return ""
     other = describe_changes(fastest.setting, best.setting)
+    how = "is believed" if fastest.believed else "measured"
     return (
-        f"{other} measured {fastest.rate / best.rate - 1:.1%} faster, "
+        f"{other} {how} {fastest.rate / best.rate - 1:.1%} faster, "
         "which is within the noise: the simpler setting is recommended."
     )
 
 
 def _heat_note(best: Contender, found: Sequence[Contender]) -> str:
-    cool = [c for c in found if not c.is_comparable and c.rate > best.rate]
-    if not best.is_comparable or not cool:
+    shortest = best.step_seconds / best.images
+    faster = [c for c in found if c.believed and c.step_seconds / c.images < shortest]
+    if not faster:
         return ""
-    others = "; ".join(describe_changes(c.setting, best.setting) for c in cool)
+    others = "; ".join(describe_changes(c.setting, best.setting) for c in faster)
     return (
-        "Most probes found the device throttled, as a training will. What was probed only before "
-        f"that ({others}) is not compared with them, though it measured faster."
+        "Most probes found the device throttled, as a training will, and it is slower the hotter "
+        "it gets: settings are compared as all probes together say that they run on the hot "
+        f"device. Measured faster, while it was cooler: {others}."
     )
 
 

@@ -20,7 +20,7 @@ MAX_RUNNERS_UP = 5
 
 def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recommendation:
     """The recommendation that the records prove; `nothing_fits` with advice where none does."""
-    found = contenders(records, summary.budget_bytes)
+    found = contenders(records, summary.budget_bytes, summary.believed)
     common = {
         "model": summary.model,
         "device": summary.device,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from planner.core.schema import DeviceInfo, Model, TrainSetting
 from planner.core.schema.result import Excluded
@@ -13,7 +14,7 @@ class Summary:
     """`images` is a whole training's, on one device,
     where a length was asked for; `asked` the setting the person would have used, `plain_arm` the
     arm of the plain default. `trials_used` are the probes of the study where --trials allowed no
-    more of them."""
+    more of them, `believed` the rates of what ran on a hot device (`Contender.believed`), by id."""
 
     model: Model
     device: DeviceInfo
@@ -26,4 +27,5 @@ class Summary:
     stopped_because: str = ""
     trials_used: int | None = None
     ruled_out: tuple[Excluded, ...] = ()
+    believed: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

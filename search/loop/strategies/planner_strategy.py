@@ -187,7 +187,7 @@ class PlannerStrategy:
         it may be the fastest compiled too. Nothing where it was compiled, whatever came of it."""
         ran, tried = self.posterior.ran(), list(self.posterior.records)
         eager = [i for i in ran if self.modes[i] == "off"]
-        fastest = max(eager, key=lambda i: (ran[i].is_comparable, ran[i].rate), default=0)
+        fastest = max(eager, key=lambda i: ran[i].rate, default=0)
         unheard = self.modes != "off"
         for kind in (self.precisions, self.attentions, _values(self.space, "checkpointing")):
             unheard &= kind == kind[fastest]

@@ -26,8 +26,10 @@ SPREADS = (1.0, 1.4, 2.0, 2.8, 4.0)
 # Judgements: three times slower than expected is two such deviations, and one card in twelve is so.
 STRANGE_PRECISION, STRANGE_UNLIKELY = 0.5, 2.5
 # In logs, all assumed: by how much a probe is slower that heat or others slow, in the mean; how far
-# each may be off that; and how far all may be that others slow.
-SLOWED, SLOWED_SD, CROWDED_SD = 0.1, {"": 0.0, "heat": 0.07, "others": 0.08}, 0.1
+# each may be off that; and how far all may be that others slow, or that heat does, which is alike
+# in about so many probes one after another.
+SLOWED, SLOWED_SD, CROWDED_SD = 0.1, {"": 0.0, "heat": 0.02, "others": 0.08}, 0.1
+HEAT_SD, HEAT_PROBES = 0.1, 15
 KNEE = 8.0  # the batch at which fixed and per-image cost are assumed equal
 
 
@@ -155,9 +157,11 @@ class GaussianProcess:
         return np.array(self.indices, dtype=np.intp)
 
     def _gram(self, belief: Belief) -> Array:
-        by_others = np.array([slowed == "others" for slowed in self.slowed], dtype=bool)
-        odd = CROWDED_SD * (by_others != (self.usual == "others"))
-        noise, seen = np.diag(np.square(self.noises) + 1e-8) + odd[:, None] * odd, self._seen()
+        seen, slowed = self._seen(), np.array(self.slowed, dtype=str)
+        odd = CROWDED_SD * ((slowed == "others") != (self.usual == "others"))
+        order, hot = np.arange(len(seen)), HEAT_SD * (slowed == "heat")
+        noise = np.diag(np.square(self.noises) + 1e-8) + odd[:, None] * odd
+        noise += hot[:, None] * hot * np.exp(-np.abs(order[:, None] - order) / HEAT_PROBES)
         return np.asarray(self._kernel(seen[:, None], seen, belief) + noise)
 
     def _belief(self) -> Belief:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import erf, inf, log, sqrt
 
 import numpy as np
@@ -93,9 +92,11 @@ class Posterior:
     @property
     def excluded(self) -> Mask:
         """What no probe is spent on any more: what failed, what is known, and what shares too much
-        with the failures."""
-        known = self.settled.copy()
-        known[[i for i, found in self.records.items() if self._is_known(found)]] = True
+        with the failures. What was disturbed is known after a second probe, or where that is how
+        the device runs."""
+        known, usual = self.settled.copy(), ("", self.seconds.usual)
+        clear = [i for i, r in self.records.items() if len(r) > 1 or slowed_by(r[0]) in usual]
+        known[clear] = True
         least = BROKEN if self.seconds.indices else SURELY_BROKEN
         return np.asarray(known | (self.broken_parts.probabilities() < least))
 
@@ -121,15 +122,6 @@ class Posterior:
         if record.status == "out_of_memory":
             self._out_of_memory(index, record)
         self.seconds.usual = usually_slowed_by(r for found in self.records.values() for r in found)
-
-    def _is_known(self, records: Sequence[MeasurementRecord]) -> bool:
-        """Whether a setting was probed on the device as it usually runs, or twice."""
-        usual = (self.seconds.usual,) if self.is_hot else ("", self.seconds.usual)
-        return len(records) > 1 or slowed_by(records[0]) in usual
-
-    @property
-    def is_hot(self) -> bool:
-        return self.seconds.usual == "heat"
 
     def _measured(self, index: int, record: MeasurementRecord) -> None:
         self.broken_parts.ran(index)
@@ -236,19 +228,22 @@ class Posterior:
         return np.asarray(mean + random.standard_normal((NUM_DRAWS, len(mean))) @ spread.T)
 
     def ran(self) -> dict[int, Contender]:
-        """What ran and fits, by index, in the order of their first probes."""
-        return {
-            i: Contender(records[0].setting, tuple(records), self.is_hot)
+        """What ran and fits, by index, in the order of their first probes; on a hot device with the
+        rates that are believed of it."""
+        good = {
+            i: Contender(records[0].setting, tuple(records))
             for i, records in self.records.items()
             if all(is_feasible(record, self.budget_bytes) for record in records)
         }
+        if good and self.seconds.usual == "heat":
+            rates = np.exp(self.log_images - self.seconds.predict()[0]).tolist()
+            return {i: replace(c, is_hot=True, believed=rates[i]) for i, c in good.items()}
+        return good
 
     def best(self) -> tuple[int, float] | None:
-        """(index, images/s) of the fastest measured candidate that stays in the budget; of a device
-        that is hot, of those that were measured so, where there are such."""
-        rates = [(c.is_comparable, c.rate_over(self.images), i) for i, c in self.ran().items()]
-        _, rate, index = max(rates, key=lambda found: found[:2], default=(False, 0.0, -1))
-        return (index, rate) if rates else None
+        """(index, images/s) of the fastest measured candidate that stays in the budget."""
+        rates = [(i, c.rate_over(self.images)) for i, c in self.ran().items()]
+        return max(rates, key=lambda found: found[1], default=None)
 
     def probe_seconds(self, predicted: Prediction) -> Array:
         """Expected seconds of probing each candidate: start, compilation, then timed steps."""
