@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Generic, TypeVar
@@ -64,26 +64,30 @@ class Ran(Generic[SettingT, RecordT]):
         flags = tuple(dict.fromkeys(f for r in records for f in r.flags))
         whole = record.with_samples(tuple(self.samples))
         joined = (*flags, f"{len(records)} probes together")
-        return whole.model_copy(update={"images_per_second": self.rate, "flags": joined})
+        rate = self.images / median(self.samples)
+        return whole.model_copy(update={"images_per_second": rate, "flags": joined})
 
 
 @dataclass(frozen=True)
 class Contender(Ran[TrainSetting, MeasurementRecord]):
     """A setting of a step. Rates are per device, of the probes on it as it usually runs (`is_hot`:
-    throttled), where there are such. A hot device gets slower from probe to probe: `believed` is
-    the rate at the heat of all of them alike, as the search believes it."""
+    throttled), where there are such. It is the slower the hotter it gets: where `slower` says how
+    many times as long each record's steps took for that, rates are those at one heat."""
 
     is_hot: bool = False
-    believed: float | None = None
+    slower: tuple[float, ...] = ()
 
     @property
     def is_comparable(self) -> bool:
         """Not so where the device was cool as it never is for long: others had it warm."""
-        return not self.is_hot or bool(self.believed) or any(map(was_throttled, self.records))
+        return not self.is_hot or bool(self.slower) or any(map(was_throttled, self.records))
 
     @property
     def rate(self) -> float:
-        return self.believed or super().rate
+        if not self.slower:
+            return super().rate
+        pairs = zip(self.records, self.slower, strict=True)
+        return self.images / median([s / slower for r, slower in pairs for s in r.samples])
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -131,18 +135,17 @@ class Contender(Ran[TrainSetting, MeasurementRecord]):
         return self.compile_seconds + images / self.rate
 
 
-def contenders(
-    records: Iterable[MeasurementRecord], budget_bytes: int | None,
-    believed: Mapping[str, float] | None = None,
-) -> list[Contender]:  # fmt: skip
+def contenders(records: Iterable[MeasurementRecord], budget_bytes: int | None) -> list[Contender]:
     """The settings that ran within the budget, those that can be compared first, fastest first; one
-    that failed once is none. `believed` are rates, in images/s by setting's id."""
-    records, rates = list(records), believed or {}
+    that failed once is none."""
+    records = list(records)
     is_hot = usually_slowed_by(records) == "heat"
-    groups = groups_that_ran(records, budget_bytes)
-    found = [
-        Contender(g[0].setting, g, is_hot, rates.get(setting_id(g[0].setting))) for g in groups
-    ]
+    found = [Contender(g[0].setting, g, is_hot) for g in groups_that_ran(records, budget_bytes)]
+    return in_order(found)
+
+
+def in_order(found: Iterable[Contender]) -> list[Contender]:
+    """Those that can be compared first, fastest first."""
     return sorted(found, key=lambda c: (not c.is_comparable, -c.rate))
 
 
@@ -210,7 +213,7 @@ def find_plain_default(found: Iterable[Contender], arm: str) -> Contender | None
 
 def break_even_steps(compiled: Contender, eager: Contender) -> int | None:
     """Optimizer steps after which compilation has paid for itself; None if it never does."""
-    per_image = eager.step_seconds / eager.images - compiled.step_seconds / compiled.images
+    per_image = 1 / eager.rate - 1 / compiled.rate
     if per_image <= 0:
         return None
     return max(1, round(compiled.compile_seconds / (per_image * compiled.images)))

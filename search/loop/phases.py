@@ -14,7 +14,7 @@ from search.loop.result.notes import plain_default_note, untried_note
 from search.loop.result.recommend import recommend
 from search.loop.result.summary import Summary
 from search.loop.session import Session
-from search.loop.space import Candidate, candidate, setting_id
+from search.loop.space import Candidate, candidate
 from search.loop.strategies.in_order import StartingWith
 from search.loop.strategies.named import make_strategy
 from search.loop.strategies.plain_default import (
@@ -47,7 +47,9 @@ def search_and_recommend(
     stopped, said = session.run_to_end(lambda: _probe(session, posterior, options, arm, first))
     notes = [*notes, *said]
     records = session.in_space()
-    for record in records:  # what others of the study found meanwhile too
+    # Told of them anew, with what others of the study found, in the order that is all tuners'.
+    posterior = Posterior(session.space, prior, session.budget_bytes, options.images)
+    for record in records:
         posterior.tell(candidate(record.setting), record)
     notes += untried_note(records, posterior, options, stopped)
     notes += plain_default_note(arm, options)
@@ -103,9 +105,7 @@ def _summary(
         stopped_because=stopped,
         trials_used=len(session.records) if used_up else None,
         ruled_out=find_excluded(posterior, records),
-        believed={
-            setting_id(c.setting): c.believed for c in posterior.ran().values() if c.believed
-        },
+        ran=tuple(posterior.ran().values()),
         notes=tuple(notes),
     )
 

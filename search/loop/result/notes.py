@@ -48,23 +48,22 @@ def _simpler_note(best: Contender, found: Sequence[Contender], summary: Summary)
     if fastest is best or summary.images is not None:
         return ""
     other = describe_changes(fastest.setting, best.setting)
-    how = "is believed" if fastest.believed else "measured"
-    return (
-        f"{other} {how} {fastest.rate / best.rate - 1:.1%} faster, "
-        "which is within the noise: the simpler setting is recommended."
-    )
+    faster = f"{fastest.rate / best.rate - 1:.1%} faster"
+    how = f"is {faster} at one heat" if fastest.slower else f"measured {faster}"
+    return f"{other} {how}, which is within the noise: the simpler setting is recommended."
 
 
 def _heat_note(best: Contender, found: Sequence[Contender]) -> str:
-    shortest = best.step_seconds / best.images
-    faster = [c for c in found if c.believed and c.step_seconds / c.images < shortest]
-    if not faster:
+    if not best.slower:
         return ""
-    others = "; ".join(describe_changes(c.setting, best.setting) for c in faster)
+    shortest = best.step_seconds / best.images
+    cooler = [c for c in found if c.step_seconds / c.images < shortest and c.rate < best.rate]
+    others = "; ".join(describe_changes(c.setting, best.setting) for c in cooler)
     return (
         "Most probes found the device throttled, as a training will, and it is slower the hotter "
-        "it gets: settings are compared as all probes together say that they run on the hot "
-        f"device. Measured faster, while it was cooler: {others}."
+        "it gets: the gain, and what is compared in these notes, are of rates at one heat, as all "
+        "probes together tell them."
+        + (f" Measured faster, while it was cooler: {others}." if others else "")
     )
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from planner.core.schema import DeviceInfo, Model, TrainSetting
 from planner.core.schema.result import Excluded
+from search.loop.contenders import Contender
 
 
 @dataclass(frozen=True)
 class Summary:
-    """`images` is a whole training's, on one device,
-    where a length was asked for; `asked` the setting the person would have used, `plain_arm` the
-    arm of the plain default. `trials_used` are the probes of the study where --trials allowed no
-    more of them, `believed` the rates of what ran on a hot device (`Contender.believed`), by id."""
+    """`images` is a whole training's, on one device, where a length was asked for; `asked` the
+    setting the person would have used, `plain_arm` the arm of the plain default. `trials_used` are
+    the probes of the study where --trials allowed no more of them, `ran` what ran within the
+    budget, as the search compares it; None where only records are known."""
 
     model: Model
     device: DeviceInfo
@@ -27,5 +28,5 @@ class Summary:
     stopped_because: str = ""
     trials_used: int | None = None
     ruled_out: tuple[Excluded, ...] = ()
-    believed: Mapping[str, float] = field(default_factory=dict)
+    ran: Sequence[Contender] | None = None
     notes: tuple[str, ...] = ()

@@ -28,12 +28,8 @@ def plain_arm(space: Space, attention: str | None = None) -> str | None:
 
 
 def _is_plain(setting: TrainSetting) -> bool:
-    return (
-        setting.precision == "fp32"
-        and setting.compile == "off"
-        and setting.checkpointing == "none"
-        and setting.optimizer_implementation != "fused"
-    )
+    plain = (setting.precision, setting.compile, setting.checkpointing) == ("fp32", "off", "none")
+    return plain and setting.optimizer_implementation != "fused"
 
 
 def _leaves_others(setting: TrainSetting, space: Space) -> bool:

@@ -33,16 +33,8 @@ ARM = 0.03
 ALONE = 0.01
 MAX_SUSPECTS = 10  # the likeliest: their combinations are gone through one by one
 # What needs a part of torch, or of another package, that others do without.
-_LEVERS = {
-    field: TrainSetting.model_fields[field].default
-    for field in (
-        "offload",
-        *COMPILED_FIELDS,
-        "optimizer_in_backward",
-        "offload_optimizer",
-        "parallelism",
-    )
-}
+_NEEDY = ("offload", *COMPILED_FIELDS, "optimizer_in_backward", "offload_optimizer", "parallelism")
+_LEVERS = {field: TrainSetting.model_fields[field].default for field in _NEEDY}
 
 
 def shared_parts(setting: TrainSetting) -> dict[str, float]:

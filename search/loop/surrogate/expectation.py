@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import exp, sqrt
+from math import exp, hypot, sqrt
 
 from planner.core.schema.expected import Expected, Range
 from search.loop.space import Candidate
@@ -22,8 +22,10 @@ def expectation(posterior: Posterior, candidate: Candidate, phase: str) -> Expec
     if index is None:
         return None
     predicted = posterior.predict()
-    log_rate = float(posterior.log_images[index] - predicted.log_seconds[index])
-    seconds_sd, bytes_sd = predicted.log_seconds_sd[index], predicted.log_bytes_sd[index]
+    slower, slower_sd = posterior.seconds.slowness(posterior.seconds.usual)
+    log_rate = float(posterior.log_images[index] - predicted.log_seconds[index] - slower[-1])
+    seconds_sd = hypot(predicted.log_seconds_sd[index], slower_sd)
+    bytes_sd = predicted.log_bytes_sd[index]
     knows_limit = posterior.budget_bytes is not None
     return Expected(
         phase=phase,

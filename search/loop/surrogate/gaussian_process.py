@@ -130,8 +130,7 @@ class GaussianProcess:
 
     def _off(self, belief: Belief) -> Array:
         """The log of measured over expected, had the device run as it usually does."""
-        odd = np.array(self.slowed, dtype=bool) * 1.0 - bool(self.usual)
-        return np.asarray(self.values - self._expected(self._seen(), belief) - SLOWED * odd)
+        return np.asarray(self.values - self._expected(self._seen(), belief) - self._odd())
 
     def predict(self, at: Indices | None = None) -> tuple[Array, Array]:
         """(mean, standard deviation) of the log of each candidate in `at` (all of them)."""
@@ -157,12 +156,30 @@ class GaussianProcess:
         return np.array(self.indices, dtype=np.intp)
 
     def _gram(self, belief: Belief) -> Array:
-        seen, slowed = self._seen(), np.array(self.slowed, dtype=str)
-        odd = CROWDED_SD * ((slowed == "others") != (self.usual == "others"))
-        order, hot = np.arange(len(seen)), HEAT_SD * (slowed == "heat")
-        noise = np.diag(np.square(self.noises) + 1e-8) + odd[:, None] * odd
-        noise += hot[:, None] * hot * np.exp(-np.abs(order[:, None] - order) / HEAT_PROBES)
+        by_others = np.array([slowed == "others" for slowed in self.slowed], dtype=bool)
+        odd = CROWDED_SD * (by_others != (self.usual == "others"))
+        noise, seen = np.diag(np.square(self.noises) + 1e-8) + odd[:, None] * odd, self._seen()
+        noise += self._heat()
         return np.asarray(self._kernel(seen[:, None], seen, belief) + noise)
+
+    def _heat(self, *following: str) -> Array:
+        """What heat makes alike in the probes, by their order, and in those that follow."""
+        hot = HEAT_SD * np.array([s == "heat" for s in (*self.slowed, *following)], dtype=bool)
+        order = np.arange(len(hot))
+        return np.asarray(hot[:, None] * hot * np.exp(-abs(order[:, None] - order) / HEAT_PROBES))
+
+    def slowness(self, following: str) -> tuple[Array, float]:
+        """The log by which each probe was slower than the device usually is, and last by which one
+        should be that follows and is slowed so; with the standard deviation of that."""
+        belief, heat = self._belief(), self._heat(following)
+        solved = np.linalg.solve(self._gram(belief), heat[:-1])
+        left = heat[-1, -1] - heat[-1, :-1] @ solved[:, -1]
+        return self._odd(following) + solved.T @ self._off(belief), sqrt(max(left, 0.0))
+
+    def _odd(self, *following: str) -> Array:
+        """What is assumed of probes that were slowed, and of those that follow."""
+        slowed = np.array([*self.slowed, *following], dtype=bool)
+        return np.asarray(SLOWED * (slowed * 1.0 - bool(self.usual)))
 
     def _belief(self) -> Belief:
         """The most probable one, given the probes."""

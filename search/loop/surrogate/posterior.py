@@ -129,13 +129,13 @@ class Posterior:
         spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
         if log(record.used_bytes or 1) > log(CLOSE) + self.log_budget:
             spread = max(spread, CLOSE_SD)
-        seconds = log(interval.median)
+        seconds, slowed = log(interval.median), slowed_by(record)
         if self.seconds.indices:
             # What is far slower than anything that is believed has a cause of its own (memory given
             # back and asked for again, close to the limit) and says little of the others.
-            believed = float(self.seconds.predict(np.array([index]))[0][0])
-            spread = max(spread, (seconds - believed) / SURPRISE)
-        self.seconds.observe(index, seconds, spread, slowed_by(record))
+            believed = self.seconds.predict(np.array([index]))[0] + self.seconds.slowness(slowed)[0]
+            spread = max(spread, float(seconds - believed[-1]) / SURPRISE)
+        self.seconds.observe(index, seconds, spread, slowed)
         num_bytes = record.used_bytes
         if not num_bytes:
             return
@@ -228,16 +228,17 @@ class Posterior:
         return np.asarray(mean + random.standard_normal((NUM_DRAWS, len(mean))) @ spread.T)
 
     def ran(self) -> dict[int, Contender]:
-        """What ran and fits, by index, in the order of their first probes; on a hot device with the
-        rates that are believed of it."""
+        """What ran and fits, by index, in the order of their first probes; of a hot device with
+        what heat did to each."""
         good = {
             i: Contender(records[0].setting, tuple(records))
             for i, records in self.records.items()
             if all(is_feasible(record, self.budget_bytes) for record in records)
         }
         if good and self.seconds.usual == "heat":
-            rates = np.exp(self.log_images - self.seconds.predict()[0]).tolist()
-            return {i: replace(c, is_hot=True, believed=rates[i]) for i, c in good.items()}
+            slower, at = self.seconds.slowness("heat")[0][:-1], np.array(self.seconds.indices)
+            for i, c in good.items():
+                good[i] = replace(c, is_hot=True, slower=tuple(np.exp(slower[at == i]).tolist()))
         return good
 
     def best(self) -> tuple[int, float] | None:

@@ -131,12 +131,9 @@ def _generic_guess(setting: TrainSetting, device: DeviceInfo) -> Guess:
 
 
 def estimated_prior(
-    space: Space,
-    model: Model,
-    device: DeviceInfo,
-    estimator: Estimator,
+    space: Space, model: Model, device: DeviceInfo, estimator: Estimator,
     budget_bytes: int | None = None,
-) -> Prior:
+) -> Prior:  # fmt: skip
     """A prior from the estimate: its memory, and its step time where it predicts one.
 
     A step is affine in its batch, and its peak the largest of such: three batches of each arm are
@@ -198,11 +195,9 @@ def _micro_batch_seconds(estimate: Estimate) -> float:
 
 
 def _estimated(
-    ladder: Sequence[TrainSetting],
-    estimate: Callable[[TrainSetting], Estimate | None],
-    num_bytes: Callable[[Estimate], float],
-    budget_bytes: int | None,
-) -> dict[int, Estimate]:
+    ladder: Sequence[TrainSetting], estimate: Callable[[TrainSetting], Estimate | None],
+    num_bytes: Callable[[Estimate], float], budget_bytes: int | None,
+) -> dict[int, Estimate]:  # fmt: skip
     """The estimates of an arm by batch, smallest first; none where its smallest has none."""
     # A step of one image is unlike all others (its strides are): it is taken to be on their line.
     ladder = [s for s in ladder if s.batch_size > 1] or ladder
