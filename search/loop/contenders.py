@@ -141,10 +141,10 @@ def contenders(records: Iterable[MeasurementRecord], budget_bytes: int | None) -
     records = list(records)
     is_hot = usually_slowed_by(records) == "heat"
     found = [Contender(g[0].setting, g, is_hot) for g in groups_that_ran(records, budget_bytes)]
-    return in_order(found)
+    return ranked(found)
 
 
-def in_order(found: Iterable[Contender]) -> list[Contender]:
+def ranked(found: Iterable[Contender]) -> list[Contender]:
     """Those that can be compared first, fastest first."""
     return sorted(found, key=lambda c: (not c.is_comparable, -c.rate))
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from planner.core.schema import MeasurementRecord
 from planner.core.schema.result import Recommendation
 from planner.core.units import format_bytes
-from search.loop.contenders import choose, contenders, find_plain_default, in_order
+from search.loop.contenders import choose, contenders, find_plain_default, ranked
 from search.loop.interrupts import ENDINGS
 from search.loop.result.notes import notes_on
 from search.loop.result.summary import Summary
@@ -21,7 +21,7 @@ MAX_RUNNERS_UP = 5
 def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recommendation:
     """The recommendation that the records prove; `nothing_fits` with advice where none does."""
     ran = summary.ran
-    found = contenders(records, summary.budget_bytes) if ran is None else in_order(ran)
+    found = contenders(records, summary.budget_bytes) if ran is None else ranked(ran)
     common = {
         "model": summary.model,
         "device": summary.device,
