@@ -43,8 +43,13 @@ class Ran(Generic[SettingT, RecordT]):
         return [s for record in self.judged for s in record.samples]
 
     @property
-    def rate(self) -> float:
+    def measured_rate(self) -> float:
         return self.images / median(self.samples)
+
+    @property
+    def rate(self) -> float:
+        """By which settings are compared."""
+        return self.measured_rate
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -64,8 +69,7 @@ class Ran(Generic[SettingT, RecordT]):
         flags = tuple(dict.fromkeys(f for r in records for f in r.flags))
         whole = record.with_samples(tuple(self.samples))
         joined = (*flags, f"{len(records)} probes together")
-        rate = self.images / median(self.samples)
-        return whole.model_copy(update={"images_per_second": rate, "flags": joined})
+        return whole.model_copy(update={"images_per_second": self.measured_rate, "flags": joined})
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Contender(Ran[TrainSetting, MeasurementRecord]):
     @property
     def rate(self) -> float:
         if not self.slower:
-            return super().rate
+            return self.measured_rate
         pairs = zip(self.records, self.slower, strict=True)
         return self.images / median([s / slower for r, slower in pairs for s in r.samples])
 
@@ -93,7 +97,7 @@ class Contender(Ran[TrainSetting, MeasurementRecord]):
     def interval(self) -> tuple[float, float]:
         """As wide as the samples make it."""
         low, high = super().interval
-        moved = self.rate / super().rate
+        moved = self.rate / self.measured_rate
         return low * moved, high * moved
 
     @property

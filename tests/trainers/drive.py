@@ -59,7 +59,8 @@ def main() -> None:
         names["optimizer_step"] = peak_of(names["optimizer_step"], os.environ["DRIVE_MEMORY"])
     names["main"]()
     # Autograd's threads let go of Python's objects after a backward has returned; a Python 3.11
-    # that ends meanwhile aborts ("terminate called without an active exception", torch 2.13, 2.14).
+    # that ends meanwhile aborts ("terminate called without an active exception", torch 2.13). A
+    # rank ended so once with torch 2.14: the same cause, by its looks.
     time.sleep(0.5)
 
 

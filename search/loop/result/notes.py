@@ -56,8 +56,8 @@ def _simpler_note(best: Contender, found: Sequence[Contender], summary: Summary)
 def _heat_note(best: Contender, found: Sequence[Contender]) -> str:
     if not best.slower:
         return ""
-    shortest = best.step_seconds / best.images
-    cooler = [c for c in found if c.step_seconds / c.images < shortest and c.rate < best.rate]
+    highest = best.measured_rate
+    cooler = [c for c in found if c.measured_rate > highest and c.rate < best.rate]
     others = "; ".join(describe_changes(c.setting, best.setting) for c in cooler)
     return (
         "Most probes found the device throttled, as a training will, and it is slower the hotter "

@@ -130,7 +130,7 @@ class GaussianProcess:
 
     def _off(self, belief: Belief) -> Array:
         """The log of measured over expected, had the device run as it usually does."""
-        return np.asarray(self.values - self._expected(self._seen(), belief) - self._odd())
+        return np.asarray(self.values - self._expected(self._seen(), belief) - self._assumed())
 
     def predict(self, at: Indices | None = None) -> tuple[Array, Array]:
         """(mean, standard deviation) of the log of each candidate in `at` (all of them)."""
@@ -174,9 +174,9 @@ class GaussianProcess:
         belief, heat = self._belief(), self._heat(following)
         solved = np.linalg.solve(self._gram(belief), heat[:-1])
         left = heat[-1, -1] - heat[-1, :-1] @ solved[:, -1]
-        return self._odd(following) + solved.T @ self._off(belief), sqrt(max(left, 0.0))
+        return self._assumed(following) + solved.T @ self._off(belief), sqrt(max(left, 0.0))
 
-    def _odd(self, *following: str) -> Array:
+    def _assumed(self, *following: str) -> Array:
         """What is assumed of probes that were slowed, and of those that follow."""
         slowed = np.array([*self.slowed, *following], dtype=bool)
         return np.asarray(SLOWED * (slowed * 1.0 - bool(self.usual)))

@@ -178,7 +178,7 @@ def test_settings_are_compared_at_one_heat(prior_of_compiled: float) -> None:
     two that were probed before; the prior may even hold that compiling gains nothing."""
     strategy = warming(prior_of_compiled)
     ran = {(c.setting.batch_size, c.setting.compile): c for c in strategy.posterior.ran().values()}
-    measured = {which: c.images / c.step_seconds for which, c in ran.items()}
+    measured = {which: c.measured_rate for which, c in ran.items()}
     compiled = measured.pop((128, "default"))
     assert sum(rate > compiled for rate in measured.values()) == 2
     index, rate = strategy.posterior.best() or (-1, 0.0)

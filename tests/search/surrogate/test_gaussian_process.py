@@ -78,9 +78,10 @@ def spread(space: Space) -> GaussianProcess:
     return GaussianProcess(space, SPREAD_SECONDS, prior)
 
 
-@pytest.mark.parametrize("waits", [0.07, 0.226, 0.3])
+# A wait that is a small part of a step is found less exactly.
+@pytest.mark.parametrize(("waits", "within"), [(0.07, 0.1), (0.226, 0.06), (0.3, 0.06)])
 def test_what_each_step_waits_for_a_link_is_found_from_steps_of_different_lengths(
-    space: Space, waits: float
+    space: Space, waits: float, within: float
 ) -> None:
     """Though the device is slower than expected too: a larger batch then gains what is shared."""
     process = spread(space)
@@ -89,7 +90,7 @@ def test_what_each_step_waits_for_a_link_is_found_from_steps_of_different_length
         process.observe(index, log(1.2 * process.prior[index] + waits), 0.01)
     unseen = at(space, batch_size=128)
     found, _ = process.predict(np.array([unseen]))
-    assert found[0] == pytest.approx(log(1.2 * process.prior[unseen] + waits), abs=0.1)
+    assert found[0] == pytest.approx(log(1.2 * process.prior[unseen] + waits), abs=within)
 
 
 def test_where_a_slow_first_step_waited_for_nothing_another_length_refutes_that_it_did(
