@@ -148,8 +148,9 @@ def ledger_peak(**fields: Any) -> int:
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
 def test_a_rank_takes_what_the_ledger_says(parallelism: str, tmp_path: Path) -> None:
     fields = {"world_size": 2, "batch_size": 4, "parallelism": parallelism}
-    trained(tmp_path / "run", environment={"DRIVE_MEMORY": str(tmp_path / "peak")}, **fields)
-    peaks = [int((tmp_path / f"peak.{rank}").read_text()) for rank in (0, 1)]
-    expected = ledger_peak(**fields)
-    # What gloo's threads let go may be late, and never early.
+    expected, peaks = ledger_peak(**fields), list[int]()
+    # What gloo's threads let go may be late, and never early: on a busy machine in every step.
+    while len(peaks) < 6 and expected not in peaks:
+        trained(tmp_path / "run", environment={"DRIVE_MEMORY": str(tmp_path / "peak")}, **fields)
+        peaks += [int((tmp_path / f"peak.{rank}").read_text()) for rank in (0, 1)]
     assert min(peaks) == expected, (peaks, expected)
