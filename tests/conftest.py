@@ -1,9 +1,7 @@
-"""The two tiers of the suite, and what no test may depend on.
+"""The three tiers of the suite, and what no test may depend on.
 
-The default run leaves out what is long. A test says why it is long by one of the marks in LONG
-(`pytest --markers` explains them); `pytest -m long` runs all of these, `pytest -m published` those
-of one reason. PLANNER_LONG_SHARE=N takes every N-th of the cases that show one law for many models
-and settings, so that `.ci/run` stays within its time.
+The default run holds each law once, in three minutes. `.ci/run` adds what needs another program,
+marked by it (`pytest --markers`); `pytest -m release` is for before a release.
 """
 
 from __future__ import annotations
@@ -22,11 +20,8 @@ from planner.memory.allocator_config import VARIABLES
 from planner.step.frames import plain_calls
 from tests.undurable import write_without_waiting
 
-SHARED = ("combinations", "published")
-LONG = (
-    *SHARED, "compiler", "workers", "trainers", "repeated", "simulated", "servers", "fitted",
-    "browser", "emulated",
-)  # fmt: skip
+# Each leaves a test out of the default run, for `.ci/run`.
+CI = ("compiler", "trainers", "emulated", "browser", "servers", "truth")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,14 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(item.get_closest_marker(mark) for mark in LONG):
-            item.add_marker(pytest.mark.long)
-        elif item.get_closest_marker("long"):
-            raise pytest.UsageError(f"{item.nodeid} is long: mark why, by one of {', '.join(LONG)}")
-    share = int(os.environ.get("PLANNER_LONG_SHARE", "1"))
-    shared = [item for item in items if any(item.get_closest_marker(mark) for mark in SHARED)]
-    left_out = {id(item) for index, item in enumerate(shared) if index % share}
-    items[:] = [item for item in items if id(item) not in left_out]
+        if any(item.get_closest_marker(mark) for mark in CI):
+            item.add_marker(pytest.mark.ci)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,8 +1,8 @@
-"""Few of many combinations: those that the default run takes, and why the others are long.
+"""Few of many combinations: what shows a law that holds over several axes.
 
 A law over several axes (models, precisions, kinds of checkpointing …) holds for every combination
-of their values. `covering` gives all of them and marks as `combinations` what repeats values that
-others show, so that the default run meets each value and the long run each combination.
+of their values. A test meets each value, and each pair of values that it names, by the same few
+cases each time.
 """
 
 from __future__ import annotations
@@ -12,30 +12,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-import pytest
-
 Case = tuple[Any, ...]
 Pairs = Collection[tuple[int, int]]
 
 
 def covering(
     *axes: Iterable[Any], pairs: Pairs = (), possible: Callable[..., bool] = lambda *_: True
-) -> list[Any]:
-    """Every possible combination as a `pytest.param`; `chosen_of` them without a mark."""
-    cases = [case for case in itertools.product(*axes) if possible(*case)]
-    chosen = {id(case) for case in chosen_of(cases, pairs)}
-    return [
-        pytest.param(*case, marks=() if id(case) in chosen else pytest.mark.combinations)
-        for case in cases
-    ]
-
-
-def each_value_and_long_pairs(cases: Iterable[Case], pairs: Pairs) -> list[Any]:
-    """As `chosen_of`, where the default run meets each value and the long run each of `pairs`."""
-    cases = list(cases)
-    short = chosen_of(cases)
-    longer = [case for case in chosen_of(cases, pairs) if case not in short]
-    return [*short, *(pytest.param(*case, marks=pytest.mark.combinations) for case in longer)]
+) -> list[Case]:
+    """`chosen_of` the possible combinations of `axes`."""
+    return chosen_of((case for case in itertools.product(*axes) if possible(*case)), pairs)
 
 
 def chosen_of(cases: Iterable[Case], pairs: Pairs = ()) -> list[Case]:

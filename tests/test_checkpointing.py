@@ -138,7 +138,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 ONE_AND_MORE = [
     "ViT",
-    *(pytest.param(n, marks=pytest.mark.combinations) for n in ("ResNet", "MaxViT")),
+    *(pytest.param(n, marks=pytest.mark.release) for n in ("ResNet", "MaxViT")),
 ]
 
 

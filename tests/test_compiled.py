@@ -144,7 +144,7 @@ def test_only_one_graph_may_recompute_all_blocks_at_once(
     assert (RECOMPUTED_AT_ONCE in found.left_out) == is_said
 
 
-@pytest.mark.combinations
+@pytest.mark.release
 def test_a_trace_that_is_kept_stands_for_every_compile_mode_without_torch(tmp_path: Path) -> None:
     """Also on shapes: nobody needs to ask for it again."""
     program = (

@@ -33,9 +33,7 @@ PAGES = (
 # Held to the byte; what other versions that are tried allocate is measured, and within the range.
 EXACT = ("2.13", "2.15")
 ONE_IN = 13
-shares = pytest.mark.parametrize(
-    "one_in", [ONE_IN, pytest.param(1, marks=pytest.mark.combinations)]
-)
+shares = pytest.mark.parametrize("one_in", [ONE_IN, pytest.param(1, marks=pytest.mark.release)])
 
 
 def errors(one_in: int, quantity: str, *kinds: str, others: bool = False) -> list[float]:
@@ -115,7 +113,7 @@ def test_the_emulated_device_allocates_what_real_gpus_did() -> None:
         pytest.param(
             "tests.benchmarks.emulated",
             lambda: show_kinds(read_emulated()),
-            marks=pytest.mark.combinations,
+            marks=pytest.mark.release,
         ),
         ("tests.benchmarks.emulated --real", lambda: show_peaks(read_peaks())),
     ],

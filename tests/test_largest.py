@@ -23,7 +23,7 @@ def fits_at_once(found: Estimate) -> bool:
     return bool(found.fits) and not found.num_alloc_retries
 
 
-@pytest.mark.combinations
+@pytest.mark.release
 def test_a_larger_batch_that_fits_above_one_that_does_not_is_found() -> None:
     """Bisection over these batches ends below 39: 39 and 40 do not fit, and 41 does."""
     model = resolve_model("native:swinv2_large_384")
@@ -47,7 +47,7 @@ def test_a_larger_batch_that_fits_above_one_that_does_not_is_found() -> None:
 
 @pytest.mark.parametrize(
     "budget_mib",
-    [700, *(pytest.param(mib, marks=pytest.mark.combinations) for mib in (1000, 2000))],
+    [700, *(pytest.param(mib, marks=pytest.mark.release) for mib in (1000, 2000))],
 )
 def test_none_above_the_largest_fits(budget_mib: int) -> None:
     model, setting = resolve(TINY, TrainSetting())
@@ -62,7 +62,7 @@ def test_none_above_the_largest_fits(budget_mib: int) -> None:
 
 @pytest.mark.parametrize(
     ("precision", "at_once", "with_retries"),
-    [("fp32", 225, 243), pytest.param("bf16", 355, 417, marks=pytest.mark.combinations)],
+    [("fp32", 225, 243), pytest.param("bf16", 355, 417, marks=pytest.mark.release)],
 )
 def test_the_largest_batch_with_retries_is_where_memory_runs_out(
     precision: str, at_once: int, with_retries: int

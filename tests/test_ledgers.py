@@ -48,7 +48,7 @@ def setting(**fields: Any) -> ResolvedSetting:
     return ResolvedSetting(TrainSetting(**{"precision": "bf16", "batch_size": 5, **fields}))
 
 
-ONE_MORE = pytest.mark.combinations
+ONE_MORE = pytest.mark.release
 
 
 @pytest.fixture(autouse=True)
@@ -393,7 +393,7 @@ def skip_without(package: str) -> None:
         pytest.skip(f"{package} is not installed")
 
 
-@pytest.mark.published
+@pytest.mark.release
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(
     "name",

@@ -80,7 +80,7 @@ FACTORY = ["tests.traced_models:Small", "--image-size", "32", "--num-classes", "
     [
         [*FACTORY, "--gpu", "rtx3090"],
         *(
-            pytest.param(arguments, marks=pytest.mark.combinations)
+            pytest.param(arguments, marks=pytest.mark.release)
             for arguments in (
                 ["timm:test_vit", "--max-batch", "--memory", "1GiB", "--checkpointing", "none"],
                 [*FACTORY, "--timeline"],

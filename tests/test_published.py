@@ -122,7 +122,7 @@ def test_a_cards_uncertainty_is_the_worst_of_its_rows_and_only_of_those_that_tra
     assert dict(efficiency.MEASURED_CARDS) == pytest.approx(supported)
 
 
-@pytest.mark.fitted
+@pytest.mark.release
 @needs("timm", "scipy")
 def test_the_committed_shares_are_what_the_fit_finds() -> None:
     timed = fit_rates.timed_rows() + fit_rates.measured_rows()
@@ -133,7 +133,7 @@ def test_the_committed_shares_are_what_the_fit_finds() -> None:
 @needs("timm", "torchvision", "transformers")
 @pytest.mark.parametrize(
     ("options", "show"),
-    [("", show_published), pytest.param(" --models", show_models, marks=pytest.mark.published)],
+    [("", show_published), pytest.param(" --models", show_models, marks=pytest.mark.release)],
 )
 def test_the_docs_show_what_the_command_prints(options: str, show: Callable[[], str]) -> None:
     shown = DOCS.read_text(encoding="utf-8").split(
@@ -156,7 +156,7 @@ def test_rows_of_another_torch_or_another_model_are_only_listed() -> None:
 
 
 @needs("timm")
-@pytest.mark.published
+@pytest.mark.release
 @pytest.mark.parametrize("model", ["timm:resnet18", "timm:vit_small_patch16_224"])
 def test_rates_of_other_models_are_within_what_is_said_of_them(model: str) -> None:
     """Of all rows: `python -m tests.benchmarks.model_rates`."""
@@ -174,7 +174,7 @@ def test_a_step_of_another_model_is_within_what_is_said_of_it_on_an_h200() -> No
 
 
 @needs("torchvision")
-@pytest.mark.published
+@pytest.mark.release
 def test_memory_of_other_models_is_within_a_fifth_of_a_percent() -> None:
     found = [p for p in compare_published(traced=True) if p.row.unmodelled is None]
     errors = [p.reserved_error if p.memory_error is None else p.memory_error for p in found]

@@ -74,7 +74,7 @@ def is_printed(shown: str, printed: str) -> bool:
     return printed.rstrip() == shown
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_commands_run_in_order(tmp_path: Path) -> None:
     (tmp_path / "tests").symlink_to(ROOT / "tests")  # as where the repository is the directory
     for command, shown in commands():
@@ -93,7 +93,7 @@ def test_commands_run_in_order(tmp_path: Path) -> None:
             assert is_printed(shown, ended.stdout), f"{command}\n{ended.stdout}"
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_the_python_of_the_commands_runs(tmp_path: Path) -> None:
     (source,) = re.findall(r"^```python\n(.*?)^```$", PAGES[1], re.MULTILINE | re.DOTALL)
     for shown, taken in SMALLER_IN_PYTHON.items():

@@ -223,7 +223,7 @@ REASONS = {
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=pytest.mark.combinations if model != MODEL else ())
+        pytest.param(case, marks=pytest.mark.release if model != MODEL else ())
         for case, (model, _) in REASONS.items()
     ],
 )

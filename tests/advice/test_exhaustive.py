@@ -121,7 +121,7 @@ def changes(choice: Choice) -> int:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=() if case == "nothing compiled" else pytest.mark.combinations)
+        pytest.param(case, marks=() if case == "nothing compiled" else pytest.mark.release)
         for case in WISHES
     ],
 )

@@ -54,7 +54,7 @@ def test_it_searches_real_loaders_and_goes_on_from_there(pictures: Path, tmp_pat
     assert listing(pictures) == before
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_where_nothing_loads_the_status_is_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

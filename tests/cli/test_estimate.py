@@ -242,7 +242,7 @@ def test_what_is_refused_has_printed_nothing(
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_settings_that_a_model_cannot_have_are_said_and_the_others_estimated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

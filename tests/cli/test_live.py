@@ -72,7 +72,7 @@ def test_a_signal_leaves_the_terminal_whole(tmp_path: Path) -> None:
         assert "Recommended for native:swin_tiny" in terminal.text()
 
 
-@pytest.mark.repeated
+@pytest.mark.release
 @pytest.mark.parametrize("seed", range(20))
 def test_an_interrupt_at_any_moment_leaves_the_terminal_whole(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
@@ -203,7 +203,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_real_probes_are_shown_and_nothing_is_forked_beside_the_thread(tmp_path: Path) -> None:
     # Batches whose steps take long enough to be told of, twice a second.
     command = [sys.executable, "-c", UNFORKED, "tune", *TINY[:-1], "512,1024", "--trials", "2",

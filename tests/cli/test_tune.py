@@ -68,7 +68,7 @@ def test_it_tunes_with_real_probes_and_goes_on_from_there(tmp_path: Path) -> Non
     assert read_records(tmp_path / "probes.jsonl").records == records
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_a_short_budget_recommends_beside_other_work(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(os.cpu_count() or 1):
@@ -82,7 +82,7 @@ def test_a_short_budget_recommends_beside_other_work(tmp_path: Path) -> None:
     assert found["baseline"]["status"] == "measured"
 
 
-@pytest.mark.workers
+@pytest.mark.release
 @pytest.mark.parametrize(
     "model",
     ["timm:swin_tiny_patch4_window7_224", "transformers:microsoft/swin-tiny-patch4-window7-224"],
@@ -105,7 +105,7 @@ def test_real_models_of_other_libraries(tmp_path: Path, model: str) -> None:
     assert "Recommended for" in done.stdout
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_an_interrupt_leaves_the_best_so_far_and_no_process(tmp_path: Path) -> None:
     tuner = subprocess.Popen(
         command("tune", *TINY, "--strategy", "exhaustive", "--output", str(tmp_path)),
@@ -186,7 +186,7 @@ def test_bad_input_is_one_clear_error(
     assert "Traceback" not in error
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_it_tunes_over_two_real_ranks(tmp_path: Path) -> None:
     """gloo on the CPU: both ways to spread are measured, and the world is told."""
     arguments = [

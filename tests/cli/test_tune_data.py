@@ -18,7 +18,7 @@ from tests.search.feeding.pictures import make_folder
 FEW = ["--trials", "2", "--no-baseline", "--precision", "fp32", "--checkpointing", "none"]
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_it_finds_the_step_then_the_loader_and_proves_both(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "pictures", classes=4, each=16, side=64)
     before = sorted(folder.rglob("*"))
@@ -56,7 +56,7 @@ def test_it_finds_the_step_then_the_loader_and_proves_both(tmp_path: Path) -> No
     assert kept.loader == gone_on.loader
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_data_of_which_nothing_loads_leave_the_step(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "pictures", classes=1, each=8)
     for picture in folder.rglob("*.jpg"):
@@ -72,7 +72,7 @@ def test_data_of_which_nothing_loads_leave_the_step(tmp_path: Path) -> None:
     assert len(said) == 1, found.notes
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_an_interrupt_while_loaders_are_probed_ends_with_the_step(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "pictures", side=64)
     run = tmp_path / "run"

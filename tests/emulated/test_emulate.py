@@ -223,7 +223,7 @@ def test_the_peak_is_torch_s_own_and_the_line_is_the_user_s(program: str) -> Non
         ("forward", "forward", "Net.blocks.1"),
         ("backward", "backward", "Net.blocks.1"),
         ("recomputed", "backward", "Net.blocks.1"),
-        pytest.param("compiled", "backward", "Net", marks=pytest.mark.long),
+        pytest.param("compiled", "backward", "Net", marks=pytest.mark.compiler),
     ],
 )
 def test_the_peak_s_module_is_known_and_costs_no_byte(
@@ -457,7 +457,7 @@ def test_an_interrupt_is_answered_with_what_was_needed_until_then(program: str) 
     assert said.lstrip().startswith("Until it was interrupted:\nFits in 14.56 GiB of Tesla T4")
 
 
-@pytest.mark.repeated
+@pytest.mark.release
 @pytest.mark.parametrize("seed", range(10))
 def test_nothing_is_left_when_it_is_killed(program: str, seed: int) -> None:
     """At a random moment, also while the program starts."""

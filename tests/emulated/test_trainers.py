@@ -42,7 +42,7 @@ FP8 = {"precision": "fp8", "batch_size": 16, "validation_batch_size": 4}
         ("lightning", "native", {}),
         ("accelerate", "native", {}),
         *(
-            pytest.param(target, library, FP8, marks=pytest.mark.combinations)
+            pytest.param(target, library, FP8, marks=pytest.mark.release)
             for target, library in (
                 ("transformers", "transformers"),
                 ("lightning", "native"),

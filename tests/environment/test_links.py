@@ -105,7 +105,7 @@ def test_a_rank_that_dies_ends_the_others_and_is_named() -> None:
     assert ranks() == []
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_a_rank_that_hangs_does_not_outlive_the_deadline() -> None:
     with measuring(replace(ENDLESS, deadline_seconds=8.0)) as raised:
         wait_for_ranks(2)[0].suspend()

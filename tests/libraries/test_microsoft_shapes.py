@@ -35,7 +35,7 @@ def facts() -> dict[str, object]:
 
 @pytest.mark.parametrize(
     "case",
-    [*SMALL_CASES, *(pytest.param(c, marks=pytest.mark.published) for c in PUBLISHED_CASES)],
+    [*SMALL_CASES, *(pytest.param(c, marks=pytest.mark.release) for c in PUBLISHED_CASES)],
     ids=lambda case: case.title,
 )
 def test_recorded_facts(
@@ -85,7 +85,7 @@ def test_real_tensors(version: int, model: Changes, setting: Changes) -> None:
         assert_equal_to_cpu(case.config, case.train_setting)
 
 
-@pytest.mark.published
+@pytest.mark.release
 @needs_checkout
 @needs("torch", "timm")
 @pytest.mark.parametrize("case", PUBLISHED_CASES, ids=lambda case: case.title)

@@ -71,7 +71,7 @@ EACH_FAMILY = ("swin_tiny_patch4_window7_224", "swin_s3_tiny_224", "swinv2_tiny_
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in EACH_FAMILY else pytest.mark.published) for n in TIMM],
+    [pytest.param(n, marks=() if n in EACH_FAMILY else pytest.mark.release) for n in TIMM],
 )
 def test_timm_names_build_what_timm_builds(name: str) -> None:
     declare_missing_operators()

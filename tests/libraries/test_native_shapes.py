@@ -89,7 +89,7 @@ def test_phases_equal_the_module_on_real_cpu_tensors(
     assert_equal_to_cpu(config_of(version, padded), setting)
 
 
-@pytest.mark.published
+@pytest.mark.release
 @pytest.mark.parametrize("name", list(PUBLISHED))
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_published_models_equal_the_module_traced(name: str, precision: str) -> None:

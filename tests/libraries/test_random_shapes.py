@@ -60,7 +60,7 @@ def test_random_models(library: str, data: st.DataObject) -> None:
     assert_a_random_model_is_equal(library, data)
 
 
-@pytest.mark.repeated
+@pytest.mark.release
 @INSTALLED
 @settings(AS_DRAWN, max_examples=25)
 @given(data=st.data())

@@ -34,7 +34,7 @@ TABLES = sorted((Path(__file__).parents[1] / "truth").glob("*grid*.jsonl"))
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
 @pytest.mark.parametrize(
-    "error", [0.1, *(pytest.param(error, marks=pytest.mark.combinations) for error in (0.0, 0.05))]
+    "error", [0.1, *(pytest.param(error, marks=pytest.mark.release) for error in (0.0, 0.05))]
 )
 def test_few_probes_over_every_recorded_table(table: Path, error: float) -> None:
     """Median ≤ 5 and 90th percentile ≤ 8 probes to within 1% of the table's best."""
@@ -46,7 +46,7 @@ def test_few_probes_over_every_recorded_table(table: Path, error: float) -> None
     assert most_probes <= 8
 
 
-@pytest.mark.simulated
+@pytest.mark.release
 @pytest.mark.parametrize("table", ["all rounds", "quickest round"])
 def test_a_traced_prior_finds_a_factorys_best_sooner_than_a_guess(
     table: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch

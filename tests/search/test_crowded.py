@@ -119,9 +119,7 @@ def test_a_lost_device_ends_the_search_and_no_setting_is_blamed(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("free_gpu")
-@pytest.mark.parametrize(
-    "strategy", ["planner", pytest.param("tpe", marks=pytest.mark.combinations)]
-)
+@pytest.mark.parametrize("strategy", ["planner", pytest.param("tpe", marks=pytest.mark.release)])
 def test_a_search_ends_where_others_hold_the_device(tmp_path: Path, strategy: str) -> None:
     given = {"restrict": SMALL, "estimator": None, "batch_size": (64, 96, 128), "output": tmp_path,
              "strategy": strategy, "baseline": False, "budget_seconds": None}  # fmt: skip

@@ -64,7 +64,7 @@ def test_a_short_budget_has_time_to_trace_and_to_probe(left: float, tracing: flo
     assert trace_seconds(left) == tracing
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_a_factory_is_traced_by_another_process_and_read_from_the_cache_then(
     tmp_path: Path,
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_factory_is_traced_by_another_process_and_read_from_the_cache_then(
     assert again["bytes"] == first["bytes"]
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_a_step_that_is_not_affine_is_probed_with_the_generic_guess_and_that_is_said(
     tmp_path: Path,
 ) -> None:

@@ -54,14 +54,10 @@ def await_line(tuner: subprocess.Popen[str], said: str) -> str:
 @pytest.mark.parametrize(
     ("first", "then", "status", "because"),
     [
-        pytest.param(INT, (), 130, "it was interrupted", marks=pytest.mark.combinations),
-        pytest.param(
-            INT, (INT, INT, TERM), 130, "it was interrupted", marks=pytest.mark.combinations
-        ),
+        pytest.param(INT, (), 130, "it was interrupted", marks=pytest.mark.release),
+        pytest.param(INT, (INT, INT, TERM), 130, "it was interrupted", marks=pytest.mark.release),
         (TERM, (TERM,), 143, "it was ended by SIGTERM"),
-        pytest.param(
-            HUP, (TERM, INT), 129, "its terminal was closed", marks=pytest.mark.combinations
-        ),
+        pytest.param(HUP, (TERM, INT), 129, "its terminal was closed", marks=pytest.mark.release),
     ],
 )
 def test_a_signal_ends_with_what_was_measured(

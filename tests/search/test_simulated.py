@@ -53,7 +53,7 @@ def test_with_the_planners_rates_it_gives_the_planners_seconds(pair: Pair) -> No
     check_seconds(pair, 6)
 
 
-@pytest.mark.simulated
+@pytest.mark.release
 def test_it_gives_them_over_the_default_space_and_in_fp16() -> None:
     check_seconds(make_pair("t4-swin-t"), 12)
 
@@ -74,7 +74,7 @@ def check_seconds(found: Pair, num: int) -> None:
         assert got[0] == pytest.approx(wanted.step_seconds, rel=1e-6), c.setting
 
 
-@pytest.mark.simulated
+@pytest.mark.release
 def test_within_ten_minutes_it_finds_something_fast_on_every_device(
     more_devices: list[Device],
 ) -> None:
@@ -84,7 +84,7 @@ def test_within_ten_minutes_it_finds_something_fast_on_every_device(
     assert max(r.recommended for r in runs) <= 0.25  # a mode that was not reached in time
 
 
-@pytest.mark.simulated
+@pytest.mark.release
 def test_without_a_compiler_it_ends_by_itself_with_the_best_eager_setting(
     more_devices: list[Device],
 ) -> None:
@@ -100,7 +100,7 @@ def test_without_a_compiler_it_ends_by_itself_with_the_best_eager_setting(
         assert run.failed_probes <= 8
 
 
-@pytest.mark.simulated
+@pytest.mark.release
 def test_eager_settings_are_searched_in_a_dozen_probes(more_devices: list[Device]) -> None:
     runs = [search_device(restricted(d, EAGER), "eager") for d in more_devices]
     assert all(r.ended_by_itself for r in runs)

@@ -138,7 +138,7 @@ REDUCED: list[dict[str, Any]] = [
     ("name", "changes"),
     [
         pytest.param(
-            name, changes, marks=[] if (name, changes) == ("tiny", {}) else pytest.mark.combinations
+            name, changes, marks=[] if (name, changes) == ("tiny", {}) else pytest.mark.release
         )
         for name in ("tiny", "small", "base", "large")
         for changes in REDUCED
@@ -168,7 +168,7 @@ def test_buckets_of_timms_swins_are_those_of_torchs_own_reducer(
         assert bucket_bytes(ledger) == rebuilt
 
 
-@pytest.mark.combinations
+@pytest.mark.release
 @pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"frozen_stages": 1}])
 def test_a_step_holds_what_it_does_on_a_cpu(group: None, changes: dict[str, int]) -> None:
     setting = DDP.model_copy(update={"optimizer": "sgd-forloop", **changes})

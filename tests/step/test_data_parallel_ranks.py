@@ -39,7 +39,7 @@ LONG: dict[str, dict[str, Any]] = {
     "validated": {"validation_batch_size": 4, "ddp_find_unused": True},
 }
 MODES = {**QUICK, **LONG}
-NAMES = [*QUICK, *(pytest.param(name, marks=pytest.mark.combinations) for name in LONG)]
+NAMES = [*QUICK, *(pytest.param(name, marks=pytest.mark.release) for name in LONG)]
 Ranks = Callable[[str], Any]
 
 

@@ -45,7 +45,7 @@ STEPS = [
     ("native", 2, {"frozen_stages": 1, "validation_batch_size": 3}),
     ("transformers", 1, {"checkpointing": "nested"}),
     *(
-        pytest.param(*case, marks=pytest.mark.combinations)
+        pytest.param(*case, marks=pytest.mark.release)
         for case in (
             ("timm", 1, {"checkpointing": "stages", "precision": "fp32"}),
             ("timm", 2, {"checkpointing": "blocks"}),

@@ -39,7 +39,7 @@ FSDP: Changes = {"batch_size": 2, "precision": "fp32", "parallelism": "fsdp", "w
 HSDP: Changes = {"parallelism": "hsdp", "fsdp_shard_size": 2}
 PLAIN: Changes = {"loss": "cross-entropy", "clip_grad": False}
 BF16: Changes = {"precision": "bf16", "fsdp_param_dtype": "bf16"}
-ONE_MORE = pytest.mark.combinations
+ONE_MORE = pytest.mark.release
 
 
 def small(library: str = "timm", version: int = 1, **changes: Any) -> SwinConfig:

@@ -78,7 +78,7 @@ def test_optimizers(changes: Changes) -> None:
     assert_equal_to_trace(ONE_BLOCK, setting_of(changes))
 
 
-@pytest.mark.combinations
+@pytest.mark.release
 def test_every_family_is_made_on_shapes_for_real_and_in_the_plain_script() -> None:
     import torch
 
@@ -128,7 +128,7 @@ def test_losses_of_real_tensors(loss: str) -> None:
 
 @pytest.mark.parametrize(
     ("precision", "accumulate"),
-    [("fp32", 1), ("pure-bf16", 2), pytest.param("bf16", 4, marks=pytest.mark.combinations)],
+    [("fp32", 1), ("pure-bf16", 2), pytest.param("bf16", 4, marks=pytest.mark.release)],
 )
 def test_average_clipping_and_zeroing(precision: str, accumulate: int) -> None:
     setting = setting_of(

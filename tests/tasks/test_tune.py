@@ -128,7 +128,7 @@ def test_a_task_is_tuned_and_its_script_trains(own: Path) -> None:
     [
         {"precision": "bf16", "accumulate": 2, "ema": True, "clip_grad": True},
         *(
-            pytest.param(fields, marks=pytest.mark.combinations)
+            pytest.param(fields, marks=pytest.mark.release)
             for fields in (
                 {"checkpointing": "blocks", "precision": "fp32"},
                 {"checkpointing": "blocks:every-2", "precision": "fp32"},

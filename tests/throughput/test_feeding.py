@@ -193,7 +193,7 @@ CASES = [(s, w, a) for s in (0.4, 1.0, 2.5) for w in (0, 1, 2, 4) for a in (1, 2
 
 @pytest.mark.parametrize(
     ("share", "workers", "accumulate"),
-    [pytest.param(*case, marks=() if case in SHOWN else pytest.mark.repeated) for case in CASES],
+    [pytest.param(*case, marks=() if case in SHOWN else pytest.mark.release) for case in CASES],
 )
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_fed_step_goes_by_the_law(share: float, workers: int, accumulate: int) -> None:

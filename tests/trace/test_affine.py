@@ -34,7 +34,7 @@ def assert_affine(model: Model, build: Build | None = None, **fields: object) ->
 @pytest.mark.parametrize(
     ("name", "checkpointing"),
     [
-        pytest.param(*case, marks=() if case == ("ViT", "blocks") else pytest.mark.combinations)
+        pytest.param(*case, marks=() if case == ("ViT", "blocks") else pytest.mark.release)
         for case in itertools.product(MODELS, ["none", "blocks"])
     ],
 )
@@ -57,7 +57,7 @@ LIBRARIES = [
 ]
 
 
-@pytest.mark.published
+@pytest.mark.release
 @needs("timm", "torchvision")
 @pytest.mark.parametrize(("name", "checkpointing"), LIBRARIES)
 def test_library_models(name: str, checkpointing: str) -> None:
@@ -76,7 +76,7 @@ CONFIGURATIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.combinations
+@pytest.mark.release
 @needs("transformers")
 @pytest.mark.parametrize("checkpointing", ["none", "blocks"])
 @pytest.mark.parametrize("kind", CONFIGURATIONS)

@@ -145,7 +145,7 @@ def test_saves_what_torchs_partition_saves(library: str, model: Changes, changes
     assert_saves_as_torch(config, setting_for(config, **changes))
 
 
-@pytest.mark.combinations
+@pytest.mark.release
 @pytest.mark.parametrize(("library", "model", "changes"), MORE, ids=name_of)
 def test_saves_what_more_of_torchs_partitions_save(
     library: str, model: Changes, changes: Changes
@@ -154,7 +154,7 @@ def test_saves_what_more_of_torchs_partitions_save(
     assert_saves_as_torch(config, setting_for(config, **changes))
 
 
-@pytest.mark.published
+@pytest.mark.release
 @needs("timm", "torchvision", "transformers")
 @pytest.mark.parametrize(("name", "changes"), PUBLISHED, ids=name_of)
 def test_saves_what_published_models_save(name: str, changes: Changes) -> None:
@@ -163,7 +163,7 @@ def test_saves_what_published_models_save(name: str, changes: Changes) -> None:
     assert_saves_as_torch(config, setting_for(config, **changes))
 
 
-@pytest.mark.combinations
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("library", "model", "changes"),
     [
@@ -216,7 +216,7 @@ def test_graph_at_any_batch_lies_on_the_line() -> None:
     assert_affine(config, setting_for(config))
 
 
-@pytest.mark.combinations
+@pytest.mark.release
 @pytest.mark.parametrize("checkpointing", ["none", "blocks"])
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -234,7 +234,7 @@ def test_more_graphs_at_any_batch_lie_on_the_line(
     [
         ("native", "none", 0.0),  # whose ledger other tests have made
         *(
-            pytest.param(*case, 0.1, marks=pytest.mark.combinations)
+            pytest.param(*case, 0.1, marks=pytest.mark.release)
             for case in (
                 ("native", "none"),
                 ("native", "blocks"),
@@ -267,13 +267,13 @@ def test_step_ends_as_the_eager_one(
             "validation_batch_size": 3,
             "accumulate": 2,
         },
-        pytest.param({"precision": "pure-bf16"}, marks=pytest.mark.combinations),
+        pytest.param({"precision": "pure-bf16"}, marks=pytest.mark.release),
         pytest.param(
             {"clip_grad": True, "optimizer": "sgd", "loss": "label-smoothing"},
-            marks=pytest.mark.combinations,
+            marks=pytest.mark.release,
         ),
-        pytest.param({"frozen_stages": 1}, marks=pytest.mark.combinations),
-        pytest.param({"lora_rank": 4}, marks=pytest.mark.combinations),
+        pytest.param({"frozen_stages": 1}, marks=pytest.mark.release),
+        pytest.param({"lora_rank": 4}, marks=pytest.mark.release),
     ],
     ids=name_of,
 )
@@ -317,9 +317,7 @@ def test_fused_kernels_move_less_than_eager_ones() -> None:
     assert moved(ledger_of(config, setting)) < 0.7 * moved(eager_ledger_of(config, setting))
 
 
-@pytest.mark.parametrize(
-    "attention", ["sdpa", pytest.param("eager", marks=pytest.mark.combinations)]
-)
+@pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.release)])
 def test_products_are_those_of_the_eager_step(attention: str) -> None:
     config = tiny("native", **ONE_STAGE)
     setting = setting_for(config, attention=attention)

@@ -151,7 +151,7 @@ def test_keeps_what_a_real_step_keeps(library: str, model: Changes, changes: Cha
     assert_keeps_what_a_real_step_does(library, {**ONE_STAGE, **model}, changes)
 
 
-@pytest.mark.combinations
+@pytest.mark.release
 @pytest.mark.parametrize(("library", "model", "changes"), MORE, ids=name_of)
 def test_keeps_what_more_real_steps_keep(library: str, model: Changes, changes: Changes) -> None:
     if library == "torchvision":

@@ -42,7 +42,7 @@ PARAMETERS = sum(p.numel() for p in Blocks().parameters())
 BLOCK = sum(p.numel() for p in Blocks().blocks[0].parameters())
 HEAD_ROWS = 10  # of the head's weight and bias: 8 devices have up to 2 of them, 2 devices have 5
 
-WORLDS = (pytest.param(2, marks=pytest.mark.combinations), 8, 64)
+WORLDS = (pytest.param(2, marks=pytest.mark.release), 8, 64)
 
 
 def trace_anew(rank: int = 0, width: int = WIDTH, **changes: Any) -> Trace:
@@ -160,7 +160,7 @@ def test_one_device_holds_what_it_does_without_shards_between_steps() -> None:
 @pytest.mark.parametrize(
     ("changes", "num_sums"),
     [
-        pytest.param({}, BLOCKS + 1, marks=pytest.mark.combinations),
+        pytest.param({}, BLOCKS + 1, marks=pytest.mark.release),
         ({"gradient_sync": "every"}, 2 * (BLOCKS + 1)),
     ],
 )
@@ -255,7 +255,7 @@ def test_a_model_without_blocks_is_one_unit() -> None:
     assert [e.collective for e in sent(events)] == ["all_gather", "reduce_scatter"]
 
 
-@pytest.mark.workers
+@pytest.mark.release
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_real_ranks_allocate_the_same_in_the_same_order(tmp_path: Path, accumulate: int) -> None:
     """Two processes under gloo, as a probe runs them, one micro-batch and several. What is smaller

@@ -28,7 +28,7 @@ from tests.trace.reading import peak_live_bytes, phase_ends, saved_bytes  # noqa
     ("library", "version", "optimizer"),
     [("timm", 2, "adamw-fused")]
     + [
-        pytest.param(library, version, "adamw", marks=pytest.mark.combinations)
+        pytest.param(library, version, "adamw", marks=pytest.mark.release)
         for library in ("timm", "torchvision", "transformers")
         for version in (1, 2)
     ],

@@ -164,7 +164,7 @@ def test_a_loss_that_reads_its_axes_traces() -> None:
     assert trace_estimate(TINY_IMAGES, SETTING, Dice).notes[-1] not in (MIDDLE, FINITE)
 
 
-@pytest.mark.published
+@pytest.mark.release
 def test_swin_unetr_with_monais_own_dice_loss_traces() -> None:
     monai = pytest.importorskip("monai")
     from monai.losses import DiceCELoss

@@ -98,7 +98,7 @@ def script(model: Model, **fields: Any) -> str:
     [
         (tiny("timm", 2), {"checkpointing": "blocks", "ema": True, "loss": "soft-target"}),
         *(
-            pytest.param(tiny(library), fields, marks=pytest.mark.combinations)
+            pytest.param(tiny(library), fields, marks=pytest.mark.release)
             for library, fields in (
                 ("native", {"checkpointing": "stages:0", "accumulate": 2}),
                 ("torchvision", {"checkpointing": "selective", "precision": "bf16"}),
@@ -343,8 +343,8 @@ STEPS: list[Any] = [
     {"offload": "activations"},
     {"optimizer_in_backward": True, "precision": "bf16", "ema": True},
     {"optimizer_in_backward": True, "optimizer": "lion"},
-    pytest.param({}, marks=pytest.mark.combinations),
-    pytest.param({"optimizer": "rmsprop-forloop"}, marks=pytest.mark.combinations),
+    pytest.param({}, marks=pytest.mark.release),
+    pytest.param({"optimizer": "rmsprop-forloop"}, marks=pytest.mark.release),
 ]
 
 
@@ -476,7 +476,7 @@ def test_a_classifier_of_timm_s_gets_the_same_script(tmp_path: Path) -> None:
         ("blocks", 2),
         ("blocks:every-2", 1),
         ("selective", 2),
-        pytest.param("blocks:1", 1, marks=pytest.mark.combinations),
+        pytest.param("blocks:1", 1, marks=pytest.mark.release),
     ],
 )
 def test_the_script_of_a_factory_wraps_its_blocks(

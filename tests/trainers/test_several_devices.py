@@ -86,7 +86,7 @@ PARALLEL: list[Any] = [
     {"parallelism": "ddp", "ddp_bucket_view": True, "ddp_broadcast_buffers": False},
     {"parallelism": "fsdp", "clip_grad": True},
     *(
-        pytest.param(fields, marks=pytest.mark.workers)
+        pytest.param(fields, marks=pytest.mark.release)
         for fields in (
             {"parallelism": "ddp", "gradient_sync": "every", "ddp_find_unused": True},
             {"parallelism": "ddp", "ddp_bucket_mb": 1, "ddp_compression": "fp16"},
@@ -144,7 +144,7 @@ def ledger_peak(**fields: Any) -> int:
     return highest - start
 
 
-@pytest.mark.workers
+@pytest.mark.release
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
 def test_a_rank_takes_what_the_ledger_says(parallelism: str, tmp_path: Path) -> None:
     fields = {"world_size": 2, "batch_size": 4, "parallelism": parallelism}

@@ -141,7 +141,7 @@ def lost_of(model: Model, fields: dict[str, Any], device: DeviceInfo) -> list[st
 @pytest.mark.parametrize(
     ("model", "device"),
     [("native", "cpu"), ("native", "rtx-3090"),
-     *(pytest.param(m, d, marks=pytest.mark.combinations)
+     *(pytest.param(m, d, marks=pytest.mark.release)
        for m in ("version 2", "factory") for d in DEVICES)],
 )  # fmt: skip
 def test_a_way_out_leads_to_a_file(model: str, device: str) -> None:

@@ -100,7 +100,7 @@ def is_installed(record: MeasurementRecord) -> bool:
 
 
 @pytest.mark.parametrize(
-    "model", [*FEW, *(pytest.param(model, marks=pytest.mark.combinations) for model in MORE)]
+    "model", [*FEW, *(pytest.param(model, marks=pytest.mark.release) for model in MORE)]
 )
 def test_a_small_model_is_equal(model: str) -> None:
     record = records()[model, "bf16", "none"]
@@ -109,7 +109,7 @@ def test_a_small_model_is_equal(model: str) -> None:
     assert judge(record).what == "equal"
 
 
-@pytest.mark.combinations
+@pytest.mark.release
 def test_a_sample_is_what_the_tables_say() -> None:
     chosen = sample(list(records().values()), SAMPLED)
     judged = [judge(record) for record in chosen if is_installed(record)]

@@ -189,7 +189,7 @@ def test_a_folder_that_cannot_be_written_ends_nothing(
     assert len(caplog.records) == 1
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_a_full_disk_ends_nothing_and_leaves_whole_lines(tmp_path: Path) -> None:
     """In a process of its own: the limit on file sizes stands for a disk that fills up."""
     code = (

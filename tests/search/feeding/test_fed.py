@@ -73,7 +73,7 @@ def test_a_folder_of_pictures_is_trained_on(tmp_path: Path, fork_server: ForkSer
     assert not any("left" in flag for flag in found.flags), "its workers have ended by themselves"
 
 
-@pytest.mark.repeated
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("model", "workers", "accumulate", "waits"),
     [("quick", 2, 2, True), ("steady", 2, 1, False), ("quick", 0, 1, True)],
@@ -128,7 +128,7 @@ def test_bad_data_are_named(
     assert said in found.fault.message
 
 
-@pytest.mark.repeated
+@pytest.mark.release
 def test_data_that_hang_end_at_the_deadline(fork_server: ForkServer) -> None:
     found = run(request_of("hanging", workers=1), fork_server, seconds=12.0)
     assert found.status == "timed_out"

@@ -118,7 +118,7 @@ print(record.status, record.message)
 """
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_shared_memory_that_is_full_is_named() -> None:
     """With a /dev/shm of 64 KiB, as of a container that was given too little."""
     ended = subprocess.run(

@@ -57,7 +57,7 @@ def test_it_is_close_to_the_grid_on_machines_it_does_not_know() -> None:
     check(range(FEW))
 
 
-@pytest.mark.simulated
+@pytest.mark.release
 def test_it_is_close_to_the_grid_on_many_machines() -> None:
     check(range(FEW, 400))
 

@@ -74,7 +74,7 @@ def check(park: Park, *tuners: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tasks", "on_each"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.combinations)]
+    ("tasks", "on_each"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.release)]
 )
 def test_the_script_of_slurm(park: Park, tasks: int, on_each: int) -> None:
     text = SCRIPT.read_text()
@@ -88,7 +88,7 @@ def test_the_script_of_slurm(park: Park, tasks: int, on_each: int) -> None:
     assert {host for host, _ in park.begun()} <= {"node0", "node1"}
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_the_line_of_ssh(park: Park) -> None:
     run(park, ["bash", "-c", shown()[1]])
     check(park, "node1-0", "node1-1", "node2-0", "node2-1")

@@ -38,7 +38,7 @@ def test_three_machines_share_a_journal_and_agree(park: Park) -> None:
     assert park.check_agreement("a", "b", "c").num_probes == NUM_SETTINGS
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_what_a_lost_machine_was_at_is_probed_by_another(park: Park) -> None:
     """Its whole group of processes is killed in a probe; only its lease tells the others."""
     lost = park.start("lost", probe=3600, lease=5)
@@ -53,7 +53,7 @@ def test_what_a_lost_machine_was_at_is_probed_by_another(park: Park) -> None:
     assert park.found("here").num_probes == NUM_SETTINGS
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_trials_are_those_of_all_machines(park: Park) -> None:
     tuners = [park.start(host, "--trials", "5", probe=0.2) for host in ("a", "b")]
     for tuner in tuners:
@@ -62,7 +62,7 @@ def test_trials_are_those_of_all_machines(park: Park) -> None:
     assert park.check_agreement("a", "b").num_probes == 5
 
 
-@pytest.mark.workers
+@pytest.mark.release
 @pytest.mark.parametrize("options", [f"{SPACE} --strategy planner", f"{SPACE} --strategy tpe"])
 def test_a_strategy_that_ends_early_ends_alike_everywhere(park: Park, options: str) -> None:
     tuners = [park.start(host, options=options, probe=0.2) for host in ("a", "b")]

@@ -113,7 +113,7 @@ print([a.status for a in answers if isinstance(a, OutcomeMessage)])
 """
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_poisoned_fork_becomes_a_fresh_process() -> None:
     """Which would else fail at its first operation on the GPU; a fresh one has no such mark."""
     answer = subprocess.run([sys.executable, "-c", POISONED], capture_output=True, check=True)

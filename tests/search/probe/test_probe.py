@@ -23,7 +23,7 @@ from tests.search.probes import AMPLE_SECONDS, request_of
 from tests.trainers.cases import recommendation
 from tests.trainers.test_pytorch import run_script
 
-MORE = partial(pytest.param, marks=pytest.mark.combinations)
+MORE = partial(pytest.param, marks=pytest.mark.release)
 # Two stages, a shifted window and a merging: every kind of layer there is.
 MODEL = SwinConfig(
     image_size=(32, 32), patch_size=2, embed_dim=16, depths=(2, 2), num_heads=(1, 2),
@@ -135,7 +135,7 @@ def test_memory_cap_is_real_and_named(fork_server: ForkServer) -> None:
     assert capped.step_seconds == ()
 
 
-@pytest.mark.workers
+@pytest.mark.release
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_any_cap_is_kept_or_named(fork_server: ForkServer, precision: str) -> None:
     """From too little for anything to ample: never a crash, never more than the cap, and the line

@@ -85,7 +85,7 @@ MORE_SPREAD = [
 
 
 @pytest.mark.parametrize(
-    "setting", [*SPREAD, *(pytest.param(s, marks=pytest.mark.combinations) for s in MORE_SPREAD)]
+    "setting", [*SPREAD, *(pytest.param(s, marks=pytest.mark.release) for s in MORE_SPREAD)]
 )
 def test_every_way_to_spread_is_run(fork_server: ForkServer, setting: dict[str, object]) -> None:
     record = probe(fork_server, **setting)
@@ -122,7 +122,7 @@ def test_a_probe_ends_by_the_rank_that_failed(
     assert not record.ranks
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_ranks_that_lost_each_other_for_no_known_cause(fork_server: ForkServer) -> None:
     """Nobody says more: the first that said so is believed, after a while."""
     record = probe(fork_server, "rank_1_loses_the_others")
@@ -130,7 +130,7 @@ def test_ranks_that_lost_each_other_for_no_known_cause(fork_server: ForkServer) 
     assert "Connection closed by peer" in record.message
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_a_rank_that_hangs_ends_with_all_at_the_deadline(fork_server: ForkServer) -> None:
     started = time.monotonic()
     record = probe(fork_server, "rank_1_hangs", deadline_seconds=SHORT_SECONDS)
@@ -147,7 +147,7 @@ def rank_pids(fork_server: ForkServer) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.repeated) for n in range(1, 30))]
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.release) for n in range(1, 30))]
 )
 def test_one_of_three_ranks_is_killed(fork_server: ForkServer, seed: int) -> None:
     """At a random moment of a probe that would take much longer; the fixture looks for the rest."""
@@ -202,7 +202,7 @@ with ForkServer() as fork_server:
 """
 
 
-@pytest.mark.workers
+@pytest.mark.release
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_parent_that_is_ended_leaves_no_rank(number: signal.Signals) -> None:
     """The fixture looks for what remains."""

@@ -63,7 +63,7 @@ def test_every_operation_of_a_library_has_a_kind(
     [
         {"precision": "fp16", "optimizer": "adamw-fused", "clip_grad": True, "ema": True},
         *(
-            pytest.param(more, marks=pytest.mark.combinations)
+            pytest.param(more, marks=pytest.mark.release)
             for more in (
                 {"optimizer": "adafactor-forloop", "accumulate": 2, "offload": "activations"},
                 {"attention": "eager", "optimizer": "lion", "optimizer_in_backward": True},

@@ -224,7 +224,7 @@ def test_no_record_at_all(grid: Run) -> None:
     assert html_of(run)
 
 
-@pytest.mark.parametrize("number", [200, pytest.param(5000, marks=pytest.mark.repeated)])
+@pytest.mark.parametrize("number", [200, pytest.param(5000, marks=pytest.mark.release)])
 def test_however_many_probes_are_all_shown_and_the_page_is_small(grid: Run, number: int) -> None:
     many = tuple(
         r.model_copy(update={"probe_id": f"{n}"})

@@ -107,7 +107,7 @@ def is_one_arm(setting: TrainSetting) -> bool:
         (is_one_arm, "crashed"),
         (is_bf16, "crashed"),
         *(
-            pytest.param(refuses, status, marks=pytest.mark.combinations)
+            pytest.param(refuses, status, marks=pytest.mark.release)
             for refuses, status in (
                 (is_compiled, "crashed"),
                 (is_one_arm, "unsupported"),

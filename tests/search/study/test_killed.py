@@ -14,12 +14,12 @@ def test_a_tuner_killed_at_a_random_instant_goes_on(tmp_path: Path) -> None:
     survive(tmp_path, 1)
 
 
-@pytest.mark.repeated  # Optuna takes a lock of its own that a dead owner holds for 30 s
+@pytest.mark.release  # Optuna takes a lock of its own that a dead owner holds for 30 s
 def test_a_journal_survives_too(tmp_path: Path) -> None:
     survive(tmp_path, 2, str(tmp_path / "study.journal"))
 
 
-@pytest.mark.repeated
+@pytest.mark.release
 def test_fifty_instants(tmp_path: Path) -> None:
     """Ten studies, five instants each: one study would soon have nothing left to probe."""
     for n in range(10):
@@ -28,7 +28,7 @@ def test_fifty_instants(tmp_path: Path) -> None:
         survive(directory, 5)
 
 
-@pytest.mark.workers
+@pytest.mark.release
 def test_two_tuners_share_the_work_and_a_third_finds_it_done(tmp_path: Path) -> None:
     tuners = [start(tmp_path), start(tmp_path)]
     found = [finish(t) for t in tuners]

@@ -28,7 +28,7 @@ def compiled_in(names: tuple[str, ...]) -> list[MeasurementRecord]:
     return [r for r in records if r.setting.compile != "off" and r.status == "measured"]
 
 
-@pytest.mark.published
+@pytest.mark.release
 @pytest.mark.parametrize(("names", "count"), [(H200, 11), (EMULATED, 2)], ids=["h200", "emulated"])
 def test_what_compiled_steps_took_is_what_their_trace_says(
     names: tuple[str, ...], count: int
