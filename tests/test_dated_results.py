@@ -1,7 +1,7 @@
 """The kept results of the benchmarks print as tables, and say what README and docs say of them.
 
 These files stay as they are when the code changes: nothing here shows what the code does today.
-tests/search/test_benchmark.py and tests/search/test_simulated.py run it.
+tests/search/test_simulated.py runs it.
 """
 
 from __future__ import annotations
@@ -11,63 +11,11 @@ import json
 from pathlib import Path
 from statistics import fmean, median
 
-from tests.benchmarks import (
-    other_tools,
-    simulated_report,
-    strategy_report,
-)
-from tests.benchmarks.dated import RESULTS, latest_results
+from tests.benchmarks import simulated_report
+from tests.benchmarks.simulated_report import RESULTS, quantile
 from tests.benchmarks.simulated_worlds import WORLDS, kept_worlds, show_worlds
-from tests.benchmarks.strategy_report import quantile
 
-TRUTH = Path(__file__).with_name("truth")
-ROOT = TRUTH.parents[1]
-
-
-def test_every_tool_has_a_row_and_ours_is_equal_to_the_trace() -> None:
-    found = latest_results("other_tools")
-    assert set(found["tools"]) == set(other_tools.TOOLS)
-    peaks = {
-        name: [answer["peak_bytes"] for answer in tool["answers"]]
-        for name, tool in found["tools"].items()
-    }
-    assert peaks["planner"] == peaks["reference"]
-    rows = [line for line in other_tools.table(found).splitlines() if line.startswith("| ")]
-    assert len(rows) == len(found["tools"]) + 2
-    assert rows[3].count("(equal)") == len(other_tools.STEPS)
-
-
-STRATEGIES = sorted(RESULTS.glob("strategies-????-??-??"))[-1]
-
-
-def test_every_recorded_table_was_compared_over() -> None:
-    """And in each the promise is kept: with a prior off by up to 10%, a median of at most five
-    probes and a 90th percentile of at most eight, in no more recorded seconds than any baseline (as
-    many where one with the same prior begins at the same setting), but in nine of ten than the
-    bounded grid, which is one run; off by 20%, no worse than the boundary walk."""
-    with (STRATEGIES / "summary.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    recorded = {path.stem for path in TRUTH.glob("*grid*.jsonl")}
-    assert {row["table"] for row in rows} == recorded
-    for table in recorded:
-        found = {(r["strategy"], r["prior_error"]): r for r in rows if r["table"] == table}
-        others = [r for r in found.values() if not r["strategy"].startswith("planner")]
-        for error in ("0.0", "0.05", "0.1"):
-            own = found["planner", error]
-            assert float(own["median_probes"]) <= 5
-            assert float(own["p90_probes"]) <= 8
-            rivals = [r for r in others if r["prior_error"] in ("", error)]
-            for figure, spared in (("median_seconds", ""), ("p90_seconds", "bounded-grid")):
-                compared = [r for r in rivals if r["strategy"] != spared]
-                assert all(_known(own[figure]) <= _known(r[figure]) for r in compared)
-        own, walk = found["planner", "0.2"], found["boundary-walk", "0.2"]
-        for figure in ("median_probes", "p90_probes", "median_seconds", "p90_seconds"):
-            assert _known(own[figure]) <= _known(walk[figure])
-        assert float(own["mean_regret"]) <= float(walk["mean_regret"])
-
-
-def _known(text: str) -> float:
-    return float(text) if text else float("inf")
+ROOT = Path(__file__).parents[1]
 
 
 SIMULATED = sorted(RESULTS.glob("simulated-????-??-??"))[-1]
@@ -90,7 +38,6 @@ def test_the_simulated_devices_are_many_and_each_ends_with_something() -> None:
 
 def test_the_docs_show_the_newest_comparisons() -> None:
     docs = (Path(__file__).parent / "truth/TABLES.md").read_text(encoding="utf-8")
-    assert strategy_report.show(STRATEGIES) in docs
     assert simulated_report.show(SIMULATED) in docs
 
 

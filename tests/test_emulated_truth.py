@@ -1,6 +1,6 @@
 """Every estimate is held to what torch's own CUDA code allocated on emulated GPUs.
 
-The records of tests/truth/emulated/ were made once (tests/benchmarks/record_emulated.py); nothing
+The records of tests/truth/emulated/ were made once (tests/truth/record_emulated.py); nothing
 here needs a GPU, an emulated one or torch's CUDA build. The default run looks at one step in
 thirteen, the long one at all. docs/how-it-works.md and truth/TABLES.md show the same tables.
 """
@@ -15,7 +15,7 @@ import pytest
 
 from planner.machine.hardware.overheads import CONTEXT_BYTES_LOW, overheads_for
 from search.tuning.validation.compare import Comparison, gpu_of
-from tests.benchmarks.emulated import (
+from tests.truth.emulated_steps import (
     kind_of,
     read_emulated,
     read_peaks,
@@ -111,11 +111,11 @@ def test_the_emulated_device_allocates_what_real_gpus_did() -> None:
     ("mark", "table"),
     [
         pytest.param(
-            "tests.benchmarks.emulated",
+            "tests.truth.emulated_steps",
             lambda: show_kinds(read_emulated()),
             marks=pytest.mark.release,
         ),
-        ("tests.benchmarks.emulated --real", lambda: show_peaks(read_peaks())),
+        ("tests.truth.emulated_steps --real", lambda: show_peaks(read_peaks())),
     ],
 )
 def test_the_docs_show_what_the_command_prints(mark: str, table: Callable[[], str]) -> None:

@@ -207,20 +207,9 @@ def main() -> None:
         summary = accuracy_of([error for _, error in found])
         assert summary is not None
         print(f"  {summary.count} rows, median {summary.median:.1%}, worst {summary.worst:.1%}")
-    print("\nworst error by card:")
-    for key, worst in sorted(worst_by_card(errors(rows, shares)).items()):
-        print(f"  {key}: {worst:.1%}")
     print("\nplanner/throughput/efficiency.py:")
     for name, value in shares.items():
         print(f"  {name:18} {value:.4f}")
-
-
-def worst_by_card(found: Sequence[tuple[Timed, float]]) -> dict[str, float]:
-    """card -> the largest error, sign left out."""
-    worst: dict[str, float] = {}
-    for timed, error in found:
-        worst[timed.gpu.name] = max(worst.get(timed.gpu.name, 0.0), abs(error))
-    return worst
 
 
 if __name__ == "__main__":

@@ -152,44 +152,22 @@ def measured_steps(card: str, *names: str) -> Iterator[tuple[str, float, float, 
         yield title, error, found.uncertainty, f"batch {setting.batch_size}, {host}"
 
 
-def print_measured(card: str) -> None:
-    grouped: dict[str, list[float]] = defaultdict(list)
-    within = 0
-    for title, error, said, what in measured_steps(card):
-        rate = Rate("", title, card, "step", 1, "bf16", 1.0)
-        where = f"{card}, seconds of a step  {title:40} {rate.apart}"
-        print(f"{error:+7.1%} of ±{said:.0%}  {where}, {what}", flush=True)
-        within += abs(error) <= said
-        for key in (rate.apart, f"{rate.apart}, {rate.group}"):
-            grouped[key].append(error)
-    for key, errors in sorted(grouped.items()):
-        print(f"{card}, {key}: {summary(errors)}")
-    print(f"{card}: {within} within what is said of them")
-
-
 def main() -> None:
-    grouped: dict[str, list[float]] = defaultdict(list)
-    within: dict[str, list[bool]] = defaultdict(list)
+    errors: dict[str, list[float]] = defaultdict(list)
     for row in rows():
-        error = row.error()
-        said = f"of ±{stated(row.predicted):.0%}"
-        print(
-            f"{error:+7.1%} {said}  {row.gpu:14} {row.span:16} {row.model:40} {row.apart}",
-            flush=True,
-        )
-        for key in _keys(row):
-            grouped[key].append(error)
-            within[key].append(row.is_within)
-    for key, errors in sorted(grouped.items()):
-        print(f"{key}: {summary(errors)}; {sum(within[key])} within what is said of them")
+        error, said = row.error(), f"of ±{stated(row.predicted):.0%}"
+        where = f"{row.gpu:14} {row.span:16} {row.model:40} {row.apart}"
+        print(f"{error:+7.1%} {said}  {where}", flush=True)
+        for key in (row.apart, f"{row.apart}, {row.group}", f"all, {row.gpu}, {row.span}"):
+            errors[key].append(error)
     for card in ("h200", "h100"):
-        print_measured(card)
-
-
-def _keys(row: Rate) -> Iterator[str]:
-    yield row.apart
-    yield f"{row.apart}, {row.group}"
-    yield f"all, {row.gpu}, {row.span}"
+        for title, error, uncertainty, what in measured_steps(card):
+            rate = Rate("", title, card, "step", 1, "bf16", 1.0)
+            where = f"{card}, seconds of a step  {title:40} {rate.apart}"
+            print(f"{error:+7.1%} of ±{uncertainty:.0%}  {where}, {what}", flush=True)
+            errors[f"{card}, {rate.apart}, {rate.group}"].append(error)
+    for key, found in sorted(errors.items()):
+        print(f"{key}: {summary(found)}")
 
 
 if __name__ == "__main__":

@@ -5,33 +5,28 @@
 
 Each device (tests/benchmarks/simulated_draws.py) is searched whole, as `planner tune` does: its
 session, its limits, its baseline and its recommendation, over its default space. Four ways: within
-a budget of seconds, beside other strategies; within three minutes; without a budget, to the
-search's own end; and of eager settings only. Regret is how much slower than the fastest setting
+a budget of seconds; within three minutes; without a budget, to the search's own end; and of eager
+settings only. Regret is how much slower than the fastest setting
 that runs and fits, by the truth that was drawn and not by what a probe said of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from unittest.mock import patch
 
 from planner.core.schema import MeasurementRecord
-from search.loop import phases
 from search.loop.limits import Limits, probe_deadline
 from search.loop.options import SearchOptions
 from search.loop.phases import search_and_recommend
 from search.loop.replay import ReplayProber
 from search.loop.session import Session
-from search.loop.strategies.strategy import Choice, Strategy
+from search.loop.strategies.strategy import Choice
 from search.loop.study.identity import Identity
 from search.loop.study.study import MemoryStudy
-from search.loop.surrogate.posterior import Posterior
 from tests.benchmarks import simulated_report as report
 from tests.benchmarks.simulated_draws import (
     PAIRS,
@@ -43,12 +38,9 @@ from tests.benchmarks.simulated_draws import (
     restricted,
 )
 from tests.benchmarks.simulated_report import Run
-from tests.benchmarks.strategies import STRATEGIES
 
 WITHIN = 0.01
 MAX_PROBES = 40  # of a search without a budget that does not end by itself
-BASELINES = ("descent", "boundary-walk", "tpe", "random", "bounded-grid")
-SLOW_BASELINES = ("gp",)  # a fit costs a second and more: on a few devices only
 EAGER: Restrict = (("compile", ("off",)),)
 
 
@@ -59,10 +51,9 @@ class Way:
     name: str
     restrict: Restrict
     budget_seconds: float | None
-    strategies: tuple[str, ...]
 
 
-Task = tuple[Sequence[Way], Sequence[tuple[str, int]], int, int]
+Task = tuple[Sequence[Way], Sequence[tuple[str, int]]]
 
 
 class Watch:
@@ -74,8 +65,6 @@ class Watch:
         self.rates = device.rates()
         self.best = 0.0
         self.trace: list[tuple[float, float]] = []  # seconds spent, best true rate
-        self.statuses: list[str] = []
-        self.phases: list[str] = []
 
     def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         record = self.prober(choice, probe_id, deadline_seconds)
@@ -85,25 +74,12 @@ class Watch:
             self.best = max(self.best, float(self.rates[index]))
         if choice.phase != "baseline":
             self.trace.append((self.limits.spent_seconds, self.best))
-        self.statuses.append(record.status)
-        self.phases.append(choice.phase)
         return record
 
 
-def searched_by(name: str) -> AbstractContextManager[object]:
-    """A context in which a search goes by one of the strategies that are compared."""
-    if name == "planner":
-        return nullcontext()
-
-    def make(_: str, known: Posterior, tolerance: float, seed: int) -> Strategy:
-        return STRATEGIES[name](known.space, known.prior, known.budget_bytes or 0, seed)
-
-    return patch.object(phases, "make_strategy", make)
-
-
 def search_device(
-    device: Device, way: str, strategy: str = "planner", budget_seconds: float | None = None,
-    max_probes: int = MAX_PROBES, seed: int = 0,
+    device: Device, way: str, budget_seconds: float | None = None, max_probes: int = MAX_PROBES,
+    seed: int = 0,
 ) -> Run:  # fmt: skip
     """One whole search of a device, and what came of it."""
     pair = device.pair
@@ -115,33 +91,25 @@ def search_device(
         baseline=budget_seconds is not None,
     )  # fmt: skip
     identity = Identity(pair.model, pair.device, {"simulated": "not measured"})
-    began = time.process_time()
     deadline = probe_deadline(pair.prior)
     session = Session(pair.space, MemoryStudy(), watch, limits, deadline, pair.budget_bytes)
-    with searched_by(strategy):
-        found = search_and_recommend(session, identity, pair.prior, options, [])
+    found = search_and_recommend(session, identity, pair.prior, options, [])
     best = float(watch.rates.max())
     index = pair.space.index(found.setting) if found.setting else None
     chosen = float(watch.rates[index]) if index is not None else 0.0
     regrets = [1 - rate / best for _, rate in watch.trace]
     arrived = next((i for i, r in enumerate(regrets) if r <= WITHIN), None)
     return Run(
-        way=way, pair=pair.name, seed=device.seed, strategy=strategy,
+        way=way, pair=pair.name, seed=device.seed,
         probes=len(regrets), seconds=round(watch.trace[-1][0] if watch.trace else 0.0, 1),
         best_probed=round(regrets[-1] if regrets else 1.0, 5),
         recommended=round(1 - chosen / best, 5),
         at_2_min=_at(120, watch.trace, best), at_5_min=_at(300, watch.trace, best),
         probes_to_arrive=None if arrived is None else arrived + 1,
         seconds_to_arrive=None if arrived is None else round(watch.trace[arrived][0], 1),
-        failed_probes=sum(s not in ("measured", "out_of_memory") for s in watch.statuses),
-        oom_probes=watch.statuses.count("out_of_memory"),
-        finalist_probes=watch.phases.count("finalists"),
         nothing=found.setting is None,
         ended_by_itself=_ended_by_itself(found.stopped_because),
         stopped_because=found.stopped_because,
-        best_compile=pair.space.candidates[int(watch.rates.argmax())].setting.compile,
-        chosen_compile=found.setting.compile if found.setting else "",
-        cpu_seconds=round(time.process_time() - began, 2),
     )  # fmt: skip
 
 
@@ -162,48 +130,33 @@ def choose_devices(number: int, pairs: Sequence[str], first: int = 0) -> list[tu
 
 
 def run_all(
-    ways: Sequence[Way], devices: Sequence[tuple[str, int]], few: int, rivals: int,
-    workers: int = 1,
-) -> Iterator[Run]:  # fmt: skip
+    ways: Sequence[Way], devices: Sequence[tuple[str, int]], workers: int = 1
+) -> Iterator[Run]:
     """Every way over every device, in so many processes, a pair to each at a time."""
     names = dict.fromkeys(name for name, _ in devices)
-    tasks = [(ways, [d for d in devices if d[0] == name], few, rivals) for name in names]
-    if workers == 1:
-        for task in tasks:
-            yield from _run_pair(task)
-        return
+    tasks = [(ways, [d for d in devices if d[0] == name]) for name in names]
     with get_context("spawn").Pool(workers) as pool:
-        for runs in pool.imap_unordered(_run_each, tasks):
+        for runs in pool.imap_unordered(_run_pair, tasks):
             yield from runs
 
 
-def _run_each(task: Task) -> list[Run]:
-    return list(_run_pair(task))
-
-
-def _run_pair(task: Task) -> Iterator[Run]:
-    """Every way over the devices of a pair: other strategies over the first `rivals` of them, slow
-    ones over the first of `few` pairs."""
-    ways, devices, few, rivals = task
-    for number, (name, seed) in enumerate(devices):
-        drawn = draw_device(make_pair(name), seed)
-        for way in ways:
-            device = restricted(drawn, way.restrict)
-            for strategy in way.strategies:
-                if strategy != "planner" and number >= rivals:
-                    continue
-                if strategy in SLOW_BASELINES and (number or list(PAIRS).index(name) >= few):
-                    continue
-                yield search_device(device, way.name, strategy, way.budget_seconds)
+def _run_pair(task: Task) -> list[Run]:
+    """Every way over the devices of a pair."""
+    ways, devices = task
+    drawn = (draw_device(make_pair(name), seed) for name, seed in devices)
+    return [
+        search_device(restricted(device, way.restrict), way.name, way.budget_seconds)
+        for device in drawn
+        for way in ways
+    ]
 
 
 def make_ways(budget_seconds: float, only: Sequence[str]) -> list[Way]:
-    free = ("descent", "boundary-walk")
     ways = [
-        Way("budget", (), budget_seconds, ("planner", *BASELINES, *SLOW_BASELINES)),
-        Way("3 minutes", (), 180.0, ("planner", *free)),
-        Way("unlimited", (), None, ("planner", *free)),
-        Way("eager", EAGER, None, ("planner", *free)),
+        Way("budget", (), budget_seconds),
+        Way("3 minutes", (), 180.0),
+        Way("unlimited", (), None),
+        Way("eager", EAGER, None),
     ]
     return [way for way in ways if not only or way.name in only]
 
@@ -215,8 +168,6 @@ def main() -> None:
     parser.add_argument("--pairs", default=",".join(PAIRS))
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--ways", default="", help="budget,3 minutes,unlimited,eager")
-    parser.add_argument("--rivals", type=int, default=4, help="devices of a pair for the others")
-    parser.add_argument("--few", type=int, default=4, help="devices of the slow baselines")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--show", type=Path, help="print the table of that directory's results")
@@ -227,17 +178,15 @@ def main() -> None:
     only = args.ways.split(",") if args.ways else ()
     ways = make_ways(args.budget, only)
     devices = choose_devices(args.devices, args.pairs.split(","), args.first_seed)
+    asked = {"devices": args.devices, "first_seed": args.first_seed, "budget": args.budget,
+             "pairs": args.pairs.split(",")}  # fmt: skip
     runs = []
-    for run in run_all(ways, devices, args.few, args.rivals, args.workers):
+    for run in run_all(ways, devices, args.workers):
         runs.append(run)
         print(run.line(), flush=True)
         if args.output:
-            report.append(args.output, run, first=len(runs) == 1)
+            report.write(args.output, runs, asked)
     print(report.table(report.summarise(runs)))
-    if args.output:
-        asked = {"devices": args.devices, "first_seed": args.first_seed, "budget": args.budget,
-                 "pairs": args.pairs.split(",")}  # fmt: skip
-        report.finish(args.output, runs, asked)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -12,11 +13,15 @@ from statistics import mean
 
 from tabulate import tabulate
 
-from tests.benchmarks.dated import describe_machine
-from tests.benchmarks.strategy_report import quantile
-
 Row = dict[str, object]
-PACKAGES = ("numpy", "optuna")
+RESULTS = Path(__file__).with_name("results")
+
+
+def quantile(values: Sequence[float | None], share: float) -> float | None:
+    """A quantile in which what never arrived counts as infinite; None where it is that."""
+    ordered = sorted(math.inf if v is None else v for v in values)
+    found = ordered[min(math.ceil(share * len(ordered)) - 1, len(ordered) - 1)]
+    return None if found == math.inf else found
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,6 @@ class Run:
     way: str
     pair: str
     seed: int
-    strategy: str
     probes: int
     seconds: float
     best_probed: float
@@ -37,44 +41,29 @@ class Run:
     at_5_min: float
     probes_to_arrive: int | None
     seconds_to_arrive: float | None
-    failed_probes: int
-    oom_probes: int
-    finalist_probes: int
     nothing: bool
     ended_by_itself: bool
     stopped_because: str
-    best_compile: str
-    chosen_compile: str
-    cpu_seconds: float
 
     def line(self) -> str:
         return (
-            f"{self.way:17} {self.pair:16} {self.seed:3} {self.strategy:14} "
-            f"{self.probes:3} probes {self.seconds:6.0f} s  probed {self.best_probed:6.1%} "
-            f"chosen {self.recommended:6.1%}  arrived {self.probes_to_arrive or '-':>3}  "
-            f"{self.best_compile}/{self.chosen_compile}  fail {self.failed_probes} "
-            f"final {self.finalist_probes}  {self.cpu_seconds:.1f}s  {self.stopped_because[:48]}"
+            f"{self.way:17} {self.pair:16} {self.seed:3} {self.probes:3} probes "
+            f"{self.seconds:6.0f} s  probed {self.best_probed:6.1%} chosen {self.recommended:6.1%}"
+            f"  arrived {self.probes_to_arrive or '-':>3}  {self.stopped_because[:48]}"
         )
 
 
 def summarise(runs: Sequence[Run]) -> list[Row]:
-    """One row per way and strategy, and of the planner one more, on only those devices that other
-    strategies had too. What never arrived counts as infinitely late."""
-    groups: dict[tuple[str, str], list[Run]] = {}
-    shared = {(r.way, r.pair, r.seed) for r in runs if r.strategy != "planner"}
-    for run in runs:
-        groups.setdefault((run.way, run.strategy), []).append(run)
-        if run.strategy == "planner" and (run.way, run.pair, run.seed) in shared:
-            groups.setdefault((run.way, "planner on these"), []).append(run)
-    return [_row(way, strategy, group) for (way, strategy), group in groups.items()]
+    """One row per way. What never arrived counts as infinitely late."""
+    return [
+        _row(way, [run for run in runs if run.way == way])
+        for way in dict.fromkeys(run.way for run in runs)
+    ]
 
 
-def _row(way: str, strategy: str, group: Sequence[Run]) -> Row:
-    def share(of: Sequence[bool]) -> float:
-        return round(sum(of) / len(group), 4)
-
+def _row(way: str, group: Sequence[Run]) -> Row:
     later = [r.probes - r.probes_to_arrive for r in group if r.probes_to_arrive is not None]
-    row: Row = {"way": way, "strategy": strategy, "devices": len(group)}
+    row: Row = {"way": way, "strategy": "planner", "devices": len(group)}
     for name in ("at_2_min", "at_5_min", "best_probed", "recommended"):
         values = [getattr(r, name) for r in group]
         row |= {
@@ -82,46 +71,30 @@ def _row(way: str, strategy: str, group: Sequence[Run]) -> Row:
             f"{name}_mean": round(mean(values), 5),
             f"{name}_p90": quantile(values, 0.9),
         }
+    for name in ("probes_to_arrive", "seconds_to_arrive"):
+        values = [getattr(r, name) for r in group]
+        row |= {f"{name}_median": quantile(values, 0.5), f"{name}_p90": quantile(values, 0.9)}
     return row | {
         "recommended_max": max(r.recommended for r in group),
-        "over_2_percent": share([r.recommended > 0.02 for r in group]),
-        "over_5_percent": share([r.recommended > 0.05 for r in group]),
         "nothing": sum(r.nothing for r in group),
         "arrived": sum(r.probes_to_arrive is not None for r in group),
-        "probes_to_arrive_median": quantile([r.probes_to_arrive for r in group], 0.5),
-        "probes_to_arrive_p90": quantile([r.probes_to_arrive for r in group], 0.9),
-        "seconds_to_arrive_median": quantile([r.seconds_to_arrive for r in group], 0.5),
-        "seconds_to_arrive_p90": quantile([r.seconds_to_arrive for r in group], 0.9),
         "probes_after_median": quantile(later, 0.5) if later else None,
         "probes_after_p90": quantile(later, 0.9) if later else None,
         "ended_by_itself": sum(r.ended_by_itself for r in group),
         "probes_mean": round(mean(r.probes for r in group), 1),
         "probes_max": max(r.probes for r in group),
-        "seconds_mean": round(mean(r.seconds for r in group), 1),
-        "failed_probes_mean": round(mean(r.failed_probes for r in group), 2),
-        "oom_probes_mean": round(mean(r.oom_probes for r in group), 2),
-        "finalist_probes_mean": round(mean(r.finalist_probes for r in group), 2),
     }
 
 
-def append(directory: Path, run: Run, first: bool) -> None:
-    """One more line of runs.csv."""
+def write(directory: Path, runs: Sequence[Run], asked: Mapping[str, object]) -> None:
+    """runs.csv, summary.csv, and configuration.json: the date and what was asked."""
     directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "runs.csv").open("w" if first else "a", newline="") as file:
-        writer = csv.DictWriter(file, asdict(run).keys())
-        if first:
+    for name, rows in (("runs", [asdict(run) for run in runs]), ("summary", summarise(runs))):
+        with (directory / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0].keys())
             writer.writeheader()
-        writer.writerow(asdict(run))
-
-
-def finish(directory: Path, runs: Sequence[Run], asked: Mapping[str, object]) -> None:
-    """summary.csv, and configuration.json: the date, what was asked, the machine and versions."""
-    rows = summarise(runs)
-    with (directory / "summary.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys())
-        writer.writeheader()
-        writer.writerows(rows)
-    said = {"date": str(date.today()), "asked": asked, "machine": describe_machine(PACKAGES)}
+            writer.writerows(rows)
+    said = {"date": str(date.today()), "asked": asked}
     (directory / "configuration.json").write_text(json.dumps(said, indent=1) + "\n")
 
 

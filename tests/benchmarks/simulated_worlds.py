@@ -15,8 +15,10 @@ which mode is best: what seconds of compiling cost.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import date
 from functools import lru_cache
 from multiprocessing import get_context
 from statistics import fmean, median
@@ -29,7 +31,6 @@ from planner.core.schema import TrainSetting
 from planner.report.terminal import table_text
 from search.loop.phases import PLAIN_DEFAULT_SHARE
 from search.loop.surrogate.probe_cost import ALIKE_SHARE
-from tests.benchmarks.dated import latest_results, write_results
 from tests.benchmarks.described_devices import describe
 from tests.benchmarks.simulated_devices import search_device
 from tests.benchmarks.simulated_draws import (
@@ -42,7 +43,7 @@ from tests.benchmarks.simulated_draws import (
     make_pair,
     narrow_pair,
 )
-from tests.benchmarks.strategy_report import quantile
+from tests.benchmarks.simulated_report import RESULTS, quantile
 
 Change = Callable[[Device], Device]
 World = Callable[[Pair, int], Device]
@@ -211,7 +212,7 @@ def show_worlds(ended: Mapping[str, Sequence[Ended]]) -> str:
 
 def kept_worlds() -> dict[str, list[Ended]]:
     """The newest that was kept."""
-    found = latest_results("simulated_worlds")["ended"]
+    found = json.loads(sorted(RESULTS.glob("simulated_worlds-*.json"))[-1].read_text())["ended"]
     return {name: [Ended(**each) for each in ended] for name, ended in found.items()}
 
 
@@ -238,7 +239,9 @@ def main() -> None:
     ended = {name: [e for pair in pairs for e in pair[name]] for name in names}
     if given.keep:
         kept = {name: [asdict(e) for e in found] for name, found in ended.items()}
-        write_results("simulated_worlds", ("numpy",), {"budget": given.budget, "ended": kept})
+        said = {"date": str(date.today()), "budget": given.budget, "ended": kept}
+        path = RESULTS / f"simulated_worlds-{date.today()}.json"
+        path.write_text(json.dumps(said, indent=1) + "\n")
     print(show_worlds(ended))
 
 

@@ -22,7 +22,7 @@ from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
 from search.loop.study.records import read_records
 from search.tuning.validation.matrix import MatrixFile
-from tests.benchmarks.models import (
+from tests.models.table import (
     COMPILED,
     LISTED,
     TRUTH,
@@ -35,8 +35,8 @@ from tests.benchmarks.models import (
 
 RECORDS = sorted(TRUTH.glob("*.jsonl"))[-1]
 TABLES = Path(__file__).parent / "TABLES.md"
-FEW = ("tests.benchmarks.tasks:Points", "timm:resnet18", "torchvision:squeezenet1_1")
-MORE = ("tests.benchmarks.diffusers_tasks:TextToImage", "tests.benchmarks.monai_tasks:UNETR")
+FEW = ("tests.models.tasks:Points", "timm:resnet18", "torchvision:squeezenet1_1")
+MORE = ("tests.models.diffusers_tasks:TextToImage", "tests.models.monai_tasks:UNETR")
 SAMPLED = 16
 
 Step = tuple[str, str, str]  # model, precision, checkpointing
@@ -55,7 +55,7 @@ def step_of(record: MeasurementRecord) -> Step:
 def shown() -> tuple[dict[str, list[int]], dict[Step, str]]:
     """TABLES.md's counts by library, and the verdict of each step that is not equal."""
     text = TABLES.read_text(encoding="utf-8")
-    block = text.split("<!-- python -m tests.benchmarks.models --kept -->\n```\n")[1]
+    block = text.split("<!-- python -m tests.models.table --kept -->\n```\n")[1]
     counts, others = block.split("\n```\n")[0].split("\n\n")
     rows = [line.split() for line in counts.splitlines()[2:]]
     steps = [line.split() for line in others.splitlines()[2:]]
@@ -125,7 +125,7 @@ def compiled_records() -> dict[str, MeasurementRecord]:
 
 def test_the_compiled_steps_of_the_list_are_recorded_and_shown() -> None:
     text = TABLES.read_text(encoding="utf-8")
-    block = text.split("<!-- python -m tests.benchmarks.models --compiled --kept -->\n```\n")[1]
+    block = text.split("<!-- python -m tests.models.table --compiled --kept -->\n```\n")[1]
     rows = [line.split() for line in block.split("\n```")[0].splitlines()[2:]]
     shown = {model: what for model, what, *_ in rows}
     allocated, reserved = ([abs(float(row[n].rstrip("%"))) for row in rows] for n in (2, 3))

@@ -1,11 +1,11 @@
 """What torch's CUDA code allocates on an emulated GPU, beside real GPUs and beside the estimate.
 
-    python -m tests.benchmarks.emulated --real   published peaks of real GPUs beside emulated ones
-    python -m tests.benchmarks.emulated          the estimate beside emulated steps, by kind
-    python -m tests.benchmarks.emulated --rows   the same, every step
+    python -m tests.truth.emulated_steps --real   published peaks of real GPUs beside emulated ones
+    python -m tests.truth.emulated_steps          the estimate beside emulated steps, by kind
+    python -m tests.truth.emulated_steps --rows   the same, every step
 
 Nothing runs here: both read what tests/truth/emulated/ keeps. Its steps are made by
-`python -m tests.benchmarks.record_emulated`.
+`python -m tests.truth.record_emulated`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from planner.report.settings import describe_setting
 from search.loop.study.records import read_records
 from search.tuning.validation.compare import Comparison, compare
 
-TRUTH = Path(__file__).parents[1] / "truth" / "emulated"
+TRUTH = Path(__file__).with_name("emulated")
 PEAKS = TRUTH / "peaks.jsonl"
 EXACT = "to the byte"
 

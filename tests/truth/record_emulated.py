@@ -1,11 +1,11 @@
 """Steps on emulated GPUs, recorded: what torch's own CUDA code allocates where no GPU is.
 
-    python -m tests.benchmarks.record_emulated               all runs below, by the installed torch
-    python -m tests.benchmarks.record_emulated rtx-3090 …    those of these cards only
+    python -m tests.truth.record_emulated               all runs below, by the installed torch
+    python -m tests.truth.record_emulated rtx-3090 …    those of these cards only
 
 Each run is `planner validate --matrix` on an emulated machine, into
 `tests/truth/emulated/CARD-MATRIX-torch-VERSION.jsonl`; one that was interrupted goes on. It needs
-torch's CUDA build and a C compiler. `python -m tests.benchmarks.emulated` shows what came of it.
+torch's CUDA build and a C compiler. `python -m tests.truth.emulated_steps` shows what came of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from planner.core.torch_version import torch_version
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 
-TRUTH = Path(__file__).parents[1] / "truth" / "emulated"
+TRUTH = Path(__file__).with_name("emulated")
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Models that are traced, beside torch's own CUDA code: what steps of them take on an emulated GPU.
 
-    python -m tests.benchmarks.models                 all that tests/truth/models/models.yaml names
-    python -m tests.benchmarks.models timm:resnet18 … these, in bf16 and fp32
-    python -m tests.benchmarks.models --kept          nothing runs: what tests/truth/models keeps
-    python -m tests.benchmarks.models --sample 12     so many of the list, by a fixed seed
-    python -m tests.benchmarks.models --compiled      what models/compiled.yaml names, a minute each
+    python -m tests.models.table                 all that tests/truth/models/models.yaml names
+    python -m tests.models.table timm:resnet18 … these, in bf16 and fp32
+    python -m tests.models.table --kept          nothing runs: what tests/truth/models keeps
+    python -m tests.models.table --sample 12     so many of the list, by a fixed seed
+    python -m tests.models.table --compiled      what models/compiled.yaml names, a minute each
 
 Each step is a short probe on an emulated machine; what was recorded is not run again. It needs
 torch's CUDA build and a C compiler. A model is equal where both peaks are those of the device to
@@ -111,7 +111,7 @@ def carry_out(rows: Sequence[Row], path: Path) -> None:
 
 def run(models: Sequence[str], count: int | None, path: Path, compiled: bool = False) -> None:
     """Carries the steps out that `path` does not hold, in a process that sees an emulated GPU."""
-    command = [sys.executable, "-W", "ignore", "-m", f"{__package__}.models"]
+    command = [sys.executable, "-W", "ignore", "-m", f"{__package__}.table"]
     command += ["--here", "--record", str(path)]
     command += ["--sample", str(count)] if count else []
     command += ["--compiled"] if compiled else []
