@@ -71,6 +71,7 @@ COMMITTED = {
 }
 
 
+@pytest.mark.truth
 @needs("timm", "torchvision", "transformers")
 def test_memory_is_within_half_a_percent_of_every_row_of_torch_2() -> None:
     held = [p for p in compare_published() if p.row.why_memory_is_only_listed is None]
@@ -81,6 +82,7 @@ def test_memory_is_within_half_a_percent_of_every_row_of_torch_2() -> None:
     assert errors.worst <= 0.015
 
 
+@pytest.mark.truth
 @needs("timm")
 @pytest.mark.parametrize("spans", [("forward", "forward+backward", "step"),
                                    ("forward+backward", "step")])  # fmt: skip
@@ -105,6 +107,7 @@ def test_a_quarter_is_held_out_by_what_was_measured_not_by_what_came_of_it() -> 
         assert other.is_held_out == r.is_held_out
 
 
+@pytest.mark.truth
 @needs("timm")
 def test_a_cards_uncertainty_is_the_worst_of_its_rows_and_only_of_those_that_train() -> None:
     worst: dict[str, float] = {}
@@ -165,6 +168,7 @@ def test_rates_of_other_models_are_within_what_is_said_of_them(model: str) -> No
     assert all(row.is_within for row in found)
 
 
+@pytest.mark.truth
 @needs("timm")
 def test_a_step_of_another_model_is_within_what_is_said_of_it_on_an_h200() -> None:
     """Of all models: `python -m tests.benchmarks.model_rates`."""
