@@ -1,33 +1,64 @@
-"""ARCHITECTURE.md is true: its files exist, and the code imports in the one direction it shows.
+"""ARCHITECTURE.md is true: its files exist, the code imports in the one direction it shows, and no
+room has more code lines than it may.
 
 Its table of rooms is read from top to bottom; a room may import from the rows below its own. A room
-is a folder directly under `planner/` or `search/`.
+is a folder directly under `planner/` or `search/`. Its number only goes down: a commit that makes a
+room smaller writes the new one.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/how-it-works.md")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+TESTS_AT_MOST = 33_000
 FACES = ("planner", "search", "planner/__main__")  # which import on first use
-ROW = re.compile(r"^\| (`[^|]+`) \|", re.MULTILINE)
+ROW = re.compile(r"^\| (`[^|]+`) \|.*\| ([\d,]+) \|$", re.MULTILINE)
 PATH = re.compile(r"`((?:planner|search|tests|docs|examples)/[\w./-]*)`")
 
 
-def rows() -> list[list[str]]:
-    """The rooms of each row of the table, as paths without suffix: `planner/step`."""
+def rows() -> list[tuple[str, int]]:
+    """The room of each row of the table, as a path without suffix (`planner/step`), and how many
+    code lines it may have."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     table = text.partition("## The rooms")[2].partition("\n## ")[0]
     return [
-        [name.removesuffix("/").removesuffix(".py") for name in re.findall(r"`([^`]+)`", row)]
-        for row in ROW.findall(table)
+        (name.strip("`").removesuffix("/"), int(lines.replace(",", "")))
+        for name, lines in ROW.findall(table)
     ]
+
+
+@cache
+def parsed(path: Path) -> tuple[str, ast.Module]:
+    text = path.read_text(encoding="utf-8")
+    return text, ast.parse(text)
+
+
+def code_lines(path: Path) -> int:
+    """Lines of a file that are neither blank, a comment, nor a part of a docstring."""
+    text, tree = parsed(path)
+    code = {
+        number
+        for number, line in enumerate(text.splitlines(), 1)
+        if (stripped := line.strip()) and not stripped.startswith("#")
+    }
+    documented: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant | ast.JoinedStr) and isinstance(node.end_lineno, int):
+            code.update(range(node.lineno, node.end_lineno + 1))
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
+            documented.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return len(code - documented)
 
 
 def room_of(module: str) -> str:
@@ -37,7 +68,7 @@ def room_of(module: str) -> str:
 
 def imports_of(path: Path) -> Iterator[str]:
     """The modules of ours that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)[1]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -56,14 +87,14 @@ def module_of(path: Path) -> str:
 
 
 def test_every_room_is_in_the_table_once() -> None:
-    listed = [room for row in rows() for room in row]
+    listed = [room for room, _ in rows()]
     assert len(listed) <= 20
     assert len(listed) == len(set(listed))
     assert {*listed, *FACES} == {room_of(module_of(path)) for path in sources()}
 
 
 def test_imports_run_downwards() -> None:
-    floor = {room: number for number, row in enumerate(rows()) for room in row}
+    floor = {room: number for number, (room, _) in enumerate(rows())}
     upwards = set()
     for path in sources():
         here = room_of(module_of(path))
@@ -74,6 +105,16 @@ def test_imports_run_downwards() -> None:
             if floor[there] <= floor[here]:
                 upwards.add(f"{path.relative_to(ROOT)} imports {there}")
     assert not upwards, "\n".join(sorted(upwards))
+
+
+def test_no_room_has_more_code_lines_than_it_may() -> None:
+    limits = {**dict(rows()), "tests": TESTS_AT_MOST}
+    counts: Counter[str] = Counter()
+    for path in sources():
+        counts[room_of(module_of(path))] += code_lines(path)
+    counts["tests"] = sum(code_lines(path) for path in (ROOT / "tests").rglob("*.py"))
+    over = {room: counts[room] for room, limit in limits.items() if counts[room] > limit}
+    assert not over
 
 
 @pytest.mark.parametrize("page", PAGES)
