@@ -117,6 +117,13 @@ def test_no_room_has_more_code_lines_than_it_may() -> None:
     assert not over
 
 
+def test_no_file_of_the_current_folder_replaces_a_module_of_ours() -> None:
+    """Python puts the current folder first where a process is started by -m or -c without -P."""
+    unsafe = re.compile(r"sys\.executable,\s*\"-[mc]\"")
+    found = [path.relative_to(ROOT) for path in sources() if unsafe.search(parsed(path)[0])]
+    assert found == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_path_that_a_page_names_is_there(page: str) -> None:
     named = PATH.findall((ROOT / page).read_text(encoding="utf-8"))

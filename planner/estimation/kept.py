@@ -10,6 +10,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field
 
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import Model, TrainSetting, parse
+from planner.core.schema.figures import UnitName
 from planner.core.units import format_bytes
 from planner.estimation.arguments import read_allocator
 from planner.estimation.estimate import resolve
@@ -34,7 +35,7 @@ class _Figures(BaseModel):
     setting: TrainSetting
     gpu: str | None = None
     rated: str | None = None
-    unit: str = "images"
+    unit: UnitName = "images"
     is_task: bool = False
     allocator: str | None = None
     budget_bytes: int | None

@@ -105,7 +105,7 @@ class _Tracer:
                 asked.write(f"{request.model_dump_json()}\n".encode())
             asked.seek(0)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "planner.trace.process"],
+                [sys.executable, "-P", "-m", "planner.trace.process"],
                 stdin=asked,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": path},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from planner.core.schema import NamedModel
+from planner.core.schema.figures import unit_name
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, torchrun
@@ -41,7 +42,8 @@ def write_task_script(plan: Plan, filename: str) -> Written:
     optimizer, schedule = optimizer_source(plan), schedule_source(plan.recipe)
     imports = (*_imports(plan), *optimizer.imports, *schedule.imports, *own_imports(setting))
     head = plan.comment(run, "Your loader goes into batches_of().", notes=notes)
-    unit = plan.unit or "items"
+    unit = unit_name(plan.unit or "items")
+    name = re.sub(r"\W", "_", unit)
     text = render(
         "task.py.j2",
         head=head + import_block(imports, SCRIPT_MODULES),
@@ -50,7 +52,7 @@ def write_task_script(plan: Plan, filename: str) -> Written:
         model="",
         distributed="",
         unit=unit,
-        unit_name=re.sub(r"\W", "_", unit),
+        unit_name=name if name.isidentifier() else "items",
         loads=plan.loader is not None,
         offloaded=lambda lines: offloaded(lines, setting, "call", "*tensors_of(batch)").rstrip(
             "\n"
@@ -115,10 +117,11 @@ def _constants(plan: Plan) -> str:
     if not isinstance(model, NamedModel):
         of_model = model.model_dump(mode="json", exclude_defaults=True)
     of_setting = setting.model_dump(mode="json", exclude_defaults=True)
+    unit = unit_name(plan.unit or "items")
     lines = [
         _call(f"MODEL = {type(model).__name__}", of_model),
         _call("SETTING = TrainSetting", of_setting),
-        f"BATCH_SIZE = {setting.batch_size}  # {plan.unit or 'items'} of one micro-batch",
+        f"BATCH_SIZE = {setting.batch_size}  # {unit} of one micro-batch",
         f"ACCUMULATE = {setting.accumulate}  # micro-batches of one optimizer step",
         *step_constants(plan),
     ]

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from planner.core.schema.any_model import Model, unit_of
 from planner.core.schema.expected import Expected
-from planner.core.schema.figures import KEPT, Whole
+from planner.core.schema.figures import KEPT, UnitName, Whole
 from planner.core.schema.setting import TrainSetting
 from planner.core.schema.world import RankRecord, WorldInfo
 from planner.core.units import MIB
@@ -154,7 +154,7 @@ class MeasurementRecord(BaseModel):
     peak_reserved_bytes: Whole | None = None
     device_bytes: Whole | None = None
     phases: PhaseBytes | None = None
-    unit: str | None = Field(
+    unit: UnitName | None = Field(
         default=None, description="what a task calls an item of its batch; None: not a task's"
     )
     compile_seconds: float | None = None

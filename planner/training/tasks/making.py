@@ -16,6 +16,7 @@ from planner.core.errors import (
     alternatives,
 )
 from planner.core.schema import Model, NamedModel, TrainSetting
+from planner.core.schema.figures import unit_name
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.libraries.building import build_for
 from planner.training.tasks.contract import (
@@ -32,8 +33,6 @@ from planner.training.tasks.lightning import from_lightning, is_lightning
 from planner.training.tasks.own_loss import OwnLoss
 from planner.training.tasks.trees import prepare, tensors_of
 from planner.training.tasks.vision import Classification, Detection, Segmentation
-
-MAX_UNIT = 40  # characters of what an item is called
 
 _KINDS: dict[str, Callable[[nn.Module, NamedModel], Task]] = {
     "segmentation": Segmentation,
@@ -102,7 +101,7 @@ class GivenTask:
         self, task: Task, title: str, setting: TrainSetting, on_shapes: bool = False
     ) -> None:
         self.task, self.title, self.setting, self.on_shapes = task, title, setting, on_shapes
-        self.unit: str = str(getattr(task, "unit", "items"))[:MAX_UNIT]
+        self.unit: str = unit_name(str(getattr(task, "unit", "items")))
         self._is_sized = on_shapes  # whether another size was seen to make another batch; ours do
         if setting.loss not in ("library", "cross-entropy"):
             raise UnsupportedError(

@@ -161,7 +161,7 @@ def _words(command: Sequence[str] | Callable[[], object]) -> list[str]:
         f"import sys; sys.path.insert(0, {str(file.parents[module.count('.')])!r}); "
         f"import importlib; importlib.import_module({module!r}).{name}()"
     )
-    return [sys.executable, "-c", program]
+    return [sys.executable, "-P", "-c", program]
 
 
 def _supervised(
