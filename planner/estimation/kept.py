@@ -10,7 +10,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field
 
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import Model, TrainSetting, parse
-from planner.core.schema.figures import UnitName
+from planner.core.schema.figures import UNIT
 from planner.core.units import format_bytes
 from planner.estimation.arguments import read_allocator
 from planner.estimation.estimate import resolve
@@ -35,7 +35,7 @@ class _Figures(BaseModel):
     setting: TrainSetting
     gpu: str | None = None
     rated: str | None = None
-    unit: UnitName = "images"
+    unit: str = Field("images", pattern=UNIT)
     is_task: bool = False
     allocator: str | None = None
     budget_bytes: int | None
@@ -77,9 +77,8 @@ class Predicted:
         """What was to be fitted into, where that is not the GPU's own memory nor a share of it that
         the allocator's options name."""
         budget = self.figures.budget_bytes
-        own = self.gpu is not None and budget == self.gpu.memory_bytes
         shared = "per_process_memory_fraction" in (self.allocator or "")
-        return None if own or shared else budget
+        return None if shared or (self.gpu and budget == self.gpu.memory_bytes) else budget
 
     @property
     def where(self) -> str:

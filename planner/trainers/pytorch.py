@@ -108,7 +108,6 @@ def write(plan: Plan) -> Written:
         else f"min({WORKERS}, os.cpu_count() or 1)",
         task=False,
         unit="images",
-        unit_name="images",
         batch="images, targets",
         forward_arguments="call, images, targets",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from planner.core.schema import NamedModel
-from planner.core.schema.figures import unit_name
+from planner.core.schema.figures import UNIT
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.trainers.imports import import_block
 from planner.trainers.launch import launch, torchrun
@@ -42,17 +42,15 @@ def write_task_script(plan: Plan, filename: str) -> Written:
     optimizer, schedule = optimizer_source(plan), schedule_source(plan.recipe)
     imports = (*_imports(plan), *optimizer.imports, *schedule.imports, *own_imports(setting))
     head = plan.comment(run, "Your loader goes into batches_of().", notes=notes)
-    unit = unit_name(plan.unit or "items")
-    name = re.sub(r"\W", "_", unit)
+    unit = plan.unit if plan.unit and re.fullmatch(UNIT, plan.unit) else "items"
     text = render(
         "task.py.j2",
         head=head + import_block(imports, SCRIPT_MODULES),
         **step_values(plan),
-        constants=f"{_constants(plan)}{process_source(setting, plan.model)}".rstrip("\n"),
+        constants=f"{_constants(plan, unit)}{process_source(setting, plan.model)}".rstrip("\n"),
         model="",
         distributed="",
         unit=unit,
-        unit_name=name if name.isidentifier() else "items",
         loads=plan.loader is not None,
         offloaded=lambda lines: offloaded(lines, setting, "call", "*tensors_of(batch)").rstrip(
             "\n"
@@ -111,13 +109,12 @@ def _imports(plan: Plan) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _constants(plan: Plan) -> str:
+def _constants(plan: Plan, unit: str) -> str:
     model, setting = plan.model, plan.setting
     of_model = model.model_dump(mode="json", exclude_none=True)
     if not isinstance(model, NamedModel):
         of_model = model.model_dump(mode="json", exclude_defaults=True)
     of_setting = setting.model_dump(mode="json", exclude_defaults=True)
-    unit = unit_name(plan.unit or "items")
     lines = [
         _call(f"MODEL = {type(model).__name__}", of_model),
         _call("SETTING = TrainSetting", of_setting),

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from planner.core.schema.any_model import Model, unit_of
 from planner.core.schema.expected import Expected
-from planner.core.schema.figures import KEPT, UnitName, Whole
+from planner.core.schema.figures import KEPT, UNIT, Whole
 from planner.core.schema.setting import TrainSetting
 from planner.core.schema.world import RankRecord, WorldInfo
 from planner.core.units import MIB
@@ -154,9 +154,7 @@ class MeasurementRecord(BaseModel):
     peak_reserved_bytes: Whole | None = None
     device_bytes: Whole | None = None
     phases: PhaseBytes | None = None
-    unit: UnitName | None = Field(
-        default=None, description="what a task calls an item of its batch; None: not a task's"
-    )
+    unit: str | None = Field(None, pattern=UNIT, description="a task's word for an item of a batch")
     compile_seconds: float | None = None
     probe_seconds: float = 0.0
     clocks: Clocks | None = None

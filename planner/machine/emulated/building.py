@@ -26,9 +26,10 @@ PARTS = {
     "libcudart.so": tuple(p.name for p in sorted(SOURCE.glob("runtime*.c"))),
     "libcublas.so": ("blas.c",),
     "libcublasLt.so": ("blas_lt.c",),
-    "libcudnn.so": ("dnn.c",),
+    "libcudnn.so": ("dnn.c", "dnn_recurrent.c"),
     "libcupti.so": ("cupti.c",),
     "libnccl.so": ("nccl.c",),
+    **dict.fromkeys(stubs.DESCRIBED, ()),
 }
 NVML_FOLDER = "nvml"  # apart, so that a machine may be without it
 FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-Werror=implicit-function-declaration")
@@ -85,6 +86,8 @@ def _build(compiler: str, wheels: Wheels, folder: Path) -> None:
         paths = list(pool.map(lambda name: _compile(command, SOURCE / name, objects), names))
     by_name = dict(zip(names, paths, strict=True))
     for library, parts in PARTS.items():
+        if library in stubs.DESCRIBED and library not in wheels.libraries:
+            continue
         _link(compiler, wheels, folder, library, [by_name[part] for part in parts])
     shutil.rmtree(objects)
     (folder / "libcuda.so").symlink_to("libcuda.so.1")  # what a linker's -lcuda looks for
@@ -108,9 +111,10 @@ def _link(compiler: str, wheels: Wheels, folder: Path, library: str, parts: list
         command.append(str(generated))
     elif real:
         listing = _run(["nm", "-D", "--defined-only", str(real)])
-        defined = stubs.defined_symbols(_run(["nm", "--defined-only", *map(str, parts)]))
-        missing = stubs.defined_symbols(listing) - defined - {"_init", "_fini"}
-        generated.write_text(stubs.stubs(library, missing))
+        known = _run(["nm", "--defined-only", *map(str, parts)]) if parts else ""
+        missing = stubs.defined_symbols(listing) - stubs.defined_symbols(known)
+        headers = "".join(wheels.header(name) for name in stubs.DESCRIBED.get(library, ()))
+        generated.write_text(stubs.stubs(library, missing - {"_init", "_fini"}, headers))
         command += [str(generated), f"-L{folder}", "-Wl,-rpath,$ORIGIN"]
         command += ["-Wl,--no-as-needed", "-l:libcuda.so.1"]
         if version := stubs.symbol_version(listing):

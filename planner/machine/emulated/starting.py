@@ -17,7 +17,10 @@ from planner.machine.emulated.machine import EmulatedMachine, configuration_text
 
 CONFIGURATION = "PLANNER_EMULATED_GPU"
 SHARED_MEMORY = Path("/dev/shm")
-PRELOADED = ("libcudart", "libcublas", "libcublasLt", "libcudnn", "libcupti", "libnccl")
+PRELOADED = (
+    "libcuda", "libcudart", "libcublas", "libcublasLt", "libcudnn", "libcupti", "libnccl",
+    "libcufft", "libcusolver", "libcusparse",
+)  # fmt: skip
 
 # A CUDA program: a context on a device, and memory there until its input ends.
 HOLDER = """

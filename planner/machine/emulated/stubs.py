@@ -1,5 +1,9 @@
 """C for every entry point of a CUDA library that our sources leave out: from the installed headers
-for the driver, which no wheel brings, and from the libraries themselves for the rest."""
+for the driver, which no wheel brings, and from the libraries themselves for the rest.
+
+Nothing that a program reads is left as it was: what has results that are not known here fails, and
+says that it is not emulated.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +13,83 @@ from collections.abc import Collection, Iterable
 
 HEAD = '#include <stddef.h>\n#define EXPORT __attribute__((visibility("default")))\n'
 
-# What a stub of each library does, as C: the driver and the runtime do not know it; of cuBLAS it is
-# work of the handle's stream; nothing is to be profiled (CUPTI_ERROR_NOT_SUPPORTED of
-# cupti_result.h); the others are taken to have done it.
-BODIES = {
-    "libcuda.so": '(void) { return emulated_missing("%s"); }',
-    "libcudart.so": '(void) { return emulated_missing("%s"); }',
-    "libcublas.so": "(void *handle) { return emulated_blas_call(handle); } // %s",
-    "libcublasLt.so": '(void) { return emulated_success("%s"); }',
-    "libcudnn.so": '(void) { return emulated_success("%s"); }',
-    "libcupti.so": "(void) { return 27; } // %s",
-    "libnccl.so": '(void) { return emulated_success("%s"); }',
-}
 USED = (
+    "#include <stdlib.h>\n"
     "int emulated_missing(const char *);\nint emulated_success(const char *);\n"
-    "int emulated_blas_call(void *);\n"
+    "int emulated_refused(const char *, int);\nint emulated_blas_call(void *);\n"
 )
+# CUDNN_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_NOT_SUPPORTED, ncclInvalidUsage, CUFFT_NOT_SUPPORTED,
+# CUSOLVER_STATUS_NOT_SUPPORTED, CUSPARSE_STATUS_NOT_SUPPORTED: each of the library's header.
+REFUSALS = {
+    "libcudnn.so": 3000, "libcublas.so": 15, "libcublasLt.so": 15, "libnccl.so": 5,
+    "libcufft.so": 16, "libcusolver.so": 9, "libcusparse.so": 10,
+}  # fmt: skip
+# What only changes an object of the library, or computes values on the card, of which there are
+# none. Everything else may hand something back.
+WITHOUT_RESULTS = {
+    "libcudnn.so": r"cudnn(Set|Destroy|Convolution|BatchNormalization|RNN[FB]|CTCLoss|SpatialTf"
+    r"|Pooling|Activation|Softmax|OpTensor|AddTensor|TransformTensor|Dropout[FB]|Restore)",
+    "libcublas.so": r"cublas(Set|Gemm|Dot|Axpy|Scal|Nrm2|Rot|I?[SDCZHTU])",
+    "libcublasLt.so": r"cublasLt\w*(Set|Destroy|Check|Init)",
+    "libnccl.so": r"ncclComm(Resume|Suspend|Revoke|Deregister|WindowDeregister)",
+}
+# Libraries whose functions are described well enough by their prototypes: headers of each.
+DESCRIBED = {
+    "libcufft.so": ("cufft.h", "cufftXt.h"),
+    "libcusolver.so": ("cusolverDn.h",),
+    "libcusparse.so": ("cusparse.h",),
+}
+# Sizes of scratch are 0, as cuDNN's and cuBLAS's are; what is created is an object of ours. Sizes
+# of results that depend on values are not known.
+_SIZE = re.compile(r"l_?work|work_?size|workspaceInBytes|buffer_?size", re.IGNORECASE)
+_BY_VALUES = re.compile(r"Get(?!ErrorString)|Nnz|zeroPivot|_nnz|SpGEMM|Csr2|csr2csc|Dense")
 
 # `cuGraphInstantiate` of CUDA 12 is another function, and no second version of the first.
 RENAMED = {("cuGraphInstantiate", 12000): "cuGraphInstantiateWithFlags"}
 
 
-def stubs(library: str, missing: Iterable[str]) -> str:
-    """A definition of each of `missing`."""
-    body = BODIES[library]
-    lines = [f"EXPORT int {name}{body % name}" for name in sorted(missing)]
+def stubs(library: str, missing: Iterable[str], headers: str = "") -> str:
+    """A definition of each of `missing`; `headers` are those of a library in DESCRIBED."""
+    described = dict(_described(headers)) if library in DESCRIBED else {}
+    lines = [described.get(name) or _stub(library, name) for name in sorted(missing)]
     return "\n".join([HEAD, USED, *lines, ""])
+
+
+def _stub(library: str, name: str) -> str:
+    """A function of which only the name is known."""
+    if library in ("libcuda.so", "libcudart.so"):
+        return f'EXPORT int {name}(void) {{ return emulated_missing("{name}"); }}'
+    if library == "libcupti.so":  # CUPTI_ERROR_NOT_SUPPORTED of cupti_result.h: nothing is profiled
+        return f"EXPORT int {name}(void) {{ return 27; }}"
+    if not re.match(WITHOUT_RESULTS.get(library, "$"), name):
+        refused = f'emulated_refused("{name}", {REFUSALS[library]})'
+        return f"EXPORT int {name}(void) {{ return {refused}; }}"
+    if library == "libcublas.so":  # work of the handle's stream
+        return f"EXPORT int {name}(void *handle) {{ return emulated_blas_call(handle); }}"
+    return f'EXPORT int {name}(void) {{ return emulated_success("{name}"); }}'
+
+
+def _described(headers: str) -> Iterable[tuple[str, str]]:
+    """(function, its definition) of each prototype whose results are sizes of scratch, new objects,
+    or nothing."""
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", headers, flags=re.DOTALL)
+    for name, listed in re.findall(r"\b(cu(?:fft|solver|sparse)\w+)\s*\(([^(){};]*)\)\s*;", text):
+        if _BY_VALUES.search(name):
+            continue
+        parameters, body = [], f'return emulated_success("{name}");'
+        for index, given in enumerate(filter(None, map(str.strip, listed.split(",")))):
+            kind, called = re.sub(r"\w+\W*$", "", given), re.findall(r"\w+", given)[-1]
+            is_pointer = "*" in given or "[" in given
+            is_result = is_pointer and "const" not in kind and kind.count("*") == 1
+            if is_result and _SIZE.search(called):
+                width = "int" if kind.split()[0] in ("int", "int*") else "size_t"
+                body = f"if (p{index}) *({width} *)p{index} = 0; {body}"
+            elif is_result and index == 0 and "reate" in name:
+                made = "(int *)p0 = 1" if "cufft" in name else "(void **)p0 = calloc(1, 1024)"
+                body = f"*{made}; {body}"
+            number = kind.split()[0] if kind.split()[:1] in (["float"], ["double"]) else "long"
+            parameters.append(f"{'void *' if is_pointer else number} p{index}")
+        yield name, f"EXPORT int {name}({', '.join(parameters) or 'void'}) {{ {body} }}"
 
 
 def driver_functions(header: str) -> set[str]:

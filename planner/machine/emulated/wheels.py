@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.core.errors import PlannerError
+from planner.machine.emulated import stubs
 
 # By the name that each begins with, of the libraries that torch loads and that are emulated.
 LIBRARIES = (
@@ -61,7 +62,9 @@ def find_wheels(packages: Path) -> Wheels:
             f"pip install --force-reinstall torch==={version or '2.15.0'} takes PyPI's own build.",
         )
     libraries = {
-        name: path for name in LIBRARIES for path in packages.glob(f"nvidia/*/lib/{name}.*")
+        name: path
+        for name in (*LIBRARIES, *stubs.DESCRIBED)
+        for path in packages.glob(f"nvidia/*/lib/{name}.*")
     }
     # Triton brings what nvidia-cuda-runtime leaves to another wheel: the folder crt/.
     include = (

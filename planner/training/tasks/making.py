@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -9,14 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.core.errors import (
-    ContractError,
-    PlannerError,
-    UnsupportedError,
-    alternatives,
-)
+from planner.core.errors import ContractError, PlannerError, UnsupportedError, alternatives
 from planner.core.schema import Model, NamedModel, TrainSetting
-from planner.core.schema.figures import unit_name
+from planner.core.schema.figures import UNIT
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.libraries.building import build_for
 from planner.training.tasks.contract import (
@@ -101,7 +97,8 @@ class GivenTask:
         self, task: Task, title: str, setting: TrainSetting, on_shapes: bool = False
     ) -> None:
         self.task, self.title, self.setting, self.on_shapes = task, title, setting, on_shapes
-        self.unit: str = unit_name(str(getattr(task, "unit", "items")))
+        self.unit: str = str(getattr(task, "unit", "items"))
+        self.unit = self.unit if re.match(UNIT, self.unit) else "items"
         self._is_sized = on_shapes  # whether another size was seen to make another batch; ours do
         if setting.loss not in ("library", "cross-entropy"):
             raise UnsupportedError(

@@ -1,6 +1,6 @@
 // cuDNN: descriptors, and its graph API with one engine for every graph, which needs no workspace.
 // What the real heuristics would choose is not known without NVIDIA's driver. Every other function
-// is a generated stub that is taken to have worked (docs.nvidia.com/deeplearning/cudnn).
+// is a generated stub (docs.nvidia.com/deeplearning/cudnn).
 #include <cudnn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,6 +39,7 @@ DNN cudnnGetProperty(libraryPropertyType kind, int *value) {
     return CUDNN_STATUS_SUCCESS;
 }
 EXPORT const char *cudnnGetErrorString(cudnnStatus_t status) {
+    if (status == CUDNN_STATUS_NOT_SUPPORTED) return "not emulated";
     return status ? "failure" : "CUDNN_STATUS_SUCCESS";
 }
 EXPORT void cudnnGetLastErrorString(char *text, size_t bytes) {
@@ -113,6 +114,11 @@ NO_BYTES(cudnnGetBatchNormalizationBackwardExWorkspaceSize, cudnnHandle_t handle
 NO_BYTES(cudnnGetBatchNormalizationTrainingExReserveSpaceSize, cudnnHandle_t handle,
          cudnnBatchNormMode_t mode, cudnnBatchNormOps_t ops,
          const cudnnActivationDescriptor_t activation, TENSOR x)
+NO_BYTES(cudnnGetCTCLossWorkspaceSize, cudnnHandle_t handle, TENSOR scores, TENSOR gradients,
+         const int *labels, const int *label_lengths, const int *input_lengths,
+         cudnnCTCLossAlgo_t algorithm, cudnnCTCLossDescriptor_t loss)
+NO_BYTES(cudnnGetCTCLossWorkspaceSize_v8, cudnnHandle_t handle, cudnnCTCLossAlgo_t algorithm,
+         cudnnCTCLossDescriptor_t loss, TENSOR scores, TENSOR gradients)
 
 // ---- the graph API: whatever is asked for is there once, and is 0
 
@@ -139,6 +145,7 @@ DNN cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor,
                   name == CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG;
     bool is_engine_count = name == CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT;
     if (type == CUDNN_TYPE_INT64 && values && wanted) *(int64_t *)values = is_engine_count;
+    if (type == CUDNN_TYPE_INT32 && values && wanted) *(int32_t *)values = 0;  // shared memory
     if (count) *count = is_one;
     return CUDNN_STATUS_SUCCESS;
 }

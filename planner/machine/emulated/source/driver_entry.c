@@ -1,6 +1,7 @@
 // Errors by name, entry points by name and version, and what is not emulated.
 #include "driver.h"
 
+#include <stdio.h>
 #include <string.h>
 
 // Generated from the installed cuda.h: each function once, in order, and which versions it has.
@@ -103,11 +104,22 @@ DRIVER cuGetExportTable(const void **table, const CUuuid *id) {
     return CUDA_ERROR_NOT_FOUND;
 }
 
-// What a generated stub does: of the driver and the runtime it fails, of the other libraries it is
-// taken to have worked. The log says which were called.
+// What generated stubs do. The log says which were called; what a library refuses is also said to who
+// watches the program, once: its own error would blame the program or the card.
 EXPORT int emulated_missing(const char *name) {
     log_line("not emulated: %s", name);
     return CUDA_ERROR_NOT_SUPPORTED;
+}
+EXPORT int emulated_refused(const char *name, int status) {
+    static const char *said[64];
+    static int count;
+    log_line("not emulated: %s", name);
+    for (int i = 0; i < count; i++)
+        if (said[i] == name) return status;
+    if (count < 64) said[count++] = name;
+    fprintf(stderr, "planner: %s is not emulated. What fails here is the emulation's fault, and says "
+                    "nothing of the program or of a real card.\n", name);
+    return status;
 }
 EXPORT int emulated_success(const char *name) {
     log_line("nothing done: %s", name);

@@ -251,9 +251,16 @@ DRIVER cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void 
                           config->sharedMemBytes, config->hStream, arguments, extra);
 }
 
+// On a card the runtime within a library makes the thread's device current at its first call.
+__attribute__((weak)) int emulated_enter(void);
+static CUresult in_library_context(void) {
+    if (current_device() < 0 && emulated_enter) emulated_enter();
+    return in_context();
+}
+
 // What the calls of the other libraries are: work of so many seconds, beside what a launch costs.
 EXPORT int emulated_work(CUstream stream, double seconds) {
-    TRY(in_context());
+    TRY(in_library_context());
     bool is_later = is_captured(stream);
     seconds += device_gpu(current_device())->launch_seconds;
     TRY(enqueue(stream, CU_GRAPH_NODE_TYPE_KERNEL, NULL, seconds));
@@ -262,7 +269,7 @@ EXPORT int emulated_work(CUstream stream, double seconds) {
 }
 
 EXPORT int emulated_matmul(CUstream stream, double multiply_adds, enum rate rate) {
-    TRY(in_context());
+    TRY(in_library_context());
     const gpu_t *gpu = device_gpu(current_device());
     double flops = rate == HALF ? gpu->half_flops : rate == TF32 ? gpu->tf32_flops : gpu->fp32_flops;
     return emulated_work(stream, flops ? 2 * multiply_adds / flops : 0);

@@ -31,9 +31,10 @@ static size_t width(ncclDataType_t type) {
 }
 
 static ncclResult_t work(void *to, const void *from, size_t bytes, cudaStream_t stream) {
+    if (emulated_work(stream, 0)) return ncclUnhandledCudaError;
     if (to != from && bytes && bytes <= COPIED_BYTES)
         cuMemcpyAsync((CUdeviceptr)to, (CUdeviceptr)from, bytes, stream);
-    return emulated_work(stream, 0) ? ncclUnhandledCudaError : ncclSuccess;
+    return ncclSuccess;
 }
 
 static ncclResult_t create(ncclComm_t *comm, int num_ranks, int rank) {
@@ -110,11 +111,13 @@ NCCL ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t 
 NCCL ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm,
                    cudaStream_t stream) {
     size_t bytes = count * width(type);
+    if (work(to, to, 0, stream)) return ncclUnhandledCudaError;
     for (int rank = 0; rank < comm->num_ranks && bytes <= COPIED_BYTES; rank++) {
         char *part = (char *)to + rank * bytes;
-        if (part != from && (!comm->is_part || rank == comm->rank)) cuMemcpyAsync((CUdeviceptr)part, (CUdeviceptr)from, bytes, stream);
+        if (part != from && (!comm->is_part || rank == comm->rank))
+            cuMemcpyAsync((CUdeviceptr)part, (CUdeviceptr)from, bytes, stream);
     }
-    return work(to, to, 0, stream);
+    return ncclSuccess;
 }
 NCCL ncclAlltoAll(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm,
                   cudaStream_t stream) {

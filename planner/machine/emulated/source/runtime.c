@@ -89,6 +89,9 @@ CUresult enter(void) {
     return cuCtxSetCurrent(contexts[chosen]);
 }
 
+// For the libraries' own calls of the driver.
+EXPORT int emulated_enter(void) { return enter(); }
+
 RUNTIME cudaDriverGetVersion(int *version) { return remember(cuDriverGetVersion(version)); }
 
 RUNTIME cudaRuntimeGetVersion(int *version) {

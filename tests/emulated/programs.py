@@ -1,0 +1,551 @@
+"""Small programs of torch's CUDA features, a function each, for emulated cards of each capability.
+
+`python -m tests.emulated.programs [NAME…]` in an emulated card's environment runs them, each in a
+fork of one process that has imported torch and not yet touched CUDA, and prints a JSON line of
+each: its peak, or what it raised. A program says by `needs` from which capability on cards have what
+it uses.
+
+Legend: B batch, C channels, T steps or tokens, H heads, D width.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Program = Callable[[], object]
+PROGRAMS: dict[str, Program] = {}
+NEEDS: dict[str, tuple[int, int]] = {}  # the lowest capability
+
+
+def program(function: Program | None = None, needs: tuple[int, int] = (0, 0)) -> Any:
+    def add(found: Program) -> Program:
+        name = found.__name__.strip("_")
+        PROGRAMS[name], NEEDS[name] = found, needs
+        return found
+
+    return add(function) if function else add
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
+    return torch.ones(shape, device="cuda", dtype=dtype, requires_grad=grad)
+
+
+def train(module: nn.Module, *inputs: Tensor, steps: int = 2) -> None:
+    module = module.cuda()
+    optimizer = torch.optim.AdamW(module.parameters())
+    for _ in range(steps):
+        out = module(*inputs)
+        (out[0] if isinstance(out, tuple) else out).float().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# ---- convolutions
+
+
+def _convolution(kind: type[nn.Module], dimensions: int) -> Program:
+    return lambda: train(kind(4, 8, 3), ones(2, 4, *[12] * dimensions))
+
+
+for _d, _conv, _transposed in (
+    (1, nn.Conv1d, nn.ConvTranspose1d),
+    (2, nn.Conv2d, nn.ConvTranspose2d),
+    (3, nn.Conv3d, nn.ConvTranspose3d),
+):
+    PROGRAMS[f"conv{_d}d"] = _convolution(_conv, _d)
+    PROGRAMS[f"conv{_d}d_transposed"] = _convolution(_transposed, _d)
+
+
+@program
+def conv_channels_last() -> None:
+    module = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+    train(module, ones(2, 4, 12, 12).to(memory_format=torch.channels_last))
+
+
+@program
+def conv_depthwise() -> None:
+    train(nn.Conv2d(8, 8, 7, padding=3, groups=8), ones(2, 8, 12, 12))
+
+
+@program
+def conv_half() -> None:
+    train(nn.Conv2d(4, 8, 3).half(), ones(2, 4, 12, 12, dtype=torch.float16))
+
+
+@program
+def conv_bf16_autocast() -> None:
+    with torch.autocast("cuda", torch.bfloat16):
+        train(nn.Conv2d(4, 8, 3), ones(2, 4, 12, 12))
+
+
+@program
+def conv_benchmark() -> None:
+    with torch.backends.cudnn.flags(benchmark=True):
+        train(nn.Conv2d(4, 8, 3), ones(2, 4, 12, 12))
+
+
+@program
+def conv_double() -> None:
+    train(nn.Conv2d(4, 8, 3).double(), ones(2, 4, 12, 12, dtype=torch.float64))
+
+
+# ---- attention
+
+
+def attend(dtype: torch.dtype, grad: bool = True, **options: Any) -> None:
+    q, k, v = (ones(2, 4, 64, 32, dtype=dtype, grad=grad) for _ in range(3))
+    out = F.scaled_dot_product_attention(q, k, v, **options)
+    if grad:
+        out.sum().backward()
+
+
+for _name, _dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
+    PROGRAMS[f"sdpa_{_name}"] = lambda dtype=_dtype: attend(dtype)
+    PROGRAMS[f"sdpa_causal_{_name}"] = lambda dtype=_dtype: attend(dtype, is_causal=True)
+    PROGRAMS[f"sdpa_mask_{_name}"] = lambda dtype=_dtype: attend(
+        dtype, attn_mask=ones(64, 64, dtype=dtype)
+    )
+    PROGRAMS[f"sdpa_no_grad_{_name}"] = lambda dtype=_dtype: attend(dtype, grad=False)
+
+
+@program
+def sdpa_grouped_queries() -> None:
+    q = ones(2, 8, 64, 32, dtype=torch.float16, grad=True)
+    k, v = (ones(2, 2, 64, 32, dtype=torch.float16, grad=True) for _ in range(2))
+    F.scaled_dot_product_attention(q, k, v, enable_gqa=True).sum().backward()
+
+
+@program
+def sdpa_wide_heads() -> None:
+    q, k, v = (ones(2, 4, 64, 256, dtype=torch.float16, grad=True) for _ in range(3))
+    F.scaled_dot_product_attention(q, k, v).sum().backward()
+
+
+@program(needs=(8, 0))
+def sdpa_flash() -> None:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        attend(torch.bfloat16)
+
+
+@program
+def sdpa_efficient() -> None:
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        attend(torch.float16)
+
+
+@program(needs=(8, 0))
+def sdpa_cudnn() -> None:
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        attend(torch.bfloat16)
+
+
+@program
+def multihead_attention() -> None:
+    train(nn.MultiheadAttention(32, 4, batch_first=True), *[ones(2, 16, 32)] * 3)
+
+
+@program
+def multihead_attention_half() -> None:
+    module = nn.MultiheadAttention(64, 4, batch_first=True).cuda().half()
+    x = ones(2, 16, 64, dtype=torch.float16)
+    module(x, x, x, need_weights=False)[0].sum().backward()
+
+
+@program
+def transformer() -> None:
+    train(nn.Transformer(32, 4, 1, 1, 64, batch_first=True), ones(2, 8, 32), ones(2, 8, 32))
+
+
+@program
+def transformer_encoder_padded() -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).cuda().eval()
+    with torch.no_grad():
+        encoder(ones(2, 8, 32), src_key_padding_mask=torch.zeros(2, 8, device="cuda").bool())
+
+
+# ---- recurrent layers
+
+
+for _kind in (nn.LSTM, nn.GRU, nn.RNN):
+    PROGRAMS[_kind.__name__.lower()] = lambda kind=_kind: train(kind(16, 32), ones(5, 2, 16))
+
+
+@program
+def lstm_bidirectional() -> None:
+    module = nn.LSTM(16, 32, num_layers=2, bidirectional=True, dropout=0.1, batch_first=True)
+    train(module, ones(2, 5, 16))
+
+
+@program
+def lstm_projected() -> None:
+    train(nn.LSTM(16, 32, proj_size=8), ones(5, 2, 16))
+
+
+@program
+def lstm_half() -> None:
+    train(nn.LSTM(16, 32).half(), ones(5, 2, 16, dtype=torch.float16))
+
+
+@program
+def lstm_packed() -> None:
+    packed = nn.utils.rnn.pack_padded_sequence(ones(5, 2, 16), torch.tensor([5, 3]))
+    module = nn.LSTM(16, 32).cuda()
+    module(packed)[0].data.sum().backward()
+
+
+@program
+def lstm_cell() -> None:
+    train(nn.LSTMCell(16, 32), ones(2, 16))
+
+
+# ---- norms, resampling, losses, embeddings
+
+
+@program
+def batch_norm() -> None:
+    train(nn.BatchNorm2d(8), ones(2, 8, 6, 6))
+
+
+@program
+def group_norm() -> None:
+    train(nn.GroupNorm(2, 8), ones(2, 8, 6, 6))
+
+
+@program
+def layer_norm_half() -> None:
+    train(nn.LayerNorm(32).half(), ones(2, 8, 32, dtype=torch.float16))
+
+
+@program
+def grid_sample() -> None:
+    images, grid = ones(2, 3, 8, 8, grad=True), torch.zeros(2, 6, 6, 2, device="cuda")
+    F.grid_sample(images, grid, align_corners=False).sum().backward()
+
+
+@program
+def interpolate() -> None:
+    images = ones(2, 3, 8, 8, grad=True)
+    F.interpolate(images, scale_factor=2, mode="bicubic").sum().backward()
+    F.interpolate(images, scale_factor=2, mode="bilinear", antialias=True).sum().backward()
+
+
+@program
+def pooling() -> None:
+    images = ones(2, 3, 8, 8, grad=True)
+    (F.max_pool2d(images, 2) + F.avg_pool2d(images, 2)).sum().backward()
+    F.adaptive_avg_pool2d(images, 3).sum().backward()
+
+
+@program
+def ctc() -> None:
+    scores = ones(10, 2, 5, grad=True).log_softmax(-1)
+    targets = torch.ones(2, 3, dtype=torch.long, device="cuda")
+    sizes = torch.full((2,), 10), torch.full((2,), 3)
+    F.ctc_loss(scores, targets, *sizes).backward()
+
+
+@program
+def ctc_of_cudnn() -> None:
+    scores = ones(10, 2, 5, grad=True).log_softmax(-1)
+    F.ctc_loss(scores, torch.ones(6, dtype=torch.int), (10, 10), (3, 3)).backward()
+
+
+@program
+def losses() -> None:
+    scores, targets = ones(4, 5, grad=True), torch.zeros(4, dtype=torch.long, device="cuda")
+    F.cross_entropy(scores, targets, label_smoothing=0.1).backward()
+    F.binary_cross_entropy_with_logits(scores, torch.zeros_like(scores)).backward()
+    F.smooth_l1_loss(scores, torch.zeros_like(scores)).backward()
+
+
+@program
+def embeddings() -> None:
+    tokens = torch.zeros(2, 8, dtype=torch.long, device="cuda")
+    train(nn.Embedding(50, 16), tokens)
+    train(nn.EmbeddingBag(50, 16), tokens)
+    nn.Embedding(50, 16, sparse=True).cuda()(tokens).sum().backward()
+
+
+# ---- sorting, scatter, FFT, linear algebra, sparse
+
+
+@program
+def sorting() -> None:
+    x = torch.zeros(64, 64, device="cuda")
+    x.sort(-1)
+    x.topk(4)
+    x.argsort()
+    x.unique()
+    x.cumsum(0)
+    x.median()
+    x.kthvalue(3)
+    torch.searchsorted(x[0], x[1])
+
+
+@program
+def scattering() -> None:
+    x, index = ones(8, 8, grad=True), torch.zeros(8, 8, dtype=torch.long, device="cuda")
+    x.gather(1, index).sum().backward()
+    torch.zeros(8, 8, device="cuda").scatter_add_(1, index, x.detach())
+    x.index_select(0, index[0]).sum().backward()
+    torch.zeros(8, 8, device="cuda").index_add_(0, index[0], x.detach())
+    x[index[0]].sum().backward()
+
+
+@program
+def selecting() -> None:
+    x = torch.zeros(8, 8, device="cuda")
+    x[x > 0].sum()
+    x.nonzero()
+    torch.where(x > 0)
+
+
+@program
+def fft() -> None:
+    x = ones(4, 16, 16, grad=True)
+    torch.fft.ifft2(torch.fft.fft2(x)).abs().sum().backward()
+    torch.fft.irfft(torch.fft.rfft(x)).sum().backward()
+
+
+@program
+def stft() -> None:
+    torch.stft(ones(2, 400), 64, return_complex=True, window=torch.ones(64, device="cuda"))
+
+
+@program
+def solving() -> None:
+    a = torch.eye(8, device="cuda").expand(2, 8, 8).contiguous()
+    torch.linalg.solve(a, ones(2, 8, 1))
+    torch.linalg.inv(a)
+    torch.linalg.cholesky_ex(a)
+    torch.linalg.slogdet(a)
+
+
+@program
+def decomposing() -> None:
+    a = torch.eye(8, device="cuda")
+    torch.linalg.qr(a)
+    torch.linalg.svd(a)
+    torch.linalg.eigh(a)
+
+
+@program
+def least_squares() -> None:
+    torch.linalg.lstsq(torch.eye(8, device="cuda"), ones(8, 2))
+
+
+@program
+def sparse_coo() -> None:
+    index = torch.zeros(2, 4, dtype=torch.long, device="cuda")
+    matrix = torch.sparse_coo_tensor(index, ones(4), (8, 8))
+    torch.sparse.mm(matrix, ones(8, 4))
+
+
+@program
+def sparse_csr() -> None:
+    rows = torch.arange(9, device="cuda")
+    columns = torch.zeros(8, dtype=torch.long, device="cuda")
+    torch.sparse_csr_tensor(rows, columns, ones(8), (8, 8)) @ ones(8, 4)
+
+
+@program(needs=(8, 9))
+def fp8_product() -> None:
+    a, b = (torch.zeros(32, 32, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device="cuda")
+    torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+
+@program
+def int8_product() -> None:
+    a = torch.zeros(32, 32, device="cuda", dtype=torch.int8)
+    torch._int_mm(a, a)
+
+
+@program
+def matrix_products() -> None:
+    a = ones(4, 8, 8, grad=True)
+    torch.einsum("bij,bjk->bik", a, a).sum().backward()
+    torch.baddbmm(a, a, a).sum().backward()
+    (ones(8) @ ones(8)).item()
+    torch.addmv(ones(8), ones(8, 8), ones(8))
+
+
+# ---- how a program trains
+
+
+@program
+def scaler() -> None:
+    module, grads = nn.Linear(8, 8).cuda(), torch.amp.GradScaler("cuda")
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+    for _ in range(2):
+        with torch.autocast("cuda", torch.float16):
+            loss = module(ones(4, 8)).sum()
+        grads.scale(loss).backward()
+        grads.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        grads.step(optimizer)
+        grads.update()
+
+
+@program
+def optimizers() -> None:
+    for kind, options in (
+        (torch.optim.Adam, {"fused": True}), (torch.optim.AdamW, {"capturable": True}),
+        (torch.optim.SGD, {"momentum": 0.9, "foreach": True}), (torch.optim.RMSprop, {}),
+        (torch.optim.Adagrad, {}), (torch.optim.NAdam, {}), (torch.optim.RAdam, {}),
+    ):  # fmt: skip
+        module = nn.Linear(8, 8).cuda()
+        module(ones(4, 8)).sum().backward()
+        kind(module.parameters(), lr=0.1, **options).step()
+
+
+@program
+def cuda_graph() -> None:
+    module, x = nn.Linear(8, 8).cuda(), ones(4, 8)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        module(x).sum().backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        module(x).sum().backward()
+    graph.replay()
+
+
+@program
+def graphed_callable() -> None:
+    module, x = nn.Linear(8, 8).cuda(), ones(4, 8)
+    torch.cuda.make_graphed_callables(module, (x,))(x).sum().backward()
+
+
+@program
+def streams_and_events() -> None:
+    stream, begun, ended = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True),) * 2
+    with torch.cuda.stream(stream):
+        begun.record()
+        (ones(8, 8) @ ones(8, 8)).record_stream(stream)
+        ended.record()
+    ended.synchronize()
+    begun.elapsed_time(ended)
+
+
+@program
+def pinned_memory() -> None:
+    host = torch.ones(1 << 20).pin_memory()
+    host.cuda(non_blocking=True).cpu()
+
+
+@program
+def threads() -> None:
+    import threading
+
+    module, x = nn.Conv2d(3, 8, 3).cuda(), ones(2, 3, 16, 16)
+    module(x)
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            module(x).sum().backward()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+@program
+def data_parallel() -> None:
+    module = nn.DataParallel(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda())
+    module(ones(4, 3, 16, 16)).sum().backward()
+
+
+@program
+def collectives() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    x = ones(8)
+    dist.all_reduce(x)
+    dist.broadcast(x, 0)
+    dist.all_gather_into_tensor(ones(8), x)
+    dist.reduce_scatter_tensor(ones(8), x)
+    dist.barrier()
+    module = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).cuda())
+    module(ones(4, 8)).sum().backward()
+
+
+@program
+def jit_script() -> None:
+    torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).cuda())(ones(2, 8)).sum().backward()
+
+
+@program
+def checkpointed() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    module = nn.Sequential(nn.Linear(8, 8), nn.Dropout()).cuda()
+    checkpoint(module, ones(4, 8, grad=True), use_reentrant=False).sum().backward()
+
+
+@program
+def random_numbers() -> None:
+    torch.manual_seed(0)
+    torch.rand(8, device="cuda")
+    torch.randn(8, device="cuda").bernoulli_()
+    torch.randperm(8, device="cuda")
+    torch.multinomial(ones(4), 2)
+    torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+
+
+@program
+def backward_alone() -> None:
+    nn.Linear(8, 8).cuda()(ones(4, 8)).sum().backward()
+
+
+def run(name: str) -> dict[str, Any]:
+    """What a program took, in bytes, or what it raised."""
+    try:
+        PROGRAMS[name]()
+        torch.cuda.synchronize()
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return {"name": name, "failed": why, "line": f"{last.filename}:{last.lineno}"}
+    return {
+        "name": name,
+        "allocated": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.max_memory_reserved(),
+    }
+
+
+def main(names: list[str]) -> None:
+    """Each in a fork, so that its bytes do not depend on what ran before."""
+    for name in names or PROGRAMS:
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            os.write(write, json.dumps(run(name)).encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as answer:
+            said = answer.read()
+        _, status = os.waitpid(child, 0)
+        print(said or json.dumps({"name": name, "failed": f"ended by {status}"}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
