@@ -22,7 +22,7 @@ import planner.ledger.ledger
 from planner.core.errors import PlannerError
 from planner.core.schema import TrainSetting
 from planner.estimation.estimate import choose, estimate
-from planner.estimation.ledgers import affine_step, step_ledger
+from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Awaited, Event, Freed, Ledger, Marked, Scratch, Sent
 from planner.memory.profile import steady_step
 from planner.step.zero import insert_zero_events, on_one_device
@@ -38,19 +38,8 @@ CASES: list[dict[str, Any]] = [
     {"model": model, "precision": precision, "stage": stage, "world_size": world_size,
      "rank": rank, "bucket": BUCKET, **more}
     for model, precision, stage, world_size, rank, more in [
-        ("mlp", "fp32", 1, 8, 0, {}),
-        ("mlp", "fp32", 2, 8, 7, {}),
         ("mlp", "fp32", 1, 2, 1, {"accumulate": 2}),
-        ("mlp", "fp32", 2, 2, 0, {"accumulate": 2}),
-        ("mlp", "fp32", 2, 8, 3, {"bucket": 50_000}),  # some weights are larger than the bucket
-        ("mlp", "pure-bf16", 1, 8, 3, {}),
-        ("mlp", "pure-bf16", 2, 2, 1, {"overlap": True}),
-        ("mlp", "bf16", 1, 8, 5, {"overlap": True}),
-        ("mlp", "bf16", 2, 8, 0, {}),
-        ("swin", "fp32", 1, 2, 0, {}),
-        ("swin", "fp32", 2, 8, 4, {}),
-        ("swin", "pure-bf16", 2, 2, 0, {}),
-        ("swin", "bf16", 1, 8, 7, {}),
+        ("mlp", "pure-bf16", 2, 8, 3, {"bucket": 50_000}),  # some weights are larger than it
         ("swin", "bf16", 2, 2, 1, {"overlap": True}),
     ]
 ]  # fmt: skip
@@ -60,13 +49,8 @@ CASES_OF_3: list[dict[str, Any]] = [
     {"model": model, "precision": precision, "stage": 3, "world_size": world_size, "rank": 0,
      "bucket": BUCKET, "fields": {"zero_persistence": 600, **fields}}
     for model, precision, world_size, fields in [
-        ("mlp", "fp32", 8, {}),
-        ("mlp", "fp32", 8, ONE_AT_A_TIME),
-        ("mlp", "fp32", 8, {"zero_max_reuse": 300_000, "zero_prefetch_bucket": 100_000}),
-        ("mlp", "fp32", 2, {"zero_persistence": 100_000}),
         ("mlp", "pure-bf16", 8, {}),
-        ("mlp", "bf16", 2, {}),
-        ("swin", "fp32", 8, {}),
+        ("mlp", "fp32", 2, {"zero_persistence": 100_000}),
         ("swin", "bf16", 2, ONE_AT_A_TIME),
     ]
 ]  # fmt: skip
@@ -212,8 +196,7 @@ def state(events: Sequence[Event], phase: str, step: int) -> int:
     return next(live for name, at, live, _ in ends(ledger) if (name, at) == (phase, step))
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-@pytest.mark.parametrize(("precision", "size"), [("bf16", 4), ("pure-bf16", 2)])
+@pytest.mark.parametrize(("stage", "precision", "size"), [(1, "bf16", 4), (2, "pure-bf16", 2)])
 def test_states_of_a_swin_are_the_closed_form(stage: int, precision: str, size: int) -> None:
     """Flat weights, fp32 masters of the share from the start, Adam's two states after a step."""
     one = one_device(2, precision)
@@ -226,17 +209,9 @@ def test_states_of_a_swin_are_the_closed_form(stage: int, precision: str, size: 
     assert state(sharded, "zero_grad", 1) == given + states + 8 * layout.share
 
 
-def test_the_fullest_rank_has_the_largest_share_of_gradients() -> None:
-    one = one_device(2, "bf16")
-    setting = zero(1, zero_reduce_bucket=4_000_000)
-    held = [
-        state(insert_zero_events(one, setting, r).ledger.events, "backward", 1) for r in range(8)
-    ]
-    assert state(insert_zero_events(one, setting).ledger.events, "backward", 1) == max(held)
-
-
-@pytest.mark.parametrize(("stage", "overlaps"), [(2, False), (1, True)])
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("precision", "stage", "overlaps"), [("bf16", 2, False), ("fp32", 1, True)]
+)
 def test_the_last_rank_is_the_fullest_where_gradients_leave_in_backward(
     precision: str, stage: int, overlaps: bool
 ) -> None:
@@ -289,14 +264,6 @@ def test_gradients_cross_once_a_step_or_in_each_micro_batch(stage: int, micro_ba
     assert gathered == [4 * Layout((parameters // 4,), 8).aligned]
 
 
-def test_the_line_over_the_batch_has_them_too() -> None:
-    setting = zero(2, batch_size=5)
-    line = affine_step(*choose(SWIN, setting, None, {}))
-    assert line is not None
-    sharded = step_ledger(*choose(SWIN, setting, None, {}))
-    assert ends(line.ledger(5)) == ends(sharded)
-
-
 def test_a_traced_model_is_sharded_in_the_order_of_its_parameters() -> None:
     """A trace has a module's weights after its children's, DeepSpeed before."""
     order = _registered(
@@ -317,29 +284,14 @@ def test_a_bucket_larger_than_the_model_is_named() -> None:
     assert found.peak_live_bytes - fitting.peak_live_bytes > 3 << 30
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+def test_what_fails_or_is_unknown_is_refused() -> None:
+    for given, said in (
         ({"memory_format": "channels_last"}, "sends each weight as bytes"),
         ({"parallelism": "zero3", "ema": True}, "have no elements between steps"),
         ({"compile": "default"}, "compile default under DeepSpeed is not estimated"),
-    ],
-)
-def test_what_fails_or_is_unknown_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(PlannerError, match=said):
-        estimate(SWIN, {"parallelism": "zero2", "world_size": 8, **given})
-
-
-def test_the_range_of_stage_3_says_why() -> None:
-    given = {"batch_size": 2, "zero_reduce_bucket": 2_359_296}
-    whole = estimate(SWIN, zero(3, "fp32", **given))
-    said = " ".join(whole.assumed)
-    assert "as ZeRO-2 does; zero_max_reuse=0 with zero_prefetch_bucket=0" in said
-    one = estimate(SWIN, zero(3, "fp32", **given, **ONE_AT_A_TIME))
-    assert one.peak_live_bytes < whole.peak_live_bytes
-    plain = estimate(SWIN, zero(2, "fp32", **given))
-    narrow, wide = (e.high_bytes - e.low_bytes for e in (plain, whole))
-    assert wide - narrow > 100 << 20  # 27,522,694 parameters in flight, less Swin-T's small ones
+    ):
+        with pytest.raises(PlannerError, match=said):
+            estimate(SWIN, {"parallelism": "zero2", "world_size": 8, **given})
 
 
 def test_gradients_that_share_a_storage_are_refused() -> None:
