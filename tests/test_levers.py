@@ -181,7 +181,7 @@ def test_what_guides_recommend() -> None:
     assert f"allocates {hooked} in place of {plain.removesuffix(' GiB')} at batch 1" in PAGE
 
 
-@pytest.mark.compiler
+@pytest.mark.release
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize("compiled", ["off", "default"])
 def test_eight_bit_matrix_products(precision: str, compiled: str) -> None:

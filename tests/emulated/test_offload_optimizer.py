@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,7 +32,7 @@ STEPS = {
             "models": ["native:swin_tiny"],
             "setting": {"batch_size": 1, "optimizer": "adamw-fused"},
             "measure_seconds": 0.05,
-            "grid": {"offload_optimizer": ["none", "state", "state-and-gradients"]},
+            "grid": {"offload_optimizer": ["state-and-gradients"]},
         },
         {
             "name": "over micro-batches",
@@ -55,7 +54,7 @@ def test_a_probe_takes_what_is_predicted(tmp_path: Path) -> None:
     with started(EmulatedMachine((RTX_3090,))) as environment:
         command(environment, tmp_path, *order)
     records = read_records(tmp_path / "r.jsonl").records
-    assert len(records) == 4
+    assert len(records) == 2
     for record in records:
         found = estimate(record.model, record.setting, gpu=find_gpu("rtx-3090"))
         assert record.peak_reserved_bytes == found.peak_reserved_bytes
@@ -85,13 +84,13 @@ print(torch.cuda.max_memory_allocated())
 """
 
 
-@pytest.mark.parametrize("how", ["state", "state-and-gradients"])
-def test_deepspeeds_takes_no_more_than_its_file_says(how: Any, tmp_path: Path) -> None:
+def test_deepspeeds_takes_no_more_than_its_file_says(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     model = resolve_model("torchvision:swin_t", {})
     setting = TrainSetting(
-        batch_size=1, attention="eager", optimizer="adamw-fused", offload_optimizer=how
-    )
+        batch_size=1, attention="eager", optimizer="adamw-fused",
+        offload_optimizer="state-and-gradients",
+    )  # fmt: skip
     found = emit_setting(model, setting, "deepspeed", estimator=FakeEstimator())
     said = re.search(r"on the device lie (\S+ \S+) of buckets besides", " ".join(found.warnings))
     built = re.search(r"model = (.*?)\.to\(", found.code)

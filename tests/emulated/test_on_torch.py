@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import signal
 import socket
 from pathlib import Path
@@ -38,32 +39,23 @@ print(json.dumps({
 COPIES = 4
 
 
-def test_statistics_and_what_the_driver_sees_agree(run: Run) -> None:
-    found = run(STEPS)
-    assert found["allocated"] >= COPIES * found["parameters"]
-    assert found["reserved"] >= found["allocated"]
-    assert found["held"] == found["reserved"] + RTX_3090.context_bytes
-
-
-def test_expandable_segments_grow_by_pages(run: Run) -> None:
+def test_statistics_and_what_the_driver_sees_agree_with_every_allocator(run: Run) -> None:
     plain = run(STEPS)
-    found = run(STEPS, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
-    assert found["allocated"] == plain["allocated"]
-    assert plain["segments"] > found["segments"] == 0  # none of a size of its own
-    assert found["held"] == found["reserved"] + RTX_3090.context_bytes
+    assert plain["allocated"] >= COPIES * plain["parameters"]
+    expandable = run(STEPS, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+    assert expandable["allocated"] == plain["allocated"]
+    assert plain["segments"] > expandable["segments"] == 0  # none of a size of its own
+    pooled = run(STEPS, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
+    for found in (plain, expandable, pooled):
+        assert found["reserved"] >= found["allocated"]
+        assert found["held"] == found["reserved"] + RTX_3090.context_bytes
 
 
-def test_cuda_malloc_async_keeps_what_is_freed_in_its_pool(run: Run) -> None:
-    found = run(STEPS, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
-    assert found["held"] == found["reserved"] + RTX_3090.context_bytes
-    assert found["reserved"] >= found["allocated"]
-
-
-def test_fused_and_single_optimizers_need_less_than_foreach(run: Run) -> None:
-    foreach = run(STEPS, OPTIMIZER='{"foreach": true}')["allocated"]
-    single = run(STEPS, OPTIMIZER='{"foreach": false}')["allocated"]
-    fused = run(STEPS, OPTIMIZER='{"fused": true}')["allocated"]
-    assert fused <= single < foreach
+def test_fused_optimizers_need_less_than_foreach(run: Run) -> None:
+    foreach, fused = (
+        run(STEPS, OPTIMIZER=json.dumps({how: True}))["allocated"] for how in ("foreach", "fused")
+    )
+    assert fused < foreach
 
 
 def test_out_of_memory_in_torchs_own_words(run: Run) -> None:
@@ -229,7 +221,7 @@ print(json.dumps([
     assert run(program, EmulatedMachine((emulated_gpu("t4"),))) == [False, False, True]
 
 
-@pytest.mark.parametrize("name", ["t4", "a100-sxm-80gb", "rtx-4090", "h100-sxm-80gb", "rtx-5090"])
+@pytest.mark.parametrize("name", ["t4", "rtx-4090", "rtx-5090"])
 def test_kernels_are_found_on_every_generation(run: Run, name: str) -> None:
     """A backward through indices sorts them by CUB, which knows only the architectures that torch
     was compiled for: of the 4090 (8.9) that is 8.6."""
@@ -279,8 +271,8 @@ print(json.dumps(start.elapsed_time(end)))
 
 
 COMPILED = """
-import json, sys, torch
-model = torch.compile(torch.nn.Linear(64, 64).cuda(), mode=sys.argv[1])
+import json, torch
+model = torch.compile(torch.nn.Linear(64, 64).cuda(), mode="reduce-overhead")
 for _ in range(4):
     model.zero_grad()
     model(torch.randn(8, 64, device="cuda")).relu().sum().backward()
@@ -288,26 +280,21 @@ print(json.dumps(torch.cuda.max_memory_allocated() > 0))
 """
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_compiled_models_run(libraries: Path, mode: str) -> None:
-    with started(EmulatedMachine((RTX_3090,))) as environment:
-        assert answer(environment, COMPILED, mode)
+def test_compiled_models_run(run: Run) -> None:
+    assert run(COMPILED)
 
 
 RANKS = """
-import json, os, sys, torch, torch.distributed as dist, torch.multiprocessing as spawned
+import json, os, torch, torch.distributed as dist, torch.multiprocessing as spawned
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-def train(rank, kind, queue):
+def train(rank, queue):
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method="tcp://127.0.0.1:" + os.environ["PORT"], rank=rank,
                             world_size=2, device_id=torch.device("cuda", rank))
     model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda()
-    if kind == "ddp":
-        model = nn.parallel.DistributedDataParallel(model)
-    else:
-        for layer in [*model, model]:
-            fully_shard(layer)
+    for layer in [*model, model]:
+        fully_shard(layer)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(3):
         model(torch.randn(8, 1024, device="cuda")).sum().backward()
@@ -317,23 +304,20 @@ def train(rank, kind, queue):
     dist.destroy_process_group()
 if __name__ == "__main__":
     queue = spawned.get_context("spawn").SimpleQueue()
-    spawned.spawn(train, (sys.argv[1], queue), nprocs=2)
+    spawned.spawn(train, (queue,), nprocs=2)
     print(json.dumps([queue.get(), queue.get()]))
 """
 
 
-def test_ddp_keeps_the_state_whole_and_fsdp_halves_it(tmp_path: Path, libraries: Path) -> None:
+def test_fsdp_halves_the_state(tmp_path: Path, libraries: Path) -> None:
     program = tmp_path / "ranks.py"  # a file, since spawned processes import it
     program.write_text(RANKS)
-    held = {}
-    for kind in ("ddp", "fsdp"):
-        with started(EmulatedMachine((RTX_3090, RTX_3090))) as environment:
-            command = f"import subprocess, sys; subprocess.run([sys.executable, {str(program)!r},"
-            held[kind] = answer(environment, f"{command} {kind!r}], check=True)", PORT=free_port())
+    runs = f"import subprocess, sys; subprocess.run([sys.executable, {str(program)!r}], check=True)"
+    with started(EmulatedMachine((RTX_3090, RTX_3090))) as environment:
+        held = answer(environment, runs, PORT=free_port())
     parameters = 4 * (1024 * 1024 + 1024) * 4
-    # How long NCCL's watchdog holds the first buckets is its own affair: ranks may differ by them.
-    assert min(held["ddp"]) >= 3 * parameters
-    assert max(held["fsdp"]) < min(held["ddp"]) - parameters
+    # Weights and two moments, each in halves; whole they would be three times the parameters.
+    assert 1.5 * parameters <= max(held) < 2 * parameters
 
 
 def free_port() -> str:
@@ -360,22 +344,6 @@ def test_another_process_holds_memory_until_it_is_gone(libraries: Path) -> None:
     assert after == before
 
 
-def test_a_small_slice_of_a_card(run: Run) -> None:
-    program = """
-import json, torch
-p = torch.cuda.get_device_properties(0)
-print(json.dumps([p.name, p.multi_processor_count, p.total_memory, p.major]))
-"""
-    part = emulated_gpu(
-        "a100-sxm-80gb",
-        name="NVIDIA A100-SXM4-80GB MIG 1g.10gb",
-        memory_bytes=9728 * MIB,
-        num_sms=14,
-        is_slice=True,
-    )
-    assert run(program, EmulatedMachine((part,))) == [part.name, 14, 9728 * MIB, 8]
-
-
 FAILING = """
 import json, torch
 try:
@@ -391,7 +359,6 @@ except RuntimeError as error:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, ""),
         ({"illegal_access_after": 9}, "CUDA error: an illegal memory access was encountered"),
         ({"lost_after": 9}, "CUDA error: unknown error"),
         (

@@ -20,7 +20,6 @@ from planner.core.schema import ResolvedSetting
 from planner.core.units import MIB
 from planner.estimation.estimate import Estimate
 from planner.estimation.ledgers import step_ledger
-from planner.ledger.affine import Recorder
 from planner.ledger.ledger import Allocated, Awaited, Freed, Ledger, Marked, Sent
 from planner.machine.hardware import overheads
 from planner.memory.profile import find_alive, steady_step
@@ -338,14 +337,3 @@ class Reentrant(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return checkpoint(self.layer, self.first(x), use_reentrant=True)
-
-
-def test_a_step_under_ddp_repeats_so_that_any_batch_is_read_off_a_line() -> None:
-    def record(batch_size: int) -> Ledger:
-        at_batch = DDP.model_copy(update={"batch_size": batch_size})
-        return record_training(on_shapes(SMALL, DDP), SMALL, at_batch)
-
-    recorder = Recorder(record)
-    recorder.ledger(2)
-    assert recorder.ledger(5) == recorder.record(5)
-    assert recorder.affine is not None

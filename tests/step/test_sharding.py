@@ -168,21 +168,6 @@ def test_of_swin_b_as_measured() -> None:
     assert "the figures are those of rank 0" in said
 
 
-def test_the_tables_of_cuda_s_copies() -> None:
-    """Of 21 weights with 40 numbers of 4 bytes on each device: 8 * (6 * 21 + 2 + 21) bytes; none
-    where no fused copy goes, from fp16 to fp32."""
-    config = small(**ONE_BLOCK)
-    tables = [
-        [e.num_bytes for e in ledger.events if isinstance(e, Allocated) and "chunk" in e.label]
-        for ledger in (
-            recorded(config, resolved(config, {"world_size": 64})),
-            recorded(config, resolved(config, {"precision": "fp16", "fsdp_param_dtype": "fp16"})),
-        )
-    ]
-    block, model = 13, 8
-    assert tables == [2 * [8 * (6 * n + 2 + n) for n in (block, model)], []]
-
-
 def peak_bytes(ledger: Ledger, stream: str | None) -> int:
     """Most bytes alive in the second step, on one stream or in all; sizes are not rounded."""
     sizes: dict[int, int] = {}

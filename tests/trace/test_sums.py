@@ -14,33 +14,22 @@ from planner.ledger.ledger import Allocated  # noqa: E402
 from planner.trace.run import Trace, trace_training  # noqa: E402
 from tests.cpu_memory import measure_cpu_memory_events  # noqa: E402
 from tests.trace.models import (  # noqa: E402
-    LIBRARIES,
     SMALL,
     TINY_IMAGES,
     Branches,
     Classifier,
     labels,
+    swin_timm,
 )
 from tests.trace.reading import peak_live_bytes, phase_ends, saved_bytes  # noqa: E402
 
 
-@pytest.mark.parametrize(
-    ("library", "version", "optimizer"),
-    [("timm", 2, "adamw-fused")]
-    + [
-        pytest.param(library, version, "adamw", marks=pytest.mark.release)
-        for library in ("timm", "torchvision", "transformers")
-        for version in (1, 2)
-    ],
-)
-def test_in_place_trace_equals_real_memory_events(
-    library: str, version: int, optimizer: str
-) -> None:
+def test_in_place_trace_equals_real_memory_events() -> None:
     """The profiler's events of the real fp32 module on CPU tensors (torch 2.13)."""
-    setting = TrainSetting(batch_size=4, precision="fp32", optimizer=optimizer)
+    setting = TrainSetting(batch_size=4, precision="fp32", optimizer="adamw-fused")
 
     def build() -> nn.Module:
-        return LIBRARIES[library](version)
+        return swin_timm(2)
 
     traced = trace_training(build, SMALL, setting, gradient_sums="in_place")
     real = measure_cpu_memory_events(build, SMALL, setting)
