@@ -107,14 +107,6 @@ class Small(nn.Module):
         return self.head(self.norm(self.embed(images.flatten(1))).relu())
 
 
-class Contrastive(Small):
-    """Compares every image of the batch with every other: [B, B]."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        features = self.norm(self.embed(images.flatten(1)))
-        return self.head((features @ features.T).softmax(1) @ features)
-
-
 def traced(module: type[nn.Module], batch_size: int, num_steps: int | None = None) -> Ledger:
     model = FactoryModel(factory="tests.affine:module", image_size=(8, 8), num_classes=10)
     setting = TrainSetting(batch_size=batch_size, precision="fp32")
@@ -129,14 +121,6 @@ def test_one_step_is_checked_against_the_first_of_two() -> None:
     other = [e._replace(flops=1) if isinstance(e, Computed) else e for e in one.events]
     with pytest.raises(NotAffineError, match="differs in FLOPs"):
         affine.check(replace(one, events=tuple(other)))
-
-
-def test_a_comparison_of_all_images_is_refused_by_name() -> None:
-    affine = AffineLedger.through(traced(Contrastive, 2), traced(Contrastive, 7))
-    with pytest.raises(NotAffineError, match=r"aten\.mm.* differs in") as raised:
-        affine.check(traced(Contrastive, 3, num_steps=1))
-    assert "expected from two other batches" in raised.value.message
-    assert "planner tune" in raised.value.way_out
 
 
 # -- by hand ---------------------------------------------------------------------------------------

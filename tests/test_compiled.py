@@ -21,7 +21,6 @@ from planner.memory.compiled import (
     BROKEN,
     EXTERN_PREFIX,
     FUSED_PREFIX,
-    RECOMPUTED_AT_ONCE,
     TRACED,
     basis_of,
     in_graph_pool,
@@ -126,19 +125,6 @@ def test_an_untraced_estimate_is_the_eager_steps_and_says_so(mode: str) -> None:
     assert compiled.throughput is not None
     assert eager.throughput is not None
     assert compiled.throughput.images_per_second > eager.throughput.images_per_second
-
-
-@pytest.mark.parametrize(
-    ("scope", "checkpointing", "is_said"),
-    [("model", "blocks", True), ("model", "none", False), ("blocks", "blocks", False)],
-)
-def test_only_one_graph_may_recompute_all_blocks_at_once(
-    scope: str, checkpointing: str, is_said: bool
-) -> None:
-    asked = {"compile": "default", "compile_scope": scope, "checkpointing": checkpointing}
-    found = estimate(SWIN_T, batch_size=8, **asked)
-    assert "what compilation changes" in found.left_out
-    assert (RECOMPUTED_AT_ONCE in found.left_out) == is_said
 
 
 def test_checkpointing_may_come_to_nothing_in_an_untraced_step() -> None:

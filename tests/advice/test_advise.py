@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -134,30 +134,6 @@ def test_ways_that_share_their_rates_are_told_apart_by_what_differs() -> None:
     other = choice(attention="eager", checkpointing="stages")
     assert 1.1 < estimates.rate(again) / estimates.rate(other) < 2
     assert not estimates.is_slower(other, again)  # more bandwidth, faster matrix products
-
-
-def test_what_cannot_fit_surely_is_known_without_an_estimate() -> None:
-    """The bound is near enough to tell most: also of checkpointing that may come to nothing."""
-    wish = read_wish(
-        "native:swin_tiny", None, gpu="rtx 3060", memory_bytes="4GiB", batch_size=64,
-        global_batch=None, keep=(), allow=(), allocator=None, overrides={},
-    )  # fmt: skip
-    estimates, budget = Estimates(wish), 4 << 30
-    told = []
-    for compile_, again in product(("off", "default"), ("none", "blocks", "selective")):
-        changes = {"compile": compile_, "checkpointing": again, "attention": "eager"}
-        for parts in (1, 2, 8):
-            sized = {"batch_size": 64 // parts, "accumulate": parts}
-            choice = Choice(wish.plain.model_copy(update=changes | sized))
-            replays = estimates.num_replays
-            fits = estimates.fits_surely(choice, budget)
-            told.append((fits, estimates.num_replays == replays))
-            assert fits == estimates.at(choice).fits_surely
-            high = estimates.at(choice).high_bytes
-            assert 0.8 * high < estimates.least_high_bytes(choice) <= high
-    assert (False, True) in told
-    assert (True, True) not in told
-    assert told.count((False, False)) < told.count((False, True))
 
 
 def test_the_recommended_has_every_lever_that_nothing_is_against() -> None:

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from planner.advice.advising import Advice, advise
-from planner.advice.estimates import Estimates
-from planner.advice.more_gpus import MoreGpus, more_gpus
-from planner.advice.wish import read_wish
+from planner.advice.more_gpus import MoreGpus
 from planner.core.units import MIB
 from planner.estimation.estimate import estimate
 from planner.report.advice import advice_text
@@ -47,24 +45,6 @@ def test_what_does_not_fit_alone_does_not_on_each_of_two() -> None:
         world_size=2, parallelism="ddp",
     )  # fmt: skip
     assert 600 * MIB < more.device_total_bytes <= found.device_total_bytes
-
-
-def test_a_step_of_one_gpu_is_not_asked_for_where_it_has_no_trace(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Advice for a traced model on two GPUs ended with 'no kept trace of this step'."""
-    has_step = Estimates.has_step
-    monkeypatch.setattr(
-        Estimates, "has_step", lambda self, c: c.setting.world_size > 1 and has_step(self, c)
-    )
-    wish = read_wish(
-        SMALL, None, gpu="a100-sxm-80gb", memory_bytes="600MiB", batch_size=2048,
-        global_batch=None, keep=(), allow=(), allocator=None,
-        overrides={"world_size": 2, "parallelism": "ddp"},
-    )  # fmt: skip
-    found = more_gpus(wish, Estimates(wish), None)
-    assert found
-    assert all(more.images_per_second for more in found)
 
 
 def test_the_images_of_a_step_stay_on_twice_the_gpus() -> None:

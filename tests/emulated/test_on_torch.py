@@ -254,22 +254,6 @@ except RuntimeError as error:
     ]
 
 
-def test_to_wait_for_a_device_is_to_wait_for_all_its_streams(run: Run) -> None:
-    program = """
-import json, torch
-start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-with torch.cuda.stream(torch.cuda.Stream()):
-    x = torch.empty(2**28, device="cuda")
-    start.record()
-    for _ in range(20):
-        x.mul_(2)
-    end.record()
-torch.cuda.synchronize()
-print(json.dumps(start.elapsed_time(end)))
-"""
-    assert run(program, EmulatedMachine((RTX_3090,), waits=True)) > 20
-
-
 COMPILED = """
 import json, torch
 model = torch.compile(torch.nn.Linear(64, 64).cuda(), mode="reduce-overhead")
@@ -369,20 +353,6 @@ except RuntimeError as error:
 )
 def test_devices_fail_as_cuda_says_it(run: Run, changes: dict[str, object], said: str) -> None:
     assert run(FAILING, EmulatedMachine((emulated_gpu("rtx-3090", **changes),))) == said
-
-
-def test_a_product_on_a_lost_device_fails_by_cublas_own_status(run: Run) -> None:
-    program = """
-import json, torch
-a = torch.ones(64, 64, device="cuda")
-try:
-    for _ in range(100):
-        a @ a
-except RuntimeError as error:
-    print(json.dumps(str(error).splitlines()[0]))
-"""
-    said = run(program, EmulatedMachine((emulated_gpu("rtx-3090", lost_after=9),)))
-    assert said.startswith("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling")
 
 
 def test_events_tell_the_catalogues_rates(run: Run) -> None:

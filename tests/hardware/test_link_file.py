@@ -52,13 +52,6 @@ def test_a_recorded_run_of_two_nodes() -> None:
     assert curve.source == "nccl-tests, h100-2x8.txt"
 
 
-def test_a_recorded_run_of_2020() -> None:
-    curve = read_link(RECORDED / "rtx2080ti-nvlink.txt")
-    assert (curve.world_size, curve.nodes, curve.device) == (2, 1, "GeForce RTX 2080 Ti")
-    assert {p.collective for p in curve.points} == {"all_gather"}
-    assert points(curve)[5] == ("all_gather", 1_048_576, 46.84)
-
-
 def test_times_are_those_of_the_bus_bandwidth_beside_them() -> None:
     """The table's own busbw, from our seconds: sizes are those of the whole array."""
     curve = read_link(RECORDED / "h100-2x8.txt")

@@ -59,17 +59,6 @@ def test_a_search_says_once_what_it_leaves_out(model: Model) -> None:
         )
 
 
-def test_no_candidate_asks_sdpa_for_more_windows_than_it_takes() -> None:
-    space = make_space(SwinConfig(), A100)
-    by_attention = {
-        attention: max(c.setting.batch_size for c in space.candidates if c.arm and
-                       c.setting.attention == attention)
-        for attention in ("sdpa", "eager")
-    }  # fmt: skip
-    assert by_attention == {"sdpa": 768, "eager": 4096}
-    assert [line for line in space.left_out if "65,535" in line]
-
-
 # Derived: sides in tokens over sides of a window, rounded up, of the stage that has most.
 @pytest.mark.parametrize(
     ("changes", "windows"),

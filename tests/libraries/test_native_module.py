@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import weakref
-from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import pytest
@@ -19,14 +18,7 @@ from planner.libraries.native.module import SwinTransformer, build_swin
 from tests.covering import covering
 from tests.libraries.test_modules import saved_bytes
 
-MADE_BUFFERS = ("relative_position_index", "relative_coords_table", "attn_mask", "k_bias")
 TOLERANCE = 1e-5  # the law: equal in fp32, up to the order of sums
-
-
-def load_original(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Weights in the naming of the original checkpoints, but for the buffers that native makes."""
-    made = {name for name in weights if name.split(".")[-1] in MADE_BUFFERS}
-    module.load_state_dict({name: weights[name] for name in weights.keys() - made})
 
 
 class Case(NamedTuple):
@@ -147,19 +139,6 @@ def test_version_1_saves_what_the_mathematics_needs() -> None:
     )
     per_token = 4 * channels * (8 + 8 + tokens / head) + 16
     assert two - one == per_token * tokens * batch
-
-
-def test_reads_original_checkpoints() -> None:
-    """The original stores the buffers that we make, and wraps the weights in "model"."""
-    config = small(1, 56, 7)
-    source = randomised(build_swin(config))
-    stored = dict(source.state_dict())
-    stored["layers.0.blocks.1.attn_mask"] = torch.zeros(4, 49, 49)
-    stored["layers.0.blocks.0.attn.relative_position_index"] = torch.zeros(49, 49)
-    target = build_swin(config).eval()
-    load_original(target, stored)
-    images = images_for(config)
-    assert torch.equal(source(images), target(images))
 
 
 def test_refuses_checkpointing_it_does_not_have() -> None:

@@ -272,18 +272,6 @@ def test_each_bucket_is_sent_in_its_order_and_awaited_at_the_end(changes: dict[s
     assert found == [*sent, *(Awaited(e.handle) for e in sent)]
 
 
-def test_buffers_cross_with_the_forward_that_follows_a_sum() -> None:
-    """With no_sync that is the first micro-batch's: torch asks whether the last forward summed."""
-    both = [p for p, e in sent_and_awaited() if getattr(e, "collective", "") == "broadcast"]
-    assert both == ["forward", "forward"]  # one for each dtype
-    assert sent_and_awaited(ddp_broadcast_buffers=False, frozen_stages=3)
-    accumulated = sent_and_awaited(accumulate=2)
-    first_backward = [p for p, _ in accumulated].index("backward")
-    assert [p for p, _ in accumulated[:first_backward]] == ["forward"] * 4
-    assert "forward" not in [p for p, _ in accumulated[first_backward:]]
-    assert not [1 for p, _ in sent_and_awaited(ddp_broadcast_buffers=False) if p == "forward"]
-
-
 @pytest.mark.parametrize(("world_size", "low", "high"), [(2, 24, 657), (8, 24, 1011)])
 def test_nccls_own_buffers_lie_beside_the_context(
     monkeypatch: pytest.MonkeyPatch, world_size: int, low: int, high: int

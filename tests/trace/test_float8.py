@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchao")
 
-from planner import estimate, largest_batch  # noqa: E402
+from planner import estimate  # noqa: E402
 from planner.core.errors import UnsupportedError  # noqa: E402
 from planner.core.schema import SwinConfig, TrainSetting  # noqa: E402
 from planner.estimation.estimate import choose  # noqa: E402
@@ -109,20 +109,3 @@ def test_the_script_converts_the_layers_that_the_estimate_does() -> None:
             assert chosen(layer, "") == multiplies_in_8_bits(out, inside)
     with pytest.raises(UnsupportedError, match="no linear layers to 8 bits"):
         emit_setting(SMALL, TrainSetting(**FP8), "deepspeed")
-
-
-def test_the_largest_batch_is_a_multiple_that_8_bits_take() -> None:
-    config, setting = choose(SMALL, None, None, FP8)
-
-    def total(batch_size: int) -> int:
-        changed = setting.model_copy(update={"batch_size": batch_size})
-        return estimate(config, changed).device_total_bytes
-
-    budget = total(48)
-    found = largest_batch(config, setting, memory_bytes=budget)
-    assert found is not None
-    assert found.setting.batch_size % 16 == 0
-    assert found.setting.batch_size >= 48
-    assert total(found.setting.batch_size) <= budget
-    assert total(found.setting.batch_size + 16) > budget
-    assert largest_batch(config, setting, memory_bytes=total(16) - (1 << 20)) is None

@@ -52,22 +52,6 @@ def test_sums_in_place_lower_the_peak_by_the_sum() -> None:
     assert labels(out)["aten.add.Tensor"] - labels(inside)["aten.add.Tensor"] == 2
 
 
-def test_shared_gradients_are_not_summed_in_place() -> None:
-    """A gradient that a view shares its storage with stays as it is, as in eager."""
-
-    class Shared(Branches):
-        def forward(self, images: Tensor) -> Tensor:
-            wide = (images * self.scale).repeat(1, 8, 1, 1)
-            rows = wide.cos().flatten(1)[:, :48] + wide.view(-1, 384).sin()[:, :48]
-            return self.head(rows)
-
-    setting = TrainSetting(batch_size=64, precision="fp32", optimizer="sgd")
-    real = measure_cpu_memory_events(Shared, TINY_IMAGES, setting)
-    traced = trace_training(Shared, TINY_IMAGES, setting, gradient_sums="in_place")
-    assert labels(traced)["aten.add.Tensor"] == 2  # the forward's own, and the gradients'
-    assert peak_live_bytes(traced) == peak_live_bytes(real)
-
-
 def test_a_rewritten_view_gets_a_gradient_of_its_own() -> None:
     """An in-place ReLU on a view (up to torch 2.14 also on `linear`'s result): in eager, not in a
     dispatch mode, its gradient is copied into new zeros."""
