@@ -261,7 +261,19 @@ def test_a_wish_that_nothing_satisfies_gets_the_nearest(
     text = advice_text(found)
     assert text.startswith("Probably nothing fits for native:custom on rtx-3090. The nearest ")
     assert "From your setting to the nearest way" in text
-    status, out, _ = ask(capsys, tiny, "--gpu", "rtx 3090", "--memory", "99MiB", "--json")
+    status, out, _ = ask(
+        capsys,
+        tiny,
+        "--gpu",
+        "rtx 3090",
+        "--memory",
+        "99MiB",
+        "--batch-size",
+        "8",
+        "--keep",
+        "compile",
+        "--json",
+    )
     assert status == 1
     told = json.loads(out)
     assert told["recommended"] is None

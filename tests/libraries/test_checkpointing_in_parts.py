@@ -37,7 +37,7 @@ def small(library: str, version: int = 1, **fields: Any) -> SwinConfig:
 # Attention that drops out within its kernel is computed again; all else that draws is too.
 SELECTIVE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("native", {"attn_drop_rate": 0.1, "drop_rate": 0.1, "depths": (1, 1)}, {"attention": "sdpa"}),
-    ("timm", {"depths": (1, 1)}, {"accumulate": 2, "lora_rank": 4}),
+    ("timm", {"depths": (1,), "num_heads": (3,)}, {"lora_rank": 4}),
 ]
 
 

@@ -20,7 +20,6 @@ CONFIG = small("native", depths=(1, 1), embed_dim=48)
 STATE, BOTH = "state", "state-and-gradients"
 STEPS: list[Changes] = [
     {"offload_optimizer": STATE, "accumulate": 2, "optimizer": "adafactor", "lora_rank": 2},
-    {"offload_optimizer": BOTH, "optimizer": "lion-forloop", "precision": "pure-bf16"},
     {
         "offload_optimizer": BOTH,
         "frozen_stages": 1,

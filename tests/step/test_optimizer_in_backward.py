@@ -57,7 +57,7 @@ def test_real_tensors() -> None:
 
 
 @torch_and_timm
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("backend", [None, pytest.param("aot_eager", marks=pytest.mark.compiler)])
 def test_the_weights_are_those_of_one_step_after_backward(backend: str | None) -> None:
     """Bit for bit, eager and compiled: hooks run after a compiled backward as after any."""
     import torch

@@ -98,18 +98,13 @@ def assert_as_torch_does(config: SwinConfig, changes: Changes, rank: int = 0) ->
 @pytest.mark.parametrize(
     ("changes", "rank"),
     [
-        ({"world_size": 64}, 63),
+        ({"world_size": 64, "checkpointing": "blocks", "accumulate": 2}, 63),
         ({**HSDP, **BF16, "clip_grad": True}, 7),
     ],
     ids=name_of,
 )
 def test_worlds_and_ranks(changes: Changes, rank: int) -> None:
     assert_as_torch_does(small(**ONE_BLOCK), changes, rank)
-
-
-def test_micro_batches_that_gather_cast_and_recompute() -> None:
-    changes = {**BF16, "checkpointing": "blocks", "accumulate": 2}
-    assert_as_torch_does(small(**ONE_BLOCK), changes)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,7 @@ def alive_after(ledger: Ledger, phase: str, of_the_graph: bool = False) -> list[
     return found
 
 
+@pytest.mark.compiler
 def test_saves_what_torchs_partition_saves() -> None:
     config = tiny("native", **ONE_STAGE)
     setting = setting_for(config)
