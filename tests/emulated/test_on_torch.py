@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import socket
 from pathlib import Path
@@ -46,16 +45,11 @@ def test_statistics_and_what_the_driver_sees_agree_with_every_allocator(run: Run
     assert expandable["allocated"] == plain["allocated"]
     assert plain["segments"] > expandable["segments"] == 0  # none of a size of its own
     pooled = run(STEPS, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
-    for found in (plain, expandable, pooled):
+    fused = run(STEPS, OPTIMIZER='{"fused": true}')
+    assert fused["allocated"] < plain["allocated"], "foreach takes temporaries"
+    for found in (plain, expandable, pooled, fused):
         assert found["reserved"] >= found["allocated"]
         assert found["held"] == found["reserved"] + RTX_3090.context_bytes
-
-
-def test_fused_optimizers_need_less_than_foreach(run: Run) -> None:
-    foreach, fused = (
-        run(STEPS, OPTIMIZER=json.dumps({how: True}))["allocated"] for how in ("foreach", "fused")
-    )
-    assert fused < foreach
 
 
 def test_out_of_memory_in_torchs_own_words(run: Run) -> None:
@@ -198,31 +192,7 @@ def test_counts_are_defined_whatever_lies_in_memory(run: Run) -> None:
     assert set(answers.values()) == {0}
 
 
-def test_attention_chooses_by_the_capability(run: Run) -> None:
-    program = """
-import json, torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention as attend
-def runs(backend, mask=None):
-    q = torch.randn(2, 4, 256, 64, device="cuda", dtype=torch.float16, requires_grad=True)
-    try:
-        with sdpa_kernel(backend):
-            attend(q, q, q, attn_mask=mask).sum().backward()
-        return True
-    except RuntimeError:
-        return False
-mask = torch.zeros(256, 256, device="cuda", dtype=torch.float16)
-print(json.dumps([
-    runs(SDPBackend.FLASH_ATTENTION), runs(SDPBackend.FLASH_ATTENTION, mask),
-    runs(SDPBackend.EFFICIENT_ATTENTION, mask),
-]))
-"""
-    assert run(program) == [True, False, True]
-    assert run(program, EmulatedMachine((emulated_gpu("t4"),))) == [False, False, True]
-
-
-@pytest.mark.parametrize("name", ["t4", "rtx-4090", "rtx-5090"])
-def test_kernels_are_found_on_every_generation(run: Run, name: str) -> None:
+def test_kernels_are_found_on_a_generation_between_two(run: Run) -> None:
     """A backward through indices sorts them by CUB, which knows only the architectures that torch
     was compiled for: of the 4090 (8.9) that is 8.6."""
     program = """
@@ -232,7 +202,7 @@ table[torch.arange(5, device="cuda")].square().sum().backward()
 torch.cuda.synchronize()
 print(json.dumps(list(table.grad.shape)))
 """
-    assert run(program, EmulatedMachine((emulated_gpu(name),))) == [9, 4]
+    assert run(program, EmulatedMachine((emulated_gpu("rtx-4090"),))) == [9, 4]
 
 
 def test_graphs_are_captured_and_replayed_and_refuse_to_wait(run: Run) -> None:
@@ -343,7 +313,6 @@ except RuntimeError as error:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"illegal_access_after": 9}, "CUDA error: an illegal memory access was encountered"),
         ({"lost_after": 9}, "CUDA error: unknown error"),
         (
             {"capability": (6, 1)},

@@ -46,7 +46,7 @@ def test_a_step_equals_the_module_traced(
 ) -> None:
     """Queries, keys and values of fused attention are views of one storage, which moves once."""
     how = setting(precision=precision, checkpointing=checkpointing, attention=attention)
-    assert_equal_to_trace(config(library, version, **ONE_BLOCK), how)
+    assert_equal_to_trace(config(library, version), how)
 
 
 # Several changes at once.
