@@ -270,8 +270,9 @@ def test_fsdp_halves_the_state(tmp_path: Path, libraries: Path) -> None:
     with started(EmulatedMachine((RTX_3090, RTX_3090))) as environment:
         held = answer(environment, runs, PORT=free_port())
     parameters = 4 * (1024 * 1024 + 1024) * 4
-    # Weights and two moments, each in halves; whole they would be three times the parameters.
-    assert 1.5 * parameters <= max(held) < 2 * parameters
+    # Weights and two moments, each in halves, and up to torch 2.14 cuBLAS's two workspaces; whole
+    # they would be three times the parameters.
+    assert 1.5 * parameters <= max(held) <= 1.5 * parameters + 2 * 8_519_680 < 3 * parameters
 
 
 def free_port() -> str:
