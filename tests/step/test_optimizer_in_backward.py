@@ -35,7 +35,6 @@ STEPS: list[tuple[str, int, Changes]] = [
     ("native", 1, {"checkpointing": "blocks", "lora_rank": 4, "optimizer": "adamw-foreach"}),
     ("native", 2, {"frozen_stages": 1, "validation_batch_size": 3, "optimizer": "adafactor"}),
     ("timm", 1, {"optimizer": "adamw-fused", "precision": "fp32", "ema": True}),
-    ("transformers", 1, {"checkpointing": "nested", "optimizer": "sgd", "precision": "pure-bf16"}),
 ]
 
 

@@ -130,7 +130,6 @@ VALIDATIONS = [
     ("native", 2, {"precision": "fp16", "checkpointing": "stages"}),
     ("transformers", 1, {"precision": "pure-bf16", "validation_batch_size": 1}),
     ("torchvision", 1, {"precision": "bf16", "checkpointing": "blocks"}),
-    ("timm", 2, {"precision": "fp32"}),
 ]
 
 
