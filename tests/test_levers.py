@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ COLUMNS = (
     "timm:swin_base_patch4_window12_384 --attention eager",
 )
 Found = dict[str, Any]
+
+
+def first_of(*cases: Any) -> list[Any]:
+    """The first by default, the others in CI."""
+    rows = [case if isinstance(case, tuple) else (case,) for case in cases[1:]]
+    return [cases[0], *(pytest.param(*row, marks=pytest.mark.truth) for row in rows)]
 
 
 def estimated(typed: str) -> Found:
@@ -53,17 +60,13 @@ def assert_row(*cells: str) -> None:
 
 @pytest.mark.parametrize(
     ("label", "options"),
-    [
+    first_of(
+        ("`expandable_segments:True`", "expandable_segments:True"),
         ("torch's defaults", ""),
-        *(
-            (f"`{option}`", option)
-            for option in (
-                "expandable_segments:True", "garbage_collection_threshold:0.8",
-                "max_split_size_mb:128",
-            )
-        ),
-    ],
-)  # fmt: skip
+        ("`garbage_collection_threshold:0.8`", "garbage_collection_threshold:0.8"),
+        ("`max_split_size_mb:128`", "max_split_size_mb:128"),
+    ),
+)
 def test_the_allocator_s_options(label: str, options: str) -> None:
     found = estimated(f"{ALLOCATOR} '{options}'" if options else ALLOCATOR.split(" --all")[0])
     total = size("device_total_bytes")(found)
@@ -72,12 +75,12 @@ def test_the_allocator_s_options(label: str, options: str) -> None:
 
 @pytest.mark.parametrize(
     ("label", "options"),
-    [
+    first_of(
+        ("both", "--checkpointing blocks --set offload=activations"),
         ("nothing", ""),
         ("`--checkpointing blocks`", "--checkpointing blocks"),
         ("`--set offload=activations`", "--set offload=activations"),
-        ("both", "--checkpointing blocks --set offload=activations"),
-    ],
+    ),
 )
 def test_activations_in_host_memory(label: str, options: str) -> None:
     found = estimated(f"{OFFLOADED} {options}")
@@ -86,7 +89,7 @@ def test_activations_in_host_memory(label: str, options: str) -> None:
     assert_row(label, first, size("saved_activation_bytes")(found), pinned)
 
 
-@pytest.mark.parametrize("checkpointing", IN_PARTS)
+@pytest.mark.parametrize("checkpointing", first_of(*IN_PARTS))
 def test_blocks_in_parts(checkpointing: str) -> None:
     cells = []
     for column in COLUMNS:
@@ -105,10 +108,10 @@ def total_and_rate(found: Found) -> str:
 SWINS = {"Swin-T": "native:swin_tiny", "Swin-L": "native:swin_large"}
 
 
-@pytest.mark.parametrize("label", SWINS)
-@pytest.mark.parametrize(
-    "family", ["adamw", "adamw-fused", "adamw-8bit", "lion", "adafactor", "sgd"]
-)
+FAMILIES = ("adamw-8bit", "adamw", "adamw-fused", "lion", "adafactor", "sgd")
+
+
+@pytest.mark.parametrize(("label", "family"), first_of(*product(SWINS, FAMILIES)))
 def test_optimizers(label: str, family: str) -> None:
     typed = f"{SWINS[label]} --gpu rtx-4090 --allocator expandable_segments:True"
     small, large = (
@@ -118,8 +121,7 @@ def test_optimizers(label: str, family: str) -> None:
     assert_row(label, family, state, total_and_rate(small), total_and_rate(large))
 
 
-@pytest.mark.parametrize("label", SWINS)
-@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize(("label", "batch"), first_of(*product(SWINS, (1, 64))))
 def test_the_optimizer_in_backward(label: str, batch: int) -> None:
     typed = f"{SWINS[label]} --batch-size {batch} --gpu rtx-4090 --set clip_grad=false --optimizer "
     cells = [
@@ -141,11 +143,11 @@ def test_the_optimizer_in_host_memory() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        "", "--set frozen_stages=2", "--set frozen_stages=3", "--set lora_rank=8",
-        "--set lora_rank=8 --set lora_targets=all", "--set lora_rank=8 --set frozen_stages=2",
+    first_of(
+        "--set lora_rank=8 --set frozen_stages=2", "", "--set frozen_stages=2",
+        "--set frozen_stages=3", "--set lora_rank=8", "--set lora_rank=8 --set lora_targets=all",
         "--set lora_rank=8 --precision pure-bf16", "--set lora_rank=8 --checkpointing blocks",
-    ],
+    ),
 )  # fmt: skip
 def test_adapters_and_frozen_stages(options: str) -> None:
     found = estimated(
@@ -158,11 +160,11 @@ def test_adapters_and_frozen_stages(options: str) -> None:
 
 @pytest.mark.parametrize(
     ("label", "options"),
-    [
-        ("eager", ""),
+    first_of(
         ("compiled block by block", "--compile default --set compile_scope=blocks"),
+        ("eager", ""),
         ("compiled whole", "--compile default"),
-    ],
+    ),
 )
 def test_compilation_block_by_block(label: str, options: str) -> None:
     found = estimated(f"native:swin_tiny --gpu h100-sxm-80gb --batch-size 32 {options}")
@@ -181,7 +183,7 @@ def test_what_guides_recommend() -> None:
     assert f"allocates {hooked} in place of {plain.removesuffix(' GiB')} at batch 1" in PAGE
 
 
-@pytest.mark.compiler
+@pytest.mark.release
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize("compiled", ["off", "default"])
 def test_eight_bit_matrix_products(precision: str, compiled: str) -> None:

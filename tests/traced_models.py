@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor, nn
 
@@ -98,3 +100,7 @@ class Wrong(Convolutional):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.features(images).mean()
+
+
+def ends_its_process() -> nn.Module:
+    os._exit(7)

@@ -37,8 +37,7 @@ class Basis:
 # kernels otherwise and so leaves other holes (torch 2.11, eleven measurements of native Swin-T,
 # bf16, batches of 64 to 768, 2026-11-26, tests/truth/h200). Two-block Swins of other libraries lay
 # between 0.95 and 1.04 of what Inductor's scheduler estimates where it lowers the same graphs for a
-# CPU (torch 2.13, 2026-11-22, tests/trace/test_compiled.py). The range is some two to three times
-# that (inferred).
+# CPU (torch 2.13, 2026-11-22). The range is some two to three times that (inferred).
 TRACED = Basis(
     0.85,
     1.2,

@@ -1,7 +1,7 @@
 """What `DistributedDataParallel` does with gradients: buckets, copies and collectives, in order.
 
 The rules of torch 2.13 (torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp
-and comm.cpp); tests/step/test_data_parallel_ranks.py lays every mode beside two gloo ranks. They
+and comm.cpp); tests/step/test_data_parallel.py lays them beside torch's own reducer. They
 know sizes only: tensors are the affair of `Gradients`, which the step on shapes and the trace each
 have. Bytes do not depend on how many devices there are: a single GPU holds them too.
 """

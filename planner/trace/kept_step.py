@@ -35,8 +35,8 @@ def alike(model: Model, setting: ResolvedSetting) -> ResolvedSetting:
     """What does not change the events shares a recording.
 
     Tuning kernels changes no buffer, and CUDA graphs are put on top (`in_graph_pool`); a graph of
-    any batch saves at each what one of that batch does (tests/trace/test_regions.py). What ZeRO
-    does is inserted into the step on one device.
+    any batch saves at each what one of that batch does, but for one number (8 B, torch 2.13). What
+    ZeRO does is inserted into the step on one device.
     """
     if setting.parallelism in DEEPSPEED:
         setting = on_one_device(setting)

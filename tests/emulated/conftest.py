@@ -16,7 +16,7 @@ from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 from planner.machine.emulated.building import built_libraries
 
 ROOT = Path(__file__).parents[2]
-RTX_3090, RTX_4090 = emulated_gpu("rtx-3090"), emulated_gpu("rtx-4090")
+RTX_3090 = emulated_gpu("rtx-3090")
 Run = Callable[..., Any]
 
 

@@ -2,8 +2,8 @@
 
 `python -m tests.emulated.programs [NAME…]` in an emulated card's environment runs them, each in a
 fork of one process that has imported torch and not yet touched CUDA, and prints a JSON line of
-each: its peak, or what it raised. A program says by `needs` from which capability on cards have what
-it uses.
+each: its peak, or what it raised. A program says by `needs` from which capability on cards have
+what it uses.
 
 Legend: B batch, C channels, T steps or tokens, H heads, D width.
 """

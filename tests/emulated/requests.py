@@ -291,6 +291,51 @@ def normed_and_turned(device: str) -> tuple[list[Tensor], Step]:
     return [x, weight, bias], lambda: F.layer_norm(x, (128,), weight, bias).mT.contiguous()
 
 
+@step
+def group_norm_of_channels_last(device: str) -> tuple[list[Tensor], Step]:
+    """CUDA copies it, as it does its gradient."""
+    x, weight, bias = given(device, (4, 96, 8, 8), (96,), (96,))
+    last = torch.channels_last
+    return (
+        [x, weight, bias],
+        lambda: F.group_norm(x.contiguous(memory_format=last), 8, weight, bias).mT.contiguous(),
+    )
+
+
+@step
+def rms_norm_of_another_dtype(device: str) -> tuple[list[Tensor], Step]:
+    x, weight = given(device, (64, 96), (96,))
+    return [x, weight], lambda: F.rms_norm(x, (96,), weight) + F.rms_norm(x.half(), (96,), weight)
+
+
+@step
+def upsampled(device: str) -> tuple[list[Tensor], Step]:
+    """A transposed convolution whose gradient is a part of another one's."""
+    x, weight = given(device, (4, 96, 8, 8), (96, 48, 2, 2))
+    both = (1, 1, 2, 2)
+    return (
+        [x, weight],
+        lambda: torch.cat([F.conv_transpose2d(x, weight, None, 2), x.repeat(both)], 1).cos(),
+    )
+
+
+@step
+def counted_in_integers(device: str) -> tuple[list[Tensor], Step]:
+    (x,) = given(device, (1024, 64, 96))
+    return [x], lambda: x * F.one_hot(x.argmax(-1), 96).sum((0, 1))
+
+
+@step
+def layer_norm_of_a_part(device: str) -> tuple[list[Tensor], Step]:
+    x, weight, bias = given(device, (4, 64, 192), (96,), (96,))
+
+    def norm() -> Tensor:
+        kept, gate = x.sin().chunk(2, dim=-1)
+        return kept * F.layer_norm(gate, (96,), weight, bias)
+
+    return [x, weight, bias], norm
+
+
 def normalised(requests: Iterable[Request]) -> list[Request]:
     """Blocks given back one after the other are in the order of their sizes, and those at the end
     are left out: nothing depends on either."""

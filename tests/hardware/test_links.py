@@ -158,12 +158,6 @@ def test_a_measured_link_is_read_from_its_file(tmp_path: Path) -> None:
     assert link.seconds("all_reduce", 2 * MIB, 2) == pytest.approx(2e-4 / 1.5)
 
 
-def test_a_link_measured_between_machines_is_their_network(tmp_path: Path) -> None:
-    fabric = find_fabric(find_gpu("a10"), 2, measured(tmp_path, nodes=2))
-    assert fabric.within.name == "pcie4"
-    assert fabric.seconds("all_reduce", MIB, 4, 2) == pytest.approx(1e-4)
-
-
 @pytest.mark.parametrize("changes", [{"world_size": 1}, {"points": []}, {"points": 3}])
 def test_a_file_that_holds_no_link_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"link\.json"):

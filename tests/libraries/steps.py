@@ -25,12 +25,6 @@ def needs(*packages: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
-needs_checkout = pytest.mark.skipif(
-    named_checkout() is None,
-    reason=f"the real module needs a checkout: set {CHECKOUT_VARIABLE} to one",
-)
-
-
 def require(library: str) -> None:
     """Skips where the library's real module is not here."""
     if library == "microsoft":

@@ -15,21 +15,20 @@ from planner.estimation.estimate import resolve
 from planner.libraries.limits import SDPA_WINDOWS, largest_sdpa_batch, windows_per_image
 from planner.libraries.registry import find_library
 from planner.machine.hardware import all_gpus
-from planner.machine.hardware.precisions import device_precisions, precisions_of
+from planner.machine.hardware.precisions import precisions_of
 from planner.trainers.emission import emit, emit_setting
 from search.loop.space import make_space
 from tests.trainers.cases import recommendation, tiny
 
 A100 = DeviceInfo(kind="cuda", name="A100", total_bytes=2**36, capability=(8, 0))
 T4 = DeviceInfo(kind="cuda", name="Tesla T4", total_bytes=15 * GIB, capability=(7, 5))
-MI300 = DeviceInfo(
-    kind="cuda", name="AMD Instinct MI300X", total_bytes=191 * GIB, capability=(9, 4)
-)
 FACTORY = FactoryModel(factory="a:b")
 
 
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
-@pytest.mark.parametrize("kept", [{"accumulate": 2}, {"zero_grad_to_none": False}])
+@pytest.mark.parametrize(
+    ("mode", "kept"),
+    [("reduce-overhead", {"accumulate": 2}), ("max-autotune", {"zero_grad_to_none": False})],
+)
 def test_cuda_graphs_beside_kept_gradients_are_refused(mode: str, kept: dict[str, object]) -> None:
     setting = TrainSetting.model_validate({"compile": mode, **kept})
     refusal = rf"(?s){mode}.*{next(iter(kept))}.*max-autotune-no-cudagraphs"
@@ -37,8 +36,6 @@ def test_cuda_graphs_beside_kept_gradients_are_refused(mode: str, kept: dict[str
         estimate("native:swin_tiny", setting)
     with pytest.raises(UnsupportedError, match=refusal):
         resolve(FACTORY, setting)
-    with pytest.raises(UnsupportedError, match=refusal):
-        emit_setting(tiny(), setting, "pytorch")
     with pytest.raises(UnsupportedError, match=refusal):
         emit_setting(FACTORY, setting, "pytorch")
     for fine in ({"compile": "max-autotune-no-cudagraphs"}, {"compile": "default"}):
@@ -60,17 +57,6 @@ def test_a_search_says_once_what_it_leaves_out(model: Model) -> None:
         make_space(
             model, A100, TrainSetting(accumulate=2), restrict={"compile": ("reduce-overhead",)}
         )
-
-
-def test_no_candidate_asks_sdpa_for_more_windows_than_it_takes() -> None:
-    space = make_space(SwinConfig(), A100)
-    by_attention = {
-        attention: max(c.setting.batch_size for c in space.candidates if c.arm and
-                       c.setting.attention == attention)
-        for attention in ("sdpa", "eager")
-    }  # fmt: skip
-    assert by_attention == {"sdpa": 768, "eager": 4096}
-    assert [line for line in space.left_out if "65,535" in line]
 
 
 # Derived: sides in tokens over sides of a window, rounded up, of the stage that has most.
@@ -110,7 +96,7 @@ def test_the_largest_batch_ends_where_sdpa_does() -> None:
     assert best.setting.batch_size == 1023
 
 
-def test_a_precision_that_a_card_lacks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_precision_that_a_card_lacks_is_refused() -> None:
     for gpu, precision in [
         ("v100-sxm-16gb", "bf16"), ("t4", "pure-bf16"), ("t4", "tf32"), ("mi300x", "tf32"),
     ]:  # fmt: skip
@@ -118,9 +104,6 @@ def test_a_precision_that_a_card_lacks_is_refused(capsys: pytest.CaptureFixture[
             estimate("native:swin_tiny", gpu=gpu, precision=precision)
         with pytest.raises(UnsupportedError, match=rf"{precision} needs"):
             largest_batch(SwinConfig(), TrainSetting(precision=precision), gpu=find_gpu(gpu))
-        arguments = ["estimate", "native:swin_tiny", "--gpu", gpu, "--precision", precision]
-        assert main(arguments) == 1
-        assert f"{precision} needs" in capsys.readouterr().err
 
 
 def test_what_a_card_has_is_what_the_catalogue_rates() -> None:
@@ -129,15 +112,6 @@ def test_what_a_card_has_is_what_the_catalogue_rates() -> None:
         assert ("bf16" in offered) == gpu.has_bf16, gpu.name
         assert ("tf32" in offered) <= (gpu.tf32_flops is not None), gpu.name
         assert ("fp16" in offered) == (gpu.fp16_flops is not None), gpu.name
-
-
-def test_a_search_offers_no_tf32_on_amd_and_no_pure_bf16_without_bf16() -> None:
-    assert device_precisions(MI300) == ("fp32", "bf16", "fp16")
-    with pytest.raises(UnsupportedError, match="tf32"):
-        make_space(SwinConfig(), MI300, restrict={"precision": ("tf32",)})
-    with pytest.raises(UnsupportedError, match="pure-bf16"):
-        make_space(SwinConfig(), T4, restrict={"precision": ("pure-bf16",)})
-    make_space(SwinConfig(), A100, restrict={"precision": ("pure-bf16",)})
 
 
 def test_all_cards_are_ranked_that_have_the_precision(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,11 +125,6 @@ def test_all_cards_are_ranked_that_have_the_precision(capsys: pytest.CaptureFixt
     in_bf16, said = ranked("bf16")
     assert (in_bf16["t4"], in_bf16["rtx-3090"]) == ("fp16", "bf16")
     assert "Without bf16, and so fp16 instead" in said
-    in_tf32, said = ranked("tf32")
-    assert "t4" not in in_tf32
-    assert "mi300x" not in in_tf32
-    assert "left out" in said
-    assert "t4" in said
 
 
 def test_a_result_s_device_decides_what_may_be_emitted() -> None:

@@ -33,18 +33,6 @@ def test_overrides_are_laid_over_the_published_fields() -> None:
     assert (config.image_size, config.depths, config.window_size) == ((384, 384), (2, 2, 2, 2), 7)
 
 
-def test_timm_too_leaves_the_window_when_the_image_grows() -> None:
-    from planner.libraries.missing_operators import declare_missing_operators
-
-    declare_missing_operators()
-    import timm
-    import torch
-
-    with torch.device("meta"):
-        model = timm.create_model("swin_tiny_patch4_window7_224", img_size=384)
-    assert model.layers[0].blocks[1].window_size == (7, 7)
-
-
 def test_reads_a_factory() -> None:
     model = resolve_model("my.models:make_swin", {"image_size": 96})
     assert model == FactoryModel(factory="my.models:make_swin", image_size=(96, 96))

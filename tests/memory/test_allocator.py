@@ -316,7 +316,7 @@ def request_lists(draw: st.DrawFn) -> list[int]:
     return requests
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(request_lists(), CONFIGS, st.integers(20, 900))
 def test_blocks_never_overlap_and_everything_merges_back(
     requests: list[int], config: AllocatorConfig, capacity: int

@@ -3,13 +3,9 @@ comparison with records."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from click.testing import CliRunner
 
-from planner import SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
-from planner.cli.estimate import command
+from planner import SwinConfig, TrainSetting, estimate, find_gpu
 from planner.core.schema import DeviceInfo, MeasurementRecord
 from planner.core.torch_version import as_of
 from planner.core.units import GIB
@@ -85,50 +81,6 @@ def test_the_environments_options_are_an_estimates(monkeypatch: pytest.MonkeyPat
     # What is given stands in the place of the environment's.
     assert estimate(MODEL, SETTING, gpu=RTX_3090, allocator=AllocatorConfig()).peak_reserved_bytes \
         == plain.peak_reserved_bytes  # fmt: skip
-
-
-def test_the_command_takes_them_for_every_kind_of_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = (
-        "native:swin_tiny", "--set", "image_size=64", "--set", "window_size=4", "--set",
-        "embed_dim=48", "--set", "depths=2,2", "--set", "num_heads=2,4", "--json",
-    )  # fmt: skip
-
-    def answer(*arguments: str) -> object:
-        found = CliRunner().invoke(command, [*given, *arguments])
-        assert found.exit_code == 0, found.output
-        return json.loads(found.stdout)
-
-    asked = {
-        "one": ("--batch-size", "256", "--gpu", "rtx-3090"),
-        "largest": (
-            "--max-batch",
-            "--memory",
-            "1GiB",
-            "--precision",
-            "bf16",
-            "--checkpointing",
-            "none",
-        ),
-        "ranked": ("--gpu", "all", "--batch-size", "64"),
-    }
-    plain = {kind: answer(*arguments) for kind, arguments in asked.items()}
-    option = {kind: answer(*a, "--allocator", EXPANDABLE) for kind, a in asked.items()}
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", EXPANDABLE)
-    for kind, arguments in asked.items():
-        assert option[kind] != plain[kind], kind
-        inherited = json.dumps(answer(*arguments)).replace(
-            f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}", f"--allocator {EXPANDABLE}"
-        )
-        assert json.loads(inherited) == option[kind], kind
-
-
-def test_the_largest_batch_under_a_memory_fraction() -> None:
-    eager = SETTING.model_copy(update={"attention": "eager"})  # sdpa takes only 4,095 images
-    free = largest_batch(MODEL, eager, RTX_3090)
-    half = largest_batch(MODEL, eager, RTX_3090, allocator=told("per_process_memory_fraction:0.5"))
-    assert free is not None
-    assert half is not None
-    assert 0.4 < half.setting.batch_size / free.setting.batch_size < 0.6
 
 
 def test_the_room_to_search_in_is_the_fractions() -> None:

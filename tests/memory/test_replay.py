@@ -104,31 +104,31 @@ def test_a_step_played_until_it_recurs_needs_the_same(
     config: AllocatorConfig | None, grows: bool
 ) -> None:
     still_grew = 0
-    for seed in range(150):
+    for seed in range(60):
         requests, start = random_steps(random.Random(seed), grows=grows)
         expected = played_to_the_end(requests, start, config)
         assert replay_steady(requests, start, config) == expected, seed
         once = max(replay(requests, config).reserved_bytes)
         still_grew += expected.reserved_bytes > once
-    assert not grows or config is not None or still_grew > 3
+    assert not grows or config is not None or still_grew > 0
 
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_so_does_one_on_several_streams(config: AllocatorConfig | None) -> None:
     num_apart = 0
-    for seed in range(150):
+    for seed in range(60):
         requests, start = random_steps(random.Random(seed), grows=True)
         # By size, so that both steps use their streams alike.
         streams = [(n if n >= 0 else requests[~n]) % 3 for n in requests]
         expected = played_to_the_end(requests, start, config, streams)
         assert replay_steady(requests, start, config, streams=streams) == expected, seed
         num_apart += expected != played_to_the_end(requests, start, config)
-    assert num_apart > 100
+    assert num_apart > 40
 
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_the_course_of_a_step_is_that_of_its_repetition(config: AllocatorConfig | None) -> None:
-    for seed in range(100):
+    for seed in range(40):
         requests, start = random_steps(random.Random(seed), grows=seed % 2 == 0)
         streams = [(n if n >= 0 else requests[~n]) % 3 for n in requests]
         whole = replay(repeat_step(requests, start), config, streams=[*streams, *streams[start:]])

@@ -22,10 +22,9 @@ from tests.memory.requests import random_requests, random_streams
 MIB = 1024**2
 
 
-@pytest.mark.parametrize(("seed", "start"), enumerate([0, 1, 137]))
-@pytest.mark.parametrize("descending", [False, True])
-def test_a_record_of_the_same_rules_is_equal(seed: int, start: int, descending: bool) -> None:
-    requests = random_requests(random.Random(seed), 300)
+@pytest.mark.parametrize(("start", "descending"), [(0, True), (1, False), (137, True)])
+def test_a_record_of_the_same_rules_is_equal(start: int, descending: bool) -> None:
+    requests = random_requests(random.Random(start), 300)
     snapshot = recorded_history(requests, start=start, descending=descending)
     result = replay_snapshot(snapshot)
     assert result.difference == ""

@@ -1,4 +1,5 @@
-"""The levers of a setting: what each may say, and which exclude each other."""
+"""The levers of a setting and the fields that speak of several devices: what each may say, and what
+does not go together."""
 
 from __future__ import annotations
 
@@ -16,64 +17,56 @@ def test_other_parts_are_refused(value: str) -> None:
         parse(TrainSetting, {"checkpointing": value}, "the setting")
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"accumulate": 2},
-        {"clip_grad": True},
-        {"precision": "fp16"},
-        {"zero_grad_to_none": False},
-        {"world_size": 2},
-        {"parallelism": "ddp"},
-    ],
-)
-def test_optimizer_in_backward_excludes_what_needs_all_gradients(fields: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="frees each gradient as soon as it is there"):
-        parse(TrainSetting, {"optimizer_in_backward": True, **fields}, "the setting")
+EXCLUDED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
+    (
+        {"optimizer_in_backward": True}, "frees each gradient as soon as it is there",
+        [{"accumulate": 2}, {"clip_grad": True}, {"precision": "fp16"},
+         {"zero_grad_to_none": False}, {"world_size": 2}, {"parallelism": "ddp"}],
+    ),
+    (
+        {"offload_optimizer": "state"}, "copies each gradient to the host in backward",
+        [{"optimizer": "adamw-8bit"}, {"optimizer_in_backward": True}, {"clip_grad": True},
+         {"precision": "fp16"}, {"zero_grad_to_none": False}, {"world_size": 2},
+         {"parallelism": "ddp"}],
+    ),
+    (
+        {"offload_optimizer": "state-and-gradients"}, "adds up gradients that are gone",
+        [{"accumulate": 2}],
+    ),
+    (
+        {}, "compile is off",
+        [{"compile_scope": "blocks"}, {"compile_dynamic": True}, {"compile_fullgraph": True},
+         {"activation_memory_budget": 0.5}],
+    ),
+    ({"world_size": 8}, "cannot be split over 3 nodes: choose a multiple of 3", [{"nodes": 3}]),
+    ({}, "belongs to parallelism ddp, and parallelism is none", [{"ddp_bucket_view": True}]),
+    (
+        {"parallelism": "fsdp", "world_size": 2}, "belongs to parallelism",
+        [{"ddp_compression": "fp16"}, {"zero_overlap": True}],
+    ),
+    (
+        {"parallelism": "hsdp", "world_size": 8}, "of 8 devices",
+        [{}, {"fsdp_shard_size": 3}],
+    ),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"optimizer": "adamw-8bit"},
-        {"optimizer_in_backward": True},
-        {"clip_grad": True},
-        {"precision": "fp16"},
-        {"zero_grad_to_none": False},
-        {"world_size": 2},
-        {"parallelism": "ddp"},
-    ],
-)
-def test_an_optimizer_on_the_host_excludes_what_torchaos_does_not_do(
-    fields: dict[str, Any],
+@pytest.mark.parametrize(("fields", "said", "excluded"), EXCLUDED, ids=str)
+def test_what_does_not_go_together_is_refused(
+    fields: dict[str, Any], said: str, excluded: list[dict[str, Any]]
 ) -> None:
-    with pytest.raises(UsageError, match="copies each gradient to the host in backward"):
-        parse(TrainSetting, {"offload_optimizer": "state", **fields}, "the setting")
+    for other in excluded:
+        with pytest.raises(UsageError, match=said):
+            parse(TrainSetting, {**fields, **other}, "the setting")
 
 
-def test_gradients_that_are_gone_are_not_added_up() -> None:
-    TrainSetting(offload_optimizer="state", accumulate=2)
-    with pytest.raises(UsageError, match="adds up gradients that are gone"):
-        parse(
-            TrainSetting,
-            {"offload_optimizer": "state-and-gradients", "accumulate": 2},
-            "the setting",
-        )
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"compile_scope": "blocks"},
-        {"compile_dynamic": True},
-        {"compile_fullgraph": True},
-        {"activation_memory_budget": 0.5},
-    ],
-)
-def test_what_belongs_to_a_compiled_step_needs_one(fields: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="compile is off"):
-        parse(TrainSetting, fields, "the setting")
-    TrainSetting(compile="default", **fields)
+def test_over_how_many_devices_weights_are_sharded() -> None:
+    for fields, size in (
+        ({"parallelism": "ddp"}, 1), ({"parallelism": "zero2"}, 1), ({"parallelism": "fsdp"}, 16),
+        ({"parallelism": "zero3"}, 16), ({"parallelism": "hsdp", "nodes": 2}, 8),
+        ({"parallelism": "hsdp", "fsdp_shard_size": 4}, 4),
+    ):  # fmt: skip
+        assert TrainSetting.model_validate({"world_size": 16, **fields}).shard_size == size
 
 
 def test_every_fault_is_told_at_once() -> None:

@@ -16,7 +16,6 @@ from planner.libraries.registry import find_library
 from planner.machine.hardware import find_gpu
 from planner.step.training import record_training
 from planner.throughput.efficiency import LINK_SHARE
-from tests.covering import covering
 from tests.libraries.steps import assert_equal_to_trace, needs
 
 pytestmark = needs("torch", "timm", "torchvision", "transformers")
@@ -26,9 +25,6 @@ SMALL: dict[str, Any] = {
     "num_classes": 10,
 }  # fmt: skip
 ONE_BLOCK: dict[str, Any] = {"depths": (1,), "num_heads": (3,)}
-# The authors' code has no package: `tests/libraries/microsoft_cases.py` says how it is compared.
-LIBRARIES = ("native", "timm", "torchvision", "transformers")
-BOTH_ATTENTIONS = ("native", "timm", "transformers")  # with version 1
 
 
 def setting(**changes: Any) -> TrainSetting:
@@ -40,34 +36,22 @@ def config(library: str = "native", version: int = 1, **shape: Any) -> SwinConfi
 
 
 @pytest.mark.parametrize(
-    ("library", "version", "precision", "checkpointing"),
-    covering(LIBRARIES, (1, 2), ("fp32", "bf16"), ("none", "blocks")),
+    ("library", "version", "precision", "checkpointing", "attention"),
+    [("timm", 2, "bf16", "blocks", "eager"), ("native", 1, "fp32", "none", "sdpa"),
+     ("torchvision", 1, "bf16", "none", "eager")],
     ids=str,
-)
-def test_an_eager_step_equals_the_module_traced(
-    library: str, version: int, precision: str, checkpointing: str
+)  # fmt: skip
+def test_a_step_equals_the_module_traced(
+    library: str, version: int, precision: str, checkpointing: str, attention: str
 ) -> None:
-    how = setting(precision=precision, checkpointing=checkpointing, attention="eager")
+    """Queries, keys and values of fused attention are views of one storage, which moves once."""
+    how = setting(precision=precision, checkpointing=checkpointing, attention=attention)
     assert_equal_to_trace(config(library, version), how)
-
-
-@pytest.mark.parametrize(
-    ("library", "precision", "checkpointing"),
-    covering(BOTH_ATTENTIONS, ("fp32", "bf16"), ("none", "blocks")),
-    ids=str,
-)
-def test_a_step_with_fused_attention_equals_the_module_traced(
-    library: str, precision: str, checkpointing: str
-) -> None:
-    """Its queries, keys and values are views of one storage, which moves once."""
-    how = setting(precision=precision, checkpointing=checkpointing, attention="sdpa")
-    assert_equal_to_trace(config(library), how)
 
 
 # Several changes at once.
 JOINED: list[dict[str, Any]] = [
-    {"accumulate": 2, "precision": "fp16", "clip_grad": True, "checkpointing": "stages"},
-    {"checkpointing": "selective", "precision": "pure-bf16", "loss": "soft-target", "ema": True},
+    {"checkpointing": "selective", "precision": "fp16", "accumulate": 2, "clip_grad": True},
     {"checkpointing": "blocks:1", "attention": "sdpa", "optimizer_in_backward": True,
      "frozen_stages": 1},
     {"lora_rank": 2, "validation_batch_size": 3, "memory_format": "channels_last"},
@@ -88,22 +72,6 @@ def operations(how: TrainSetting) -> list[Computed]:
     return [operation for _, operation in ledger.operations()]
 
 
-@pytest.mark.parametrize(("precision", "attention"), covering(("fp32", "bf16"), ("eager", "sdpa")))
-def test_transfers_equal_those_of_the_trace(precision: str, attention: str) -> None:
-    from planner.trace.ledger import trace_estimate
-
-    how = setting(precision=precision, attention=attention)
-    traced = [op for _, op in trace_estimate(config(), how).operations()]
-
-    def moved(found: list[Computed], name: str) -> list[int]:
-        return sorted(op.num_bytes for op in found if op.name == name)
-
-    for name in (TO_HOST, TO_DEVICE):
-        ours = moved(operations(how), name)
-        assert ours
-        assert ours == moved(traced, name)
-
-
 def test_what_goes_out_comes_back_once() -> None:
     found = operations(setting())
     out, back = ([op.num_bytes for op in found if op.name == n] for n in (TO_HOST, TO_DEVICE))
@@ -119,11 +87,6 @@ def test_what_the_host_pins_is_what_leaves_in_blocks_of_powers_of_two() -> None:
     sizes = [op.num_bytes for op in operations(setting(batch_size=64)) if op.name == TO_HOST]
     assert sum(sizes) == pytest.approx(plain.saved_activation_bytes, rel=0.001)
     assert moved.pinned_host_bytes == sum(2 ** math.ceil(math.log2(size)) for size in sizes)
-
-
-def test_a_second_micro_batch_pins_no_more() -> None:
-    one, two = (estimate(config(), setting(accumulate=n)).pinned_host_bytes for n in (1, 2))
-    assert one == two > 0
 
 
 def test_the_link_bounds_the_time() -> None:
@@ -179,8 +142,7 @@ class FalseLink:
         self.patched.stop()
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "blocks"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(("attention", "checkpointing"), [("eager", "blocks"), ("sdpa", "none")])
 def test_gradients_are_those_without(attention: str, checkpointing: str) -> None:
     import torch
 
@@ -233,16 +195,3 @@ def test_a_storage_moves_once_and_again_when_it_was_written_to() -> None:
         total.backward()
     assert len(link.sent) == 4
     assert set(link.sent) == {16}
-
-
-def test_on_a_cpu_nothing_moves() -> None:
-    import torch
-
-    from planner.training import offloading
-
-    weight = torch.ones(3, 3, requires_grad=True)
-    with mock.patch.object(offloading, "copy_to_host", side_effect=AssertionError):
-        with offloading.offload_activations([weight]):
-            loss = (torch.ones(3, 3) @ weight).exp().sum()
-        loss.backward()
-    assert weight.grad is not None

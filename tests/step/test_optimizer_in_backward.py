@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from planner.core.errors import UnsupportedError
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.estimation.estimate import estimate
 from planner.ledger.ledger import IN_BACKWARD, OPTIMIZER_CALL, Allocated, Ledger
@@ -31,40 +30,16 @@ from tests.step.test_whole_step import ONE_BLOCK, needs_library, small
 
 torch_and_timm = needs("torch", "timm")
 
-# Each optimizer once, in each precision by turns; with the average of weights.
-OPTIMIZERS: tuple[Changes, ...] = (
-    {"optimizer": "adamw-foreach"},
-    {"optimizer": "adamw-fused", "precision": "fp32", "ema": True},
-    {"optimizer": "sgd-foreach", "precision": "pure-bf16"},
-    {"optimizer": "lion-forloop", "precision": "fp32"},
-    {"optimizer": "adafactor"},
-)
-# In the long run each library, version and kind of checkpointing.
-STEPS = [
-    ("native", 1, {"checkpointing": "blocks", "lora_rank": 4}),
-    ("native", 2, {"frozen_stages": 1, "validation_batch_size": 3}),
-    ("transformers", 1, {"checkpointing": "nested"}),
-    *(
-        pytest.param(*case, marks=pytest.mark.release)
-        for case in (
-            ("timm", 1, {"checkpointing": "stages", "precision": "fp32"}),
-            ("timm", 2, {"checkpointing": "blocks"}),
-            ("torchvision", 2, {"checkpointing": "blocks"}),
-            ("torchvision", 1, {"batch_size": 1}),
-            ("transformers", 2, {"memory_format": "channels_last"}),
-        )
-    ),
+
+STEPS: list[tuple[str, int, Changes]] = [
+    ("native", 1, {"checkpointing": "blocks", "lora_rank": 4, "optimizer": "adamw-foreach"}),
+    ("native", 2, {"frozen_stages": 1, "validation_batch_size": 3, "optimizer": "adafactor"}),
+    ("timm", 1, {"optimizer": "adamw-fused", "precision": "fp32", "ema": True}),
 ]
 
 
 def in_backward(changes: Changes) -> TrainSetting:
     return setting_of({"optimizer_in_backward": True, **changes})
-
-
-@torch_and_timm
-@pytest.mark.parametrize("changes", OPTIMIZERS, ids=name_of)
-def test_optimizers(changes: Changes) -> None:
-    assert_equal_to_trace(ONE_BLOCK, in_backward(changes))
 
 
 @torch_and_timm
@@ -75,14 +50,13 @@ def test_a_step(library: str, version: int, changes: Changes) -> None:
 
 
 @torch_and_timm
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-forloop", "sgd", "lion"])
-def test_real_tensors(optimizer: str) -> None:
-    changes = {"precision": "fp32", "attention": "eager", "optimizer": optimizer}
+def test_real_tensors() -> None:
+    changes = {"precision": "fp32", "attention": "eager", "optimizer": "adamw-forloop"}
     assert_equal_to_cpu(small(drop_path_rate=0.0), in_backward(changes))
 
 
 @torch_and_timm
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("backend", [None, pytest.param("aot_eager", marks=pytest.mark.compiler)])
 def test_the_weights_are_those_of_one_step_after_backward(backend: str | None) -> None:
     """Bit for bit, eager and compiled: hooks run after a compiled backward as after any."""
     import torch
@@ -91,11 +65,12 @@ def test_the_weights_are_those_of_one_step_after_backward(backend: str | None) -
     from planner.training.tasks import as_task
 
     found = []
+    config = small(drop_path_rate=0.0, depths=(1,), num_heads=(3,))
     for setting in (in_backward({}), setting_of({})):
         setting = setting.model_copy(update={"precision": "fp32", "attention": "eager"})
         torch.manual_seed(0)
-        module = build_real(small(drop_path_rate=0.0), setting).train()
-        task = as_task(module, small(), setting)
+        module = build_real(config, setting).train()
+        task = as_task(module, config, setting)
         batch = task.batch(2, torch.device("cpu"))
         call = torch.compile(module, backend=backend, dynamic=False) if backend else None
         training = Training(module, setting, task, batch, call)
@@ -131,7 +106,7 @@ def test_no_two_gradients_outlive_each_other() -> None:
 def test_both_makers_count_a_call_for_each_weight() -> None:
     from planner.trace.ledger import trace_estimate
 
-    config, setting = small(), in_backward({"attention": "eager"})
+    config, setting = ONE_BLOCK, in_backward({"attention": "eager"})
     on_shapes, resolved = recorded(setting, config)
     traced = trace_estimate(config, resolved)
     number = sum(p.requires_grad for p in build_real(config, setting).parameters())
@@ -171,17 +146,3 @@ def test_updates_follow_a_compiled_backward() -> None:
         ordered, _ = fuse_operations(ordered, regions_of(ordered, setting))
         backwards.append([operation for phase, operation in ordered if phase == "backward"])
     assert backwards[0] == backwards[1]
-
-
-@torch_and_timm
-def test_an_optimizer_of_its_own_is_refused() -> None:
-    import torch
-
-    from planner.training.tasks.making import GivenTask
-
-    class Task:
-        def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-            return torch.optim.SGD(parameters, lr=1e-3)
-
-    with pytest.raises(UnsupportedError, match="cannot step weight by weight"):
-        GivenTask(Task(), "mine", in_backward({}))  # type: ignore[arg-type]

@@ -7,8 +7,6 @@ and awaited.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +14,6 @@ import pytest
 
 from planner.core.errors import UnsupportedError
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
-from planner.core.schema.setting import OPTIMIZER_FAMILIES
 from planner.core.units import MIB
 from planner.estimation.ledgers import is_on_shapes
 from planner.ledger.affine import Recorder, in_canonical_order
@@ -39,7 +36,6 @@ FSDP: Changes = {"batch_size": 2, "precision": "fp32", "parallelism": "fsdp", "w
 HSDP: Changes = {"parallelism": "hsdp", "fsdp_shard_size": 2}
 PLAIN: Changes = {"loss": "cross-entropy", "clip_grad": False}
 BF16: Changes = {"precision": "bf16", "fsdp_param_dtype": "bf16"}
-ONE_MORE = pytest.mark.release
 
 
 def small(library: str = "timm", version: int = 1, **changes: Any) -> SwinConfig:
@@ -102,84 +98,20 @@ def assert_as_torch_does(config: SwinConfig, changes: Changes, rank: int = 0) ->
 @pytest.mark.parametrize(
     ("changes", "rank"),
     [
-        ({}, 7),
-        pytest.param({}, 0, marks=ONE_MORE),
-        pytest.param({"world_size": 2}, 0, marks=ONE_MORE),
-        pytest.param({"world_size": 2}, 1, marks=ONE_MORE),
-        pytest.param({"world_size": 64}, 0, marks=ONE_MORE),
-        pytest.param({"world_size": 64}, 63, marks=ONE_MORE),
-        pytest.param(HSDP, 0, marks=ONE_MORE),
-        pytest.param(HSDP, 7, marks=ONE_MORE),
+        ({"world_size": 64, "checkpointing": "blocks", "accumulate": 2}, 63),
+        ({**HSDP, **BF16, "clip_grad": True}, 7),
     ],
     ids=name_of,
 )
 def test_worlds_and_ranks(changes: Changes, rank: int) -> None:
-    assert_as_torch_does(small(), changes, rank)
-
-
-def test_micro_batches_that_gather_cast_and_recompute() -> None:
-    changes = {**BF16, "checkpointing": "blocks", "accumulate": 2}
-    assert_as_torch_does(small(**ONE_BLOCK), changes)
-
-
-@ONE_MORE
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {**BF16, "checkpointing": "blocks", "accumulate": 2},
-        {"precision": "bf16"},
-        {"fsdp_reshard": False},
-        {"precision": "bf16", "fsdp_reshard": False, "accumulate": 2},
-        BF16,
-        {**BF16, "fsdp_reduce_dtype": "bf16"},
-        {"precision": "bf16", "fsdp_reduce_dtype": "bf16"},
-        {"accumulate": 2},
-        {**BF16, "accumulate": 3},
-        {**BF16, "accumulate": 3, "gradient_sync": "every"},
-        {"checkpointing": "blocks"},
-        {"checkpointing": "blocks:2"},
-        {"checkpointing": "selective", **BF16},
-        {**HSDP, **BF16, "fsdp_reduce_dtype": "bf16", "clip_grad": True},
-        {**HSDP, "precision": "bf16", "accumulate": 2, "gradient_sync": "every"},
-    ],
-    ids=name_of,
-)
-def test_modes(changes: Changes) -> None:
-    assert_as_torch_does(small(), changes)
-
-
-FP16: Changes = {"precision": "fp16", "fsdp_param_dtype": "fp16", "fsdp_reduce_dtype": "fp16"}
+    assert_as_torch_does(small(**ONE_BLOCK), changes, rank)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"precision": "fp16", "clip_grad": True, "zero_grad_to_none": False, "ema": True},
-        {**BF16, "world_size": 1, "clip_grad": True, "validation_batch_size": 3},
-        *(
-            pytest.param(changes, marks=ONE_MORE)
-            for changes in (
-                {"world_size": 1},
-                {"world_size": 1, "precision": "fp16", "clip_grad": True},
-                {"precision": "fp16"},
-                {**FP16, "clip_grad": True},
-                {**FP16, **HSDP, "clip_grad": True},
-                {"precision": "pure-bf16", "clip_grad": True},
-                {**BF16, "precision": "pure-bf16", "fsdp_reduce_dtype": "bf16"},
-                {**BF16, "precision": "pure-bf16"},
-                {"validation_batch_size": 3, "precision": "bf16"},
-                {"loss": "label-smoothing", "precision": "bf16"},
-                {"loss": "soft-target", "precision": "bf16"},
-                {"optimizer": "adamw-fused", "amsgrad": True, "precision": "fp16"},
-                {"optimizer": "adamw-fused", "clip_grad": True, "precision": "fp16"},
-                *(
-                    {"optimizer": f"{family}-{how}"}
-                    for family in OPTIMIZER_FAMILIES
-                    if family != "adafactor"
-                    for how in ("foreach", "forloop")
-                ),
-            )
-        ),
+        {**BF16, "world_size": 1, "validation_batch_size": 3, "optimizer": "lion-forloop"},
     ],
     ids=name_of,
 )
@@ -187,35 +119,7 @@ def test_optimizer_steps_on_shards(changes: Changes) -> None:
     assert_as_torch_does(small(**ONE_BLOCK), changes)
 
 
-@ONE_MORE
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("library", ["native", "timm", "torchvision", "transformers", "microsoft"])
-@pytest.mark.parametrize(
-    ("changes", "rank"),
-    [
-        ({"precision": "bf16"}, 0),
-        ({**BF16, "checkpointing": "blocks", "accumulate": 2}, 0),
-        ({"world_size": 64, "checkpointing": "selective"}, 63),
-    ],
-    ids=name_of,
-)
-def test_every_library(library: str, version: int, changes: Changes, rank: int) -> None:
-    if library == "microsoft" and changes.get("checkpointing") == "blocks":
-        changes = {**changes, "checkpointing": "blocks:2"}
-    assert_as_torch_does(small(library, version), changes, rank)
-
-
-@pytest.mark.parametrize(
-    ("library", "changes"),
-    [
-        ("timm", {}),
-        pytest.param("native", {"fsdp_reshard": False}, marks=ONE_MORE),
-        pytest.param("timm", {"checkpointing": "blocks"}, marks=ONE_MORE),
-        pytest.param("timm", {"accumulate": 2, "gradient_sync": "every"}, marks=ONE_MORE),
-    ],
-    ids=name_of,
-)
-def test_real_tensors_on_the_cpu(library: str, changes: Changes) -> None:
+def test_real_tensors_on_the_cpu() -> None:
     """Ends of phases, and the peak within each, where gradients are summed in place, as fake
     tensors never are. Rows divide by 2: CPU kernels pad what does not, and CUDA's do not."""
     from planner.trace.sharding import fake_world
@@ -223,10 +127,10 @@ def test_real_tensors_on_the_cpu(library: str, changes: Changes) -> None:
     from planner.training.tasks.blocks import blocks_to_shard
     from tests.cpu_memory import measure_cpu_memory_events
 
-    sides = {"depths": (2, 2), "num_heads": (6, 12), "embed_dim": 96, "drop_path_rate": 0.0}
-    config = small(library, 2, **sides)
-    setting = resolved(config, {"world_size": 2, "attention": "eager", **changes})
-    spec = find_library(library)
+    sides = {"depths": (1, 1), "num_heads": (6, 12), "embed_dim": 96, "drop_path_rate": 0.0}
+    config = small(version=2, **sides)
+    setting = resolved(config, {"world_size": 2, "attention": "eager"})
+    spec = find_library("timm")
     ledger = record_training(spec.on_shapes(config, setting), config, setting)
     with fake_world(setting, 0) as sharding, generator_state_uncounted():
 
@@ -254,24 +158,9 @@ def test_of_swin_b_as_measured() -> None:
     streams = ("all_gather_copy_in", "reduce_scatter", "")
     peaks = [round(peak_bytes(ledger, only) / MIB, 1) for only in (None, *streams)]
     assert peaks == [1149.1, 96.1, 41.9, 1131.0]
-    asked = [event for event in ledger.events if isinstance(event, Allocated)]
-    tables = [event.num_bytes for event in asked if "chunk_cat" in event.label]
-    assert max(tables) == 25_296, "of a block of the last stage, 12.6 million weights"
-
-
-def test_the_tables_of_cuda_s_copies() -> None:
-    """Of 21 weights with 40 numbers of 4 bytes on each device: 8 * (6 * 21 + 2 + 21) bytes; none
-    where no fused copy goes, from fp16 to fp32."""
-    config = small(**ONE_BLOCK)
-    tables = [
-        [e.num_bytes for e in ledger.events if isinstance(e, Allocated) and "chunk" in e.label]
-        for ledger in (
-            recorded(config, resolved(config, {"world_size": 64})),
-            recorded(config, resolved(config, {"precision": "fp16", "fsdp_param_dtype": "fp16"})),
-        )
-    ]
-    block, model = 13, 8
-    assert tables == [2 * [8 * (6 * n + 2 + n) for n in (block, model)], []]
+    said = " ".join(ledger.notes)
+    assert "over 8 devices" in said
+    assert "the figures are those of rank 0" in said
 
 
 def peak_bytes(ledger: Ledger, stream: str | None) -> int:
@@ -303,27 +192,10 @@ def test_each_collective_is_awaited_once(changes: Changes) -> None:
     assert sorted(awaited) == [handle for handle in sent if handle not in before_the_last]
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({}, "3 blocks and the rest of the model over 8 devices; the 22,426 parameters outside"),
-        ({"fsdp_reshard": False}, "over 8 devices; all parameters stay (fsdp_reshard=false) whole"),
-        (HSDP, "over 2 devices, and 4 such groups hold a copy each; the 22,426 parameters"),
-    ],
-    ids=name_of,
-)
-def test_the_notes_say_what_is_sharded(changes: Changes, said: str) -> None:
-    config = small()
-    sharded, whose, *_ = recorded(config, resolved(config, changes), rank=1).notes
-    assert said in sharded
-    assert whose == "the figures are those of rank 1; the first ranks have the largest shards"
-
-
-@pytest.mark.parametrize("changes", [{}, {**BF16, "accumulate": 2}], ids=name_of)
-def test_any_batch_is_read_off_one_line(changes: Changes) -> None:
+def test_any_batch_is_read_off_one_line() -> None:
     """A sum over fewer than 128 soft targets, as of 5 × 10 classes, loads one at a time."""
     config = small(num_classes=128)
-    setting = resolved(config, changes)
+    setting = resolved(config, {**BF16, "accumulate": 2})
 
     def record(batch_size: int) -> Ledger:
         return recorded(config, setting.model_copy(update={"batch_size": batch_size}))
@@ -332,59 +204,29 @@ def test_any_batch_is_read_off_one_line(changes: Changes) -> None:
     assert in_canonical_order(derived.events) == in_canonical_order(record(5).events)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"fsdp_param_dtype": "bf16"},
-        {"precision": "bf16", "fsdp_param_dtype": "fp16"},
-        {"checkpointing": "stages"},
-        {"offload": "activations"},
-        {"lora_rank": 4},
-        {"frozen_stages": 1},
-        {"optimizer": "adamw-8bit"},
-    ],
-    ids=name_of,
-)
-def test_what_shapes_do_not_follow_is_traced(changes: Changes) -> None:
+def test_what_shapes_do_not_follow_is_traced() -> None:
     config = small()
     assert is_on_shapes(config, resolved(config, {}))
-    assert not is_on_shapes(config, resolved(config, changes))
+    for changes in (
+        {"fsdp_param_dtype": "bf16"}, {"precision": "bf16", "fsdp_param_dtype": "fp16"},
+        {"checkpointing": "stages"}, {"offload": "activations"}, {"lora_rank": 4},
+        {"frozen_stages": 1}, {"optimizer": "adamw-8bit"},
+    ):  # fmt: skip
+        assert not is_on_shapes(config, resolved(config, changes)), changes
+    reentrant = small("microsoft")
+    assert not is_on_shapes(reentrant, resolved(reentrant, {"checkpointing": "blocks"}))
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"memory_format": "channels_last"},
-        pytest.param({"optimizer": "sgd-fused"}, marks=ONE_MORE),
-        pytest.param({"optimizer": "adafactor"}, marks=ONE_MORE),
-        pytest.param({"optimizer": "adafactor-foreach"}, marks=ONE_MORE),
-    ],
-    ids=name_of,
+    "changes", [{"memory_format": "channels_last"}, {"optimizer": "sgd-fused"}], ids=name_of
 )
 def test_what_torch_raises_on_is_refused(changes: Changes) -> None:
     from tests.fake_sharding import trace_sharded
 
     config = small(**ONE_BLOCK)
-    (field, value), *_ = changes.items()
+    ((field, value),) = changes.items()
     with pytest.raises(UnsupportedError, match=f"(?s)FSDP2.*{field} is {value}"):
         resolved(config, changes)
     setting = resolved(config, {}).model_copy(update=changes)
     with pytest.raises((NotImplementedError, RuntimeError), match=r"contiguous|strategy|placement"):
         trace_sharded(config, setting)
-
-
-def test_blocks_that_are_checkpointed_reentrantly_are_traced() -> None:
-    config = small("microsoft")
-    assert is_on_shapes(config, resolved(config, {}))
-    assert not is_on_shapes(config, resolved(config, {"checkpointing": "blocks"}))
-
-
-def test_an_estimate_imports_no_torch() -> None:
-    code = (
-        "import sys; from planner import TrainSetting, estimate; "
-        "from planner.libraries.resolve import resolve_model; "
-        "model = resolve_model('timm:swin_tiny_patch4_window7_224'); "
-        "setting = TrainSetting(batch_size=8, parallelism='fsdp', world_size=8); "
-        "estimate(model, setting); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

@@ -24,7 +24,6 @@ from planner.trainers.plan import Plan
 from planner.trainers.steps import optimizer_source
 from planner.training.step import make_optimizer
 from tests.building import build_real, on_shapes
-from tests.covering import covering
 from tests.libraries.steps import (
     Changes,
     assert_equal_to_cpu,
@@ -40,7 +39,6 @@ pytestmark = needs("torch", "timm")
 SMALL = SwinConfig(
     library="native", image_size=56, depths=(2, 1), num_heads=(3, 6), embed_dim=48, num_classes=10
 )
-FAMILIES_WITHOUT_FUSED = [f for f in OPTIMIZER_FAMILIES if f not in FUSED_FAMILIES]
 # Names of the weights in every library's own words, and adapters where attention calls its layers.
 FOUR = ("native", "timm", "torchvision", "transformers")
 KINDS = tuple(itertools.product(FOUR, (1, 2)))
@@ -59,26 +57,36 @@ def small(library: str = "native", **changes: object) -> SwinConfig:
 
 # What an optimizer does, it does to parameters: one block has every kind of them.
 ONE_BLOCK = small(depths=(1,), num_heads=(3,))
-# Each family, implementation and precision at least once; all of them in the long test.
-OPTIMIZERS: tuple[Changes, ...] = (
-    {"optimizer": "adamw-foreach", "precision": "bf16", "amsgrad": True},
-    {"optimizer": "adamw-fused", "precision": "fp16"},
-    {"optimizer": "adam-forloop", "precision": "fp16", "amsgrad": True},
-    {"optimizer": "sgd-fused", "precision": "fp16", "clip_grad": True},
-    {"optimizer": "adafactor", "precision": "fp32"},
-    {"optimizer": "lion-forloop", "precision": "pure-bf16"},
-    {"optimizer": "rmsprop-foreach", "precision": "fp16"},
-    {"optimizer": "nadam-foreach"},
-    {"optimizer": "radam-forloop"},
+
+
+# Each family in each implementation; precisions and what else a step does with gradients by turns.
+IMPLEMENTATIONS = [
+    f"{family}-{how}"
+    for family in OPTIMIZER_FAMILIES
+    for how in ("foreach", "fused", "forloop")
+    if how != "fused" or family in FUSED_FAMILIES
+]
+TURNS: tuple[Changes, ...] = (
+    {"precision": "fp16", "clip_grad": True},
+    {"precision": "bf16"},
+    {"precision": "fp16"},
+    {"precision": "pure-bf16", "clip_grad": True},
+    {"precision": "fp32"},
 )
 
 
-@pytest.mark.parametrize("changes", OPTIMIZERS, ids=name_of)
-def test_optimizers(changes: Changes) -> None:
-    assert_equal_to_trace(ONE_BLOCK, setting_of(changes))
+@pytest.mark.parametrize(
+    ("optimizer", "changes"),
+    [
+        *zip(IMPLEMENTATIONS, itertools.cycle(TURNS)),
+        ("adamw-foreach", {"precision": "bf16", "amsgrad": True}),
+    ],
+    ids=name_of,
+)
+def test_optimizers(optimizer: str, changes: Changes) -> None:
+    assert_equal_to_trace(ONE_BLOCK, setting_of({"optimizer": optimizer, **changes}))
 
 
-@pytest.mark.release
 def test_every_family_is_made_on_shapes_for_real_and_in_the_plain_script() -> None:
     import torch
 
@@ -89,25 +97,10 @@ def test_every_family_is_made_on_shapes_for_real_and_in_the_plain_script() -> No
         assert f"{type(made).__name__}(" in optimizer_source(Plan(small(), setting, ())).body, (
             family
         )
-
-
-@pytest.mark.parametrize("family", ["adamw", "adam", "sgd", *FAMILIES_WITHOUT_FUSED])
-@pytest.mark.parametrize("how", ["foreach", "fused", "forloop"])
-def test_every_optimizer(family: str, how: str) -> None:
-    if how != "fused" or family not in FAMILIES_WITHOUT_FUSED:
-        changes = {"optimizer": f"{family}-{how}", "precision": "fp16", "clip_grad": True}
-        assert_equal_to_trace(ONE_BLOCK, setting_of(changes))
-
-
-@pytest.mark.parametrize("family", FAMILIES_WITHOUT_FUSED)
-def test_fused_is_refused_where_there_is_none(family: str) -> None:
-    setting = TrainSetting(optimizer=f"{family}-fused")
-    with pytest.raises(UnsupportedError, match=f"{family} has no fused") as refused:
-        estimate(small(), setting)
-    assert f"{family}-foreach" in refused.value.way_out
-
-
-LOSSES = ("label-smoothing", "soft-target")
+        if family not in FUSED_FAMILIES:
+            with pytest.raises(UnsupportedError, match=f"{family} has no fused") as refused:
+                estimate(small(), TrainSetting(optimizer=f"{family}-fused"))
+            assert f"{family}-foreach" in refused.value.way_out
 
 
 @pytest.mark.parametrize(
@@ -120,28 +113,16 @@ def test_losses(loss: str, precision: str) -> None:
     assert_equal_to_trace(small(num_classes=1000, depths=(1,), num_heads=(3,)), setting)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_losses_of_real_tensors(loss: str) -> None:
-    setting = setting_of({"loss": loss, "precision": "fp32", "attention": "eager"})
-    assert_equal_to_cpu(small(num_classes=1000, drop_path_rate=0.0), setting)
-
-
 @pytest.mark.parametrize(
-    ("precision", "accumulate"),
-    [("fp32", 1), ("pure-bf16", 2), pytest.param("bf16", 4, marks=pytest.mark.release)],
+    "changes",
+    [
+        {"precision": "fp32", "clip_grad": True},
+        {"precision": "pure-bf16", "accumulate": 2, "zero_grad_to_none": False},
+    ],
+    ids=name_of,
 )
-def test_average_clipping_and_zeroing(precision: str, accumulate: int) -> None:
-    setting = setting_of(
-        {
-            "precision": precision,
-            "accumulate": accumulate,
-            "ema": True,
-            "clip_grad": accumulate != 2,
-            "zero_grad_to_none": accumulate == 1,
-            "optimizer": "sgd" if accumulate == 4 else "adamw",
-        }
-    )
-    assert_equal_to_trace(small(depths=(1, 1)), setting)
+def test_average_clipping_and_zeroing(changes: Changes) -> None:
+    assert_equal_to_trace(ONE_BLOCK, setting_of({"ema": True, **changes}))
 
 
 DROPPING: Changes = {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.2}
@@ -149,7 +130,6 @@ VALIDATIONS = [
     ("native", 2, {"precision": "fp16", "checkpointing": "stages"}),
     ("transformers", 1, {"precision": "pure-bf16", "validation_batch_size": 1}),
     ("torchvision", 1, {"precision": "bf16", "checkpointing": "blocks"}),
-    ("timm", 2, {"precision": "fp32"}),
 ]
 
 
@@ -161,43 +141,36 @@ def test_validation(library: str, version: int, changes: Changes) -> None:
     assert_equal_to_trace(small(library, version=version, depths=(1, 1), **DROPPING), setting)
 
 
-def test_validation_of_real_tensors() -> None:
-    setting = setting_of({"precision": "fp32", "attention": "eager", "validation_batch_size": 5})
-    assert_equal_to_cpu(small(drop_path_rate=0.0), setting)
+# Where all stages are frozen, and where adapters are, is each library's own matter.
+TRAINED_IN_PART = [
+    ("native", 2, {"frozen_stages": 1, "precision": "fp16", "checkpointing": "blocks"}),
+    ("timm", 2, {"frozen_stages": 2}),
+    ("torchvision", 1, {"frozen_stages": 1, "precision": "pure-bf16", "checkpointing": "stages"}),
+    ("transformers", 2, {"frozen_stages": 2, "ema": True}),
+    ("native", 1, {"lora_rank": 4, "frozen_stages": 1, "optimizer": "adafactor"}),
+    ("timm", 1, {"lora_rank": 4, "lora_targets": "all", "validation_batch_size": 3}),
+    ("transformers", 1, {"lora_rank": 4, "lora_targets": "all"}),
+]
 
 
-@pytest.mark.parametrize(("library", "version", "frozen_stages"), covering(FOUR, (1, 2), (1, 2)))
-def test_frozen_stages(library: str, version: int, frozen_stages: int) -> None:
+@pytest.mark.parametrize(("library", "version", "changes"), TRAINED_IN_PART, ids=name_of)
+def test_frozen_stages_and_adapters(library: str, version: int, changes: Changes) -> None:
     needs_library(library)
-    setting = setting_of({"frozen_stages": frozen_stages, "precision": "bf16"})
-    assert_equal_to_trace(small(library, version=version, depths=(1, 1)), setting)
+    assert_equal_to_trace(small(library, version=version, depths=(1, 1)), setting_of(changes))
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"precision": "fp16", "checkpointing": "blocks", "clip_grad": True},
-        {"lora_rank": 4, "validation_batch_size": 3, "optimizer": "adafactor"},
-        {"precision": "pure-bf16", "checkpointing": "stages", "ema": True},
+        {"lora_rank": 4, "lora_targets": "all", "frozen_stages": 1, "validation_batch_size": 5},
+        {"loss": "label-smoothing"},
+        {"loss": "soft-target"},
     ],
     ids=name_of,
 )
-def test_frozen_stages_in_other_settings(changes: Changes) -> None:
-    assert_equal_to_trace(small(depths=(1, 1)), setting_of({"frozen_stages": 1, **changes}))
-
-
-@pytest.mark.parametrize(("library", "version"), WITH_ADAPTERS)
-def test_adapters(library: str, version: int) -> None:
-    """Those of the MLP too are adapters of attention."""
-    needs_library(library)
-    setting = setting_of({"lora_rank": 4, "lora_targets": "all"})
-    assert_equal_to_trace(small(library, version=version, depths=(1, 1)), setting)
-
-
-def test_adapters_of_real_tensors() -> None:
-    changes = {"lora_rank": 4, "lora_targets": "all", "frozen_stages": 1}
+def test_real_tensors(changes: Changes) -> None:
     setting = setting_of({"precision": "fp32", "attention": "eager", **changes})
-    assert_equal_to_cpu(small(drop_path_rate=0.0), setting)
+    assert_equal_to_cpu(small(num_classes=1000, drop_path_rate=0.0, depths=(1, 1)), setting)
 
 
 @pytest.mark.parametrize(("library", "version"), KINDS)

@@ -84,15 +84,6 @@ def test_collectives_of_one_communicator_queue() -> None:
     assert predict(ledger(*buckets(5e6, 5e6, 5e6))).step_seconds == pytest.approx(18 * MS)
 
 
-def test_a_link_that_needs_no_time_changes_nothing() -> None:
-    made = ledger(*buckets(1e6, 1e6))
-    alone = predict_step(made.operations(), DEVICE, TWO)
-    free = predict(made, TWO.model_copy(update={"world_size": 1}))
-    assert free.step_seconds == alone.step_seconds
-    assert "communication between devices" in alone.left_out
-    assert "communication between devices" not in predict(made).left_out
-
-
 def gathers(num: int, gather: float, compute: float) -> list[Event]:
     """Units whose weights are gathered one ahead of their computing."""
     events: list[Event] = [send(0, gather, follows=False)]

@@ -1,21 +1,12 @@
-"""The law of loader and step, derived above each figure, and shown with data that sleep."""
+"""The law of loader and step, derived above each figure."""
 
 from __future__ import annotations
 
-import math
-import os
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
 
-from planner.core.schema import FactoryModel, TrainSetting
-from planner.core.schema.loading import DataSource, LoaderBound, LoaderSetting
+from planner.core.schema.loading import LoaderBound
 from planner.throughput.feeding import (
     Loading,
     Stepping,
@@ -26,18 +17,9 @@ from planner.throughput.feeding import (
     waiting_share,
     worker_rate,
 )
-from search.probe.protocol import FedRequest
-from search.probe.stopping import FedRule
-from search.probe.worker.fed import Feed
-from search.probe.worker.measure import Run
-from search.probe.worker.meter import CpuMeter
-from search.probe.worker.report import Report
 
 RATES = st.floats(0.1, 1e5)
 SECONDS = st.floats(0.0, 1.0)
-
-
-# -- the law ---------------------------------------------------------------------------------------
 
 
 def test_the_slower_of_two_stages_sets_the_pace() -> None:
@@ -117,95 +99,3 @@ def test_no_number_of_workers_helps_what_is_not_theirs() -> None:
     for bound, limit in limits.items():
         need = needed_workers(Loading(100.0, 4, bound=bound), Stepping(200.0), 64)
         assert need.limit == limit
-
-
-# -- shown with data that sleep --------------------------------------------------------------------
-
-BATCH = 4
-ITEM_SECONDS = 0.01
-TRIES = 6
-WITHIN = 0.25  # of the law, on a machine where others run too: min() and its rivals are 2 x apart
-
-
-class Sleeping(Dataset[Any]):
-    """Items that take time and no processor."""
-
-    def __init__(self, item_seconds: float) -> None:
-        self.item_seconds = item_seconds
-
-    def __len__(self) -> int:
-        return 100_000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.item_seconds)
-        return torch.zeros(1)
-
-
-class SleepingStep:
-    """A training whose steps take a known time, of no processor."""
-
-    def __init__(self, image_seconds: float, accumulate: int, feed: Callable[[], Any]) -> None:
-        self.micro_seconds, self.accumulate, self.feed = image_seconds * BATCH, accumulate, feed
-
-    def step(self, phases: Any) -> None:
-        for _ in range(self.accumulate):
-            self.feed()
-            time.sleep(self.micro_seconds)
-
-
-def loader_of(item_seconds: float, workers: int) -> Iterator[Any]:
-    prefetch = 2 if workers else None
-    return DataLoader(  # type: ignore[return-value]
-        Sleeping(item_seconds), batch_size=BATCH, num_workers=workers, prefetch_factor=prefetch
-    )
-
-
-def rate(image_seconds: float, accumulate: int, feed: Callable[[], Any], workers: int) -> float:
-    """Images/s of whole steps, timed as the proving run times them."""
-    loader = LoaderSetting(workers=workers, batch_size=BATCH, pin_memory=False)
-    request = FedRequest(
-        model=FactoryModel(factory="a:b"), loader=loader, fed_seconds=0.3,
-        setting=TrainSetting(batch_size=BATCH, accumulate=accumulate),
-        source=DataSource(kind="factory", location="a:b"),
-    )  # fmt: skip
-    training: Any = SleepingStep(image_seconds, accumulate, feed)
-    with open(os.devnull, "wb") as channel:  # noqa: PTH123
-        run = Run(request, math.inf, Report(channel.fileno(), request.probe_id))
-        for _ in range(workers + 1):
-            training.step(None)
-        samples = run._time(
-            training, CpuMeter(), run.phases, FedRule(request, time.monotonic(), math.inf)
-        )
-    return BATCH * accumulate * len(samples) / sum(samples)
-
-
-def fed(item_seconds: float, image_seconds: float, workers: int, accumulate: int) -> float:
-    feed = Feed(loader_of(item_seconds, workers), lambda batch: batch)
-    try:
-        return rate(image_seconds, accumulate, feed, workers)
-    finally:
-        feed.close()
-
-
-SHOWN = [(0.4, 2, 1), (1.0, 0, 1), (1.0, 1, 1), (2.5, 4, 2)]
-CASES = [(s, w, a) for s in (0.4, 1.0, 2.5) for w in (0, 1, 2, 4) for a in (1, 2)]
-
-
-@pytest.mark.parametrize(
-    ("share", "workers", "accumulate"),
-    [pytest.param(*case, marks=() if case in SHOWN else pytest.mark.release) for case in CASES],
-)
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_a_fed_step_goes_by_the_law(share: float, workers: int, accumulate: int) -> None:
-    """`share` is what the loader brings of what the step takes. What else runs on the machine only
-    makes a rate smaller, so that of each the largest of some tries counts."""
-    image_seconds = share * ITEM_SECONDS / max(workers, 1)
-    loader = step = together = law = 0.0
-    for _ in range(TRIES):
-        loader = max(loader, fed(ITEM_SECONDS, 0.0, workers, accumulate))
-        step = max(step, rate(image_seconds, accumulate, lambda: None, workers))
-        together = max(together, fed(ITEM_SECONDS, image_seconds, workers, accumulate))
-        law = fed_rate(Loading(loader, workers), Stepping(step), 1)
-        if together == pytest.approx(law, rel=WITHIN):
-            return
-    pytest.fail(f"{together:.4g} images/s, and the law of {loader:.4g} and {step:.4g} is {law:.4g}")

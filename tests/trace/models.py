@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
@@ -17,7 +16,7 @@ from planner.libraries.missing_operators import declare_missing_operators  # noq
 from planner.trace.run import Trace  # noqa: E402
 
 SMALL = SwinConfig(
-    image_size=64, num_classes=10, embed_dim=32, depths=(2, 2), num_heads=(1, 2), window_size=4
+    image_size=64, num_classes=10, embed_dim=32, depths=(1, 1), num_heads=(1, 2), window_size=4
 )
 
 
@@ -36,58 +35,11 @@ def swin_timm(version: int) -> nn.Module:
         img_size=64,
         window_size=4,
         embed_dim=32,
-        depths=(2, 2),
+        depths=(1, 1),
         num_heads=(1, 2),
         num_classes=10,
         drop_path_rate=0.1,
     )
-
-
-def swin_torchvision(version: int) -> nn.Module:
-    declare_missing_operators()
-    pytest.importorskip("torchvision")
-    from torchvision.models import swin_transformer as tv
-
-    block = tv.SwinTransformerBlock if version == 1 else tv.SwinTransformerBlockV2
-    merge = tv.PatchMerging if version == 1 else tv.PatchMergingV2
-    return tv.SwinTransformer(
-        [4, 4],
-        32,
-        [2, 2],
-        [1, 2],
-        [4, 4],
-        num_classes=10,
-        stochastic_depth_prob=0.1,
-        block=block,
-        downsample_layer=merge,
-    )
-
-
-def swin_transformers(version: int) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
-    config, kind = (
-        (transformers.SwinConfig, transformers.SwinForImageClassification)
-        if version == 1
-        else (transformers.Swinv2Config, transformers.Swinv2ForImageClassification)
-    )
-    given = config(
-        image_size=64,
-        patch_size=4,
-        embed_dim=32,
-        depths=[2, 2],
-        num_heads=[1, 2],
-        window_size=4,
-        num_labels=10,
-    )
-    given._attn_implementation = "eager"
-    return kind(given)
-
-
-LIBRARIES: dict[str, Callable[[int], nn.Module]] = {
-    "timm": swin_timm,
-    "torchvision": swin_torchvision,
-    "transformers": swin_transformers,
-}
 
 
 class Classifier(nn.Module):

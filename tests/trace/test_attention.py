@@ -55,10 +55,3 @@ def test_before_torch_2_14_only_flash_takes_fewer_heads(monkeypatch: pytest.Monk
     query, key = query.bfloat16(), key.bfloat16()
     assert choose_kernel(query, key, key, None, False, True) == "flash"
     assert choose_kernel(query, key[:, :1], key[:, :1], None, False, False) == "math"
-
-
-def test_a_mask_that_is_spread_over_its_rows_is_no_fused_kernels() -> None:
-    query = torch.zeros(2, 4, 16, 64)
-    mask = torch.zeros(16, 1).expand(16, 16)
-    assert choose_kernel(query, query, query, mask, False, False) == "math"
-    assert choose_kernel(query, query, query, mask.contiguous(), False, False) == "efficient"

@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from planner.core.schema import TrainSetting  # noqa: E402
+from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.trace.building import build_task  # noqa: E402
 from planner.trace.run import trace_training  # noqa: E402
 from tests.trace.models import (  # noqa: E402
     TINY_IMAGES,
     Classifier,
 )
 
-DRAWS = """
-import torch
-from torch import nn
-from planner.core.schema import FactoryModel, TrainSetting
-from planner.trace.building import build_task
-
 WIDTH = 384  # 576 KiB: memory that has just been freed is given out again as it is
 
-def build():
-    layer = nn.Linear(WIDTH, WIDTH)
-    nn.init.trunc_normal_(layer.weight, std=0.02)
-    return layer
 
-for _ in range(5):
-    junk = [torch.full((WIDTH, WIDTH), 9.0) for _ in range(40)]
-    kept = junk[::2]
-    del junk
-    build_task(build, FactoryModel(factory="a:b"), TrainSetting())
-"""
-
-
+@pytest.mark.timeout(120)
 def test_initialisers_that_draw_until_values_fit_come_to_an_end() -> None:
     """`trunc_normal_` looks at values, and large weights have whatever was in memory."""
-    subprocess.run([sys.executable, "-c", DRAWS], check=True, timeout=120)
+
+    def build() -> nn.Module:
+        layer = nn.Linear(WIDTH, WIDTH)
+        nn.init.trunc_normal_(layer.weight, std=0.02)
+        return layer
+
+    for _ in range(5):
+        junk = [torch.full((WIDTH, WIDTH), 9.0) for _ in range(40)]
+        kept = junk[::2]
+        del junk
+        build_task(build, FactoryModel(factory="a:b"), TrainSetting())
+        del kept
 
 
 def test_building_leaves_large_weights_unwritten() -> None:

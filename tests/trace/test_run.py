@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 
 from planner.core.schema import TrainSetting  # noqa: E402
 from planner.ledger.ledger import Freed, Marked, Tagged  # noqa: E402
@@ -28,7 +28,6 @@ from tests.trace.models import (  # noqa: E402
     SMALL,
     TINY_IMAGES,
     Classifier,
-    labels,
     swin_timm,
 )
 from tests.trace.reading import peak_live_bytes, phase_ends, saved_bytes  # noqa: E402
@@ -48,27 +47,6 @@ def test_saved_bytes_of_a_linear_are_the_derived_ones() -> None:
     assert ends["optimizer"] == ends["backward"] == 3 * weights + data
 
 
-def test_bf16_saves_the_casts_of_a_linear() -> None:
-    batch = 64
-    fp32, bf16 = (
-        trace_training(Classifier, TINY_IMAGES, TrainSetting(batch_size=batch, precision=p))
-        for p in ("fp32", "bf16")
-    )
-    # The weight's gradient needs the cast input; the images need no gradient, so the cast weight is
-    # not saved. cross_entropy asks log_softmax for the logits' own dtype, which autocast respects;
-    # nll_loss is in fp32, and keeps the copy made for it.
-    casts = rounded(batch * 48 * 2) + rounded(batch * 10 * 2)
-    assert saved_bytes(bf16) - saved_bytes(fp32) == casts
-
-
-def test_peak_is_of_the_step_asked_for() -> None:
-    setting = TrainSetting(batch_size=1024, precision="fp32")
-    trace = trace_training(Classifier, TINY_IMAGES, setting)
-    state = 2 * (rounded(48 * 10 * 4) + rounded(10 * 4))
-    assert peak_live_bytes(trace, 1) - peak_live_bytes(trace, 0) == state  # Adam's, made by step 0
-    assert peak_live_bytes(trace) == peak_live_bytes(trace, 1)
-
-
 def test_step_scalars_are_on_the_device_only_when_fused() -> None:
     ends = {}
     for optimizer in ("adamw", "adamw-forloop", "nadam", "rmsprop", "adamw-fused"):
@@ -83,22 +61,11 @@ def test_step_scalars_are_on_the_device_only_when_fused() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"precision": "fp16"},
-        {"precision": "fp16", "optimizer": "adamw-fused"},
-        {"precision": "fp16", "clip_grad": True},
-        {"clip_grad": True},
-        {"optimizer": "sgd-fused"},
-        {"optimizer": "adafactor"},
-        {"optimizer": "nadam"},
-        {"optimizer": "radam-forloop"},
-        {"optimizer": "rmsprop"},
-        {"amsgrad": True},
-        {"ema": True},
-        {"accumulate": 2},
-        {"loss": "label-smoothing"},
-        {"loss": "soft-target"},
-        {"zero_grad_to_none": False},
-        {"memory_format": "channels_last"},
+        {"precision": "fp16", "optimizer": "adamw-fused", "clip_grad": True},
+        {"optimizer": "adafactor", "loss": "label-smoothing"},
+        {"optimizer": "radam-forloop", "loss": "soft-target", "ema": True},
+        {"amsgrad": True, "accumulate": 2, "zero_grad_to_none": False},
+        {"optimizer": "sgd-fused", "memory_format": "channels_last"},
     ],
     ids=lambda fields: "-".join(map(str, fields.values())),
 )
@@ -110,12 +77,6 @@ def test_every_way_to_step_is_steady(fields: dict[str, object]) -> None:
     assert peak_live_bytes(trace, 1) == peak_live_bytes(trace, 2)
 
 
-def test_clipping_takes_foreach() -> None:
-    setting = TrainSetting(batch_size=2, precision="fp32", clip_grad=True)
-    trace = trace_training(Classifier, TINY_IMAGES, setting)
-    assert labels(trace)["aten._foreach_norm.Scalar"] == 2
-
-
 def test_reference_counts_free_everything() -> None:
     """The collector is off in a trace, so a cycle would leave fake tensors behind."""
     setting = TrainSetting(batch_size=2, precision="bf16")
@@ -123,7 +84,7 @@ def test_reference_counts_free_everything() -> None:
     gc.disable()
     try:
         before = [o for o in gc.get_objects() if type(o) in (FakeTensor, nn.Parameter)]
-        trace = trace_training(lambda: swin_timm(1), SMALL, setting)
+        trace = trace_training(Classifier, TINY_IMAGES, setting)
         after = [o for o in gc.get_objects() if type(o) in (FakeTensor, nn.Parameter)]
     finally:
         gc.enable()
@@ -157,13 +118,6 @@ def test_a_tied_weight_is_counted_once() -> None:
     setting = TrainSetting(batch_size=1, precision="fp32", optimizer="sgd")
     trace = trace_training(Tied, TINY_IMAGES, setting, num_steps=1)
     assert trace.num_parameters == 48 * 10 + 2 * 10
-
-
-def test_the_mode_of_a_caller_is_left_alone() -> None:
-    with FakeTensorMode():
-        trace_training(Classifier, TINY_IMAGES, TrainSetting(batch_size=1, precision="fp32"))
-        assert isinstance(torch.zeros(1), FakeTensor)
-    assert gc.isenabled()
 
 
 def test_two_recordings_are_equal() -> None:

@@ -8,14 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import Tensor, nn  # noqa: E402
+from torch import Tensor  # noqa: E402
 
-from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
+from planner.core.schema import TrainSetting  # noqa: E402
 from planner.trace.ledger import trace_estimate  # noqa: E402
 from planner.trace.run import trace_training  # noqa: E402
 from planner.trace.values import FINITE, MIDDLE, SMALL  # noqa: E402
 from tests.trace.models import TINY_IMAGES, Classifier  # noqa: E402
-from tests.trace.reading import storages  # noqa: E402
 
 SETTING = TrainSetting(batch_size=2, precision="bf16")
 Read = Callable[[Tensor], object]
@@ -124,67 +123,3 @@ def test_the_notes_state_what_was_assumed() -> None:
 
     notes = trace_estimate(TINY_IMAGES, SETTING, Checked).notes
     assert notes[-2:] == (MIDDLE, FINITE)
-
-
-def test_reading_constants_changes_no_event() -> None:
-    """The values are kept beside the tensors: no storage lives a moment longer for them."""
-
-    class Made(Classifier):
-        read = False
-
-        def forward(self, images: Tensor) -> Tensor:
-            scale = torch.arange(1, 5, device=images.device)[None].float()
-            if self.read:
-                assert scale.sum().item() == 10
-            return super().forward(images * scale)
-
-    class Reads(Made):
-        read = True
-
-    without = storages(trace_training(Made, TINY_IMAGES, SETTING))
-    with_sum = storages(trace_training(Reads, TINY_IMAGES, SETTING))
-    sums = [e for e in with_sum if getattr(e, "label", "") == "aten.sum.default"]
-    assert len(with_sum) == len(without) + 2 * len(sums)
-
-
-class Dice(nn.Module):
-    """A loss as monai's DiceCELoss reads its axes: `torch.arange(2, n).tolist()`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Conv2d(3, 2, 1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        y = self.head(images).softmax(1)
-        axes = torch.arange(2, y.dim()).tolist()
-        return (2 * (y * y).sum(axes) / y.sum(axes)).repeat(1, 5)
-
-
-def test_a_loss_that_reads_its_axes_traces() -> None:
-    assert trace_estimate(TINY_IMAGES, SETTING, Dice).notes[-1] not in (MIDDLE, FINITE)
-
-
-@pytest.mark.release
-def test_swin_unetr_with_monais_own_dice_loss_traces() -> None:
-    monai = pytest.importorskip("monai")
-    from monai.losses import DiceCELoss
-    from monai.networks.nets import SwinUNETR
-
-    class Segmenter(nn.Module):
-        """Volumes of 64 copies of an image; the loss in place of each logit."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = SwinUNETR(in_channels=3, out_channels=2, feature_size=12)
-            self.criterion = DiceCELoss(to_onehot_y=True, softmax=True)
-
-        def forward(self, images: Tensor) -> Tensor:
-            volumes = images[..., None].expand(-1, -1, -1, -1, 64)
-            labels = (volumes[:, :1] > 0).long()
-            loss = self.criterion(self.net(volumes), labels)
-            return loss.reshape(1, 1).expand(images.shape[0], 10)
-
-    assert monai is not None
-    images = FactoryModel(factory="tests:none", image_size=(64, 64), num_classes=10)
-    ledger = trace_estimate(images, SETTING, Segmenter)
-    assert ledger.num_parameters > 10**6

@@ -1,0 +1,113 @@
+"""Each library's Swin on shapes is its real module, event by event; microsoft's is in a file of its
+own (`test_microsoft_shapes.py`).
+
+Shown with torch 2.14.1, timm 1.0.31, torchvision 0.28.0 and transformers 5.24.0. Few cases, each of
+several changes: together they show each version, attention, precision and kind of checkpointing,
+and what else of a model changes the events.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.core.schema import SwinConfig
+from planner.libraries.registry import find_library
+from tests.libraries.steps import (
+    Changes,
+    assert_equal_to_cpu,
+    assert_equal_to_trace,
+    name_of,
+    require,
+    setting_of,
+)
+
+# 14x14 tokens in windows of 7, shifted, then 7x7, where the window covers the map.
+SMALL: Changes = {
+    "image_size": 56, "depths": (2, 1), "num_heads": (2, 4), "embed_dim": 32, "num_classes": 10,
+}  # fmt: skip
+DROPPING: Changes = {"drop_rate": 0.1, "attn_drop_rate": 0.1}
+PADDED: Changes = {"image_size": (60, 76)}  # 15 x 19 tokens
+
+# Library, version, model, setting.
+Case = tuple[str, int, Changes, Changes]
+CASES: list[Case] = [
+    ("native", 1, {"qkv_bias": False},
+     {"attention": "sdpa", "precision": "fp16", "checkpointing": "selective",
+      "zero_grad_to_none": False}),
+    ("native", 2, {**PADDED, **DROPPING, "patch_norm": False, "depths": (2,), "num_heads": (2,)},
+     {"attention": "sdpa", "checkpointing": "blocks", "batch_size": 5, "accumulate": 2}),
+    ("native", 2, {"absolute_position_embedding": True, "image_size": (40, 104),
+                   "window_size": (5, 4), "mlp_ratio": 2.0, "in_channels": 1},
+     {"attention": "eager", "precision": "pure-bf16", "checkpointing": "stages:0"}),
+    ("native", 1, {**DROPPING, "depths": (1, 2)},
+     {"attention": "eager", "precision": "fp32", "checkpointing": "blocks:2", "batch_size": 1,
+      "memory_format": "channels_last", "frozen_stages": 1, "validation_batch_size": 2}),
+    ("timm", 1, {**PADDED, **DROPPING, "drop_path_rate": 0.0},
+     {"attention": "eager", "precision": "fp16", "checkpointing": "stages:1"}),
+    ("timm", 1, {"image_size": (56, 112), "depths": (1, 2), "drop_path_rate": 0.3,
+                 "num_classes": 21841, "in_channels": 1},
+     {"attention": "sdpa", "checkpointing": "blocks", "batch_size": 1, "clip_grad": True}),
+    ("timm", 2, {"image_size": 58, "window_size": 5, "qkv_bias": False,
+                 "pretrained_window_size": (4, 2)},
+     {"precision": "pure-bf16", "checkpointing": "selective", "memory_format": "channels_last"}),
+    ("torchvision", 1, {**PADDED, "depths": (1, 2), "drop_path_rate": 0.3},
+     {"precision": "pure-bf16", "checkpointing": "blocks:every-2", "batch_size": 1}),
+    ("torchvision", 2, {**DROPPING, "image_size": 28, "patch_size": 2, "window_size": 5,
+                        "depths": (2,), "num_heads": (2,)},
+     {"precision": "fp16", "checkpointing": "blocks", "memory_format": "channels_last"}),
+    ("transformers", 1, {**PADDED, **DROPPING},
+     {"attention": "eager", "checkpointing": "nested", "precision": "fp16"}),
+    ("transformers", 1, {"absolute_position_embedding": True, "drop_rate": 0.1,
+                         "qkv_bias": False},
+     {"attention": "sdpa", "checkpointing": "selective", "precision": "pure-bf16"}),
+    # Windows beyond the map: version 2 clamps them, by the height only.
+    ("transformers", 2, {"image_size": (48, 96), "window_size": 16},
+     {"precision": "fp32", "checkpointing": "stages", "memory_format": "channels_last"}),
+]  # fmt: skip
+
+
+def small(library: str, version: int, changes: Changes) -> SwinConfig:
+    return SwinConfig.model_validate({**SMALL, "library": library, "version": version, **changes})
+
+
+@pytest.mark.parametrize(("library", "version", "model", "setting"), CASES, ids=name_of)
+def test_a_step(library: str, version: int, model: Changes, setting: Changes) -> None:
+    require(library)
+    assert_equal_to_trace(small(library, version, model), setting_of(setting))
+
+
+# The profiler's events leave out what has 8 bytes or less, so nothing here has.
+WIDE: Changes = {"num_heads": (3, 6), "embed_dim": 48}
+REAL: list[Case] = [
+    ("native", 1, PADDED, {"checkpointing": "stages"}),
+    ("timm", 2, {}, {"checkpointing": "blocks:2"}),
+    ("torchvision", 1, PADDED, {"accumulate": 2, "checkpointing": "blocks"}),
+    ("torchvision", 2, {}, {"checkpointing": "selective"}),
+    ("transformers", 2, {"drop_path_rate": 0.0}, {"batch_size": 1}),
+]
+
+
+@pytest.mark.parametrize(("library", "version", "model", "setting"), REAL, ids=name_of)
+def test_real_tensors(library: str, version: int, model: Changes, setting: Changes) -> None:
+    require(library)
+    how: dict[str, Any] = {"precision": "fp32", "attention": "eager", "batch_size": 3}
+    assert_equal_to_cpu(small(library, version, {**WIDE, **model}), setting_of({**how, **setting}))
+
+
+PUBLISHED = [
+    ("native", "swin_tiny"), ("native", "swinv2_base"),
+    ("timm", "swin_s3_tiny_224"), ("timm", "swinv2_base_window12_192"),
+    ("torchvision", "swin_t"), ("torchvision", "swin_v2_s"),
+    ("transformers", "microsoft/swin-tiny-patch4-window7-224"),
+    ("transformers", "microsoft/swinv2-small-patch4-window16-256"),
+]  # fmt: skip
+
+
+@pytest.mark.release
+@pytest.mark.parametrize(("library", "name"), PUBLISHED)
+def test_published_models(library: str, name: str) -> None:
+    require(library)
+    config = find_library(library).published[name]
+    assert_equal_to_trace(config, setting_of({}))
