@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +17,10 @@ from planner.core.schema.distribution import PARALLELISMS
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.trainers.emission import Emitted, emit_setting
 from planner.trainers.engine import ZERO_PARALLEL
-from planner.trainers.parallel_source import block_classes, policy_source
+from planner.trainers.parallel_source import block_classes
 from planner.trainers.parallelism import by_default, fitted_buckets
 from planner.trainers.registry import TRAINERS, find_trainer
-from tests.trainers.cases import GIB, FakeEstimator, assert_clean, executed, tiny
+from tests.trainers.cases import GIB, FakeEstimator, executed, tiny
 
 declare_missing_operators()
 
@@ -106,24 +105,6 @@ def test_what_a_file_has_no_word_for_is_said_and_estimated() -> None:
         "microsoft", estimator=asked,
     )  # fmt: skip
     assert "gradient_sync" not in single.warnings[0], "one micro-batch is the last and every one"
-
-
-def test_scripts_of_several_devices_are_formatted_and_clean(tmp_path: Path) -> None:
-    """As those of one, in tests/trainers/test_pytorch.py."""
-    cases: list[dict[str, Any]] = [
-        DDP,
-        {"parallelism": "fsdp", "checkpointing": "blocks:1", "ema": True},
-        {"parallelism": "hsdp", "fsdp_shard_size": 2, "clip_grad": True},
-        {"parallelism": "fsdp", "compile": "default", "compile_scope": "blocks"},
-        {"parallelism": "zero3"},
-    ]
-    for index, fields in enumerate(cases):
-        for target in ("pytorch", "lightning"):
-            changes = {"ema": False} if target == "lightning" else {}
-            if fields["parallelism"] in TRAINERS[target].parallel:
-                text = emitted(target, accumulate=2, **{**fields, **changes, "world_size": 4}).text
-                (tmp_path / f"{target}{index}.py").write_text(text)
-    assert_clean(tmp_path)
 
 
 def test_a_file_is_written_where_no_ledger_is() -> None:
@@ -235,7 +216,6 @@ def test_accelerate_reads_its_sharding(tmp_path: Any) -> None:
     file = tmp_path / "accelerate.yaml"
     known = {action.dest for action in launch_command_parser()._actions}
     for fields in (
-        {"parallelism": "fsdp", "fsdp_param_dtype": "bf16"},
         {"parallelism": "fsdp", "fsdp_reshard": False},
         {"parallelism": "hsdp", "nodes": 2},
         {"parallelism": "zero3"},
@@ -254,26 +234,6 @@ def test_accelerate_reads_its_sharding(tmp_path: Any) -> None:
     assert "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)" in (
         sharded.code
     )
-
-
-@pytest.mark.parametrize(
-    ("fields", "arguments"),
-    [
-        ({}, "reduce_dtype=torch.float32"),
-        ({"fsdp_reduce_dtype": "bf16"}, "reduce_dtype=torch.bfloat16"),
-        ({"precision": "pure-bf16"}, "reduce_dtype=torch.float32"),
-        (
-            {"fsdp_param_dtype": "bf16", "fsdp_reduce_dtype": "bf16"},
-            "param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16",
-        ),
-    ],
-)
-def test_gradients_are_reduced_in_the_dtype_that_is_set(
-    fields: dict[str, Any], arguments: str
-) -> None:
-    """Which dtype FSDP2 reduces them in where its policy names none depends on torch's version."""
-    setting = TrainSetting(parallelism="fsdp", world_size=4, **fields)
-    assert policy_source(setting) == arguments
 
 
 @pytest.mark.parametrize("stage", ZERO_PARALLEL)
@@ -306,18 +266,25 @@ def test_buckets_fit_the_model() -> None:
     assert json.loads(result.text)["zero_optimization"]["reduce_bucket_size"] == 6_553_600
 
 
-@pytest.mark.parametrize("library", ["native", "timm", "torchvision", "transformers"])
-@pytest.mark.parametrize("version", [1, 2])
-def test_blocks_are_called_by_their_classes(library: str, version: int) -> None:
+@pytest.mark.parametrize(
+    ("library", "version", "checkpointing"),
+    [
+        ("native", 1, "none"),
+        ("timm", 2, "blocks"),
+        ("torchvision", 1, "blocks:1"),
+        ("torchvision", 2, "selective"),
+        ("transformers", 1, "stages"),
+    ],
+)
+def test_blocks_are_called_by_their_classes(library: str, version: int, checkpointing: str) -> None:
     """accelerate finds them by name; those that recompute have a class of their own."""
     from planner.libraries.checkpointing import repeated_blocks
 
-    for checkpointing in ("none", "blocks", "blocks:1", "selective", "stages"):
-        setting = TrainSetting(
-            world_size=2, parallelism="fsdp", checkpointing=checkpointing, precision="fp32"
-        )
-        model = tiny(library, version)
-        result = emit_setting(model, setting, "accelerate", estimator=FakeEstimator())
-        blocks = repeated_blocks(executed(result.code)["build_model"]())
-        assert len(blocks) == 4
-        assert {type(block).__name__ for block in blocks} == set(block_classes(model, setting))
+    setting = TrainSetting(
+        world_size=2, parallelism="fsdp", checkpointing=checkpointing, precision="fp32"
+    )
+    model = tiny(library, version)
+    result = emit_setting(model, setting, "accelerate", estimator=FakeEstimator())
+    blocks = repeated_blocks(executed(result.code)["build_model"]())
+    assert len(blocks) == 4
+    assert {type(block).__name__ for block in blocks} == set(block_classes(model, setting))
