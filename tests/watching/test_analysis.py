@@ -12,7 +12,6 @@ import planner
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.watching.analysis import judge
-from planner.watching.device import memory_of
 from planner.watching.expectation import Expectation, read_expectation
 from planner.watching.sampler import summary
 from tests.trainers.cases import recommendation
@@ -109,16 +108,6 @@ def test_plans_are_read_from_all_that_planner_writes(tmp_path: Path) -> None:
     for broken in (7, tmp_path / "none", {"a": 1}):
         with pytest.raises(PlannerError):
             read_expectation(broken)
-
-
-def test_the_allocators_counts_are_read_by_torchs_own_names() -> None:
-    stats = {
-        "allocated_bytes.all.current": 1, "allocated_bytes.all.peak": 2,
-        "reserved_bytes.all.current": 3, "reserved_bytes.all.peak": 4,
-        "num_alloc_retries": 5, "num_ooms": 6,
-    }  # fmt: skip
-    assert list(memory_of(stats).values()) == [1, 2, 3, 4, 5, 6]
-    assert memory_of({})["alloc_retries"] == 0  # before CUDA is in use torch has no counts
 
 
 def test_an_idle_device_is_told_where_it_is_not_the_loader() -> None:
