@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from planner.cli import cli
 from planner.core.torch_version import NEWEST_TRIED, as_of
 
+MACHINE = Path(__file__).parent / "environment/machines/rocm/machine.json"
 ESTIMATES = ("estimate", "advise")
 ROOT = Path(__file__).parents[1]
 PLANNER = str(Path(sys.executable).with_name("planner"))
@@ -74,7 +75,7 @@ def is_printed(shown: str, printed: str) -> bool:
     return printed.rstrip() == shown
 
 
-@pytest.mark.release
+@pytest.mark.trainers
 def test_commands_run_in_order(tmp_path: Path) -> None:
     (tmp_path / "tests").symlink_to(ROOT / "tests")  # as where the repository is the directory
     for command, shown in commands():
@@ -93,7 +94,7 @@ def test_commands_run_in_order(tmp_path: Path) -> None:
             assert is_printed(shown, ended.stdout), f"{command}\n{ended.stdout}"
 
 
-@pytest.mark.release
+@pytest.mark.trainers
 def test_the_python_of_the_commands_runs(tmp_path: Path) -> None:
     (source,) = re.findall(r"^```python\n(.*?)^```$", PAGES[1], re.MULTILINE | re.DOTALL)
     for shown, taken in SMALLER_IN_PYTHON.items():
@@ -148,13 +149,12 @@ from planner.cli import main
 for line in (
     "estimate native:swin_tiny --batch-size 64 --gpu RTX4090",
     "advise native:swin_tiny --batch-size 256 --gpu RTX4090",
-    "explain log.txt", "emit --help",
+    "explain log.txt", "emit --help", "doctor {MACHINE}",
 ):
     try:
         main(line.split())
     except SystemExit:
         pass
-main(["doctor"])
 """
     (tmp_path / "log.txt").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
     ended = subprocess.run(
@@ -163,6 +163,7 @@ main(["doctor"])
     assert "Traceback" not in ended.stderr, ended.stderr
     assert ended.returncode == 0
     assert "Memory at the peak" in ended.stdout
+    assert "processors 192" in ended.stdout
 
 
 def test_extras_exist() -> None:

@@ -12,7 +12,7 @@ from planner.estimation.scaling import scaled
 from planner.machine.hardware import find_gpu
 from planner.report.advice import advice_text
 from planner.report.scaling import scaling_table
-from planner.report.settings import describe_changes, describe_setting
+from planner.report.settings import describe_setting
 from planner.report.tables import breakdown_table, estimate_table, verdict
 from planner.throughput.result import Throughput
 
@@ -89,17 +89,6 @@ def test_a_verdict_says_by_how_much_and_how_surely() -> None:
     assert "--gpu" in verdict(make())
 
 
-def test_what_does_not_fit_gets_the_command_that_finds_ways() -> None:
-    advised = (
-        "Next: 'planner advise' with the same model, batch and device finds ways to make it fit."
-    )
-    text = breakdown_table(make(fits=False, budget_bytes=900 * MIB))
-    assert advised in text.splitlines()[:5]
-    fits = breakdown_table(make(fits=True, budget_bytes=2 * GIB))
-    assert "looks for faster ways; 'planner tune' measures them." in " ".join(fits.splitlines()[:5])
-    assert "Next:" not in breakdown_table(make())
-
-
 def test_one_row_for_each_combination_with_the_fields_that_differ() -> None:
     settings = [TrainSetting(batch_size=b, optimizer=o) for b in (32, 64) for o in ("adamw", "sgd")]
     text = estimate_table([make(setting=s) for s in settings])
@@ -151,9 +140,3 @@ def test_a_setting_is_described_by_what_is_not_default() -> None:
     assert describe_setting(TrainSetting()) == "batch 64, bf16, adamw, checkpointing none"
     text = describe_setting(TrainSetting(accumulate=4, ema=True, compile="reduce-overhead"))
     assert text.endswith("accumulate 4, compile reduce-overhead, ema")
-
-
-def test_two_settings_are_told_apart_in_the_same_words() -> None:
-    changed = TrainSetting(batch_size=32, compile="default")
-    assert describe_changes(changed, TrainSetting()) == "batch 32, compile default"
-    assert describe_changes(changed, changed) == "the same setting"
