@@ -70,9 +70,6 @@ class Terminal:
             assert time.monotonic() < patience, f"{what} was not seen:\n{self.text()}"
             self.see()
 
-    def await_text(self, text: str) -> None:
-        self.await_seen(lambda: text in self.text(), text)
-
     def press(self, keys: bytes) -> None:
         os.write(self.file, keys)
 

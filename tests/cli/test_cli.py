@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -14,11 +13,7 @@ import pytest
 
 from planner.cli import COMMANDS, cli, main
 from planner.core.errors import PlannerError, UsageError
-from planner.machine.doctor import check_machine
 from planner.machine.hardware import all_gpus
-from planner.machine.reading import here
-from planner.throughput.prediction import DeviceRates
-from tests.environment.recorded import recorded
 
 PLANNER = Path(sys.executable).with_name("planner")
 
@@ -115,11 +110,6 @@ def test_an_unknown_command_gets_the_nearest(capsys: pytest.CaptureFixture[str])
     assert second == "List commands with 'planner --help'."
 
 
-def test_what_a_script_does_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", "run"]) == 2
-    assert "with planner.watch(" in capsys.readouterr().err
-
-
 def test_a_field_that_is_no_option_is_written_as_a_field(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -170,69 +160,3 @@ def test_gpus_lists_all_and_some(capsys: pytest.CaptureFixture[str]) -> None:
     assert [gpu["name"] for gpu in listed] == ["h100-sxm-80gb", "h100-pcie-80gb", "h100-nvl-94gb"]
     assert listed[0]["bf16_flops"] == 989.5e12
     assert listed[0]["sources"]["bf16_flops"]
-
-
-def test_models_are_arguments_of_estimate(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("planner.libraries.registry")
-    assert main(["models", "--library", "native", "--json"]) == 0
-    models = json.loads(capsys.readouterr().out)
-    assert models
-    assert all(model["model"].startswith("native:") for model in models)
-    assert main(["models", "--library", "tim"]) == 2
-    assert "Did you mean 'timm'?" in capsys.readouterr().err
-    assert main(["models", "swin_tiy", "--library", "native"]) == 2
-    assert "unknown model 'swin_tiy'. Did you mean" in capsys.readouterr().err
-
-
-def test_the_doctor_answers_in_json(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The real command with real (tiny) measurements: standard output is one JSON object."""
-    from planner.throughput import measured as rates
-
-    tiny = rates.Workload(
-        rows=64, channels=32, copy_bytes=2**16, images=1, side=14, host_layers=2,
-        sample_seconds=1e-4,
-    )  # fmt: skip
-    monkeypatch.setattr(rates, "CPU_WORKLOAD", tiny)
-    monkeypatch.setattr(here, "import_errors", lambda *_: {})  # seconds, and no part of this
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    status = main(["doctor", "--rates", "--device", "cpu", "--json"])
-    checkup = json.loads(capsys.readouterr().out)
-    assert status == (0 if checkup["healthy"] else 1)
-    # A wheel's metadata may leave out what the build says after the plus: 2.15.0 is 2.15.0+cu132.
-    said, installed = (checkup["machine"][key] for key in ("torch", "versions"))
-    assert said["version"].partition("+")[0] == installed["torch"].partition("+")[0]
-    assert checkup["rates"]["matmul_flops"]["float32"] > 0
-    assert len(list((tmp_path / "planner" / "rates").iterdir())) == 1
-
-
-def test_the_doctor_measures_by_bus_order_and_keeps_what_nobody_disturbed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from planner.cli import doctor
-    from planner.machine.hardware import find_gpu
-    from planner.throughput import measured as rates
-    from planner.throughput.prediction import rates_for
-    from search.probe import device_rates as search_rates
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    order, disturbances = [], [["others hold 1.00 GiB of the device"], []]
-    known = rates_for(find_gpu("h200"))
-
-    def measure(device: str) -> DeviceRates:
-        order.append(os.environ["CUDA_DEVICE_ORDER"])
-        return known
-
-    monkeypatch.setattr(rates, "measure_rates", measure)
-    monkeypatch.setattr(
-        search_rates, "watched", lambda where: contextlib.nullcontext(disturbances.pop(0))
-    )
-    checkup = check_machine(recorded("h200"))
-    assert doctor._measure("cuda", checkup) == known
-    assert "Not kept: others hold 1.00 GiB" in capsys.readouterr().err
-    assert rates.load_rates(known.name, memory_bytes=141 * 2**30) is None
-    assert doctor._measure("cuda:0", checkup) == known
-    assert rates.load_rates(known.name, memory_bytes=141 * 2**30) == known
-    assert order == ["PCI_BUS_ID"] * 2

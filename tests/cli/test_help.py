@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from planner.cli import COMMANDS, EXAMPLES, GROUPS, cli, main
+from planner.cli import COMMANDS, EXAMPLES, cli, main
 from planner.cli.command import OTHERS, Command
 from planner.cli.help import find_command
 from tests.reference import REFERENCE, planner_context, reference
@@ -36,13 +36,6 @@ def _shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_reference_is_that_of_the_commands() -> None:
     assert REFERENCE.read_text("utf-8") == reference(), "run 'python -m tests.reference'"
-
-
-def test_commands_are_grouped_by_what_one_wants_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = _shown(["--help"], capsys)
-    for heading, group in GROUPS.items():
-        part = shown.partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
-        assert [line.split()[0] for line in part.splitlines()] == list(group)
 
 
 @pytest.mark.parametrize("path", ALL)

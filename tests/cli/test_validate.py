@@ -28,14 +28,6 @@ def test_contradictions_are_refused(capsys: pytest.CaptureFixture[str], tmp_path
         assert "to measure on" not in printed.err
 
 
-def test_what_there_was_no_time_for_is_counted(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    arguments = ["validate", "native:swin_tiny", "--device", "cpu", "--budget", "1s"]
-    assert main([*arguments, "--record", str(tmp_path / "r.jsonl")]) == 0
-    assert "8 of the list are left for the same command." in capsys.readouterr().err
-
-
 def test_a_file_that_is_no_matrix_is_one_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

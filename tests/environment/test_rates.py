@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.core.units import GIB, MIB
 from planner.machine.hardware import find_gpu
 from planner.throughput.bench import Bench, best_of_rounds
 from planner.throughput.measured import (
     Workload,
     load_rates,
     measure_rates,
-    measuring_environment,
     rates_path,
     save_rates,
     why_impossible,
@@ -77,21 +74,6 @@ def test_what_disturbs_for_a_while_falsifies_no_dtype() -> None:
     assert taken == ["a", "b", "c"] * 3, "in turns"
 
 
-def test_a_measuring_process_waits_asleep_and_numbers_gpus_by_bus(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    with measuring_environment():
-        assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
-        assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST", "what is said already holds"
-    assert "OMP_WAIT_POLICY" not in os.environ
-    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
-    monkeypatch.delenv("CUDA_DEVICE_ORDER")
-    with measuring_environment():
-        assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-
-
 def test_attention_is_timed_as_a_swin_trains_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a bias that needs a gradient, which decides the kernel, and with its backward."""
     needed: list[bool] = []
@@ -107,13 +89,6 @@ def test_attention_is_timed_as_a_swin_trains_it(monkeypatch: pytest.MonkeyPatch)
     assert needed == [True]
     assert [g.shape[-2] for g in gradients] == [49] * 4  # type: ignore[attr-defined]
     assert trial.work == 3.5 * 4 * 4 * 3 * 49 * 49 * 32  # 4 windows of one image of 14 x 14
-
-
-def test_cards_of_one_name_and_another_memory_have_their_own(measured: DeviceRates) -> None:
-    save_rates(measured, memory_bytes=40 * GIB)
-    assert load_rates(measured.name, memory_bytes=40 * GIB - 200 * MIB) == measured
-    assert load_rates(measured.name, memory_bytes=80 * GIB) is None
-    assert load_rates(measured.name) is None
 
 
 @pytest.mark.parametrize("rates", [rates_for(find_gpu("h200")), None])

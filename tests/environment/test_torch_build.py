@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.core.units import GIB
 from planner.machine.torch_build import (
-    TorchBuild,
-    TorchGpu,
     ask_torch,
-    cudnn_release,
     has_code_for,
     import_errors,
 )
@@ -108,13 +104,6 @@ class backends: cudnn = cudnn
     assert ask_torch(stand_in, ()).cudnn_error == "cuDNN version incompatibility: 9.2 and 8.9"
 
 
-@pytest.mark.parametrize(
-    ("number", "release"), [("91002", "9.10.2"), ("92000", "9.20.0"), ("8907", "8.9.7"), ("", "")]
-)
-def test_cudnn_numbers(number: str, release: str) -> None:
-    assert cudnn_release(number) == release
-
-
 def test_why_packages_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise RuntimeError('operator x::nms does not exist')")
     (tmp_path / "whole.py").write_text("")
@@ -161,18 +150,3 @@ def test_a_question_that_fails_condemns_no_torch(
     assert line in build.failed[question]
     assert len(build.gpus) == (0 if "is_available" in code else 4)
     assert (why_not(build) is None) != ("is_available" in code)
-
-
-def test_a_card_on_which_a_kernel_ends_the_process_hides_no_other(stand_in: dict[str, str]) -> None:
-    with Path(stand_in["PYTHONPATH"], "torch.py").open("a") as file:
-        file.write("\nTensor.item = lambda self: os.abort()\n")
-    build = ask_torch(stand_in, (0, 2))
-    assert list(build.failed) == ["a kernel on cuda:0"]
-    assert "status -6" in build.gpus[0].error
-    assert (len(build.gpus), build.gpus[2].error) == (4, "")
-
-
-def test_rocms_numbers_are_not_cudas() -> None:
-    """gfx1100 tells a capability of 11.0, and its list holds no `sm_` at all."""
-    gpu = TorchGpu("Radeon", 24 * GIB, (11, 0))
-    assert why_not(TorchBuild("2.13", hip="6.4", available=True, gpus=(gpu,))) is None

@@ -10,10 +10,9 @@ import pytest
 
 from planner.core.errors import UsageError
 from planner.core.failures import MAY_MATTER, SIGNS
-from planner.watching.explaining.allocator_message import read_message
 from planner.watching.explaining.explanation import explain
 from planner.watching.explaining.log_reading import LogReading, rank_of
-from tests.explaining.messages import GIB, MESSAGES, MIB, REPORTED
+from tests.explaining.messages import GIB, MESSAGES, REPORTED
 
 LERF = next(r for r in MESSAGES if "lerf" in r.source)
 ROOT = Path(__file__).parents[2]
@@ -47,14 +46,6 @@ def test_each_versions_message_is_read_to_the_figure() -> None:
         assert found == pytest.approx(reported.figures, abs=1), reported.source
 
 
-def test_a_limit_counts_for_what_is_missing() -> None:
-    """2 MiB asked for, 1 GiB allowed, 1072 MiB held: 244 GiB that are free do not help."""
-    text = next(r.log for r in MESSAGES if "allowed_bytes" in r.figures)
-    found = read_message(text.replace("1.05 GiB allowed", "1.00 GiB allowed"))
-    assert found is not None
-    assert found.missing_bytes == 2 * MIB
-
-
 def test_every_sign_has_a_line_here_and_a_row_in_the_docs() -> None:
     kinds = [sign.kind for sign in SIGNS]
     assert len(kinds) == len(set(kinds))
@@ -63,10 +54,6 @@ def test_every_sign_has_a_line_here_and_a_row_in_the_docs() -> None:
     assert [
         f"| {s.kind} | {s.means} |" for s in SIGNS if f"| {s.kind} | {s.means} |" not in docs
     ] == []
-
-
-def test_what_may_be_so_says_what_would_tell() -> None:
-    assert all(bool(sign.apart) != (sign.maybe.pattern == "(?!)") for sign in SIGNS)
 
 
 def test_what_is_passed_over_quickly_holds_no_sign() -> None:
@@ -101,18 +88,13 @@ def test_a_hostile_line_costs_in_proportion_to_its_length() -> None:
     "line",
     [
         "Epoch 3: 100%|███| 10/10 [00:01<00:00] loss=0.693, nano=3",
-        "loss: 0.3 info: ok",
-        "memory: 8123 MiB of 24564 MiB",
         "Loading finance data, infinite sampler",
         "step 7 loss 2.1 max memory 8.2 GiB driver 550.54",
         '        "OOMKilled": false,',
-        "step 137 exited the warm-up",
         "best val loss: inf -> 2.31",
-        "lr=inf loss_scale=inf loss=2.1",
         "Set ulimit to avoid 'Too many open files'",
         '    raise RuntimeError("CUDA error: device-side assert triggered")',
         "[rank0]:     except MemoryError:",
-        "│   423 │   │   │   raise MemoryError",
         '        logger.error(f"loss: nan at step {step}")',
         "# Fixes RuntimeError: CUDA error: device-side assert triggered",
         "ptxas fatal   : out of shared memory",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.training.loading.folder import find_pictures, split_folder
+from planner.training.loading.folder import find_pictures
 from planner.training.loading.items import FolderItems
 from planner.training.loading.pictures import BadItemError
 from planner.training.loading.sources import expand_shards, find_source
@@ -44,21 +44,6 @@ def test_they_are_those_of_torchvisions_image_folder(tmp_path: Path) -> None:
     assert ours == set(folders.ImageFolder(root).samples)
 
 
-def test_train_and_val(tmp_path: Path) -> None:
-    root = tmp_path / "data"
-    folder_of(root / "train", 6)
-    folder_of(root / "val", 2)
-    assert find_source(str(root)).num_items == 6
-    assert split_folder(root, train=False) == root / "val"
-
-
-def test_an_empty_class_is_named(tmp_path: Path) -> None:
-    root = folder_of(tmp_path / "data")
-    (root / "bird").mkdir()
-    assert "ImageFolder refuses it" in messages(root)["bird"]
-    assert find_source(str(root)).num_classes == 3
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
 def test_what_has_no_end_is_no_picture(tmp_path: Path) -> None:
     """Nor does it become one by being named a picture, or being put there later."""
@@ -75,12 +60,6 @@ def test_what_has_no_end_is_no_picture(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(BadItemError, match="no regular file"):
         items.read(0)
-
-
-def test_a_picture_of_no_class_is_named(tmp_path: Path) -> None:
-    root = folder_of(tmp_path / "data")
-    (root / "stray.jpg").write_bytes(encoded())
-    assert "outside of the folders of classes" in messages(root)["stray.jpg"]
 
 
 def test_a_link_that_leads_back_ends(tmp_path: Path) -> None:
@@ -143,14 +122,3 @@ def test_a_factory_is_found_and_not_imported() -> None:
     assert source.kind == "factory"
     assert source.fingerprint
     assert "tests.loading.exploding" not in sys.modules
-
-
-def test_names_that_are_no_text(tmp_path: Path) -> None:
-    """A file system holds bytes; a record holds text."""
-    root = folder_of(tmp_path / "data", 2)
-    (root / "cat" / os.fsdecode(b"b\xffd.jpg")).write_bytes(encoded())
-    pictures = find_pictures(root)
-    (root / os.fsdecode(b"empty-\xfe")).mkdir()
-    assert find_source(str(root)).model_dump_json()
-    assert len(pictures) == 3
-    assert all((root / pictures.name(i)).is_file() for i in range(3))

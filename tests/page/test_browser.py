@@ -218,14 +218,3 @@ def test_without_scripts_texts_and_tables_are_read(showcase: Path, many_probes: 
 
 def looking_at_without_scripts(path: Path) -> Any:
     return looking_at(path, java_script_enabled=False)
-
-
-def test_a_browser_that_cannot_unpack_is_told_so(many_probes: Path, tmp_path: Path) -> None:
-    old = "<head><script>delete globalThis.DecompressionStream;</script>"
-    path = tmp_path / "old.html"
-    html = many_probes.read_text(encoding="utf-8").replace("<head>", old)
-    path.write_text(html, encoding="utf-8")
-    with looking_at(path) as page:
-        assert "DecompressionStream" in page.locator(".failed").first.inner_text()
-        assert page.locator("tbody").first.locator("tr").count() == 100
-        page.locator("th button").first.click()  # the hundred rows that are there

@@ -51,15 +51,6 @@ def test_every_key_is_config_py_s(version: int, tmp_path: Path) -> None:
     assert merged(model, tmp_path, precision="fp32").AMP_ENABLE is False
 
 
-def test_the_scaled_learning_rate_is_said_in_figures() -> None:
-    """Derived: 5e-4 × 16 × 2 × 4 / 512 = 1.25e-4."""
-    setting = TrainSetting(batch_size=16, accumulate=4, world_size=2, precision="fp16")
-    model = tiny("microsoft", num_classes=1000)
-    emitted = emit_setting(model, setting, "microsoft", estimator=FakeEstimator())
-    assert any("16 × 2 × 4 / 512 = 0.000125" in warning for warning in emitted.warnings)
-    assert "BASE_LR: 0.0005" in emitted.text, "main.py scales it"
-
-
 def test_main_py_s_gradient_buckets_are_counted_even_for_the_setting_that_was_probed() -> None:
     """main.py wraps the model in DDP on one device too, which a probe does not."""
     found = recommendation(

@@ -22,16 +22,3 @@ def test_the_context_is_written_out(target: str) -> None:
     plain = SETTING.model_copy(update={"offload": "none"})
     without = emit_setting(tiny("torchvision"), plain, target, estimator=FakeEstimator())
     assert "offload" not in without.text + without.code
-
-
-def test_the_copies_of_the_host_are_those_of_a_resumed_training() -> None:
-    """torchao's optimizer copies the weights when it is made, before they are read."""
-    setting = TrainSetting(batch_size=2, offload_optimizer="state", optimizer="adamw")
-    text = emit_setting(tiny("torchvision"), setting, "pytorch", estimator=FakeEstimator()).text
-    made = text.index("optimizer = build_optimizer(")
-    read = text.index('model.load_state_dict(resumed["model"])')
-    copied = text.index("on_host.copy_(weight.detach())")
-    assert made < read < copied < text.index("optimizer.load_state_dict(")
-    # torchao adds fused=True to an AdamW that does not say, and torch refuses that with foreach.
-    assert "optimizer_class=torch.optim.AdamW" in text
-    assert "foreach=True, fused=False)" in text

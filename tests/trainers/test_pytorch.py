@@ -9,22 +9,18 @@ import json
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from planner.core.schema import FactoryModel, Model, NamedModel, TrainSetting
+from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.libraries.missing_operators import declare_missing_operators
-from planner.libraries.named import build_named
 from planner.libraries.registry import find_library
-from planner.libraries.resolve import resolve_model
 from planner.trainers.emission import emit_setting
 from planner.trainers.imports import BESIDE
 from planner.trainers.native_file import FILENAME, native_source
@@ -32,7 +28,6 @@ from planner.training.step import Training
 from planner.training.tasks import as_task
 from tests.building import build_real
 from tests.covering import covering
-from tests.libraries.steps import needs
 from tests.trainers.cases import FakeEstimator, assert_clean, executed, tiny
 
 declare_missing_operators()
@@ -94,7 +89,7 @@ def script(model: Model, **fields: Any) -> str:
 
 def test_the_script_runs(tmp_path: Path) -> None:
     """In a process of its own."""
-    text = script(tiny("timm", 2), checkpointing="blocks", ema=True, loss="soft-target")
+    text = script(tiny("native", 2), checkpointing="blocks", ema=True, loss="soft-target")
     ended = run_script(text, tmp_path, "--synthetic", "--steps", "2", "--log-every", "1")
     assert ended.returncode == 0, ended.stderr
     assert re.search(r"step 2/2  epoch 1\.00  rate \S+  loss 2\.", ended.stdout), ended.stdout
@@ -176,29 +171,6 @@ def test_a_resumed_training_is_an_uninterrupted_one(tmp_path: Path) -> None:
     model.load_state_dict(states[0].get("ema", states[0]["model"]))  # any script can
 
 
-def test_validation_counts_each_picture_once(tmp_path: Path) -> None:
-    """Of five pictures two ranks see three each, and count five: by hand, from the classes."""
-    data = pictures(tmp_path / "data")
-    parts = []
-    for rank in range(2):
-        names = executed(script(tiny("native"), world_size=2))
-        options = argparse.Namespace(
-            data=data, workers=0, prefetch_factor=2, pin_memory=False, device="cpu"
-        )
-        loader = names["validation_loader"](options, rank, names["training_data"](options))
-        right: list[Tensor] = []
-        names["dist"] = SimpleNamespace(all_reduce=right.append)
-
-        class First(nn.Module):
-            def forward(self, images: Tensor) -> Tensor:
-                return torch.tensor([[1.0, 0.0]]).expand(len(images), 2)
-
-        with patch.dict(os.environ, RANK=str(rank)):
-            parts.append(names["accuracy"](First(), loader, torch.device("cpu")))
-    assert parts == [2 / 5, 1 / 5], "pictures 0, 2 and 4 are of the first class"
-    assert sum(parts) == pytest.approx(3 / 5)
-
-
 def test_a_loss_that_is_no_number_ends_it_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     data = str(pictures(tmp_path / "data"))
     ended = run_here(
@@ -219,13 +191,6 @@ def test_a_full_disk_costs_no_checkpoint_and_no_training(tmp_path: Path) -> None
         names["write"]({}, file)
     assert file.read_text() == "as it was"
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
-
-
-def test_other_classes_to_validate_are_refused(tmp_path: Path) -> None:
-    data = pictures(tmp_path / "data", classes=3)
-    shutil.rmtree(data / "val" / "class1")
-    ended = run_here(script(tiny("native")), tmp_path, str(data), "--workers", "0")
-    assert "these classes are in train/ or in val/ only: class1" in ended.stderr
 
 
 def test_published_weights_bring_their_own_recipe() -> None:
@@ -360,29 +325,6 @@ def saved_bytes(module: nn.Module) -> int:
     return count
 
 
-def test_a_factory_of_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from torch import nn\n\n\ndef make():\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10))\n"
-    )
-    model = FactoryModel(factory="mine:make", image_size=(32, 32), num_classes=10)
-    ended = run_here(script(model), tmp_path, "--synthetic", "--steps", "1", "--lr", "0.1")
-    assert ended.returncode == 0, ended.stderr
-
-
-@needs("timm")
-def test_a_classifier_of_timm_s_gets_the_same_script(tmp_path: Path) -> None:
-    model = resolve_model("timm:vit_tiny_patch16_224", {"num_classes": "10"})
-    assert isinstance(model, NamedModel)
-    text = script(model, checkpointing="blocks", precision="fp32")
-    mine, theirs = executed(text)["build_model"](), build_named(model)
-    assert {n: p.shape for n, p in mine.named_parameters()} == {
-        n: p.shape for n, p in theirs.named_parameters()
-    }
-    ended = run_here(text, tmp_path, "--synthetic", "--steps", "1", "--lr", "1e-3")
-    assert ended.returncode == 0, ended.stderr
-
-
 @pytest.mark.parametrize(("checkpointing", "num_blocks"), [("blocks:every-2", 1), ("selective", 2)])
 def test_the_script_of_a_factory_wraps_its_blocks(
     checkpointing: str, num_blocks: int, tmp_path: Path
@@ -430,13 +372,3 @@ def test_scripts_are_formatted_and_clean(tmp_path: Path) -> None:
         emitted = emit_setting(tiny("native"), setting, "pytorch", estimator=FakeEstimator())
         (tmp_path / f"spread{index}.py").write_text(emitted.text)
     assert_clean(tmp_path)
-
-
-def test_pictures_without_torchvision_are_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms"):
-        monkeypatch.setitem(sys.modules, name, None)
-    ended = run_here(script(tiny("native")), tmp_path, str(tmp_path))
-    assert ended.returncode == 1
-    assert "Install the torchvision of this torch" in ended.stderr

@@ -129,20 +129,3 @@ def test_main_py_s_classes_are_its_data_set_s() -> None:
     assert "DATASET: imagenet22K" in large.text
     with pytest.raises(UnsupportedError, match=r"(?s)1000 .*21841 .*not 10.*--num-classes 1000"):
         emit_setting(tiny("microsoft"), TrainSetting(precision="fp16"), "microsoft")
-
-
-def test_fp16_gradients_of_a_fused_optimizer_are_not_lightning_s_to_clip() -> None:
-    fields = {"clip_grad": True, "optimizer": "adamw-fused"}
-    with pytest.raises(UnsupportedError, match=r"(?s)does not clip.*adamw-foreach"):
-        emitted("lightning", precision="fp16", **fields)
-    assert "gradient_clip_val" in values("lightning", precision="fp32", **fields)["TRAINER"]
-    assert "gradient_clip_val" not in values("lightning", precision="bf16", **fields)["TRAINER"]
-
-
-def test_a_timm_model_of_an_unpublished_name_is_written_out() -> None:
-    """A YAML file may call its model anything."""
-    model = tiny("timm").model_copy(update={"name": "my_swin"})
-    for target in ("timm", "pytorch", "lightning", "accelerate", "deepspeed"):
-        result = emit_setting(model, TrainSetting(precision="fp32"), target)
-        assert "swin_tiny_patch4_window7_224" in result.text + result.code
-        assert "embed_dim" in result.text + result.code

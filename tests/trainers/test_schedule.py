@@ -25,7 +25,7 @@ import torch  # noqa: E402
 
 pytestmark = needs("timm", "transformers")
 
-EPOCHS, PER_EPOCH = 300, 10  # PER_EPOCH optimizer steps
+EPOCHS, PER_EPOCH = 300, 4  # PER_EPOCH optimizer steps
 BATCHES = {"batch_size": 32, "accumulate": 4, "world_size": 2, "precision": "fp32"}
 RATE = 5e-4 * 32 * 4 * 2 / 512  # Swin's own 5e-4 for 512 images, scaled to the global batch
 # Derived: a straight line from RATE / 1000 at 0 to RATE at 20; then half a cosine, which is half

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.core.errors import PlannerError, UsageError
+from planner.core.errors import PlannerError
 from planner.core.units import GIB, MIB
 from planner.report.emulation import emulation_text, variation_text
 from planner.report.page.contents import Verdict
@@ -75,15 +75,6 @@ def run_of(*records: dict[str, Any], status: int = 0) -> EmulatedRun:
     return EmulatedRun(("python",), "card", 1, status, 0, read_processes(records))
 
 
-def test_stacks_become_lines_and_phases() -> None:
-    (process,) = run_of(record(6 * GIB)).processes
-    (peak,) = process.peaks
-    assert (peak.phase, peak.used_bytes, peak.spare_bytes) == ("backward", 6 * GIB, 18 * GIB)
-    first = peak.groups[0]
-    assert (first.category, first.where) == ("forward: activations", "u/train.py:7 main")
-    assert (first.num_bytes, first.count) == (GIB + MIB, 4)
-
-
 def test_the_verdict_comes_first() -> None:
     assert emulation_text(run_of(record(6 * GIB))).startswith("Fits in 24.00 GiB of card: 6.00 GiB")
     failed = {
@@ -135,28 +126,6 @@ def test_levers_are_those_of_a_model_that_is_known(changed: dict[str, Any], is_k
     text = emulation_text(run)
     assert ("The program trains torchvision:swin_t (batch_size 512" in text) is is_known
     assert ("Next: 100% of what was alive is activations and batches" in text) is not is_known
-
-
-def test_what_would_help_follows_from_what_was_alive() -> None:
-    states = [("/lib/torch/optim/adamw.py", 9, "step"), ("/u/train.py", 7, "main")]
-    other = [("/u/train.py", 8, "main")]
-    for places, grown, said in (
-        ([[states, 9, 1], [FORWARD, 1, 1]], 0, "Next: 90% of what was alive is parameters"),
-        ([[other, 9, 1], [FORWARD, 1, 1]], 0, "Next: no kind was half of what was alive"),
-        ([[FORWARD, 9, 1]], MIB, "Next: each step left 1.00 MiB more alive."),
-    ):
-        failed = {**FAILED, "places": places, "grown_bytes": grown}
-        assert said in emulation_text(run_of(record(GIB, out_of_memory=failed), status=1))
-
-
-def test_nodes_that_trained_apart_say_nothing() -> None:
-    ranks = [record(6 * GIB, rank=rank, node=node) for rank in (0, 1) for node in (0, 1)]
-    apart = replace(run_of(*ranks), nodes=2)
-    assert apart.fits is None
-    assert emulation_text(apart).startswith("Not known: the 2 nodes did not train together")
-    together = replace(run_of(ranks[0], {**ranks[3], "pid": 8}), nodes=2)
-    assert together.fits is True
-    assert "0 of node 1" in emulation_text(together)
 
 
 def test_the_page_says_what_the_terminal_says() -> None:
@@ -217,15 +186,3 @@ def test_what_is_known_outlives_a_value_that_the_program_ends_at_by_itself(
     )
     with pytest.raises(PlannerError, match="no batch"):
         varying.vary(["python", "train.py", "-b", "128"], "-b", gpu="card")
-
-
-def test_the_argument_is_found_however_it_is_written() -> None:
-    assert varying._with(["t", "--batch-size", "8", "x"], "--batch-size", 9)[2] == "9"
-    assert varying._with(["t", "--batch-size=8"], "--batch-size", 9) == ["t", "--batch-size=9"]
-    assert varying._with(["t", "data.batch=8"], "data.batch", 9) == ["t", "data.batch=9"]
-    assert varying._with(["t", "-b8", "-bx"], "-b", 9) == ["t", "-b9", "-bx"]
-    assert varying._value(["t", "-b8"], "-b") == 8
-    with pytest.raises(UsageError, match="the command has no '--batch'"):
-        varying.vary(["t", "-b", "8"], "--batch", gpu="rtx-3090")
-    with pytest.raises(UsageError, match="-b is 'x' in the command"):
-        varying.vary(["t", "-b", "x"], "-b", gpu="rtx-3090")

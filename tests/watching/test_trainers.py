@@ -109,26 +109,6 @@ def test_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert events(tmp_path / "failed") == ["out of memory"]
 
 
-def test_accelerate(tmp_path: Path) -> None:
-    from accelerate import Accelerator
-
-    loop = Loop()
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model, optimizer, data = accelerator.prepare(loop.model, loop.optimizer, loader())
-    with planner.watch(folder=tmp_path, interval_seconds=0) as watched:
-        watched.follow(optimizer)
-        for _ in range(3):
-            for images, targets in watched.batches(data):
-                with accelerator.accumulate(model):
-                    loss = nn.functional.cross_entropy(model(images), targets)
-                    accelerator.backward(loss)
-                    optimizer.step()
-                    optimizer.zero_grad()
-    assert end(tmp_path)["step"] == 3 * STEPS // 2
-    last = of_kind(tmp_path, "interval")[-1]
-    assert (last["images"], last["micro_steps"]) == (2 * BATCH, 2)
-
-
 def test_the_emitted_script_is_watched_on_request(tmp_path: Path) -> None:
     setting = TrainSetting(batch_size=4, accumulate=2, precision="fp32")
     plan = recommendation(tiny(), setting)

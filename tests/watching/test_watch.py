@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
 import pickle
@@ -20,7 +19,7 @@ import torch
 import planner
 from planner.watching import device as devices
 from planner.watching import log, watch
-from planner.watching.log import LogFile, encode
+from planner.watching.log import LogFile
 from planner.watching.watch import Watch
 from tests.watching.loops import BATCH, IMAGES, Loop, end, events, lines, loader, of_kind
 
@@ -45,24 +44,6 @@ def test_a_plain_loop_leaves_a_log_of_lines_and_a_summary(tmp_path: Path) -> Non
     assert all(0 <= line["wait_share"] <= 1 for line in intervals)
     assert intervals[0]["warm_up"]
     assert end(tmp_path)["steady"]["steps"] == end(tmp_path)["step"] - watch.WARM_UP_STEPS
-
-
-def test_what_is_between_two_passes_over_the_data_is_no_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    with planner.watch(folder=tmp_path) as watched:
-        for _ in range(3):
-            for _ in watched.batches([torch.zeros(BATCH, 3)] * 4):
-                now[0] += 1.0
-                watched.step()
-            now[0] += 100.0  # validation
-        now[0] -= 100.0
-    steady = end(tmp_path)["steady"]
-    assert steady["step_seconds"] == 1.0
-    assert steady["images_per_second"] == BATCH
-    assert steady["paused_seconds"] == 100.0
 
 
 def test_a_loop_that_waits_for_data_is_told(
@@ -107,21 +88,6 @@ def test_the_error_of_a_loop_goes_through_with_its_own_traceback(tmp_path: Path)
             next(batches)
 
 
-def test_no_memory_on_the_host_is_an_event(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="allocate"), planner.watch(folder=tmp_path):
-        torch.empty(1 << 62, dtype=torch.uint8)
-    (event,) = of_kind(tmp_path, "event")
-    assert event["event"] == "out of memory"
-    assert "allocate" in event["text"]
-
-
-def test_the_watched_loader_holds_no_batch() -> None:
-    hook = planner.watch()
-    batches = iter(hook.batches([[torch.zeros(2)], [torch.zeros(2)]]))
-    batch = next(batches)
-    assert sys.getrefcount(batch) == 3  # the list that was given, this name and the argument
-
-
 def test_a_loader_timed_in_place_stays_what_it_is(tmp_path: Path) -> None:
     given = loader(num_workers=1, persistent_workers=True)
     hook = planner.watch(folder=tmp_path)
@@ -155,15 +121,6 @@ def test_a_broken_plan_is_one_warning(
     assert "not whole JSON" in end(tmp_path)["faults"][0]
     run_loop(planner.watch(3.5, tmp_path))
     run_loop(planner.watch("no\0path"))
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
-def test_a_pipe_in_place_of_a_plan_or_of_the_log_is_not_waited_for(tmp_path: Path) -> None:
-    for name in ("plan.json", log.LOG_FILE):
-        os.mkfifo(tmp_path / name)
-    run_loop(planner.watch(tmp_path / "plan.json", tmp_path / "run", interval_seconds=0))
-    assert "no regular file" in end(tmp_path / "run")["faults"][0]
-    run_loop(planner.watch(folder=tmp_path, interval_seconds=0))
 
 
 def test_a_folder_that_cannot_be_written_ends_nothing(
@@ -231,20 +188,6 @@ def test_a_process_that_dies_of_an_error_writes_its_end(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=False)
     assert end(tmp_path)["status"] == "MemoryError"
     assert events(tmp_path) == ["out of memory"]
-
-
-def test_a_non_finite_loss_is_an_event_and_strict_json(tmp_path: Path) -> None:
-    with planner.watch(folder=tmp_path, interval_seconds=0) as watched:
-        for _ in range(8):
-            watched.step(4, loss=torch.tensor(float("nan")))
-    assert events(tmp_path) == ["non-finite loss"]
-
-    def refuse(constant: str) -> float:
-        raise AssertionError(constant)
-
-    for line in (tmp_path / "watch.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=refuse)
-    assert encode({"a": float("inf"), "b": None}) == '{"a":"inf"}'
 
 
 def test_nothing_is_imported_before_a_watch_is_made() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from planner.cli import cli
 from planner.core.schema import FactoryModel, TrainSetting
-from planner.core.units import GIB, MIB
+from planner.core.units import GIB
 from planner.estimation.estimate import choose, estimate_ledger
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import CATEGORIES, Allocated, Ledger, Marked
@@ -29,7 +29,7 @@ from planner.memory.profile import category_bytes, steady_step
 from planner.memory.scratch import on_device
 from planner.report.page.contents import Chart, Folded, Group, Page, Part, Section
 from planner.report.page.rendering import page_html
-from planner.report.pages.alive import STAYS, Alive, alive_at_peak, alive_tree, equal_ones
+from planner.report.pages.alive import alive_at_peak, alive_tree, equal_ones
 from planner.report.pages.answer import said_again
 from planner.report.pages.course import Course, step_course
 from planner.report.pages.over_time import clock, limit_of, shown_categories, thinned, timeline_data
@@ -118,12 +118,6 @@ def test_time_runs_from_the_first_operation_to_the_end_of_the_step(name: str) ->
     assert decoded_times == times
 
 
-def test_there_is_no_time_without_a_device() -> None:
-    step = swin_step("plain", gpu=None)
-    assert clock(step, step_course(step)) == []
-    assert timeline_data(step_course(step))["nanoseconds"] == []
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_is_reserved_is_what_the_estimate_says(name: str) -> None:
     step, course = swin_step(name), course_of(name)
@@ -174,30 +168,6 @@ def test_thinned_points_keep_the_maxima_of_every_column(
             assert max(kept) == max(series[start:stop])
 
 
-def test_a_move_says_what_was_asked_for_by_whom_and_when() -> None:
-    config, setting = choose(SWIN, None, None, {})
-    course = step_course(step_of(config, setting, layered_ledger(num_layers=2)))
-    first, second, third = course.moves[:3]
-    assert first[:-1] == (
-        100 * MIB,
-        "activations",
-        "addmm",
-        "layers.0.mlp",
-        "addmm",
-        "layers.0.mlp",
-        "",
-    )
-    assert (second.num_bytes, second.category, second.label) == (30 * MIB, "temporaries", "gelu")
-    assert (third.num_bytes, third.category, third.label) == (-30 * MIB, "temporaries", "gelu")
-    freed = next(move for move in course.moves if move.num_bytes == -100 * MIB)
-    # What forward's addmm asked for is released after backward's mm.
-    assert (freed.label, freed.during, freed.at) == ("addmm", "mm", "layers.1.mlp")
-    assert freed.category == "activations"
-    assert course.micro_batches == [0, 0, 0, 0]
-    twice = step_course(step_of(config, setting, layered_ledger(2, num_micro_batches=2)))
-    assert twice.micro_batches == [1, 1, 2, 2, 0, 0]
-
-
 def recomputed(model: str, **fields: Any) -> dict[str, list[int]]:
     """How many operations the stretches of each kind have."""
     ledger = step_ledger(*choose(model, None, None, {"batch_size": 8, **fields}))
@@ -232,23 +202,6 @@ def test_the_tree_sums_to_the_peak(name: str) -> None:
     groups = equal_ones(alive)
     assert sum(group.num_bytes for group in groups) == root.amount
     assert sum(group.num_storages for group in groups) == root.count
-
-
-def test_an_activation_is_held_until_its_backward() -> None:
-    step = swin_step("plain")
-    alive = alive_at_peak(step.ledger, course_of("plain"))
-    kept = {one.until for one in alive if one.category in ("parameters", "optimizer_state")}
-    assert kept == {STAYS}
-    softmax = [one for one in alive if one.label == "_softmax"]
-    assert softmax
-    for one in softmax:
-        assert one.until == f"backward of {one.path} (_softmax_backward_data)"
-    likes = equal_ones(
-        [Alive(512, "activations", "mm", f"layers.{n}.mlp2.0", "x.1") for n in range(3)]
-    )
-    assert [(like.path, like.num_storages, like.until) for like in likes] == [
-        ("layers.*.mlp2.*", 3, "x.*")
-    ]
 
 
 @pytest.mark.parametrize("name", SETTINGS)

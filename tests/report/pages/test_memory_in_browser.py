@@ -12,7 +12,6 @@ from planner.core.units import GIB, MIB
 from planner.report.page.contents import Page
 from planner.report.page.rendering import page_html
 from planner.report.pages.course import Course, step_course
-from planner.report.pages.over_time import clock
 from planner.report.pages.sections import step_group
 from planner.report.pages.step import Step
 from tests.page.browser import looking_at, until
@@ -112,27 +111,6 @@ def test_the_whole_step_is_drawn_and_what_is_zoomed_into_resampled(
     check_drawn(page, course, round(low) + 1, round(high) - 1)
     after(page, lambda: page.mouse.dblclick(box["x"] + 0.5 * box["width"], middle))
     check_drawn(page, course, 0, len(course.live.total) - 1)
-
-
-def test_the_axis_may_be_the_predicted_time(page: Any, course: Course) -> None:
-    times = [each / 1e6 for each in clock(swin_step("fsdp"), course)]
-    assert times[-1] > 0
-    button = page.locator(f"{FIGURE} .zooms").get_by_text("by predicted time")
-    after(page, button.click)
-    assert button.get_attribute("aria-pressed") == "true"
-    x, y = drawn(page, "live")
-    assert x[-1] == pytest.approx(times[-1])
-    assert max(y) * MIB == course.live.peak_bytes
-    assert page.evaluate(f"() => {CHART}.layout.xaxis.range") == [0, pytest.approx(times[-1])]
-    after(page, page.locator(f"{FIGURE} .zooms").get_by_text("backward", exact=True).click)
-    backward = course.live.phases[1]
-    _, y = drawn(page, "live")
-    assert max(y) * MIB == max(course.live.total[backward.start : backward.stop])
-    after(page, page.locator(f"{FIGURE} .zooms").get_by_text("by event").click)
-    low, high = page.evaluate(f"() => {CHART}.layout.xaxis.range")
-    # Points of one time are shown together.
-    assert times[low] == times[backward.start]
-    assert times[high] == times[backward.stop]
 
 
 def test_the_pointer_says_what_happens(page: Any, course: Course) -> None:

@@ -10,10 +10,8 @@ from planner.core.units import GIB
 from planner.report.page.contents import Chart, Section, Table
 from planner.report.pages.side_by_side import (
     best_text,
-    differing,
     fastest,
     short_names,
-    step_fields,
     steps_beside,
 )
 from planner.report.pages.step import Step
@@ -35,13 +33,6 @@ def test_names_are_what_tells_steps_apart() -> None:
     assert names[3] == "no card, batch 8"
     only = short_names(grid(("rtx-4090",), (2, 8)))
     assert only == ["batch 2", "batch 8"]
-
-
-def test_the_same_twice_is_told_by_its_number() -> None:
-    steps = grid(("rtx-4090",), (2, 2))
-    assert short_names(steps) == ["#1", "#2"]
-    assert differing(step_fields(steps)) == [{}, {}]
-    assert steps_beside(steps, "beside")
 
 
 def test_bars_are_what_each_needs_and_how_fast_it_is() -> None:
