@@ -61,18 +61,14 @@ def test_own_model(tmp_path: Path) -> None:
     assert (tmp_path / "tuned" / "recommendation.json").is_file()
 
 
+@pytest.mark.trainers
 @pytest.mark.parametrize(
     ("file", "factory", "library", "unit"),
     [
         ("masked_images.py", "tiny", "transformers", "items"),
-        *(
-            pytest.param(*example, marks=pytest.mark.trainers)
-            for example in (
-                ("video_swin.py", "Tiny", "torchvision", "clips"),
-                ("swin_unetr.py", "tiny", "monai", "items"),
-                ("swin_segmentation.py", "Tiny", "transformers", "images"),
-            )
-        ),
+        ("video_swin.py", "Tiny", "torchvision", "clips"),
+        ("swin_unetr.py", "tiny", "monai", "items"),
+        ("swin_segmentation.py", "Tiny", "transformers", "images"),
     ],
 )
 def test_an_example_of_a_task_trains_and_is_traced(

@@ -77,6 +77,7 @@ def is_printed(shown: str, printed: str) -> bool:
 @pytest.mark.trainers
 def test_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, which has torch already; what they start for themselves are processes."""
+    (tmp_path / "tests").symlink_to(ROOT / "tests")  # as where the repository is the directory
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     for command, shown in commands():

@@ -54,7 +54,7 @@ def test_it_searches_loaders_and_goes_on_from_there(
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ([], "no data were named"),
+        (["--device", "cpu"], "no data were named"),
         (["picures"], "there is no folder or file"),
         (["d", "--synthetic", "1", "--strategy", "grit"], "Did you mean 'grid'"),
         (["d", "--synthetic", "1", "--for", "native:swin_tinny"], "swin_tinny"),

@@ -59,8 +59,7 @@ def test_a_table_only_where_a_person_watches(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("advise", "native:swin_tiny", "--batch-size", "256", "--gpu", "rtx-3060-12gb",
-         "--keep", "compile"),
+        ("estimate", "native:swin_tiny", "--batch-size", "64", "--gpu", "rtx-3090"),
         ("tune", "--replay", str(GRID)),
     ],
 )  # fmt: skip

@@ -75,12 +75,3 @@ def test_what_cannot_be_is_refused_with_the_way_out(
     assert not out
     assert law in err
     assert way_out in err
-
-
-def test_the_largest_batch_is_timed_over_the_link_that_was_named(tiny: str) -> None:
-    rates = [
-        rows(tiny, *A100, "--gpus", "8", "--max-batch", "--precision", "bf16",
-             "--checkpointing", "none", "--link", link)[0]["estimate"]["throughput"]
-        for link in ("pcie3", "nvlink-a100")
-    ]  # fmt: skip
-    assert [rate["communication"]["link"] for rate in rates] == ["pcie3", "nvlink-a100"]

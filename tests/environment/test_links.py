@@ -13,8 +13,7 @@ from planner.machine.facts import Facts, gather_facts
 from planner.machine.hardware import find_gpu
 from planner.machine.hardware.link_file import read_link
 from planner.machine.links.kept import kept_link, link_path, save_link
-from planner.machine.links.plan import CPU_SIZES, LinkPlan, plan_link
-from search.tuning.links.timing import measure_link
+from planner.machine.links.plan import CPU_SIZES, plan_link
 from tests.environment.recorded import recorded
 
 CURVE = LinkCurve(
@@ -26,12 +25,6 @@ CURVE = LinkCurve(
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path / "cache"))
-
-
-def test_a_rank_that_fails_by_itself_says_why() -> None:
-    plan = LinkPlan("frobnicate", 2, "cpu", sizes=(1024,), budget_seconds=60, deadline_seconds=120)
-    with pytest.raises(PlannerError, match=r"rank \d of 2: .*frobnicate.*, in the start"):
-        measure_link(plan)
 
 
 def test_a_link_is_kept_and_read_back() -> None:
