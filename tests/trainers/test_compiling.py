@@ -114,7 +114,10 @@ def test_a_file_sets_what_the_compiler_keeps(target: str) -> None:
 @pytest.mark.compiler
 def test_the_script_runs(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"compile_scope": "blocks", "activation_memory_budget": 0.5}
-    found, script = emitted("pytorch", tiny(), **fields), tmp_path / "train.py"
+    found, script = (
+        emitted("pytorch", tiny(depths=(2,), num_heads=(1,)), **fields),
+        tmp_path / "train.py",
+    )
     for name, text in {script.name: found.text, **found.beside}.items():
         (tmp_path / name).write_text(text)
     command = [sys.executable, str(script), "--synthetic", "--steps", "2", "--device", "cpu"]
