@@ -32,7 +32,7 @@ def test_estimate_before_launch(tmp_path: Path) -> None:
     assert lines[-1].startswith("batch  512  checkpointing blocks")
 
 
-@pytest.mark.release
+@pytest.mark.trainers
 def test_tune_and_emit(tmp_path: Path) -> None:
     out = run_example("tune_and_emit.py", tmp_path, str(tmp_path / "tuned"))
     assert "fastest of" in out
@@ -54,25 +54,21 @@ def test_a_step_fits_a_card() -> None:
     assert ended.returncode == 0, ended.stdout
 
 
-@pytest.mark.release
+@pytest.mark.trainers
 def test_own_model(tmp_path: Path) -> None:
     out = run_example("own_model.py", tmp_path, str(tmp_path / "tuned"))
     assert "images/s at batch" in out
     assert (tmp_path / "tuned" / "recommendation.json").is_file()
 
 
+@pytest.mark.trainers
 @pytest.mark.parametrize(
     ("file", "factory", "library", "unit"),
     [
         ("masked_images.py", "tiny", "transformers", "items"),
-        *(
-            pytest.param(*example, marks=pytest.mark.release)
-            for example in (
-                ("video_swin.py", "Tiny", "torchvision", "clips"),
-                ("swin_unetr.py", "tiny", "monai", "items"),
-                ("swin_segmentation.py", "Tiny", "transformers", "images"),
-            )
-        ),
+        ("video_swin.py", "Tiny", "torchvision", "clips"),
+        ("swin_unetr.py", "tiny", "monai", "items"),
+        ("swin_segmentation.py", "Tiny", "transformers", "images"),
     ],
 )
 def test_an_example_of_a_task_trains_and_is_traced(

@@ -38,22 +38,16 @@ MERGES = "\n".join(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("deep.json", "[" * 100_000, "nested more than"),
         ("deep.json", '{"depths": ' + "[" * 40 + "]" * 40 + "}", "nested more than"),
-        ("deep.yaml", "[" * 900 + "]" * 900, "nested more than"),
         ("deep.yaml", "depths: " + "[" * 40 + "]" * 40, "nested more than"),
         ("self.yaml", "depths: &a [*a]", "nested more than|more than"),
         ("bomb.yaml", BOMB, "its aliases written out"),
         ("merges.yaml", MERGES, "its aliases written out"),
         ("digits.json", '{"embed_dim": ' + "9" * 5000 + "}", "thousands of digits"),
         ("digits.yaml", "embed_dim: " + "9" * 5000, "thousands of digits"),
-        ("hexadecimal.yaml", "embed_dim: 0x" + "f" * 5000, "embed_dim"),
-        ("date.yaml", "name: 2026-99-99", "month must be"),
-        ("twice.json", '{"embed_dim": 48, "embed_dim": 96}', "'embed_dim' is there twice"),
         ("twice.yaml", "embed_dim: 48\nembed_dim: 96", "'embed_dim' is there twice"),
         ("many.json", json.dumps({f"field{i}": 1 for i in range(3000)}), "and 2,980 more"),
         ("long.json", json.dumps({"x" * 10_000: 1}), "no such field"),
-        ("number.yaml", "1: 2", "no such field"),
         ("large.json", "[" + " " * 300_000, "larger than 256.00 KiB"),
     ],
 )
@@ -85,7 +79,6 @@ def test_a_path_that_is_none_is_one_error() -> None:
     [
         (errno.ENOSPC, "Free space, or choose another --output."),
         (errno.ENOENT, "Make its folder, or choose another --output."),
-        (errno.EROFS, "Choose another --output."),
     ],
 )
 def test_the_way_out_of_what_cannot_be_written_is_that_of_its_reason(
@@ -107,13 +100,10 @@ def test_a_byte_order_mark_and_capitals_are_no_fault(tmp_path: Path, name: str) 
     ("content", "message"),
     [
         ("MODEL: {TYPE: [1]}", r"describes a \[1\] model"),
-        ("MODEL: {TYPE: swin}\nBASE: 5", "BASE"),
         ("MODEL: {TYPE: swin}\nBASE: ['other.yaml']", "BASE"),
         ("MODEL: {TYPE: swin, SWIN: 3}", "SWIN is a section"),
-        ("MODEL: {TYPE: swin}\nDATA: [1]", "DATA is a section"),
         ("MODEL: {TYPE: swin, SWIN: {1: 2, DEPTH: 3}}", "not supported: 1, DEPTH"),
         ("MODEL: {TYPE: swin, NUM_CLASSES: many}\nDATA: {DATASET: own}", "num_classes"),
-        ("MODEL: {TYPE: swin}\nDATA: {DATASET: [1]}", "class count is not known"),
     ],
 )
 def test_an_authors_file_of_other_types_is_one_error(

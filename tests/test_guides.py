@@ -58,7 +58,7 @@ ANSWERED = [line for line in dict.fromkeys(COMMANDS.values()) if re.match(
 """Those that measure nothing and need no earlier result."""
 
 
-@pytest.mark.release
+@pytest.mark.truth
 @pytest.mark.parametrize("line", ANSWERED)
 def test_a_command_that_shows_what_works_runs(line: str) -> None:
     ended = CliRunner().invoke(cli, shlex.split(line)[1:])

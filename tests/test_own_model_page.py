@@ -37,7 +37,7 @@ def test_its_task_is_one() -> None:
     assert "`tagging.py`" in PAGE
 
 
-@pytest.mark.release
+@pytest.mark.trainers
 def test_its_commands_run_in_order(tmp_path: Path) -> None:
     (tmp_path / "tagging.py").write_text(SOURCE)
     for line in TYPED.splitlines():

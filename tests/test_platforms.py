@@ -56,13 +56,3 @@ def test_a_page_of_runs_and_models_is_drawn_anywhere(tmp_path: Path) -> None:
     done = planner("report", "native:swin_tiny", str(probes), "--output", str(page))
     assert done.returncode == 0, done.stderr
     assert 200_000 < page.stat().st_size < 1_000_000
-
-
-def test_a_recommendation_is_emitted_anywhere(tmp_path: Path) -> None:
-    from tests.trainers.cases import recommendation
-
-    found = tmp_path / "recommendation.json"
-    found.write_text(recommendation().model_dump_json())
-    done = planner("emit", str(found), "--for", "timm")
-    assert done.returncode == 0, done.stderr
-    assert "batch-size" in done.stdout.replace("_", "-")

@@ -23,9 +23,9 @@ from click.testing import CliRunner
 from planner.cli import cli
 from planner.core.torch_version import NEWEST_TRIED, as_of
 
+MACHINE = Path(__file__).parent / "environment/machines/rocm/machine.json"
 ESTIMATES = ("estimate", "advise")
 ROOT = Path(__file__).parents[1]
-PLANNER = str(Path(sys.executable).with_name("planner"))
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = (README, (ROOT / "docs/commands.md").read_text(encoding="utf-8"))
 BLOCK = re.compile(r"^```(sh|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -74,26 +74,25 @@ def is_printed(shown: str, printed: str) -> bool:
     return printed.rstrip() == shown
 
 
-@pytest.mark.release
-def test_commands_run_in_order(tmp_path: Path) -> None:
+@pytest.mark.trainers
+def test_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, which has torch already; what they start for themselves are processes."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")  # as where the repository is the directory
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
     for command, shown in commands():
         typed, _, kept = shortened(SMALLER.get(command, command)).partition(" > ")
-        arguments = shlex.split(typed)
-        assert arguments[0] == "planner", command
-        ended = subprocess.run(
-            [PLANNER, *arguments[1:]],
-            capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
-        )  # fmt: skip
-        assert ended.returncode == 0, f"{command}\n{ended.stderr}"
+        program, *arguments = shlex.split(typed)
+        assert program == "planner", command
+        ended = CliRunner().invoke(cli, arguments)
+        assert ended.exit_code == 0, f"{command}\n{ended.stderr}"
         if kept and not kept.startswith("~"):  # what a shell would do
             (tmp_path / kept).write_text(ended.stdout)
         if shown is not None and command.split()[1] not in ESTIMATES:
             assert is_printed(shown, ended.stdout), f"{command}\n{ended.stdout}"
 
 
-@pytest.mark.release
+@pytest.mark.trainers
 def test_the_python_of_the_commands_runs(tmp_path: Path) -> None:
     (source,) = re.findall(r"^```python\n(.*?)^```$", PAGES[1], re.MULTILINE | re.DOTALL)
     for shown, taken in SMALLER_IN_PYTHON.items():
@@ -148,13 +147,12 @@ from planner.cli import main
 for line in (
     "estimate native:swin_tiny --batch-size 64 --gpu RTX4090",
     "advise native:swin_tiny --batch-size 256 --gpu RTX4090",
-    "explain log.txt", "emit --help",
+    "explain log.txt", "emit --help", "doctor {MACHINE}",
 ):
     try:
         main(line.split())
     except SystemExit:
         pass
-main(["doctor"])
 """
     (tmp_path / "log.txt").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
     ended = subprocess.run(
@@ -163,6 +161,7 @@ main(["doctor"])
     assert "Traceback" not in ended.stderr, ended.stderr
     assert ended.returncode == 0
     assert "Memory at the peak" in ended.stdout
+    assert "processors 192" in ended.stdout
 
 
 def test_extras_exist() -> None:

@@ -12,7 +12,7 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import pyte
 import pyte.modes
@@ -24,17 +24,13 @@ UNSET = ("CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_INTERACTIVE")
 class Terminal:
     """A context: leaving it ends what runs. `raw` is all that was written to it."""
 
-    def __init__(
-        self, command: Sequence[str], columns: int = 100, rows: int = 24,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, command: Sequence[str], columns: int = 100, rows: int = 24) -> None:
         self.screen = pyte.HistoryScreen(columns, rows, history=5000)
         self.stream = pyte.ByteStream(self.screen)
         self.raw = b""
-        self.is_open = True
         self.status: int | None = None
         known = {n: v for n, v in os.environ.items() if n not in UNSET}
-        everything = {**known, "TERM": "xterm-256color", **(environment or {})}
+        everything = {**known, "TERM": "xterm-256color"}
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.file, self.before = master, termios.tcgetattr(slave)
@@ -57,12 +53,12 @@ class Terminal:
         if self.status is None:
             os.kill(self.process, signal.SIGKILL)
             self.wait()
-        for file in {self.file, self.slave} if self.is_open else {self.slave}:
+        for file in (self.file, self.slave):
             os.close(file)
 
     def see(self, seconds: float = 0.1) -> None:
         """Takes what is written within so long, or the first of it: to where the writer rests."""
-        while self.is_open and select.select([self.file], [], [], seconds)[0]:
+        while select.select([self.file], [], [], seconds)[0]:
             data = os.read(self.file, 1 << 16)
             self.raw += data
             self.stream.feed(data)
@@ -74,19 +70,8 @@ class Terminal:
             assert time.monotonic() < patience, f"{what} was not seen:\n{self.text()}"
             self.see()
 
-    def await_text(self, text: str) -> None:
-        self.await_seen(lambda: text in self.text(), text)
-
     def press(self, keys: bytes) -> None:
         os.write(self.file, keys)
-
-    def send(self, number: signal.Signals) -> None:
-        os.kill(self.process, number)
-
-    def hang_up(self) -> None:
-        """The window is closed: SIGHUP comes, and nothing can be written any more."""
-        os.close(self.file)
-        self.is_open = False
 
     def wait(self) -> int:
         """The exit status, once it has ended and all that it wrote is seen."""
@@ -97,7 +82,7 @@ class Terminal:
             ended, status = os.waitpid(self.process, os.WNOHANG)
             if ended:
                 self.status = os.waitstatus_to_exitcode(status)
-        while self.is_open and select.select([self.file], [], [], 0.05)[0]:
+        while select.select([self.file], [], [], 0.05)[0]:
             self.see()
         return self.status
 

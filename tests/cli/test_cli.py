@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -14,10 +13,7 @@ import pytest
 
 from planner.cli import COMMANDS, cli, main
 from planner.core.errors import PlannerError, UsageError
-from planner.machine.doctor import check_machine
 from planner.machine.hardware import all_gpus
-from planner.throughput.prediction import DeviceRates
-from tests.environment.recorded import recorded
 
 PLANNER = Path(sys.executable).with_name("planner")
 
@@ -48,7 +44,7 @@ def test_help_imports_no_command() -> None:
     assert not loaded & {"torch", "numpy", "pydantic", "optuna", "planner.core.schema"}
 
 
-@pytest.mark.parametrize("arguments", [["gpus", "--json"], ["tune", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["gpus", "--json"], ["tune", "--help"]])
 @pytest.mark.skipif(os.name != "posix", reason="a reader that leaves is a POSIX pipe's affair")
 def test_a_reader_that_leaves_is_not_an_error(arguments: list[str]) -> None:
     """Standard output is a pipe whose reading end is closed before the command writes."""
@@ -63,17 +59,13 @@ def test_a_reader_that_leaves_is_not_an_error(arguments: list[str]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk is full here")
-@pytest.mark.parametrize("arguments", [["gpus"], ["--help"], ["models", "--json"]])
-def test_a_full_disk_is_said(arguments: list[str]) -> None:
+def test_a_full_disk_is_said() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [PLANNER, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [PLANNER, "gpus"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-        assert done.stderr == (
-            "Error: standard output cannot be written: No space left on device.\n"
-        )
-        assert done.returncode == 1
-        assert subprocess.run([PLANNER, "nothing"], stdout=full, stderr=full).returncode == 2
+    assert done.stderr == "Error: standard output cannot be written: No space left on device.\n"
+    assert done.returncode == 1
 
 
 def test_a_closed_stream_is_taken_for_one_that_nobody_reads(tmp_path: Path) -> None:
@@ -81,28 +73,18 @@ def test_a_closed_stream_is_taken_for_one_that_nobody_reads(tmp_path: Path) -> N
     file = tmp_path / "swin.json"
     file.write_text('{"embed_dim": 48}')
     command = f'"{PLANNER}" estimate {file} --json'
-    for closed in (">&-", "2>&-", "<&-", "<&- >&- 2>&-"):
+    for closed in (">&-", "<&- >&- 2>&-"):
         done = subprocess.run(
             ["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stderr) == (0, "")
-        assert (">&-" in closed and closed != "2>&-") == (done.stdout == "")
+        assert done.stdout == ""
     assert file.read_text() == '{"embed_dim": 48}'
 
 
-def test_a_terminal_without_our_signs_gets_their_escapes() -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
-    for arguments in (["tune", "--help"], ["estimate", "--help"], ["gpus"]):
-        done = subprocess.run(
-            [PLANNER, *arguments], capture_output=True, env=environment, check=True
-        )
-        assert done.stderr == b""
-    assert b"\\u2026" in subprocess.run(
-        [PLANNER, "tune", "--help"], capture_output=True, env=environment
-    ).stdout  # fmt: skip
-
-
-def test_what_is_typed_cannot_steer_the_terminal(tmp_path: Path) -> None:
+def test_what_is_typed_cannot_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An escape code in a name, a path or a file is shown, not obeyed."""
     file = tmp_path / "red.yaml"
     file.write_text('name: "\\e[31mred"')
@@ -113,10 +95,10 @@ def test_what_is_typed_cannot_steer_the_terminal(tmp_path: Path) -> None:
         ["gpus", "\x1b[31m"],
         ["\x1b[31m"],
     ):
-        done = run(*arguments)
-        assert done.returncode == 2
-        assert "\x1b" not in done.stderr
-        assert r"\x1b[31m" in done.stderr
+        assert main(arguments) == 2
+        said = capsys.readouterr().err
+        assert "\x1b" not in said
+        assert r"\x1b[31m" in said
 
 
 def test_an_unknown_command_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,16 +108,6 @@ def test_an_unknown_command_gets_the_nearest(capsys: pytest.CaptureFixture[str])
     first, second = captured.err.strip().split("\n")
     assert first == "Error: unknown command 'estimat'. Did you mean 'estimate' or 'emulate'?"
     assert second == "List commands with 'planner --help'."
-
-
-def test_what_a_script_does_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", "run"]) == 2
-    assert "with planner.watch(" in capsys.readouterr().err
-
-
-def test_an_unknown_option_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["gpus", "--jsn"]) == 2
-    assert "Did you mean '--json'?" in capsys.readouterr().err
 
 
 def test_a_field_that_is_no_option_is_written_as_a_field(
@@ -179,16 +151,6 @@ def test_errors_become_a_line_and_a_status(
     assert captured.out == ""
 
 
-def test_our_own_mistakes_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    @click.command()
-    def fails() -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(cli, "get_command", lambda ctx, name: fails)
-    with pytest.raises(ZeroDivisionError):
-        main(["gpus"])
-
-
 def test_gpus_lists_all_and_some(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpus"]) == 0
     table = capsys.readouterr().out
@@ -198,74 +160,3 @@ def test_gpus_lists_all_and_some(capsys: pytest.CaptureFixture[str]) -> None:
     assert [gpu["name"] for gpu in listed] == ["h100-sxm-80gb", "h100-pcie-80gb", "h100-nvl-94gb"]
     assert listed[0]["bf16_flops"] == 989.5e12
     assert listed[0]["sources"]["bf16_flops"]
-
-
-def test_models_are_arguments_of_estimate(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("planner.libraries.registry")
-    assert main(["models", "--library", "native", "--json"]) == 0
-    models = json.loads(capsys.readouterr().out)
-    assert models
-    assert all(model["model"].startswith("native:") for model in models)
-    assert main(["models", "--library", "tim"]) == 2
-    assert "Did you mean 'timm'?" in capsys.readouterr().err
-    assert main(["models", "swin_tiy", "--library", "native"]) == 2
-    assert "unknown model 'swin_tiy'. Did you mean" in capsys.readouterr().err
-
-
-def test_the_doctor_answers_in_json(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The real command with real (tiny) measurements: standard output is one JSON object."""
-    from planner.throughput import measured as rates
-
-    tiny = rates.Workload(
-        rows=64, channels=32, copy_bytes=2**16, images=1, side=14, host_layers=2,
-        sample_seconds=1e-4,
-    )  # fmt: skip
-    monkeypatch.setattr(rates, "CPU_WORKLOAD", tiny)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    status = main(["doctor", "--rates", "--device", "cpu", "--json"])
-    checkup = json.loads(capsys.readouterr().out)
-    assert status == (0 if checkup["healthy"] else 1)
-    # A wheel's metadata may leave out what the build says after the plus: 2.15.0 is 2.15.0+cu132.
-    said, installed = (checkup["machine"][key] for key in ("torch", "versions"))
-    assert said["version"].partition("+")[0] == installed["torch"].partition("+")[0]
-    assert checkup["rates"]["matmul_flops"]["float32"] > 0
-    assert len(list((tmp_path / "planner" / "rates").iterdir())) == 1
-
-
-def test_the_doctor_refuses_a_device_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--rates", "--device", "gpu"]) == 2
-    assert main(["doctor", "--rates", "--device", "cuda:99"]) == 1
-    assert "'cuda:99' cannot be used: " in capsys.readouterr().err
-
-
-def test_the_doctor_measures_by_bus_order_and_keeps_what_nobody_disturbed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from planner.cli import doctor
-    from planner.machine.hardware import find_gpu
-    from planner.throughput import measured as rates
-    from planner.throughput.prediction import rates_for
-    from search.probe import device_rates as search_rates
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    order, disturbances = [], [["others hold 1.00 GiB of the device"], []]
-    known = rates_for(find_gpu("h200"))
-
-    def measure(device: str) -> DeviceRates:
-        order.append(os.environ["CUDA_DEVICE_ORDER"])
-        return known
-
-    monkeypatch.setattr(rates, "measure_rates", measure)
-    monkeypatch.setattr(
-        search_rates, "watched", lambda where: contextlib.nullcontext(disturbances.pop(0))
-    )
-    checkup = check_machine(recorded("h200"))
-    assert doctor._measure("cuda", checkup) == known
-    assert "Not kept: others hold 1.00 GiB" in capsys.readouterr().err
-    assert rates.load_rates(known.name, memory_bytes=141 * 2**30) is None
-    assert doctor._measure("cuda:0", checkup) == known
-    assert rates.load_rates(known.name, memory_bytes=141 * 2**30) == known
-    assert order == ["PCI_BUS_ID"] * 2

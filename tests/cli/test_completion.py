@@ -12,14 +12,9 @@ import pytest
 from click.shell_completion import FishComplete
 
 from planner.cli import COMMANDS, COMPLETION, cli
-from planner.cli.values import VALUES
-from planner.core.schema import TrainSetting
-from planner.core.schema.distribution import PARALLELISMS
-from planner.core.schema.setting import COMPILE_MODES, PRECISIONS
 from planner.libraries.registry import SPECS
 from planner.machine.hardware import all_gpus
 from planner.trainers.registry import TARGETS
-from tests.cli.test_help import ALL
 
 PLANNER = Path(sys.executable).with_name("planner")
 
@@ -43,37 +38,13 @@ def test_commands_and_options_are_completed() -> None:
 def test_values_are_completed_by_what_they_are_of() -> None:
     models = [f"{library}:{name}" for library, spec in SPECS.items() for name in spec.published]
     gpus = [gpu.name for gpu in all_gpus()]
-    fields = complete("estimate", "m", "--set", "")
-    of_emit = {
-        value.partition("=")[0] for value in complete("emit", "run", "--for", "t", "--set", "")
-    }
     assert complete("estimate", "") == models
     assert complete("estimate", "configs/t") == ["configs/t"]  # the shell's to complete
-    assert complete("advise", "native:swin_t") == complete("data", "--for", "native:swin_t") != []
     assert complete("estimate", "m", "--gpu", "") == complete("gpus", "") == gpus
     assert complete("report", "m", "--gpu", "rtx-3090,rtx-409") == ["rtx-3090,rtx-4090"]
-    assert complete("estimate", "m", "--precision", "") == list(PRECISIONS)
     assert complete("estimate", "m", "--precision", "fp32,b") == ["fp32,bf16"]
-    assert complete("tune", "--compile", "") == list(COMPILE_MODES)
-    assert complete("estimate", "m", "--parallelism", "") == list(PARALLELISMS)
     assert complete("emit", "run", "--for", "") == list(TARGETS)
-    assert complete("models", "--library", "ti") == ["timm"]
-    assert complete("estimate", "m", "--link", "nvlink-a") == ["nvlink-a100"]
-    assert complete("advise", "m", "--allow", "recipe,") == ["recipe,adapters"]
-    assert complete("completion", "z") == ["zsh"]
-    assert {"embed_dim=", "lora_rank=", "memory_format=channels_last"} <= set(fields)
     assert complete("estimate", "m", "--set", "ema=t") == ["ema=true"]
-    assert of_emit == set(TrainSetting.model_fields)
-    for field in ("optimizer", "checkpointing"):
-        for value in complete("estimate", "m", f"--{field}", ""):
-            assert getattr(TrainSetting.model_validate({field: value}), field) == value
-
-
-def test_every_value_that_is_known_is_one_of_a_command() -> None:
-    parameters = {p.name: p for found in ALL.values() for p in found.command.params}
-    assert set(VALUES) <= set(parameters)
-    for name in VALUES:
-        assert not getattr(parameters[name], "is_flag", False), name
 
 
 def test_completing_imports_neither_torch_nor_optuna() -> None:
@@ -82,14 +53,13 @@ def test_completing_imports_neither_torch_nor_optuna() -> None:
         "try: main()\n"
         "except SystemExit: print(*sys.modules, file=sys.stderr)"
     )
-    for words, current in (("planner tune", "native:swin_"), ("planner emit x --for", "ti")):
-        asked = {COMPLETION: "fish_complete", "COMP_WORDS": words, "COMP_CWORD": current}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True,
-            text=True, check=True,
-        )  # fmt: skip
-        assert current in done.stdout
-        assert not set(done.stderr.split()) & {"torch", "optuna", "timm", "transformers"}
+    asked = {COMPLETION: "fish_complete", "COMP_WORDS": "planner tune", "COMP_CWORD": "native:s"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert "native:swin_tiny" in done.stdout
+    assert not set(done.stderr.split()) & {"torch", "optuna", "timm", "transformers"}
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from threading import Thread
@@ -15,7 +14,6 @@ from threading import Thread
 import pytest
 
 from planner.cli import main
-from planner.watching.explaining import opening
 from planner.watching.explaining.explanation import explain
 from tests.explaining.messages import MESSAGES
 from tests.explaining.test_snapshots import failed_snapshot
@@ -37,19 +35,6 @@ def test_a_log_is_explained_with_levers(tmp_path: Path, capsys) -> None:  # type
     assert found["kind"] == "log"
     assert found["relief"]["levers"]
     assert found["expected"]["setting"]["batch_size"] == 64
-
-
-def test_a_card_without_bf16_was_trained_in_fp16(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
-    """As `planner estimate` takes it, and not refused for a precision that nobody named."""
-    log = tmp_path / "train.log"
-    log.write_text(MESSAGE)
-    model = tmp_path / "model.json"
-    model.write_text(tiny().model_dump_json())
-    assert main(["explain", str(log), str(model), "--gpu", "T4", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["expected"]["setting"]["precision"] == "fp16"
-    asked_bytes = {lever["command"].split("--memory ")[1] for lever in found["relief"]["levers"]}
-    assert all(text.endswith("MiB") for text in asked_bytes)
 
 
 def test_what_is_not_recognised_is_status_1_and_what_is_wrong_2(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
@@ -97,37 +82,3 @@ def test_a_pipe_is_read_once(what: str, tmp_path: Path, monkeypatch) -> None:  #
     assert found == {**expected, "source": f"/dev/fd/{ours}"}
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(os.fdopen(piped(data), "rb")))
     assert explain("-").to_json() == {**expected, "source": "standard input"}
-
-
-def test_a_named_pipe_is_waited_for_and_not_without_end(
-    tmp_path: Path, monkeypatch, capsys
-) -> None:  # type: ignore[no-untyped-def]
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with subprocess.Popen(["sh", "-c", 'printf "%s" "$1" > "$2"', "sh", MESSAGE, str(pipe)]):
-        assert main(["explain", str(pipe)]) == 0
-    monkeypatch.setattr(opening, "_WAIT_SECONDS", 0.01)
-    assert main(["explain", str(pipe)]) == 2
-    said = capsys.readouterr().err
-    assert "nobody has opened it to write" in said
-    (tmp_path / "train.log").write_text(MESSAGE)
-    way_out = said.splitlines()[-1].partition(": ")[2]
-    way_out = way_out.replace("planner", f"{sys.executable} -m planner", 1)
-    done = subprocess.run(way_out, shell=True, cwd=tmp_path, env=os.environ, capture_output=True)
-    assert done.stdout.startswith(b"Out of memory")
-
-
-def test_a_writer_that_is_silent_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.cli.explain._PATIENCE_SECONDS", 0.01)
-    ours, theirs = os.pipe()
-    said = []
-
-    def end_when_told(text: str, err: bool = False) -> None:
-        if text.startswith("Still at"):
-            said.append(text)
-            os.close(theirs)
-
-    monkeypatch.setattr("planner.cli.explain.click.echo", end_when_told)
-    assert main(["explain", f"/dev/fd/{ours}"]) == 1
-    os.close(ours)
-    assert "it is read until its writer ends" in said[0]

@@ -188,12 +188,6 @@ def test_no_line_ends_in_a_traceback(files: tuple[str, ...], capsys: Any) -> Non
     assert statuses[2] > statuses[0] > 0
 
 
-@pytest.mark.release
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
-def test_none_of_ten_thousand_lines_does(files: tuple[str, ...], capsys: Any) -> None:
-    run_lines(1, 10_000, files, capsys)
-
-
 def test_every_command_is_among_the_lines() -> None:
     lines = Lines(0, ("file",))
     assert {lines.line()[0] for _ in range(300)} == set(COMMANDS) == set(cli.list_commands(None))  # type: ignore[arg-type]

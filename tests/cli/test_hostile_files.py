@@ -127,8 +127,3 @@ def test_no_file_of_a_run_ends_a_command_in_a_traceback(whole: Path, capsys: Any
     statuses = read_mutants(whole, 0, 20, capsys)
     assert statuses[0]
     assert statuses[1] + statuses[2]
-
-
-@pytest.mark.release
-def test_nor_does_one_of_many(whole: Path, capsys: Any) -> None:
-    read_mutants(whole, 1, 3000, capsys)

@@ -17,7 +17,6 @@ from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import TrainSetting
 from planner.report.page.rendering import is_page
 from search.loop.study.records import append_records
-from search.report.run import Run
 from tests.search.tables import make_record
 
 SMALL = "native:swin_tiny"
@@ -64,23 +63,17 @@ def test_it_draws_runs_beside_models(page: str, run_folder: str) -> None:
 
 
 def test_the_whole_catalogue_is_ranked_on_one_page(page: str) -> None:
-    result = report(SMALL, *OPTIONS, "--gpu", "all", "--output", page)
+    result = report(SMALL, *OPTIONS, "--set", "depths=1,1,1,1", "--gpu", "all", "--output", page)
     assert result.exit_code == 0, result.output
     assert "fp16 instead: " in result.stderr
     assert Path(page).stat().st_size < 5_000_000
     assert "are compared above, and not shown one by one" in Path(page).read_text()
 
 
-def test_all_cards_are_judged_each_by_itself(page: str) -> None:
-    for option in ("--memory=3GiB", "--gpus=2", "--link=nvlink-a100"):
-        said = refused(SMALL, "--gpu", "all", option, "--output", page)
-        assert f"does not go with {option.split('=')[0]}" in said
-
-
 def test_a_model_is_drawn_without_torch_and_without_optuna(page: str) -> None:
     code = (
         "import sys\nfrom planner.cli import main\n"
-        f"main(['report', {SMALL!r}, '--gpu', 'rtx4090', '--output', {page!r}])\n"
+        f"main(['report', {SMALL!r}, *{OPTIONS!r}, '--gpu', 'rtx4090', '--output', {page!r}])\n"
         "print([name for name in ('torch', 'optuna', 'sqlalchemy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -88,34 +81,11 @@ def test_a_model_is_drawn_without_torch_and_without_optuna(page: str) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_folder_that_is_not_there_is_told(page: str, run_folder: str) -> None:
-    said = refused(f"{run_folder}s", "--output", page)
-    assert "does not exist." in said
-    assert "A RUN is the --output of a 'planner tune'" in said
-
-
-def test_a_mistyped_model_is_told_with_its_neighbours(page: str) -> None:
-    assert "Did you mean 'swin_tiny'" in refused("native:swin_tyny", "--output", page)
-
-
-def test_options_of_a_model_have_no_effect_on_a_run(page: str, run_folder: str) -> None:
-    said = refused(run_folder, "--gpu", "rtx4090", "--set", "ema=true", "--trace", "--output", page)
-    assert said.startswith("--gpu, --set, --trace: nothing is estimated")
-    said = refused(SMALL, "--study-name", "mine", "--output", page)
-    assert "--study-name is for the study of a RUN" in said
-
-
 def test_nothing_is_drawn_twice(page: str, run_folder: str) -> None:
     """A run neither by two of its names."""
     same_run = (run_folder, f"{run_folder}/../tuned")
     for twice in (same_run, (SMALL, SMALL, *OPTIONS), (SMALL, "--gpu", "rtx4090,RTX 4090")):
         assert "is named twice" in refused(*twice, "--output", page)
-
-
-def test_more_than_a_page_can_compare_is_refused(page: str) -> None:
-    many = ",".join(map(str, range(2, 104)))
-    said = refused(SMALL, *OPTIONS, "--batch-size", many, "--output", page)
-    assert "compares 100 estimates and runs at most" in said
 
 
 def test_somebody_s_file_is_replaced_only_by_force(page: str) -> None:
@@ -126,26 +96,13 @@ def test_somebody_s_file_is_replaced_only_by_force(page: str) -> None:
     assert report(SMALL, *OPTIONS, "--output", page).exit_code == 0  # it is ours now
 
 
-def test_a_link_is_replaced_only_by_force_and_stays_a_link(page: str, tmp_path: Path) -> None:
-    there = tmp_path / "there.html"
-    assert report(SMALL, *OPTIONS, "--output", str(there)).exit_code == 0
-    Path(page).symlink_to(there)
-    assert "exists" in refused(SMALL, *OPTIONS, "--output", page)
-    assert report(SMALL, *OPTIONS, "--output", page, "--force").exit_code == 0
-    assert Path(page).is_symlink()
-    assert not there.is_symlink()
-
-
 @pytest.mark.parametrize(
     ("output", "said"),
     [
         (".", "is a folder, and a page is one file"),
         ("-", "ends in .html or .htm, and '-' does not"),
-        ("page.pdf", "ends in .html"),
         ("nowhere/page.html", "the folder 'nowhere' does not exist"),
-        ("x" * 300 + ".html", "cannot be written: File name too long"),
         ("pipe.html", "is no file that can be replaced"),
-        ("folder.html", "is a folder"),
     ],
 )
 def test_an_output_that_can_be_no_page_is_refused_first(
@@ -153,7 +110,6 @@ def test_an_output_that_can_be_no_page_is_refused_first(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe.html")
-    Path("folder.html").mkdir()
     assert said in refused("native:no_such_model", "--output", output, "--force")
 
 
@@ -179,13 +135,6 @@ def test_python_writes_the_same_page(page: str, run_folder: str) -> None:
     assert "<title>Mine</title>" in path.read_text()
 
 
-def test_python_takes_one_target_of_any_kind(page: str, run_folder: str) -> None:
-    assert search.write_report(Path(run_folder), page)
-    assert search.write_report(search.report_estimate(SMALL, batch_size=2), page)
-    kept = Run(Path(run_folder), None, (make_record(TrainSetting(batch_size=8)),))
-    assert search.write_report(kept, page)
-
-
 def test_python_refuses_what_the_command_refuses(page: str, run_folder: str) -> None:
     with pytest.raises(UsageError, match="gpu: nothing is estimated"):
         search.write_report(run_folder, page, gpu="rtx4090")
@@ -193,10 +142,3 @@ def test_python_refuses_what_the_command_refuses(page: str, run_folder: str) -> 
         search.write_report([run_folder, run_folder], page)
     with pytest.raises(UsageError, match="a report needs a run or a model"):
         search.write_report([], page)
-    with pytest.raises(UsageError, match="no such field"):
-        search.write_report(SMALL, page, batchsize=4)
-    Path(page).write_text("my notes")
-    with pytest.raises(PlannerError, match="did not write it"):
-        search.write_report(SMALL, page)
-    with pytest.raises(PlannerError, match="cannot be written"):
-        search.write_report(SMALL, "a\0b.html")

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.estimation.estimate import estimate
-from tests.cli.test_estimate import TINY, invoke, run, tiny
+from tests.cli.test_estimate import invoke, run, tiny
 
 __all__ = ["tiny"]
 
@@ -30,11 +29,6 @@ def test_several_gpus_without_a_parallelism_run_ddp_and_it_is_said(tiny: str) ->
     assert "run ddp" not in invoke(tiny, *A100, "--gpus", "2", "--parallelism", "ddp").stdout
 
 
-def test_a_row_has_the_options_of_its_own_parallelism(tiny: str) -> None:
-    found = rows(tiny, "--gpus", "1,2", "--set", "ddp_bucket_view=true")
-    assert [f["setting"]["ddp_bucket_view"] for f in found] == [False, True]
-
-
 def test_a_global_batch_is_split_over_gpus_and_micro_batches(tiny: str) -> None:
     found = rows(tiny, *A100, "--gpus", "1,2,4", "--global-batch", "64", "--accumulate", "2")
     assert [f["setting"]["batch_size"] for f in found] == [32, 16, 8]
@@ -50,14 +44,6 @@ def test_the_learning_rate_follows_the_global_batch_by_two_rules(tiny: str) -> N
     assert without["scaling"]["learning_rate"] == {"linear": None, "square_root": None}
 
 
-def test_one_gpu_is_as_efficient_as_itself(tiny: str) -> None:
-    found = rows(tiny, *A100, "--gpus", "1,2")
-    assert found[0]["scaling"]["efficiency"] == 1.0
-    assert found[1]["scaling"]["all_images_per_second"] == pytest.approx(
-        2 * found[1]["throughput"]["images_per_second"]
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "law", "way_out"),
     [
@@ -70,13 +56,9 @@ def test_one_gpu_is_as_efficient_as_itself(tiny: str) -> None:
         (("--gpus", "2", "--link", "pcie6"), "unknown link 'pcie6'. Did you mean 'pcie", "no-p2p"),
         (("--gpus", "4", "--link", "nvlink-bridge-h100"), "joins at most 2 GPUs in a machine",
          "--nodes 2"),
-        (("--gpus", "2", "--link", "no/such.json"), "no/such.json cannot be read", ""),
         (("--gpus", "2", "--link", "8xib-hdr"), "8xib-hdr joins machines, and there is one",
          "--nodes"),
         (("--gpus", "4", "--nodes", "3"), "cannot be split over 3 nodes: choose a multiple", ""),
-        (("--gpus", "two"), "--gpus takes a whole number from 1 on, not 'two'", "--gpus 8"),
-        (("--gpus", "2", "--parallelism", "dpp"), "parallelism", "ddp"),
-        (("--gpus", ""), "--gpus has no value", ""),
         (("--gpus", "2", "--set", "world_size=4"), "world_size is given twice", ""),
     ],
 )  # fmt: skip
@@ -93,36 +75,3 @@ def test_what_cannot_be_is_refused_with_the_way_out(
     assert not out
     assert law in err
     assert way_out in err
-
-
-def test_the_table_says_what_each_kind_rests_on(tiny: str) -> None:
-    text = " ".join(
-        invoke(tiny, *A100, "--gpus", "1,2", "--parallelism", "fsdp,zero1").stdout.split()
-    )
-    assert "- nvlink-a100 between GPUs" in text
-    assert "- zero1: ZeRO-1 as DeepSpeed" in text
-    assert "a CUDA context of" not in text
-
-
-def test_the_largest_batch_is_timed_over_the_link_that_was_named(tiny: str) -> None:
-    rates = [
-        rows(tiny, *A100, "--gpus", "8", "--max-batch", "--precision", "bf16",
-             "--checkpointing", "none", "--link", link)[0]["estimate"]["throughput"]
-        for link in ("pcie3", "nvlink-a100")
-    ]  # fmt: skip
-    assert [rate["communication"]["link"] for rate in rates] == ["pcie3", "nvlink-a100"]
-
-
-def test_gpus_that_nobody_knows_the_link_of_need_one_named(
-    tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only time needs it: an estimate in Python leaves communication out."""
-    arguments = ("estimate", tiny, "--gpu", "gh200", "--gpus", "2", "--parallelism", "fsdp")
-    status, _, err = run(capsys, monkeypatch, *arguments)
-    assert status == 2
-    assert "Name it with --link: nvlink-v100" in err
-    assert run(capsys, monkeypatch, *arguments, "--link", "nvlink-h100")[0] == 0
-    found = estimate(TINY, gpu="gh200", world_size=2, parallelism="fsdp")
-    assert found.throughput is not None
-    assert found.throughput.communication is None
-    assert "communication between devices" in " ".join(found.left_out)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from planner.core.units import GIB, MIB
 from planner.machine.hardware import find_gpu
-from planner.throughput.bench import Bench, Trial, best_of_rounds
+from planner.throughput.bench import Bench, best_of_rounds
 from planner.throughput.measured import (
     Workload,
     load_rates,
     measure_rates,
-    measuring_environment,
     rates_path,
     save_rates,
     why_impossible,
@@ -39,7 +35,15 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def measured() -> DeviceRates:
-    return measure_rates("cpu", TINY)
+    """The precision of fp32 matmuls is left as it was."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        found = measure_rates("cpu", TINY)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return found
 
 
 def test_every_rate_is_measured(measured: DeviceRates) -> None:
@@ -51,16 +55,6 @@ def test_every_rate_is_measured(measured: DeviceRates) -> None:
     assert not measured.asynchronous
     assert measured.basis.startswith("measured on ")
     assert "torch" in measured.basis
-
-
-def test_the_precision_of_fp32_matmuls_is_left_as_it_was() -> None:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        measure_rates("cpu", TINY)
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def test_what_disturbs_for_a_while_falsifies_no_dtype() -> None:
@@ -80,28 +74,6 @@ def test_what_disturbs_for_a_while_falsifies_no_dtype() -> None:
     assert taken == ["a", "b", "c"] * 3, "in turns"
 
 
-def test_waiting_for_other_processes_is_no_time_of_a_cpu() -> None:
-    bench = Bench(torch.device("cpu"), TINY)
-    assert bench._sample(Trial(lambda: time.sleep(0.2)), 1) < 0.1
-    busy = Trial(lambda: sum(range(10**6)))
-    assert bench._sample(busy, 1) > 0
-
-
-def test_a_measuring_process_waits_asleep_and_numbers_gpus_by_bus(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
-    with measuring_environment():
-        assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
-        assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST", "what is said already holds"
-    assert "OMP_WAIT_POLICY" not in os.environ
-    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
-    monkeypatch.delenv("CUDA_DEVICE_ORDER")
-    with measuring_environment():
-        assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-
-
 def test_attention_is_timed_as_a_swin_trains_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a bias that needs a gradient, which decides the kernel, and with its backward."""
     needed: list[bool] = []
@@ -117,13 +89,6 @@ def test_attention_is_timed_as_a_swin_trains_it(monkeypatch: pytest.MonkeyPatch)
     assert needed == [True]
     assert [g.shape[-2] for g in gradients] == [49] * 4  # type: ignore[attr-defined]
     assert trial.work == 3.5 * 4 * 4 * 3 * 49 * 49 * 32  # 4 windows of one image of 14 x 14
-
-
-def test_cards_of_one_name_and_another_memory_have_their_own(measured: DeviceRates) -> None:
-    save_rates(measured, memory_bytes=40 * GIB)
-    assert load_rates(measured.name, memory_bytes=40 * GIB - 200 * MIB) == measured
-    assert load_rates(measured.name, memory_bytes=80 * GIB) is None
-    assert load_rates(measured.name) is None
 
 
 @pytest.mark.parametrize("rates", [rates_for(find_gpu("h200")), None])

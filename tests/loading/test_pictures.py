@@ -38,9 +38,3 @@ def test_cmyk_keeps_its_colours() -> None:
     red.save(buffer, "JPEG", quality=95)
     pixel = decode_with_pil(buffer.getvalue()).getpixel((4, 4))
     assert all(abs(a - b) < 12 for a, b in zip(pixel, (200, 30, 30), strict=True))
-
-
-def test_a_float_picture_keeps_its_greys() -> None:
-    buffer = BytesIO()
-    Image.new("F", (4, 4), 127.0).save(buffer, "TIFF")
-    assert decode_with_pil(buffer.getvalue()).getpixel((0, 0)) == (127, 127, 127)

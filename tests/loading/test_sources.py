@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.core.errors import UsageError
-from planner.training.loading.folder import find_pictures, split_folder
+from planner.training.loading.folder import find_pictures
 from planner.training.loading.items import FolderItems
 from planner.training.loading.pictures import BadItemError
 from planner.training.loading.sources import expand_shards, find_source
@@ -45,29 +44,6 @@ def test_they_are_those_of_torchvisions_image_folder(tmp_path: Path) -> None:
     assert ours == set(folders.ImageFolder(root).samples)
 
 
-def test_train_and_val(tmp_path: Path) -> None:
-    root = tmp_path / "data"
-    folder_of(root / "train", 6)
-    folder_of(root / "val", 2)
-    assert find_source(str(root)).num_items == 6
-    assert split_folder(root, train=False) == root / "val"
-
-
-def test_an_empty_class_is_named(tmp_path: Path) -> None:
-    root = folder_of(tmp_path / "data")
-    (root / "bird").mkdir()
-    assert "ImageFolder refuses it" in messages(root)["bird"]
-    assert find_source(str(root)).num_classes == 3
-
-
-def test_what_is_no_picture_is_counted(tmp_path: Path) -> None:
-    root = folder_of(tmp_path / "data")
-    for number in range(3):
-        (root / "cat" / f"{number}.txt").write_text("no picture")
-    (fault,) = find_source(str(root)).faults
-    assert (fault.count, fault.message) == (3, "no picture (.txt)")
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
 def test_what_has_no_end_is_no_picture(tmp_path: Path) -> None:
     """Nor does it become one by being named a picture, or being put there later."""
@@ -84,12 +60,6 @@ def test_what_has_no_end_is_no_picture(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(BadItemError, match="no regular file"):
         items.read(0)
-
-
-def test_a_picture_of_no_class_is_named(tmp_path: Path) -> None:
-    root = folder_of(tmp_path / "data")
-    (root / "stray.jpg").write_bytes(encoded())
-    assert "outside of the folders of classes" in messages(root)["stray.jpg"]
 
 
 def test_a_link_that_leads_back_ends(tmp_path: Path) -> None:
@@ -129,21 +99,6 @@ def test_a_folder_without_rights_is_named(tmp_path: Path) -> None:
     assert said == "8 cat a folder that cannot be read: Permission denied\n"
 
 
-def test_a_typing_mistake_gets_one_line_and_the_nearest_name(tmp_path: Path) -> None:
-    folder_of(tmp_path / "imagenet")
-    with pytest.raises(UsageError) as caught:
-        find_source(str(tmp_path / "imagenett"))
-    assert caught.value.message == (
-        f"there is no folder or file '{tmp_path}/imagenett'. "
-        f"Did you mean '{tmp_path}/imagenet'?"
-    )  # fmt: skip
-
-
-def test_a_folder_without_pictures_says_what_is_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no pictures in folders of classes"):
-        find_source(str(tmp_path))
-
-
 def test_the_fingerprint_follows_the_data(tmp_path: Path) -> None:
     root = folder_of(tmp_path / "data")
     first = find_source(str(root)).fingerprint
@@ -167,23 +122,3 @@ def test_a_factory_is_found_and_not_imported() -> None:
     assert source.kind == "factory"
     assert source.fingerprint
     assert "tests.loading.exploding" not in sys.modules
-
-
-def test_finding_data_imports_no_torch(tmp_path: Path) -> None:
-    root = folder_of(tmp_path / "data", 2)
-    code = (
-        "import sys; from planner.training.loading.sources import find_source;"
-        "find_source(sys.argv[1]); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code, str(root)], check=True)
-
-
-def test_names_that_are_no_text(tmp_path: Path) -> None:
-    """A file system holds bytes; a record holds text."""
-    root = folder_of(tmp_path / "data", 2)
-    (root / "cat" / os.fsdecode(b"b\xffd.jpg")).write_bytes(encoded())
-    pictures = find_pictures(root)
-    (root / os.fsdecode(b"empty-\xfe")).mkdir()
-    assert find_source(str(root)).model_dump_json()
-    assert len(pictures) == 3
-    assert all((root / pictures.name(i)).is_file() for i in range(3))

@@ -18,8 +18,6 @@ from planner.machine.host import Host
 from planner.report.data import data_text
 from search.loader.advice import (
     Advised,
-    all_faults,
-    bound_line,
     warnings_of,
     ways_out,
 )
@@ -45,46 +43,12 @@ def advised(bound: LoaderBound = "decode", host: Host = HOST) -> Advised:
     return Advised(record(bound), [record(bound)], host, SOURCE, 0.5)
 
 
-def test_smaller_pictures_are_worth_what_the_stages_say() -> None:
-    """Half of the pixels: 3 of 10 ms are saved, so 800 images/s become 800 / 0.7."""
-    (first, *_) = ways_out(advised())
-    assert "256 px" in first
-    assert "about 1143 images/s instead of 800 (predicted)" in first
-
-
-def test_each_bound_has_its_ways_out() -> None:
-    assert any("shards" in way for way in ways_out(advised("disk")))
-    assert any("bytes and divide" in way for way in ways_out(advised("main process")))
-    assert any("Pin the memory" in way for way in ways_out(advised("copy")))
-    assert any("processors" in way for way in ways_out(advised("transform")))
-
-
-def test_few_workers_are_told_to_be_more_before_processors_are() -> None:
-    """Two workers on eight processors: 400 images/s each; unless more of them were measured."""
-    two = record(setting=LoaderSetting(workers=2, pin_memory=False))
-    held = replace(advised(), chosen=two, ran=[two])
-    (more,) = (way for way in ways_out(held) if "workers" in way)
-    assert "2 processes loaded on 8 processors" in more
-    assert "400 images/s" in more
-    assert not any("More processors" in way for way in ways_out(held))
-    assert "bound by decode in 2 processes:" in bound_line(held)
-    measured = ways_out(replace(held, ran=[two, record()]))
-    assert any("More processors" in way for way in measured)
-    assert not any("More workers" in way for way in measured)
-
-
 def test_a_machine_that_was_not_quiet_is_told_and_gives_no_advice() -> None:
     flag = f"{OTHERS_RAN} 1.8 of 2 processors busy meanwhile (load average 20)"
     busy = record().model_copy(update={"flags": (flag,)})
     (said,) = warnings_of(HOST, SOURCE, [busy, record()])
     assert said.startswith(f"1 of 2 probes were not alone: {flag}.")
     assert ways_out(replace(advised(), chosen=busy)) == []
-
-
-def test_a_decoder_that_cannot_run_here_is_not_advised() -> None:
-    assert any("torchvision-jpeg" in way for way in ways_out(advised()))
-    without = replace(advised(), unsupported=frozenset({"torchvision-jpeg"}))
-    assert not any("torchvision-jpeg" in way for way in ways_out(without))
 
 
 def test_memory_is_what_the_control_group_allows() -> None:
@@ -116,17 +80,6 @@ def test_what_is_in_the_way_is_told_with_the_way_out() -> None:
         assert words in said
     assert warnings_of(HOST, SOURCE, [record()]) == []
     assert "remount" in warnings_of(replace(small, container=None), SOURCE, [])[0]
-
-
-def test_broken_items_are_added_up() -> None:
-    fault = ItemFault(item="a.jpg", message="truncated", count=2)
-    other = ItemFault(item="b.jpg", message="empty")
-    broken = record().model_copy(update={"faults": (other, fault)})
-    source = SOURCE.model_copy(update={"faults": (other,)})
-    assert [(f.item, f.count) for f in all_faults(source, [broken, broken])] == [
-        ("a.jpg", 4),
-        ("b.jpg", 3),
-    ]
 
 
 def test_the_answer_has_the_loader_its_rate_and_the_rest() -> None:

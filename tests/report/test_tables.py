@@ -12,7 +12,6 @@ from planner.estimation.scaling import scaled
 from planner.machine.hardware import find_gpu
 from planner.report.advice import advice_text
 from planner.report.scaling import scaling_table
-from planner.report.settings import describe_changes, describe_setting
 from planner.report.tables import breakdown_table, estimate_table, verdict
 from planner.throughput.result import Throughput
 
@@ -89,30 +88,6 @@ def test_a_verdict_says_by_how_much_and_how_surely() -> None:
     assert "--gpu" in verdict(make())
 
 
-def test_what_does_not_fit_gets_the_command_that_finds_ways() -> None:
-    advised = (
-        "Next: 'planner advise' with the same model, batch and device finds ways to make it fit."
-    )
-    text = breakdown_table(make(fits=False, budget_bytes=900 * MIB))
-    assert advised in text.splitlines()[:5]
-    fits = breakdown_table(make(fits=True, budget_bytes=2 * GIB))
-    assert "looks for faster ways; 'planner tune' measures them." in " ".join(fits.splitlines()[:5])
-    assert "Next:" not in breakdown_table(make())
-
-
-def test_one_row_for_each_combination_with_the_fields_that_differ() -> None:
-    settings = [TrainSetting(batch_size=b, optimizer=o) for b in (32, 64) for o in ("adamw", "sgd")]
-    text = estimate_table([make(setting=s) for s in settings])
-    header, rows = text.splitlines()[:2], text.splitlines()[3:7]
-    assert not text.splitlines()[7]
-    assert [row.split()[0] for row in rows] == ["32", "32", "64", "64"]
-    assert "optimizer" in " ".join(header)
-    assert "accumulate" not in " ".join(header)
-    assert "model" not in " ".join(header)
-    assert "fits" not in " ".join(header)
-    assert "images/s" not in " ".join(header)
-
-
 def test_a_table_says_once_how_sure_it_is_and_what_it_rests_on() -> None:
     settings = [TrainSetting(compile=c) for c in ("off", "default", "max-autotune")]
     shared, own = "context 200 MiB", "tuned by nobody"
@@ -145,15 +120,3 @@ def test_a_compiled_step_that_was_not_traced_is_a_range_in_every_table() -> None
     advice = advise("native:swin_tiny", batch_size=64, gpu="rtx 3090", keep=["checkpointing"])
     assert advice.waterfall[-1].as_eager
     assert "not traced" in advice_text(advice).partition("change by change")[2]
-
-
-def test_a_setting_is_described_by_what_is_not_default() -> None:
-    assert describe_setting(TrainSetting()) == "batch 64, bf16, adamw, checkpointing none"
-    text = describe_setting(TrainSetting(accumulate=4, ema=True, compile="reduce-overhead"))
-    assert text.endswith("accumulate 4, compile reduce-overhead, ema")
-
-
-def test_two_settings_are_told_apart_in_the_same_words() -> None:
-    changed = TrainSetting(batch_size=32, compile="default")
-    assert describe_changes(changed, TrainSetting()) == "batch 32, compile default"
-    assert describe_changes(changed, changed) == "the same setting"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core.errors import PlannerError
-from planner.ledger.ledger import Ledger
 from planner.report.live import step_live_bytes
 from planner.report.timeline import timeline_text
 from tests.report.ledgers import layered_ledger
@@ -32,16 +29,6 @@ def test_the_steady_step_is_walked_and_its_peak_named() -> None:
     assert live.total[-1] == 96 * MIB
 
 
-def test_the_first_step_can_be_asked_for() -> None:
-    live = step_live_bytes(layered_ledger(), step=0)
-    assert live.peak_bytes == (32 + 400 + 30) * MIB
-    assert live.phases[0].name == "build"
-    with pytest.raises(PlannerError, match="no optimizer step 2"):
-        step_live_bytes(layered_ledger(), step=2)
-    with pytest.raises(PlannerError, match="at all"):
-        step_live_bytes(Ledger((), 1, 0))
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 200))
 def test_categories_add_up_and_thinning_keeps_the_peak(
@@ -57,16 +44,6 @@ def test_categories_add_up_and_thinning_keeps_the_peak(
     assert len(points) == len(bounds)
     assert points == sorted(set(points))
     assert live.peak in points
-
-
-@pytest.mark.parametrize(("width", "height"), [(60, 8), (100, 20), (140, 30)])
-def test_the_terminal_form_keeps_its_width(width: int, height: int) -> None:
-    text = timeline_text(layered_ledger(), width, height)
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= width
-    assert len([line for line in lines if "│" in line]) == height + 1
-    assert "peak 526.00 MiB: forward" in lines[0]
-    assert "activations 400.00 MiB" in text
 
 
 PICTURE = """\

@@ -41,7 +41,7 @@ class SlowProber:
         if self.calls == 2 and "--wait" in sys.argv:
             try:
                 print("waiting", file=sys.stderr, flush=True)
-                time.sleep(60)
+                time.sleep(600)
             finally:
                 with suppress(OSError):  # its terminal was closed
                     print("winding up", file=sys.stderr, flush=True)

@@ -12,7 +12,6 @@ from torch import nn
 from planner.core.errors import UnsupportedError
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.libraries.checkpointing import checkpoint_in_place, repeated_blocks
-from planner.training.compilation import compile_blocks
 from planner.training.tasks.compiling import compile_as_set
 from planner.training.tasks.making import as_task
 
@@ -59,11 +58,6 @@ def test_a_whole_model_is_compiled_beside_itself() -> None:
     assert call._orig_mod is module
     eager = TrainSetting()
     assert compile_as_set(module, as_task(module, OWN, eager), OWN, eager) is None
-
-
-def test_the_limit_of_graphs_holds_two_for_each_block() -> None:
-    compile_blocks(list(stack(24)), mode="default")
-    assert torch._dynamo.config.recompile_limit >= 48
 
 
 def test_a_module_without_blocks_is_refused() -> None:

@@ -66,12 +66,3 @@ def test_manual_optimization_is_refused() -> None:
 
     with pytest.raises(UnsupportedError, match="automatic_optimization is False"):
         trace_estimate(MODEL, SETTING, Manual)
-
-
-def test_several_optimizers_are_refused() -> None:
-    class Several(WithLoader):
-        def configure_optimizers(self) -> Any:
-            return [torch.optim.SGD(self.parameters(), lr=0.1)] * 2, []
-
-    with pytest.raises(UnsupportedError, match="a list of 2, not one optimizer"):
-        trace_estimate(MODEL, SETTING, Several)

@@ -15,14 +15,9 @@ from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
 from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
 from planner.estimation.estimate import estimate_ledger, resolve  # noqa: E402
 from planner.ledger.cache import decode, encode  # noqa: E402
-from planner.libraries.building import build_for  # noqa: E402
-from planner.machine.hardware.catalogue import find_gpu  # noqa: E402
-from planner.report.tables import breakdown_table, estimate_table  # noqa: E402
-from planner.trace.faults import BrokenTraceError  # noqa: E402
+from planner.report.tables import breakdown_table  # noqa: E402
 from planner.trace.ledger import trace_estimate  # noqa: E402
-from planner.trace.run import trace_training  # noqa: E402
 from planner.training.tasks import ContractError, task_for  # noqa: E402
-from planner.training.tasks.trees import outline  # noqa: E402
 
 OWN = """
     import torch
@@ -80,10 +75,6 @@ OWN = """
         def loss(self, module, batch):
             return dense_loss(module, batch).detach()
 
-    class NoModule(Volumes):
-        def module(self):
-            return None
-
     def dense_module():
         return Dense()
 
@@ -123,24 +114,6 @@ def test_every_form_of_a_task_is_traced_alike(own: str, name: str) -> None:
     assert [type(event) for event in ledger.events] == [type(event) for event in expected.events]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "pure-bf16"])
-def test_floats_of_a_batch_follow_the_setting(own: str, precision: str) -> None:
-    setting = TrainSetting.model_validate(
-        {"batch_size": 2, "precision": precision, "memory_format": "channels_last"}
-    )
-    batch = task_for(factory(own, "Volumes"), setting).batch(2, torch.device("cpu"))
-    pure = precision == "pure-bf16"
-    assert batch["image"].dtype is (torch.bfloat16 if pure else torch.float32)
-    assert batch["label"].dtype is torch.int64
-    trace_estimate(factory(own, "Volumes"), setting)
-
-
-def test_validation_takes_a_batch_of_the_task(own: str) -> None:
-    setting = SETTING.model_copy(update={"validation_batch_size": 3})
-    ledger = trace_estimate(factory(own, "ReadsItsData"), setting)
-    assert "validation" in {getattr(event, "phase", "") for event in ledger.events}
-
-
 def test_a_task_may_make_its_optimizer(own: str) -> None:
     model = factory(own, "OwnOptimizer")
     with_state = trace_estimate(factory(own, "Volumes"), SETTING)
@@ -155,28 +128,6 @@ def test_a_task_may_make_its_optimizer(own: str) -> None:
     task_for(model, SETTING.model_copy(update={"optimizer": "own"}))
     with pytest.raises(UnsupportedError, match="makes its own optimizer, and not adamw-fused"):
         task_for(model, SETTING.model_copy(update={"optimizer": "adamw-fused"}))
-
-
-def test_an_optimizer_that_nobody_makes_is_refused(own: str) -> None:
-    setting = SETTING.model_copy(update={"optimizer": "own"})
-    with pytest.raises(UnsupportedError, match="and this model makes none"):
-        trace_estimate(factory(own, "Volumes"), setting)
-
-
-def test_an_estimate_is_in_what_the_task_counts(own: str) -> None:
-    model, gpu = factory(own, "Volumes"), find_gpu("rtx-3090")
-    found = estimate_ledger(model, resolve(model, SETTING)[1], trace_estimate(model, SETTING), gpu)
-    assert found.unit == "volumes"
-    for text in (breakdown_table(found), estimate_table([found, found])):
-        assert " volumes/s" in text
-        assert "images" not in text
-        assert "samples" not in text
-
-
-def test_another_loss_than_the_tasks_own_is_refused(own: str) -> None:
-    setting = SETTING.model_copy(update={"loss": "soft-target"})
-    with pytest.raises(UnsupportedError, match="is its own, and not soft-target"):
-        task_for(factory(own, "Volumes"), setting)
 
 
 @pytest.mark.parametrize(
@@ -237,14 +188,12 @@ def broken(folder: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> Facto
          "module() of {} raised TypeError", "module()"),
         ("def batch(self, size, device): return open('/none')",
          "batch() of {} raised FileNotFoundError", "batch(2, cpu)"),
-        ("def batch(self, size): return None", "batch() of {} raised TypeError", "batch(2, cpu)"),
         ("def optimizer(self, parameters): return torch.optim.SGD(self.all)",
          "optimizer() of {} raised AttributeError", "optimizer(a list of 2 parameters)"),
         ("def blocks(self, module): return module.layers", "blocks() of {} raised AttributeError",
          "blocks(a Linear)"),
         ("def loss(self, module, batch): return math.sqrt(2) * module(batch).sum()",
          "loss() of {} raised NameError", "loss(module, batch)"),
-        ("def loss(self, batch): return 0", "loss() of {} raised TypeError", "loss(module, batch)"),
     ],
 )  # fmt: skip
 def test_a_method_that_raises_is_named_by_its_line(
@@ -259,16 +208,6 @@ def test_a_method_that_raises_is_named_by_its_line(
     line = f"{file}:{len(file.read_text().splitlines())}: "
     assert caught.value.message.startswith(f"{raised.format(model.title)} at {line}")
     assert caught.value.way_out == f"It was called as {called}: mend it there."
-
-
-@pytest.mark.parametrize("raised", ["assert int(torch.tensor(1)) > len(batch)", "len(3)"])
-def test_what_another_batch_or_setting_may_mend_is_no_fault_of_the_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: str
-) -> None:
-    model = broken(tmp_path, monkeypatch, f"def loss(self, module, batch): {raised}")
-    with pytest.raises(BrokenTraceError) as caught:
-        trace_training(build_for(model, SETTING), model, SETTING)
-    assert caught.value.operation == "", "no operation of torch raised it"
 
 
 @pytest.mark.parametrize(
@@ -289,16 +228,6 @@ def test_a_step_that_trains_another_module_is_refused(
         trace_estimate(broken(tmp_path, monkeypatch, changed), SETTING)
 
 
-def test_a_batch_that_finds_no_memory_is_no_fault_of_the_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A probe looks at the causes."""
-    model = broken(tmp_path, monkeypatch, "def batch(self, size, device): raise MemoryError")
-    with pytest.raises(ContractError) as caught:
-        task_for(model, SETTING).batch(2, torch.device("cpu"))
-    assert isinstance(caught.value.__cause__, MemoryError)
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -314,31 +243,6 @@ def test_what_a_method_may_not_return_is_told(
 ) -> None:
     with pytest.raises(ContractError, match=re.escape(said)):
         trace_estimate(broken(tmp_path, monkeypatch, changed), SETTING)
-
-
-def test_a_step_that_breaks_is_told_with_the_tasks_own_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And never of the images that only a module would be given."""
-    changed = "def loss(self, module, batch): return module(batch.view(-1, 7)).sum()"
-    with pytest.raises(PlannerError) as caught:
-        trace_estimate(broken(tmp_path, monkeypatch, changed), SETTING)
-    assert caught.value.way_out.startswith("The task's batch was [2, 3] float32. If real tensors")
-    assert "image" not in str(caught.value)
-
-
-def test_a_batch_is_outlined_by_its_shapes() -> None:
-    labels = torch.zeros(2, dtype=torch.int64)
-    given = (torch.zeros(2, 3), {"label": labels, "ids": [labels] * 6, "name": "a"})
-    sixth = ", ".join(["[2] int64"] * 4)
-    assert outline(given) == (
-        f"([2, 3] float32, {{'label': [2] int64, 'ids': [{sixth}, and 2 more], 'name': str}})"
-    )
-
-
-def test_a_task_without_a_module_is_told(own: str) -> None:
-    with pytest.raises(PlannerError, match="returned None, not a torch"):
-        trace_estimate(factory(own, "NoModule"), SETTING)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.schema.result import Recommendation
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.libraries.registry import find_library
-from planner.trainers.emission import TARGETS, emit
+from planner.trainers.emission import TARGETS, Emitted, emit
 from tests.trainers.cases import FakeEstimator, executed, recommendation, tiny
 
 declare_missing_operators()
@@ -74,32 +75,31 @@ def meaning(text: str, filename: str) -> object:
     return values
 
 
+@cache
+def plain(target: str) -> Emitted:
+    return emit(named("swin", target), target, estimator=FakeEstimator())
+
+
 @pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=5, deadline=None)
 @with_injections
 @given(NAMES)
-def test_no_name_becomes_code_or_a_key(target: str, name: str) -> None:
+def test_no_name_becomes_code_or_a_key_or_another_word_of_the_command(
+    target: str, name: str
+) -> None:
     assume(name not in find_library("timm").published)  # a published name is a key, and may be one
-    plain = emit(named("swin", target), target, estimator=FakeEstimator())
+    harmless = plain(target)
     hostile = emit(named(name, target), target, estimator=FakeEstimator())
-    assert meaning(hostile.text, hostile.filename) == meaning(plain.text, plain.filename)
+    assert meaning(hostile.text, hostile.filename) == meaning(harmless.text, harmless.filename)
     if hostile.code:
-        assert meaning(hostile.code, "x.py") == meaning(plain.code, "x.py")
+        assert meaning(hostile.code, "x.py") == meaning(harmless.code, "x.py")
         assert "comment" not in hostile.code[:80]
     for text in (hostile.text, hostile.code):
         first = text.splitlines()[:2]
         assert all("swin" not in line and "coding" not in line for line in first)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=40, deadline=None)
-@with_injections
-@given(NAMES)
-def test_an_allocator_s_configuration_is_one_word_of_the_command(target: str, name: str) -> None:
-    words = shlex.split(emit(named(name, target), target, estimator=FakeEstimator()).launch)
-    plain = shlex.split(emit(named("swin", target), target, estimator=FakeEstimator()).launch)
+    words = shlex.split(hostile.launch)
     assert words[0] == f"PYTORCH_CUDA_ALLOC_CONF={name or 'x'}"
-    assert words[1:] == plain[1:]
+    assert words[1:] == shlex.split(harmless.launch)[1:]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_factory_is_names_wherever_a_result_is_read(factory: str, tmp_path: Pa
         emit(file, "pytorch")
 
 
-@pytest.mark.parametrize("target", ["pytorch", "lightning", "accelerate", "deepspeed"])
+@pytest.mark.parametrize("target", ["pytorch", "accelerate"])
 def test_a_factory_in_a_class_is_imported(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,17 +56,6 @@ def test_a_way_of_advice_is_what_it_says(advice: Advice) -> None:
     assert emit(advice, "pytorch").text == emit(advice.to_json(), "pytorch", way=1).text
 
 
-def test_whose_rates_are_told_is_said() -> None:
-    """Where only a memory was named, by whose they are ordered."""
-    by_memory = advise(tiny(), memory_bytes="2GiB", batch_size=32, keep=["compile"])
-    assert (
-        "on a GPU of 2.00 GiB, at the rates of a100-sxm-80gb"
-        in (emit(by_memory, "pytorch").warnings[0])
-    )
-    bare = estimate(tiny(), batch_size=8, precision="fp32")
-    assert "images/s" not in emit(bare, "pytorch").warnings[0]
-
-
 def test_of_several_one_is_chosen() -> None:
     rows = [estimate(MODEL, gpu="rtx 3090", batch_size=n).to_json() for n in (8, 16)]
     with pytest.raises(UsageError, match=r"2 settings: 1 is batch_size=8; 2 is batch_size=16") as e:
@@ -90,13 +79,6 @@ def test_what_does_not_fit_is_refused(advice: Advice) -> None:
         emit(advice.plain.estimate, "pytorch")
     emitted = emit(advice.plain.estimate, "pytorch", changes={"batch_size": 8})
     assert any("changed after the estimate" in warning for warning in emitted.warnings)
-
-
-def test_several_devices_survive() -> None:
-    spread = estimate(MODEL, gpu="a100 sxm 80gb", world_size=8, nodes=2, parallelism="ddp")
-    launch = emit(spread, "timm").launch
-    assert "--nnodes 2" in launch
-    assert "--nproc-per-node 4" in launch
 
 
 def test_a_task_is_trained_by_its_own_loss(found: Estimate) -> None:

@@ -12,9 +12,7 @@ import planner
 from planner.core.errors import PlannerError
 from planner.core.units import GIB
 from planner.watching.analysis import judge
-from planner.watching.device import memory_of
 from planner.watching.expectation import Expectation, read_expectation
-from planner.watching.sampler import summary
 from tests.trainers.cases import recommendation
 
 PLAN = Expectation(
@@ -85,11 +83,6 @@ def test_rates_of_another_device_are_not_compared() -> None:
     assert names({**AS_PLANNED, "images_per_second": 10.0}, device="T4") == ["other device"]
 
 
-def test_an_expected_wait_is_none_to_tell() -> None:
-    plan = Expectation("x", "measured", waiting_share=0.4)
-    assert list(judge({"wait_share": 0.45}, {}, plan, "")) == []
-
-
 def test_plans_are_read_from_all_that_planner_writes(tmp_path: Path) -> None:
     assert read_expectation(None) is None
     found = recommendation()
@@ -109,42 +102,3 @@ def test_plans_are_read_from_all_that_planner_writes(tmp_path: Path) -> None:
     for broken in (7, tmp_path / "none", {"a": 1}):
         with pytest.raises(PlannerError):
             read_expectation(broken)
-
-
-def test_the_allocators_counts_are_read_by_torchs_own_names() -> None:
-    stats = {
-        "allocated_bytes.all.current": 1, "allocated_bytes.all.peak": 2,
-        "reserved_bytes.all.current": 3, "reserved_bytes.all.peak": 4,
-        "num_alloc_retries": 5, "num_ooms": 6,
-    }  # fmt: skip
-    assert list(memory_of(stats).values()) == [1, 2, 3, 4, 5, 6]
-    assert memory_of({})["alloc_retries"] == 0  # before CUDA is in use torch has no counts
-
-
-def test_an_idle_device_is_told_where_it_is_not_the_loader() -> None:
-    def told(busy: int | None, waiting: float | None) -> list[str]:
-        line = {"clocks": {"busy_percent": busy}, "wait_share": waiting}
-        return [event.name for event in judge(line, {}, None, "a card")]
-
-    assert told(50, 0.0) == ["idle device"]
-    assert told(50, 0.4) == ["waiting for data"]
-    assert told(95, 0.0) == told(None, 0.0) == []
-    assert told(50, None) == [], "nobody watched the loader"
-
-
-def test_readings_of_the_driver_are_summed_up() -> None:
-    reading = {
-        "sm_mhz": 1500, "temperature_c": 60, "power_watts": 200.0, "device_used_bytes": 1,
-        "busy_percent": 40,
-    }  # fmt: skip
-    assert summary([]) is None
-    found = summary([
-        {**reading, "reasons": ("sw_power_cap",)},
-        {**reading, "sm_mhz": 900, "temperature_c": 90, "power_watts": None,
-         "reasons": ("hw_thermal_slowdown",)},
-    ])  # fmt: skip
-    assert found is not None
-    assert (found["sm_mhz"], found["temperature_c"], found["power_watts"]) == (900, 90, 200.0)
-    assert found["busy_percent"] == 40
-    assert found["limits"] == ["hw_thermal_slowdown", "sw_power_cap"]
-    assert found["slowed_by"] == ["hw_thermal_slowdown"]

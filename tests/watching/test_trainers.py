@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,8 @@ import planner
 from planner.core.schema import TrainSetting
 from planner.libraries.missing_operators import declare_missing_operators
 from tests.trainers.cases import recommendation, tiny
-from tests.watching.loops import BATCH, CLASSES, IMAGES, Loop, end, events, lines, loader, of_kind
+from tests.trainers.test_pytorch import run_here
+from tests.watching.loops import BATCH, CLASSES, IMAGES, Loop, end, events, loader, of_kind
 
 declare_missing_operators()  # of torchvision, which trainers import
 STEPS = IMAGES // BATCH
@@ -87,111 +86,39 @@ def test_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    def fit(folder: Path, timed: bool) -> None:
+    def fit(folder: Path) -> None:
         hook = WatchCallback(folder=folder, interval_seconds=0)
         trainer = pl.Trainer(
             max_epochs=4, accumulate_grad_batches=2, accelerator="cpu", logger=False,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
             default_root_dir=folder, callbacks=[hook],
         )  # fmt: skip
-        data = loader()
-        trainer.fit(Module(), hook.time(data) if timed else data, loader())
+        trainer.fit(Module(), hook.time(loader()), loader())
 
-    for timed in (True, False):
-        folder = tmp_path / str(timed)
-        fit(folder, timed)
-        assert end(folder)["status"] == "finished"
-        assert end(folder)["step"] == 4 * STEPS // 2
-        last = of_kind(folder, "interval")[-1]
-        assert last["micro_steps"] == 2
-        assert last["images"] == 2 * BATCH
-        assert last["loss"] > 0
-        assert ("wait_share" in last) == timed
+    fit(tmp_path)
+    assert end(tmp_path)["status"] == "finished"
+    assert end(tmp_path)["step"] == 4 * STEPS // 2
+    last = of_kind(tmp_path, "interval")[-1]
+    assert (last["micro_steps"], last["images"]) == (2, 2 * BATCH)
+    assert last["loss"] > 0
+    assert "wait_share" in last
     monkeypatch.setenv("FAIL_AT", "3")
     with pytest.raises(MemoryError, match="no room"):
-        fit(tmp_path / "failed", timed=True)
+        fit(tmp_path / "failed")
     assert end(tmp_path / "failed")["status"] == "MemoryError"
     assert events(tmp_path / "failed") == ["out of memory"]
 
 
-def test_accelerate(tmp_path: Path) -> None:
-    from accelerate import Accelerator
-
-    loop = Loop()
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model, optimizer, data = accelerator.prepare(loop.model, loop.optimizer, loader())
-    with planner.watch(folder=tmp_path, interval_seconds=0) as watched:
-        watched.follow(optimizer)
-        for _ in range(3):
-            for images, targets in watched.batches(data):
-                with accelerator.accumulate(model):
-                    loss = nn.functional.cross_entropy(model(images), targets)
-                    accelerator.backward(loss)
-                    optimizer.step()
-                    optimizer.zero_grad()
-    assert end(tmp_path)["step"] == 3 * STEPS // 2
-    last = of_kind(tmp_path, "interval")[-1]
-    assert (last["images"], last["micro_steps"]) == (2 * BATCH, 2)
-
-
-# What timm's train.py does with timm and torch, without its arguments.
-LIKE_TRAIN = """
-import sys, torch
-from PIL import Image
-from timm.data import create_loader
-
-class Pictures(torch.utils.data.Dataset):
-    transform = None
-    def __len__(self): return 32
-    def __getitem__(self, index): return self.transform(Image.new("RGB", (8, 8))), 0
-
-assert __name__ == "__main__" and sys.argv[1:] == ["--epochs", "2"]
-train = create_loader(Pictures(), 8, 4, is_training=True, num_workers=0, use_prefetcher=False)
-valid = create_loader(Pictures(), 8, 4, is_training=False, num_workers=0, use_prefetcher=False)
-model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 4))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for epoch in range(2):
-    for index, (images, targets) in enumerate(train):
-        torch.nn.functional.cross_entropy(model(images), targets).backward()
-        if index % 2:
-            optimizer.step()
-            optimizer.zero_grad()
-    list(valid)
-"""
-
-
-@pytest.mark.trainers
-def test_timms_script_runs_as_it_is(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(LIKE_TRAIN)
-    done = subprocess.run(
-        [sys.executable, "-m", "planner.watching.timm", "--log", str(tmp_path), str(script),
-         "--epochs", "2"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert end(tmp_path)["status"] == "finished"
-    assert end(tmp_path)["step"] == 2 * STEPS // 2
-    assert counted_images(tmp_path) == 2 * BATCH
-    assert lines(tmp_path)[0]["versions"]["timm"]
-    assert "faults" not in end(tmp_path)
-
-
-@pytest.mark.trainers
 def test_the_emitted_script_is_watched_on_request(tmp_path: Path) -> None:
     setting = TrainSetting(batch_size=4, accumulate=2, precision="fp32")
     plan = recommendation(tiny(), setting)
     plan = plan.model_copy(update={"device": plan.device.model_copy(update={"kind": "cpu"})})
-    emitted = planner.emit(plan, "pytorch")
-    for name, text in {"train.py": emitted.text, **emitted.beside}.items():
-        (tmp_path / name).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "train.py", "--synthetic", "--steps", "8", "--watch", "RUN"],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ended = run_here(
+        planner.emit(plan, "pytorch").text, tmp_path,
+        "--synthetic", "--steps", "8", "--watch", "RUN",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "planner.watch" not in done.stderr
+    assert ended.returncode == 0, ended.stderr
+    assert "planner.watch" not in ended.stderr
     last = end(tmp_path / "RUN")
     assert (last["status"], last["step"]) == ("finished", 8)
     assert last["steady"]["images"] == 3 * 8

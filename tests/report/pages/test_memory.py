@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from planner.cli import cli
 from planner.core.schema import FactoryModel, TrainSetting
-from planner.core.units import GIB, MIB
+from planner.core.units import GIB
 from planner.estimation.estimate import choose, estimate_ledger
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import CATEGORIES, Allocated, Ledger, Marked
@@ -27,27 +27,24 @@ from planner.machine.hardware.overheads import processors_of
 from planner.memory.allocator_config import parse_allocator_config
 from planner.memory.profile import category_bytes, steady_step
 from planner.memory.scratch import on_device
-from planner.report.page.contents import Chart, Facts, Folded, Group, Page, Part, Section
+from planner.report.page.contents import Chart, Folded, Group, Page, Part, Section
 from planner.report.page.rendering import page_html
-from planner.report.pages.alive import STAYS, Alive, alive_at_peak, alive_tree, equal_ones
+from planner.report.pages.alive import alive_at_peak, alive_tree, equal_ones
 from planner.report.pages.answer import said_again
 from planner.report.pages.course import Course, step_course
 from planner.report.pages.over_time import clock, limit_of, shown_categories, thinned, timeline_data
 from planner.report.pages.recomputation import RECOMPUTATION, UPDATE, find_stretches
 from planner.report.pages.sections import step_group
 from planner.report.pages.step import Step
-from planner.report.pages.totals import totals, waterfall
+from planner.report.pages.totals import waterfall
 from tests.report.ledgers import layered_ledger
 
 SWIN = "timm:swin_tiny_patch4_window7_224"
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "checkpointed": {"checkpointing": "blocks", "accumulate": 2},
-    "ddp": {"parallelism": "ddp", "world_size": 8, "accumulate": 2},
+    "accumulated": {"checkpointing": "blocks", "accumulate": 2, "compile": "default"},
     "fsdp": {"parallelism": "fsdp", "world_size": 8, "checkpointing": "blocks"},
     "validated": {"validation_batch_size": 64, "zero_grad_to_none": False},
-    "updated in backward": {"optimizer_in_backward": True},
-    "compiled": {"compile": "default"},
 }
 
 
@@ -121,12 +118,6 @@ def test_time_runs_from_the_first_operation_to_the_end_of_the_step(name: str) ->
     assert decoded_times == times
 
 
-def test_there_is_no_time_without_a_device() -> None:
-    step = swin_step("plain", gpu=None)
-    assert clock(step, step_course(step)) == []
-    assert timeline_data(step_course(step))["nanoseconds"] == []
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_is_reserved_is_what_the_estimate_says(name: str) -> None:
     step, course = swin_step(name), course_of(name)
@@ -157,7 +148,7 @@ def test_a_limit_and_options_reach_the_line_of_what_is_reserved() -> None:
     assert limit_of(step) == step.may_reserve
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(1, 90), st.randoms())
 def test_thinned_points_keep_the_maxima_of_every_column(
     num_layers: int, num_micro_batches: int, num_columns: int, source: random.Random
@@ -177,30 +168,6 @@ def test_thinned_points_keep_the_maxima_of_every_column(
             assert max(kept) == max(series[start:stop])
 
 
-def test_a_move_says_what_was_asked_for_by_whom_and_when() -> None:
-    config, setting = choose(SWIN, None, None, {})
-    course = step_course(step_of(config, setting, layered_ledger(num_layers=2)))
-    first, second, third = course.moves[:3]
-    assert first[:-1] == (
-        100 * MIB,
-        "activations",
-        "addmm",
-        "layers.0.mlp",
-        "addmm",
-        "layers.0.mlp",
-        "",
-    )
-    assert (second.num_bytes, second.category, second.label) == (30 * MIB, "temporaries", "gelu")
-    assert (third.num_bytes, third.category, third.label) == (-30 * MIB, "temporaries", "gelu")
-    freed = next(move for move in course.moves if move.num_bytes == -100 * MIB)
-    # What forward's addmm asked for is released after backward's mm.
-    assert (freed.label, freed.during, freed.at) == ("addmm", "mm", "layers.1.mlp")
-    assert freed.category == "activations"
-    assert course.micro_batches == [0, 0, 0, 0]
-    twice = step_course(step_of(config, setting, layered_ledger(2, num_micro_batches=2)))
-    assert twice.micro_batches == [1, 1, 2, 2, 0, 0]
-
-
 def recomputed(model: str, **fields: Any) -> dict[str, list[int]]:
     """How many operations the stretches of each kind have."""
     ledger = step_ledger(*choose(model, None, None, {"batch_size": 8, **fields}))
@@ -210,21 +177,10 @@ def recomputed(model: str, **fields: Any) -> dict[str, list[int]]:
     return lengths
 
 
-MODELS = (
-    SWIN, "timm:swinv2_tiny_window8_256", "torchvision:swin_t", "native:swin_tiny",
-    "transformers:microsoft/swin-tiny-patch4-window7-224", "microsoft:swin_tiny_patch4_window7_224",
-)  # fmt: skip
-
-
-def test_nothing_is_recomputed_without_checkpointing() -> None:
-    for model in MODELS:
-        assert recomputed(model, precision="bf16") == {}, model
-
-
 def test_each_checkpointed_block_is_recomputed_once() -> None:
     # Swin-T has 12 blocks, 4 stages.
+    assert recomputed(SWIN) == {}
     assert len(recomputed("native:swin_tiny", checkpointing="blocks")[RECOMPUTATION]) == 12
-    assert len(recomputed("native:swin_tiny", checkpointing="blocks:6")[RECOMPUTATION]) == 6
     assert len(recomputed(SWIN, checkpointing="stages")[RECOMPUTATION]) == 4
     # Matrix products and attention are kept, so that what is run again comes in pieces.
     assert len(recomputed("native:swin_tiny", checkpointing="selective")[RECOMPUTATION]) > 12
@@ -248,23 +204,6 @@ def test_the_tree_sums_to_the_peak(name: str) -> None:
     assert sum(group.num_storages for group in groups) == root.count
 
 
-def test_an_activation_is_held_until_its_backward() -> None:
-    step = swin_step("plain")
-    alive = alive_at_peak(step.ledger, course_of("plain"))
-    kept = {one.until for one in alive if one.category in ("parameters", "optimizer_state")}
-    assert kept == {STAYS}
-    softmax = [one for one in alive if one.label == "_softmax"]
-    assert softmax
-    for one in softmax:
-        assert one.until == f"backward of {one.path} (_softmax_backward_data)"
-    likes = equal_ones(
-        [Alive(512, "activations", "mm", f"layers.{n}.mlp2.0", "x.1") for n in range(3)]
-    )
-    assert [(like.path, like.num_storages, like.until) for like in likes] == [
-        ("layers.*.mlp2.*", 3, "x.*")
-    ]
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_waterfall_ends_at_the_device_total(name: str) -> None:
     estimate = swin_step(name).estimate
@@ -283,19 +222,6 @@ def test_the_waterfall_ends_at_the_device_total(name: str) -> None:
         "reserved": estimate.peak_reserved_bytes,
         "device": estimate.device_total_bytes,
     }
-
-
-def test_headroom_is_said_of_what_fits_and_of_what_does_not() -> None:
-    said = []
-    for batch in (8, 2000):
-        config, setting = choose(SWIN, None, find_gpu("rtx-4090"), {"batch_size": batch})
-        step = step_of(config, setting, step_ledger(config, setting), find_gpu("rtx-4090"))
-        (facts,) = [part for part in totals(step, "g1").parts if isinstance(part, Facts)]
-        said.append(dict(facts.pairs)["Headroom"])
-    fits, not_fits = said
-    assert fits.count("to spare") == 2
-    assert not_fits.count("too much") == 2
-    assert "-" not in not_fits
 
 
 def parts_of(group: Group) -> Iterator[Part]:
@@ -351,9 +277,8 @@ def test_hostile_paths_are_shown_as_text() -> None:
     assert "<img src=x" not in html
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_the_command_on_the_page_estimates_the_same(name: str) -> None:
-    step = replace(swin_step(name), said=SWIN, fields={"num_classes": "1000"})
+def test_the_command_on_the_page_estimates_the_same() -> None:
+    step = replace(swin_step("fsdp"), said=SWIN, fields={"num_classes": "1000"})
     words = shlex.split(said_again(step, "estimate"))
     done = CliRunner().invoke(cli, [*words[1:], "--json"], catch_exceptions=False)
     expected = json.loads(json.dumps(step.estimate.to_json()))

@@ -12,7 +12,6 @@ from planner.core.units import GIB, MIB
 from planner.report.page.contents import Page
 from planner.report.page.rendering import page_html
 from planner.report.pages.course import Course, step_course
-from planner.report.pages.over_time import clock
 from planner.report.pages.sections import step_group
 from planner.report.pages.step import Step
 from tests.page.browser import looking_at, until
@@ -81,15 +80,14 @@ def check_drawn(page: Any, course: Course, start: int, stop: int) -> None:
         assert x[-1] >= stop
 
 
-def test_the_whole_step_is_drawn_to_the_width_of_the_chart(page: Any, course: Course) -> None:
+def test_the_whole_step_is_drawn_and_what_is_zoomed_into_resampled(
+    page: Any, course: Course
+) -> None:
     check_drawn(page, course, 0, len(course.live.total) - 1)
     x, _ = drawn(page, "live")
     width = page.evaluate(f"() => {CHART}._fullLayout._size.w")
     assert 0.5 * width < len(x) <= 2 * width + 2 < len(course.live.total)
-    assert course.live.peak in x
-
-
-def test_what_is_zoomed_into_is_resampled(page: Any, course: Course) -> None:
+    assert page.evaluate(f"() => {CHART}._context.plotlyServerURL") == "", "it is sent nowhere"
     start, stop = 700, 1100
     zoom = f"() => Plotly.relayout({CHART}, {{'xaxis.range': [{start}, {stop}]}})"
     after(page, lambda: page.evaluate(zoom))
@@ -113,39 +111,6 @@ def test_what_is_zoomed_into_is_resampled(page: Any, course: Course) -> None:
     check_drawn(page, course, round(low) + 1, round(high) - 1)
     after(page, lambda: page.mouse.dblclick(box["x"] + 0.5 * box["width"], middle))
     check_drawn(page, course, 0, len(course.live.total) - 1)
-
-
-def test_buttons_lead_to_the_phases(page: Any, course: Course) -> None:
-    for phase in course.live.phases[:3]:
-        button = page.locator(f"{FIGURE} .zooms").get_by_text(phase.name, exact=True)
-        button.focus()
-        after(page, lambda: page.keyboard.press("Enter"))
-        check_drawn(page, course, phase.start, phase.stop)
-        low, high = page.evaluate(f"() => {CHART}.layout.xaxis.range")
-        assert (low, high) == (phase.start, phase.stop)
-    after(page, lambda: page.get_by_role("button", name="whole step").first.click())
-    check_drawn(page, course, 0, len(course.live.total) - 1)
-
-
-def test_the_axis_may_be_the_predicted_time(page: Any, course: Course) -> None:
-    times = [each / 1e6 for each in clock(swin_step("fsdp"), course)]
-    assert times[-1] > 0
-    button = page.locator(f"{FIGURE} .zooms").get_by_text("by predicted time")
-    after(page, button.click)
-    assert button.get_attribute("aria-pressed") == "true"
-    x, y = drawn(page, "live")
-    assert x[-1] == pytest.approx(times[-1])
-    assert max(y) * MIB == course.live.peak_bytes
-    assert page.evaluate(f"() => {CHART}.layout.xaxis.range") == [0, pytest.approx(times[-1])]
-    after(page, page.locator(f"{FIGURE} .zooms").get_by_text("backward", exact=True).click)
-    backward = course.live.phases[1]
-    _, y = drawn(page, "live")
-    assert max(y) * MIB == max(course.live.total[backward.start : backward.stop])
-    after(page, page.locator(f"{FIGURE} .zooms").get_by_text("by event").click)
-    low, high = page.evaluate(f"() => {CHART}.layout.xaxis.range")
-    # Points of one time are shown together.
-    assert times[low] == times[backward.start]
-    assert times[high] == times[backward.stop]
 
 
 def test_the_pointer_says_what_happens(page: Any, course: Course) -> None:
@@ -177,12 +142,3 @@ def test_hostile_names_are_text_under_the_pointer(tmp_path: Path) -> None:
         page.wait_for_selector(f"{FIGURE} .hoverlayer .hovertext")
         assert "<img src=x" in hovered(page)
         assert page.locator("img").count() == 0
-
-
-def test_no_button_of_a_chart_sends_it_anywhere(page: Any) -> None:
-    page.hover(f"{FIGURE} .nsewdrag")
-    titles = page.locator(f"{FIGURE} .modebar-btn").evaluate_all(
-        "(buttons) => buttons.map((each) => each.dataset.title)"
-    )
-    assert titles == ["Download plot as a PNG", "Zoom", "Pan", "Reset axes"]
-    assert page.evaluate(f"() => {CHART}._context.plotlyServerURL") == ""

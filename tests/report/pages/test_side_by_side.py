@@ -10,10 +10,8 @@ from planner.core.units import GIB
 from planner.report.page.contents import Chart, Section, Table
 from planner.report.pages.side_by_side import (
     best_text,
-    differing,
     fastest,
     short_names,
-    step_fields,
     steps_beside,
 )
 from planner.report.pages.step import Step
@@ -35,18 +33,6 @@ def test_names_are_what_tells_steps_apart() -> None:
     assert names[3] == "no card, batch 8"
     only = short_names(grid(("rtx-4090",), (2, 8)))
     assert only == ["batch 2", "batch 8"]
-
-
-def test_the_same_twice_is_told_by_its_number() -> None:
-    steps = grid(("rtx-4090",), (2, 2))
-    assert short_names(steps) == ["#1", "#2"]
-    assert differing(step_fields(steps)) == [{}, {}]
-    assert steps_beside(steps, "beside")
-
-
-def test_another_model_is_told_by_its_title_and_an_image_size_by_itself() -> None:
-    first, wider = step_of(), step_of(embed_dim=64, num_heads=(2, 4, 8, 16))
-    assert "embed dim 64" in short_names([first, wider])[1]
 
 
 def test_bars_are_what_each_needs_and_how_fast_it_is() -> None:
@@ -76,14 +62,6 @@ def test_the_fastest_that_fits_is_marked_and_said() -> None:
     assert part_of(steps_beside(steps, "beside"), "estimates", Table).marked == [1]
     assert best_text(steps).startswith("2 of 3 fit. The fastest that fits is batch 64: ")
     assert best_text(steps[:2]).startswith("All 2 fit. The fastest is batch 64: ")
-
-
-def test_where_nothing_fits_the_least_is_said() -> None:
-    steps = grid(("rtx-4090",), (20_000, 30_000), attention="eager")
-    assert fastest(steps) is None
-    assert best_text(steps).startswith(
-        "None of 2 fits. The one with the least, batch 20000, needs "
-    )
 
 
 def test_every_row_has_every_column_without_a_card_and_with_one() -> None:

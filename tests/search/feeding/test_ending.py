@@ -1,7 +1,7 @@
 """How the part of a search that feeds ends: budgets, Ctrl-C in each part, loaders that fail.
 
 The device is invented and so are the loader's search and the fed run: what is tested is what `tune`
-makes of them. Real ones are in test_fed.py and tests/cli/test_tune_data.py.
+makes of them. Real ones are in test_fed.py.
 """
 
 from __future__ import annotations

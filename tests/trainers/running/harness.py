@@ -9,7 +9,7 @@ import random
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,20 +67,11 @@ class Case:
             **{"batch_size": 4, "accumulate": 2, "precision": "fp32", **self.fields}
         )
 
-    @property
-    def title(self) -> str:
-        said = self.setting.differences(TrainSetting(batch_size=4, accumulate=2, precision="fp32"))
-        shown = ", ".join(str(v) if isinstance(v, str) else f"{k}={v}" for k, v in said.items())
-        fed = f" fed by {self.loader.title}" if self.loader is not None else ""
-        return f"{self.model.library} v{self.model.version} {shown or 'fp32'}{fed}"
-
 
 def make_pictures(
     folder: Path,
     side: int = 48,
-    classes: int = 2,
     training: int = NUM_TRAINING,
-    colours: int = 256,
 ) -> Path:
     """train/, val/ and validation/, of NUM_TRAINING and NUM_VALIDATION small pictures."""
     from PIL import Image
@@ -90,9 +81,9 @@ def make_pictures(
         ("train", training), ("val", NUM_VALIDATION), ("validation", NUM_VALIDATION),
     ):  # fmt: skip
         for index in range(count):
-            place = folder / part / f"class{index % classes}"
+            place = folder / part / f"class{index % 2}"
             place.mkdir(parents=True, exist_ok=True)
-            colour = tuple(made.randrange(colours) for _ in range(3))
+            colour = tuple(made.randrange(256) for _ in range(3))
             Image.new("RGB", (side, side), colour).save(place / f"{index}.png")
     return folder
 
@@ -104,22 +95,18 @@ def train(
     scripts: dict[str, Path] | None = None,
     paths: tuple[str, ...] = (),
     environment: dict[str, str] | None = None,
-    seconds: float = 300,
-    more: str = "",
-    edit: Callable[[str], str] = lambda text: text,
 ) -> Run:
     """Emits for `case`, writes the files into `folder` and follows the launch line.
 
     `script` is what your_script.py says; `scripts` are where a trainer's own lie. All run under the
-    spy. `paths` come first on PYTHONPATH, and `more` last on the launch line; `edit` is what a test
-    does to the files.
+    spy. `paths` come first on PYTHONPATH.
     """
     fed = feeding(case.loader) if case.loader is not None else None
     found = recommendation(case.model, case.setting, device=case.device, feeding=fed)
     emitted = emit(found, case.target, estimator=FakeEstimator())
-    (folder / emitted.filename).write_text(edit(emitted.text))
+    (folder / emitted.filename).write_text(emitted.text)
     for name, text in emitted.beside.items():
-        (folder / name).write_text(edit(text))
+        (folder / name).write_text(text)
     own = folder / "your_script.py"
     own.write_text(f"import tests.trainers.running.spy\n{script}")
     _mend_imports(folder / "site")
@@ -127,7 +114,7 @@ def train(
     data = folder / "DATA"
     if not data.exists():
         make_pictures(data, side)
-    command = _command(f"{emitted.launch} {more}", data, scripts or {}, folder)
+    command = _command(emitted.launch, data, scripts or {}, folder)
     own_paths = (str(ROOT), str(folder / "site"), os.environ.get("PYTHONPATH", ""))
     given = {
         **os.environ, "OMP_NUM_THREADS": "1", "SPY_REPORT": str(folder / "report"),
@@ -135,27 +122,25 @@ def train(
         "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", **(environment or {}),
     }  # fmt: skip
     tries = 1 if case.setting.world_size == 1 else 2
-    ended, output = _followed(["bash", "-c", command], folder, given, seconds, tries)
+    ended, output = _followed(["bash", "-c", command], folder, given, tries)
     reports = [json.loads(file.read_text()) for file in sorted(folder.glob("report.*"))]
     whole = ended == 0 and len(reports) == case.setting.world_size
     assert whole, f"{command}\n{output[-6000:]}"
     return Run(emitted, case.model, case.setting, reports, output, _loader(case))
 
 
-def _followed(
-    words: list[str], folder: Path, given: dict[str, str], seconds: float, tries: int
-) -> tuple[int, str]:
+def _followed(words: list[str], folder: Path, given: dict[str, str], tries: int) -> tuple[int, str]:
     """Two ranks stood still once, and nobody knows why: where there is another try they are
     launched again, with a warning that says where they stood."""
     for old in folder.glob("report.*"):
         old.unlink()
     try:
-        return follow(words, folder, given, seconds)
+        return follow(words, folder, given, 300)
     except StoodStillError as stood:
         if tries == 1:
             raise
         warnings.warn(str(stood), stacklevel=2)
-        return _followed(words, folder, given, seconds, tries - 1)
+        return _followed(words, folder, given, tries - 1)
 
 
 def _loader(case: Case) -> dict[str, Any]:

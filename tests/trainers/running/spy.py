@@ -2,13 +2,11 @@
 
 `python spy.py train.py ARGUMENTS` runs a trainer's script under it; a script of our own imports it
 first. At the start of the third optimizer step SPY_REPORT (with the rank behind it) gets a JSON
-object, and the process ends; with SPY_WHOLE it trains to its own end, and is reported then. It
-imports nothing of the planner but what lets torchvision import.
+object, and the process ends. It imports nothing of the planner but what lets torchvision import.
 """
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import gc
 import json
@@ -17,7 +15,6 @@ import runpy
 import signal
 import sys
 import time
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +32,7 @@ from torch.optim.optimizer import (  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 faulthandler.register(signal.SIGUSR1)  # to say where it stands
-STEPS = 2 if "SPY_WHOLE" not in os.environ else sys.maxsize
-RECIPE = (
-    "Mixup", "FastCollateMixup", "CutMix", "RandomBatchAugment", "AugmentOp", "RandAugment",
-    "RandomErasing", "RandomResizedCropAndInterpolation", "RandomResizedCrop", "Resize",
-    "CenterCrop",
-)  # fmt: skip
-"""Classes of what is done to images, by whatever library."""
+STEPS = 2
 SEEN: dict[str, Any] = {
     "images": [0], "micro_batches": [0], "checkpoints": 0, "sdpa": 0, "losses": [], "clips": [],
     "compiles": [], "averaged": 0, "validation_batches": [], "autocast": None, "saved_bytes": None,
@@ -104,7 +95,6 @@ def _see_images(module: nn.Module, images: Tensor) -> None:
     _kept.add(images.untyped_storage().data_ptr())  # the batch is nobody's to save
     SEEN["images"][-1] += len(images)
     SEEN["micro_batches"][-1] += 1
-    SEEN["image_dtype"] = str(images.dtype)
 
 
 def _see_drop_path(module: nn.Module) -> None:
@@ -121,7 +111,7 @@ def _see_loss(name: str, smoothing: float | None) -> None:
 def _start_recording(module: nn.Module) -> None:
     """Once: what the first micro-batch keeps for backward, without parameters and buffers."""
     global _recording
-    if _recording is not None or os.environ.get("SPY_COMPILED"):
+    if _recording is not None:
         return
     if not any(isinstance(m, nn.Conv2d) for m in module.modules()):
         return
@@ -220,7 +210,7 @@ def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     if optimizer is not _optimizers[0]:
         return
     if len(SEEN["steps"]) == STEPS:
-        finish(optimizer)
+        finish()
     groups = [
         {
             k: float(v) if isinstance(v, Tensor) else v  # torchao's rate is a tensor
@@ -244,29 +234,26 @@ def after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None
         SEEN["clips_kept"] = list(SEEN["clips"])
 
 
-def finish(optimizer: torch.optim.Optimizer) -> None:
+def finish() -> None:
     """Writes the report and ends the process."""
-    world = write_report(optimizer)
+    world = write_report()
     wait_for_reports(world)
     os._exit(0)
 
 
-def write_report(optimizer: torch.optim.Optimizer) -> int:
+def write_report() -> int:
     """How many ranks there are."""
     parameters = [p for o in _optimizers for group in o.param_groups for p in group["params"]]
     report = {
         **{k: v for k, v in SEEN.items() if not k.endswith("kept")},
         **SEEN.get("kept", {}),
         **{k: SEEN[f"{k}_kept"] for k in ("checkpoints", "sdpa", "clips") if f"{k}_kept" in SEEN},
-        "recipe": recipe(),
         "losses": [
             *(list(kind) for kind in dict.fromkeys(map(tuple, SEEN["losses"]))),
         ],
-        "optimizer": f"{type(optimizer).__module__}.{type(optimizer).__name__}",
         "num_parameters": sum(p.numel() for p in parameters if p.requires_grad),
         "decays": decays(),
         "parameter_dtype": str(parameters[0].dtype),
-        "matmul_precision": torch.get_float32_matmul_precision(),
         "benchmark": torch.backends.cudnn.benchmark,
         "averages": [
             [type(o).__name__, getattr(o, "decay", getattr(o, "momentum", None))]
@@ -274,29 +261,10 @@ def write_report(optimizer: torch.optim.Optimizer) -> int:
             if type(o).__name__ in ("ModelEmaV3", "ExponentialMovingAverage")
         ],
         "world": int(os.environ.get("WORLD_SIZE", "1")),
-        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
     }  # fmt: skip
     rank = os.environ.get("RANK", "0")
     Path(f"{os.environ['SPY_REPORT']}.{rank}").write_text(json.dumps(report, default=str))
     return int(report["world"])
-
-
-def recipe() -> dict[str, list[Any]]:
-    """class -> what differs between its objects: their plain attributes. Operations of one kind are
-    alike but for their names."""
-    found: dict[str, list[Any]] = {}
-    for made in gc.get_objects():
-        if type(made).__name__ in RECIPE:
-            known = found.setdefault(type(made).__name__, [])
-            said = {
-                name: value if isinstance(value, int | float | list | tuple) else str(value)
-                for name, value in vars(made).items()
-                if name[0] != "_" and name not in ("name", "ops", "hparams", "level_fn")
-                and isinstance(value, int | float | str | list | tuple | Enum | None)
-            }  # fmt: skip
-            if said not in known:
-                known.append(said)
-    return found
 
 
 def decays() -> dict[str, tuple[float, int]]:
@@ -363,14 +331,11 @@ def install() -> None:
         return average(mine, others, weight)
 
     torch._foreach_lerp_ = averaged
-    if not os.environ.get("SPY_COMPILED"):
-        torch.nn.modules.module.register_module_forward_pre_hook(before_forward)
-        torch.nn.modules.module.register_module_forward_hook(after_forward)
+    torch.nn.modules.module.register_module_forward_pre_hook(before_forward)
+    torch.nn.modules.module.register_module_forward_hook(after_forward)
     register_optimizer_step_pre_hook(before_step)
     register_optimizer_step_post_hook(after_step)
     posterize_as_pillow_12()
-    if "SPY_WHOLE" in os.environ:
-        atexit.register(lambda: write_report(_optimizers[0]) if _optimizers else None)
     for watch in (watch_backward, watch_loss, watch_clipping, watch_compiling, watch_loading):
         watch()
     if os.environ.get("SPY_PRETEND_CUDA"):
