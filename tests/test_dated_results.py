@@ -83,13 +83,3 @@ def test_no_world_ends_with_nothing_or_far_below_the_best() -> None:
         assert (quantile(regrets, 0.9) > 6) == (name in ABOVE_SIX_PERCENT), name
         figures = median(regrets), fmean(regrets), quantile(regrets, 0.9), max(regrets)
         assert " | ".join(f"{f:.1f}%" if f < 10 else f"{f:.0f}%" for f in figures) in pages[1], name
-
-
-def test_levers_page_shows_how_accurate_each_file_became() -> None:
-    kept = Path(__file__).parent / "trainers" / "running" / "accuracy.jsonl"
-    runs = [json.loads(line) for line in kept.read_text().splitlines()]
-    shown = (Path(__file__).parents[1] / "docs" / "levers.md").read_text(encoding="utf-8")
-    assert f"| | {' | '.join(dict.fromkeys(run['trainer'] for run in runs))} |" in shown
-    for seed in (0, 1):
-        cells = [f"{run['accuracy']:.3f}" for run in runs if run["seed"] == seed]
-        assert f"| seed {seed} | {' | '.join(cells)} |" in shown
