@@ -15,11 +15,7 @@ from planner.core.units import GIB
 from planner.machine import nvml
 from search.loop.study.records import format_record
 from search.probe.device import MemoryInUse
-from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.runner import run_probe
 from search.tuning import tune as tune_file
-from tests.search.probes import AMPLE_SECONDS, request_of
-from tests.search.processes import SHARED_SERVERS, marked
 from tests.search.tables import GPU, invented_table
 
 
@@ -37,21 +33,6 @@ def _migrations_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_VersionManager, "_create_alembic_script", read_once)
         yield
-
-
-@pytest.fixture(scope="session")
-def token() -> Iterator[str]:
-    with marked() as found:
-        yield found
-
-
-@pytest.fixture(scope="session")
-def fork_server(token: str) -> Iterator[ForkServer]:
-    """One for all tests, ready: what a worker does must not reach the next."""
-    with ForkServer() as found:
-        run_probe(request_of("tiny"), deadline_seconds=AMPLE_SECONDS, fork_server=found)
-        SHARED_SERVERS.append(found)
-        yield found
 
 
 @pytest.fixture

@@ -122,14 +122,6 @@ def test_cap_leaves_room_for_the_context(gpu: FakeGpu, monkeypatch: pytest.Monke
         meter.make_meter("cuda:0").impose_cap(400 * MIB)
 
 
-def test_cache_is_given_back(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    reserved = [12 * GIB]
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved[-1])
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: reserved.append(3 * GIB))
-    cuda = meter.make_meter("cuda:0")
-    assert cuda.release_cache() == (12 * GIB, 3 * GIB)
-
-
 class CountingMeter(meter.CpuMeter):
     """A device that is two steps behind; `seconds` waits for its second mark."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,7 @@ from hypothesis import strategies as st
 
 from planner.core.units import GIB, MIB
 from planner.machine import nvml
-from planner.machine.doctor import check_machine
-from planner.machine.findings.finding import UNKNOWN_COST
 from planner.machine.hardware.overheads import CONTEXT_BYTES
-from planner.machine.torch_build import TorchBuild
 from search.probe.accounting import (
     CONTEXT_GROWTH_BYTES,
     CONTEXT_HIGH_BYTES,
@@ -32,7 +28,7 @@ from search.probe.accounting import (
 )
 from search.probe.worker import meter
 from search.probe.worker.meter import Crowding
-from tests.environment.recorded import recorded
+from tests.covering import covering
 
 UNKNOWN = 2**64 - 1
 figures = st.one_of(
@@ -123,8 +119,10 @@ def fake(monkeypatch: pytest.MonkeyPatch, driver: None) -> Torch:
 OURS = 10 * GIB + 600 * MIB  # reserved, and what lies beside at the end
 
 
-@pytest.mark.parametrize("word", ["right v2", "right long", "right", "zero", "na", "host", "none"])
-@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize(
+    ("word", "others"),
+    covering(("right v2", "right long", "right", "zero", "na", "host", "none"), (False, True)),
+)
 def test_a_probe_is_told_its_size_whatever_the_driver_lists(
     fake: Torch, word: str, others: bool
 ) -> None:
@@ -217,25 +215,3 @@ def test_a_split_card_is_told(fake: Torch) -> None:
     assert device.is_split
     assert device.utilization is None
     assert device.pci_bus_id == "00000000:02:00.0"
-
-
-def test_the_doctor_judges_by_the_drivers_library(fake: Torch) -> None:
-    """Two cards, throttled, limited to 500 of 700 W, on 8 of 16 lanes, for one process each."""
-    told = nvml.ask_driver()
-    assert [gpu.name for gpu in told.gpus] == ["Fake A", "Fake B"]
-    assert told.gpus[1].capability == (9, 1)
-    plain = recorded("no-smi")
-    machine = replace(plain, gpus=told.gpus, figures=told.figures, torch=TorchBuild("2.13.0+cpu"))
-    found = [f for f in check_machine(machine).findings if f.subject.startswith("cuda:1")]
-    assert {finding.name for finding in found} == {
-        "card.throttled", "card.power-limit", "link.width", "card.exclusive", "card.persistence",
-        "card.busy", "card.unknown",
-    }  # fmt: skip
-    assert all("nvidia-smi" not in finding.evidence for finding in found)
-    throttled = next(finding for finding in found if finding.name == "card.throttled")
-    assert throttled.evidence == "NVML: hw_thermal_slowdown Active; 1500 of 1980 MHz, 66 °C"
-    assert "up to 24%" in throttled.cost  # 1500 of 1980 MHz
-    fake.say("idle")
-    resting = check_machine(replace(machine, figures=nvml.ask_driver().figures)).findings
-    throttled = next(finding for finding in resting if finding.name == "card.throttled")
-    assert throttled.cost == UNKNOWN_COST, "the clocks of a card at rest say nothing"

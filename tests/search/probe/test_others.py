@@ -20,6 +20,20 @@ from tests.search.probes import AMPLE_SECONDS, request_of
 CARD = DeviceInfo(kind="cuda", name="Card", total_bytes=24 * GIB, capability=(8, 6))
 
 
+def test_a_model_that_fails_says_how_and_where(report: Report) -> None:
+    for factory, status, phase, words in (
+        ("raises", "unsupported", "build", "the checkpoint is not there"),
+        ("no_module", "unsupported", "build", "torch.nn.Module"),
+        ("exits", "unsupported", "build", "SystemExit"),
+        ("no_such_factory", "unsupported", "build", "no_such_factory"),
+        ("no_logits", "unsupported", "contract", "eturn a task"),
+        ("nan_at_once", "non_finite", "forward", "nan"),
+    ):
+        outcome = measure.measure(request_of(factory), float("inf"), report)
+        assert (outcome.status, outcome.phase) == (status, phase), factory
+        assert words in outcome.message
+
+
 class CrowdedMeter(meter.CpuMeter):
     def crowding(self) -> Crowding:
         return Crowding(9 * GIB, 5 * GIB)
@@ -54,6 +68,18 @@ def test_a_clock_that_says_nothing_measures_nothing(
         assert measure.measure(request_of("tiny"), float("inf"), report).status == "crashed"
 
 
+class SleepingClock:
+    """A clock that only sleeping moves."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 @pytest.mark.parametrize(
     ("used", "taken"),
     [
@@ -65,7 +91,7 @@ def test_a_clock_that_says_nothing_measures_nothing(
 def test_for_a_worker_that_cannot_say_it_the_driver_is_asked(
     monkeypatch: pytest.MonkeyPatch, used: list[int], taken: int
 ) -> None:
-    monkeypatch.setattr(runner, "RELEASE_SECONDS", 0.05)
+    monkeypatch.setattr(runner, "time", SleepingClock())
     monkeypatch.setattr(runner, "describe_device", lambda device: CARD)
     left = [n * GIB for n in used]
 
