@@ -13,7 +13,9 @@ from optuna.storages._rdb.storage import _VersionManager
 
 from planner.core.units import GIB
 from planner.machine import nvml
+from planner.machine.torch_build import TorchBuild
 from search.loop.study.records import format_record
+from search.probe import device
 from search.probe.device import MemoryInUse
 from search.tuning import tune as tune_file
 from tests.search.tables import GPU, invented_table
@@ -56,11 +58,18 @@ def driver_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def free_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tune` finds an invented GPU of 16 GiB, all of it free."""
+def free_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`tune` finds an invented GPU of 16 GiB, all of it free, and asks no torch in a process."""
+    told = TorchBuild("2.13.0+cu130", cuda="13.0", available=True)
+    monkeypatch.setattr(device, "ask_torch", lambda environ, tried: told)
     monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
     monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
     monkeypatch.setattr(tune_file, "least_free", lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB))
+    for cached in (device._ask_torch, device._libraries):
+        cached.cache_clear()
+    yield
+    for cached in (device._ask_torch, device._libraries):
+        cached.cache_clear()
 
 
 @pytest.fixture

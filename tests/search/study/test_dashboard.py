@@ -10,10 +10,10 @@ from wsgiref.util import setup_testing_defaults
 
 import optuna
 import pytest
-from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta
+from optuna.artifacts import FileSystemArtifactStore
 
 from planner.core.schema.expected import Expected
-from search.loop.study.dashboard import FOLDER, shown
+from search.loop.study.dashboard import FOLDER
 from search.loop.study.optuna_study import OptunaStudy, make_study
 from search.loop.study.records import append_records, format_record, parse_record
 from tests.search.study.test_study import IDENTITY, SPACE, open_study, probe_one
@@ -87,18 +87,6 @@ def _with_attributes(trial: dict[str, Any]) -> dict[str, Any]:
     return {**trial, "user_attrs": {a["key"]: a["value"].strip('"') for a in trial["user_attrs"]}}
 
 
-def test_a_folder_that_takes_no_artifacts_costs_only_them(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
-    (tmp_path / FOLDER).write_text("a file where the folder should be")
-    probed = probe_one(study, 0)
-    study.attach(tmp_path / "nowhere.json")
-    (tmp_path / "result.json").write_text("{}")
-    study.attach(tmp_path / "result.json")
-    assert [r.probe_id for r in study.records()] == [probed]
-    assert not get_all_artifact_meta(study.study)
-    assert not get_all_artifact_meta(study.study.trials[-1], storage=study.storage)
-
-
 def test_a_study_of_before_goes_on(tmp_path: Path) -> None:
     """Trials without attributes, constraints of Optuna's newer form only."""
     study = open_study(tmp_path)
@@ -124,12 +112,3 @@ def test_a_study_of_before_goes_on(tmp_path: Path) -> None:
     assert len(again.records()) == 2
     _, page = asked(dashboard(again, tmp_path))
     assert len([t for t in page["trials"] if t["state"] == "Complete"]) == 2
-
-
-def test_what_is_unknown_has_no_attribute() -> None:
-    record = make_record(SPACE.candidates[0].setting, probe_id="p").model_copy(
-        update=dict.fromkeys(("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes"))
-    )
-    assert shown(record) == {}
-    told = shown(record.model_copy(update={"message": "x" * 5000}))
-    assert len(told["why"]) == 500
