@@ -57,19 +57,24 @@ def driver_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+@pytest.fixture(autouse=True)
+def _no_torch_is_asked(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:  # fmt: skip
+    """What GPUs and libraries torch has is asked of a process that imports it, which takes seconds:
+    here it has no GPU, unless a test invents a whole machine."""
+    if "machine" not in request.fixturenames:
+        told = TorchBuild("2.13.0+cu130", cuda="13.0", available=True)
+        monkeypatch.setattr(device, "_ask_torch", lambda index: told)
+        monkeypatch.setattr(device, "_libraries", tuple)
+
+
 @pytest.fixture
-def free_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`tune` finds an invented GPU of 16 GiB, all of it free, and asks no torch in a process."""
-    told = TorchBuild("2.13.0+cu130", cuda="13.0", available=True)
-    monkeypatch.setattr(device, "ask_torch", lambda environ, tried: told)
+def free_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tune` finds an invented GPU of 16 GiB, all of it free."""
     monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
     monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
     monkeypatch.setattr(tune_file, "least_free", lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB))
-    for cached in (device._ask_torch, device._libraries):
-        cached.cache_clear()
-    yield
-    for cached in (device._ask_torch, device._libraries):
-        cached.cache_clear()
 
 
 @pytest.fixture
