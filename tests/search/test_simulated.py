@@ -162,7 +162,11 @@ def test_a_slow_link_costs_at_most_an_exchange_of_the_gradients() -> None:
     assert costs[batches == 1].min() > costs[batches == 64].max()
 
 
-@pytest.mark.parametrize("name", DESCRIBED)
+@pytest.mark.parametrize(
+    "name",
+    ["bf16 is slow", *(pytest.param(n, marks=pytest.mark.release)
+                       for n in DESCRIBED if n != "bf16 is slow")],
+)  # fmt: skip
 def test_in_each_described_world_it_finds_something(pair: Pair, name: str) -> None:
     run = search_device(describe(pair, 1, **DESCRIBED[name]), "budget", budget_seconds=600.0)
     assert run.recommended <= 0.3

@@ -53,7 +53,7 @@ def test_it_recommends_what_it_ran(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_the_plain_default_is_not_probed_again_where_the_search_has(tmp_path: Path) -> None:
-    run(tmp_path, strategy="exhaustive", batch_size=(8, 16, 32, 64))
+    run(tmp_path, strategy="exhaustive", batch_size=(8, 16))
     settings = [r.setting for r in read_records(tmp_path / "probes.jsonl").records]
     assert len(settings) == len(set(settings))
 
@@ -102,11 +102,10 @@ def test_an_interrupt_ends_with_the_best_so_far(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("status", ["crashed", "unsupported"])
-def test_the_same_failure_three_times_ends_it(tmp_path: Path, status: str) -> None:
+def test_the_same_failure_three_times_ends_it(tmp_path: Path) -> None:
     def crashing(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         return probe(choice, probe_id, deadline_seconds).model_copy(
-            update={"status": status, "step_seconds": (), "images_per_second": None,
+            update={"status": "crashed", "step_seconds": (), "images_per_second": None,
                     "message": "RuntimeError: the factory raised"}
         )  # fmt: skip
 
@@ -154,7 +153,7 @@ def test_a_probe_may_not_outlast_the_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("strategy", ["tpe", "exhaustive", "planner"])
+@pytest.mark.parametrize("strategy", ["tpe", "planner"])
 def test_a_short_budget_begins_with_what_is_surely_measured(tmp_path: Path, strategy: str) -> None:
     """On a busy machine, where a step of two images outlasts the budget."""
 
@@ -187,7 +186,7 @@ def test_half_of_a_budget_is_for_probes() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("strategy", ["tpe", "exhaustive", "planner"])
+@pytest.mark.parametrize("strategy", ["tpe", "planner"])
 def test_what_the_budget_cut_short_is_probed_with_more_time(tmp_path: Path, strategy: str) -> None:
     def cut(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None}
@@ -237,13 +236,6 @@ def test_every_arm_that_was_ruled_out_has_its_reason(tmp_path: Path) -> None:
     assert len(arms) == len(found.ruled_out)
 
 
-@pytest.mark.parametrize("strategy", ["planner", "tpe"])
-def test_a_replay_needs_no_device_and_no_model(table: Path, strategy: str) -> None:
-    found = tune(None, replay=table, strategy=strategy, budget_seconds=600)
-    assert found.status == "recommended"
-    assert any("nothing was run" in note for note in found.notes)
-
-
 def test_a_replay_is_charged_the_recorded_seconds(table: Path) -> None:
     found = tune(None, replay=table, strategy="exhaustive", budget_seconds=100, baseline=False)
     assert sum(r.probe_seconds for r in invented_table()) > 200
@@ -288,14 +280,16 @@ def test_a_replay_with_a_bad_line_is_read_up_to_it(table: Path) -> None:
 
 def test_the_tuner_imports_no_torch(table: Path) -> None:
     script = (
-        "import sys; from search.tuning.tune import tune;"
-        f"tune(None, replay={str(table)!r}); tune(None, replay={str(table)!r}, strategy='tpe');"
-        "print('torch' in sys.modules)"
+        "import sys, search.probe.parent.runner; from search.tuning.tune import tune;"
+        f"found = tune(None, replay={str(table)!r}, strategy='tpe', trials=4);"
+        "print(found.status, *found.notes, 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "False"
+    assert done.stdout.startswith("recommended")
+    assert "nothing was run" in done.stdout
+    assert done.stdout.endswith("False\n")
 
 
 @pytest.mark.usefixtures("gpu")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from random import Random
+from statistics import median
 
 import numpy as np
 import pytest
@@ -26,6 +29,7 @@ from search.loop.strategies.planner_strategy import (
     PlannerStrategy,
 )
 from search.loop.strategies.strategy import Choice, Situation
+from search.loop.study.records import read_records
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import (
     ESTIMATED_BYTES,
@@ -43,7 +47,7 @@ from search.loop.surrogate.probe_cost import (
     guess_compile_seconds,
 )
 from search.probe.evidence import FROM_CACHE, STOPPED_EARLY, is_feasible
-from tests.benchmarks.replays import probes_to_within, run_strategy
+from tests.benchmarks.replays import pooled, probes_to_within, run_strategy
 from tests.search.tables import (
     BUDGET,
     GPU,
@@ -58,6 +62,7 @@ from tests.search.tables import (
 )
 
 TABLE = invented_table()
+GRID = Path(__file__).parents[2] / "truth" / "cpu_grid_2026-11-20.jsonl"
 
 
 def planner(replay: Replay, prior: Prior, **options: object) -> PlannerStrategy:
@@ -74,6 +79,22 @@ def test_a_prior_of_the_right_shape_needs_few_probes(seconds: float, num_bytes: 
     steps = run_strategy(planner(replay, true_prior(replay, seconds, num_bytes)), replay, BUDGET)
     arrived = probes_to_within(steps, best_rate(replay), 0.01)
     assert arrived.probes <= 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_few_probes_over_a_recorded_table(seed: int) -> None:
+    """With a prior that is 10% off, each setting by itself: within 1% of the table's best."""
+    replay = Replay(pooled(read_records(GRID).records))
+    random = Random(seed)
+    guesses = [
+        Guess(median(r.step_seconds) * random.lognormvariate(0.0, 0.1), float(r.used_bytes or 0))
+        if (r := replay.records[c.id][0]).status == "measured"
+        else Guess(1.0, 2.0**40)
+        for c in replay.space.candidates
+    ]
+    prior = Prior(tuple(guesses), ESTIMATED_SECONDS, ESTIMATED_BYTES, "10% off")
+    steps = run_strategy(planner(replay, prior), replay, BUDGET)
+    assert probes_to_within(steps, best_rate(replay), 0.01).probes <= 8
 
 
 def test_without_an_estimate_it_still_arrives_before_random() -> None:
@@ -126,11 +147,10 @@ def test_checkpointing_is_not_probed_where_the_same_without_it_fits() -> None:
             assert true_bytes(twin) > 0.9 * BUDGET, replay.space.candidates[index]
 
 
-@pytest.mark.parametrize("status", ["crashed", "non_finite"])
-def test_checkpointing_is_probed_where_the_same_without_it_fails(status: str) -> None:
+def test_checkpointing_is_probed_where_the_same_without_it_fails() -> None:
     replay = Replay([r for r in TABLE if r.setting.batch_size <= 64])  # all of which would fit
     strategy = planner(replay, true_prior(replay))
-    failed = {"status": status, "step_seconds": (), "images_per_second": None}
+    failed = {"status": "non_finite", "step_seconds": (), "images_per_second": None}
     for _ in range(40):
         choice = strategy.ask(Situation())
         if choice is None:
@@ -167,7 +187,7 @@ def test_the_best_is_the_end_of_a_climb() -> None:
     assert len(steps) < len(replay.space)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.5, 2.0), st.floats(0.7, 1.4))
 def test_no_setting_is_probed_twice_and_all_laws_hold(
     seed: int, seconds: float, num_bytes: float
@@ -647,12 +667,12 @@ def compile_record(setting: TrainSetting, seconds: float) -> MeasurementRecord:
     return make_record(setting).model_copy(update={"compile_seconds": seconds})
 
 
-@pytest.mark.parametrize("status", ["crashed", "non_finite"])
-def test_a_search_in_which_nothing_runs_ends_soon(status: str) -> None:
-    """And not after a probe of every arm: of 272 in the whole space."""
-    space = make_space(MODEL, GPU)
+def test_a_search_in_which_nothing_runs_ends_soon() -> None:
+    """And not after a probe of every arm."""
+    space = make_space(MODEL, GPU, batch_sizes=(8, 32))
+    assert len({candidate.arm for candidate in space.candidates}) > 200
     strategy = PlannerStrategy(Posterior(space, generic_prior(space, GPU), BUDGET))
-    failed = {"status": status, "step_seconds": (), "images_per_second": None,
+    failed = {"status": "crashed", "step_seconds": (), "images_per_second": None,
               "peak_allocated_bytes": None, "device_bytes": None}  # fmt: skip
     probes = 0
     while (choice := strategy.ask(Situation())) is not None and probes < 100:
