@@ -69,15 +69,6 @@ def test_files_records_and_folders_go_together(tmp_path: Path) -> None:
     assert len(search.records_frame(one)) == 1
 
 
-def test_a_torn_line_is_a_warning(tmp_path: Path) -> None:
-    file = tmp_path / "probes.jsonl"
-    append_records(file, [make_record(TrainSetting(batch_size=8), probe_id="one")])
-    with file.open("a") as opened:
-        opened.write('{"format": 1, "probe')
-    with pytest.warns(UserWarning, match="is torn"):
-        assert len(search.records_frame(file)) == 1
-
-
 def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         search.records_frame(tmp_path / "nowhere.jsonl")

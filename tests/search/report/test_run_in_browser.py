@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from planner.report.page.rendering import page_html
-from planner.trainers.emission import emit
 from search.report.output import write_page
 from search.report.run import Run
 from search.report.writing import make_page
@@ -95,16 +94,3 @@ def test_a_point_says_which_probe_it_is(grid: tuple[Run, Path]) -> None:
         said = page.locator(f"{FRONT} .hoverlayer").text_content()
         assert "recommended" in said
         assert "batch 128" in said
-
-
-def test_each_trainers_file_is_copied_whole(grid: tuple[Run, Path]) -> None:
-    run, path = grid
-    with looking_at(path) as page:
-        page.get_by_role("tab", name="accelerate").click()
-        emitted = emit(run.found, "accelerate")
-        shown = page.locator("#g1-trainers [role=tabpanel].chosen .copyable")
-        wanted = [emitted.launch, emitted.text, emitted.code]
-        for number, text in enumerate(wanted):
-            shown.nth(number).get_by_role("button").click()
-            copied = page.evaluate("() => navigator.clipboard.readText()")
-            assert copied.strip() == text.strip()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from planner.core.units import MIB
 from planner.estimation.estimate import estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware import Gpu, find_gpu
@@ -21,7 +20,7 @@ from planner.report.settings import describe_setting
 from search.report.lead import lead_of, step_lead, title_of
 from search.report.reading import read_run
 from search.report.run import Run
-from search.report.side_by_side import beside_group, matching, world_interval
+from search.report.side_by_side import beside_group, matching
 from search.report.writing import MOST_GROUPS, make_page
 from search.tuning.tune import tune
 from tests.search.tables import make_record
@@ -76,21 +75,6 @@ def test_runs_of_different_models_have_no_fastest() -> None:
     runs: list[Step | Run] = [run_of("one", record(8)), run_of("two", record(8, other))]
     assert table_of(section_of(runs, "runs")).marked == []
     assert "cannot be compared" in lead_of(runs)
-
-
-def test_versions_that_differ_are_listed_and_no_others() -> None:
-    newer = record(8, versions={"torch": "newer"})
-    runs: list[Step | Run] = [run_of("one", record(8)), run_of("two", newer)]
-    table = table_of(section_of(runs, "runs"))
-    place = table.headers.index("Torch")
-    assert [row[place] for row in table.rows] == ["test", "newer"]
-
-
-def test_what_took_more_than_it_may_is_not_the_best() -> None:
-    over = record(64, allowed_bytes=4096 * MIB)
-    assert (over.used_bytes or 0) > 4096 * MIB
-    assert run_of("one", record(8), over).best == record(8)
-    assert run_of("one", over).best is None
 
 
 def test_an_estimate_stands_beside_the_probe_of_the_same_setting_on_its_card() -> None:
@@ -167,9 +151,3 @@ def test_title_and_lead_of_a_run_that_ended_are_its_recommendation(
     assert f"Recommended: {describe_setting(setting, run.found.model)}: " in beside
     assert beside.endswith(gain)
     assert title_of([run]).startswith("native:invented on Test GPU: ")
-
-
-def test_a_rate_over_several_devices_is_that_of_all_with_its_interval() -> None:
-    several = make_record(TrainSetting(batch_size=8, world_size=4, parallelism="ddp"))
-    low, high = world_interval(several)
-    assert low < (several.images_per_second or 0.0) * 4 < high
