@@ -64,46 +64,10 @@ def test_a_short_budget_has_time_to_trace_and_to_probe(left: float, tracing: flo
     assert trace_seconds(left) == tracing
 
 
-@pytest.mark.release
-def test_a_factory_is_traced_by_another_process_and_read_from_the_cache_then(
-    tmp_path: Path,
-) -> None:
-    first = prior_of("Convolutional", tmp_path)
-    assert not first["torch"]
-    assert "Tracing" in first["said"][0]
-    assert "(2 settings)" in first["said"][0], "adamw and adamw-fused"
-    assert first["notes"] == []
-    assert "memory: as estimated" in first["basis"]
-    # Affine in the batch, above what the parameters and their state take.
-    one, two, three = first["bytes"][1:4]
-    assert three - two == pytest.approx(2 * (two - one), rel=1e-6)
-    again = prior_of("Convolutional", tmp_path)
-    assert again["said"] == []
-    assert again["bytes"] == first["bytes"]
-
-
-@pytest.mark.release
-def test_a_step_that_is_not_affine_is_probed_with_the_generic_guess_and_that_is_said(
-    tmp_path: Path,
-) -> None:
-    found = prior_of("Chunked", tmp_path)
-    assert "a generic guess" in found["basis"]
-    assert found["notes"] == found["said"][-1:]
-    assert "does not grow evenly with the batch size" in found["notes"][0]
-
-
 def test_tracing_ends_with_its_share_of_the_time_left(tmp_path: Path) -> None:
     found = prior_of("Convolutional", tmp_path, limit=0.2)  # half of it: torch takes longer
     assert "was not done after 0 s" in found["notes"][0]
     assert "a generic guess" in found["basis"]
-
-
-def test_no_estimate_begins_a_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
-    model = factory("Normalized")
-    setting = make_space(model, CPU).candidates[-1].setting
-    assert DeviceEstimator(CPU)(model, setting) is None
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_whole_space_on_a_gpu_needs_few_recordings() -> None:

@@ -82,10 +82,6 @@ def test_what_is_expected_has_nothing_to_do_with_the_strategy(name: str) -> None
     assert all(e is not None and e.fits is not None for e in expected)
 
 
-def test_where_nothing_is_expected_nothing_is_kept() -> None:
-    assert [r.expected for r in searched("tpe", expects=False, trials=3)] == [None] * 3
-
-
 def test_records_of_before_read_and_are_written_as_they_were(tmp_path: Path) -> None:
     old = format_record(make_record(TrainSetting()))
     assert b"expected" not in old

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -159,24 +158,6 @@ def test_a_full_disk_is_said_with_where_the_record_is(
     assert str(kept) in out
     assert f"The probes are in {kept}" in err
     assert not list(output.glob(".*"))  # no half of a file
-
-
-def test_progress_that_nobody_can_read_ends_no_search(tmp_path: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        code = "import sys; sys.argv[1:] = [];" + textwrap.dedent("""
-            from planner.cli.live import LiveTable
-            from planner.cli.progress import PlainLines
-            from search.loop.progress import Progress
-            for show in (LiveTable(), PlainLines()):
-                with show:
-                    show.hear(Progress("note", "a" * 100_000))
-            print("went on")
-            import os; sys.stdout.flush(); os._exit(0)
-        """)
-        done = subprocess.run(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=full, text=True
-        )
-    assert done.stdout == "went on\n"
 
 
 def test_a_fork_server_that_still_imports_ends_with_its_parent(tmp_path: Path) -> None:

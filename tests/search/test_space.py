@@ -116,13 +116,6 @@ def test_what_excludes_each_other_is_left_out_with_one_line_for_each_law() -> No
     )
 
 
-def test_a_law_that_several_values_break_counts_them() -> None:
-    space = asked(offload=("none", "activations"), compile=("off", "default", "max-autotune"))
-    (line,) = space.left_out
-    assert line.startswith("4 settings are left out: offload activations moves what an eager step")
-    assert line.endswith(", and so with 1 other value.")
-
-
 @pytest.mark.parametrize(
     ("field", "value"), [("optimizer_in_backward", "true"), ("offload_optimizer", "state")]
 )
@@ -208,11 +201,3 @@ def test_an_option_of_one_way_makes_no_other_setting_of_the_others() -> None:
     space = make_space(MODEL, A100, base, restrict={**PLAIN, **ways}, batch_sizes=(8,))
     found = [(c.setting.parallelism, c.setting.ddp_bucket_view) for c in space.candidates]
     assert found == [("ddp", False), ("ddp", True), ("fsdp", False)]
-
-
-def test_attention_of_any_model_is_searched_where_it_can_be_set() -> None:
-    model = FactoryModel(factory="a:b")
-    space = make_space(model, CPU, restrict={"attention": ("eager",)}, batch_sizes=(8,))
-    assert space.choices["attention"] == ("eager",)
-    with pytest.raises(UnsupportedError, match="can only keep it from that"):
-        make_space(model, CPU, restrict={"attention": ("sdpa",)})

@@ -16,13 +16,10 @@ from planner.core.schema.result import Recommendation
 from planner.core.units import GIB
 from search.loop.limits import Limits
 from search.loop.replay import Replay, ReplayProber
-from search.loop.session import Session
 from search.loop.space import make_space
-from search.loop.strategies.in_order import ListStrategy
 from search.loop.strategies.strategy import Choice
 from search.loop.study import lock
 from search.loop.study.records import read_records
-from search.loop.study.study import MemoryStudy
 from search.probe.failure import CONTRACT
 from search.tuning import tune as tune_file
 from search.tuning.tune import tune
@@ -206,15 +203,6 @@ def test_what_the_budget_cut_short_is_probed_with_more_time(tmp_path: Path, stra
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_narrower_search_recommends_what_it_was_asked_for(tmp_path: Path) -> None:
-    run(tmp_path)
-    plain = {**SMALL, "precision": ("fp32",), "compile": ("off",)}
-    narrow = run(tmp_path, restrict=plain, batch_size=8)
-    assert (narrow.setting.precision, narrow.setting.batch_size) == ("fp32", 8)
-    assert all(r.setting.precision == "fp32" for r in narrow.runners_up)
-
-
-@pytest.mark.usefixtures("gpu")
 def test_a_device_that_is_gone_is_named(tmp_path: Path) -> None:
     calls = []
 
@@ -315,21 +303,6 @@ def test_a_budget_counts_what_others_probe_once() -> None:
     limits.charge([record])
     limits.charge([record])
     assert limits.seconds_left() == 40.0
-
-
-def test_a_session_charges_what_it_hears_of_and_not_its_own() -> None:
-    space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8,))
-    study: MemoryStudy = MemoryStudy()
-    limits = Limits(trials=2, budget_seconds=60.0, clock=lambda: 0.0)
-    session = Session(
-        space, study, lambda choice, *_: make_record(choice.candidate.setting), limits,
-        lambda choice: 60.0, None,
-    )  # fmt: skip
-    theirs = make_record(space.candidates[0].setting, probe_id="theirs")
-    study.kept.append(theirs)
-    session.run(ListStrategy(space.candidates))
-    assert len(session.records) == 2
-    assert limits.spent_seconds == theirs.probe_seconds
 
 
 @pytest.mark.usefixtures("gpu")

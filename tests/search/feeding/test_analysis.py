@@ -97,16 +97,6 @@ def test_a_step_that_bounds_says_how_many_workers_are_enough() -> None:
     assert len(found.notes) == 1
 
 
-def test_a_faster_step_gains_nothing_where_the_loader_bounds() -> None:
-    """The smallest setting that is as fast as the loader is named, and not recommended."""
-    step, loader = step_of(1000.0, 128, 10 * GIB), loader_of(500.0)
-    small, slow = step_of(600.0, 32, 3 * GIB), step_of(400.0, 8, 1 * GIB)
-    found = feeding(step, loader, fed_of(step, loader, 500.0, 0.5), small, slow)
-    said = " ".join(found.notes)
-    assert "A faster step would gain nothing" in said
-    assert "batch 32 (600 images/s by itself) trains as fast and takes 7.00 GiB less" in said
-
-
 def test_on_the_cpu_min_does_not_hold_and_the_law_says_what_does() -> None:
     # Loading alone keeps both processors busy at 100 images/s, the step alone at 100: 50 together.
     step, loader = step_of(100.0), loader_of(100.0, workers=2, cpu_seconds=0.02)

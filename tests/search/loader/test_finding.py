@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -106,25 +105,6 @@ def test_broken_pictures_are_named_and_counted(tmp_path: Path) -> None:
         ("class-01/2.jpg", 3),
     ]
     assert found.setting is not None
-
-
-class Failing(SimulatedProber):
-    """Every loader fails alike."""
-
-    def record(self, setting: LoaderSetting) -> LoaderRecord:
-        update = {"status": "faulty", "message": "index 3: it raised", "batch_seconds": (),
-                  "images_per_second": None}  # fmt: skip
-        return super().record(setting).model_copy(update=update)
-
-
-def test_where_everything_fails_alike_it_ends_soon_and_says_why(tmp_path: Path) -> None:
-    prober = Failing(MACHINE)
-    found = find(tmp_path, prober)
-    assert found.setting is None
-    assert len(prober.asked) <= 4
-    assert "index 3: it raised" in found.advice
-    assert "none ran" in found.stopped_because
-    assert json.loads((tmp_path / "data.json").read_text())["setting"] is None
 
 
 def test_what_is_asked_wrongly_is_said_in_one_message(tmp_path: Path) -> None:

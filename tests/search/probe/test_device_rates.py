@@ -91,21 +91,3 @@ def test_rates_of_no_real_device_are_not_used(monkeypatch: pytest.MonkeyPatch) -
     assert rates.device_rates("cuda:0", UNKNOWN, None, heard.append) is None
     assert "measured nonsense: 1,000,000 GB/s" in heard[-1]
     assert rates.kept_rates(UNKNOWN) is None
-
-
-def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "__name__", "no.such.module")
-    said: list[str] = []
-    assert rates.device_rates("cpu", describe_device("cpu"), None, said.append) is None
-    assert "could not be measured" in said[-1]
-
-
-@pytest.mark.parametrize(("where", "is_kept"), [("cpu", True), ("cuda:0", False)])
-def test_the_rates_of_an_emulated_device_are_never_kept(
-    monkeypatch: pytest.MonkeyPatch, where: str, is_kept: bool
-) -> None:
-    monkeypatch.setattr(rates, "is_emulated", lambda: True)
-    monkeypatch.setattr(rates, "driver_device", lambda where: None)
-    with rates.watched(where) as said:
-        pass
-    assert (said == []) == is_kept

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +17,6 @@ from search.probe.accounting import (
     CONTEXT_GROWTH_BYTES,
     CONTEXT_HIGH_BYTES,
     CONTEXT_LOW_BYTES,
-    Context,
     Reading,
     measure_context,
     others_bytes,
@@ -73,12 +69,6 @@ def test_the_context_is_what_is_plausible(
     found = measure_context(before, now)
     assert found.num_bytes == num_bytes
     assert source in found.source
-
-
-def test_what_retries_gave_back_still_counts() -> None:
-    """Read at the end, when cached memory was given back: the peak counts, and what lies beside."""
-    now = Reading(8 * GIB, 10 * GIB, 8 * GIB + 600 * MIB)
-    assert process_bytes(Context(400 * MIB, ""), 12 * GIB, GIB, now) == 12 * GIB + 600 * MIB
 
 
 class Torch:
@@ -143,12 +133,6 @@ def test_a_probe_is_told_its_size_whatever_the_driver_lists(
     assert any("other processes" in flag and "hold 3.00 GiB" in flag for flag in cuda.flags())
 
 
-def test_an_idle_device_has_no_others(fake: Torch) -> None:
-    cuda = fake.begin(f"none used={3 * MIB}", f"none used={503 * MIB}")
-    assert cuda.flags() == []
-    assert cuda.crowding() == Crowding(47 * GIB + GIB // 2 - 3 * MIB, 0)
-
-
 @pytest.mark.parametrize("word", ["", f"total={24 * GIB}"])
 def test_another_total_than_torchs_is_not_believed(fake: Torch, word: str) -> None:
     """A slice of 10 GiB (MIG), or another card than the driver's numbers say."""
@@ -186,15 +170,6 @@ def test_a_memory_that_no_device_has_is_not_believed(fake: Torch, word: str) -> 
     assert cuda.memory().device == GIB + CONTEXT_BYTES
 
 
-def test_the_drivers_library_is_found_where_the_system_looks(driver_library: Path) -> None:
-    code = "from planner.machine import nvml; print([g.name for g in nvml.ask_driver().gpus])"
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env={**os.environ, "LD_LIBRARY_PATH": str(driver_library.parent)},
-    )  # fmt: skip
-    assert found.stdout == "['Fake A', 'Fake B']\n"
-
-
 def test_processes_and_reasons_are_listed_in_every_form(fake: Torch) -> None:
     for form in ("right", "right long", "right v2"):
         fake.say(f"{form} own=7")
@@ -205,13 +180,3 @@ def test_processes_and_reasons_are_listed_in_every_form(fake: Torch) -> None:
         device = nvml.device_at(1)
         assert device.throttle_reasons == ("sw_power_cap", "hw_thermal_slowdown"), form
         assert device.figures.idle == ("idle" in form)
-
-
-def test_a_split_card_is_told(fake: Torch) -> None:
-    device = nvml.device_at(1)
-    assert not device.is_split
-    assert device.utilization == nvml.NvmlUtilization(gpu_percent=87, memory_percent=41)
-    fake.say("mig")
-    assert device.is_split
-    assert device.utilization is None
-    assert device.pci_bus_id == "00000000:02:00.0"

@@ -51,23 +51,6 @@ def test_a_failure_says_who_disturbed_it(monkeypatch: pytest.MonkeyPatch, report
         assert (outcome.free_bytes, outcome.taken_bytes) == (9 * GIB, 5 * GIB)
 
 
-class LyingClock(meter.CpuMeter):
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.told = seconds
-
-    def seconds(self, start: meter.Mark, end: meter.Mark) -> float:
-        return self.told
-
-
-def test_a_clock_that_says_nothing_measures_nothing(
-    monkeypatch: pytest.MonkeyPatch, report: Report
-) -> None:
-    for seconds in (0.0, float("nan"), float("inf"), 1e-12):
-        monkeypatch.setattr(measure, "make_meter", lambda device, told=seconds: LyingClock(told))
-        assert measure.measure(request_of("tiny"), float("inf"), report).status == "crashed"
-
-
 class SleepingClock:
     """A clock that only sleeping moves."""
 
@@ -117,12 +100,3 @@ def test_tf32_is_known_without_touching_the_device(monkeypatch: pytest.MonkeyPat
         known = {"device": "cuda:0", "capability": capability}
         request = request_of("tiny").model_copy(update=known)
         assert ("tf32" in precision.offered_precisions(request)) == has
-
-
-def test_tf32_is_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ROCm answers the question of a capability too: (9, 4) of an MI300X."""
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: (9, 4))
-    for known in ({"capability": (9, 4)}, {}):
-        request = request_of("tiny").model_copy(update={"device": "cuda:0", **known})
-        assert "tf32" not in precision.offered_precisions(request)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
 from planner.core.schema import TrainSetting
 from planner.machine.host import Host
-from planner.machine.nvml import NvmlUtilization
 from search.probe import quiet
 from search.probe.evidence import is_disturbed, others_ran
-from search.probe.quiet import QuietWatch, gpu_flags
+from search.probe.quiet import QuietWatch
 from tests.search.tables import make_record
 
 TWO = Host(num_cpus=2, usable_cpus=2)
@@ -65,14 +63,3 @@ def test_a_gpu_s_probe_wants_two_processors(
 ) -> None:
     host = Host(num_cpus=64, usable_cpus=64)
     assert len(watched(monkeypatch, all_busy, 0, host, wanted=2)) == said
-
-
-def test_a_gpu_that_computes_for_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def busy(percent: int | None) -> list[str]:
-        used = None if percent is None else NvmlUtilization(percent, 0)
-        card = SimpleNamespace(utilization=used)
-        monkeypatch.setattr(quiet, "nvml_device", lambda device: card)
-        return gpu_flags("cuda:1")
-
-    assert busy(97) == ["other programs kept cuda:1 busy for 97% of the time before"]
-    assert busy(5) == busy(None) == gpu_flags("cpu") == []

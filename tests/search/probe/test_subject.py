@@ -90,13 +90,6 @@ def test_users_precision_gives_way_to_the_settings(report: Report) -> None:
         assert outcome.status == "measured", outcome.message
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_cudnn_chooses_as_the_setting_says(asked: bool) -> None:
-    backends.cudnn.benchmark = not asked
-    subject.build_training(request_of("tiny", cudnn_benchmark=asked))
-    assert backends.cudnn.benchmark == asked
-
-
 def test_compiler_is_told_what_emitted_files_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """dynamic=None would compile anew for a last batch of another size, and then for any size."""
     told: dict[str, Any] = {}

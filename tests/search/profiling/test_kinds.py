@@ -55,19 +55,6 @@ def test_every_operation_of_a_library_has_a_kind(
     assert {key.phase for key in found.seconds} >= {"forward", "backward", "optimizer"}
 
 
-def test_what_checkpointing_computes_again_is_seen(tmp_path: Path) -> None:
-    again = {
-        checkpointing: {
-            key.kind
-            for key in profiled(tmp_path, "native", checkpointing=checkpointing).seconds
-            if key.recomputes
-        }
-        for checkpointing in ("none", "blocks")
-    }
-    assert again["none"] == set()
-    assert {"matmul", "pointwise", "reduction"} <= again["blocks"]
-
-
 def test_a_kernel_s_own_name_counts_where_no_operation_launched_it() -> None:
     for name, launched_by, kind in (
         ("ampere_sgemm_128x64_tn", "conv", "conv"),

@@ -12,19 +12,15 @@ import pytest
 from planner.core.errors import PlannerError
 from planner.core.schema import MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.schema.profile import ProfiledPart, ProfileRecord
-from planner.core.schema.record import ProbeStatus
 from planner.report.profile import profile_text, sums
 from planner.throughput.prediction import DeviceRates
-from planner.throughput.timeline import WAITING
 from search.probe.device import describe_device
 from search.probe.evidence import OTHERS_RAN
 from search.probe.protocol import TRACE_FILE, ProbeRequest
 from search.tuning.profiling import profiling
 from search.tuning.profiling.attribution import Attribution, Key
 from search.tuning.profiling.comparing import (
-    FUSED_KINDS,
     gap_notes,
-    parts_of,
     predict,
 )
 from search.tuning.profiling.trace import read_trace
@@ -91,26 +87,6 @@ def test_a_folder_that_cannot_be_written_is_named(quick: None, tmp_path: Path) -
         profiling.profile(MODEL, SETTING, tmp_path / "file" / "out", device="cpu")
 
 
-@pytest.mark.parametrize(
-    ("status", "message", "said", "way_out"),
-    [
-        ("timed_out", "not done after 1 s, in import", ": not done after 1 s, in import.", "30m"),
-        ("out_of_memory", "tried 2 GiB", "out of memory in import. tried 2 GiB.", "smaller batch"),
-        ("crashed", "", ": crashed in import.", ""),
-        ("unsupported", "it has no loss\nof its own", ": it has no loss.", ""),
-    ],
-)
-def test_why_there_is_no_profile(
-    status: ProbeStatus, message: str, said: str, way_out: str
-) -> None:
-    evidence = recommendation(MODEL).evidence
-    probe = evidence.model_copy(update={"status": status, "message": message, "phase": "import"})
-    with pytest.raises(PlannerError) as error:
-        profiling._refuse_failed(probe, MODEL)
-    assert error.value.message.endswith(said)
-    assert way_out in error.value.way_out
-
-
 def test_a_piece_of_a_trace_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     file.write_text('{"traceEvents": [{"ph": "X", "na')
@@ -125,21 +101,6 @@ def test_a_piece_of_a_trace_is_refused(tmp_path: Path) -> None:
 
 def attribution(seconds: dict[Key, float]) -> Attribution:
     return Attribution(2, sum(seconds.values()), seconds, {}, (), on_device=True)
-
-
-def test_a_compiler_s_kernels_are_one_row() -> None:
-    seconds = {
-        Key("forward", "fused", False): 2.0, Key("forward", "copy", False): 1.0,
-        Key("backward", "matmul", False): 4.0, Key("backward", WAITING, False): 1.0,
-    }  # fmt: skip
-    compiled = SETTING.model_copy(update={"compile": "default", "checkpointing": "none"})
-    parts = parts_of(attribution(seconds), predict(MODEL, compiled, RATES), compiled)
-    by_kind = sums(parts, lambda part: part.kind)
-    assert by_kind[FUSED_KINDS][0] == 1.5, "of a step, where two were profiled"
-    assert not by_kind.keys() & {"fused", "copy", "reduction", "pointwise"}
-    plain = parts_of(attribution(seconds), None, SETTING)
-    assert {part.kind: part.measured_seconds for part in plain}["fused"] == 1.0
-    assert all(part.predicted_seconds is None for part in plain)
 
 
 def test_the_widest_gap_is_named_with_what_treats_it() -> None:

@@ -103,15 +103,6 @@ def test_a_folder_or_one_of_its_files_is_the_same_run(replayed: Path, name: str)
     assert read_run(replayed / name) == read_run(replayed)
 
 
-def test_a_run_that_goes_on_has_only_probes(replayed: Path) -> None:
-    (replayed / "recommendation.json").unlink()
-    run = read_run(replayed)
-    assert run.found is None
-    assert run.records
-    assert run.budget_bytes is not None
-    assert run.budget_bytes == run.records[-1].allowed_bytes
-
-
 def test_a_torn_line_and_a_faulty_recommendation_are_said(replayed: Path) -> None:
     whole = len(read_run(replayed).records)
     probes = replayed / "probes.jsonl"

@@ -108,18 +108,6 @@ def test_each_trainers_file_is_there_or_why_not(grid: Run) -> None:
     assert any("autocast" in line for line in refused)
 
 
-def test_the_reasons_hold_the_notes_the_runners_up_and_what_was_ruled_out(trouble: Run) -> None:
-    found = trouble.found
-    assert set(found.notes) <= set(texts_of(trouble, "reasons"))
-    table = table_of(trouble, "reasons")
-    held = [found.evidence, *found.runners_up]
-    if found.baseline not in held:
-        held.append(found.baseline)
-    assert [row[2].value for row in table.rows if isinstance(row[2], Number)] == [
-        r.images_per_second for r in held if r
-    ]
-
-
 def test_each_rank_is_shown_by_itself(grid: Run) -> None:
     ranks = (
         RankRecord(rank=0, device="cuda:0", step_seconds=0.5, forward_seconds=0.1,
@@ -218,15 +206,3 @@ def test_hostile_texts_are_shown_as_text() -> None:
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert" in html
     assert "\x1b" not in html
-
-
-def test_a_long_message_is_shortened_and_whole_below() -> None:
-    long = "because " * 12_800
-    record = ended(make_record(TrainSetting(batch_size=8)), "crashed", long)
-    run = Run(Path("run"), None, (record, record, make_record(TrainSetting(batch_size=4))))
-    table = table_of(run, "probes")
-    assert all(len(str(cell)) < 300 for row in table.rows for cell in row)
-    folds = [p for p in parts_of(run_group(run, "g"), "probes") if isinstance(p, Folded)]
-    (whole,) = folds[-1].parts
-    assert whole.text == long
-    assert whole.label == "probe 1, 2"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from planner.report.page.contents import Chart, Number, Section, Table
 from planner.report.page.rendering import page_html
 from planner.report.pages.step import Step
 from planner.report.settings import describe_setting
-from search.report.lead import lead_of, step_lead, title_of
+from search.report.lead import lead_of, title_of
 from search.report.reading import read_run
 from search.report.run import Run
 from search.report.side_by_side import beside_group, matching
@@ -70,13 +69,6 @@ def test_runs_are_told_by_their_rates_memory_settings_and_probes() -> None:
     assert [row["Batch size"] for row in cells] == [Number(16, "16"), Number(64, "64")]
 
 
-def test_runs_of_different_models_have_no_fastest() -> None:
-    other = MODEL.model_copy(update={"name": "other"})
-    runs: list[Step | Run] = [run_of("one", record(8)), run_of("two", record(8, other))]
-    assert table_of(section_of(runs, "runs")).marked == []
-    assert "cannot be compared" in lead_of(runs)
-
-
 def test_an_estimate_stands_beside_the_probe_of_the_same_setting_on_its_card() -> None:
     step, run = step_with(8), run_of("one", record(8), record(16))
     assert [found.probe_id for found in matching(step, run)] == ["probe-8"]
@@ -99,16 +91,6 @@ def test_an_estimate_is_held_against_no_other_setting_or_card(step: Any) -> None
     run = run_of("one", record(8))
     (said,) = section_of([step(), run], "measured").parts
     assert "No probe here has the model and setting" in said.text
-
-
-def test_title_and_lead_of_an_estimate_answer() -> None:
-    step = step_with(8)
-    assert title_of([step]).endswith("on rtx-4090: batch 8 fits")
-    assert lead_of([step]) == "", "its first section says it"
-    lead = step_lead(step)
-    assert lead.startswith("Batch 8 of native:small. Fits: ")
-    assert re.search(r"images/s predicted \(±\d\d%\)\.$", lead)
-    assert "no memory was named" in step_lead(step_with(8, None))
 
 
 def test_forty_subjects_are_all_compared_and_few_shown_one_by_one() -> None:

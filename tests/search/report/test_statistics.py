@@ -10,11 +10,10 @@ import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.expected import Expected
-from planner.core.units import GIB
 from planner.report.page.contents import Chart, Number, Table
 from search.report.expected import expected_sections
 from search.report.run import Run
-from search.report.statistics import FEWEST, axes_sections, study_of, varied_axes
+from search.report.statistics import FEWEST, axes_sections, varied_axes
 from tests.search.report.runs import (
     chart_of,
     ended,
@@ -37,17 +36,6 @@ def run_of(records: Sequence[MeasurementRecord]) -> Run:
 def charts(run: Run) -> dict[str, Chart]:
     parts = parts_of(run_group(run, "g"), "axes")
     return {part.key: part for part in parts if isinstance(part, Chart)}
-
-
-def test_trials_are_numbered_as_probes_and_fail_where_they_did() -> None:
-    records = [TABLE[0], ended(TABLE[1], "crashed"), TABLE[2].model_copy(update={"unit": "x"})]
-    first, *trials = study_of(records, (TABLE[2].used_bytes or 0) - 1).trials
-    assert [t.number for t in trials] == [1, 2, 3]
-    assert [t.state.name for t in (first, *trials)] == ["FAIL", "COMPLETE", "FAIL", "COMPLETE"]
-    assert [t.value for t in trials] == [records[0].images_per_second, None,
-                                         records[2].images_per_second]  # fmt: skip
-    assert trials[2].constraints == {"budget": 1.0}
-    assert trials[0].params == {"batch": records[0].setting.batch_size}
 
 
 def test_each_axis_that_was_varied_has_a_slice_of_every_probe_that_ran() -> None:
@@ -111,11 +99,6 @@ def test_records_that_no_search_asked_for_are_held_against_the_estimate() -> Non
         if isinstance(p, Table) and p.headers[0] == "Axis"
     )  # fmt: skip
     assert by_axis.rows[0][-1] == Number(-0.5, "-50.0%")
-
-
-def test_a_search_s_records_are_no_validation() -> None:
-    limited = [r.judged_in(12 * GIB) for r in validated().records]
-    assert expected_sections(run_of(limited), "g") == []
 
 
 def expecting(record: MeasurementRecord, factor: float) -> MeasurementRecord:

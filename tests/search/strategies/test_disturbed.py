@@ -18,7 +18,6 @@ from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Situation
 from search.loop.surrogate.expectation import expectation
 from search.loop.surrogate.posterior import Posterior
-from search.probe.evidence import is_disturbed
 from tests.search.tables import BUDGET, GPU, MODEL, SMALL, invented_table, true_bytes, true_prior
 
 FLAGS = (
@@ -38,13 +37,6 @@ def slowed(
     return record.model_copy(
         update={"step_seconds": seconds, "images_per_second": rate, "flags": (flag,)}
     )
-
-
-def test_these_flags_disturb_and_a_settings_own_doing_does_not() -> None:
-    own = "3 allocations succeeded only after cached memory was given back"
-    for flag in (*FLAGS, own):
-        flagged = TABLE[0].model_copy(update={"flags": (flag,)})
-        assert is_disturbed(flagged) == (flag != own), flag
 
 
 def test_a_disturbed_probe_leaves_its_setting_open_once() -> None:
@@ -76,33 +68,6 @@ def test_a_probe_far_slower_than_believed_says_little_of_the_others() -> None:
         posterior.tell(candidates[index], record.model_copy(update={"step_seconds": seconds}))
         moved.append(abs(posterior.predict().log_seconds - before).sum())
     assert moved[1] < 0.5 * moved[0]
-
-
-def test_a_first_probe_close_to_the_limit_says_little_of_the_others() -> None:
-    """One that was a third slower there made all that shared its attention look slow, and the
-    search end."""
-    replay = Replay(TABLE)
-
-    def place(mode: str, batch_size: int) -> int:
-        wanted = {"compile": mode, "batch_size": batch_size, "checkpointing": "none"}
-        settings = [c.setting for c in replay.space.candidates if c.setting.precision == "bf16"]
-        found = next(s for s in settings if wanted.items() <= s.model_dump().items())
-        index = replay.space.index(found)
-        assert index is not None
-        return index
-
-    first, second, alike = place("default", 16), place("off", 8), place("default", 8)
-    candidates = replay.space.candidates
-    record = slowed(replay.probe(candidates[first]), flag="", factor=1.5)
-    assert record.used_bytes is not None
-    errors = []
-    for budget in (BUDGET, int(record.used_bytes / 0.97)):
-        posterior = Posterior(replay.space, true_prior(replay), budget)
-        posterior.tell(candidates[first], record)
-        posterior.tell(candidates[second], replay.probe(candidates[second]))
-        truth = log(replay.probe(candidates[alike]).step_seconds[0])
-        errors.append(posterior.predict().log_seconds[alike] - truth)
-    assert 0 < errors[1] < 0.7 * errors[0], errors
 
 
 def test_where_most_probes_are_disturbed_that_is_how_the_machine_runs() -> None:
@@ -206,17 +171,6 @@ def test_what_was_seen_on_the_cool_device_is_not_probed_again_for_being_hot() ->
     posterior = warming(1.0).posterior
     for index, records in posterior.records.items():
         assert posterior.excluded[index], records[0].setting
-
-
-def test_two_probes_of_a_hot_device_are_printed_as_measured() -> None:
-    strategy = warming(1.0)
-    posterior = strategy.posterior
-    best, _ = posterior.best() or (-1, 0.0)
-    (record,) = posterior.records[best]
-    strategy.tell(posterior.space.candidates[best], slowed(record, factor=1.0))
-    evidence = posterior.ran()[best].evidence
-    assert "2 probes together" in evidence.flags
-    assert evidence.images_per_second == pytest.approx(record.images_per_second)
 
 
 def test_what_is_slow_for_a_reason_of_its_own_is_not_taken_for_hot() -> None:

@@ -24,7 +24,6 @@ from search.loop.strategies.plain_default import (
     plain_arm,
 )
 from search.loop.strategies.planner_strategy import (
-    INFEASIBLE,
     MAX_FAILURES,
     PlannerStrategy,
 )
@@ -39,8 +38,6 @@ from search.loop.surrogate.prior import (
     generic_prior,
 )
 from search.loop.surrogate.probe_cost import (
-    AGAIN_SHARE,
-    ALIKE_SHARE,
     EIGHT_BIT_SECONDS,
     ProbeCosts,
     compilation_of,
@@ -479,24 +476,6 @@ def test_the_plain_default_comes_before_a_probe_that_could_take_its_time(
     assert choice.phase == phase
 
 
-def test_the_plain_default_spends_no_more_than_is_kept_for_it() -> None:
-    """Up to four probes of it came before one that the search wanted, each within its share."""
-    replay = Replay(TABLE)
-    hunt = plain_hunt(replay)
-    wanted = next(c for c in replay.space.candidates if c not in rungs(hunt))
-    own = Listening(wanted)
-    both = WithPlainDefault(own, hunt, at_most=hunt.needed_seconds())
-    left = hunt.needed_seconds() + 0.8 * hunt.may_take(wanted)
-    first = both.ask(Situation(seconds_left=left))
-    assert first is not None
-    assert first.phase == "baseline"
-    took = both.at_most
-    record = make_record(first.candidate.setting, total_bytes=1)
-    both.tell(first.candidate, record.model_copy(update={"probe_seconds": took}))
-    assert hunt.needed_seconds() > 0
-    assert both.ask(Situation(seconds_left=left - took)) == Choice(wanted)
-
-
 def test_the_plain_default_is_measured_where_the_search_has_ended() -> None:
     """And what it left of the budget is for the search again."""
     replay = Replay(TABLE)
@@ -531,48 +510,6 @@ def test_a_compile_mode_is_probed_while_there_is_time_for_it() -> None:
     assert [c.candidate.setting.compile == "max-autotune" for c in asked] == [False, True]
 
 
-def test_a_compile_mode_is_shown_by_a_batch_that_is_soon_done() -> None:
-    """On a processor the largest of equally fast batches took six minutes of ten."""
-    replay = Replay(invented_table(0.0))
-    strategy = planner(replay, true_prior(replay))
-    for candidate in [c for c in replay.space.candidates if c.setting.compile == "off"]:
-        strategy.tell(candidate, replay.probe(candidate))
-    strategy.ask(Situation(seconds_left=600.0))
-    predicted = strategy.posterior.predict()
-    images = np.array([c.setting.batch_size for c in replay.space.candidates])
-    log_rate = 0.0001 * images  # 2.5% faster at the largest
-    equal = replace(predicted, log_rate=log_rate, fits=np.ones(len(images)))
-    best, _ = strategy.posterior.best()
-    every, none = np.ones(len(images), bool), np.zeros(len(images), bool)
-    found = strategy._scout(equal, every, 100.0 + images / 2, best, none, 110.0)
-    assert found is not None
-    assert images[found] == images.min() < images.max()
-
-
-def test_where_few_more_fit_into_the_budget_each_has_its_gain_to_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What gains most per second is probed then, not what gains most and takes longest."""
-    replay = Replay(invented_table(0.0, SMALL))
-    strategy = planner(replay, true_prior(replay), tolerance=0.0)
-    monkeypatch.setattr(strategy, "_scout", lambda *_: None)
-    for _ in range(2):
-        choice = strategy.ask(Situation(seconds_left=600.0))
-        strategy.tell(choice.candidate, replay.probe(choice.candidate))
-    posterior, predicted = strategy.posterior, strategy.posterior.predict()
-    is_open = ~predicted.excluded & (predicted.fits > INFEASIBLE)
-    first, dear, last = np.flatnonzero(is_open)[[0, 1, -1]]
-    alone, shared = (np.eye(len(is_open))[i] + is_open for i in (last, first))
-    alone[dear] = 2.1
-    seconds_each = np.where(np.arange(len(is_open)) == dear, 130.0, 50.0)
-    monkeypatch.setattr(posterior, "improvement", lambda *_: alone)
-    monkeypatch.setattr(posterior, "shared_improvement", lambda *_: 100 * shared)
-    monkeypatch.setattr(posterior, "probe_seconds", lambda _: seconds_each)
-    asked = [strategy.ask(Situation(seconds_left=seconds)) for seconds in (400.0, 140.0)]
-    assert first < last
-    assert asked[0].candidate != asked[1].candidate == replay.space.candidates[last]
-
-
 def test_what_would_gain_less_than_ends_the_search_is_not_probed_however_quick_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -590,26 +527,6 @@ def test_what_would_gain_less_than_ends_the_search_is_not_probed_however_quick_i
     assert strategy.ask(Situation()).candidate == replay.space.candidates[slow]
 
 
-def test_where_nothing_would_gain_and_too_few_are_measured_the_fastest_is_probed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With all the time, and where the budget ends soon."""
-    replay = Replay(invented_table(0.0, SMALL))
-    strategy = planner(replay, true_prior(replay))
-    first = strategy.ask(Situation())
-    strategy.tell(first.candidate, replay.probe(first.candidate))
-    posterior, predicted = strategy.posterior, strategy.posterior.predict()
-    number = len(replay.space)
-    monkeypatch.setattr(strategy, "_scout", lambda *_: None)
-    monkeypatch.setattr(posterior, "improvement", lambda *_: np.full(number, 0.001))
-    monkeypatch.setattr(posterior, "probe_seconds", lambda _: np.full(number, 50.0))
-    is_open = ~predicted.excluded & (predicted.fits > INFEASIBLE)
-    hope = np.exp(predicted.log_rate) * predicted.fits * predicted.runs
-    fastest = replay.space.candidates[int(np.argmax(np.where(is_open, hope, 0.0)))]
-    asked = [strategy.ask(Situation(seconds_left=left)) for left in (None, 400.0, 140.0)]
-    assert [choice.candidate for choice in asked] == [fastest] * 3
-
-
 def test_a_graph_that_was_compiled_costs_little_again() -> None:
     """Whatever its optimizer, and a dynamic one at any batch."""
     static, dynamic = (compiled("default", compile_dynamic=d) for d in (False, True))
@@ -622,26 +539,6 @@ def test_a_graph_that_was_compiled_costs_little_again() -> None:
     seconds = {c.setting: s for c, s in zip(space.candidates, probing(costs, space), strict=True)}
     dear = [s for s in kinds if seconds[s] > 90]
     assert dear == [static.model_copy(update=larger)]
-
-
-def test_a_graph_that_is_compiled_in_another_mode_finds_its_kernels() -> None:
-    """At the same batch; what is tuned is tuned all the same."""
-    first = compiled("default")
-    others = [
-        compiled("reduce-overhead"), compiled("max-autotune"),
-        compiled("reduce-overhead", batch_size=16),
-    ]  # fmt: skip
-    space = space_of([first, *others])
-    costs = ProbeCosts(space, guess_compile_seconds("cuda", 12))
-    whole = {c.setting: costs.compile_seconds(compilation_of(c.setting)) for c in space.candidates}
-    before = dict(zip([c.setting for c in space.candidates], probing(costs, space), strict=True))
-    costs.observe(compile_record(first, whole[first]))
-    after = dict(zip([c.setting for c in space.candidates], probing(costs, space), strict=True))
-    saved = [before[s] - after[s] for s in others]
-    start = before[first] - after[first] - (1 - AGAIN_SHARE) * whole[first]  # as probes start now
-    tuning = whole[others[1]] - whole[first]
-    kernels = [whole[others[0]], whole[others[1]] - tuning, 0.0]
-    assert saved == pytest.approx([start + (1 - ALIKE_SHARE) * k for k in kernels])
 
 
 def test_a_warm_compilation_says_nothing_of_a_first_one() -> None:

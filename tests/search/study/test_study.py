@@ -16,7 +16,6 @@ from planner.core.errors import PlannerError
 from planner.core.schema import MeasurementRecord, SwinConfig
 from search.loop.space import Space, make_space
 from search.loop.study.identity import Identity
-from search.loop.study.optuna_study import IDENTITY as IDENTITY_ATTRIBUTE
 from search.loop.study.optuna_study import OptunaStudy, make_study
 from search.loop.study.records import append_records, read_records
 from search.loop.study.storage import StudyError, hidden_password
@@ -99,14 +98,6 @@ def test_a_card_is_itself_however_its_memory_was_read(
     again.identity = OURS
     assert (again.reconcile() == []) == (not differs)
     assert ids(again.records()) == ([] if differs else ["p"])
-
-
-def test_a_study_of_before_uuids_is_still_ours(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
-    old = OURS.to_json()
-    del old["device"]["uuid"]
-    study.study.set_user_attr(IDENTITY_ATTRIBUTE, old)
-    assert study.adopt(OURS) == ()
 
 
 @pytest.mark.parametrize("storage", [None, "{}/study.journal"])

@@ -11,7 +11,7 @@ from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.result import Excluded
 from planner.core.units import GIB
 from search.loop.result.exclusions import find_excluded
-from search.loop.space import candidate, make_space, space_of
+from search.loop.space import candidate, make_space
 from search.loop.surrogate.broken_parts import BrokenParts
 from search.loop.surrogate.posterior import BROKEN, Posterior
 from search.loop.surrogate.prior import generic_prior
@@ -105,22 +105,6 @@ def test_a_precision_or_an_attention_is_closed_last(axis: str, value: str) -> No
     assert not closes(broken)[np.invert(with_it)].any()
 
 
-def test_a_precision_that_needs_a_library_is_closed_by_its_library() -> None:
-    """fp8's is torchao's: sooner than another precision."""
-    fp8 = [
-        TrainSetting.model_validate({**PLAIN, "precision": "fp8", **changes})
-        for changes in ({}, {"checkpointing": "blocks"}, {"optimizer": "adamw-fused"})
-    ]
-    plain = TrainSetting.model_validate(PLAIN)
-    space = space_of([plain, *fp8])
-    broken = BrokenParts(space)
-    broken.ran(space.index(plain))
-    for setting in fp8[:2]:
-        broken.broke(space.index(setting))
-    assert closes(broken)[space.index(fp8[2])]
-    assert not closes(broken)[space.index(plain)]
-
-
 def test_what_a_failure_is_said_to_share_is_what_most_failures_had() -> None:
     """One of four was compiled: the compiler was blamed for all of them."""
     failed = [
@@ -138,13 +122,6 @@ def test_what_a_failure_is_said_to_share_is_what_most_failures_had() -> None:
     said = {r.reason for r in find_excluded(posterior, records) if r.setting.precision == "bf16"}
     said = {reason for reason in said if "was probed" not in reason}
     assert said == {"unlikely to run, as 4 probes with bf16 failed"}
-
-
-def test_what_is_drawn_has_the_probabilities_that_are_said() -> None:
-    broken = closed_after(at(compile="default"))
-    everything = np.arange(len(SPACE))
-    drawn = broken.draw(np.random.default_rng(0), 4000, everything).mean(axis=0)
-    assert np.abs(drawn - broken.probabilities()).max() < 0.05
 
 
 def test_what_failures_closed_is_not_said_to_be_too_large() -> None:

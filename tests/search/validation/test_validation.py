@@ -133,16 +133,6 @@ def test_errors_are_shares_of_what_was_measured() -> None:
     assert all(p == m for c in comparisons for p, m in c.phases.values())
 
 
-def test_a_record_is_compared_under_the_allocator_it_was_measured_under() -> None:
-    record = exact_record(32)
-    expandable = {**record.versions, "allocator_config": "expandable_segments:True"}
-    found = compare([record.model_copy(update={"versions": expandable})])[0]
-    plain = compare([record])[0].estimate
-    assert found.estimate.peak_reserved_bytes != plain.peak_reserved_bytes
-    unknown = {**record.versions, "allocator_config": "backend:cudaMallocAsync"}
-    assert compare([record.model_copy(update={"versions": unknown})]) == []
-
-
 def test_a_damaged_file_is_reported_and_not_overwritten(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
