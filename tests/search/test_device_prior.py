@@ -15,7 +15,6 @@ from planner.core.schema import DeviceInfo, FactoryModel, TrainSetting
 from planner.core.units import GIB
 from planner.estimation.device_estimator import DeviceEstimator
 from planner.libraries.resolve import resolve_model
-from planner.throughput.efficiency import MEASURED_CARDS
 from search.loop.space import Space, make_space
 from search.tuning.device_prior import device_prior, trace_seconds
 from tests.search.tables import H100
@@ -83,28 +82,6 @@ def test_a_whole_space_on_a_gpu_needs_few_recordings() -> None:
     kinds = len(space.choices["checkpointing"])
     assert len(space) > 200 * kinds
     assert len(recorded) == 2 * kinds + 1
-
-
-def test_another_model_than_a_swin_is_not_given_a_swin_s_certainty() -> None:
-    """On a card whose Swins were timed: neither in a recorded step nor in what is made of it."""
-    card = DeviceInfo(
-        kind="cuda", name="NVIDIA GeForce RTX 3090", total_bytes=24 * GIB, capability=(8, 6)
-    )
-    model, swin = factory("Convolutional"), resolve_model("native:swin_tiny")
-    settings = [TrainSetting(batch_size=8, precision="fp32", optimizer=name)
-                for name in ("adamw", "adamw-fused")]  # fmt: skip
-    estimator = DeviceEstimator(card)
-    assert estimator.record(model, settings) == ""
-    for setting in settings:
-        busy = {"attention": "eager", "batch_size": 64}  # it never waits for the host
-        of_swin = estimator(swin, setting.model_copy(update=busy))
-        of_other = estimator(model, setting)
-        assert of_swin is not None
-        assert of_swin.throughput is not None
-        assert of_other is not None
-        assert of_other.throughput is not None
-        narrow = MEASURED_CARDS["rtx-3090"]
-        assert of_swin.throughput.uncertainty == narrow < of_other.throughput.uncertainty
 
 
 @pytest.mark.parametrize(

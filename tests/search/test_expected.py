@@ -66,22 +66,6 @@ def test_intervals_hold_their_middle_and_narrow_as_probes_teach() -> None:
     assert rates[-1] == pytest.approx(1, rel=0.05)
 
 
-def test_a_repeat_is_expected_with_the_noise_of_a_probe() -> None:
-    posterior = Posterior(REPLAY.space, PRIOR, BUDGET)
-    candidate = REPLAY.space.candidates[0]
-    for _ in range(40):
-        posterior.tell(posterior.space.candidates[0], make_record(candidate.setting))
-    found = expectation(posterior, candidate, "finalists")
-    assert found.images_per_second[2] / found.images_per_second[0] > 1.03
-
-
-@pytest.mark.parametrize("name", ["tpe", "exhaustive"])
-def test_what_is_expected_has_nothing_to_do_with_the_strategy(name: str) -> None:
-    expected = [r.expected for r in searched(name, trials=4)]
-    assert [e and e.basis for e in expected] == ["prior", "probes", "probes", "probes"]
-    assert all(e is not None and e.fits is not None for e in expected)
-
-
 def test_records_of_before_read_and_are_written_as_they_were(tmp_path: Path) -> None:
     old = format_record(make_record(TrainSetting()))
     assert b"expected" not in old

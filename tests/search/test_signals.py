@@ -19,9 +19,7 @@ from planner.cli import main
 from search.loop.interrupts import handle_signals
 from search.loop.study.records import read_records
 from search.loop.study.storage import storage_faults
-from search.probe.parent.fork_server import ForkServer
 from search.tuning import tune as tune_file
-from tests.search.processes import marked, remaining
 from tests.search.typed import SlowProber
 
 ARGUMENTS = [
@@ -158,28 +156,6 @@ def test_a_full_disk_is_said_with_where_the_record_is(
     assert str(kept) in out
     assert f"The probes are in {kept}" in err
     assert not list(output.glob(".*"))  # no half of a file
-
-
-def test_a_fork_server_that_still_imports_ends_with_its_parent(tmp_path: Path) -> None:
-    """It does not listen yet: torch takes its time here."""
-    torch = tmp_path / "torch"
-    torch.mkdir()
-    (torch / "__init__.py").write_text(
-        f"import time; open({str(tmp_path / 'importing')!r}, 'w'); time.sleep(300)"
-    )
-    server = f"from {ForkServer.__module__} import ForkServer; n = ForkServer()"
-    code = f"{server}; import time; time.sleep(300)"
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    with marked() as token:
-        parent = subprocess.Popen(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}
-        )
-        patience = time.monotonic() + 120
-        while not (tmp_path / "importing").exists() and time.monotonic() < patience:
-            time.sleep(0.05)
-        parent.kill()
-        parent.wait()
-        assert not remaining(token)
 
 
 def test_a_signal_breaks_off_no_statement_of_a_database() -> None:

@@ -15,7 +15,6 @@ from planner.core.schema.record import BUDGET_ENDED
 from planner.core.schema.result import Recommendation
 from planner.core.units import GIB
 from search.loop.limits import Limits
-from search.loop.replay import Replay, ReplayProber
 from search.loop.space import make_space
 from search.loop.strategies.strategy import Choice
 from search.loop.study import lock
@@ -203,20 +202,6 @@ def test_what_the_budget_cut_short_is_probed_with_more_time(tmp_path: Path, stra
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_device_that_is_gone_is_named(tmp_path: Path) -> None:
-    calls = []
-
-    def gone(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        calls.append(choice)
-        if len(calls) > 1:
-            raise UsageError("cuda:0 cannot be used: no GPU with index 0 answers.")
-        return probe(choice, probe_id, deadline_seconds)
-
-    found = run(tmp_path, prober=gone)
-    assert "no GPU with index 0 answers" in found.stopped_because
-
-
-@pytest.mark.usefixtures("gpu")
 def test_every_arm_that_was_ruled_out_has_its_reason(tmp_path: Path) -> None:
     found = run(tmp_path, batch_size=(8, 16, 2048))
     arms = {r.setting.model_copy(update={"batch_size": 1}) for r in found.ruled_out}
@@ -238,19 +223,6 @@ def test_a_mode_that_the_budget_ended_before_is_named(
     said = [note for note in found.notes if "compiling takes long and the budget ended" in note]
     assert bool(said) == (not tried)
     assert all("default (about " in note for note in said)
-
-
-def test_a_replay_is_cut_where_a_device_would_have_been() -> None:
-    limits = Limits(budget_seconds=100.0, clock=lambda: 0.0)
-    records = [r for r in invented_table() if r.setting.compile == "default"]
-    replay = Replay([r for r in records if r.status == "measured"])
-    prober = ReplayProber(replay, limits)
-    left = 100.0
-    for c in replay.space.candidates[:3]:
-        record = prober(Choice(c), "", 1000.0)
-        left -= record.probe_seconds
-        assert record.cut_short == (left == 0)
-    assert left == 0, "two take more than 50 s each, and the third is cut"
 
 
 def test_a_replay_of_another_model_is_refused(table: Path) -> None:
@@ -293,16 +265,6 @@ def test_a_second_tuner_on_the_card_is_told_of_the_first(
     assert any("Another tuner of this machine is at cuda:0" in note for note in found.notes)
     found = run(tmp_path / "alone", **given)
     assert not any("Another tuner" in note for note in found.notes)
-
-
-def test_a_budget_counts_what_others_probe_once() -> None:
-    limits = Limits(budget_seconds=60.0, clock=lambda: 0.0)
-    record = make_record(TrainSetting(), probe_id="theirs").model_copy(
-        update={"probe_seconds": 20.0}
-    )
-    limits.charge([record])
-    limits.charge([record])
-    assert limits.seconds_left() == 40.0
 
 
 @pytest.mark.usefixtures("gpu")

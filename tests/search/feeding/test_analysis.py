@@ -8,13 +8,11 @@ from planner.core.schema.loading import (
     DataSource,
     FedRecord,
     Feeding,
-    ItemFault,
     LoaderBound,
     LoaderRecord,
     LoaderSetting,
 )
 from planner.core.units import GIB
-from planner.report.feeding import feeding_text
 from search.loop.contenders import Contender
 from search.tuning.feeding.analysis import Machine, judge, make_feeding, predicted_rate
 from tests.search.tables import GPU, MODEL
@@ -106,24 +104,3 @@ def test_on_the_cpu_min_does_not_hold_and_the_law_says_what_does() -> None:
     assert judged.bound == "step", "it never waited: its processors were shared"
     found = feeding(step, loader, fed_of(step, loader, 50.0, waiting=0.02), machine=CPU)
     assert "share 2 processors: a step takes 1.96 × as long" in " ".join(found.notes)
-
-
-def test_a_run_that_failed_leaves_the_law() -> None:
-    step, loader = step_of(1000.0), loader_of(620.0)
-    broken = fed_of(
-        step, loader, 1.0, status="faulty", step_seconds=(), wait_seconds=(), resident_seconds=(),
-        images_per_second=None, fault=ItemFault(item="cat/1.jpg", message="the file is empty"),
-    )  # fmt: skip
-    found = feeding(step, loader, broken)
-    assert found.waiting_share == 0.38
-    assert "not measured together: cat/1.jpg: the file is empty" in " ".join(found.notes)
-
-
-def test_the_paragraph_says_both() -> None:
-    step, loader = step_of(1000.0), loader_of(620.0)
-    text = " ".join(
-        map(str.strip, feeding_text(feeding(step, loader, fed_of(step, loader, 610.0, 0.37))))
-    )
-    assert "Fed from /data/pictures (2,000 items in 10 classes):" in text
-    assert "8 workers × 2" in text
-    assert "Both together trained 610 images/s (measured, 10 steps; computed 620)" in text

@@ -6,7 +6,6 @@ makes of them. Real ones are in test_fed.py and tests/cli/test_tune_data.py.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,20 +79,6 @@ def test_the_loader_is_sought_for_the_recommended_batch(tmp_path: Path, asked: A
     assert proof["deadline_seconds"] <= 1000.0
     assert found.feeding.loader.batch_size == found.setting.batch_size
     assert found.feeding.together is not None
-
-
-@pytest.mark.usefixtures("gpu", "asked")
-def test_an_interrupted_proof_leaves_the_law(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def prove(request: Any, **options: Any) -> FedRecord:
-        signal.raise_signal(signal.SIGINT)
-        raise AssertionError("an interrupt is heard in this part too")
-
-    monkeypatch.setattr(phase, "prove", prove)
-    found = run(tmp_path)
-    assert found.feeding.together is None
-    assert "not run together: it was interrupted" in said(found)
 
 
 def nothing_loads(source: Any, **options: Any) -> DataRecommendation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from pathlib import Path
 
@@ -12,13 +11,12 @@ import pytest
 from planner.core.schema import FactoryModel, MeasurementRecord, TrainSetting
 from planner.core.schema.loading import DataSource, FedRecord, LoaderSetting
 from planner.training.loading.sources import find_source
-from search.loop.study.records import append_records
 from search.probe.device import describe_device
 from search.probe.protocol import PROBE_ANSWERS, AnswerReader, FedMessage, FedRequest
-from search.probe.worker.fed import measure_fed, named
+from search.probe.worker.fed import measure_fed
 from search.probe.worker.report import Report
-from search.tuning.feeding.proving import find_kept, make_fed_record
-from tests.search.feeding.pictures import CLASSES, SIDE, make_folder, own
+from search.tuning.feeding.proving import make_fed_record
+from tests.search.feeding.pictures import CLASSES, SIDE, make_folder
 
 HERE = "tests.search.feeding.pictures"
 
@@ -81,25 +79,3 @@ def test_bad_data_are_named() -> None:
         assert found.status == "faulty", found.message
         assert found.fault.item.startswith(item)
         assert said in found.fault.message
-
-
-def test_a_data_set_that_names_its_items_goes_to_a_worker_that_is_not_forked() -> None:
-    """Python 3.14 pickles it for its workers (forkserver)."""
-    sent = pickle.loads(pickle.dumps(named(own())))
-    assert len(sent) == len(own())
-
-
-def test_the_same_run_is_not_made_twice(tmp_path: Path) -> None:
-    request = request_of("own")
-    path = tmp_path / "fed.jsonl"
-    assert find_kept(path, request) is None
-    done = FedRecord(
-        model=request.model, setting=request.setting, loader=request.loader, data=request.source,
-        status="measured", step_seconds=(0.1,), images_per_second=40.0,
-    )  # fmt: skip
-    append_records(path, [done.model_copy(update={"status": "faulty", "images_per_second": None})])
-    assert find_kept(path, request) is None, "what failed is tried again"
-    append_records(path, [done])
-    with path.open("ab") as file:
-        file.write(b'{"torn')
-    assert find_kept(path, request) == done

@@ -17,7 +17,7 @@ from planner.core.schema.loading import (
     LoaderSetting,
 )
 from planner.training.loading.sources import find_source
-from search.tuning.feeding.matching import check_batches, check_match, check_size, class_notes
+from search.tuning.feeding.matching import check_batches, check_match, check_size
 from search.tuning.own_model import Made
 from search.tuning.tune import tune
 from tests.search.feeding.pictures import make_folder
@@ -83,11 +83,6 @@ def test_a_loader_of_other_pictures_is_refused() -> None:
     with pytest.raises(UsageError, match=r"at 384 × 384 px, and .* takes 224 × 224 px"):
         check_size(SwinConfig(), LoaderSetting(image_size=(384, 384)))
     check_size(SwinConfig(), LoaderSetting())
-
-
-def test_classes_that_no_picture_has_are_told() -> None:
-    assert "The data have 20 classes and the model 1000" in class_notes(SwinConfig(), FOLDER)[0]
-    assert class_notes(SwinConfig(num_classes=20), FOLDER) == []
 
 
 def test_refusals_come_before_any_probe(tmp_path: Path) -> None:

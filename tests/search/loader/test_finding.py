@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from planner.core.errors import PlannerError, UsageError
+from planner.core.errors import UsageError
 from planner.core.schema.loading import (
     DataRecommendation,
     DataSource,
-    ItemFault,
     LoaderRecord,
     LoaderSetting,
 )
@@ -87,26 +86,6 @@ def test_a_study_of_other_data_is_refused(tmp_path: Path) -> None:
     assert found.num_probes == 3
 
 
-class Broken(SimulatedProber):
-    """Two pictures that cannot be decoded, met by every probe."""
-
-    def record(self, setting: LoaderSetting) -> LoaderRecord:
-        faults = (
-            ItemFault(item="class-00/1.jpg", message="truncated", count=2),
-            ItemFault(item="class-01/2.jpg", message="empty"),
-        )
-        return super().record(setting).model_copy(update={"faults": faults})
-
-
-def test_broken_pictures_are_named_and_counted(tmp_path: Path) -> None:
-    found = find(tmp_path, Broken(MACHINE), trials=3)
-    assert [(f.item, f.count) for f in found.faults] == [
-        ("class-00/1.jpg", 6),
-        ("class-01/2.jpg", 3),
-    ]
-    assert found.setting is not None
-
-
 def test_what_is_asked_wrongly_is_said_in_one_message(tmp_path: Path) -> None:
     for options, said in (
         ({"strategy": "tp"}, "Did you mean 'tpe'"),
@@ -121,10 +100,3 @@ def test_what_is_asked_wrongly_is_said_in_one_message(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             find(tmp_path, **options)  # type: ignore[arg-type]
-
-
-def test_a_path_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(PlannerError) as caught:
-        find_loader(tmp_path / "picures", output=tmp_path)
-    assert "picures" in caught.value.message
-    assert "\n" not in caught.value.message

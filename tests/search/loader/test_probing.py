@@ -16,7 +16,6 @@ from planner.training.loading.sources import find_source
 from search.loader import measure, probing
 from search.loader.probing import probe_loader
 from search.loader.protocol import LoaderOutcome
-from search.loader.stages import find_bound
 from search.loader.verdict import classify_loader
 from search.loader.watching import Watch
 from search.probe.protocol import AnswerReader
@@ -110,27 +109,6 @@ def test_each_kind_of_data_is_measured_or_says_why_not() -> None:
     once = probe("RaisingOnce", min_steps=20, max_measure_seconds=60.0)
     assert once.status == "measured"
     assert [(f.item, f.message) for f in once.faults] == [("item 5", "KeyError: 'no caption'")]
-
-
-STAGES: dict[Any, float] = {"read": 1e-3, "decode": 5e-3, "transform": 3e-3, "collate": 1e-4}
-
-
-def test_what_bounds() -> None:
-    """Four workers on four processors: an image each 2.5 ms, 9.1 ms of a worker's."""
-    cases: list[tuple[dict[str, Any], str | None]] = [
-        ({}, "decode"),
-        ({"stage_seconds": {**STAGES, "transform": 9e-3}}, "transform"),
-        ({"stage_seconds": {**STAGES, "read": 9e-3}}, "disk"),
-        ({"worker_cpu_seconds": 2e-3, "cold_share": 0.9}, "disk"),
-        ({"main_cpu_seconds": 2.4e-3}, "main process"),
-        ({"stage_seconds": {}}, None),
-    ]
-    for changed, bound in cases:
-        figures: dict[str, Any] = {
-            "stage_seconds": STAGES, "workers": 4, "cpus": 4.0, "image_seconds": 2.5e-3,
-            "main_cpu_seconds": 2e-4, "worker_cpu_seconds": 9e-3, "cold_share": 0.0,
-        } | changed  # fmt: skip
-        assert find_bound(figures.pop("stage_seconds"), **figures) == bound, changed
 
 
 def test_a_worker_s_end_is_named() -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from planner.core.errors import UnsupportedError
 from planner.core.schema.loading import LoaderSetting
-from planner.core.units import GIB, MIB
+from planner.core.units import MIB
 from planner.machine.host import Host
 from search.loader.space import (
     make_loader_space,
@@ -33,19 +30,3 @@ def test_what_a_small_shared_memory_cannot_hold_is_left_out_with_the_reason() ->
     (line,) = space.left_out
     assert "110.25 MiB of /dev/shm, and 64.00 MiB are free" in line
     assert line.startswith("24 settings are left out")
-
-
-def test_what_memory_cannot_hold_is_left_out() -> None:
-    held = replace(HOST, available_bytes=GIB)
-    assert max(space_on(held).rungs) < max(space_on(HOST).rungs)
-    assert "of memory" in space_on(held).left_out[0]
-    tighter = replace(HOST, available_bytes=64 * GIB, memory_limit_bytes=GIB)
-    assert space_on(tighter).rungs == space_on(held).rungs
-
-
-def test_nothing_that_can_run_is_an_error_with_the_reason() -> None:
-    with pytest.raises(UnsupportedError, match="/dev/shm"):
-        make_loader_space(
-            SOURCE, replace(HOST, shared_memory_free_bytes=MIB), 64, (224, 224),
-            has_cuda=False, pipelines=["torchvision"], workers=[2],
-        )  # fmt: skip

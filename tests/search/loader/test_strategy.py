@@ -7,12 +7,11 @@ from pathlib import Path
 
 from planner.core.schema.loading import LoaderRecord, LoaderSetting
 from search.loader.result import choose_loader, measured_loaders
-from search.loader.space import loader_space, make_loader_space
+from search.loader.space import loader_space
 from search.loader.strategy import LoaderStrategy
 from search.loop.space import Space
 from search.loop.strategies.strategy import TOLERANCE, Situation
 from search.loop.study.records import read_records
-from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber
 
 TRUTH = Path(__file__).parents[2] / "truth"
 
@@ -39,23 +38,3 @@ def test_it_is_within_5_percent_of_a_recorded_grid_in_a_third_of_its_probes() ->
         chosen = choose_loader(measured_loaders(records)).setting
         assert measured[chosen].rate >= 0.95 * max(loader.rate for loader in grid), table
         assert len(records) <= len(space) / 3
-
-
-def test_what_fails_rules_out_what_needs_as_much() -> None:
-    """Workers crash (a small /dev/shm, say): the search ends with what runs."""
-    machine = Machine(16, {"torchvision": 0.01})
-    space = make_loader_space(
-        SOURCE, machine.host, 64, (224, 224), has_cuda=False, pipelines=["torchvision"]
-    )
-
-    class Crashing(SimulatedProber):
-        def record(self, setting: LoaderSetting) -> LoaderRecord:
-            found = super().record(setting)
-            if setting.workers < 3:
-                return found
-            update = {"status": "crashed", "batch_seconds": (), "images_per_second": None}
-            return found.model_copy(update=update)
-
-    records = searched(space, Crashing(machine).record)
-    assert choose_loader(measured_loaders(records)).setting.workers == 2
-    assert len(records) <= len(space) / 3

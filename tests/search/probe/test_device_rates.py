@@ -81,13 +81,3 @@ def test_what_was_disturbed_is_used_but_not_kept(
     assert rates.kept_rates(UNKNOWN, "1.13") is None, "a recording of another torch"
     assert rates.kept_rates(UNKNOWN.model_copy(update={"total_bytes": 80 * GIB})) is None
     assert said in heard[-1]
-
-
-def test_rates_of_no_real_device_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    impossible = replace(rates_for(find_gpu("a100-sxm-40gb")), bandwidth=1e15)
-    monkeypatch.setattr(rates, "driver_device", lambda where: None)
-    monkeypatch.setattr(rates, "_measure_apart", lambda *_: impossible)
-    heard: list[str] = []
-    assert rates.device_rates("cuda:0", UNKNOWN, None, heard.append) is None
-    assert "measured nonsense: 1,000,000 GB/s" in heard[-1]
-    assert rates.kept_rates(UNKNOWN) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -158,25 +157,3 @@ def test_without_the_drivers_library_cuda_is_asked(
     fake.free = 2 * GIB
     assert cuda.memory().device == GIB + CONTEXT_BYTES
     assert cuda.crowding() == Crowding(7 * GIB + CONTEXT_BYTES, 4 * GIB)
-
-
-@pytest.mark.parametrize("word", ["used=99999999999999", f"total={GIB // 4}", "total=0"])
-def test_a_memory_that_no_device_has_is_not_believed(fake: Torch, word: str) -> None:
-    fake.say(word)
-    device = nvml.device_at(1)
-    assert device.memory is None
-    cuda = fake.begin(word, word)
-    fake.peak = GIB
-    assert cuda.memory().device == GIB + CONTEXT_BYTES
-
-
-def test_processes_and_reasons_are_listed_in_every_form(fake: Torch) -> None:
-    for form in ("right", "right long", "right v2"):
-        fake.say(f"{form} own=7")
-        processes = nvml.device_at(1).processes
-        assert processes == (nvml.NvmlProcess(1, GIB), nvml.NvmlProcess(os.getpid(), 7)), form
-    for form in ("", "renamed", "idle", "idle renamed"):
-        fake.say(form)
-        device = nvml.device_at(1)
-        assert device.throttle_reasons == ("sw_power_cap", "hw_thermal_slowdown"), form
-        assert device.figures.idle == ("idle" in form)

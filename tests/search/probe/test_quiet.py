@@ -55,11 +55,3 @@ def test_a_quiet_machine_is_not_blamed(
     monkeypatch: pytest.MonkeyPatch, all_busy: float, own: float, seconds: float, host: Host
 ) -> None:
     assert watched(monkeypatch, all_busy, own, host, seconds) == []
-
-
-@pytest.mark.parametrize(("all_busy", "said"), [(400, 0), (630, 1)])  # 24 are free, or 1
-def test_a_gpu_s_probe_wants_two_processors(
-    monkeypatch: pytest.MonkeyPatch, all_busy: float, said: int
-) -> None:
-    host = Host(num_cpus=64, usable_cpus=64)
-    assert len(watched(monkeypatch, all_busy, 0, host, wanted=2)) == said

@@ -79,22 +79,6 @@ def test_gpu_is_timed_for_a_least_duration() -> None:
     assert not rule(min_measure_seconds=5).is_enough([0.01] * 201)
 
 
-@pytest.mark.parametrize(
-    ("samples", "words"),
-    [
-        ([0.100] * 50 + [0.102] * 50, "+2.0%"),
-        ([0.102] * 50 + [0.100] * 50, "-2.0%"),
-        ([0.1000] * 50 + [0.1009] * 50, None),
-        ([0.1] * 11, None),
-        ([0.1] * 5 + [0.2] * 5, None),  # quarters of two samples show nothing
-    ],
-)
-def test_drift_is_told(samples: list[float], words: str | None) -> None:
-    flags = [flag for flag in rule().flags(samples) if "drifted" in flag]
-    assert [words in flag for flag in flags] == ([True] if words else [])
-    assert not any("drifted" in flag for flag in rule(device="cpu").flags(samples))
-
-
 class Clock:
     """A clock for `search.probe.worker.measure` that only steps move."""
 

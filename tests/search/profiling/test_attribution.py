@@ -118,20 +118,6 @@ def test_what_backward_computes_again_is_told_apart() -> None:
     assert seconds(found)["backward", "pointwise"] == 4
 
 
-def test_what_is_not_known_is_shown_and_counted() -> None:
-    found = attributed(
-        [
-            mark("forward", 0, 100),
-            op("mylib::window", 0, 10), launch(2, 1), kernel("window_fwd", 10, 40, 1),
-            launch(50, 2), kernel("triton_poi_fused_add_0", 52, 60, 2),
-            launch(61, 3), kernel("nobody_knows", 62, 72, 3),
-        ]
-    )  # fmt: skip
-    assert seconds(found)["forward", "other"] == 40
-    assert seconds(found)["forward", "fused"] == 8
-    assert found.unknown == ("nobody_knows", "window_fwd")
-
-
 def test_a_trace_without_marks_is_refused() -> None:
     with pytest.raises(PlannerError, match="no marked step"):
         attribute(trace_of([op("aten::mm", 0, 1)]))

@@ -11,7 +11,7 @@ import pytest
 
 from planner.core.errors import PlannerError
 from planner.core.schema import MeasurementRecord, SwinConfig, TrainSetting
-from planner.core.schema.profile import ProfiledPart, ProfileRecord
+from planner.core.schema.profile import ProfileRecord
 from planner.report.profile import profile_text, sums
 from planner.throughput.prediction import DeviceRates
 from search.probe.device import describe_device
@@ -20,7 +20,6 @@ from search.probe.protocol import TRACE_FILE, ProbeRequest
 from search.tuning.profiling import profiling
 from search.tuning.profiling.attribution import Attribution, Key
 from search.tuning.profiling.comparing import (
-    gap_notes,
     predict,
 )
 from search.tuning.profiling.trace import read_trace
@@ -101,18 +100,6 @@ def test_a_piece_of_a_trace_is_refused(tmp_path: Path) -> None:
 
 def attribution(seconds: dict[Key, float]) -> Attribution:
     return Attribution(2, sum(seconds.values()), seconds, {}, (), on_device=True)
-
-
-def test_the_widest_gap_is_named_with_what_treats_it() -> None:
-    parts = (
-        ProfiledPart(phase="forward", kind="copy", measured_seconds=0.09, predicted_seconds=0.01),
-        ProfiledPart(phase="forward", kind="matmul", measured_seconds=0.2, predicted_seconds=0.19),
-    )
-    notes = gap_notes(parts, MODEL, SETTING, RATES, None)
-    assert notes[0] == (
-        "Measured and predicted part most in copy: 90 ms against 10 ms, 80 ms more than expected."
-    )
-    assert notes[1].startswith("What treats pointwise, reduction, copy: compile default")
 
 
 def test_no_advice_comes_from_a_disturbed_measurement() -> None:

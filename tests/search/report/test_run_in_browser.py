@@ -15,7 +15,6 @@ from tests.page.browser import (
     FORMS,
     looking_at,
     nameless,
-    scroll_through,
     sideways,
     take_picture,
     unreadable,
@@ -78,19 +77,3 @@ def test_a_search_in_which_probes_fail_is_whole(trouble: Path, tmp_path: Path, f
         assert page.locator("#g1-front .main-svg").count() > 0
         assert page.locator("b", has_text="bold").count() == 0
         assert page.locator("#g1-front").get_by_text("budget").count() > 0
-
-
-def test_a_point_says_which_probe_it_is(grid: tuple[Run, Path]) -> None:
-    with looking_at(grid[1]) as page:
-        scroll_through(page)
-        page.locator(FRONT).scroll_into_view_if_needed()
-        page.evaluate(
-            """() => {
-              const target = document.querySelector('[data-chart="g1-front"] .js-plotly-plot');
-              const trace = target.data.findIndex((t) => t.name === "recommended");
-              Plotly.Fx.hover(target, [{ curveNumber: trace, pointNumber: 0 }]);
-            }"""
-        )
-        said = page.locator(f"{FRONT} .hoverlayer").text_content()
-        assert "recommended" in said
-        assert "batch 128" in said

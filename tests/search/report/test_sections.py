@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from planner.core.schema import TrainSetting
-from planner.core.schema.world import RankRecord
 from planner.core.units import GIB, format_bytes, format_rate
-from planner.report.page.contents import Chart, Copyable, Folded, Number, Page, Table, Tabs
+from planner.report.page.contents import Chart, Copyable, Number, Page, Tabs
 from planner.report.page.rendering import page_html
 from planner.trainers.emission import TARGETS, emit
 from search.loop.contenders import contenders, pareto_front
@@ -106,25 +105,6 @@ def test_each_trainers_file_is_there_or_why_not(grid: Run) -> None:
     refused = [p.text for p in named["microsoft"] if hasattr(p, "text")]
     assert "cannot train this setting" in refused[0]
     assert any("autocast" in line for line in refused)
-
-
-def test_each_rank_is_shown_by_itself(grid: Run) -> None:
-    ranks = (
-        RankRecord(rank=0, device="cuda:0", step_seconds=0.5, forward_seconds=0.1,
-                   peak_allocated_bytes=GIB, peak_reserved_bytes=2 * GIB, device_bytes=3 * GIB),
-        RankRecord(rank=1, device="cuda:1", step_seconds=0.5),
-    )  # fmt: skip
-    first, *others = grid.records
-    run = replace(grid, records=(first.model_copy(update={"ranks": ranks}), *others))
-    (table,) = [p for p in parts_of(run_group(run, "g"), "probes")
-                if isinstance(p, Table) and "rank" in p.headers]  # fmt: skip
-    texts = [[c.text if isinstance(c, Number) else c for c in row] for row in table.rows]
-    assert texts == [
-        ["1", "0", "cuda:0", "500 ms", "100 ms", "1.00 GiB", "2.00 GiB", "3.00 GiB"],
-        ["1", "1", "cuda:1", "500 ms", "-", "-", "-", "-"],
-    ]
-    folds = [p.summary for p in parts_of(run_group(grid, "g"), "probes") if isinstance(p, Folded)]
-    assert "Each rank by itself" not in folds, "its probes have one rank"
 
 
 def test_the_command_that_repeats_a_search_has_its_options(grid: Run, tmp_path: Path) -> None:

@@ -78,21 +78,6 @@ def test_an_estimate_stands_beside_the_probe_of_the_same_setting_on_its_card() -
     assert error.value == pytest.approx(step.estimate.device_total_bytes / used - 1)
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        lambda: step_with(32),
-        lambda: step_with(8, find_gpu("a100-sxm-80gb")),
-        lambda: step_with(8, checkpointing="blocks"),
-    ],
-    ids=["batch", "card", "checkpointing"],
-)
-def test_an_estimate_is_held_against_no_other_setting_or_card(step: Any) -> None:
-    run = run_of("one", record(8))
-    (said,) = section_of([step(), run], "measured").parts
-    assert "No probe here has the model and setting" in said.text
-
-
 def test_forty_subjects_are_all_compared_and_few_shown_one_by_one() -> None:
     step = step_with(8)
     steps: list[Step | Run] = [

@@ -183,22 +183,6 @@ def test_a_changed_global_batch_says_what_it_means() -> None:
     assert not any("learning rate" in n for n in recommend([at(100)], search()).notes)
 
 
-@pytest.mark.parametrize(
-    ("why", "words"),
-    [
-        (
-            "the budget has ended",
-            "ended because the budget has ended. Give a longer --budget to go on.",
-        ),
-        ("it was interrupted", "ended because it was interrupted. Run the same command to go on."),
-        ("every candidate is probed", "ended because every candidate is probed."),
-    ],
-)
-def test_an_end_that_could_go_on_says_how(why: str, words: str) -> None:
-    text = recommendation_text(recommend([at(100)], search(stopped_because=why)))
-    assert text.splitlines()[-1].endswith(words)
-
-
 def test_more_time_is_no_way_out_where_nothing_ran() -> None:
     crashed = at(1).model_copy(update={"status": "crashed", "step_seconds": ()})
     found = recommend([crashed], search(stopped_because="the budget has ended"))

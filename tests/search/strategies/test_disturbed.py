@@ -16,7 +16,6 @@ from search.loop.result.recommend import recommend
 from search.loop.result.summary import Summary
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Situation
-from search.loop.surrogate.expectation import expectation
 from search.loop.surrogate.posterior import Posterior
 from tests.search.tables import BUDGET, GPU, MODEL, SMALL, invented_table, true_bytes, true_prior
 
@@ -50,24 +49,6 @@ def test_a_disturbed_probe_leaves_its_setting_open_once() -> None:
     assert not posterior.excluded[good[1]]
     posterior.tell(posterior.space.candidates[good[1]], slowed(second))
     assert posterior.excluded[good[1]]
-
-
-def test_a_probe_far_slower_than_believed_says_little_of_the_others() -> None:
-    """As where memory is given back and asked for again, close to the limit."""
-    replay = Replay(TABLE)
-    candidates = replay.space.candidates
-    batches = [c.setting.batch_size for c in candidates]
-    calm, index = batches.index(4), batches.index(8)
-    record = replay.probe(candidates[index])
-    moved = []
-    for factor in (0.5, 2.0):
-        posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-        posterior.tell(candidates[calm], replay.probe(candidates[calm]))
-        before = posterior.predict().log_seconds
-        seconds = tuple(factor * s for s in record.step_seconds)
-        posterior.tell(candidates[index], record.model_copy(update={"step_seconds": seconds}))
-        moved.append(abs(posterior.predict().log_seconds - before).sum())
-    assert moved[1] < 0.5 * moved[0]
 
 
 def test_where_most_probes_are_disturbed_that_is_how_the_machine_runs() -> None:
@@ -190,27 +171,6 @@ def test_what_is_slow_for_a_reason_of_its_own_is_not_taken_for_hot() -> None:
         posterior.tell(candidate, slowed(replay.probe(candidate), factor=factor))
     rates = {c.setting.batch_size: c.rate for c in posterior.ran().values()}
     assert max(rates, key=lambda batch: rates[batch]) == smaller.setting.batch_size
-
-
-def test_what_is_expected_of_a_probe_follows_the_heat_of_the_last() -> None:
-    """A device that slowed by 30%: the next probes are expected so, not as in the mean."""
-    replay = Replay(TABLE)
-    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    good = [c for c in replay.space.candidates if true_bytes(c.setting) < 8 * GIB]
-    posterior.tell(good[0], replay.probe(good[0]))
-    off = []
-    for candidate in good[1:8]:
-        record = slowed(replay.probe(candidate), factor=1.3)
-        expected = expectation(posterior, candidate, "search")
-        assert expected is not None
-        low, middle, high = expected.images_per_second
-        rate = record.images_per_second or 0.0
-        off.append((rate / middle - 1, low <= rate <= high))
-        posterior.tell(candidate, record)
-    assert not off[0][1], "nobody knew that it would be hot"
-    for share, is_inside in off[3:]:
-        assert is_inside
-        assert abs(share) < 0.06, "of the mean heat they would be 12% off"
 
 
 def test_an_attention_whose_only_look_was_disturbed_is_looked_at_again() -> None:

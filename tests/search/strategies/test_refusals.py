@@ -14,7 +14,7 @@ from search.loop.session import SAME_FAILURES, Session
 from search.loop.space import space_of
 from search.loop.strategies.in_order import ListStrategy
 from search.loop.strategies.planner_strategy import PlannerStrategy
-from search.loop.strategies.strategy import Choice, Situation, Strategy
+from search.loop.strategies.strategy import Choice, Strategy
 from search.loop.study.study import MemoryStudy
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
@@ -145,21 +145,3 @@ def test_any_strategy_tries_a_plain_setting_before_it_gives_up() -> None:
     assert not is_compiled(prober.asked[SAME_FAILURES])
     assert session.best() is not None
     assert "alike" not in stopped
-
-
-def test_eager_probes_scout_for_compiled_ones_within_a_budget() -> None:
-    """Where the prior is wrong of an axis, an eager probe tells it at a tenth of the price."""
-    wrong = tuple(
-        Guess(g.seconds * (1.3 if c.setting.attention == "sdpa" else 1.0), g.num_bytes)
-        for c, g in zip(SPACE.candidates, PRIOR.guesses, strict=True)
-    )
-    prior = Prior(wrong, ESTIMATED_SECONDS, ESTIMATED_BYTES, "")
-    strategy = PlannerStrategy(Posterior(SPACE, prior, BUDGET))
-    prober = Refusing(lambda setting: False)
-    limits = Limits(budget_seconds=600.0, clock=lambda: 0.0)
-    asked = []
-    while (choice := strategy.ask(Situation(limits.seconds_left()))) is not None and len(asked) < 4:
-        asked.append(choice.candidate.setting)
-        strategy.tell(choice.candidate, prober(choice, "", 600.0))
-    assert is_compiled(asked[0])
-    assert any(not is_compiled(s) and s.attention == "sdpa" for s in asked[1:])

@@ -38,7 +38,6 @@ from search.loop.surrogate.prior import (
     generic_prior,
 )
 from search.loop.surrogate.probe_cost import (
-    EIGHT_BIT_SECONDS,
     ProbeCosts,
     compilation_of,
     guess_compile_seconds,
@@ -271,27 +270,6 @@ def test_one_compilation_says_what_the_other_modes_cost() -> None:
     assert seconds("off") == 0.0
 
 
-def test_what_compiles_differently_takes_its_own_seconds() -> None:
-    """adamw-8bit compiles its updates where the model runs eagerly too, and blocks compile in other
-    seconds than the whole model."""
-    costs = ProbeCosts(make_space(MODEL, GPU, batch_sizes=(8,)), guess_compile_seconds("cuda", 12))
-
-    def seconds(setting: TrainSetting) -> float:
-        return costs.compile_seconds(compilation_of(setting))
-
-    eager, whole = compiled("off"), compiled("default")
-    blocks = compiled("default", compile_scope="blocks")
-    small, both = (compiled(mode, optimizer="adamw-8bit") for mode in ("off", "default"))
-    assert seconds(small) == EIGHT_BIT_SECONDS
-    assert seconds(both) == seconds(whole) + EIGHT_BIT_SECONDS
-    costs.observe(compile_record(small, 20.0))
-    costs.observe(compile_record(whole, 100.0))
-    assert (seconds(eager), seconds(small), seconds(both)) == (0.0, 20.0, 120.0)
-    costs.observe(compile_record(blocks, 30.0))
-    costs.observe(compile_record(both, 110.0))
-    assert (seconds(whole), seconds(blocks), seconds(both)) == (100.0, 30.0, 110.0)
-
-
 def budgeted(replay: Replay, prior: Prior, seconds: float, fails: str = "") -> list[TrainSetting]:
     """The settings that a search within a budget probes, where those in a precision all crash."""
     strategy = planner(replay, prior, tolerance=0.0)
@@ -508,23 +486,6 @@ def test_a_compile_mode_is_probed_while_there_is_time_for_it() -> None:
     price = strategy.posterior.probe_seconds(strategy.posterior.predict())[tuned].min()
     asked = [strategy.ask(Situation(seconds_left=n * price)) for n in (2.5, 1.1)]
     assert [c.candidate.setting.compile == "max-autotune" for c in asked] == [False, True]
-
-
-def test_what_would_gain_less_than_ends_the_search_is_not_probed_however_quick_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    replay = Replay(invented_table(0.0, SMALL))
-    strategy = planner(replay, true_prior(replay), tolerance=0.01)
-    first = strategy.ask(Situation())
-    strategy.tell(first.candidate, replay.probe(first.candidate))
-    posterior = strategy.posterior
-    quick, slow = np.flatnonzero(~posterior.excluded)[[0, -1]]
-    gains, seconds = np.zeros((2, len(replay.space)))
-    gains[[quick, slow]], seconds[[quick, slow]] = (0.009, 0.02), (1.0, 100.0)
-    monkeypatch.setattr(posterior, "improvement", lambda *_: gains)
-    monkeypatch.setattr(posterior, "shared_improvement", lambda _, alone, __: alone)
-    monkeypatch.setattr(posterior, "probe_seconds", lambda _: np.maximum(seconds, 1.0))
-    assert strategy.ask(Situation()).candidate == replay.space.candidates[slow]
 
 
 def test_a_graph_that_was_compiled_costs_little_again() -> None:

@@ -16,15 +16,6 @@ def record(batch: int, found_on: DeviceInfo = GPU, **versions: str) -> Measureme
     return made.model_copy(update={"versions": {"torch": "2.13.0", **versions}})
 
 
-def test_one_environment_is_no_mixture() -> None:
-    cpu = DeviceInfo(kind="cpu", name="a CPU", total_bytes=1 << 30)
-    assert describe_mixture([]) is None
-    assert describe_mixture([record(1, cudnn="9.20.0"), record(2, cudnn="9.20.0")]) is None
-    alike = GPU.model_copy(update={"uuid": "GPU-another"})
-    assert describe_mixture([record(1), record(2, alike)]) is None
-    assert "device" in (describe_mixture([record(1), record(2, cpu)]) or "")
-
-
 def test_what_differs_is_named() -> None:
     newer = GPU.model_copy(update={"driver": "580.95.05"})
     older = GPU.model_copy(update={"driver": "570.133.20"})

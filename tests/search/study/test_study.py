@@ -182,17 +182,6 @@ def test_what_a_killed_tuner_had_found_is_kept_once(tmp_path: Path, killed: str)
         assert len(here.study.get_trials()) == 1
 
 
-def test_a_record_that_came_after_its_lease_is_kept(tmp_path: Path) -> None:
-    """A suspended machine: another tuner has freed the setting before the probe ended."""
-    slow, other = open_study(tmp_path), open_study(tmp_path)
-    lease = leased(slow, seconds=-1000)
-    other.reconcile()  # frees it
-    slow.finish(lease, record_of(lease))
-    assert ids(other.records()) == [lease.probe_id], "others hear of it at once"
-    for _ in range(2):
-        assert ids(reopened(tmp_path).records()) == written(tmp_path) == [lease.probe_id]
-
-
 def test_records_of_anothers_search_are_left_alone(tmp_path: Path) -> None:
     theirs, older, ours = (
         make_record(SPACE.candidates[i].setting, probe_id=name).model_copy(update=update)
@@ -254,14 +243,6 @@ def test_a_foreign_database_gets_no_tables_of_ours(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "study.db") as connection:
         tables = connection.execute("select name from sqlite_master").fetchall()
     assert tables == [("recipes",)]
-
-
-def test_a_read_only_study_is_said(tmp_path: Path) -> None:
-    """SQLite's own read-only mode: the tests may run as root, whom file modes do not stop."""
-    open_study(tmp_path)
-    url = f"sqlite:///file:{tmp_path / 'study.db'}?mode=ro&uri=true"
-    with pytest.raises(StudyError, match="read-only"):
-        probe_one(open_study(tmp_path, url), 0)
 
 
 def test_a_disk_that_fills_up_keeps_the_record_elsewhere(

@@ -64,18 +64,6 @@ def test_two_modes_that_fail_close_the_compiler() -> None:
     assert share(lambda s: s.compile == "off", found) > 0.98
 
 
-def test_a_mode_that_ran_is_cleared_of_what_its_checkpointing_does() -> None:
-    broken = closed_after(
-        at(compile="default", checkpointing="blocks"),
-        at(compile="default", checkpointing="stages"),
-    )
-    broken.ran(at(compile="default"))
-    found = closes(broken)
-    assert share(lambda s: s.compile == "default" and s.checkpointing == "blocks", found) == 1
-    assert share(lambda s: s.compile == "default" and s.checkpointing == "none", found) == 0
-    assert share(lambda s: s.compile == "off", found) == 0
-
-
 def test_a_broken_optimizer_is_found_whatever_else_the_failures_share() -> None:
     """Both compiled in one mode and fused: either may be it, until one of them ran."""
     fused = {"compile": "default", "optimizer": "adamw-fused"}

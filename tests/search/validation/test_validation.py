@@ -12,7 +12,6 @@ from planner.cli import main
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED
-from planner.core.schema.world import RankRecord
 from search.loop.study.records import append_records, read_records
 from search.probe.device import describe_device
 from search.probe.protocol import ProbeRequest
@@ -20,7 +19,6 @@ from search.tuning.validation import run
 from search.tuning.validation.compare import (
     accuracy,
     compare,
-    estimate_of,
     rank_correlation,
 )
 from search.tuning.validation.matrix import Group, Row, expand, read_matrix
@@ -147,25 +145,3 @@ def test_a_damaged_file_is_reported_and_not_overwritten(
     out, err = capsys.readouterr()
     assert "line 2" in err
     assert len(json.loads(out)) == 1
-
-
-def test_each_rank_is_compared_with_the_estimate_of_the_worst(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    one = exact_record(8)
-    setting = one.setting.model_copy(update={"world_size": 2, "parallelism": "ddp"})
-    fullest = estimate_of(record_of(setting)).peak_reserved_bytes
-    ranks = tuple(
-        RankRecord(rank=rank, device=f"cuda:{rank}", step_seconds=0.1, peak_reserved_bytes=held)
-        for rank, held in enumerate((fullest // 2, fullest))
-    )
-    record = one.model_copy(
-        update={"setting": setting, "peak_reserved_bytes": fullest, "ranks": ranks}
-    )
-    (found,) = compare([record])
-    assert found.error("reserved") == 0
-    assert found.ranks[1]["reserved"] == (fullest, fullest)
-    assert found.ranks[0]["reserved"][0] / found.ranks[0]["reserved"][1] == pytest.approx(2, 0.01)
-    append_records(tmp_path / "world.jsonl", [record], "--record")
-    assert main(["validate", "--replay", str(tmp_path / "world.jsonl")]) == 0
-    assert "Each rank: measured" in capsys.readouterr().out
