@@ -10,8 +10,6 @@ import pytest
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.expected import Expected
 from search.loop.limits import Limits
-from search.loop.progress import Progress
-from search.loop.progress_text import progress_line
 from search.loop.replay import Replay, ReplayProber
 from search.loop.session import Session
 from search.loop.strategies.named import make_strategy
@@ -75,14 +73,3 @@ def test_records_of_before_read_and_are_written_as_they_were(tmp_path: Path) -> 
     assert all(r.expected is None for r in table.records)
     new = make_record(TrainSetting()).model_copy(update={"expected": STALE})
     assert parse_record(format_record(new)) == new
-
-
-def test_a_line_of_progress_says_what_probes_made_the_search_expect() -> None:
-    def line(basis: str) -> str:
-        candidate = REPLAY.space.candidates[0]
-        expected = Expected.model_validate({**STALE.model_dump(), "basis": basis})
-        record = make_record(candidate.setting).model_copy(update={"expected": expected})
-        return progress_line(Progress("end", phase="search", candidate=candidate, record=record))
-
-    assert " images/s (expected 2), " in line("probes")
-    assert "expected" not in line("prior")

@@ -79,13 +79,6 @@ def test_garbage_is_counted_and_left(line: bytes) -> None:
     assert reader.feed(encode(phase())) == [phase()]
 
 
-def test_cpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "why_no_gpu", lambda index=0: "none here")
-    assert {device.describe_device(wanted).kind for wanted in ("auto", "cpu")} == {"cpu"}
-    memory = device.memory_in_use("cpu")
-    assert memory.used_bytes + memory.free_bytes == memory.total_bytes
-
-
 @pytest.mark.parametrize(
     ("text", "build"),
     [

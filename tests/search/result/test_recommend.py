@@ -7,7 +7,6 @@ import signal
 import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.record import Clocks, Spread
 from planner.core.schema.result import Excluded
 from planner.core.units import GIB
 from planner.estimation.estimate import estimate
@@ -88,14 +87,6 @@ def test_what_the_step_waits_for_is_said_as_advice_says_it() -> None:
     assert "%" not in note.partition("As measured")[2]
     unknown = recommend([at(rate, setting)], search())
     assert not any(n.startswith("What limits") for n in unknown.notes)
-
-
-@pytest.mark.parametrize(("percent", "is_said"), [(62, True), (97, False)])
-def test_an_idle_device_is_noted_with_what_the_figure_means(percent: int, is_said: bool) -> None:
-    busy = Spread(least=10, median=percent, most=100)
-    notes = recommend([at(100, clocks=Clocks(num_readings=3, busy_percent=busy))], search()).notes
-    said = [n for n in notes if "for only 62% of the time (nvidia-smi's utilisation" in n]
-    assert bool(said) is is_said
 
 
 def test_within_noise_the_simpler_setting_wins() -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.result import Excluded
+from planner.core.schema import TrainSetting
 from planner.core.units import GIB
 from search.loop.result.exclusions import find_excluded
 from search.loop.space import candidate, make_space
@@ -110,29 +109,3 @@ def test_what_a_failure_is_said_to_share_is_what_most_failures_had() -> None:
     said = {r.reason for r in find_excluded(posterior, records) if r.setting.precision == "bf16"}
     said = {reason for reason in said if "was probed" not in reason}
     assert said == {"unlikely to run, as 4 probes with bf16 failed"}
-
-
-def test_what_failures_closed_is_not_said_to_be_too_large() -> None:
-    """Settings that fit are named with what they share with the failures, once anything ran."""
-    failed = [
-        make_record(SETTINGS[at(compile="default", precision=p)]).model_copy(
-            update={"status": "unsupported", "step_seconds": (), "device_bytes": None}
-        )
-        for p in ("bf16", "fp32")
-    ]
-    posterior = Posterior(SPACE, generic_prior(SPACE, GPU), 80 * GIB)
-
-    def others(records: list[MeasurementRecord]) -> list[Excluded]:
-        """What is ruled out and was not probed."""
-        for record in records:
-            posterior.tell(candidate(record.setting), record)
-        found = find_excluded(posterior, records)
-        return [r for r in found if "was probed" not in r.reason]
-
-    assert not others(failed)
-    found = others([*failed, make_record(SETTINGS[at()])])
-    assert found
-    for ruled in found:
-        assert ruled.predicted_bytes
-        assert ruled.predicted_bytes < 80 * GIB
-        assert "2 probes with the compiler or compile default failed" in ruled.reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.core.schema import DeviceInfo, SwinConfig, TrainSetting
@@ -106,6 +106,7 @@ def test_what_fits_says_that_smaller_batches_do() -> None:
             assert fits[i] == 1.0
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, len(SPACE) - 1), st.floats(-1, 1)), max_size=8))
 def test_the_posterior_is_always_a_distribution(observed: list[tuple[int, float]]) -> None:
     process = GaussianProcess(SPACE, GUESSED_SECONDS, np.ones(len(SPACE)))
