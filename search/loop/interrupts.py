@@ -32,10 +32,12 @@ class Interrupts:
         self.is_held = False
         self.is_due = False
         self._is_dropped = False
-        self._again: threading.Timer | None = None
+        self._is_telling = False
+        self._has_ended = threading.Event()
+        self._again: threading.Thread | None = None
 
     def hear(self, number: int, frame: FrameType | None = None) -> None:
-        if self.number is not None and not self._is_dropped:
+        if (self.number is not None and not self._is_dropped) or self._is_telling:
             return
         self._is_dropped = False
         self.number = number
@@ -48,17 +50,24 @@ class Interrupts:
         if self.number is None or not issubclass(dropped.exc_type, KeyboardInterrupt):
             before(dropped)
             return
-        self._is_dropped = True
+        # Not from here, where it would be dropped too, however long a busy machine stays here.
+        self._is_dropped = self._is_telling = True
+        self._again = threading.Thread(target=self._tell_again, daemon=True)
+        self._again.start()
+        self._is_telling = False
+
+    def _tell_again(self) -> None:
+        """Until it is heard."""
         main = threading.main_thread().ident
         assert main is not None
-        # Not from here, where it would be dropped too.
-        self._again = threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, (main, self.number))
-        self._again.start()
+        while self._is_dropped and not self._has_ended.wait(_AGAIN_SECONDS):
+            signal.pthread_kill(main, self.number or signal.SIGINT)
 
     def end(self) -> None:
         """Nothing is raised again from here on."""
+        self._has_ended.set()
         if self._again is not None:
-            self._again.cancel()
+            self._again.join()
 
     @property
     def ending(self) -> str:

@@ -13,13 +13,11 @@ from optuna.storages._rdb.storage import _VersionManager
 
 from planner.core.units import GIB
 from planner.machine import nvml
+from planner.machine.torch_build import TorchBuild
 from search.loop.study.records import format_record
+from search.probe import device
 from search.probe.device import MemoryInUse
-from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.runner import run_probe
 from search.tuning import tune as tune_file
-from tests.search.probes import AMPLE_SECONDS, request_of
-from tests.search.processes import SHARED_SERVERS, marked
 from tests.search.tables import GPU, invented_table
 
 
@@ -37,21 +35,6 @@ def _migrations_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_VersionManager, "_create_alembic_script", read_once)
         yield
-
-
-@pytest.fixture(scope="session")
-def token() -> Iterator[str]:
-    with marked() as found:
-        yield found
-
-
-@pytest.fixture(scope="session")
-def fork_server(token: str) -> Iterator[ForkServer]:
-    """One for all tests, ready: what a worker does must not reach the next."""
-    with ForkServer() as found:
-        run_probe(request_of("tiny"), deadline_seconds=AMPLE_SECONDS, fork_server=found)
-        SHARED_SERVERS.append(found)
-        yield found
 
 
 @pytest.fixture
@@ -72,6 +55,18 @@ def driver_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(__file__).with_name("fake_nvml.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
     return library
+
+
+@pytest.fixture(autouse=True)
+def _no_torch_is_asked(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:  # fmt: skip
+    """What GPUs and libraries torch has is asked of a process that imports it, which takes seconds:
+    here it has no GPU, unless a test invents a whole machine."""
+    if "machine" not in request.fixturenames:
+        told = TorchBuild("2.13.0+cu130", cuda="13.0", available=True)
+        monkeypatch.setattr(device, "_ask_torch", lambda index: told)
+        monkeypatch.setattr(device, "_libraries", tuple)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,9 +13,8 @@ from planner.machine.supervisor import descendants
 from search.probe.parent.fork_server import ForkServer
 
 VARIABLE = "PLANNER_TEST_PROCESSES"
-SHARED_SERVERS: list[ForkServer] = []  # of tests of several kinds: none of them is a leftover
 # Longer than the kernel takes to end a killed process on a busy machine.
-_PATIENCE_SECONDS = 20.0
+_PATIENCE_SECONDS = 60.0
 
 
 @contextmanager
@@ -33,12 +32,10 @@ def marked() -> Iterator[str]:
 
 
 def carrying(token: str) -> set[int]:
-    """The pids of all living processes that carry `token`, but for the servers that tests share;
-    zombies of ours count as living."""
+    """The pids of all living processes that carry `token`; zombies of ours count as living."""
     zombies = {pid for pid in descendants(os.getpid()) if not _environment(pid)}
     found = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-    carry = {pid for pid in found if token.encode() in _environment(pid)} | zombies
-    return carry - {server.pid for server in SHARED_SERVERS}
+    return {pid for pid in found if token.encode() in _environment(pid)} | zombies
 
 
 def remaining(token: str, besides: Set[int] = frozenset()) -> set[int]:
@@ -50,9 +47,10 @@ def remaining(token: str, besides: Set[int] = frozenset()) -> set[int]:
 
 
 @contextmanager
-def nothing_more_remains(token: str) -> Iterator[None]:
-    """What other tests have left running, a pool of Inductor's say, is no fault of this one's."""
-    before = carrying(token)
+def nothing_more_remains(token: str, servers: Iterable[ForkServer] = ()) -> Iterator[None]:
+    """What other tests have left running, a pool of Inductor's say, is no fault of this one's, nor
+    are `servers`, that tests share."""
+    before = carrying(token) | {server.pid for server in servers}
     yield
     left = remaining(token, before)
     assert not left, {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left}

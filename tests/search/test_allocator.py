@@ -10,9 +10,6 @@ import pytest
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.schema import MeasurementRecord
 from planner.core.schema.result import Recommendation
-from planner.core.units import GIB, format_bytes
-from planner.machine.hardware import recognise_gpu
-from planner.machine.hardware.overheads import overheads_for
 from planner.memory.allocator_config import VARIABLES
 from search.loop.limits import Limits
 from search.loop.strategies.strategy import Choice
@@ -63,19 +60,6 @@ def test_a_study_does_not_mix_two(tmp_path: Path) -> None:
         run(tmp_path, None)
     found = run(tmp_path, None, accept_different=True)
     assert any("allocator_config" in note for note in found.notes)
-
-
-def test_a_memory_fraction_lowers_the_budget(tmp_path: Path) -> None:
-    """To half of the device's memory and the CUDA context."""
-    half = run(tmp_path, "per_process_memory_fraction:0.5", prober=plain_probe)
-    context = overheads_for(recognise_gpu(GPU.name, GPU.total_bytes)).context_bytes
-    left = f"per_process_memory_fraction leaves {format_bytes(8 * GIB + context)}"
-    assert any(note.startswith(left) for note in half.notes), half.notes
-
-
-def plain_probe(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-    record = make_record(choice.candidate.setting, total_bytes=GPU.total_bytes)
-    return record.model_copy(update={"versions": versions()})
 
 
 def test_what_torch_would_not_start_with_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, TrainSetting
@@ -63,14 +63,6 @@ def test_what_others_took_is_not_the_settings_fault(
     assert failed(**fields).inconclusive == inconclusive
 
 
-def test_it_is_held_against_the_memory_of_today() -> None:
-    """Out of memory with 6 GiB free, in a search for those: no word on one that allows 15 GiB."""
-    then = failed(free_bytes=6 * GIB, allowed_bytes=5 * GIB)
-    assert not then.inconclusive
-    assert then.judged_in(15 * GIB).inconclusive
-    assert not then.judged_in(4 * GIB).inconclusive
-
-
 def test_no_reader_of_records_holds_it_against_the_setting() -> None:
     space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
     crowded = failed(free_bytes=GIB, allowed_bytes=BUDGET)
@@ -119,10 +111,9 @@ def test_a_lost_device_ends_the_search_and_no_setting_is_blamed(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("free_gpu")
-@pytest.mark.parametrize("strategy", ["planner", pytest.param("tpe", marks=pytest.mark.release)])
-def test_a_search_ends_where_others_hold_the_device(tmp_path: Path, strategy: str) -> None:
+def test_a_search_ends_where_others_hold_the_device(tmp_path: Path) -> None:
     given = {"restrict": SMALL, "estimator": None, "batch_size": (64, 96, 128), "output": tmp_path,
-             "strategy": strategy, "baseline": False, "budget_seconds": None}  # fmt: skip
+             "baseline": False, "budget_seconds": None}  # fmt: skip
     nothing = tune(MODEL, prober=crowded_out, **given)  # type: ignore[arg-type]
     assert nothing.status == "nothing_fits"
     assert "other processes took the device's memory" in nothing.stopped_because
@@ -164,6 +155,7 @@ def whole(n: int) -> st.SearchStrategy[int | None]:
     return st.one_of(st.none(), st.integers(-n, n), st.sampled_from((0, -1, 2**64 - 1, 1)))
 
 
+@settings(max_examples=40)
 @given(device=whole(2**65), reserved=whole(2**41), allocated=whole(2**41), kind=st.booleans())
 def test_no_figure_of_a_driver_ends_a_search_or_passes_a_budget(
     device: int | None, reserved: int | None, allocated: int | None, kind: bool

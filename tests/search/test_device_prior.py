@@ -15,7 +15,6 @@ from planner.core.schema import DeviceInfo, FactoryModel, TrainSetting
 from planner.core.units import GIB
 from planner.estimation.device_estimator import DeviceEstimator
 from planner.libraries.resolve import resolve_model
-from planner.throughput.efficiency import MEASURED_CARDS
 from search.loop.space import Space, make_space
 from search.tuning.device_prior import device_prior, trace_seconds
 from tests.search.tables import H100
@@ -64,46 +63,10 @@ def test_a_short_budget_has_time_to_trace_and_to_probe(left: float, tracing: flo
     assert trace_seconds(left) == tracing
 
 
-@pytest.mark.release
-def test_a_factory_is_traced_by_another_process_and_read_from_the_cache_then(
-    tmp_path: Path,
-) -> None:
-    first = prior_of("Convolutional", tmp_path)
-    assert not first["torch"]
-    assert "Tracing" in first["said"][0]
-    assert "(2 settings)" in first["said"][0], "adamw and adamw-fused"
-    assert first["notes"] == []
-    assert "memory: as estimated" in first["basis"]
-    # Affine in the batch, above what the parameters and their state take.
-    one, two, three = first["bytes"][1:4]
-    assert three - two == pytest.approx(2 * (two - one), rel=1e-6)
-    again = prior_of("Convolutional", tmp_path)
-    assert again["said"] == []
-    assert again["bytes"] == first["bytes"]
-
-
-@pytest.mark.release
-def test_a_step_that_is_not_affine_is_probed_with_the_generic_guess_and_that_is_said(
-    tmp_path: Path,
-) -> None:
-    found = prior_of("Chunked", tmp_path)
-    assert "a generic guess" in found["basis"]
-    assert found["notes"] == found["said"][-1:]
-    assert "does not grow evenly with the batch size" in found["notes"][0]
-
-
 def test_tracing_ends_with_its_share_of_the_time_left(tmp_path: Path) -> None:
     found = prior_of("Convolutional", tmp_path, limit=0.2)  # half of it: torch takes longer
     assert "was not done after 0 s" in found["notes"][0]
     assert "a generic guess" in found["basis"]
-
-
-def test_no_estimate_begins_a_trace(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
-    model = factory("Normalized")
-    setting = make_space(model, CPU).candidates[-1].setting
-    assert DeviceEstimator(CPU)(model, setting) is None
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_whole_space_on_a_gpu_needs_few_recordings() -> None:
@@ -119,28 +82,6 @@ def test_a_whole_space_on_a_gpu_needs_few_recordings() -> None:
     kinds = len(space.choices["checkpointing"])
     assert len(space) > 200 * kinds
     assert len(recorded) == 2 * kinds + 1
-
-
-def test_another_model_than_a_swin_is_not_given_a_swin_s_certainty() -> None:
-    """On a card whose Swins were timed: neither in a recorded step nor in what is made of it."""
-    card = DeviceInfo(
-        kind="cuda", name="NVIDIA GeForce RTX 3090", total_bytes=24 * GIB, capability=(8, 6)
-    )
-    model, swin = factory("Convolutional"), resolve_model("native:swin_tiny")
-    settings = [TrainSetting(batch_size=8, precision="fp32", optimizer=name)
-                for name in ("adamw", "adamw-fused")]  # fmt: skip
-    estimator = DeviceEstimator(card)
-    assert estimator.record(model, settings) == ""
-    for setting in settings:
-        busy = {"attention": "eager", "batch_size": 64}  # it never waits for the host
-        of_swin = estimator(swin, setting.model_copy(update=busy))
-        of_other = estimator(model, setting)
-        assert of_swin is not None
-        assert of_swin.throughput is not None
-        assert of_other is not None
-        assert of_other.throughput is not None
-        narrow = MEASURED_CARDS["rtx-3090"]
-        assert of_swin.throughput.uncertainty == narrow < of_other.throughput.uncertainty
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ import pytest
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.expected import Expected
 from search.loop.limits import Limits
-from search.loop.progress import Progress
-from search.loop.progress_text import progress_line
 from search.loop.replay import Replay, ReplayProber
 from search.loop.session import Session
 from search.loop.strategies.named import make_strategy
@@ -66,26 +64,6 @@ def test_intervals_hold_their_middle_and_narrow_as_probes_teach() -> None:
     assert rates[-1] == pytest.approx(1, rel=0.05)
 
 
-def test_a_repeat_is_expected_with_the_noise_of_a_probe() -> None:
-    posterior = Posterior(REPLAY.space, PRIOR, BUDGET)
-    candidate = REPLAY.space.candidates[0]
-    for _ in range(40):
-        posterior.tell(posterior.space.candidates[0], make_record(candidate.setting))
-    found = expectation(posterior, candidate, "finalists")
-    assert found.images_per_second[2] / found.images_per_second[0] > 1.03
-
-
-@pytest.mark.parametrize("name", ["tpe", "exhaustive"])
-def test_what_is_expected_has_nothing_to_do_with_the_strategy(name: str) -> None:
-    expected = [r.expected for r in searched(name, trials=4)]
-    assert [e and e.basis for e in expected] == ["prior", "probes", "probes", "probes"]
-    assert all(e is not None and e.fits is not None for e in expected)
-
-
-def test_where_nothing_is_expected_nothing_is_kept() -> None:
-    assert [r.expected for r in searched("tpe", expects=False, trials=3)] == [None] * 3
-
-
 def test_records_of_before_read_and_are_written_as_they_were(tmp_path: Path) -> None:
     old = format_record(make_record(TrainSetting()))
     assert b"expected" not in old
@@ -95,14 +73,3 @@ def test_records_of_before_read_and_are_written_as_they_were(tmp_path: Path) -> 
     assert all(r.expected is None for r in table.records)
     new = make_record(TrainSetting()).model_copy(update={"expected": STALE})
     assert parse_record(format_record(new)) == new
-
-
-def test_a_line_of_progress_says_what_probes_made_the_search_expect() -> None:
-    def line(basis: str) -> str:
-        candidate = REPLAY.space.candidates[0]
-        expected = Expected.model_validate({**STALE.model_dump(), "basis": basis})
-        record = make_record(candidate.setting).model_copy(update={"expected": expected})
-        return progress_line(Progress("end", phase="search", candidate=candidate, record=record))
-
-    assert " images/s (expected 2), " in line("probes")
-    assert "expected" not in line("prior")

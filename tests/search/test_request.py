@@ -63,8 +63,6 @@ def test_every_option_is_said_once_at_least() -> None:
 @pytest.mark.parametrize(
     ("model", "line"),
     [
-        (FactoryModel(factory="mine:build"), "mine:build"),
-        (FactoryModel(factory="mine:build", num_classes=10), "mine:build --num-classes 10"),
         (
             FactoryModel(factory="mine:build", image_size=(256, 192), in_channels=1),
             "mine:build --image-size 256,192 --set in_channels=1",

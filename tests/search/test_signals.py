@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -15,21 +15,22 @@ from pathlib import Path
 
 import pytest
 
+from planner.cli import main
 from search.loop.interrupts import handle_signals
 from search.loop.study.records import read_records
 from search.loop.study.storage import storage_faults
-from search.probe.parent.fork_server import ForkServer
-from tests.search.processes import marked, remaining
+from search.tuning import tune as tune_file
+from tests.search.typed import SlowProber
 
 ARGUMENTS = [
     "native:swin_tiny", "--batch-size", "8,16,32", "--compile", "off", "--attention", "sdpa",
     "--checkpointing", "none,blocks", "--precision", "fp32,bf16", "--optimizer", "adamw",
-    "--strategy", "exhaustive", "--no-baseline",
+    "--strategy", "exhaustive", "--no-baseline", "--allocator", "expandable_segments:False",
 ]  # fmt: skip
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(until: Path, *arguments: str) -> subprocess.Popen[str]:
     def usual() -> None:
         """A suite started in the background ignores interrupts, and so would what it starts."""
         signal.signal(INT, signal.default_int_handler)
@@ -39,6 +40,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.search.typed", *ARGUMENTS, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=usual,
+        env={**os.environ, "WINDS_UP_UNTIL": str(until)},
     )  # fmt: skip
 
 
@@ -51,48 +53,39 @@ def await_line(tuner: subprocess.Popen[str], said: str) -> str:
     raise AssertionError(heard)
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "status", "because"),
-    [
-        pytest.param(INT, (), 130, "it was interrupted", marks=pytest.mark.release),
-        pytest.param(INT, (INT, INT, TERM), 130, "it was interrupted", marks=pytest.mark.release),
-        (TERM, (TERM,), 143, "it was ended by SIGTERM"),
-        pytest.param(HUP, (TERM, INT), 129, "its terminal was closed", marks=pytest.mark.release),
-    ],
-)
-def test_a_signal_ends_with_what_was_measured(
-    tmp_path: Path, first: signal.Signals, then: tuple[signal.Signals, ...], status: int,
-    because: str,
-) -> None:  # fmt: skip
-    tuner = start("--wait", "--output", str(tmp_path))
+def test_an_interrupt_ends_with_what_was_measured(tmp_path: Path) -> None:
+    """And no further signal breaks that off."""
+    tuner = start(tmp_path / "go on", "--wait", "--output", str(tmp_path))
     await_line(tuner, "waiting")
-    tuner.send_signal(first)
+    tuner.send_signal(INT)
     await_line(tuner, "winding up")
-    for number in then:
+    for number in (INT, INT, TERM):
         tuner.send_signal(number)
-        time.sleep(0.05)
-    out, err = tuner.communicate(timeout=60)
-    assert tuner.returncode == status, err
+    (tmp_path / "go on").touch()
+    out, err = tuner.communicate(timeout=120)
+    assert tuner.returncode == 130, err
     assert "Traceback" not in err
-    assert f"ended because {because}" in out
+    assert "ended because it was interrupted" in out
     result = json.loads((tmp_path / "recommendation.json").read_text())
-    assert because in result["stopped_because"]
+    assert "it was interrupted" in result["stopped_because"]
     assert result["num_probes"] == 1
 
 
-def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
+def test_each_signal_has_its_exit_status_and_one_that_is_ignored_stays_so() -> None:
     """`nohup planner tune …` outlives its terminal."""
-    code = (
-        "import signal, os; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
-        "from search.loop.interrupts import handle_signals\n"
-        "with handle_signals(signal.SIGHUP, signal.SIGTERM):\n"
-        "    os.kill(os.getpid(), signal.SIGHUP)\n"
-        "    try: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    except KeyboardInterrupt: print('ended')\n"
-        "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "ended\n"
+    before = signal.signal(HUP, signal.SIG_IGN)
+    try:
+        with handle_signals(HUP) as interrupts:
+            signal.raise_signal(HUP)
+        assert interrupts.number is None
+        signal.signal(HUP, signal.SIG_DFL)
+        for number, status in ((INT, 130), (TERM, 143), (HUP, 129)):
+            with pytest.raises(KeyboardInterrupt), handle_signals(number) as interrupts:
+                signal.raise_signal(number)
+            assert interrupts.exit_status == status
+        assert signal.getsignal(HUP) == signal.SIG_DFL
+    finally:
+        signal.signal(HUP, before)
 
 
 def test_an_interrupt_in_a_destructor_ends_the_search_too() -> None:
@@ -141,65 +134,28 @@ def test_signals_are_left_alone_outside_the_main_thread() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk is full here")
-def test_a_full_disk_is_said_with_where_the_record_is(tmp_path: Path) -> None:
+def test_a_full_disk_is_said_with_where_the_record_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    free_gpu: None,
+) -> None:  # fmt: skip
     output, temporary = tmp_path / "out", tmp_path / "tmp"
     output.mkdir()
     temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(tune_file, "versions", lambda: {"torch": "test"})
+    monkeypatch.setattr(tune_file, "DeviceProber", SlowProber)
+    monkeypatch.setattr(tune_file, "device_rates", lambda *_: None)
     (output / "probes.jsonl").symlink_to("/dev/full")
     (output / "recommendation.json").mkdir()  # which no file can be moved onto
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.search.typed", *ARGUMENTS, "--output", str(output)],
-        capture_output=True, text=True, env=environment, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert "Recommended for native:swin_tiny" in done.stdout
+    storage = str(tmp_path / "study.journal")
+    assert main(["tune", *ARGUMENTS, "--output", str(output), "--storage", storage]) == 1
+    out, err = capsys.readouterr()
+    assert "Recommended for native:swin_tiny" in out
     kept = next(temporary.glob("planner-*/probes.jsonl"))
     assert len(read_records(kept).records) == 1
-    assert str(kept) in done.stdout
-    assert f"The probes are in {kept}" in done.stderr
+    assert str(kept) in out
+    assert f"The probes are in {kept}" in err
     assert not list(output.glob(".*"))  # no half of a file
-
-
-def test_progress_that_nobody_can_read_ends_no_search(tmp_path: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        code = "import sys; sys.argv[1:] = [];" + textwrap.dedent("""
-            from planner.cli.live import LiveTable
-            from planner.cli.progress import PlainLines
-            from search.loop.progress import Progress
-            for show in (LiveTable(), PlainLines()):
-                with show:
-                    show.hear(Progress("note", "a" * 100_000))
-            print("went on")
-            import os; sys.stdout.flush(); os._exit(0)
-        """)
-        done = subprocess.run(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=full, text=True
-        )
-    assert done.stdout == "went on\n"
-
-
-def test_a_fork_server_that_still_imports_ends_with_its_parent(tmp_path: Path) -> None:
-    """It does not listen yet: torch takes its time here."""
-    torch = tmp_path / "torch"
-    torch.mkdir()
-    (torch / "__init__.py").write_text(
-        f"import time; open({str(tmp_path / 'importing')!r}, 'w'); time.sleep(300)"
-    )
-    server = f"from {ForkServer.__module__} import ForkServer; n = ForkServer()"
-    code = f"{server}; import time; time.sleep(300)"
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    with marked() as token:
-        parent = subprocess.Popen(
-            [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}
-        )
-        patience = time.monotonic() + 120
-        while not (tmp_path / "importing").exists() and time.monotonic() < patience:
-            time.sleep(0.05)
-        parent.kill()
-        parent.wait()
-        assert not remaining(token)
 
 
 def test_a_signal_breaks_off_no_statement_of_a_database() -> None:

@@ -17,7 +17,6 @@ from search.loop.space import (
     make_space,
     setting_id,
     simplicity,
-    space_of,
 )
 from search.loop.study.params import SpaceParams
 
@@ -116,23 +115,6 @@ def test_what_excludes_each_other_is_left_out_with_one_line_for_each_law() -> No
     )
 
 
-def test_a_law_that_several_values_break_counts_them() -> None:
-    space = asked(offload=("none", "activations"), compile=("off", "default", "max-autotune"))
-    (line,) = space.left_out
-    assert line.startswith("4 settings are left out: offload activations moves what an eager step")
-    assert line.endswith(", and so with 1 other value.")
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("optimizer_in_backward", "true"), ("offload_optimizer", "state")]
-)
-def test_a_lever_that_cannot_clip_is_searched_without(field: str, value: str) -> None:
-    """The recipe of a Swin clips where nothing is said, and no search of these was possible."""
-    found = asked(**{field: (value,)}).candidates
-    assert found
-    assert all(candidate.setting.clip_grad is False for candidate in found)
-
-
 def test_it_is_refused_only_where_nothing_is_left() -> None:
     with pytest.raises(UnsupportedError, match="compile_scope is blocks, and compile is off"):
         asked(compile_scope="blocks")
@@ -157,12 +139,6 @@ def test_what_is_no_axis_and_values_that_a_field_lacks_are_refused() -> None:
         read_values("lora_rnk", ("1", "2"))
     with pytest.raises(UsageError, match="'hinge'"):
         read_values("loss", ("cross-entropy", "hinge"))
-
-
-def test_a_recorded_table_is_searched_over_all_in_which_it_differs() -> None:
-    settings = [TrainSetting(frozen_stages=n, ema=True) for n in (0, 2)]
-    assert space_of(settings).axes == (*AXES, "frozen_stages")
-    assert space_of(settings[:1]).axes == AXES
 
 
 @given(st.integers(1, 5000))
@@ -208,11 +184,3 @@ def test_an_option_of_one_way_makes_no_other_setting_of_the_others() -> None:
     space = make_space(MODEL, A100, base, restrict={**PLAIN, **ways}, batch_sizes=(8,))
     found = [(c.setting.parallelism, c.setting.ddp_bucket_view) for c in space.candidates]
     assert found == [("ddp", False), ("ddp", True), ("fsdp", False)]
-
-
-def test_attention_of_any_model_is_searched_where_it_can_be_set() -> None:
-    model = FactoryModel(factory="a:b")
-    space = make_space(model, CPU, restrict={"attention": ("eager",)}, batch_sizes=(8,))
-    assert space.choices["attention"] == ("eager",)
-    with pytest.raises(UnsupportedError, match="can only keep it from that"):
-        make_space(model, CPU, restrict={"attention": ("sdpa",)})

@@ -15,14 +15,10 @@ from planner.core.schema.record import BUDGET_ENDED
 from planner.core.schema.result import Recommendation
 from planner.core.units import GIB
 from search.loop.limits import Limits
-from search.loop.replay import Replay, ReplayProber
-from search.loop.session import Session
 from search.loop.space import make_space
-from search.loop.strategies.in_order import ListStrategy
 from search.loop.strategies.strategy import Choice
 from search.loop.study import lock
 from search.loop.study.records import read_records
-from search.loop.study.study import MemoryStudy
 from search.probe.failure import CONTRACT
 from search.tuning import tune as tune_file
 from search.tuning.tune import tune
@@ -53,7 +49,7 @@ def test_it_recommends_what_it_ran(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_the_plain_default_is_not_probed_again_where_the_search_has(tmp_path: Path) -> None:
-    run(tmp_path, strategy="exhaustive", batch_size=(8, 16, 32, 64))
+    run(tmp_path, strategy="exhaustive", batch_size=(8, 16))
     settings = [r.setting for r in read_records(tmp_path / "probes.jsonl").records]
     assert len(settings) == len(set(settings))
 
@@ -102,11 +98,10 @@ def test_an_interrupt_ends_with_the_best_so_far(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("status", ["crashed", "unsupported"])
-def test_the_same_failure_three_times_ends_it(tmp_path: Path, status: str) -> None:
+def test_the_same_failure_three_times_ends_it(tmp_path: Path) -> None:
     def crashing(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         return probe(choice, probe_id, deadline_seconds).model_copy(
-            update={"status": status, "step_seconds": (), "images_per_second": None,
+            update={"status": "crashed", "step_seconds": (), "images_per_second": None,
                     "message": "RuntimeError: the factory raised"}
         )  # fmt: skip
 
@@ -154,7 +149,7 @@ def test_a_probe_may_not_outlast_the_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("strategy", ["tpe", "exhaustive", "planner"])
+@pytest.mark.parametrize("strategy", ["tpe", "planner"])
 def test_a_short_budget_begins_with_what_is_surely_measured(tmp_path: Path, strategy: str) -> None:
     """On a busy machine, where a step of two images outlasts the budget."""
 
@@ -187,7 +182,7 @@ def test_half_of_a_budget_is_for_probes() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("strategy", ["tpe", "exhaustive", "planner"])
+@pytest.mark.parametrize("strategy", ["tpe", "planner"])
 def test_what_the_budget_cut_short_is_probed_with_more_time(tmp_path: Path, strategy: str) -> None:
     def cut(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None}
@@ -207,41 +202,11 @@ def test_what_the_budget_cut_short_is_probed_with_more_time(tmp_path: Path, stra
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_narrower_search_recommends_what_it_was_asked_for(tmp_path: Path) -> None:
-    run(tmp_path)
-    plain = {**SMALL, "precision": ("fp32",), "compile": ("off",)}
-    narrow = run(tmp_path, restrict=plain, batch_size=8)
-    assert (narrow.setting.precision, narrow.setting.batch_size) == ("fp32", 8)
-    assert all(r.setting.precision == "fp32" for r in narrow.runners_up)
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_device_that_is_gone_is_named(tmp_path: Path) -> None:
-    calls = []
-
-    def gone(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        calls.append(choice)
-        if len(calls) > 1:
-            raise UsageError("cuda:0 cannot be used: no GPU with index 0 answers.")
-        return probe(choice, probe_id, deadline_seconds)
-
-    found = run(tmp_path, prober=gone)
-    assert "no GPU with index 0 answers" in found.stopped_because
-
-
-@pytest.mark.usefixtures("gpu")
 def test_every_arm_that_was_ruled_out_has_its_reason(tmp_path: Path) -> None:
     found = run(tmp_path, batch_size=(8, 16, 2048))
     arms = {r.setting.model_copy(update={"batch_size": 1}) for r in found.ruled_out}
     assert all(r.setting.batch_size == 2048 for r in found.ruled_out if "about" in r.reason)
     assert len(arms) == len(found.ruled_out)
-
-
-@pytest.mark.parametrize("strategy", ["planner", "tpe"])
-def test_a_replay_needs_no_device_and_no_model(table: Path, strategy: str) -> None:
-    found = tune(None, replay=table, strategy=strategy, budget_seconds=600)
-    assert found.status == "recommended"
-    assert any("nothing was run" in note for note in found.notes)
 
 
 def test_a_replay_is_charged_the_recorded_seconds(table: Path) -> None:
@@ -260,19 +225,6 @@ def test_a_mode_that_the_budget_ended_before_is_named(
     assert all("default (about " in note for note in said)
 
 
-def test_a_replay_is_cut_where_a_device_would_have_been() -> None:
-    limits = Limits(budget_seconds=100.0, clock=lambda: 0.0)
-    records = [r for r in invented_table() if r.setting.compile == "default"]
-    replay = Replay([r for r in records if r.status == "measured"])
-    prober = ReplayProber(replay, limits)
-    left = 100.0
-    for c in replay.space.candidates[:3]:
-        record = prober(Choice(c), "", 1000.0)
-        left -= record.probe_seconds
-        assert record.cut_short == (left == 0)
-    assert left == 0, "two take more than 50 s each, and the third is cut"
-
-
 def test_a_replay_of_another_model_is_refused(table: Path) -> None:
     with pytest.raises(UsageError, match="not of"):
         tune(MODEL.model_copy(update={"name": "other"}), replay=table)
@@ -288,14 +240,16 @@ def test_a_replay_with_a_bad_line_is_read_up_to_it(table: Path) -> None:
 
 def test_the_tuner_imports_no_torch(table: Path) -> None:
     script = (
-        "import sys; from search.tuning.tune import tune;"
-        f"tune(None, replay={str(table)!r}); tune(None, replay={str(table)!r}, strategy='tpe');"
-        "print('torch' in sys.modules)"
+        "import sys, search.probe.parent.runner; from search.tuning.tune import tune;"
+        f"found = tune(None, replay={str(table)!r}, strategy='tpe', trials=4);"
+        "print(found.status, *found.notes, 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "False"
+    assert done.stdout.startswith("recommended")
+    assert "nothing was run" in done.stdout
+    assert done.stdout.endswith("False\n")
 
 
 @pytest.mark.usefixtures("gpu")
@@ -311,31 +265,6 @@ def test_a_second_tuner_on_the_card_is_told_of_the_first(
     assert any("Another tuner of this machine is at cuda:0" in note for note in found.notes)
     found = run(tmp_path / "alone", **given)
     assert not any("Another tuner" in note for note in found.notes)
-
-
-def test_a_budget_counts_what_others_probe_once() -> None:
-    limits = Limits(budget_seconds=60.0, clock=lambda: 0.0)
-    record = make_record(TrainSetting(), probe_id="theirs").model_copy(
-        update={"probe_seconds": 20.0}
-    )
-    limits.charge([record])
-    limits.charge([record])
-    assert limits.seconds_left() == 40.0
-
-
-def test_a_session_charges_what_it_hears_of_and_not_its_own() -> None:
-    space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8,))
-    study: MemoryStudy = MemoryStudy()
-    limits = Limits(trials=2, budget_seconds=60.0, clock=lambda: 0.0)
-    session = Session(
-        space, study, lambda choice, *_: make_record(choice.candidate.setting), limits,
-        lambda choice: 60.0, None,
-    )  # fmt: skip
-    theirs = make_record(space.candidates[0].setting, probe_id="theirs")
-    study.kept.append(theirs)
-    session.run(ListStrategy(space.candidates))
-    assert len(session.records) == 2
-    assert limits.spent_seconds == theirs.probe_seconds
 
 
 @pytest.mark.usefixtures("gpu")

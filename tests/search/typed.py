@@ -3,24 +3,43 @@
     python -m tests.search.typed ARGUMENTS…
 
 Its probes take 50 ms. With --wait the second one says so on standard error, waits for a signal, and
-takes half a second to wind up.
+winds up: for half a second, or until the file is there that WINDS_UP_UNTIL names.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from planner.cli import main
 from planner.core.schema import MeasurementRecord
+from planner.core.units import GIB
 from search.loop.strategies.strategy import Choice
+from search.probe.device import MemoryInUse
 from search.tuning import tune as tune_file
-from tests.search.tables import make_record
-from tests.search.tuner import pretend_gpu, pretend_no_estimate
+from search.tuning.device_prior import device_prior
+from tests.search.tables import GPU, make_record
 from tests.undurable import write_without_waiting
+
+
+def pretend_gpu() -> None:
+    """The device functions that `tune` asks, answered for a GPU that is not there."""
+    tune_file.choose_device = lambda wanted: "cuda:0"
+    tune_file.describe_device = lambda wanted: GPU
+    tune_file.least_free = lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB)
+    tune_file.versions = lambda: {"torch": "test"}
+
+
+def pretend_no_estimate() -> None:
+    """The guess of an unknown device: estimating took longer than all pretended probes."""
+    tune_file.device_prior = lambda space, model, device, _, *rest, **more: device_prior(
+        space, model, device, None, *rest, **more
+    )
 
 
 class SlowProber:
@@ -41,12 +60,19 @@ class SlowProber:
         if self.calls == 2 and "--wait" in sys.argv:
             try:
                 print("waiting", file=sys.stderr, flush=True)
-                time.sleep(600)
+                time.sleep(300)
             finally:
                 with suppress(OSError):  # its terminal was closed
                     print("winding up", file=sys.stderr, flush=True)
-                time.sleep(0.5)
+                wind_up(os.environ.get("WINDS_UP_UNTIL"))
         return make_record(choice.candidate.setting, seed=Random(probe_id).randrange(99))
+
+
+def wind_up(until: str | None) -> None:
+    if until is None:
+        time.sleep(0.5)
+    while until is not None and not Path(until).exists():
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,13 @@ from planner.core.schema.loading import (
     DataSource,
     FedRecord,
     Feeding,
-    ItemFault,
     LoaderBound,
     LoaderRecord,
     LoaderSetting,
 )
 from planner.core.units import GIB
-from planner.report.feeding import feeding_text
 from search.loop.contenders import Contender
-from search.tuning.feeding.analysis import Machine, judge, loader_for, make_feeding, predicted_rate
+from search.tuning.feeding.analysis import Machine, judge, make_feeding, predicted_rate
 from tests.search.tables import GPU, MODEL
 
 DATA = DataSource(kind="folder", location="/data/pictures", num_items=2000, num_classes=10)
@@ -97,36 +95,6 @@ def test_a_step_that_bounds_says_how_many_workers_are_enough() -> None:
     assert len(found.notes) == 1
 
 
-def test_a_faster_step_gains_nothing_where_the_loader_bounds() -> None:
-    """The smallest setting that is as fast as the loader is named, and not recommended."""
-    step, loader = step_of(1000.0, 128, 10 * GIB), loader_of(500.0)
-    small, slow = step_of(600.0, 32, 3 * GIB), step_of(400.0, 8, 1 * GIB)
-    found = feeding(step, loader, fed_of(step, loader, 500.0, 0.5), small, slow)
-    said = " ".join(found.notes)
-    assert "A faster step would gain nothing" in said
-    assert "batch 32 (600 images/s by itself) trains as fast and takes 7.00 GiB less" in said
-
-
-def test_the_loader_is_chosen_for_the_step_and_not_by_itself() -> None:
-    """Without workers 500 images/s by itself, 250 beside a step of 500; with two, 480 of both."""
-    step = step_of(500.0)
-    alone, two = loader_of(500.0, workers=0, cpu_seconds=0.002), loader_of(480.0, workers=2)
-    data = DataRecommendation(
-        data=DATA, date="", setting=alone.setting, evidence=alone, runners_up=(two,)
-    )
-    assert loader_for(step, data, CARD).setting == two.setting
-    # Where the loader is far faster than the step, what is recommended stays.
-    many = data.model_copy(update={"setting": two.setting, "evidence": two, "runners_up": (alone,)})
-    assert loader_for(step_of(50.0), many, CARD) is many
-
-
-def test_what_is_the_disks_is_not_the_workers() -> None:
-    step, loader = step_of(1000.0), loader_of(100.0, bound="disk")
-    found = feeding(step, loader)
-    assert found.needed_workers is None
-    assert "The loader is limited by the disk" in found.notes[0]
-
-
 def test_on_the_cpu_min_does_not_hold_and_the_law_says_what_does() -> None:
     # Loading alone keeps both processors busy at 100 images/s, the step alone at 100: 50 together.
     step, loader = step_of(100.0), loader_of(100.0, workers=2, cpu_seconds=0.02)
@@ -136,38 +104,3 @@ def test_on_the_cpu_min_does_not_hold_and_the_law_says_what_does() -> None:
     assert judged.bound == "step", "it never waited: its processors were shared"
     found = feeding(step, loader, fed_of(step, loader, 50.0, waiting=0.02), machine=CPU)
     assert "share 2 processors: a step takes 1.96 × as long" in " ".join(found.notes)
-
-
-def test_on_the_cpu_a_training_that_waits_is_bound_by_the_loader() -> None:
-    step, loader = step_of(100.0), loader_of(30.0, workers=1, cpu_seconds=0.001)
-    found = feeding(step, loader, fed_of(step, loader, 30.0, waiting=0.7), machine=CPU)
-    assert found.bound == "loader"
-    assert found.waiting_share == 0.7
-    assert feeding(step, loader, machine=CPU).bound == "loader", "and so by the law"
-
-
-def test_a_run_that_failed_leaves_the_law() -> None:
-    step, loader = step_of(1000.0), loader_of(620.0)
-    broken = fed_of(
-        step, loader, 1.0, status="faulty", step_seconds=(), wait_seconds=(), resident_seconds=(),
-        images_per_second=None, fault=ItemFault(item="cat/1.jpg", message="the file is empty"),
-    )  # fmt: skip
-    found = feeding(step, loader, broken)
-    assert found.waiting_share == 0.38
-    assert "not measured together: cat/1.jpg: the file is empty" in " ".join(found.notes)
-
-
-def test_a_run_that_differs_from_the_law_says_so() -> None:
-    step, loader = step_of(1000.0), loader_of(620.0)
-    found = feeding(step, loader, fed_of(step, loader, 400.0, 0.6))
-    assert "give 620 images/s" in " ".join(found.notes)
-
-
-def test_the_paragraph_says_both() -> None:
-    step, loader = step_of(1000.0), loader_of(620.0)
-    text = " ".join(
-        map(str.strip, feeding_text(feeding(step, loader, fed_of(step, loader, 610.0, 0.37))))
-    )
-    assert "Fed from /data/pictures (2,000 items in 10 classes):" in text
-    assert "8 workers × 2" in text
-    assert "Both together trained 610 images/s (measured, 10 steps; computed 620)" in text

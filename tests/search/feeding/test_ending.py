@@ -6,7 +6,6 @@ makes of them. Real ones are in test_fed.py.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,8 @@ from typing import Any
 import pytest
 
 from planner.core.errors import UnsupportedError
-from planner.core.schema import MeasurementRecord
 from planner.core.schema.loading import DataRecommendation, FedRecord
 from planner.core.schema.result import Recommendation
-from search.loop.interrupts import handle_signals
-from search.loop.strategies.strategy import Choice
 from search.tuning.feeding import phase
 from search.tuning.tune import tune
 from tests.search.feeding.pictures import make_folder
@@ -60,6 +56,7 @@ def run(tmp_path: Path, **options: Any) -> Recommendation:
     given: dict[str, Any] = {
         "output": tmp_path / "run", "restrict": SMALL, "estimator": None, "prober": probe,
         "batch_size": (8, 32, 128), "data": folder, "baseline": False,
+        "storage": str(tmp_path / "study.journal"),
     }  # fmt: skip
     return tune(MODEL, **{**given, **options})
 
@@ -82,64 +79,6 @@ def test_the_loader_is_sought_for_the_recommended_batch(tmp_path: Path, asked: A
     assert proof["deadline_seconds"] <= 1000.0
     assert found.feeding.loader.batch_size == found.setting.batch_size
     assert found.feeding.together is not None
-
-
-@pytest.mark.usefixtures("gpu")
-def test_without_time_left_the_law_is_what_there_is(tmp_path: Path, asked: Asked) -> None:
-    run(tmp_path, data=None)  # of which each probe took six seconds and more
-    found = run(tmp_path, budget_seconds=10.0)
-    assert [(call["part"], call["budget_seconds"]) for call in asked] == [("loader", 0.0)]
-    assert found.feeding.together is None
-    assert "the budget has ended" in said(found)
-
-
-@pytest.mark.usefixtures("gpu")
-def test_an_interrupted_step_leaves_the_data_alone(tmp_path: Path, asked: Asked) -> None:
-    calls: list[Choice] = []
-
-    def interrupted(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        calls.append(choice)
-        if len(calls) == 2:
-            signal.raise_signal(signal.SIGINT)
-        return probe(choice, probe_id, deadline_seconds)
-
-    found = run(tmp_path, prober=interrupted)
-    assert found.status == "recommended"
-    assert asked == []
-    assert "The data were not looked at: it was interrupted" in said(found)
-
-
-@pytest.mark.usefixtures("gpu")
-def test_an_interrupted_search_for_a_loader_keeps_its_best(
-    tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def find_loader(source: Any, **options: Any) -> DataRecommendation:
-        with handle_signals(signal.SIGINT):
-            try:
-                signal.raise_signal(signal.SIGINT)
-            except KeyboardInterrupt:
-                return data_of(source)
-        raise AssertionError("an interrupt is heard in this part too")
-
-    monkeypatch.setattr(phase, "find_loader", find_loader)
-    found = run(tmp_path)
-    assert asked == [], "no proof after an interrupt"
-    assert found.feeding is not None
-    assert "not run together: it was interrupted" in said(found)
-
-
-@pytest.mark.usefixtures("gpu", "asked")
-def test_an_interrupted_proof_leaves_the_law(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def prove(request: Any, **options: Any) -> FedRecord:
-        signal.raise_signal(signal.SIGINT)
-        raise AssertionError("an interrupt is heard in this part too")
-
-    monkeypatch.setattr(phase, "prove", prove)
-    found = run(tmp_path)
-    assert found.feeding.together is None
-    assert "not run together: it was interrupted" in said(found)
 
 
 def nothing_loads(source: Any, **options: Any) -> DataRecommendation:

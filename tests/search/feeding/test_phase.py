@@ -17,8 +17,8 @@ from planner.core.schema.loading import (
     LoaderSetting,
 )
 from planner.training.loading.sources import find_source
-from search.tuning.feeding.matching import check_batches, check_match, check_size, class_notes
-from search.tuning.own_model import ask_factory
+from search.tuning.feeding.matching import check_batches, check_match, check_size
+from search.tuning.own_model import Made
 from search.tuning.tune import tune
 from tests.search.feeding.pictures import make_folder
 from tests.search.tables import MODEL
@@ -58,46 +58,31 @@ def test_a_replay_says_what_the_law_says_and_runs_nothing(tmp_path: Path, table:
     assert "feeding" in (tmp_path / "out" / "recommendation.json").read_text()
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
+def test_data_that_the_model_does_not_take_are_refused() -> None:
+    for model, said in (
         (SwinConfig(num_classes=10), "has 20 classes, and .* only 10.*\n.*--num-classes 20"),
         (SwinConfig(in_channels=4), "takes images of 4 channels"),
         (NamedModel(library="torchvision", name="swin3d_t", task="video"), "is video"),
-    ],
-    ids=["classes", "channels", "task"],
-)
-def test_data_that_the_model_does_not_take_are_refused(
-    model: SwinConfig | NamedModel, said: str
-) -> None:
-    with pytest.raises((UsageError, UnsupportedError)) as caught:
-        check_match(model, FOLDER)
-    assert re.search(said, str(caught.value)), str(caught.value)
+    ):
+        with pytest.raises((UsageError, UnsupportedError)) as caught:
+            check_match(model, FOLDER)
+        assert re.search(said, str(caught.value)), str(caught.value)
 
 
 def test_data_beside_a_task_that_makes_batches_are_refused() -> None:
     model = FactoryModel(factory=f"{HERE}:task")
-    made = ask_factory(model)
-    with pytest.raises((UsageError, UnsupportedError), match="makes batches of its own"):
-        check_batches(model, made, FOLDER)
-
-
-def test_what_a_factory_loads_is_left_to_the_run() -> None:
+    with pytest.raises(UnsupportedError, match="makes batches of its own"):
+        check_batches(model, Made(is_task=True), FOLDER)
+    check_batches(model, Made(), FOLDER)
+    check_batches(model, None, FOLDER)
     check_match(SwinConfig(num_classes=10), DataSource(kind="factory", location="a:b"))
     check_match(SwinConfig(num_classes=20), FOLDER)
-    model = FactoryModel(factory="tests.search.factories:tiny", num_classes=20)
-    check_batches(model, ask_factory(model), FOLDER)
 
 
 def test_a_loader_of_other_pictures_is_refused() -> None:
     with pytest.raises(UsageError, match=r"at 384 × 384 px, and .* takes 224 × 224 px"):
         check_size(SwinConfig(), LoaderSetting(image_size=(384, 384)))
     check_size(SwinConfig(), LoaderSetting())
-
-
-def test_classes_that_no_picture_has_are_told() -> None:
-    assert "The data have 20 classes and the model 1000" in class_notes(SwinConfig(), FOLDER)[0]
-    assert class_notes(SwinConfig(num_classes=20), FOLDER) == []
 
 
 def test_refusals_come_before_any_probe(tmp_path: Path) -> None:
@@ -112,17 +97,13 @@ NOTHING = data_of(FOLDER).model_copy(
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_a_data_json_that_is_none_is_one_error(tmp_path: Path) -> None:
+    for text, said in (
         ("{", "is not whole JSON"),
         ("{}", "faults"),
         ('{"loader_format": 99}', "format 99, newer than"),
         (NOTHING.model_dump_json(), "recommends no loader: every picture is broken"),
-    ],
-    ids=["torn", "empty", "newer", "none"],
-)  # fmt: skip
-def test_a_data_json_that_is_none_is_one_error(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "data.json").write_text(text)
-    with pytest.raises(UsageError, match=said):
-        tune(MODEL, device="cpu", with_data=tmp_path, output=tmp_path / "out")
+    ):
+        (tmp_path / "data.json").write_text(text)
+        with pytest.raises(UsageError, match=said):
+            tune(MODEL, device="cpu", with_data=tmp_path, output=tmp_path / "out")

@@ -117,27 +117,3 @@ class SimulatedProber:
             },
             bound="decode", probe_seconds=6.0,
         )  # fmt: skip
-
-
-def random_machine(seed: int) -> tuple[str, Machine]:
-    """What bounds it, and a machine of 2 to 64 processors."""
-    random = Random(seed)
-    cpus = random.choice([2, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64])
-    base = random.uniform(0.002, 0.02)
-    pipelines: list[Pipeline] = ["torchvision", "torchvision-jpeg", "timm", "transformers"]
-    names = pipelines[: random.randint(1, 4)]
-    costs = {name: base * random.uniform(0.6, 1.6) for name in names}
-    kind = random.choice(["decode", "disk", "main process", "latency"])
-    full = cpus / min(costs.values())
-    share = random.uniform(0.15, 0.9)
-    machine = Machine(
-        cpus=cpus,
-        cpu_seconds=costs,
-        disk_seconds=1 / (share * full) if kind == "disk" else 0.0,
-        main_seconds=1 / (share * full) if kind == "main process" else 2e-5,
-        wait_seconds=random.uniform(0.5, 4.0) * base if kind == "latency" else 0.0,
-        twins=cpus > 2 and random.random() < 0.5,
-        crowding=random.uniform(0.0, 0.06),
-        noise=random.uniform(0.003, 0.02),
-    )
-    return kind, machine

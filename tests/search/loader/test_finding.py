@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -10,17 +9,14 @@ from typing import Any
 
 import pytest
 
-from planner.core.errors import PlannerError, UnsupportedError, UsageError
+from planner.core.errors import UsageError
 from planner.core.schema.loading import (
     DataRecommendation,
     DataSource,
-    ItemFault,
     LoaderRecord,
     LoaderSetting,
 )
-from planner.core.schema.record import BUDGET_ENDED
 from search.loader.finding import find_loader
-from search.loop.result_file import ResultNotWrittenError
 from search.loop.study.records import read_records
 from search.loop.study.storage import StudyError
 from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber
@@ -80,13 +76,6 @@ def test_an_interrupt_ends_with_the_best_so_far(tmp_path: Path) -> None:
     assert find(tmp_path, going_on).num_probes == 2 + len(going_on.asked)
 
 
-def test_a_result_that_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
-    (tmp_path / "data.json").mkdir()
-    with pytest.raises(ResultNotWrittenError, match=r"loader\.jsonl") as caught:
-        find(tmp_path)
-    assert caught.value.recommendation.setting is not None
-
-
 def test_a_study_of_other_data_is_refused(tmp_path: Path) -> None:
     find(tmp_path, trials=2)
     changed = SOURCE.model_copy(update={"fingerprint": "another"})
@@ -95,93 +84,6 @@ def test_a_study_of_other_data_is_refused(tmp_path: Path) -> None:
     assert "data.fingerprint: simulated there, another here" in str(caught.value)
     found = find(tmp_path, data=changed, accept_different=True, trials=3)
     assert found.num_probes == 3
-
-
-class Broken(SimulatedProber):
-    """Two pictures that cannot be decoded, met by every probe."""
-
-    def record(self, setting: LoaderSetting) -> LoaderRecord:
-        faults = (
-            ItemFault(item="class-00/1.jpg", message="truncated", count=2),
-            ItemFault(item="class-01/2.jpg", message="empty"),
-        )
-        return super().record(setting).model_copy(update={"faults": faults})
-
-
-def test_broken_pictures_are_named_and_counted(tmp_path: Path) -> None:
-    found = find(tmp_path, Broken(MACHINE), trials=3)
-    assert [(f.item, f.count) for f in found.faults] == [
-        ("class-00/1.jpg", 6),
-        ("class-01/2.jpg", 3),
-    ]
-    assert found.setting is not None
-
-
-class Failing(SimulatedProber):
-    """Every loader fails alike."""
-
-    def record(self, setting: LoaderSetting) -> LoaderRecord:
-        update = {"status": "faulty", "message": "index 3: it raised", "batch_seconds": (),
-                  "images_per_second": None}  # fmt: skip
-        return super().record(setting).model_copy(update=update)
-
-
-def test_where_everything_fails_alike_it_ends_soon_and_says_why(tmp_path: Path) -> None:
-    prober = Failing(MACHINE)
-    found = find(tmp_path, prober)
-    assert found.setting is None
-    assert len(prober.asked) <= 4
-    assert "index 3: it raised" in found.advice
-    assert "none ran" in found.stopped_because
-    assert json.loads((tmp_path / "data.json").read_text())["setting"] is None
-
-
-class Hanging(SimulatedProber):
-    """Its third item never comes, and the budget ends the probe."""
-
-    def record(self, setting: LoaderSetting) -> LoaderRecord:
-        update = {
-            "status": "timed_out", "images_per_second": None, "batch_seconds": (),
-            "message": "item 3 had been loading for 40 s", "flags": (BUDGET_ENDED,),
-        }  # fmt: skip
-        return super().record(setting).model_copy(update=update)
-
-
-def test_what_the_budget_ended_in_is_named(tmp_path: Path) -> None:
-    found = find(tmp_path, Hanging(MACHINE), trials=1)
-    assert "item 3 had been loading for 40 s" in found.advice
-
-
-class WithoutDecoder(SimulatedProber):
-    """torchvision's own decoder is not there, as its probe says."""
-
-    def record(self, setting: LoaderSetting) -> LoaderRecord:
-        if setting.pipeline != "torchvision-jpeg":
-            return super().record(setting)
-        return LoaderRecord(
-            data=SOURCE, setting=setting, status="unsupported", message="no extension.\nInstall it."
-        )
-
-
-@pytest.mark.parametrize("strategy", ["planner", "grid", "tpe"])
-@pytest.mark.parametrize("workers", ["0,2,4", "2,4"])
-def test_a_pipeline_that_cannot_run_here_is_probed_once(
-    tmp_path: Path, strategy: str, workers: str
-) -> None:
-    prober = WithoutDecoder(MACHINE)
-    found = find(tmp_path, prober, strategy=strategy, workers=workers, prefetch="2",
-                 pipelines="timm,torchvision-jpeg")  # fmt: skip
-    assert [s.pipeline for s in prober.asked].count("torchvision-jpeg") == 1
-    each = len(workers.split(","))
-    assert found.left_out == (f"{each} loaders left out: no extension. Install it.",)
-
-
-def test_a_pipeline_that_cannot_load_such_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="'own'"):
-        find(tmp_path, pipelines="own")
-    own = DataSource(kind="factory", location="mine:make")
-    with pytest.raises(UnsupportedError, match="'timm'"):
-        find(tmp_path, data=own, pipelines="own,timm")
 
 
 def test_what_is_asked_wrongly_is_said_in_one_message(tmp_path: Path) -> None:
@@ -198,30 +100,3 @@ def test_what_is_asked_wrongly_is_said_in_one_message(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             find(tmp_path, **options)  # type: ignore[arg-type]
-
-
-def test_a_path_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(PlannerError) as caught:
-        find_loader(tmp_path / "picures", output=tmp_path)
-    assert "picures" in caught.value.message
-    assert "\n" not in caught.value.message
-
-
-def test_the_step_of_a_model_says_which_bounds(tmp_path: Path) -> None:
-    found = find(tmp_path, model="native:swin_tiny", gpu="a100-sxm-80gb", trials=3)
-    assert found.step.bound == "loader"
-    assert found.step.needed_cpus == pytest.approx(
-        found.step.images_per_second * found.evidence.cpu_seconds_per_image
-    )
-    assert any("processors" in way or "Decode" in way for way in found.ways_out)
-    slow = find(tmp_path / "slow", SimulatedProber(Machine(2, {"torchvision": 1e-6, "timm": 1e-6})),
-                model="native:swin_tiny", gpu="a100-sxm-80gb", trials=3)  # fmt: skip
-    assert slow.step.bound == "step"
-    assert slow.ways_out == ()
-
-
-def test_images_are_as_large_as_the_model_takes_them(tmp_path: Path) -> None:
-    found = find(tmp_path, model="timm:swin_base_patch4_window12_384", trials=1)
-    assert found.setting.image_size == (384, 384)
-    other = find(tmp_path / "b", model="native:swin_tiny", image_size="256,192", trials=1)
-    assert other.setting.image_size == (256, 192)

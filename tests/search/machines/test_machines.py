@@ -1,10 +1,10 @@
-"""Machines at one study: nothing is probed twice, nothing is lost with a machine, all agree."""
+"""Machines at one study, as docs/distributed.md shows them: nothing is probed twice, all agree."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,60 +15,80 @@ from search.loop.session import Session
 from search.loop.space import make_space
 from search.loop.strategies.in_order import ListStrategy
 from search.loop.study.optuna_study import make_study
-from tests.search.machines.park import NUM_SETTINGS, SPACE, Park, finish
+from tests.search.machines.park import MODULE, Park, finish
 from tests.search.tables import GPU, MODEL, SMALL, make_record
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "examples" / "tune_on_machines.slurm"
+
+PLANNER = f"""#!/bin/sh
+export PYTHONPATH={ROOT}
+exec {sys.executable} -m {MODULE} "$@"
+"""
+
+# As many tasks as are asked for, each with its number, as srun starts them; their clocks are a day
+# apart.
+SRUN = """#!/bin/bash
+[ "$1" = --kill-on-bad-exit=0 ] && shift
+for ((task = 0; task < SLURM_NTASKS; task++)); do
+    export SLURM_PROCID=$task PRETEND_HOST=node$((task / SLURM_NTASKS_PER_NODE))
+    PRETEND_CLOCK=$((task * 86400)) "$@" &
+done
+wait
+"""
+SSH = """#!/bin/sh
+export PRETEND_HOST="$1"
+shift
+exec sh -c "cd / && $*"
+"""
+# What `planner` is told of the line of ssh, where it is not run.
+TELLS = """#!/bin/sh
+echo "$PRETEND_HOST $*" >> "$PRETEND_BEGUN"
+"""
 
 
 @pytest.fixture
 def park(tmp_path: Path) -> Iterator[Park]:
+    (tmp_path / "bin").mkdir()
     found = Park(tmp_path)
     yield found
     found.close()
 
 
-def test_three_machines_share_a_journal_and_agree(park: Park) -> None:
-    """The third comes when the others are at work; their clocks are an hour and a day apart."""
-    tuners = [park.start("a", probe=0.15), park.start("b", probe=0.15, clock=-3600)]
-    park.wait_for(2)
-    tuners.append(park.start("c", probe=0.15, clock=86400))
-    for tuner in tuners:
-        assert "Recommended" in finish(tuner)
-    assert set(park.times_begun().values()) == {1}
-    assert len(park.begun()) == NUM_SETTINGS
-    assert park.check_agreement("a", "b", "c").num_probes == NUM_SETTINGS
+def run(park: Park, command: list[str], programs: dict[str, str], **variables: str) -> None:
+    for name, text in programs.items():
+        path = park.folder / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+    finish(park.start(command, PATH=f"{park.folder / 'bin'}:/usr/bin:/bin", **variables))
 
 
-@pytest.mark.release
-def test_what_a_lost_machine_was_at_is_probed_by_another(park: Park) -> None:
-    """Its whole group of processes is killed in a probe; only its lease tells the others."""
-    lost = park.start("lost", probe=3600, lease=5)
-    park.wait_for(1)
-    os.killpg(lost.pid, signal.SIGKILL)
-    finish(park.start("here"))
-    settings = park.times_begun()
-    assert park.begun()[0][0] == "lost"
-    assert settings[park.begun()[0][1]] == 2
-    assert len(settings) == NUM_SETTINGS
-    assert sum(settings.values()) == NUM_SETTINGS + 1
-    assert park.found("here").num_probes == NUM_SETTINGS
+def shown() -> list[str]:
+    """The blocks of the section, in order: the script, the line."""
+    page = (ROOT / "docs" / "distributed.md").read_text()
+    section = page[page.index("## Many machines") :]
+    return re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
 
 
-@pytest.mark.release
-def test_trials_are_those_of_all_machines(park: Park) -> None:
-    tuners = [park.start(host, "--trials", "5", probe=0.2) for host in ("a", "b")]
-    for tuner in tuners:
-        finish(tuner)
-    assert len(park.begun()) == 5
-    assert park.check_agreement("a", "b").num_probes == 5
+def test_the_script_of_slurm(park: Park) -> None:
+    text = SCRIPT.read_text()
+    assert shown()[0] == text, "docs/distributed.md shows the script as it is"
+    asked = dict(re.findall(r"^#SBATCH --(\S+)=(\S+)$", text, re.MULTILINE))
+    assert (asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-task"]) == ("2", "8", "1")
+    slurm = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1"}
+    command = ["bash", str(SCRIPT), "native:swin_tiny"]
+    run(park, command, {"planner": PLANNER, "srun": SRUN}, **slurm)
+    park.check_agreement("tuned/0", "tuned/1")
+    assert {host for host, _ in park.begun()} <= {"node0", "node1"}
 
 
-@pytest.mark.release
-@pytest.mark.parametrize("options", [f"{SPACE} --strategy planner", f"{SPACE} --strategy tpe"])
-def test_a_strategy_that_ends_early_ends_alike_everywhere(park: Park, options: str) -> None:
-    tuners = [park.start(host, options=options, probe=0.2) for host in ("a", "b")]
-    for tuner in tuners:
-        finish(tuner)
-    park.check_agreement("a", "b")
+def test_the_line_of_ssh_starts_a_tuner_on_each_gpu_of_one_study(park: Park) -> None:
+    run(park, ["bash", "-c", shown()[1]], {"planner": TELLS, "ssh": SSH})
+    started = park.begun_file.read_text().splitlines()
+    assert len(started) == len(set(started)) == 4
+    assert {line.split()[0] for line in started} == {"node1", "node2"}
+    (storage,) = {re.search(r"--storage (\S+)", line)[1] for line in started}
+    assert storage.endswith(".journal")
 
 
 @pytest.mark.parametrize("is_lost", [True, False])

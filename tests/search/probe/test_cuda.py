@@ -90,21 +90,6 @@ def test_meter_tells_memory_and_disturbances(gpu: FakeGpu) -> None:
     assert cuda.live_bytes() == 7
 
 
-def test_what_a_probe_puts_on_a_gpu_is_no_other_process(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, report: Report
-) -> None:
-    """An optimizer's step on the CPU makes a CUDA context (torch 2.13, 2026-11: seen with no GPU in
-    use, as NVML counted 390 MiB of the first one)."""
-
-    def step_on_the_cpu(request: ProbeRequest) -> None:
-        gpu.used += 390 * MIB
-
-    monkeypatch.setattr(measure, "touch_libraries", step_on_the_cpu)
-    asked = ProbeRequest(model=FactoryModel(factory="a:b"), setting=TrainSetting(), device="cuda:0")
-    device = measure.Run(asked, float("inf"), report)._prepare_device()
-    assert device.flags()[0] == "other processes on the GPU hold 2.00 GiB"
-
-
 def test_cap_leaves_room_for_the_context(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     shares: list[float] = []
     monkeypatch.setattr(
@@ -120,14 +105,6 @@ def test_cap_leaves_room_for_the_context(gpu: FakeGpu, monkeypatch: pytest.Monke
         MemoryError, match=r"context takes 500\.00 MiB \(what the device's use grew"
     ):
         meter.make_meter("cuda:0").impose_cap(400 * MIB)
-
-
-def test_cache_is_given_back(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    reserved = [12 * GIB]
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved[-1])
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: reserved.append(3 * GIB))
-    cuda = meter.make_meter("cuda:0")
-    assert cuda.release_cache() == (12 * GIB, 3 * GIB)
 
 
 class CountingMeter(meter.CpuMeter):
@@ -187,13 +164,6 @@ def test_spreads_are_over_all_readings_and_plain_figures_of_the_last() -> None:
     assert found.memory_busy_percent == Spread(least=5, median=22.5, most=40)
     assert found.throttle_reasons == ("hw_slowdown", "sw_power_cap")
     assert sum_up([]) is None
-
-
-def test_an_idle_gpu_is_a_figure_and_a_silent_driver_is_none() -> None:
-    idle = sum_up([replace(READING, utilization=NvmlUtilization(0, 0))])
-    assert idle.busy_percent == Spread(least=0, median=0, most=0)
-    silent = sum_up([ClockReading(None, None, None, None, None, None, ())])
-    assert silent == Clocks(num_readings=1)
 
 
 def test_a_record_of_earlier_days_is_read() -> None:

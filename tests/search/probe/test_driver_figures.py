@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,15 +11,11 @@ from hypothesis import strategies as st
 
 from planner.core.units import GIB, MIB
 from planner.machine import nvml
-from planner.machine.doctor import check_machine
-from planner.machine.findings.finding import UNKNOWN_COST
 from planner.machine.hardware.overheads import CONTEXT_BYTES
-from planner.machine.torch_build import TorchBuild
 from search.probe.accounting import (
     CONTEXT_GROWTH_BYTES,
     CONTEXT_HIGH_BYTES,
     CONTEXT_LOW_BYTES,
-    Context,
     Reading,
     measure_context,
     others_bytes,
@@ -32,7 +23,7 @@ from search.probe.accounting import (
 )
 from search.probe.worker import meter
 from search.probe.worker.meter import Crowding
-from tests.environment.recorded import recorded
+from tests.covering import covering
 
 UNKNOWN = 2**64 - 1
 figures = st.one_of(
@@ -79,12 +70,6 @@ def test_the_context_is_what_is_plausible(
     assert source in found.source
 
 
-def test_what_retries_gave_back_still_counts() -> None:
-    """Read at the end, when cached memory was given back: the peak counts, and what lies beside."""
-    now = Reading(8 * GIB, 10 * GIB, 8 * GIB + 600 * MIB)
-    assert process_bytes(Context(400 * MIB, ""), 12 * GIB, GIB, now) == 12 * GIB + 600 * MIB
-
-
 class Torch:
     """What torch.cuda says: `reserved` now and at its peak, a context of 500 MiB that the driver
     counts as `used` once it is made."""
@@ -123,8 +108,10 @@ def fake(monkeypatch: pytest.MonkeyPatch, driver: None) -> Torch:
 OURS = 10 * GIB + 600 * MIB  # reserved, and what lies beside at the end
 
 
-@pytest.mark.parametrize("word", ["right v2", "right long", "right", "zero", "na", "host", "none"])
-@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize(
+    ("word", "others"),
+    covering(("right v2", "right long", "right", "zero", "na", "host", "none"), (False, True)),
+)
 def test_a_probe_is_told_its_size_whatever_the_driver_lists(
     fake: Torch, word: str, others: bool
 ) -> None:
@@ -143,12 +130,6 @@ def test_a_probe_is_told_its_size_whatever_the_driver_lists(
     assert came - CONTEXT_GROWTH_BYTES <= taken <= came
     assert any("took" in flag for flag in cuda.flags()) == others
     assert any("other processes" in flag and "hold 3.00 GiB" in flag for flag in cuda.flags())
-
-
-def test_an_idle_device_has_no_others(fake: Torch) -> None:
-    cuda = fake.begin(f"none used={3 * MIB}", f"none used={503 * MIB}")
-    assert cuda.flags() == []
-    assert cuda.crowding() == Crowding(47 * GIB + GIB // 2 - 3 * MIB, 0)
 
 
 @pytest.mark.parametrize("word", ["", f"total={24 * GIB}"])
@@ -176,66 +157,3 @@ def test_without_the_drivers_library_cuda_is_asked(
     fake.free = 2 * GIB
     assert cuda.memory().device == GIB + CONTEXT_BYTES
     assert cuda.crowding() == Crowding(7 * GIB + CONTEXT_BYTES, 4 * GIB)
-
-
-@pytest.mark.parametrize("word", ["used=99999999999999", f"total={GIB // 4}", "total=0"])
-def test_a_memory_that_no_device_has_is_not_believed(fake: Torch, word: str) -> None:
-    fake.say(word)
-    device = nvml.device_at(1)
-    assert device.memory is None
-    cuda = fake.begin(word, word)
-    fake.peak = GIB
-    assert cuda.memory().device == GIB + CONTEXT_BYTES
-
-
-def test_the_drivers_library_is_found_where_the_system_looks(driver_library: Path) -> None:
-    code = "from planner.machine import nvml; print([g.name for g in nvml.ask_driver().gpus])"
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env={**os.environ, "LD_LIBRARY_PATH": str(driver_library.parent)},
-    )  # fmt: skip
-    assert found.stdout == "['Fake A', 'Fake B']\n"
-
-
-def test_processes_and_reasons_are_listed_in_every_form(fake: Torch) -> None:
-    for form in ("right", "right long", "right v2"):
-        fake.say(f"{form} own=7")
-        processes = nvml.device_at(1).processes
-        assert processes == (nvml.NvmlProcess(1, GIB), nvml.NvmlProcess(os.getpid(), 7)), form
-    for form in ("", "renamed", "idle", "idle renamed"):
-        fake.say(form)
-        device = nvml.device_at(1)
-        assert device.throttle_reasons == ("sw_power_cap", "hw_thermal_slowdown"), form
-        assert device.figures.idle == ("idle" in form)
-
-
-def test_a_split_card_is_told(fake: Torch) -> None:
-    device = nvml.device_at(1)
-    assert not device.is_split
-    assert device.utilization == nvml.NvmlUtilization(gpu_percent=87, memory_percent=41)
-    fake.say("mig")
-    assert device.is_split
-    assert device.utilization is None
-    assert device.pci_bus_id == "00000000:02:00.0"
-
-
-def test_the_doctor_judges_by_the_drivers_library(fake: Torch) -> None:
-    """Two cards, throttled, limited to 500 of 700 W, on 8 of 16 lanes, for one process each."""
-    told = nvml.ask_driver()
-    assert [gpu.name for gpu in told.gpus] == ["Fake A", "Fake B"]
-    assert told.gpus[1].capability == (9, 1)
-    plain = recorded("no-smi")
-    machine = replace(plain, gpus=told.gpus, figures=told.figures, torch=TorchBuild("2.13.0+cpu"))
-    found = [f for f in check_machine(machine).findings if f.subject.startswith("cuda:1")]
-    assert {finding.name for finding in found} == {
-        "card.throttled", "card.power-limit", "link.width", "card.exclusive", "card.persistence",
-        "card.busy", "card.unknown",
-    }  # fmt: skip
-    assert all("nvidia-smi" not in finding.evidence for finding in found)
-    throttled = next(finding for finding in found if finding.name == "card.throttled")
-    assert throttled.evidence == "NVML: hw_thermal_slowdown Active; 1500 of 1980 MHz, 66 °C"
-    assert "up to 24%" in throttled.cost  # 1500 of 1980 MHz
-    fake.say("idle")
-    resting = check_machine(replace(machine, figures=nvml.ask_driver().figures)).findings
-    throttled = next(finding for finding in resting if finding.name == "card.throttled")
-    assert throttled.cost == UNKNOWN_COST, "the clocks of a card at rest say nothing"

@@ -129,17 +129,6 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
 
 
-def test_memory_is_read_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verdict.read_memory("cpu") is None
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert verdict.read_memory("cuda:0") is None, "no context is made for it"
-    FakeCuda(monkeypatch)
-    assert verdict.read_memory("cuda:0") == MemoryReading(90 * MIB, 80 * GIB, 3)
-
-    FakeCuda(monkeypatch, poisoned=True)
-    assert verdict.read_memory("cuda:0") is None
-
-
 def test_worker_reads_the_memory_of_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library's error that says nothing, at the first word to a device that is full."""
 

@@ -20,6 +20,20 @@ from tests.search.probes import AMPLE_SECONDS, request_of
 CARD = DeviceInfo(kind="cuda", name="Card", total_bytes=24 * GIB, capability=(8, 6))
 
 
+def test_a_model_that_fails_says_how_and_where(report: Report) -> None:
+    for factory, status, phase, words in (
+        ("raises", "unsupported", "build", "the checkpoint is not there"),
+        ("no_module", "unsupported", "build", "torch.nn.Module"),
+        ("exits", "unsupported", "build", "SystemExit"),
+        ("no_such_factory", "unsupported", "build", "no_such_factory"),
+        ("no_logits", "unsupported", "contract", "eturn a task"),
+        ("nan_at_once", "non_finite", "forward", "nan"),
+    ):
+        outcome = measure.measure(request_of(factory), float("inf"), report)
+        assert (outcome.status, outcome.phase) == (status, phase), factory
+        assert words in outcome.message
+
+
 class CrowdedMeter(meter.CpuMeter):
     def crowding(self) -> Crowding:
         return Crowding(9 * GIB, 5 * GIB)
@@ -37,21 +51,16 @@ def test_a_failure_says_who_disturbed_it(monkeypatch: pytest.MonkeyPatch, report
         assert (outcome.free_bytes, outcome.taken_bytes) == (9 * GIB, 5 * GIB)
 
 
-class LyingClock(meter.CpuMeter):
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self.told = seconds
+class SleepingClock:
+    """A clock that only sleeping moves."""
 
-    def seconds(self, start: meter.Mark, end: meter.Mark) -> float:
-        return self.told
+    now = 0.0
 
+    def monotonic(self) -> float:
+        return self.now
 
-def test_a_clock_that_says_nothing_measures_nothing(
-    monkeypatch: pytest.MonkeyPatch, report: Report
-) -> None:
-    for seconds in (0.0, float("nan"), float("inf"), 1e-12):
-        monkeypatch.setattr(measure, "make_meter", lambda device, told=seconds: LyingClock(told))
-        assert measure.measure(request_of("tiny"), float("inf"), report).status == "crashed"
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 @pytest.mark.parametrize(
@@ -65,7 +74,7 @@ def test_a_clock_that_says_nothing_measures_nothing(
 def test_for_a_worker_that_cannot_say_it_the_driver_is_asked(
     monkeypatch: pytest.MonkeyPatch, used: list[int], taken: int
 ) -> None:
-    monkeypatch.setattr(runner, "RELEASE_SECONDS", 0.05)
+    monkeypatch.setattr(runner, "time", SleepingClock())
     monkeypatch.setattr(runner, "describe_device", lambda device: CARD)
     left = [n * GIB for n in used]
 
@@ -91,12 +100,3 @@ def test_tf32_is_known_without_touching_the_device(monkeypatch: pytest.MonkeyPat
         known = {"device": "cuda:0", "capability": capability}
         request = request_of("tiny").model_copy(update=known)
         assert ("tf32" in precision.offered_precisions(request)) == has
-
-
-def test_tf32_is_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ROCm answers the question of a capability too: (9, 4) of an MI300X."""
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: (9, 4))
-    for known in ({"capability": (9, 4)}, {}):
-        request = request_of("tiny").model_copy(update={"device": "cuda:0", **known})
-        assert "tf32" not in precision.offered_precisions(request)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from search.probe import device
 from search.probe.interval import median_interval
 from search.probe.protocol import (
-    MAX_MESSAGE_BYTES,
     AnswerReader,
     OutcomeMessage,
     PhaseMessage,
@@ -80,22 +79,6 @@ def test_garbage_is_counted_and_left(line: bytes) -> None:
     assert reader.feed(encode(phase())) == [phase()]
 
 
-def test_line_without_end_costs_no_memory() -> None:
-    reader = AnswerReader("p")
-    for _ in range(40):
-        assert reader.feed(b"x" * (MAX_MESSAGE_BYTES // 10)) == []
-        assert len(reader._line) <= MAX_MESSAGE_BYTES
-    assert reader.feed(encode(phase())) == [phase()]
-    assert reader.num_garbage == 1
-
-
-def test_cpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "why_no_gpu", lambda index=0: "none here")
-    assert {device.describe_device(wanted).kind for wanted in ("auto", "cpu")} == {"cpu"}
-    memory = device.memory_in_use("cpu")
-    assert memory.used_bytes + memory.free_bytes == memory.total_bytes
-
-
 @pytest.mark.parametrize(
     ("text", "build"),
     [
@@ -115,14 +98,6 @@ def test_torch_build_is_read_from_its_file(
         lambda name: type("Spec", (), {"origin": str(tmp_path / "torch" / "__init__.py")}),
     )
     assert device.torch_build.__wrapped__() == build
-
-
-def test_versions_name_what_chooses_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
-    monkeypatch.delenv(name, raising=False)
-    assert name not in device.versions()
-    monkeypatch.setenv(name, "1")
-    assert device.versions()[name] == "1"
 
 
 def test_an_order_to_end_is_heard_by_a_worker_that_is_not_yet_itself() -> None:

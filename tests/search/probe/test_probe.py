@@ -1,204 +1,239 @@
-"""Real training in real workers, on the CPU."""
+"""Probes in processes of their own: six real ones, and stand-ins for workers that end otherwise."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
 import pytest
 
-from planner.core.errors import UsageError
-from planner.core.schema import MeasurementRecord, SwinConfig, TrainSetting
+from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
-from planner.trainers.emission import emit
+from search.probe import failure
 from search.probe.device import versions
+from search.probe.parent.attendance import TAIL_BYTES
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import ProbeRequest
 from tests.search.probes import AMPLE_SECONDS, request_of
-from tests.trainers.cases import recommendation
-from tests.trainers.test_pytorch import run_script
+from tests.search.processes import marked, nothing_more_remains
 
-MORE = partial(pytest.param, marks=pytest.mark.release)
-# Two stages, a shifted window and a merging: every kind of layer there is.
-MODEL = SwinConfig(
-    image_size=(32, 32), patch_size=2, embed_dim=16, depths=(2, 2), num_heads=(1, 2),
-    window_size=4, num_classes=10,
-)  # fmt: skip
+PHASES = [
+    "start", "import", "device", "build", "forward", "backward", "optimizer", "zero_grad",
+    "measure", "check", "end",
+]  # fmt: skip
 
 
-def swin_request(model: SwinConfig = MODEL, **fields: object) -> ProbeRequest:
-    setting = {"batch_size": 4, "precision": "fp32"}
-    own = {name: fields.pop(name) for name in list(fields) if name in TrainSetting.model_fields}
-    return ProbeRequest.model_validate(
-        {"model": model, "setting": {**setting, **own}, "max_steps": 8, **fields}
-    )
+@pytest.fixture(scope="module")
+def token() -> Iterator[str]:
+    with marked() as found:
+        yield found
 
 
-def ran(fork_server: ForkServer, request: ProbeRequest, on_event: Any = None) -> MeasurementRecord:
-    return run_probe(
-        request, deadline_seconds=AMPLE_SECONDS, fork_server=fork_server, on_event=on_event
-    )
+@pytest.fixture(scope="module")
+def fork_server(token: str) -> Iterator[ForkServer]:
+    """One for all real probes: what a worker does must not reach the next."""
+    with ForkServer() as found:
+        yield found
 
 
-def measured(fork_server: ForkServer, request: ProbeRequest) -> MeasurementRecord:
-    record = ran(fork_server, request)
+@pytest.fixture(autouse=True)
+def _nothing_remains(token: str, request: pytest.FixtureRequest) -> Iterator[None]:
+    server = [request.getfixturevalue("fork_server")] * ("fork_server" in request.fixturenames)
+    with nothing_more_remains(token, server):
+        yield
+
+
+def ran(request: ProbeRequest, server: ForkServer, **how: Any) -> MeasurementRecord:
+    return run_probe(request, **{"deadline_seconds": AMPLE_SECONDS, "fork_server": server, **how})
+
+
+def test_a_step_is_measured_and_its_phases_are_told(fork_server: ForkServer) -> None:
+    """A weight of 64 MiB, its gradient and Adam's two states are alive together: 256 MiB, and the
+    for-loop's temporaries of one weight each at most twice."""
+    request = request_of("out_of_memory_in_optimizer", optimizer="adamw-forloop", accumulate=2)
+    events: list[ProbeEvent] = []
+    record = ran(request, fork_server, on_event=events.append)
     assert record.status == "measured", record.message
-    return record
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"precision": "fp32"},
-        {"precision": "bf16", "accumulate": 2},
-        {"precision": "fp16"},
-        MORE({"precision": "pure-bf16", "memory_format": "channels_last", "optimizer": "sgd"}),
-        MORE({"checkpointing": "blocks:every-2"}),
-        {"checkpointing": "selective", "accumulate": 2},
-        {"checkpointing": "stages", "loss": "soft-target", "ema": True, "clip_grad": True},
-        {"optimizer_in_backward": True, "precision": "bf16", "ema": True},
-        {"precision": "bf16", "lora_rank": 2, "lora_targets": "all"},
-        MORE({"frozen_stages": 1, "checkpointing": "blocks"}),
-    ],
-)
-def test_training_is_measured(fork_server: ForkServer, setting: dict[str, object]) -> None:
-    request = swin_request(**setting)
-    record = measured(fork_server, request)
     assert record.probe_id == request.probe_id
     assert (record.model, record.setting) == (request.model, request.setting)
-    assert 3 <= len(record.step_seconds) <= 8
-    images = record.setting.batch_size * record.setting.accumulate
-    assert record.images_per_second == pytest.approx(images / median(record.step_seconds))
-    assert record.peak_allocated_bytes > 0
+    assert record.images_per_second == pytest.approx(4 * 2 / median(record.step_seconds))
+    assert 256 * MIB <= record.peak_allocated_bytes <= (256 + 128 + 16) * MIB
     assert record.compile_seconds is None
-    assert record.device.kind == "cpu"
-    assert record.versions == versions()
+    assert (record.device.kind, record.versions) == ("cpu", versions())
     assert MeasurementRecord.model_validate_json(record.model_dump_json()) == record
-
-
-@pytest.mark.compiler
-def test_an_8bit_optimizer_is_measured(fork_server: ForkServer) -> None:
-    """A kernel for each shape of weights is compiled in the first step, though the model is not."""
-    one_block = MODEL.model_copy(update={"embed_dim": 64, "depths": (1,), "num_heads": (2,)})
-    record = measured(fork_server, swin_request(one_block, optimizer="adamw-8bit"))
-    assert record.compile_seconds > 0
-
-
-@pytest.mark.trainers
-def test_a_part_of_a_model_is_probed_and_then_trained(
-    fork_server: ForkServer, tmp_path: Path
-) -> None:
-    """From the probe to the script that it leads to, which trains."""
-    record = measured(fork_server, swin_request(precision="bf16", lora_rank=2, lora_targets="all"))
-    found = recommendation(record.model, record.setting).model_copy(
-        update={"device": record.device, "evidence": record}
-    )
-    script = emit(found, "pytorch").text
-    ended = run_script(script, tmp_path, "--synthetic", "--steps", "2")
-    assert ended.returncode == 0, ended.stderr
-    assert "step 2/2" in ended.stdout
-
-
-def test_events_tell_the_phases_in_order(fork_server: ForkServer) -> None:
-    events: list[ProbeEvent] = []
-    ran(fork_server, swin_request(), events.append)
-    phases = list(dict.fromkeys(event.phase for event in events))
-    assert phases == [
-        "start", "import", "device", "build", "forward", "backward", "optimizer", "zero_grad",
-        "measure", "check", "end",
-    ]  # fmt: skip
+    assert list(dict.fromkeys(event.phase for event in events)) == PHASES
     times = [event.elapsed_seconds for event in events]
     assert times == sorted(times)
 
 
-def test_cpu_peak_is_what_the_step_holds(fork_server: ForkServer) -> None:
-    """A weight of 64 MiB, its gradient and Adam's two states are alive together: 256 MiB, and the
-    for-loop's temporaries of one weight each at most twice."""
-    record = measured(
-        fork_server, request_of("out_of_memory_in_optimizer", optimizer="adamw-forloop")
-    )
-    assert 256 * MIB <= record.peak_allocated_bytes <= (256 + 128 + 16) * MIB
+def test_memory_that_a_cap_denies_is_named_with_its_phase(fork_server: ForkServer) -> None:
+    record = ran(request_of("out_of_memory_in_backward", cap_bytes=160 * MIB), fork_server)
+    assert (record.status, record.phase) == ("out_of_memory", "backward")
+    assert "can't allocate memory" in record.message
+    assert (record.device.memory_cap_bytes, record.step_seconds) == (160 * MIB, ())
 
 
-def test_memory_cap_is_real_and_named(fork_server: ForkServer) -> None:
-    """A batch that fits alone, under a cap of half of what it takes."""
-    free = measured(fork_server, swin_request(batch_size=64, max_steps=3))
-    cap = free.peak_allocated_bytes // 2
-    capped = ran(fork_server, swin_request(batch_size=64, memory_cap_bytes=cap))
-    assert capped.status == "out_of_memory"
-    assert capped.device.memory_cap_bytes == cap
-    assert capped.step_seconds == ()
+def test_a_hang_ends_at_the_deadline_with_all_its_children(fork_server: ForkServer) -> None:
+    """Wherever a busy machine lets it come to; some of its children ignore SIGTERM."""
+    record = ran(request_of("leave_children_and_hang"), fork_server, deadline_seconds=3.0)
+    assert record.status == "timed_out"
+    assert "3 s" in record.message
 
 
-@pytest.mark.release
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_any_cap_is_kept_or_named(fork_server: ForkServer, precision: str) -> None:
-    """From too little for anything to ample: never a crash, never more than the cap, and the line
-    is where a run without a cap has its peak (±15%: the heap's fragments differ from run to run).
-    """
-    free = measured(fork_server, swin_request(batch_size=64, precision=precision))
-    for share in (0.02, 0.1, 0.3, 0.6, 0.8, 0.85, 0.95, 1.0, 1.05, 1.15, 1.4):
-        cap = int(free.peak_allocated_bytes * share)
-        record = ran(
-            fork_server, swin_request(batch_size=64, precision=precision, memory_cap_bytes=cap)
-        )
-        assert record.status in ("measured", "out_of_memory"), (share, record.message)
-        if record.status == "measured":
-            assert record.peak_allocated_bytes <= cap
-            assert share > 0.85
-        else:
-            assert share < 1.15
+def test_a_worker_that_is_killed_says_where_it_was(fork_server: ForkServer) -> None:
+    record = ran(request_of("kill_itself"), fork_server)
+    assert (record.status, record.phase) == ("crashed", "forward")
+    assert "SIGKILL" in record.message
+
+
+def test_two_ranks_are_measured_as_one(fork_server: ForkServer) -> None:
+    """Time is the slower rank's, memory the fuller one's; rates are of one device and of all."""
+    request = request_of("rank_1_holds_more", world_size=2, parallelism="ddp")
+    record = ran(request, fork_server)
+    assert record.status == "measured", record.message
+    assert [rank.rank for rank in record.ranks] == [0, 1]
+    assert (record.world.world_size, record.world.backend, record.world.nodes) == (2, "gloo", 1)
+    slowest = max(rank.step_seconds for rank in record.ranks)
+    assert median(record.step_seconds) >= slowest * (1 - 1e-6)
+    peaks = [rank.peak_allocated_bytes or 0 for rank in record.ranks]
+    assert record.peak_allocated_bytes == max(peaks) == peaks[1]
+    assert peaks[1] - peaks[0] > 48 * MIB, "rank 1 holds 64 MiB more"
+    assert record.world_images_per_second == 2 * record.images_per_second > 0
 
 
 @pytest.mark.compiler
-def test_cap_binds_a_compiled_step_too(fork_server: ForkServer) -> None:
-    record = ran(
-        fork_server,
-        request_of("out_of_memory_in_optimizer", cap_bytes=200 * MIB, compile="default"),
-    )
-    assert record.status == "out_of_memory"
-
-
-@pytest.mark.compiler
-def test_compiler_is_not_held_to_the_cap(fork_server: ForkServer) -> None:
-    """A cap under which no C++ compiler could run."""
-    record = ran(fork_server, request_of("tiny", cap_bytes=64 * MIB, compile="default"))
-    assert record.status == "measured"
-
-
-@pytest.mark.compiler
-def test_fallback_to_eager_is_told(fork_server: ForkServer) -> None:
-    record = measured(fork_server, request_of("recompiles_over_the_limit", compile="default"))
-    assert any("fell back to eager" in flag for flag in record.flags)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"precision": "tf32"}, {"validation_batch_size": 8}],
-)
-def test_what_a_probe_cannot_stand_for_is_unsupported(
-    fork_server: ForkServer, fields: dict[str, object]
+def test_a_step_is_compiled_and_the_compiler_is_not_held_to_the_cap(
+    fork_server: ForkServer,
 ) -> None:
-    record = ran(fork_server, swin_request(**fields))
-    assert record.status == "unsupported"
-    assert record.message
+    request = request_of("tiny", cap_bytes=64 * MIB, compile="default")
+    record = ran(request, fork_server)
+    assert record.status == "measured", record.message
+    assert record.compile_seconds is not None
+    told = ("fell back to eager", "recompiled", "graph breaks")
+    assert not any(flag.startswith(told) or flag.endswith(told) for flag in record.flags)
 
 
-def test_device_that_is_not_there_is_the_callers_fault() -> None:
-    with pytest.raises(UsageError, match="cuda:7"):
-        run_probe(swin_request(device="cuda:7"), deadline_seconds=1)
+# Stand-ins: they speak the worker's language, and import no torch.
+
+SPEAKS = """
+import json, os, subprocess, sys, time
+order = json.loads(os.read(int(sys.argv[1]), 1 << 16))
+def say(**fields):
+    fields["probe_id"] = order["request"]["probe_id"]
+    os.write(int(sys.argv[2]), b"\\n" + json.dumps(fields).encode() + b"\\n")
+def answer():
+    say(type="outcome", status="measured", step_seconds=[1.0])
+"""
+LEAVES = """
+sleeper = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork(); time.sleep(600)"
+subprocess.Popen([sys.executable, "-S", "-c", sleeper], start_new_session=True)
+"""
 
 
-def test_parent_imports_no_torch() -> None:
-    code = (
-        "import sys, search.probe.parent.runner, search.probe.device as d;"
-        "d.describe_device('cpu');"
-        "d.versions(); d.memory_in_use('cpu'); print([m for m in sys.modules if m == 'torch'])"
+def stand_in(code: str, seconds: float = AMPLE_SECONDS, **how: Any) -> MeasurementRecord:
+    command = [sys.executable, "-S", "-c", SPEAKS + code]
+    return run_probe(
+        request_of("tiny"), deadline_seconds=seconds, **{"worker_command": command, **how}
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert answer.stdout.strip() == b"[]"
+
+
+def test_what_ends_without_an_answer_says_how() -> None:
+    flood = "for fd in (1, 2): os.write(fd, b'x' * (1 << 19))"
+    for code, status, words in (
+        ("sys.exit(3)", "crashed", "exit status 3"),
+        ("", "crashed", "exit status 0 and no answer"),
+        (f"{flood}\nos.abort()", "crashed", "SIGABRT"),
+        ("import faulthandler, signal; faulthandler.enable(); os.kill(os.getpid(), 11)",
+         "crashed", "Segmentation fault"),
+        ("os.write(int(sys.argv[2]), b'{}' * 10)", "crashed", "1 unread"),
+        ("os.write(int(sys.argv[2]), b'x' * (1 << 22))", "crashed", "unread"),
+        ("sys.stderr.write('terminate called: std::bad_alloc'); sys.stderr.flush(); os.abort()",
+         "out_of_memory", "bad_alloc"),
+    ):  # fmt: skip
+        record = stand_in(code)
+        assert record.status == status, code
+        assert words in record.message
+        assert len(record.message) < TAIL_BYTES
+    gone = stand_in("", worker_command=["/no/such/program"])
+    assert gone.status == "crashed"
+    assert "could not be started" in gone.message
+
+
+def test_a_kill_by_the_kernel_is_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure, "count_kernel_kills", lambda: 8)
+    for before, status in ((7, "out_of_memory"), (8, "crashed"), (None, "out_of_memory")):
+        assert failure.judge_death(signal.SIGKILL, "", before)[0] == status
+
+
+def test_garbage_on_the_channel_and_processes_left_behind_are_flagged() -> None:
+    record = stand_in(f"os.write(int(sys.argv[2]), b'\\xff garbage')\nanswer()\n{LEAVES}")
+    assert record.status == "measured"
+    assert any("unreadable" in flag for flag in record.flags)
+    assert any("processes behind, which were ended" in flag for flag in record.flags)
+
+
+def test_a_hang_after_the_answer_keeps_it_and_it_is_heard_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a tuner that is killed meanwhile would otherwise lose."""
+    monkeypatch.setattr("search.probe.parent.attendance.EXIT_SECONDS", 0.1)
+    heard: list[MeasurementRecord] = []
+    whole = stand_in("answer()\ntime.sleep(600)", on_result=heard.append)
+    (answer,) = heard
+    assert answer.status == whole.status == "measured"
+    assert answer.step_seconds == whole.step_seconds == (1.0,)
+
+
+def test_an_interrupt_ends_the_worker() -> None:
+    """Ctrl-C arrives while listening; the fixture looks for what remains."""
+
+    def interrupt(event: ProbeEvent) -> None:
+        if event.phase == "forward":
+            raise KeyboardInterrupt
+
+    code = f"{LEAVES}\nsay(type='phase', phase='forward')\ntime.sleep(600)"
+    with pytest.raises(KeyboardInterrupt):
+        stand_in(code, on_event=interrupt)
+
+
+PARENT = f"""
+import sys
+from search.probe.parent.runner import run_probe
+from tests.search.probes import request_of
+code = {SPEAKS + LEAVES!r} + "say(type='phase', phase='forward')\\ntime.sleep(600)"
+run_probe(request_of("tiny"), deadline_seconds=300,
+          worker_command=[sys.executable, "-S", "-c", code],
+          on_event=lambda event: print(event.phase, flush=True))
+"""
+
+
+def test_a_killed_parent_leaves_no_orphan() -> None:
+    """SIGKILL to the tuner in mid-probe: supervisor, worker and its children go too."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
+    with parent.stdout:
+        assert b"forward\n" in parent.stdout
+    parent.kill()
+    parent.wait()
+
+
+def test_a_fork_server_that_is_gone_or_late_is_done_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then the worker is a process of its own, whose command is here a quicker one."""
+    command = (sys.executable, "-S", "-c", "raise SystemExit(3)")
+    monkeypatch.setattr("search.probe.worker.worker.command_of", lambda module: command)
+    with ForkServer() as gone:
+        os.kill(gone.pid, signal.SIGKILL)
+        record = run_probe(request_of("tiny"), deadline_seconds=AMPLE_SECONDS, fork_server=gone)
+    assert (record.status, record.message) == ("crashed", "exit status 3"), record.message
+    with ForkServer() as slow:
+        os.kill(slow.pid, signal.SIGSTOP)
+        late = run_probe(request_of("tiny"), deadline_seconds=0.5, fork_server=slow)
+        os.kill(slow.pid, signal.SIGKILL)
+    assert late.status in ("timed_out", "crashed"), "the worker is late at once"

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
 from planner.core.schema import TrainSetting
 from planner.machine.host import Host
-from planner.machine.nvml import NvmlUtilization
 from search.probe import quiet
 from search.probe.evidence import is_disturbed, others_ran
-from search.probe.quiet import QuietWatch, gpu_flags
+from search.probe.quiet import QuietWatch
 from tests.search.tables import make_record
 
 TWO = Host(num_cpus=2, usable_cpus=2)
@@ -57,31 +55,3 @@ def test_a_quiet_machine_is_not_blamed(
     monkeypatch: pytest.MonkeyPatch, all_busy: float, own: float, seconds: float, host: Host
 ) -> None:
     assert watched(monkeypatch, all_busy, own, host, seconds) == []
-
-
-@pytest.mark.parametrize(("all_busy", "said"), [(400, 0), (630, 1)])  # 24 are free, or 1
-def test_a_gpu_s_probe_wants_two_processors(
-    monkeypatch: pytest.MonkeyPatch, all_busy: float, said: int
-) -> None:
-    host = Host(num_cpus=64, usable_cpus=64)
-    assert len(watched(monkeypatch, all_busy, 0, host, wanted=2)) == said
-
-
-def test_own_work_is_counted_as_the_kernel_counts_it() -> None:
-    """Of a real second or so: never more than all."""
-    watch = QuietWatch()
-    sum(i * i for i in range(2_000_000))
-    after = quiet._read()
-    own = after.own_seconds - watch.before.own_seconds
-    assert 0 < own <= after.busy_seconds - watch.before.busy_seconds + 0.1
-
-
-def test_a_gpu_that_computes_for_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def busy(percent: int | None) -> list[str]:
-        used = None if percent is None else NvmlUtilization(percent, 0)
-        card = SimpleNamespace(utilization=used)
-        monkeypatch.setattr(quiet, "nvml_device", lambda device: card)
-        return gpu_flags("cuda:1")
-
-    assert busy(97) == ["other programs kept cuda:1 busy for 97% of the time before"]
-    assert busy(5) == busy(None) == gpu_flags("cpu") == []

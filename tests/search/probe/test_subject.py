@@ -11,14 +11,11 @@ from torch import backends, nn
 
 from planner.core.errors import UnsupportedError
 from planner.core.schema import FactoryModel, TrainSetting
-from planner.trainers.emission import TARGETS, emit_setting
-from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.runner import run_probe
 from search.probe.protocol import ProbeRequest
-from search.probe.worker import subject
+from search.probe.worker import measure, subject
 from search.probe.worker.precision import set_precision
-from tests.search.probes import AMPLE_SECONDS, request_of
-from tests.trainers.cases import FakeEstimator, tiny
+from search.probe.worker.report import Report
+from tests.search.probes import request_of
 
 # (precision, what fp32 matmul is set to, whether cuDNN may use TF32)
 PRECISIONS = [("fp32", "highest", False), ("tf32", "high", True), ("bf16", "highest", True)]
@@ -87,31 +84,10 @@ def test_precision_holds_over_what_the_newer_interface_set(
     assert (backends.cudnn.conv.fp32_precision == "tf32") == cudnn
 
 
-@pytest.mark.parametrize("factory", ["sets_tf32_anew", "sets_tf32_of_old"])
-def test_users_precision_gives_way_to_the_settings(fork_server: ForkServer, factory: str) -> None:
-    record = run_probe(request_of(factory), deadline_seconds=AMPLE_SECONDS, fork_server=fork_server)
-    assert record.status == "measured", record.message
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_cudnn_chooses_as_the_setting_says(asked: bool) -> None:
-    backends.cudnn.benchmark = not asked
-    subject.build_training(request_of("tiny", cudnn_benchmark=asked))
-    assert backends.cudnn.benchmark == asked
-
-
-@pytest.mark.parametrize("asked", [True, False])
-@pytest.mark.parametrize("target", TARGETS)
-def test_emitted_trainers_let_cudnn_choose_as_the_probe_does(target: str, asked: bool) -> None:
-    if target in ("timm", "microsoft"):
-        pytest.skip("its script sets it by itself, and takes no option against it")
-    model = tiny("transformers" if target == "transformers" else "torchvision")
-    setting = TrainSetting(batch_size=8, cudnn_benchmark=asked)
-    emitted = emit_setting(model, setting, target, estimator=FakeEstimator())
-    lines = f"{emitted.text}\n{emitted.code or ''}".splitlines()
-    said = [line for line in lines if "benchmark" in line and not line.lstrip().startswith("#")]
-    assert said
-    assert all(str(asked) in line for line in said)
+def test_users_precision_gives_way_to_the_settings(report: Report) -> None:
+    for factory in ("sets_tf32_anew", "sets_tf32_of_old"):
+        outcome = measure.measure(request_of(factory), float("inf"), report)
+        assert outcome.status == "measured", outcome.message
 
 
 def test_compiler_is_told_what_emitted_files_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,9 @@ import pytest
 
 from planner.core.schema import FactoryModel, MeasurementRecord, TrainSetting
 from planner.core.units import GIB
-from search.loop import prober as probing
-from search.loop.prober import DeviceProber
-from search.loop.space import candidate
-from search.loop.strategies.strategy import Choice
 from search.probe import stopping
 from search.probe.evidence import HURRIED, is_disturbed, rate_interval
-from search.probe.protocol import CUDA_SECONDS, FINALIST_SECONDS, ProbeRequest
+from search.probe.protocol import ProbeRequest
 from search.probe.stopping import StopRule
 from search.probe.worker import measure, meter
 from search.probe.worker.report import Report
@@ -81,36 +77,6 @@ def test_gpu_is_timed_for_a_least_duration() -> None:
     assert not rule().is_enough([0.01] * 99)
     assert rule().is_enough([0.01] * 101)
     assert not rule(min_measure_seconds=5).is_enough([0.01] * 201)
-
-
-def test_least_duration_is_kept_by_many_steps_and_given_up_when_late() -> None:
-    assert not rule(max_steps=100).is_enough([0.005] * 150), "the number of steps is not enough"
-    assert rule(max_steps=100).is_enough([0.005] * 201)
-    assert rule(max_measure_seconds=1, started=-math.inf).is_enough([0.01] * 7)
-
-
-def test_gpu_is_given_up_only_after_half_a_second() -> None:
-    """16 images a step: at best 1600 images/s. An idle card's first steps say less."""
-    fields = {"give_up_images_per_second": 2000.0}
-    assert rule(device="cpu", **fields).is_enough([0.01] * 3)
-    assert not rule(**fields).is_enough([0.01] * 49)
-    assert rule(**fields).is_enough([0.01] * 51)
-
-
-@pytest.mark.parametrize(
-    ("samples", "words"),
-    [
-        ([0.100] * 50 + [0.102] * 50, "+2.0%"),
-        ([0.102] * 50 + [0.100] * 50, "-2.0%"),
-        ([0.1000] * 50 + [0.1009] * 50, None),
-        ([0.1] * 11, None),
-        ([0.1] * 5 + [0.2] * 5, None),  # quarters of two samples show nothing
-    ],
-)
-def test_drift_is_told(samples: list[float], words: str | None) -> None:
-    flags = [flag for flag in rule().flags(samples) if "drifted" in flag]
-    assert [words in flag for flag in flags] == ([True] if words else [])
-    assert not any("drifted" in flag for flag in rule(device="cpu").flags(samples))
 
 
 class Clock:
@@ -201,42 +167,3 @@ def test_compilers_leftovers_go_before_timing(monkeypatch: pytest.MonkeyPatch) -
     ]
     _, flags = settle(monkeypatch, request(compiled=True), 5.0, before=3 * GIB, after=3 * GIB)
     assert flags == []
-
-
-@pytest.mark.parametrize(
-    ("device", "phase", "least"),
-    [
-        ("cuda:0", "search", CUDA_SECONDS["min_measure_seconds"]),
-        ("cuda:0", "finalists", FINALIST_SECONDS),
-        ("cpu", "finalists", 0.0),
-    ],
-)
-def test_what_is_probed_once_more_is_timed_for_longer_on_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, device: str, phase: Any, least: float
-) -> None:
-    assert asked_of_a_probe(monkeypatch, device, phase, 1.0).min_measure_seconds == least
-
-
-def asked_of_a_probe(
-    monkeypatch: pytest.MonkeyPatch, device: str, phase: Any, deadline: float
-) -> ProbeRequest:
-    asked: list[ProbeRequest] = []
-
-    def run_probe(request: ProbeRequest, **_: object) -> MeasurementRecord:
-        asked.append(request)
-        raise InterruptedError
-
-    monkeypatch.setattr(probing, "run_probe", run_probe)
-    described: Any = None
-    prober = DeviceProber(MODEL, device, described, None, worker_command=["none"])
-    with pytest.raises(InterruptedError):
-        prober(Choice(candidate(TrainSetting()), phase), "p", deadline)
-    return asked[0]
-
-
-@pytest.mark.parametrize(("deadline", "most"), [(180.0, 10.0), (40.0, 4.0)])
-def test_the_first_probe_of_a_short_budget_is_timed_for_little_of_it(
-    monkeypatch: pytest.MonkeyPatch, deadline: float, most: float
-) -> None:
-    assert asked_of_a_probe(monkeypatch, "cpu", "calibrate", deadline).max_measure_seconds == most
-    assert asked_of_a_probe(monkeypatch, "cpu", "search", deadline).max_measure_seconds == 10.0

@@ -97,20 +97,6 @@ def test_a_kernel_counts_as_what_launched_it_in_the_phase_of_its_launch() -> Non
     }  # fmt: skip
 
 
-def test_streams_side_by_side_count_once() -> None:
-    found = attributed(
-        [
-            mark("forward", 0, 100),
-            op("aten::mul", 0, 1), launch(0, 1), kernel("elementwise_kernel", 10, 60, 1),
-            op("aten::copy_", 2, 3), launch(2, 2),
-            entry("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 20, 80, 9, correlation=2),
-        ]
-    )  # fmt: skip
-    assert seconds(found) == {
-        ("forward", "pointwise"): 50, ("forward", "transfer"): 20, ("forward", WAITING): 30,
-    }  # fmt: skip
-
-
 def test_what_backward_computes_again_is_told_apart() -> None:
     """Autograd records in it, which it does not in backward; a node has the number of its forward,
     and the thread."""
@@ -130,34 +116,6 @@ def test_what_backward_computes_again_is_told_apart() -> None:
     again = {key: round(s * 1e6) for key, s in found.seconds.items() if key.recomputes}
     assert again == {Key("backward", "matmul", True): 16}
     assert seconds(found)["backward", "pointwise"] == 4
-
-
-def test_an_update_within_backward_is_the_optimizer_s() -> None:
-    found = attributed(
-        [
-            mark("backward", 0, 100),
-            op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 0, 90),
-            entry("user_annotation", "Optimizer.step#AdamW.step", 20, 60),
-            op("aten::_fused_adamw_", 30, 50),
-            op("aten::mul", 70, 80),
-        ]
-    )
-    assert seconds(found)["optimizer", "pointwise"] == 20
-    assert seconds(found)["backward", "pointwise"] == 10
-
-
-def test_what_is_not_known_is_shown_and_counted() -> None:
-    found = attributed(
-        [
-            mark("forward", 0, 100),
-            op("mylib::window", 0, 10), launch(2, 1), kernel("window_fwd", 10, 40, 1),
-            launch(50, 2), kernel("triton_poi_fused_add_0", 52, 60, 2),
-            launch(61, 3), kernel("nobody_knows", 62, 72, 3),
-        ]
-    )  # fmt: skip
-    assert seconds(found)["forward", "other"] == 40
-    assert seconds(found)["forward", "fused"] == 8
-    assert found.unknown == ("nobody_knows", "window_fwd")
 
 
 def test_a_trace_without_marks_is_refused() -> None:

@@ -39,18 +39,6 @@ def test_a_row_for_each_probe_in_order() -> None:
     assert set(best.index) == {record.setting.checkpointing for record in records}
 
 
-def test_nothing_is_an_empty_frame_with_the_columns(tmp_path: Path) -> None:
-    empty = tmp_path / "probes.jsonl"
-    empty.touch()
-    whole = search.records_frame(GRID)
-    for given in ([], empty, tmp_path):
-        frame = search.records_frame(given)
-        assert len(frame) == 0
-        without = [name for name in whole.columns if not name.startswith("version_")]
-        assert list(frame.columns) == without
-        assert list(map(str, frame.dtypes)) == list(map(str, whole.dtypes[without]))
-
-
 def test_files_records_and_folders_go_together(tmp_path: Path) -> None:
     expected = Expected(
         phase="calibrate", basis="prior", images_per_second=(1.0, 2.0, 3.0),
@@ -67,15 +55,6 @@ def test_files_records_and_folders_go_together(tmp_path: Path) -> None:
     assert frame.expected_fits.isna().tolist() == [False, True, True]
     assert frame["flags"][0] == "a; b"
     assert len(search.records_frame(one)) == 1
-
-
-def test_a_torn_line_is_a_warning(tmp_path: Path) -> None:
-    file = tmp_path / "probes.jsonl"
-    append_records(file, [make_record(TrainSetting(batch_size=8), probe_id="one")])
-    with file.open("a") as opened:
-        opened.write('{"format": 1, "probe')
-    with pytest.warns(UserWarning, match="is torn"):
-        assert len(search.records_frame(file)) == 1
 
 
 def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,14 @@ import pytest
 
 from planner.core.schema.loading import FedRecord, Feeding
 from planner.core.units import format_rate
-from planner.report.page.contents import Chart, Copyable, Number, Page
+from planner.report.page.contents import Chart, Page
 from planner.report.page.rendering import page_html
-from search.loader.finding import find_loader
 from search.report.lead import run_lead
 from search.report.loader import loader_code
 from search.report.reading import read_run
 from search.report.run import LoaderRun, Run
 from search.report.writing import run_group
-from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber
-from tests.search.report.runs import parts_of, recorded, table_of, texts_of, traces_of
+from tests.search.report.runs import parts_of, recorded, texts_of
 
 LOADERS = Path("tests/truth/cpu_loaders_2026-11-22.jsonl")
 
@@ -26,15 +24,6 @@ LOADERS = Path("tests/truth/cpu_loaders_2026-11-22.jsonl")
 @pytest.fixture(scope="module")
 def measured() -> Run:
     return read_run(LOADERS)
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    prober = SimulatedProber(Machine(2, {"torchvision": 0.01, "timm": 0.008}, noise=0.002))
-    output = tmp_path_factory.mktemp("data")
-    find_loader(SOURCE, prober=prober, output=output, device="cpu", workers="0,1,2,3",
-                pipelines="torchvision,timm")  # fmt: skip
-    return read_run(output)
 
 
 def loaders_of(run: Run) -> LoaderRun:
@@ -50,17 +39,6 @@ def test_only_the_loader_is_spoken_of(measured: Run) -> None:
     assert run_lead(measured).startswith("Best loader so far")
 
 
-def test_what_was_recommended_is_said_with_its_code(found: Run) -> None:
-    kept = loaders_of(found).found
-    said = texts_of(found, "loader")
-    assert kept.setting.title in said[0]
-    assert set(kept.notes) <= set(said)
-    (code,) = [p.text for p in parts_of(run_group(found, "g"), "loader")
-               if isinstance(p, Copyable)]  # fmt: skip
-    assert code == loader_code(kept.setting)
-    assert run_lead(found).startswith("Recommended loader")
-
-
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_the_code_makes_that_loader(measured: Run) -> None:
     torch = pytest.importorskip("torch")
@@ -70,30 +48,6 @@ def test_the_code_makes_that_loader(measured: Run) -> None:
         made = names["loader"]
         for name, value in record.setting.arguments.items():
             assert getattr(made, name) == value
-
-
-def test_every_measured_loader_is_a_point_by_its_workers(measured: Run) -> None:
-    (trace,) = traces_of(measured, "-loader-axes-2")
-    drawn = zip(trace["x"], trace["y"], strict=True)
-    records = [r for r in loaders_of(measured).records if r.status == "measured"]
-    assert sorted(drawn) == sorted((r.setting.workers, r.images_per_second) for r in records)
-    order = traces_of(measured, "-loader-order")[0]
-    assert list(order["x"]) == list(range(1, 53))
-    table = table_of(measured, "loader")
-    rates = [row[2].value for row in table.rows if isinstance(row[2], Number)]
-    assert rates == [r.images_per_second for r in loaders_of(measured).records]
-
-
-def test_loaders_that_all_failed(measured: Run) -> None:
-    failed = tuple(
-        r.model_copy(update={"status": "crashed", "message": "<b>no</b>", "batch_seconds": (),
-                             "images_per_second": None, "stage_seconds": {}})
-        for r in loaders_of(measured).records[:3]
-    )  # fmt: skip
-    run = replace(measured, loaders=LoaderRun(None, failed))
-    assert texts_of(run, "loader")[0].startswith("Nothing loads pictures after 3 probes")
-    html = page_html(Page("a", "", [run_group(run, "g")]))
-    assert "<b>no</b>" not in html
 
 
 def test_step_and_loader_together(measured: Run, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from planner.report.page.rendering import page_html
-from planner.trainers.emission import emit
 from search.report.output import write_page
 from search.report.run import Run
 from search.report.writing import make_page
@@ -16,7 +15,6 @@ from tests.page.browser import (
     FORMS,
     looking_at,
     nameless,
-    scroll_through,
     sideways,
     take_picture,
     unreadable,
@@ -70,41 +68,11 @@ def test_several_subjects_are_readable_in_every_window(
         assert nameless(page) == []
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_search_in_which_probes_fail_is_whole(trouble: Path, tmp_path: Path, form: str) -> None:
+def test_a_search_in_which_probes_fail_is_whole(trouble: Path, tmp_path: Path) -> None:
     """The hostile message would open a dialog, or ask something, and fail this."""
-    with looking_at(trouble, form) as page:
-        take_picture(page, tmp_path, f"run-{form}")
+    with looking_at(trouble, "narrow") as page:
+        take_picture(page, tmp_path, "run-narrow")
         assert sideways(page) <= 0
         assert page.locator("#g1-front .main-svg").count() > 0
         assert page.locator("b", has_text="bold").count() == 0
         assert page.locator("#g1-front").get_by_text("budget").count() > 0
-
-
-def test_a_point_says_which_probe_it_is(grid: tuple[Run, Path]) -> None:
-    with looking_at(grid[1]) as page:
-        scroll_through(page)
-        page.locator(FRONT).scroll_into_view_if_needed()
-        page.evaluate(
-            """() => {
-              const target = document.querySelector('[data-chart="g1-front"] .js-plotly-plot');
-              const trace = target.data.findIndex((t) => t.name === "recommended");
-              Plotly.Fx.hover(target, [{ curveNumber: trace, pointNumber: 0 }]);
-            }"""
-        )
-        said = page.locator(f"{FRONT} .hoverlayer").text_content()
-        assert "recommended" in said
-        assert "batch 128" in said
-
-
-def test_each_trainers_file_is_copied_whole(grid: tuple[Run, Path]) -> None:
-    run, path = grid
-    with looking_at(path) as page:
-        page.get_by_role("tab", name="accelerate").click()
-        emitted = emit(run.found, "accelerate")
-        shown = page.locator("#g1-trainers [role=tabpanel].chosen .copyable")
-        wanted = [emitted.launch, emitted.text, emitted.code]
-        for number, text in enumerate(wanted):
-            shown.nth(number).get_by_role("button").click()
-            copied = page.evaluate("() => navigator.clipboard.readText()")
-            assert copied.strip() == text.strip()

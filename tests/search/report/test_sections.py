@@ -8,20 +8,18 @@ from typing import Any
 
 import pytest
 
-from planner.core.schema import SwinConfig, TrainSetting
-from planner.core.schema.world import RankRecord
+from planner.core.schema import TrainSetting
 from planner.core.units import GIB, format_bytes, format_rate
-from planner.report.page.contents import Chart, Copyable, Folded, Number, Page, Table, Tabs
+from planner.report.page.contents import Chart, Copyable, Number, Page, Tabs
 from planner.report.page.rendering import page_html
 from planner.trainers.emission import TARGETS, emit
 from search.loop.contenders import contenders, pareto_front
 from search.loop.options import SearchOptions
 from search.loop.request import kept_options
-from search.report.rerun import REPLAY, search_again
+from search.report.rerun import search_again
 from search.report.run import Run
 from search.report.writing import run_group
 from tests.search.report.runs import (
-    GRID,
     ended,
     parts_of,
     recorded,
@@ -109,60 +107,6 @@ def test_each_trainers_file_is_there_or_why_not(grid: Run) -> None:
     assert any("autocast" in line for line in refused)
 
 
-def test_the_reasons_hold_the_notes_the_runners_up_and_what_was_ruled_out(trouble: Run) -> None:
-    found = trouble.found
-    assert set(found.notes) <= set(texts_of(trouble, "reasons"))
-    table = table_of(trouble, "reasons")
-    held = [found.evidence, *found.runners_up]
-    if found.baseline not in held:
-        held.append(found.baseline)
-    assert [row[2].value for row in table.rows if isinstance(row[2], Number)] == [
-        r.images_per_second for r in held if r
-    ]
-
-
-def test_each_rank_is_shown_by_itself(grid: Run) -> None:
-    ranks = (
-        RankRecord(rank=0, device="cuda:0", step_seconds=0.5, forward_seconds=0.1,
-                   peak_allocated_bytes=GIB, peak_reserved_bytes=2 * GIB, device_bytes=3 * GIB),
-        RankRecord(rank=1, device="cuda:1", step_seconds=0.5),
-    )  # fmt: skip
-    first, *others = grid.records
-    run = replace(grid, records=(first.model_copy(update={"ranks": ranks}), *others))
-    (table,) = [p for p in parts_of(run_group(run, "g"), "probes")
-                if isinstance(p, Table) and "rank" in p.headers]  # fmt: skip
-    texts = [[c.text if isinstance(c, Number) else c for c in row] for row in table.rows]
-    assert texts == [
-        ["1", "0", "cuda:0", "500 ms", "100 ms", "1.00 GiB", "2.00 GiB", "3.00 GiB"],
-        ["1", "1", "cuda:1", "500 ms", "-", "-", "-", "-"],
-    ]
-    folds = [p.summary for p in parts_of(run_group(grid, "g"), "probes") if isinstance(p, Folded)]
-    assert "Each rank by itself" not in folds, "its probes have one rank"
-
-
-def test_a_throttled_probe_is_said_to_be_disturbed(grid: Run) -> None:
-    changed = [
-        r.model_copy(update={"flags": ("throttled: thermal",) * (i == 1)})
-        for i, r in enumerate(grid.records)
-    ]
-    run = replace(grid, records=tuple(changed))
-    assert any("1 probe was disturbed: throttled (1)" in t for t in texts_of(run, "environment"))
-
-
-def test_the_search_is_repeated_by_its_model(grid: Run, tmp_path: Path) -> None:
-    copied = {p.label: p.text for p in search_again(grid) if isinstance(p, Copyable)}
-    again = SwinConfig.model_validate_json(copied["model.json"])
-    assert again == grid.found.model, "a grid's model has no name that says it"
-    assert copied["Search on a device"] == "planner tune model.json", (
-        "its probes are no search's own"
-    )
-    assert copied[REPLAY] == f"planner tune --replay {GRID} --output {grid.folder}"
-    own = tuple(r.model_copy(update={"probe_id": f"{n}"}) for n, r in enumerate(grid.records))
-    measured = replace(grid, records=own)
-    copied = {p.label: p.text for p in search_again(measured) if isinstance(p, Copyable)}
-    assert copied["Search again"] == f"planner tune model.json --output {grid.folder}"
-
-
 def test_the_command_that_repeats_a_search_has_its_options(grid: Run, tmp_path: Path) -> None:
     asked = kept_options(SearchOptions.of({"restrict": {"precision": "bf16"}, "trials": 9}))
     own = tuple(r.model_copy(update={"probe_id": f"{n}"}) for n, r in enumerate(grid.records))
@@ -179,21 +123,11 @@ def test_the_command_that_repeats_a_search_has_its_options(grid: Run, tmp_path: 
         assert any("the same options as before" in text for text in shown(unknown))
 
 
-def test_who_probed_is_said_where_several_did(trouble: Run) -> None:
-    ids = [r.probe_id for r in trouble.records]
-    who = {probe_id: f"tuner {1 + i % 2}" for i, probe_id in enumerate(ids)}
-    run = replace(trouble, tuners=who)
-    assert any("2 tuners shared the search" in text for text in texts_of(run, "probes"))
-    table = table_of(run, "probes")
-    assert [row[-1] for row in table.rows] == list(who.values())
-    assert "tuner" not in table_of(trouble, "probes").headers
-
-
 # Endings
 
 
 def test_nothing_fits(tmp_path: Path) -> None:
-    none = [ended(r, "out_of_memory", "CUDA out of memory") for r in invented_table()]
+    none = [ended(r, "out_of_memory", "CUDA out of memory") for r in invented_table()[:9]]
     run = searched(tmp_path, none)
     assert run.found.setting is None
     said = texts_of(run, "answer")
@@ -203,7 +137,7 @@ def test_nothing_fits(tmp_path: Path) -> None:
     assert html_of(run)
 
 
-@pytest.mark.parametrize("status", ["measured", "crashed", "out_of_memory"])
+@pytest.mark.parametrize("status", ["measured", "crashed"])
 def test_one_probe_of_a_run_that_goes_on(status: str) -> None:
     record = make_record(TrainSetting(batch_size=8))
     record = record if status == "measured" else ended(record, status)
@@ -224,15 +158,14 @@ def test_no_record_at_all(grid: Run) -> None:
     assert html_of(run)
 
 
-@pytest.mark.parametrize("number", [200, pytest.param(5000, marks=pytest.mark.release)])
-def test_however_many_probes_are_all_shown_and_the_page_is_small(grid: Run, number: int) -> None:
+def test_however_many_probes_are_all_shown_and_the_page_is_small(grid: Run) -> None:
     many = tuple(
         r.model_copy(update={"probe_id": f"{n}"})
-        for n, r in zip(range(number), [*invented_table()] * 200, strict=False)
+        for n, r in zip(range(200), [*invented_table()] * 10, strict=False)
     )
     run = replace(grid, found=None, records=many)
     table = table_of(run, "probes")
-    assert len(table.rows) == number
+    assert len(table.rows) == 200
     assert len(html_of(run)) < 5e6
 
 
@@ -253,15 +186,3 @@ def test_hostile_texts_are_shown_as_text() -> None:
     assert "<script>alert" not in html
     assert "&lt;script&gt;alert" in html
     assert "\x1b" not in html
-
-
-def test_a_long_message_is_shortened_and_whole_below() -> None:
-    long = "because " * 12_800
-    record = ended(make_record(TrainSetting(batch_size=8)), "crashed", long)
-    run = Run(Path("run"), None, (record, record, make_record(TrainSetting(batch_size=4))))
-    table = table_of(run, "probes")
-    assert all(len(str(cell)) < 300 for row in table.rows for cell in row)
-    folds = [p for p in parts_of(run_group(run, "g"), "probes") if isinstance(p, Folded)]
-    (whole,) = folds[-1].parts
-    assert whole.text == long
-    assert whole.label == "probe 1, 2"

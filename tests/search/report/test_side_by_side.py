@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from planner.core.units import MIB
 from planner.estimation.estimate import estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware import Gpu, find_gpu
@@ -18,10 +16,10 @@ from planner.report.page.contents import Chart, Number, Section, Table
 from planner.report.page.rendering import page_html
 from planner.report.pages.step import Step
 from planner.report.settings import describe_setting
-from search.report.lead import lead_of, step_lead, title_of
+from search.report.lead import lead_of, title_of
 from search.report.reading import read_run
 from search.report.run import Run
-from search.report.side_by_side import beside_group, matching, world_interval
+from search.report.side_by_side import beside_group, matching
 from search.report.writing import MOST_GROUPS, make_page
 from search.tuning.tune import tune
 from tests.search.tables import make_record
@@ -71,28 +69,6 @@ def test_runs_are_told_by_their_rates_memory_settings_and_probes() -> None:
     assert [row["Batch size"] for row in cells] == [Number(16, "16"), Number(64, "64")]
 
 
-def test_runs_of_different_models_have_no_fastest() -> None:
-    other = MODEL.model_copy(update={"name": "other"})
-    runs: list[Step | Run] = [run_of("one", record(8)), run_of("two", record(8, other))]
-    assert table_of(section_of(runs, "runs")).marked == []
-    assert "cannot be compared" in lead_of(runs)
-
-
-def test_versions_that_differ_are_listed_and_no_others() -> None:
-    newer = record(8, versions={"torch": "newer"})
-    runs: list[Step | Run] = [run_of("one", record(8)), run_of("two", newer)]
-    table = table_of(section_of(runs, "runs"))
-    place = table.headers.index("Torch")
-    assert [row[place] for row in table.rows] == ["test", "newer"]
-
-
-def test_what_took_more_than_it_may_is_not_the_best() -> None:
-    over = record(64, allowed_bytes=4096 * MIB)
-    assert (over.used_bytes or 0) > 4096 * MIB
-    assert run_of("one", record(8), over).best == record(8)
-    assert run_of("one", over).best is None
-
-
 def test_an_estimate_stands_beside_the_probe_of_the_same_setting_on_its_card() -> None:
     step, run = step_with(8), run_of("one", record(8), record(16))
     assert [found.probe_id for found in matching(step, run)] == ["probe-8"]
@@ -100,31 +76,6 @@ def test_an_estimate_stands_beside_the_probe_of_the_same_setting_on_its_card() -
     error = row[6]
     used = record(8).used_bytes
     assert error.value == pytest.approx(step.estimate.device_total_bytes / used - 1)
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        lambda: step_with(32),
-        lambda: step_with(8, find_gpu("a100-sxm-80gb")),
-        lambda: step_with(8, checkpointing="blocks"),
-    ],
-    ids=["batch", "card", "checkpointing"],
-)
-def test_an_estimate_is_held_against_no_other_setting_or_card(step: Any) -> None:
-    run = run_of("one", record(8))
-    (said,) = section_of([step(), run], "measured").parts
-    assert "No probe here has the model and setting" in said.text
-
-
-def test_title_and_lead_of_an_estimate_answer() -> None:
-    step = step_with(8)
-    assert title_of([step]).endswith("on rtx-4090: batch 8 fits")
-    assert lead_of([step]) == "", "its first section says it"
-    lead = step_lead(step)
-    assert lead.startswith("Batch 8 of native:small. Fits: ")
-    assert re.search(r"images/s predicted \(±\d\d%\)\.$", lead)
-    assert "no memory was named" in step_lead(step_with(8, None))
 
 
 def test_forty_subjects_are_all_compared_and_few_shown_one_by_one() -> None:
@@ -167,9 +118,3 @@ def test_title_and_lead_of_a_run_that_ended_are_its_recommendation(
     assert f"Recommended: {describe_setting(setting, run.found.model)}: " in beside
     assert beside.endswith(gain)
     assert title_of([run]).startswith("native:invented on Test GPU: ")
-
-
-def test_a_rate_over_several_devices_is_that_of_all_with_its_interval() -> None:
-    several = make_record(TrainSetting(batch_size=8, world_size=4, parallelism="ddp"))
-    low, high = world_interval(several)
-    assert low < (several.images_per_second or 0.0) * 4 < high

@@ -10,22 +10,16 @@ import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.expected import Expected
-from planner.core.units import GIB
-from planner.report.page.contents import Chart, Number, Table
-from search.report.expected import expected_sections
+from planner.report.page.contents import Chart
 from search.report.run import Run
-from search.report.statistics import FEWEST, axes_sections, study_of, varied_axes
+from search.report.statistics import FEWEST, varied_axes
 from tests.search.report.runs import (
-    chart_of,
-    ended,
     parts_of,
     run_group,
-    table_of,
     texts_of,
     traces_of,
 )
 from tests.search.tables import BUDGET, invented_table, make_record
-from tests.search.validation.measurements import exact_record
 
 TABLE = tuple(invented_table(wobble=0.0))
 
@@ -37,17 +31,6 @@ def run_of(records: Sequence[MeasurementRecord]) -> Run:
 def charts(run: Run) -> dict[str, Chart]:
     parts = parts_of(run_group(run, "g"), "axes")
     return {part.key: part for part in parts if isinstance(part, Chart)}
-
-
-def test_trials_are_numbered_as_probes_and_fail_where_they_did() -> None:
-    records = [TABLE[0], ended(TABLE[1], "crashed"), TABLE[2].model_copy(update={"unit": "x"})]
-    first, *trials = study_of(records, (TABLE[2].used_bytes or 0) - 1).trials
-    assert [t.number for t in trials] == [1, 2, 3]
-    assert [t.state.name for t in (first, *trials)] == ["FAIL", "COMPLETE", "FAIL", "COMPLETE"]
-    assert [t.value for t in trials] == [records[0].images_per_second, None,
-                                         records[2].images_per_second]  # fmt: skip
-    assert trials[2].constraints == {"budget": 1.0}
-    assert trials[0].params == {"batch": records[0].setting.batch_size}
 
 
 def test_each_axis_that_was_varied_has_a_slice_of_every_probe_that_ran() -> None:
@@ -68,17 +51,6 @@ def test_the_axis_that_makes_the_difference_is_the_most_important() -> None:
     assert "g-importance" not in charts(run_of(table[: FEWEST - 1]))
 
 
-@pytest.mark.parametrize(
-    "records",
-    [(), TABLE[:1], TABLE[:1] * 3, [ended(r, "crashed") for r in TABLE[:8]]],
-    ids=["none", "one", "the same", "none ran"],
-)
-def test_where_nothing_was_varied_or_ran_there_is_no_section(
-    records: Sequence[MeasurementRecord],
-) -> None:
-    assert axes_sections(run_of(records), "g") == []
-
-
 def test_strings_of_others_are_text_on_every_chart() -> None:
     run = run_of([r.model_copy(update={"unit": "<b>x</b>"}) for r in TABLE[:40]])
     figures = [c.figure for c in parts_of(run_group(run, "g")) if isinstance(c, Chart)]
@@ -88,34 +60,6 @@ def test_strings_of_others_are_text_on_every_chart() -> None:
 
 
 # Predicted against measured
-
-
-def validated() -> Run:
-    return run_of([exact_record(batch) for batch in (2, 4, 8, 16)])
-
-
-def test_records_that_no_search_asked_for_are_held_against_the_estimate() -> None:
-    run = validated()
-    assert [s.key for s in expected_sections(run, "g")] == ["validation"]
-    figures = {str(row[1]): row for row in table_of(run, "validation").rows}
-    assert figures["reserved"][3] == Number(0.0, "0.0%")
-    # The invented device takes twice as long as is predicted, which is half of what is measured.
-    assert figures["step time"][3:] == [Number(0.5, "50.0%")] * 2
-    assert chart_of(run, "-validation-step-time")
-    said = texts_of(run, "validation")[0]
-    assert "Step time is predicted to within 50.0%" in said
-    every = [p for p in parts_of(run_group(run, "g"), "validation") if isinstance(p, Table)][-1]
-    assert len(every.rows) == 4
-    by_axis = next(
-        p for p in parts_of(run_group(run, "g"), "validation")
-        if isinstance(p, Table) and p.headers[0] == "Axis"
-    )  # fmt: skip
-    assert by_axis.rows[0][-1] == Number(-0.5, "-50.0%")
-
-
-def test_a_search_s_records_are_no_validation() -> None:
-    limited = [r.judged_in(12 * GIB) for r in validated().records]
-    assert expected_sections(run_of(limited), "g") == []
 
 
 def expecting(record: MeasurementRecord, factor: float) -> MeasurementRecord:
@@ -148,9 +92,3 @@ def test_each_probe_stands_where_it_was_expected_and_found() -> None:
     said = " ".join(texts_of(run, "expected"))
     assert "2 of 3 probes found a rate within the interval" in said
     assert "off by no more than 5.0%" in said
-
-
-def test_of_probes_that_did_not_run_or_of_which_nothing_was_expected_is_no_section() -> None:
-    failed = tuple(ended(r, "crashed") for r in probes([1.2]).records)
-    for records in (failed, (), (make_record(TrainSetting(batch_size=1)).judged_in(BUDGET),)):
-        assert expected_sections(Run(Path("run"), None, records), "g") == []

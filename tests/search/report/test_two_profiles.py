@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from planner.cli import main
 from planner.core.errors import UsageError
 from planner.core.schema.profile import ProfiledPart, ProfileRecord
 from planner.core.units import MIB
@@ -60,13 +57,6 @@ def test_nothing_is_concluded_from_what_shows_nothing(second: ProfileRecord, sai
     assert two_profiles_text(compare_profiles(profiled(), second)).startswith(said)
 
 
-def test_memory_is_equal_only_where_it_was_measured() -> None:
-    unknown = {"peak_allocated_bytes": None, "peak_reserved_bytes": None, "device_bytes": None}
-    for known, said in (({}, "equal to the byte"), (unknown, "not known of both")):
-        found = compare_profiles(profiled(**known), profiled(**known))
-        assert f"Memory: {said}." in two_profiles_text(found)
-
-
 def test_another_setting_is_refused_by_name() -> None:
     other = profiled()
     setting = other.probe.setting.model_copy(update={"batch_size": 32})
@@ -75,17 +65,3 @@ def test_another_setting_is_refused_by_name() -> None:
     )
     with pytest.raises(UsageError, match="batch_size: 64 and 32"):
         compare_profiles(profiled(), changed)
-
-
-def test_two_files_are_compared_without_a_device(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, found in (("here", profiled(1.5)), ("there", profiled())):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "profile.json").write_text(found.model_dump_json())
-    there = str(tmp_path / "there")
-    assert main(["profile", str(tmp_path / "here"), "--against", there, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["ratio"] == pytest.approx(1.5)
-    (tmp_path / "there" / "profile.json").write_text("{}")
-    assert main(["profile", str(tmp_path / "here"), "--against", there]) == 2
-    assert "is no profile of this version" in capsys.readouterr().err

@@ -7,7 +7,6 @@ import signal
 import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.record import Clocks, Spread
 from planner.core.schema.result import Excluded
 from planner.core.units import GIB
 from planner.estimation.estimate import estimate
@@ -88,14 +87,6 @@ def test_what_the_step_waits_for_is_said_as_advice_says_it() -> None:
     assert "%" not in note.partition("As measured")[2]
     unknown = recommend([at(rate, setting)], search())
     assert not any(n.startswith("What limits") for n in unknown.notes)
-
-
-@pytest.mark.parametrize(("percent", "is_said"), [(62, True), (97, False)])
-def test_an_idle_device_is_noted_with_what_the_figure_means(percent: int, is_said: bool) -> None:
-    busy = Spread(least=10, median=percent, most=100)
-    notes = recommend([at(100, clocks=Clocks(num_readings=3, busy_percent=busy))], search()).notes
-    said = [n for n in notes if "for only 62% of the time (nvidia-smi's utilisation" in n]
-    assert bool(said) is is_said
 
 
 def test_within_noise_the_simpler_setting_wins() -> None:
@@ -181,22 +172,6 @@ def test_a_changed_global_batch_says_what_it_means() -> None:
     assert "64, not the 16 of your setting" in note
     assert "4 (linear" in note
     assert not any("learning rate" in n for n in recommend([at(100)], search()).notes)
-
-
-@pytest.mark.parametrize(
-    ("why", "words"),
-    [
-        (
-            "the budget has ended",
-            "ended because the budget has ended. Give a longer --budget to go on.",
-        ),
-        ("it was interrupted", "ended because it was interrupted. Run the same command to go on."),
-        ("every candidate is probed", "ended because every candidate is probed."),
-    ],
-)
-def test_an_end_that_could_go_on_says_how(why: str, words: str) -> None:
-    text = recommendation_text(recommend([at(100)], search(stopped_because=why)))
-    assert text.splitlines()[-1].endswith(words)
 
 
 def test_more_time_is_no_way_out_where_nothing_ran() -> None:

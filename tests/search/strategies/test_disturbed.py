@@ -16,9 +16,7 @@ from search.loop.result.recommend import recommend
 from search.loop.result.summary import Summary
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Situation
-from search.loop.surrogate.expectation import expectation
 from search.loop.surrogate.posterior import Posterior
-from search.probe.evidence import is_disturbed
 from tests.search.tables import BUDGET, GPU, MODEL, SMALL, invented_table, true_bytes, true_prior
 
 FLAGS = (
@@ -40,13 +38,6 @@ def slowed(
     )
 
 
-def test_these_flags_disturb_and_a_settings_own_doing_does_not() -> None:
-    own = "3 allocations succeeded only after cached memory was given back"
-    for flag in (*FLAGS, own):
-        flagged = TABLE[0].model_copy(update={"flags": (flag,)})
-        assert is_disturbed(flagged) == (flag != own), flag
-
-
 def test_a_disturbed_probe_leaves_its_setting_open_once() -> None:
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
@@ -58,51 +49,6 @@ def test_a_disturbed_probe_leaves_its_setting_open_once() -> None:
     assert not posterior.excluded[good[1]]
     posterior.tell(posterior.space.candidates[good[1]], slowed(second))
     assert posterior.excluded[good[1]]
-
-
-def test_a_probe_far_slower_than_believed_says_little_of_the_others() -> None:
-    """As where memory is given back and asked for again, close to the limit."""
-    replay = Replay(TABLE)
-    candidates = replay.space.candidates
-    batches = [c.setting.batch_size for c in candidates]
-    calm, index = batches.index(4), batches.index(8)
-    record = replay.probe(candidates[index])
-    moved = []
-    for factor in (0.5, 2.0):
-        posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-        posterior.tell(candidates[calm], replay.probe(candidates[calm]))
-        before = posterior.predict().log_seconds
-        seconds = tuple(factor * s for s in record.step_seconds)
-        posterior.tell(candidates[index], record.model_copy(update={"step_seconds": seconds}))
-        moved.append(abs(posterior.predict().log_seconds - before).sum())
-    assert moved[1] < 0.5 * moved[0]
-
-
-def test_a_first_probe_close_to_the_limit_says_little_of_the_others() -> None:
-    """One that was a third slower there made all that shared its attention look slow, and the
-    search end."""
-    replay = Replay(TABLE)
-
-    def place(mode: str, batch_size: int) -> int:
-        wanted = {"compile": mode, "batch_size": batch_size, "checkpointing": "none"}
-        settings = [c.setting for c in replay.space.candidates if c.setting.precision == "bf16"]
-        found = next(s for s in settings if wanted.items() <= s.model_dump().items())
-        index = replay.space.index(found)
-        assert index is not None
-        return index
-
-    first, second, alike = place("default", 16), place("off", 8), place("default", 8)
-    candidates = replay.space.candidates
-    record = slowed(replay.probe(candidates[first]), flag="", factor=1.5)
-    assert record.used_bytes is not None
-    errors = []
-    for budget in (BUDGET, int(record.used_bytes / 0.97)):
-        posterior = Posterior(replay.space, true_prior(replay), budget)
-        posterior.tell(candidates[first], record)
-        posterior.tell(candidates[second], replay.probe(candidates[second]))
-        truth = log(replay.probe(candidates[alike]).step_seconds[0])
-        errors.append(posterior.predict().log_seconds[alike] - truth)
-    assert 0 < errors[1] < 0.7 * errors[0], errors
 
 
 def test_where_most_probes_are_disturbed_that_is_how_the_machine_runs() -> None:
@@ -208,17 +154,6 @@ def test_what_was_seen_on_the_cool_device_is_not_probed_again_for_being_hot() ->
         assert posterior.excluded[index], records[0].setting
 
 
-def test_two_probes_of_a_hot_device_are_printed_as_measured() -> None:
-    strategy = warming(1.0)
-    posterior = strategy.posterior
-    best, _ = posterior.best() or (-1, 0.0)
-    (record,) = posterior.records[best]
-    strategy.tell(posterior.space.candidates[best], slowed(record, factor=1.0))
-    evidence = posterior.ran()[best].evidence
-    assert "2 probes together" in evidence.flags
-    assert evidence.images_per_second == pytest.approx(record.images_per_second)
-
-
 def test_what_is_slow_for_a_reason_of_its_own_is_not_taken_for_hot() -> None:
     """A batch within 4% of the budget, where memory is given back and asked for again, took a
     quarter longer than it should at that heat. Its own rate counts, not that of its likes."""
@@ -236,27 +171,6 @@ def test_what_is_slow_for_a_reason_of_its_own_is_not_taken_for_hot() -> None:
         posterior.tell(candidate, slowed(replay.probe(candidate), factor=factor))
     rates = {c.setting.batch_size: c.rate for c in posterior.ran().values()}
     assert max(rates, key=lambda batch: rates[batch]) == smaller.setting.batch_size
-
-
-def test_what_is_expected_of_a_probe_follows_the_heat_of_the_last() -> None:
-    """A device that slowed by 30%: the next probes are expected so, not as in the mean."""
-    replay = Replay(TABLE)
-    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    good = [c for c in replay.space.candidates if true_bytes(c.setting) < 8 * GIB]
-    posterior.tell(good[0], replay.probe(good[0]))
-    off = []
-    for candidate in good[1:8]:
-        record = slowed(replay.probe(candidate), factor=1.3)
-        expected = expectation(posterior, candidate, "search")
-        assert expected is not None
-        low, middle, high = expected.images_per_second
-        rate = record.images_per_second or 0.0
-        off.append((rate / middle - 1, low <= rate <= high))
-        posterior.tell(candidate, record)
-    assert not off[0][1], "nobody knew that it would be hot"
-    for share, is_inside in off[3:]:
-        assert is_inside
-        assert abs(share) < 0.06, "of the mean heat they would be 12% off"
 
 
 def test_an_attention_whose_only_look_was_disturbed_is_looked_at_again() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from random import Random
+from statistics import median
 
 import numpy as np
 import pytest
@@ -21,11 +24,11 @@ from search.loop.strategies.plain_default import (
     plain_arm,
 )
 from search.loop.strategies.planner_strategy import (
-    INFEASIBLE,
     MAX_FAILURES,
     PlannerStrategy,
 )
 from search.loop.strategies.strategy import Choice, Situation
+from search.loop.study.records import read_records
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import (
     ESTIMATED_BYTES,
@@ -35,15 +38,12 @@ from search.loop.surrogate.prior import (
     generic_prior,
 )
 from search.loop.surrogate.probe_cost import (
-    AGAIN_SHARE,
-    ALIKE_SHARE,
-    EIGHT_BIT_SECONDS,
     ProbeCosts,
     compilation_of,
     guess_compile_seconds,
 )
 from search.probe.evidence import FROM_CACHE, STOPPED_EARLY, is_feasible
-from tests.benchmarks.replays import probes_to_within, run_strategy
+from tests.search.replays import pooled, probes_to_within, run_strategy
 from tests.search.tables import (
     BUDGET,
     GPU,
@@ -58,6 +58,7 @@ from tests.search.tables import (
 )
 
 TABLE = invented_table()
+GRID = Path(__file__).parents[2] / "truth" / "cpu_grid_2026-11-20.jsonl"
 
 
 def planner(replay: Replay, prior: Prior, **options: object) -> PlannerStrategy:
@@ -74,6 +75,22 @@ def test_a_prior_of_the_right_shape_needs_few_probes(seconds: float, num_bytes: 
     steps = run_strategy(planner(replay, true_prior(replay, seconds, num_bytes)), replay, BUDGET)
     arrived = probes_to_within(steps, best_rate(replay), 0.01)
     assert arrived.probes <= 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_few_probes_over_a_recorded_table(seed: int) -> None:
+    """With a prior that is 10% off, each setting by itself: within 1% of the table's best."""
+    replay = Replay(pooled(read_records(GRID).records))
+    random = Random(seed)
+    guesses = [
+        Guess(median(r.step_seconds) * random.lognormvariate(0.0, 0.1), float(r.used_bytes or 0))
+        if (r := replay.records[c.id][0]).status == "measured"
+        else Guess(1.0, 2.0**40)
+        for c in replay.space.candidates
+    ]
+    prior = Prior(tuple(guesses), ESTIMATED_SECONDS, ESTIMATED_BYTES, "10% off")
+    steps = run_strategy(planner(replay, prior), replay, BUDGET)
+    assert probes_to_within(steps, best_rate(replay), 0.01).probes <= 8
 
 
 def test_without_an_estimate_it_still_arrives_before_random() -> None:
@@ -126,11 +143,10 @@ def test_checkpointing_is_not_probed_where_the_same_without_it_fits() -> None:
             assert true_bytes(twin) > 0.9 * BUDGET, replay.space.candidates[index]
 
 
-@pytest.mark.parametrize("status", ["crashed", "non_finite"])
-def test_checkpointing_is_probed_where_the_same_without_it_fails(status: str) -> None:
+def test_checkpointing_is_probed_where_the_same_without_it_fails() -> None:
     replay = Replay([r for r in TABLE if r.setting.batch_size <= 64])  # all of which would fit
     strategy = planner(replay, true_prior(replay))
-    failed = {"status": status, "step_seconds": (), "images_per_second": None}
+    failed = {"status": "non_finite", "step_seconds": (), "images_per_second": None}
     for _ in range(40):
         choice = strategy.ask(Situation())
         if choice is None:
@@ -167,7 +183,7 @@ def test_the_best_is_the_end_of_a_climb() -> None:
     assert len(steps) < len(replay.space)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.5, 2.0), st.floats(0.7, 1.4))
 def test_no_setting_is_probed_twice_and_all_laws_hold(
     seed: int, seconds: float, num_bytes: float
@@ -252,27 +268,6 @@ def test_one_compilation_says_what_the_other_modes_cost() -> None:
     tuning = before["max-autotune"] - before["default"]
     assert seconds("max-autotune") == pytest.approx(100.0 + tuning)
     assert seconds("off") == 0.0
-
-
-def test_what_compiles_differently_takes_its_own_seconds() -> None:
-    """adamw-8bit compiles its updates where the model runs eagerly too, and blocks compile in other
-    seconds than the whole model."""
-    costs = ProbeCosts(make_space(MODEL, GPU, batch_sizes=(8,)), guess_compile_seconds("cuda", 12))
-
-    def seconds(setting: TrainSetting) -> float:
-        return costs.compile_seconds(compilation_of(setting))
-
-    eager, whole = compiled("off"), compiled("default")
-    blocks = compiled("default", compile_scope="blocks")
-    small, both = (compiled(mode, optimizer="adamw-8bit") for mode in ("off", "default"))
-    assert seconds(small) == EIGHT_BIT_SECONDS
-    assert seconds(both) == seconds(whole) + EIGHT_BIT_SECONDS
-    costs.observe(compile_record(small, 20.0))
-    costs.observe(compile_record(whole, 100.0))
-    assert (seconds(eager), seconds(small), seconds(both)) == (0.0, 20.0, 120.0)
-    costs.observe(compile_record(blocks, 30.0))
-    costs.observe(compile_record(both, 110.0))
-    assert (seconds(whole), seconds(blocks), seconds(both)) == (100.0, 30.0, 110.0)
 
 
 def budgeted(replay: Replay, prior: Prior, seconds: float, fails: str = "") -> list[TrainSetting]:
@@ -459,24 +454,6 @@ def test_the_plain_default_comes_before_a_probe_that_could_take_its_time(
     assert choice.phase == phase
 
 
-def test_the_plain_default_spends_no_more_than_is_kept_for_it() -> None:
-    """Up to four probes of it came before one that the search wanted, each within its share."""
-    replay = Replay(TABLE)
-    hunt = plain_hunt(replay)
-    wanted = next(c for c in replay.space.candidates if c not in rungs(hunt))
-    own = Listening(wanted)
-    both = WithPlainDefault(own, hunt, at_most=hunt.needed_seconds())
-    left = hunt.needed_seconds() + 0.8 * hunt.may_take(wanted)
-    first = both.ask(Situation(seconds_left=left))
-    assert first is not None
-    assert first.phase == "baseline"
-    took = both.at_most
-    record = make_record(first.candidate.setting, total_bytes=1)
-    both.tell(first.candidate, record.model_copy(update={"probe_seconds": took}))
-    assert hunt.needed_seconds() > 0
-    assert both.ask(Situation(seconds_left=left - took)) == Choice(wanted)
-
-
 def test_the_plain_default_is_measured_where_the_search_has_ended() -> None:
     """And what it left of the budget is for the search again."""
     replay = Replay(TABLE)
@@ -511,85 +488,6 @@ def test_a_compile_mode_is_probed_while_there_is_time_for_it() -> None:
     assert [c.candidate.setting.compile == "max-autotune" for c in asked] == [False, True]
 
 
-def test_a_compile_mode_is_shown_by_a_batch_that_is_soon_done() -> None:
-    """On a processor the largest of equally fast batches took six minutes of ten."""
-    replay = Replay(invented_table(0.0))
-    strategy = planner(replay, true_prior(replay))
-    for candidate in [c for c in replay.space.candidates if c.setting.compile == "off"]:
-        strategy.tell(candidate, replay.probe(candidate))
-    strategy.ask(Situation(seconds_left=600.0))
-    predicted = strategy.posterior.predict()
-    images = np.array([c.setting.batch_size for c in replay.space.candidates])
-    log_rate = 0.0001 * images  # 2.5% faster at the largest
-    equal = replace(predicted, log_rate=log_rate, fits=np.ones(len(images)))
-    best, _ = strategy.posterior.best()
-    every, none = np.ones(len(images), bool), np.zeros(len(images), bool)
-    found = strategy._scout(equal, every, 100.0 + images / 2, best, none, 110.0)
-    assert found is not None
-    assert images[found] == images.min() < images.max()
-
-
-def test_where_few_more_fit_into_the_budget_each_has_its_gain_to_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What gains most per second is probed then, not what gains most and takes longest."""
-    replay = Replay(invented_table(0.0, SMALL))
-    strategy = planner(replay, true_prior(replay), tolerance=0.0)
-    monkeypatch.setattr(strategy, "_scout", lambda *_: None)
-    for _ in range(2):
-        choice = strategy.ask(Situation(seconds_left=600.0))
-        strategy.tell(choice.candidate, replay.probe(choice.candidate))
-    posterior, predicted = strategy.posterior, strategy.posterior.predict()
-    is_open = ~predicted.excluded & (predicted.fits > INFEASIBLE)
-    first, dear, last = np.flatnonzero(is_open)[[0, 1, -1]]
-    alone, shared = (np.eye(len(is_open))[i] + is_open for i in (last, first))
-    alone[dear] = 2.1
-    seconds_each = np.where(np.arange(len(is_open)) == dear, 130.0, 50.0)
-    monkeypatch.setattr(posterior, "improvement", lambda *_: alone)
-    monkeypatch.setattr(posterior, "shared_improvement", lambda *_: 100 * shared)
-    monkeypatch.setattr(posterior, "probe_seconds", lambda _: seconds_each)
-    asked = [strategy.ask(Situation(seconds_left=seconds)) for seconds in (400.0, 140.0)]
-    assert first < last
-    assert asked[0].candidate != asked[1].candidate == replay.space.candidates[last]
-
-
-def test_what_would_gain_less_than_ends_the_search_is_not_probed_however_quick_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    replay = Replay(invented_table(0.0, SMALL))
-    strategy = planner(replay, true_prior(replay), tolerance=0.01)
-    first = strategy.ask(Situation())
-    strategy.tell(first.candidate, replay.probe(first.candidate))
-    posterior = strategy.posterior
-    quick, slow = np.flatnonzero(~posterior.excluded)[[0, -1]]
-    gains, seconds = np.zeros((2, len(replay.space)))
-    gains[[quick, slow]], seconds[[quick, slow]] = (0.009, 0.02), (1.0, 100.0)
-    monkeypatch.setattr(posterior, "improvement", lambda *_: gains)
-    monkeypatch.setattr(posterior, "shared_improvement", lambda _, alone, __: alone)
-    monkeypatch.setattr(posterior, "probe_seconds", lambda _: np.maximum(seconds, 1.0))
-    assert strategy.ask(Situation()).candidate == replay.space.candidates[slow]
-
-
-def test_where_nothing_would_gain_and_too_few_are_measured_the_fastest_is_probed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """With all the time, and where the budget ends soon."""
-    replay = Replay(invented_table(0.0, SMALL))
-    strategy = planner(replay, true_prior(replay))
-    first = strategy.ask(Situation())
-    strategy.tell(first.candidate, replay.probe(first.candidate))
-    posterior, predicted = strategy.posterior, strategy.posterior.predict()
-    number = len(replay.space)
-    monkeypatch.setattr(strategy, "_scout", lambda *_: None)
-    monkeypatch.setattr(posterior, "improvement", lambda *_: np.full(number, 0.001))
-    monkeypatch.setattr(posterior, "probe_seconds", lambda _: np.full(number, 50.0))
-    is_open = ~predicted.excluded & (predicted.fits > INFEASIBLE)
-    hope = np.exp(predicted.log_rate) * predicted.fits * predicted.runs
-    fastest = replay.space.candidates[int(np.argmax(np.where(is_open, hope, 0.0)))]
-    asked = [strategy.ask(Situation(seconds_left=left)) for left in (None, 400.0, 140.0)]
-    assert [choice.candidate for choice in asked] == [fastest] * 3
-
-
 def test_a_graph_that_was_compiled_costs_little_again() -> None:
     """Whatever its optimizer, and a dynamic one at any batch."""
     static, dynamic = (compiled("default", compile_dynamic=d) for d in (False, True))
@@ -602,26 +500,6 @@ def test_a_graph_that_was_compiled_costs_little_again() -> None:
     seconds = {c.setting: s for c, s in zip(space.candidates, probing(costs, space), strict=True)}
     dear = [s for s in kinds if seconds[s] > 90]
     assert dear == [static.model_copy(update=larger)]
-
-
-def test_a_graph_that_is_compiled_in_another_mode_finds_its_kernels() -> None:
-    """At the same batch; what is tuned is tuned all the same."""
-    first = compiled("default")
-    others = [
-        compiled("reduce-overhead"), compiled("max-autotune"),
-        compiled("reduce-overhead", batch_size=16),
-    ]  # fmt: skip
-    space = space_of([first, *others])
-    costs = ProbeCosts(space, guess_compile_seconds("cuda", 12))
-    whole = {c.setting: costs.compile_seconds(compilation_of(c.setting)) for c in space.candidates}
-    before = dict(zip([c.setting for c in space.candidates], probing(costs, space), strict=True))
-    costs.observe(compile_record(first, whole[first]))
-    after = dict(zip([c.setting for c in space.candidates], probing(costs, space), strict=True))
-    saved = [before[s] - after[s] for s in others]
-    start = before[first] - after[first] - (1 - AGAIN_SHARE) * whole[first]  # as probes start now
-    tuning = whole[others[1]] - whole[first]
-    kernels = [whole[others[0]], whole[others[1]] - tuning, 0.0]
-    assert saved == pytest.approx([start + (1 - ALIKE_SHARE) * k for k in kernels])
 
 
 def test_a_warm_compilation_says_nothing_of_a_first_one() -> None:
@@ -647,12 +525,12 @@ def compile_record(setting: TrainSetting, seconds: float) -> MeasurementRecord:
     return make_record(setting).model_copy(update={"compile_seconds": seconds})
 
 
-@pytest.mark.parametrize("status", ["crashed", "non_finite"])
-def test_a_search_in_which_nothing_runs_ends_soon(status: str) -> None:
-    """And not after a probe of every arm: of 272 in the whole space."""
-    space = make_space(MODEL, GPU)
+def test_a_search_in_which_nothing_runs_ends_soon() -> None:
+    """And not after a probe of every arm."""
+    space = make_space(MODEL, GPU, batch_sizes=(8, 32))
+    assert len({candidate.arm for candidate in space.candidates}) > 200
     strategy = PlannerStrategy(Posterior(space, generic_prior(space, GPU), BUDGET))
-    failed = {"status": status, "step_seconds": (), "images_per_second": None,
+    failed = {"status": "crashed", "step_seconds": (), "images_per_second": None,
               "peak_allocated_bytes": None, "device_bytes": None}  # fmt: skip
     probes = 0
     while (choice := strategy.ask(Situation())) is not None and probes < 100:

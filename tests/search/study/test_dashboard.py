@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 from wsgiref.util import setup_testing_defaults
 
-import optuna
 import pytest
-from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta
+from optuna.artifacts import FileSystemArtifactStore
 
 from planner.core.schema.expected import Expected
-from search.loop.study.dashboard import FOLDER, shown
+from search.loop.study.dashboard import FOLDER
 from search.loop.study.optuna_study import OptunaStudy, make_study
-from search.loop.study.records import append_records, format_record, parse_record
-from tests.search.study.test_study import IDENTITY, SPACE, open_study, probe_one
-from tests.search.tables import GPU, make_record
+from search.loop.study.records import parse_record
+from tests.search.study.test_study import IDENTITY, SPACE, probe_one
+from tests.search.tables import GPU
 
 Get = Callable[[str], Any]
 EXPECTED = Expected(
@@ -85,51 +84,3 @@ def test_the_dashboard_shows_what_probes_found(tmp_path: Path, storage: str | No
 
 def _with_attributes(trial: dict[str, Any]) -> dict[str, Any]:
     return {**trial, "user_attrs": {a["key"]: a["value"].strip('"') for a in trial["user_attrs"]}}
-
-
-def test_a_folder_that_takes_no_artifacts_costs_only_them(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
-    (tmp_path / FOLDER).write_text("a file where the folder should be")
-    probed = probe_one(study, 0)
-    study.attach(tmp_path / "nowhere.json")
-    (tmp_path / "result.json").write_text("{}")
-    study.attach(tmp_path / "result.json")
-    assert [r.probe_id for r in study.records()] == [probed]
-    assert not get_all_artifact_meta(study.study)
-    assert not get_all_artifact_meta(study.study.trials[-1], storage=study.storage)
-
-
-def test_a_study_of_before_goes_on(tmp_path: Path) -> None:
-    """Trials without attributes, constraints of Optuna's newer form only."""
-    study = open_study(tmp_path)
-    candidate = SPACE.candidates[0]
-    record = make_record(candidate.setting, probe_id="old")
-    append_records(tmp_path / "probes.jsonl", [record])
-    study.study.add_trial(
-        optuna.create_trial(
-            value=record.images_per_second,
-            params=study.params.of(candidate),
-            distributions=study.params.distributions,
-            user_attrs={
-                "probe_id": "old",
-                "setting_id": candidate.id,
-                "record": format_record(record).decode(),
-            },
-            constraints={"memory": -0.5},
-        )
-    )
-    again = open_study(tmp_path)
-    again.adopt(IDENTITY)
-    probe_one(again, 1)
-    assert len(again.records()) == 2
-    _, page = asked(dashboard(again, tmp_path))
-    assert len([t for t in page["trials"] if t["state"] == "Complete"]) == 2
-
-
-def test_what_is_unknown_has_no_attribute() -> None:
-    record = make_record(SPACE.candidates[0].setting, probe_id="p").model_copy(
-        update=dict.fromkeys(("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes"))
-    )
-    assert shown(record) == {}
-    told = shown(record.model_copy(update={"message": "x" * 5000}))
-    assert len(told["why"]) == 500

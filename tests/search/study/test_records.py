@@ -75,14 +75,6 @@ def test_records_in_another_layout_are_gone_on_with(tmp_path: Path) -> None:
     assert append_records(path, [record(1), record(2)]) == 1
 
 
-def test_a_first_record_that_was_torn_is_nobody_else_s(tmp_path: Path) -> None:
-    path = tmp_path / "probes.jsonl"
-    path.write_bytes(format_record(record(1))[:40])
-    check_writable(path)
-    append_records(path, [record(2)])
-    assert [r.probe_id for r in read_records(path).records] == ["probe-2"]
-
-
 def test_a_bad_line_ends_the_reading_and_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "probes.jsonl"
     path.write_bytes(format_record(record(1)) + b'{"format": 1}\n' + format_record(record(2)))

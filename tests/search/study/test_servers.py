@@ -7,6 +7,7 @@ first a PostgreSQL is started where it is installed. Last run: PostgreSQL 15 (ps
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ from sqlalchemy import text
 
 from search.loop.study.optuna_study import make_study
 from search.loop.study.records import read_records
+from tests.search.machines.park import Park, finish
 from tests.search.study import postgres
-from tests.search.study.tuners import SPACE, check_whole, finish, start, survive
+from tests.search.study.test_study import SPACE
 from tests.search.tables import make_record
 
 SERVERS = {
@@ -51,16 +53,24 @@ def server(request: pytest.FixtureRequest, own_postgresql: str | None) -> str:
 
 
 def test_machines_with_files_of_their_own_share_the_work(tmp_path: Path, server: str) -> None:
-    """Two outputs, one study: each ends with the records of all."""
-    outputs = [tmp_path / "here", tmp_path / "there"]
-    for output in outputs:
-        output.mkdir()
-    tuners = [start(output, server) for output in outputs]
-    for tuner in tuners:
-        finish(tuner)
-    for output in outputs:
-        assert len(read_records(output / "probes.jsonl").records) == len(SPACE)
-        check_whole(output, [], server)
+    park = Park(tmp_path)
+    try:
+        for tuner in [park.tune(host, server) for host in ("here", "there")]:
+            finish(tuner)
+    finally:
+        park.close()
+    park.check_agreement("here", "there")
+
+
+def test_what_a_killed_tuner_left_is_probed_by_another(tmp_path: Path, server: str) -> None:
+    dead, here = (make_study(server, tmp_path, SPACE, None, name="one") for _ in range(2))
+    dead.holder = json.dumps([*json.loads(dead.holder)[:3], "0"])  # its pid began at another time
+    told, lost = (dead.lease(SPACE.candidates[n], 3600) for n in (0, 1))
+    dead.receive(make_record(told.candidate.setting, probe_id=told.probe_id))
+    here.reconcile()
+    assert [record.probe_id for record in here.records()] == [told.probe_id]
+    assert here.lease(SPACE.candidates[0], 60) is None
+    assert here.lease(lost.candidate, 60) is not None
 
 
 def test_a_connection_that_the_server_closed_is_made_again(tmp_path: Path, server: str) -> None:
@@ -74,10 +84,6 @@ def test_a_connection_that_the_server_closed_is_made_again(tmp_path: Path, serve
         other.execute(text(f"{ask} and backend_type = 'client backend'"))
     study.finish(lease, make_record(lease.candidate.setting, probe_id=lease.probe_id))
     assert len(study.records()) == 1
-
-
-def test_killed_at_random_instants(tmp_path: Path, server: str) -> None:
-    survive(tmp_path, 5, server)
 
 
 def test_a_record_of_very_many_steps_fits_a_text_column(tmp_path: Path, server: str) -> None:

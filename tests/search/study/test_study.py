@@ -12,12 +12,10 @@ from typing import Any
 import optuna
 import pytest
 
-from planner.core.errors import PlannerError, UsageError
+from planner.core.errors import PlannerError
 from planner.core.schema import MeasurementRecord, SwinConfig
-from search.loop.replay import Replay
 from search.loop.space import Space, make_space
 from search.loop.study.identity import Identity
-from search.loop.study.optuna_study import IDENTITY as IDENTITY_ATTRIBUTE
 from search.loop.study.optuna_study import OptunaStudy, make_study
 from search.loop.study.records import append_records, read_records
 from search.loop.study.storage import StudyError, hidden_password
@@ -102,24 +100,6 @@ def test_a_card_is_itself_however_its_memory_was_read(
     assert ids(again.records()) == ([] if differs else ["p"])
 
 
-def test_a_study_of_before_uuids_is_still_ours(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
-    old = OURS.to_json()
-    del old["device"]["uuid"]
-    study.study.set_user_attr(IDENTITY_ATTRIBUTE, old)
-    assert study.adopt(OURS) == ()
-
-
-def test_cards_that_are_alike_replay_as_one() -> None:
-    setting = SPACE.candidates[0].setting
-    near = CARD.model_copy(update={"uuid": "GPU-b", "total_bytes": CARD.total_bytes - 2**27})
-    records = [make_record(setting, device=d) for d in (CARD, near)]
-    assert Replay(records).device == CARD
-    far = make_record(setting, device=CARD.model_copy(update={"name": "Another"}))
-    with pytest.raises(UsageError, match="2 devices"):
-        Replay([*records, far])
-
-
 @pytest.mark.parametrize("storage", [None, "{}/study.journal"])
 def test_records_come_back_in_order(tmp_path: Path, storage: str | None) -> None:
     url = storage and storage.format(tmp_path)
@@ -185,53 +165,6 @@ def test_the_lease_of_a_dead_process_is_free_at_once(tmp_path: Path) -> None:
     assert leased(here)
 
 
-@pytest.mark.parametrize("what", ["rebooted, or another of that name", "another container"])
-def test_a_pid_of_elsewhere_tells_nothing(tmp_path: Path, what: str) -> None:
-    """Machines from one image have one name, and their pids are each other's."""
-    there, here = open_study(tmp_path), open_study(tmp_path)
-    host, where, pid, *_ = json.loads(there.holder)
-    boot, namespace = where.split(" ")
-    other = f"another-boot {namespace}" if what.startswith("rebooted") else f"{boot} pid:[1]"
-    there.holder = json.dumps([host, other, pid, "0"])
-    assert leased(there)
-    assert here.busy() == {SPACE.candidates[0].id}
-    assert leased(here) is None
-
-
-def test_leases_count_against_the_most_probes_of_a_study(tmp_path: Path) -> None:
-    one, two = open_study(tmp_path), open_study(tmp_path)
-    two.holder = NOBODY
-    probe_one(one, 0)
-    lease = leased(one, 1, most=2)
-    assert leased(two, 2, most=2) is None
-    one.release(lease, "test")
-    assert leased(two, 2, most=2)
-
-
-def test_a_trial_that_another_finished_first_is_no_fault(tmp_path: Path) -> None:
-    """Two tuners settle what a third left, at the same instant."""
-    study = open_study(tmp_path)
-    lease = leased(study)
-    running, record = study._find(lease.trial_number), record_of(lease)
-    study.finish(lease, record)
-    study._tell(running, record)
-    study._release(running, "its tuner stopped")
-    assert study.records() == (record,)
-
-
-def test_of_two_that_found_a_study_at_once_one_is_first(tmp_path: Path) -> None:
-    """Both have seen that it is nobody's: the second learns whose it is, and is refused."""
-    one, two = open_study(tmp_path), open_study(tmp_path)
-    other = Identity(MODEL, GPU.model_copy(update={"name": "H200"}), IDENTITY.versions)
-    assert one._found(IDENTITY) == IDENTITY.to_json()
-    assert two._found(other) == IDENTITY.to_json()
-    with pytest.raises(StudyError, match="H200"):
-        two.adopt(other)
-    assert one.adopt(IDENTITY) == ()
-    assert one.records() == ()
-    assert one.busy() == set()
-
-
 @pytest.mark.parametrize("killed", ["recorded, not told", "received, not recorded"])
 def test_what_a_killed_tuner_had_found_is_kept_once(tmp_path: Path, killed: str) -> None:
     """Killed between the line in probes.jsonl and the study, or while the worker whose result was
@@ -247,47 +180,6 @@ def test_what_a_killed_tuner_had_found_is_kept_once(tmp_path: Path, killed: str)
         here = reopened(tmp_path)
         assert ids(here.records()) == written(tmp_path) == [lease.probe_id]
         assert len(here.study.get_trials()) == 1
-
-
-def test_what_a_lost_tuner_had_received_is_heard_of_while_others_run(tmp_path: Path) -> None:
-    lost, here = dead_study(tmp_path), open_study(tmp_path)
-    lease = leased(lost)
-    lost.receive(record_of(lease))
-    assert here.busy() == set()
-    assert ids(here.records()) == [lease.probe_id]
-    assert leased(here) is None
-
-
-def test_a_lease_that_was_received_is_finished_and_not_given_back(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
-    leases = [leased(study, i) for i in (0, 1)]
-    study.receive(record_of(leases[0]))
-    for lease in leases:
-        study.release(lease, "interrupted")
-    assert ids(study.records()) == written(tmp_path) == [leases[0].probe_id]
-    assert leased(study) is None
-    assert leased(study, 1)
-
-
-def test_a_record_that_came_after_its_lease_is_kept(tmp_path: Path) -> None:
-    """A suspended machine: another tuner has freed the setting before the probe ended."""
-    slow, other = open_study(tmp_path), open_study(tmp_path)
-    lease = leased(slow, seconds=-1000)
-    other.reconcile()  # frees it
-    slow.finish(lease, record_of(lease))
-    assert ids(other.records()) == [lease.probe_id], "others hear of it at once"
-    for _ in range(2):
-        assert ids(reopened(tmp_path).records()) == written(tmp_path) == [lease.probe_id]
-
-
-def test_two_tuners_in_one_process_leave_each_others_leases_alone(tmp_path: Path) -> None:
-    one, two = open_study(tmp_path), open_study(tmp_path)
-    lease = leased(one)
-    one.receive(record_of(lease))
-    two.reconcile()
-    assert two.records() == ()
-    one.finish(lease, record_of(lease))
-    assert len(two.records()) == 1
 
 
 def test_records_of_anothers_search_are_left_alone(tmp_path: Path) -> None:
@@ -351,14 +243,6 @@ def test_a_foreign_database_gets_no_tables_of_ours(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "study.db") as connection:
         tables = connection.execute("select name from sqlite_master").fetchall()
     assert tables == [("recipes",)]
-
-
-def test_a_read_only_study_is_said(tmp_path: Path) -> None:
-    """SQLite's own read-only mode: the tests may run as root, whom file modes do not stop."""
-    open_study(tmp_path)
-    url = f"sqlite:///file:{tmp_path / 'study.db'}?mode=ro&uri=true"
-    with pytest.raises(StudyError, match="read-only"):
-        probe_one(open_study(tmp_path, url), 0)
 
 
 def test_a_disk_that_fills_up_keeps_the_record_elsewhere(

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.result import Excluded
+from planner.core.schema import TrainSetting
 from planner.core.units import GIB
 from search.loop.result.exclusions import find_excluded
-from search.loop.space import candidate, make_space, space_of
+from search.loop.space import candidate, make_space
 from search.loop.surrogate.broken_parts import BrokenParts
 from search.loop.surrogate.posterior import BROKEN, Posterior
 from search.loop.surrogate.prior import generic_prior
@@ -64,18 +63,6 @@ def test_two_modes_that_fail_close_the_compiler() -> None:
     assert share(lambda s: s.compile == "off", found) > 0.98
 
 
-def test_a_mode_that_ran_is_cleared_of_what_its_checkpointing_does() -> None:
-    broken = closed_after(
-        at(compile="default", checkpointing="blocks"),
-        at(compile="default", checkpointing="stages"),
-    )
-    broken.ran(at(compile="default"))
-    found = closes(broken)
-    assert share(lambda s: s.compile == "default" and s.checkpointing == "blocks", found) == 1
-    assert share(lambda s: s.compile == "default" and s.checkpointing == "none", found) == 0
-    assert share(lambda s: s.compile == "off", found) == 0
-
-
 def test_a_broken_optimizer_is_found_whatever_else_the_failures_share() -> None:
     """Both compiled in one mode and fused: either may be it, until one of them ran."""
     fused = {"compile": "default", "optimizer": "adamw-fused"}
@@ -105,22 +92,6 @@ def test_a_precision_or_an_attention_is_closed_last(axis: str, value: str) -> No
     assert not closes(broken)[np.invert(with_it)].any()
 
 
-def test_a_precision_that_needs_a_library_is_closed_by_its_library() -> None:
-    """fp8's is torchao's: sooner than another precision."""
-    fp8 = [
-        TrainSetting.model_validate({**PLAIN, "precision": "fp8", **changes})
-        for changes in ({}, {"checkpointing": "blocks"}, {"optimizer": "adamw-fused"})
-    ]
-    plain = TrainSetting.model_validate(PLAIN)
-    space = space_of([plain, *fp8])
-    broken = BrokenParts(space)
-    broken.ran(space.index(plain))
-    for setting in fp8[:2]:
-        broken.broke(space.index(setting))
-    assert closes(broken)[space.index(fp8[2])]
-    assert not closes(broken)[space.index(plain)]
-
-
 def test_what_a_failure_is_said_to_share_is_what_most_failures_had() -> None:
     """One of four was compiled: the compiler was blamed for all of them."""
     failed = [
@@ -138,36 +109,3 @@ def test_what_a_failure_is_said_to_share_is_what_most_failures_had() -> None:
     said = {r.reason for r in find_excluded(posterior, records) if r.setting.precision == "bf16"}
     said = {reason for reason in said if "was probed" not in reason}
     assert said == {"unlikely to run, as 4 probes with bf16 failed"}
-
-
-def test_what_is_drawn_has_the_probabilities_that_are_said() -> None:
-    broken = closed_after(at(compile="default"))
-    everything = np.arange(len(SPACE))
-    drawn = broken.draw(np.random.default_rng(0), 4000, everything).mean(axis=0)
-    assert np.abs(drawn - broken.probabilities()).max() < 0.05
-
-
-def test_what_failures_closed_is_not_said_to_be_too_large() -> None:
-    """Settings that fit are named with what they share with the failures, once anything ran."""
-    failed = [
-        make_record(SETTINGS[at(compile="default", precision=p)]).model_copy(
-            update={"status": "unsupported", "step_seconds": (), "device_bytes": None}
-        )
-        for p in ("bf16", "fp32")
-    ]
-    posterior = Posterior(SPACE, generic_prior(SPACE, GPU), 80 * GIB)
-
-    def others(records: list[MeasurementRecord]) -> list[Excluded]:
-        """What is ruled out and was not probed."""
-        for record in records:
-            posterior.tell(candidate(record.setting), record)
-        found = find_excluded(posterior, records)
-        return [r for r in found if "was probed" not in r.reason]
-
-    assert not others(failed)
-    found = others([*failed, make_record(SETTINGS[at()])])
-    assert found
-    for ruled in found:
-        assert ruled.predicted_bytes
-        assert ruled.predicted_bytes < 80 * GIB
-        assert "2 probes with the compiler or compile default failed" in ruled.reason

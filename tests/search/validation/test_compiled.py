@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli import main
-from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.memory.compiled import BOUNDED, TRACED
-from search.loop.study.records import append_records, read_records
+from planner.core.schema import MeasurementRecord
+from search.loop.study.records import read_records
 from search.tuning.validation.compare import compare, trace_compiled
-from tests.search.validation.measurements import record_of
 
 TRUTH = Path(__file__).parents[2] / "truth"
 H200 = ("h200/tuned.jsonl", "h200/crowded.jsonl")
@@ -43,16 +40,3 @@ def test_what_compiled_steps_took_is_what_their_trace_says(
         assert abs(found.error("reserved") or 0) < 0.08
         if "allocated" in found.figures:
             assert abs(found.error("allocated") or 0) < 0.01
-
-
-@pytest.mark.compiler
-def test_a_replay_traces_what_was_compiled(tmp_path: Path) -> None:
-    file = tmp_path / "records.jsonl"
-    setting = TrainSetting(batch_size=2, compile="default", attention="sdpa")
-    record = record_of(setting, peak_allocated_bytes=2**30, peak_reserved_bytes=2**30)
-    append_records(file, [record])
-    (before,) = compare([record])
-    assert BOUNDED.notes[0] in before.estimate.assumed
-    assert main(["validate", "--replay", str(file)]) == 0
-    (after,) = compare([record])
-    assert TRACED.notes[0] in after.estimate.assumed
