@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +15,12 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from planner import TrainSetting, estimate, largest_batch
-from planner.core.errors import ContractError, PlannerError, UnsupportedError, UsageError
+from planner.core.errors import ContractError, UnsupportedError, UsageError
 from planner.core.schema import FactoryModel, Model, ResolvedSetting
-from planner.estimation.estimate import choose
 from planner.estimation.ledgers import record_ledgers, step_ledger
 from planner.ledger import cache as ledger_cache
 from planner.ledger.affine import in_canonical_order
-from planner.ledger.key import ledger_key
-from planner.ledger.ledger import WORKSPACE_VARIABLE, Ledger
-from planner.trace import process
+from planner.ledger.ledger import Ledger
 from planner.trace.here import may_trace_here
 from planner.trace.kept_step import TracedStep, _held_step, retrace, traced_step
 from tests.covering import covering
@@ -214,52 +210,6 @@ from torch import nn
 def build():
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1000))
 """
-
-
-def test_several_tracers_answer_each_for_its_own_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of a file that was edited: Python goes on with what it imported, and an error is held,
-    but a notebook must mend its file without a new kernel. And one of a file whose import sets the
-    size of cuBLAS's workspaces where nobody has, as monai 1.6 does: it is kept with its ledger."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    file = tmp_path / "edited_here.py"
-    file.write_text("def build():\n    raise RuntimeError('to be mended')\n")
-    with pytest.raises(PlannerError, match="to be mended"):
-        estimate("edited_here:build", setting())
-    file.write_text(MENDED)
-    (tmp_path / "setting_it.py").write_text(
-        "import os\nfrom tests.traced_models import Small\n"
-        f"os.environ.setdefault({WORKSPACE_VARIABLE!r}, ':4096:8')\n"
-    )
-    asked: list[list[str]] = []
-    make = process._Tracer.__init__
-
-    def noted(tracer: process._Tracer, waiting: process.Missing, said: Any) -> None:
-        asked.append([step.model.title.partition(":")[0] for step, _ in waiting])
-        make(tracer, waiting, said)
-
-    monkeypatch.setattr(process._Tracer, "__init__", noted)
-    monkeypatch.setattr(process, "usable_cores", lambda: 8)
-    monkeypatch.setattr("planner.trace.ledger.trace_estimate", None)  # nothing is traced here
-    setting_it = model_of("Small").model_copy(update={"factory": "setting_it:Small"})
-    edited = FactoryModel(factory="edited_here:build")
-    models = (edited, model_of("Wrong"), setting_it, edited, model_of("Normalized"))
-    requests = [choose(m, setting(batch_size=5 + n), None, {}) for n, m in enumerate(models)]
-    assert WORKSPACE_VARIABLE not in os.environ
-    assert ledger_key(setting_it, setting(), 2) is not None
-    errors = record_ledgers(requests, limit_seconds=600)
-    assert asked == [["edited_here"] * 2 + ["setting_it"], ["tests.traced_models"] * 2]
-    assert [type(error) for error in errors if error is not None] == [ContractError]
-    for _ in range(2):
-        assert estimate("edited_here:build", setting()).num_parameters == 4000
-        found = estimate(setting_it, setting(), gpu="a100-sxm-80gb")
-        assert any(f"{WORKSPACE_VARIABLE}=:4096:8" in said for said in found.assumed)
-        forget()
-    for value in (":16:8", ""):
-        monkeypatch.setenv(WORKSPACE_VARIABLE, value)
-        assert (ledger_key(setting_it, setting(), 2) is None) == bool(value)
 
 
 @pytest.mark.parametrize(

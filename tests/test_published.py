@@ -133,6 +133,7 @@ def test_the_committed_shares_are_what_the_fit_finds() -> None:
     assert found == pytest.approx(COMMITTED, abs=0.01, rel=0.01)
 
 
+@pytest.mark.truth
 @needs("timm", "torchvision", "transformers")
 @pytest.mark.parametrize(
     ("options", "show"),

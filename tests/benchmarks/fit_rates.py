@@ -205,7 +205,6 @@ def main() -> None:
             what = f"{timed.what}, {describe_setting(timed.setting)}"
             print(f"  {error:+7.1%}  {timed.gpu.name:14} {what}")
         summary = accuracy_of([error for _, error in found])
-        assert summary is not None
         print(f"  {summary.count} rows, median {summary.median:.1%}, worst {summary.worst:.1%}")
     print("\nplanner/throughput/efficiency.py:")
     for name, value in shares.items():

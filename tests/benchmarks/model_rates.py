@@ -145,7 +145,6 @@ def measured_steps(card: str, *names: str) -> Iterator[tuple[str, float, float, 
             model, setting = resolve(row.model, row.setting)
             operations = list(step_ledger(model, setting).operations())
         gpu = gpu_of(row)
-        assert gpu is not None
         found = predict_step(operations, rates_for(gpu, model), setting, setting.accumulate)
         host = f"host {found.host_seconds:.3f} s of {found.step_seconds:.3f}"
         error = found.step_seconds / median(row.step_seconds) - 1

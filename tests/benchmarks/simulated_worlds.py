@@ -2,7 +2,6 @@
 
     python -m tests.benchmarks.simulated_worlds [WORLD…] [--devices 6] [--budget 600] [--pairs …]
         [--workers 1] [--keep]
-    python -m tests.benchmarks.simulated_worlds --show
 
 The devices are those of tests/benchmarks/simulated_draws.py, each with one thing more that is true
 of it: a precision or an attention that crashes or gives NaN, bf16 that the card emulates, a compile
@@ -224,11 +223,7 @@ def main() -> None:
     parser.add_argument("--pairs", nargs="*", default=list(PAIRS))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="as tests/benchmarks/results/")
-    parser.add_argument("--show", action="store_true", help="what was kept last, nothing searched")
     given = parser.parse_args()
-    if given.show:
-        print(show_worlds(kept_worlds()))
-        return
     names = given.worlds or list(WORLDS)
     tasks = [(pair, names, given.devices, given.budget) for pair in given.pairs]
     with get_context("spawn").Pool(given.workers) as pool:
@@ -240,8 +235,7 @@ def main() -> None:
     if given.keep:
         kept = {name: [asdict(e) for e in found] for name, found in ended.items()}
         said = {"date": str(date.today()), "budget": given.budget, "ended": kept}
-        path = RESULTS / f"simulated_worlds-{date.today()}.json"
-        path.write_text(json.dumps(said, indent=1) + "\n")
+        RESULTS.joinpath(f"simulated_worlds-{date.today()}.json").write_text(json.dumps(said))
     print(show_worlds(ended))
 
 

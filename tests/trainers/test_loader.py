@@ -134,14 +134,14 @@ PIPELINES = ("torchvision", "torchvision-jpeg", "timm", "transformers")
 
 def test_the_script_trains_on_a_data_set_of_ones_own(tmp_path: Path) -> None:
     """The factory's DataLoader gives its data set and its collation; the rest is the setting's."""
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "own_items.py").write_text(
         "import torch\nfrom torch.utils.data import DataLoader, default_collate\n\n\n"
         "def collate(items):\n    print('collated')\n    return default_collate(items)\n\n\n"
         "def make_data():\n    items = [(torch.zeros(3, 32, 32), n) for n in range(10)]\n"
         "    return DataLoader(items, batch_size=1, collate_fn=collate)\n"
     )
     loader = LoaderSetting(pipeline="own", workers=0, pin_memory=False)
-    result = emitted("pytorch", loader, kind="factory", location="mine:make_data")
+    result = emitted("pytorch", loader, kind="factory", location="own_items:make_data")
     ended = run_here(result.text, tmp_path, "--steps", "3", "--log-every", "1")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("collated") == 6, "3 steps of 2 batches, 2 an epoch"

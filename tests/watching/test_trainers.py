@@ -18,6 +18,7 @@ from tests.trainers.cases import recommendation, tiny
 from tests.trainers.test_pytorch import run_here
 from tests.watching.loops import BATCH, CLASSES, IMAGES, Loop, end, events, loader, of_kind
 
+pytestmark = pytest.mark.trainers
 declare_missing_operators()  # of torchvision, which trainers import
 STEPS = IMAGES // BATCH
 
