@@ -29,12 +29,9 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self.is_held = False
-        self.is_due = False
-        self._is_dropped = False
-        self._is_telling = False
+        self.is_held = self.is_due = False
+        self._is_dropped = self._is_telling = False
         self._has_ended = threading.Event()
-        self._again: threading.Thread | None = None
 
     def hear(self, number: int, frame: FrameType | None = None) -> None:
         if (self.number is not None and not self._is_dropped) or self._is_telling:
@@ -52,22 +49,17 @@ class Interrupts:
             return
         # Not from here, where it would be dropped too, however long a busy machine stays here.
         self._is_dropped = self._is_telling = True
-        self._again = threading.Thread(target=self._tell_again, daemon=True)
-        self._again.start()
+        threading.Thread(target=self._tell_again, daemon=True).start()
         self._is_telling = False
 
     def _tell_again(self) -> None:
         """Until it is heard."""
-        main = threading.main_thread().ident
-        assert main is not None
         while self._is_dropped and not self._has_ended.wait(_AGAIN_SECONDS):
-            signal.pthread_kill(main, self.number or signal.SIGINT)
+            signal.pthread_kill(threading.main_thread().ident or 0, self.number or signal.SIGINT)
 
     def end(self) -> None:
-        """Nothing is raised again from here on."""
+        """Nothing is told again from here on."""
         self._has_ended.set()
-        if self._again is not None:
-            self._again.join()
 
     @property
     def ending(self) -> str:
