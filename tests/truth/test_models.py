@@ -39,7 +39,6 @@ TABLES = Path(__file__).parent / "TABLES.md"
 POINTS = "tests.models.tasks:Points"
 MORE = (
     "timm:resnet18",
-    "tests.models.diffusers_tasks:TextToImage",
     "tests.models.monai_tasks:UNETR",
 )
 SAMPLED = 16
