@@ -75,10 +75,7 @@ def _answer(advice: Advice) -> str:
         )
     lines = [wrapped(f"Recommended for {what}{_standing(best, advice)}:"), *_way(best, advice)]
     if advice.fastest is not None:
-        lines += [
-            "Perhaps faster, within the error of the figures:",
-            *_way(advice.fastest, advice),
-        ]
+        lines += ["Perhaps faster, within the error of the figures:", *_way(advice.fastest, advice)]
     if advice.surely is not None:
         lines += ["The fastest that fits even in the worst case:", *_way(advice.surely, advice)]
     elif not best.estimate.fits_surely:
@@ -214,11 +211,7 @@ def _front(advice: Advice) -> str:
     if len(advice.front) < 2:
         return ""
     rows = [
-        [
-            total_text(way.estimate),
-            f"{way.images_per_second:,.0f}",
-            _own(way, advice),
-        ]
+        [total_text(way.estimate), f"{way.images_per_second:,.0f}", _own(way, advice)]
         for way in advice.front
     ]
     return "Memory against speed (each row is the fastest for its memory):\n" + table_text(

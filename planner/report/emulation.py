@@ -22,6 +22,7 @@ from planner.watching.emulating.varying import Variation
 from planner.watching.explaining.snapshot_reading import Group
 
 MAX_GROUPS = 12
+MANY_FORWARDS = 4  # more than a step of several models has before its backward
 NODES = "$NNODES, $NODE_RANK, $MASTER_ADDR and $MASTER_PORT"
 ALIVE = "memory", "share", "tensors", "what", "asked for by"
 PROCESSES = "process", "GPU", "steps", "allocated", "reserved", "device total", "peak"
@@ -126,10 +127,10 @@ def answer(run: EmulatedRun) -> list[str]:
             f"launcher {NODES}, as \"sh -c '…'\" can."
         ]
     if fullest is None or not fullest.peaks:
-        return [
-            f"Not known: no process used the GPU through torch (exit status {run.status}). "
-            "Does the program train on 'cuda', and is its torch a build with CUDA?"
-        ]
+        why = "no process used the GPU through torch. Does it train on 'cuda', by a CUDA build?"
+        if run.processes or run.status:
+            why = f"it ended (exit status {run.status}) before a step of it was seen."
+        return [f"Not known: {why} What it printed last is above."]
     peak = fullest.fullest
     assert peak is not None
     total, spare = format_bytes(peak.total_bytes), format_bytes(peak.spare_bytes)
@@ -168,26 +169,42 @@ def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
 
 
 def _by_kind(failed: OutOfMemory) -> list[str]:
-    """What helps any model, by the kind of what was alive."""
+    """What helps any model, by the state of the allocator and what was alive."""
+    alive = max(sum(group.num_bytes for group in failed.groups), 1)
+    unused = failed.reserved_bytes - failed.allocated_bytes
     if failed.grown_bytes:
         grown = format_bytes(failed.grown_bytes)
-        return [f"Next: each step left {grown} more alive. Keep no losses, outputs or gradients."]
-    alive = sum(group.num_bytes for group in failed.groups)
-    states, batch = failed.state_bytes, failed.batch_bytes
-    what, levers = "parameters and optimizer state", (
-        "which no smaller batch frees: an optimizer with less state, LoRA, or sharding over more "
-        "GPUs needs less"
-    )  # fmt: skip
-    if batch >= states:
-        what, levers = "activations and batches", (
-            "which grow with the batch: a smaller one with accumulation, checkpointing, or bf16 "
-            "autocast where it is off needs less; --vary ARGUMENT finds the largest that fits"
-        )  # fmt: skip
-    share = max(batch, states) / max(alive, 1)
-    if share < 0.5:
-        return ["Next: no kind was half of what was alive; run it with a smaller batch first."]
-    tail = "That is read from what was alive; how much each frees, only a run with it says."
-    return [f"Next: {share:.0%} of what was alive is {what}, {levers}. {tail}"]
+        said = f"each step left {grown} more alive. Keep no losses, outputs or gradients."
+    elif unused >= max(failed.requested_bytes - failed.free_bytes, failed.reserved_bytes // 10):
+        said = (
+            f"torch held {format_bytes(unused)} in free pieces, each too small: run it with "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (torch 2.1 or later)."
+        )
+    elif failed.forwards >= MANY_FORWARDS:
+        said = (
+            f"{failed.forwards} forwards had run since the last backward, and kept what it would "
+            "need. An evaluation belongs under torch.no_grad(); of a loss that is summed up keep "
+            "loss.detach()."
+        )
+    elif failed.state_bytes >= alive / 2:
+        said = (
+            f"{failed.state_bytes / alive:.0%} of what was alive is parameters and optimizer "
+            "state, which no smaller batch frees: an optimizer with less state, LoRA, or sharding "
+            "over more GPUs needs less."
+        )
+    elif failed.batch_bytes >= alive / 2 or not failed.groups:
+        said = (
+            f"{failed.batch_bytes / alive:.0%} of what was alive is activations and batches, which "
+            "grow with the batch: a smaller one with accumulation, checkpointing, or bf16 autocast "
+            "where it is off needs less; --vary ARGUMENT finds the largest that fits."
+        )
+    else:
+        first = failed.groups[0]
+        said = (
+            f"the largest part of what was alive, {first.num_bytes / alive:.0%}, was asked for by "
+            f"one line, in {first.count} pieces: {first.where}."
+        )
+    return [f"Next: {said}"]
 
 
 def known_levers(known: KnownRelief) -> str:

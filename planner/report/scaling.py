@@ -8,13 +8,7 @@ from planner.core.units import format_seconds
 from planner.estimation.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
 from planner.report.cost import cost_cells, cost_headers
 from planner.report.settings import value_text
-from planner.report.tables import (
-    ALWAYS_SHOWN,
-    header,
-    range_notes,
-    shown_fields,
-    total_text,
-)
+from planner.report.tables import ALWAYS_SHOWN, header, range_notes, shown_fields, total_text
 from planner.report.terminal import table_text, wrapped
 from planner.report.verdicts import fits_cell
 

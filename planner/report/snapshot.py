@@ -50,10 +50,7 @@ def memory_snapshot(
 
 
 def snapshot_on(
-    ledger: Ledger,
-    gpu: Gpu | None,
-    memory_bytes: int | None,
-    allocator: AllocatorConfig | None,
+    ledger: Ledger, gpu: Gpu | None, memory_bytes: int | None, allocator: AllocatorConfig | None
 ) -> dict[str, Any]:
     """The snapshot of a ledger on a device, as its estimate plays it."""
     allowed = may_reserve(gpu, memory_bytes, allocator)

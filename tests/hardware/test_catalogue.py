@@ -27,14 +27,14 @@ from planner.machine.hardware.precisions import check_precision
 # FP32 lanes of one SM (or FP32 matrix lanes of one AMD compute unit), per architecture.
 LANES = {"Volta": 64, "Turing": 64, "CDNA2": 128, "CDNA3": 128}
 # Dense FP16 rate with fp32 accumulation over the FP32 rate, from the architecture whitepapers.
-# GeForce cards of Turing on have half the rate of the professional cards of the same chip; L40 and
-# A10G are specified at GeForce's ratio; a Hopper's tensor clock is lower than its FP32 clock.
+# GeForce cards of Turing on have half the rate of the professional cards of the same chip; L40, L20
+# and A10G are specified at GeForce's ratio; a Hopper's tensor clock is lower than its FP32 clock.
 RATIO = {"Volta": 8, "Turing": 8, "Ampere": 4, "Ada": 4, "Hopper": 14.8, "CDNA2": 4, "CDNA3": 8}
 GEFORCE_RATIO = {"Turing": 4, "Ampere": 2, "Ada": 2, "Blackwell": 2}
 
 
 def ratio(gpu: Gpu) -> float:
-    if "GeForce" in gpu.title or gpu.name in ("l40", "a10g"):
+    if "GeForce" in gpu.title or gpu.name in ("l40", "l20", "a10g"):
         return GEFORCE_RATIO[gpu.architecture]
     if gpu.capability == (8, 0):
         return 16

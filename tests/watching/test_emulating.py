@@ -24,7 +24,7 @@ FORWARD = [("/lib/torch/nn/modules/linear.py", 134, "forward"), ("/u/train.py", 
 FAILED = {
     "times": 1, "device": 0, "requested_bytes": GIB, "free_bytes": 0, "total_bytes": 24 * GIB,
     "allocated_bytes": 0, "reserved_bytes": 0, "step": 1, "where": [], "places": [],
-    "module": "", "is_backward": False, "grown_bytes": 0, "subject": None,
+    "module": "", "is_backward": False, "grown_bytes": 0, "subject": None, "forwards": 0,
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_the_verdict_comes_first() -> None:
         "requested_bytes": 3 * GIB, "free_bytes": GIB, "total_bytes": 24 * GIB,
         "allocated_bytes": 22 * GIB, "reserved_bytes": 23 * GIB, "step": 1, "where": FORWARD,
         "places": [[FORWARD, 22 * GIB, 9]], "module": "Net.mlp", "is_backward": False,
-        "grown_bytes": 0, "subject": None,
+        "grown_bytes": 0, "subject": None, "forwards": 0,
     }  # fmt: skip
     run = run_of(record(23 * GIB, 0, out_of_memory=failed), status=1)
     assert run.fits is False

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from planner.core.errors import PlannerError
-from planner.core.files import cache_directory
+from planner.core.files import cache_directory, unwritable
 from planner.machine.emulated import stubs
 from planner.machine.emulated.wheels import Wheels, installed_wheels
 
@@ -48,8 +48,11 @@ def built_libraries() -> Path:
             "an emulated GPU is built by a C compiler, and there is no 'cc' here.",
             "Install one: on Debian and Ubuntu, apt-get install gcc libc6-dev",
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
+    except OSError as error:
+        raise unwritable(folder.parent, error, "set PLANNER_CACHE_DIR") from error
     try:
         _build(compiler, wheels, beside)
         _move_into_place(beside, folder)

@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from planner.core.errors import PlannerError
 from planner.machine.emulated.building import NVML_FOLDER, built_libraries
@@ -56,8 +56,9 @@ def started(
     same names.
     """
     libraries = built_libraries()
-    prefix = f"planner-emulated-{os.getpid()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=SHARED_MEMORY) as folder:
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        raise PlannerError(f"{SHARED_MEMORY} cannot be written.", "In a container: --shm-size 1g")
+    with TemporaryDirectory(prefix=f"planner-emulated-{os.getpid()}-", dir=SHARED_MEMORY) as folder:
         configuration, table = Path(folder) / "machine.txt", Path(folder) / "table"
         table.touch()
         configuration.write_text(configuration_text(machine, str(table)))
@@ -65,10 +66,7 @@ def started(
 
 
 def _variables(
-    libraries: Path,
-    configuration: Path,
-    machine: EmulatedMachine,
-    environment: Mapping[str, str],
+    libraries: Path, configuration: Path, machine: EmulatedMachine, environment: Mapping[str, str]
 ) -> dict[str, str]:
     preloaded = [str(p) for name in PRELOADED for p in libraries.glob(f"{name}.so.*")]
     searched = [str(libraries)]

@@ -131,8 +131,7 @@ def _own(text: str, source: str) -> LinkCurve:
     data = parse_json(text, source)
     if isinstance(data, dict) and "results" in data and "link_format" not in data:
         raise UsageError(
-            f"{source} is the JSON of nccl-tests, which is not read.",
-            "Pass what the run printed.",
+            f"{source} is the JSON of nccl-tests, which is not read.", "Pass what the run printed."
         )
     if isinstance(data, dict) and data.get("link_format", LINK_FORMAT) != LINK_FORMAT:
         raise UsageError(

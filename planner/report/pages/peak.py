@@ -75,8 +75,7 @@ def _table(alive: Sequence[Alive]) -> Table:
             group.category.replace("_", " "),
             Number(group.each_bytes, f"{group.num_storages:,} × {format_bytes(group.each_bytes)}"),
             Number(
-                group.num_bytes,
-                f"{format_bytes(group.num_bytes)}, {group.num_bytes / total:.1%}",
+                group.num_bytes, f"{format_bytes(group.num_bytes)}, {group.num_bytes / total:.1%}"
             ),
             group.until,
         ]

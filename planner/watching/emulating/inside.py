@@ -206,11 +206,11 @@ class Record:
             **self.placed(stack_here()),
             "allocated_bytes": self.torch.cuda.memory_allocated(device),
             "reserved_bytes": self.torch.cuda.memory_reserved(device),
-            "grown_bytes": grown(self.values["allocated"]), "subject": None,
+            "grown_bytes": grown(self.values["allocated"]), "subject": None, "forwards": 0,
         }  # fmt: skip
         self.write()
         if self.modules is not None:
-            failed["subject"] = self.modules.subject()
+            failed |= {"subject": self.modules.subject(), "forwards": self.modules.forwards}
             self.write()
         self.keep()
 

@@ -37,6 +37,7 @@ class Modules:
         self.numbers: dict[tuple[str, bool, tuple[Any, ...]], str] = {}
         self.within = threading.local()
         self.backward_at: Stack = []
+        self.forwards = 0  # of outermost modules, kept for a backward that has not come yet
         self.roots: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self.set_mark = torch._C._cuda_setMemoryMetadata
         module = torch.nn.Module
@@ -54,7 +55,7 @@ class Modules:
             return result
 
         def run_backward(roots: Any, *given: Any, **named: Any) -> Any:
-            self.backward_at = stack_here()
+            self.backward_at, self.forwards = stack_here(), 0
             self.own(roots, "")
             return run(roots, *given, **named)
 
@@ -85,12 +86,11 @@ class Modules:
         self.mark(self.path[-1] if self.path else "")
 
     def name(self, module: Any, outer: str, given: Any) -> str:
-        try:
+        with contextlib.suppress(Exception):  # a module may be scripted, or not to be hashed
             if not outer and not self.is_backward():
                 self.see(module, given)
-            return self.names.get(module) or f"{outer}.{type(module).__name__}"
-        except TypeError:  # one that cannot be hashed
-            return f"{outer}.{type(module).__name__}".lstrip(".")
+            return self.names[module]
+        return f"{outer}.{type(module).__name__}".lstrip(".")
 
     def see(self, module: Any, given: Any) -> None:
         """An outermost one; of those with parameters it is kept how they were called last."""
@@ -98,6 +98,7 @@ class Modules:
         if module not in self.names:
             self.register(module)
         if next(module.parameters(), None) is not None:
+            self.forwards += torch.is_grad_enabled()
             is_autocast = torch.is_autocast_enabled("cuda")
             self.roots[module] = {
                 "shape": next((list(t.shape) for t in tensors(given, torch.Tensor)), []),

@@ -54,7 +54,7 @@ class OutOfMemory:
     """The first of torch's out-of-memory errors, of `times`: what was asked for, in which step,
     phase, module and line, and what was alive. The program may have gone on from it. Before it
     steps had left `grown_bytes` more each (0: none); `subject` is what it trained, where that was
-    plain to see."""
+    plain to see. `forwards` of outermost modules had no backward yet."""
 
     times: int
     device: int
@@ -70,6 +70,7 @@ class OutOfMemory:
     groups: tuple[Group, ...]
     grown_bytes: int
     subject: dict[str, Any] | None
+    forwards: int
 
     @property
     def state_bytes(self) -> int:
@@ -166,8 +167,7 @@ class EmulatedRun:
     @property
     def free_bytes(self) -> int:
         """Of the first card at the start: who holds some of it has a context there too."""
-        others = self.in_use_bytes + self.context_bytes if self.in_use_bytes else 0
-        return self.memory_bytes - others
+        return self.memory_bytes - (self.in_use_bytes and self.in_use_bytes + self.context_bytes)
 
     @property
     def lacks_context(self) -> bool:
@@ -208,8 +208,7 @@ class EmulatedRun:
 
 def read_processes(records: Sequence[Mapping[str, Any]]) -> tuple[EmulatedProcess, ...]:
     """By rank, those without one last."""
-    found = [_process(record) for record in records]
-    return tuple(sorted(found, key=lambda p: (p.rank is None, p.rank or 0, p.pid)))
+    return tuple(sorted(map(_process, records), key=lambda p: (p.rank is None, p.rank or 0, p.pid)))
 
 
 def _process(record: Mapping[str, Any]) -> EmulatedProcess:
@@ -231,8 +230,7 @@ def _process(record: Mapping[str, Any]) -> EmulatedProcess:
 
 def _placed(record: Mapping[str, Any]) -> dict[str, Any]:
     """Stacks become what people read: a phase, a line, and groups of blocks."""
-    left = ("places", "where", "is_backward")
-    rest = {key: value for key, value in record.items() if key not in left}
+    rest = {k: v for k, v in record.items() if k not in ("places", "where", "is_backward")}
     stack = record["where"]
     category, where = _place(stack)
     if theirs := [frame for frame in stack if "/site-packages/" not in frame[0]]:

@@ -195,6 +195,7 @@ def _supervised(
             _tell(holder, b"T")
             if not _is_over(reader):
                 _tell(holder, b"K")
+                _is_over(reader)  # an order that is read with another is lost
             raise
         finally:
             _tell(holder, b"D")
