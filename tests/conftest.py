@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -67,9 +68,12 @@ def _what_is_imported_stays() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _imports_set_no_size() -> None:
-    """Importing monai sets that of cuBLAS's workspaces, for all that this process does later."""
+def _nothing_is_set_for_the_next() -> None:
+    """Importing monai sets the size of cuBLAS's workspaces, and what measures a step sets threads,
+    for all that this process does later: with two, sums depend on how busy the machine is."""
     os.environ.pop(WORKSPACE_VARIABLE, None)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
