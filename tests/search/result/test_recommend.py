@@ -205,4 +205,7 @@ def test_nothing_is_said_not_to_fit_where_the_budget_kept_it_from_being_tried() 
     why = "the budget ends before another probe could"
     found = recommend([], search(stopped_because=why, ruled_out=(large,)))
     assert found.advice == "No probe was made: allow more time with --budget."
-    assert "Nothing fits" in recommend([], search(ruled_out=(large,))).advice
+    small = large.model_copy(update={"predicted_bytes": 32 * GIB})
+    advice = recommend([], search(ruled_out=(large, small))).advice
+    assert advice.startswith("Nothing fits")
+    assert "the least that any setting needs is about 32.00 GiB" in advice
