@@ -8,6 +8,7 @@
 #include "machine.h"
 
 #define DNN EXPORT cudnnStatus_t
+#define NUM_ENGINES 64  // of each graph; some are asked for by number
 
 struct cudnnContext {
     stream_t stream;
@@ -144,7 +145,7 @@ DNN cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor,
                   name == CUDNN_ATTR_ENGINECFG_ENGINE ||
                   name == CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG;
     bool is_engine_count = name == CUDNN_ATTR_OPERATIONGRAPH_ENGINE_GLOBAL_COUNT;
-    if (type == CUDNN_TYPE_INT64 && values && wanted) *(int64_t *)values = is_engine_count;
+    if (type == CUDNN_TYPE_INT64 && values && wanted) *(int64_t *)values = is_engine_count ? NUM_ENGINES : 0;
     if (type == CUDNN_TYPE_INT32 && values && wanted) *(int32_t *)values = 0;  // shared memory
     if (count) *count = is_one;
     return CUDNN_STATUS_SUCCESS;
