@@ -178,7 +178,7 @@ def _by_kind(failed: OutOfMemory) -> list[str]:
     elif unused >= max(failed.requested_bytes - failed.free_bytes, failed.reserved_bytes // 10):
         said = (
             f"torch held {format_bytes(unused)} in free pieces, each too small: run it with "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (torch 2.1 or later)."
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (torch 2.1 or later): they may join."
         )
     elif failed.forwards >= MANY_FORWARDS:
         said = (

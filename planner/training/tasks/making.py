@@ -98,7 +98,7 @@ class GivenTask:
     ) -> None:
         self.task, self.title, self.setting, self.on_shapes = task, title, setting, on_shapes
         self.unit: str = str(getattr(task, "unit", "items"))
-        self.unit = self.unit if re.match(UNIT, self.unit) else "items"
+        self.unit = self.unit if re.fullmatch(UNIT, self.unit) else "items"
         self._is_sized = on_shapes  # whether another size was seen to make another batch; ours do
         if setting.loss not in ("library", "cross-entropy"):
             raise UnsupportedError(
