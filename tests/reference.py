@@ -5,13 +5,11 @@ python -m tests.reference
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from planner.cli import cli
-from planner.cli.help import find_command
+from planner.cli import COMMANDS, cli
 
 REFERENCE = Path(__file__).parents[1] / "docs/reference.md"
 HEAD = """\
@@ -33,16 +31,20 @@ def planner_context() -> click.Context:
     return click.Context(cli, info_name="planner", terminal_width=100, **cli.context_settings)
 
 
+def command_context(name: str) -> click.Context:
+    """The context in which the command of this name would run."""
+    parent = planner_context()
+    command = cli.get_command(parent, name)
+    assert command is not None
+    return click.Context(
+        command, info_name=name, parent=parent, help_option_names=parent.help_option_names
+    )
+
+
 def reference() -> str:
-    return HEAD + "".join(_pages(planner_context()))
-
-
-def _pages(found: click.Context) -> Iterator[str]:
-    """The page of a command, then those of its subcommands."""
-    yield f"\n## {found.command_path}\n\n```text\n{found.get_help()}\n```\n"
-    if isinstance(found.command, click.Group):
-        for name in found.command.list_commands(found):
-            yield from _pages(find_command(found, (name,)))
+    found = [planner_context(), *map(command_context, COMMANDS)]
+    pages = (f"\n## {one.command_path}\n\n```text\n{one.get_help()}\n```\n" for one in found)
+    return HEAD + "".join(pages)
 
 
 if __name__ == "__main__":

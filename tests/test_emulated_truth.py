@@ -14,7 +14,7 @@ from statistics import median
 import pytest
 
 from planner.machine.hardware.overheads import CONTEXT_BYTES_LOW, overheads_for
-from search.tuning.validation.compare import Comparison, gpu_of
+from tests.truth.compare import Comparison, gpu_of
 from tests.truth.emulated_steps import (
     kind_of,
     read_emulated,

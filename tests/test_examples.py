@@ -95,6 +95,12 @@ def test_an_example_of_a_task_trains_and_is_traced(
     )
 
 
+def test_window_attention_is_timed_where_it_is_right() -> None:
+    out = run_example("window_attention.py", Path.cwd(), "--device", "cpu", "--seconds", "0.001")
+    assert "not timed" not in out
+    assert {"explicit", "fused"} <= set(out.split())
+
+
 def test_every_example_is_run_here() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
     missing = [file.name for file in EXAMPLES.glob("*.py") if f'"{file.name}"' not in source]

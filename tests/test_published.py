@@ -16,9 +16,9 @@ import pytest
 
 from planner.core.schema import TrainSetting
 from planner.throughput import efficiency
-from search.tuning.validation.compare import accuracy_of
 from tests.benchmarks import fit_rates, model_rates
 from tests.libraries.steps import needs
+from tests.truth.compare import accuracy_of
 from tests.truth.published import (
     PublishedRow,
     compare_published,

@@ -15,7 +15,7 @@ import pytest
 from planner import estimate, find_gpu
 from planner.core.torch_version import as_of
 from search.loop.study.records import read_records
-from search.tuning.validation.compare import Comparison, accuracy, compare, rank_correlation
+from tests.truth.compare import Comparison, accuracy, compare, rank_correlation
 from tests.truth.fit import is_held_out
 
 TRUTH = Path(__file__).parent / "truth"
@@ -33,7 +33,7 @@ RECORDS = [
 ]
 # Words of the flags of times that are not a setting's own: too few steps, or others at work.
 UNSURE = ("the median is known to", "too few", "drifted", "hurried")
-NO_RECORDS = "no record of a GPU in tests/truth/ yet: planner validate --matrix makes them"
+NO_RECORDS = "no record of a GPU in tests/truth/ yet: python -m tests.truth.record makes them"
 
 # quantity, median and worst error of held-out eager rows, as shares. Reserved bytes: what cuDNN's
 # trials leave in a checkpointed step's first iteration.

@@ -29,10 +29,17 @@ from planner.core.errors import (
 )
 
 COMPLETION = "_PLANNER_COMPLETE"  # click's variable: what a shell's script asks in it
-_WATCHING = (
-    "Write 'with planner.watch(\"run\") as watch:' around its loop (docs/troubleshooting.md); "
-    "'planner explain run' reads what it writes."
-)
+# What is no command, or no longer, and what to do instead.
+INSTEAD = {
+    "watch": "Write 'with planner.watch(\"run\") as watch:' around its loop "
+    "(docs/troubleshooting.md); 'planner explain run' reads what it writes.",
+    "help": "'planner COMMAND --help' explains a command, 'planner --help' lists them.",
+    "completion": "'_PLANNER_COMPLETE=bash_source planner' prints the script for bash (or "
+    "zsh_source, fish_source).",
+    "validate": "'planner tune MODEL --output run' measures, and 'planner report run' shows each "
+    "probe beside what was predicted.",
+    "bench": "'python examples/window_attention.py' times window attention.",
+}
 MAX_SAID = 600  # characters of click's own message, which holds what was typed
 INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 
@@ -47,8 +54,6 @@ GROUPS = {
         "tune": ("planner.cli.tune:command", "Find the fastest setting by short training runs."),
         "data": ("planner.cli.data:command", "Measure how fast this machine feeds a training."),
         "profile": ("planner.cli.profile:command", "Measure where a step's time goes."),
-        "validate": ("planner.cli.validate:command", "Compare predicted with measured."),
-        "bench": ("planner.cli.bench:command", "Time window attention by itself."),
     },
     "Into your trainer": {
         "emit": ("planner.cli.emit:command", "Write a result as a trainer's configuration."),
@@ -64,10 +69,6 @@ GROUPS = {
         "gpus": ("planner.cli.gpus:command", "List the GPUs that --gpu knows."),
         "models": ("planner.cli.models:command", "List the published models of each library."),
         "cache": ("planner.cli.cache:command", "List or remove the traces that estimates keep."),
-    },
-    "About these commands": {
-        "help": ("planner.cli.help:command", "Explain a command."),
-        "completion": ("planner.cli.completion:command", "Print your shell's completion script."),
     },
 }  # fmt: skip
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
@@ -98,8 +99,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            if name == "watch":
-                raise UsageError("'watch' is no command: a training watches itself.", _WATCHING)
+            if name in INSTEAD:
+                raise UsageError(f"'{name}' is no command.", INSTEAD[name])
             raise unknown_name("command", name, COMMANDS, "List commands with 'planner --help'.")
         return super().resolve_command(ctx, args)
 
@@ -112,7 +113,7 @@ class LazyGroup(click.Group):
             for example in EXAMPLES:
                 formatter.write(f"  {example}\n")
         formatter.write_paragraph()
-        formatter.write_text("'planner help COMMAND' explains a command.")
+        formatter.write_text("'planner COMMAND --help' explains a command.")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names of commands, and what is said of them, without their files."""

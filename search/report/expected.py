@@ -11,16 +11,13 @@ from planner.report.settings import describe_setting
 from search.report.against import Point, Words, can_be_drawn, coverage, diagonal
 from search.report.parted import section_of
 from search.report.run import Run
-from search.report.validation import is_validation, validation_sections
 
 TITLE = "Expected against found"
 
 
 def expected_sections(run: Run, key: str) -> list[Section]:
-    """The section; none where nothing was expected of any probe, or nothing measured. Of records
-    that no search asked for: predicted against measured."""
-    validated = validation_sections(run, key) if is_validation(run) else []
-    return validated or section_of(
+    """The section; none where nothing was expected of any probe, or nothing measured."""
+    return section_of(
         run, key, "expected", TITLE, lambda one, key: _parts(one.records, one.unit, key)
     )
 

@@ -71,7 +71,7 @@ class Run:
     @cached_property
     def budget_bytes(self) -> int | None:
         """What a setting may take by the search, as the newest probe was judged. None where no
-        search asked (`planner validate`)."""
+        search asked."""
         asked = [r.allowed_bytes for r in (*self.cited, *reversed(self.records))]
         return next((n for n in asked if n is not None), None)
 
@@ -124,8 +124,8 @@ class Run:
 
     @cached_property
     def parts(self) -> list[Run]:
-        """The run, once for each model and device that its records are of (`planner validate`
-        measures several), named after them."""
+        """The run, once for each model and device that its records are of (a file
+        records may hold several), named after them."""
         groups: dict[tuple[Model, DeviceInfo], list[MeasurementRecord]] = {}
         for record in self.records:
             like = (k for k in groups if k[0] == record.model and k[1].is_like(record.device))

@@ -68,12 +68,6 @@ class Status:
         """A note came, which says what goes on where nothing runs."""
         return self if self.title else replace(self, doing=text.splitlines()[0] if text else "")
 
-    def counting(self, noun: str) -> Status:
-        """What is counted from here on; what was counted before does not count any more."""
-        if noun == self.noun:
-            return self
-        return replace(self, noun=noun, num_done=0, num_all=None, ended=())
-
     def begun(
         self, title: str, number: int, now: float, deadline_seconds: float | None = None,
         phase: str = "",

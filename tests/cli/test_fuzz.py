@@ -18,11 +18,10 @@ import click
 import pytest
 
 from planner.cli import COMMANDS, cli, main
-from planner.cli.help import find_command
 from planner.core.errors import PlannerError, shorten
 from planner.core.vocabulary import _words
 from planner.estimation.arguments import ALL_FIELDS
-from tests.reference import planner_context
+from tests.reference import command_context
 
 STATUSES = {0, 1, 2, 130}
 HANGS_SECONDS = 120  # a line of these takes some hundredths of a second on an idle machine
@@ -74,7 +73,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     monkeypatch.setattr(os, "fork", nothing_starts)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setattr("planner.training.loading.synthetic.make_synthetic", nothing_starts)
-    monkeypatch.setattr("search.tuning.benches.attention.time_case", nothing_starts)
     (tmp_path / "folder").mkdir()
     os.mkfifo("pipe.json")
     os.mkfifo("pipe")
@@ -104,12 +102,8 @@ class Lines:
     def line(self) -> list[str]:
         name = self.random.choice(list(COMMANDS))
         self.names = [f for f in self.files if name != "explain" or "pipe" not in f]  # it waits
-        context = find_command(planner_context(), (name,))
+        context = command_context(name)
         line = [name]
-        if isinstance(context.command, click.Group):
-            name = self.random.choice([*context.command.list_commands(context), "none"])
-            line.append(name)
-            context = find_command(context, (name,)) if name != "none" else context
         wanted = self.random.choice((0.05, 0.1, 0.3))
         for parameter in context.command.params:
             if isinstance(parameter, click.Argument):

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 
 import click
 import pytest
 
-from planner.cli import COMMANDS, EXAMPLES, cli, main
+from planner.cli import COMMANDS, EXAMPLES, INSTEAD, cli, main
 from planner.cli.command import OTHERS, Command
-from planner.cli.help import find_command
-from tests.reference import REFERENCE, planner_context, reference
+from tests.reference import REFERENCE, command_context, planner_context, reference
 
-
-def _commands() -> Iterator[click.Context]:
-    """Every command that runs, also those of a group."""
-    for name in COMMANDS:
-        found = find_command(planner_context(), (name,))
-        if not isinstance(found.command, click.Group):
-            yield found
-            continue
-        for own in found.command.list_commands(found):
-            yield find_command(found, (own,))
-
-
-ALL = {found.command_path: found for found in _commands()}
+ALL = {found.command_path: found for found in map(command_context, COMMANDS)}
 
 
 def _shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -87,7 +73,14 @@ def _read(example: str) -> None:
 
 
 def test_help_is_asked_for_in_several_ways(capsys: pytest.CaptureFixture[str]) -> None:
-    for typed in (["help", "bench", "attention"], ["bench", "attention", "-h"]):
-        assert _shown(typed, capsys) == _shown(["bench", "attention", "--help"], capsys)
-    assert main(["help", "tun"]) == 2
+    assert _shown(["tune", "-h"], capsys) == _shown(["tune", "--help"], capsys)
+    assert main(["tun"]) == 2
     assert "unknown command 'tun'. Did you mean 'tune'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", INSTEAD)
+def test_what_is_no_command_says_what_to_do_instead(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "x"]) == 2
+    assert capsys.readouterr().err == f"Error: '{name}' is no command.\n{INSTEAD[name]}\n"

@@ -17,8 +17,8 @@ from search.loop.strategies.strategy import Choice
 from search.probe.device import MemoryInUse
 from search.tuning import tune as tune_file
 from search.tuning.tune import tune
-from search.tuning.validation.compare import estimate_of
 from tests.search.tables import make_record
+from tests.truth.compare import estimate_of
 
 MODEL = SwinConfig(
     name="small", image_size=(64, 64), embed_dim=48, depths=(2, 2), num_heads=(2, 4),

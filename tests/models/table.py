@@ -39,8 +39,8 @@ from search.loop.study.records import append_records, read_records
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
 from search.probe.protocol import ProbeRequest
-from search.tuning.validation.matrix import Group, Row, expand, read_matrix
-from search.tuning.validation.run import remaining_rows
+from tests.truth.matrix import Group, Row, expand, read_matrix
+from tests.truth.record import remaining_rows
 
 TRUTH = Path(__file__).parents[1] / "truth" / "models"
 LISTED, COMPILED = TRUTH / "models.yaml", TRUTH / "compiled.yaml"

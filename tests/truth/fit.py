@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from planner.core.schema import MeasurementRecord, Model, SwinConfig, TrainSetting
 from planner.core.schema.setting import FORMER_RECIPE
 from search.loop.study.records import read_records
-from search.tuning.validation.compare import Comparison, accuracy, compare, gpu_of
+from tests.truth.compare import Comparison, accuracy, compare, gpu_of
 
 HELD_OUT_ONE_IN = 4
 # The fields of models and settings when the held-out quarter was drawn, 2026-11-20.

@@ -4,7 +4,7 @@ A probe starts, imports and builds for seconds and trains for one. Here several 
 once and take turns on the device (`tests/truth/turns.py`), so that it is never idle. Rows are of
 `minutes.yaml`, those that compile in lanes of their own; a record is on disk as soon as it is
 known, and what the file holds is not measured again. Workers see each other's contexts: the bytes
-of the device are those of plain probes only (`planner validate`).
+of the device are those of plain probes only (`tests.truth.record`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from search.loop.study.records import append_records, read_records
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
 from search.probe.protocol import ProbeRequest
-from search.tuning.validation.matrix import Row, read_matrix
-from search.tuning.validation.run import remaining_rows
+from tests.truth.matrix import Row, read_matrix
+from tests.truth.record import remaining_rows
 
 DEVICE = "cuda:0"
 TURNS = "PLANNER_TURNS"

@@ -43,7 +43,7 @@ from planner.step.tensor import Device
 from planner.step.training import BuildOnShapes, make_batch
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import DeviceRates, predict_step, rates_for
-from search.tuning.validation.compare import accuracy_of
+from tests.truth.compare import accuracy_of
 
 PUBLIC = Path(__file__).with_name("public.jsonl")
 HELD_OUT_ONE_IN = 4

@@ -3,7 +3,7 @@
     python -m tests.truth.record_emulated               all runs below, by the installed torch
     python -m tests.truth.record_emulated rtx-3090 …    those of these cards only
 
-Each run is `planner validate --matrix` on an emulated machine, into
+Each run is `python -m tests.truth.record` on an emulated machine, into
 `tests/truth/emulated/CARD-MATRIX-torch-VERSION.jsonl`; one that was interrupted goes on. It needs
 torch's CUDA build and a C compiler. `python -m tests.truth.emulated_steps` shows what came of it.
 """
@@ -55,10 +55,9 @@ RUNS = (
 
 
 def record(run: Run) -> None:
-    """Carries a run out, as a person would: `planner validate`."""
     machine = EmulatedMachine((emulated_gpu(run.card),) * run.num_gpus)
-    command = [sys.executable, "-m", "planner", "validate", "--device", "cuda:0", "--quiet"]
-    command += ["--matrix", str(TRUTH / f"{run.matrix}.yaml"), "--record", str(run.path)]
+    command = [sys.executable, "-m", "tests.truth.record", str(TRUTH / f"{run.matrix}.yaml")]
+    command += ["--device", "cuda:0", "--record", str(run.path)]
     with started(machine) as environment:
         subprocess.run(command, env={**environment, **run.environment}, check=True)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from pydantic import create_model
 
 from planner.core.schema import TrainSetting
-from search.tuning.validation.compare import compare
-from search.tuning.validation.matrix import read_matrix
-from tests.search.validation.measurements import TINY, exact_record, record_of
+from tests.truth.compare import compare
 from tests.truth.fit import HELD_OUT_ONE_IN, drawn_key, fit_overheads, is_held_out
+from tests.truth.matrix import read_matrix
+from tests.truth.measurements import TINY, exact_record, record_of
 
 LARGE = [
     f for f in sorted(Path(__file__).parent.glob("*.yaml")) if f.stem not in ("first", "minutes")

@@ -22,7 +22,6 @@ from planner.core.files import parse_yaml, read_text
 from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
 from search.loop.study.records import read_records
-from search.tuning.validation.matrix import MatrixFile
 from tests.models.table import (
     COMPILED,
     LISTED,
@@ -33,6 +32,7 @@ from tests.models.table import (
     run,
     sample,
 )
+from tests.truth.matrix import MatrixFile
 
 RECORDS = sorted(TRUTH.glob("*.jsonl"))[-1]
 TABLES = Path(__file__).parent / "TABLES.md"

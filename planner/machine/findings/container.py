@@ -97,7 +97,7 @@ def _image(facts: Facts) -> Iterator[Finding]:
             f"this is NVIDIA's image {image}, and torch {facts.torch.version} is not the image's",
             evidence, UNKNOWN_COST,
             "Make the environment with python -m venv --system-site-packages, or install into the "
-            "image's Python; then planner validate in both says what it is worth.",
+            "image's Python; then planner tune in both says what it is worth.",
         )  # fmt: skip
 
 

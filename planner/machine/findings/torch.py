@@ -50,7 +50,7 @@ def _release(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "note", "torch", "torch.release", said,
             "torch.__version__", "estimates may be off by what changed in between",
-            "Compare some of them: planner validate.",
+            "Compare some of them: planner tune.",
         )  # fmt: skip
     if torch.debug:
         yield Finding(

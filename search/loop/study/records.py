@@ -24,8 +24,6 @@ NEWEST: dict[type[Any], int] = {
     LoaderRecord: LOADER_FORMAT,
     FedRecord: LOADER_FORMAT,
 }
-# How each kind of record begins, also one that is torn or of a newer planner.
-_BEGINNINGS = tuple(f'{{"{next(iter(kind.model_fields))}":'.encode() for kind in NEWEST)
 # How older planners began what measures no setting: it is passed over.
 OBSERVATION = b'{"observation":'
 LineT = TypeVar("LineT", bound=Line, default=MeasurementRecord)
@@ -106,22 +104,6 @@ def parse_line(kind: type[LineT], line: bytes | str) -> LineT:
 def format_record(record: Line) -> bytes:
     """One JSON line with its newline; what is unset or default is left out, as it reads back."""
     return record.model_dump_json(exclude_none=True).encode() + b"\n"
-
-
-def check_writable(path: Path | str, option: str = "--output") -> None:
-    """Opens `path` to append, and changes nothing in it. Raises RecordsNotWrittenError, which names
-    the option that `path` was given with; also where it holds something, and no record: the end of
-    somebody's own file would be cut off as a torn line."""
-    try:
-        with _locked(Path(path)) as descriptor:
-            data = _read_all(descriptor)
-    except OSError as error:
-        raise _not_written(path, error, option) from error
-    is_ours = data.lstrip().startswith(_BEGINNINGS) or any(_whole_records(data))
-    if data.strip() and not is_ours:
-        raise RecordsNotWrittenError(
-            f"{path} holds something other than records.", f"Choose another {option}."
-        )
 
 
 def _not_written(path: Path | str, error: OSError, option: str) -> RecordsNotWrittenError:

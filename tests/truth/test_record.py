@@ -1,34 +1,32 @@
-"""`planner validate`: rows, resumption, and what records say of the estimate."""
+"""A matrix measured and resumed, and what records say of the estimate."""
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from planner.cli import main
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED
 from search.loop.study.records import append_records, read_records
 from search.probe.device import describe_device
 from search.probe.protocol import ProbeRequest
-from search.tuning.validation import run
-from search.tuning.validation.compare import (
+from tests.truth import record as run
+from tests.truth.compare import (
     accuracy,
     compare,
     rank_correlation,
 )
-from search.tuning.validation.matrix import Group, Row, expand, read_matrix
-from search.tuning.validation.run import (
+from tests.truth.matrix import Group, Row, expand, read_matrix
+from tests.truth.measurements import H200, TINY, exact_record, record_of
+from tests.truth.record import (
     LEAST_COMPILED_SECONDS,
     LEAST_SECONDS,
     measure,
     remaining_rows,
 )
-from tests.search.validation.measurements import H200, TINY, exact_record, record_of
 
 
 def test_a_group_is_every_combination_that_its_library_can_do() -> None:
@@ -131,9 +129,7 @@ def test_errors_are_shares_of_what_was_measured() -> None:
     assert all(p == m for c in comparisons for p, m in c.phases.values())
 
 
-def test_a_damaged_file_is_reported_and_not_overwritten(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_is_reported_and_not_overwritten(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
     append_records(file, [exact_record(2)])
     file.write_bytes(file.read_bytes() + b"{nonsense}\n" + file.read_bytes())
@@ -141,7 +137,3 @@ def test_a_damaged_file_is_reported_and_not_overwritten(
     with pytest.raises(PlannerError, match="line 2"):
         measure([], "cpu", file)
     assert file.read_bytes() == before
-    assert main(["validate", "--replay", str(file), "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert "line 2" in err
-    assert len(json.loads(out)) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.schema.record import PhaseBytes
-from search.tuning.validation.compare import estimate_of
+from tests.truth.compare import estimate_of
 
 TINY = SwinConfig(image_size=(28, 28), depths=(1, 1), num_heads=(1, 2), embed_dim=16, num_classes=4)
 H200 = DeviceInfo(kind="cuda", name="NVIDIA H200", total_bytes=150_121_545_728)

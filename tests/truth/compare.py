@@ -10,16 +10,14 @@ from statistics import correlation, median
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.core.schema.setting import GRAPH_MODES
-from planner.core.torch_version import as_of, installed_torch
+from planner.core.torch_version import as_of
 from planner.estimation.estimate import Estimate, estimate_ledger
-from planner.estimation.ledgers import record_ledgers, step_ledger
+from planner.estimation.ledgers import step_ledger
 from planner.libraries.registry import find_library
 from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import recorded_allocator
-from planner.memory.compiled import has_known_graphs
 
 QUANTITIES = ("allocated", "reserved", "device", "step time")
-PHASES = ("before_step", "after_forward", "after_backward", "after_optimizer")
 
 
 @dataclass(frozen=True)
@@ -35,23 +33,6 @@ class Comparison:
     estimate: Estimate
     figures: dict[str, tuple[float, float]]
     phases: dict[str, tuple[int, int]]
-
-    @property
-    def ranks(self) -> dict[int, dict[str, tuple[float, float]]]:
-        """By rank, where there are several: the estimate, which is of the worst one, and what this
-        one measured."""
-        found: dict[int, dict[str, tuple[float, float]]] = {}
-        for rank in self.record.ranks if len(self.record.ranks) > 1 else ():
-            measured = {
-                "allocated": rank.peak_allocated_bytes, "reserved": rank.peak_reserved_bytes,
-                "device": rank.device_bytes, "step time": rank.step_seconds,
-            }  # fmt: skip
-            found[rank.rank] = {
-                quantity: (predicted, float(own))
-                for quantity, (predicted, _) in self.figures.items()
-                if (own := measured[quantity])
-            }
-        return found
 
     def error(self, quantity: str) -> float | None:
         """(predicted - measured) / measured, or None where it was not measured."""
@@ -122,17 +103,6 @@ def estimate_of(record: MeasurementRecord) -> Estimate:
         )  # fmt: skip
 
 
-def trace_compiled(records: Iterable[MeasurementRecord]) -> None:
-    """Traces what of `records` was compiled, where torch is: the eager step would bound it only."""
-    if installed_torch():
-        for record in records:
-            if isinstance(record.model, SwinConfig) and record.status == "measured":
-                setting = find_library(record.model.library).resolve(record.model, record.setting)
-                if has_known_graphs(record.model, setting):
-                    with as_of(record.versions.get("torch", "")):
-                        record_ledgers([(record.model, setting)])
-
-
 def is_modelled(record: MeasurementRecord) -> bool:
     """Whether an estimate can be made for what the record was measured under."""
     try:
@@ -165,30 +135,6 @@ def accuracy_of(errors: Sequence[float]) -> Accuracy | None:
     """Of signed errors; None where there is none."""
     sizes = [abs(error) for error in errors]
     return Accuracy(len(sizes), median(sizes), max(sizes)) if sizes else None
-
-
-def accuracies(comparisons: Sequence[Comparison]) -> list[tuple[str, str, Accuracy]]:
-    """Of eager and compiled steps each figure that was measured."""
-    by_kind = {
-        "eager": [c for c in comparisons if c.record.setting.compile == "off"],
-        "compiled": [c for c in comparisons if c.record.setting.compile != "off"],
-    }
-    return [
-        (kind, quantity, found)
-        for kind, chosen in by_kind.items()
-        for quantity in QUANTITIES
-        if (found := accuracy(chosen, quantity)) is not None
-    ]
-
-
-def phase_accuracies(comparisons: Sequence[Comparison]) -> list[tuple[str, Accuracy]]:
-    """Of the live bytes at the end of each phase."""
-    pairs = [(phase, *pair) for c in comparisons for phase, pair in c.phases.items()]
-    return [
-        (phase.replace("_", " "), found)
-        for phase in PHASES
-        if (found := accuracy_of([p / m - 1 for name, p, m in pairs if name == phase and m]))
-    ]
 
 
 def rank_correlation(comparisons: Sequence[Comparison]) -> float | None:

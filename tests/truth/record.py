@@ -1,24 +1,34 @@
-"""Measures the rows of a matrix, one probe each; a record is on disk before the next begins."""
+"""Measures the rows of a matrix on this device, one probe each, and holds them to the estimate.
+
+    python -m tests.truth.record tests/truth/memory.yaml --record memory.jsonl --budget 20m
+
+A record is on disk before the next probe begins; the same command goes on where it stopped.
+"""
 
 from __future__ import annotations
 
+import argparse
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
+from tabulate import tabulate
+
+from planner.cli.arguments import read_duration
 from planner.core.errors import PlannerError
 from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.core.schema.record import BUDGET_ENDED
+from planner.report.settings import describe_setting
 from search.loop.study.records import append_records, read_records
-from search.probe.device import describe_device
+from search.probe.device import choose_device, describe_device
 from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.runner import ProbeEvent, run_probe
+from search.probe.parent.runner import run_probe
 from search.probe.protocol import ProbeRequest
-from search.tuning.validation.matrix import Row, row_key
+from tests.truth.compare import QUANTITIES, accuracy, compare
+from tests.truth.matrix import Row, read_matrix, row_key
 
 DEADLINE_SECONDS = 90.0
 COMPILED_DEADLINE_SECONDS = 420.0
@@ -33,31 +43,6 @@ LEAST_SECONDS = 30.0
 LEAST_COMPILED_SECONDS = 120.0
 # What times out or crashes is tried once more by the next run, and no more.
 TRIES = 2
-
-
-@dataclass(frozen=True)
-class Begun:
-    """The `number`-th of `total` rows has begun; it is given up on after `deadline_seconds`."""
-
-    number: int
-    total: int
-    row: Row
-    deadline_seconds: float
-
-
-# Told when something begins, and where its worker is.
-OnRun = Callable[[Begun | ProbeEvent], None]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """A row has been measured: the `number`-th of `total`, in `seconds`."""
-
-    number: int
-    total: int
-    row: Row
-    record: MeasurementRecord
-    seconds: float
 
 
 class _Nurseries:
@@ -149,18 +134,13 @@ def least_seconds(row: Row) -> float:
 
 
 def measure(
-    rows: Sequence[Row],
-    device: str,
-    file: Path,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-    budget_seconds: float | None = None,
-    on_run: OnRun = lambda news: None,
+    rows: Sequence[Row], device: str, file: Path, budget_seconds: float = math.inf
 ) -> list[MeasurementRecord]:
     """Probes `rows` on `device` in order, appending to `file`; stops before the budget is over.
 
-    Rows that `file` settles already (for the same model and setting) are not measured again, so an
-    interrupted run goes on where it was; rows that the rest of the budget is too short for are
-    passed over. Raises PlannerError where the file is damaged or cannot be written.
+    Rows that `file` settles already (for the same model and setting) are not measured again; rows
+    that the rest of the budget is too short for are passed over. Raises PlannerError where the file
+    is damaged or cannot be written.
     """
     known = read_records(file)
     if known.fault:
@@ -168,32 +148,47 @@ def measure(
             f"{known.fault}.", "The lines before it are whole: mend or cut the file, then go on."
         )
     left = remaining_rows(rows, known.records, describe_device(device).title)
-    started = time.monotonic()
+    ends_at = time.monotonic() + budget_seconds
     measured = []
     with _Nurseries() as fork_servers:
         for number, row in enumerate(left, start=1):
+            rest = ends_at - time.monotonic()
+            if rest < least_seconds(row):
+                continue
             deadline = row_deadline(row, first_of_library=not fork_servers.has(row))
-            rest = math.inf
-            if budget_seconds is not None:
-                rest = budget_seconds - (time.monotonic() - started)
-                if rest < least_seconds(row):
-                    continue
-            began = time.monotonic()
-            on_run(Begun(number, len(left), row, min(deadline, rest)))
             request = ProbeRequest(
-                model=row.model,
-                setting=row.setting,
-                device=device,
-                max_measure_seconds=row.measure_seconds,
-                record_phases=True,
-            )
-            record = run_probe(
-                request, deadline_seconds=min(deadline, rest), fork_server=fork_servers.of(row),
-                on_event=on_run,
+                model=row.model, setting=row.setting, device=device,
+                max_measure_seconds=row.measure_seconds, record_phases=True,
             )  # fmt: skip
+            record = run_probe(
+                request, deadline_seconds=min(deadline, rest), fork_server=fork_servers.of(row)
+            )
             if record.status == "timed_out" and rest < deadline:
                 record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
             append_records(file, [record], "--record")
             measured.append(record)
-            on_progress(Progress(number, len(left), row, record, time.monotonic() - began))
+            setting = describe_setting(row.setting, row.model)
+            print(f"{number}/{len(left)} {row.model.title}, {setting}: {record.status}", flush=True)
     return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("matrix", type=Path)
+    parser.add_argument("--record", type=Path, required=True)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--budget", default="24h")
+    given = parser.parse_args()
+    device, budget = choose_device(given.device), read_duration("--budget", given.budget)
+    measure(read_matrix(given.matrix), device, given.record, budget)
+    compared = compare(read_records(given.record).records)
+    rows = [
+        (quantity, of.count, f"{of.median:.2%}", f"{of.worst:.2%}")
+        for quantity in QUANTITIES
+        if (of := accuracy(compared, quantity)) is not None
+    ]
+    print(tabulate(rows, ("", "rows", "median error", "worst error")))
+
+
+if __name__ == "__main__":
+    main()

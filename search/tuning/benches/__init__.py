@@ -1,1 +1,0 @@
-"""Window attention by itself: what is timed, and how."""

@@ -1,1 +1,0 @@
-"""Benchmarks of parts of a model, on the device at hand."""
