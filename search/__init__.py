@@ -1,7 +1,7 @@
 """The search: short real probes on the target machine, and what they recommend.
 
     best = search.tune("native:swin_tiny", output="tuned")
-    loader = search.find_loader("pictures", output="fed")
+    loader = search.find_loader("pictures")
     search.write_report("tuned", "report.html")
 
 Imported when it is first used, like everything in `planner`.
@@ -13,13 +13,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from search.loader.finding import find_loader
+    from search.loader import find_loader
     from search.report.frame import records_frame
     from search.report.report import report_estimate, write_report
     from search.tuning.tune import tune
 
 _HOMES = {
-    "find_loader": "search.loader.finding",
+    "find_loader": "search.loader",
     "records_frame": "search.report.frame",
     "report_estimate": "search.report.report",
     "tune": "search.tuning.tune",

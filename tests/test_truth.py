@@ -29,7 +29,7 @@ MEASURED = (
 RECORDS = [
     file
     for file in [*sorted(TRUTH.glob("*.jsonl")), *(TRUTH / f"{n}.jsonl" for n in MEASURED)]
-    if file.name != "public.jsonl" and not file.name.startswith("cpu_loaders_")
+    if file.name != "public.jsonl"
 ]
 # Words of the flags of times that are not a setting's own: too few steps, or others at work.
 UNSURE = ("the median is known to", "too few", "drifted", "hurried")

@@ -20,7 +20,7 @@ HEADINGS: Headings = {
     "Several GPUs": ("gpus", "nodes", "parallelism", "link", "global_batch"),
     "Whole training": ("steps", "epochs", "images_per_epoch", "price_per_hour"),
     "What may change": ("keep", "allow"),
-    "Data": ("model", "data", "with_data", "synthetic", "pipelines", "workers", "prefetch"),
+    "Data": ("data",),
     "Search": (
         "from_", "way", "start", "trials", "budget", "tolerance", "strategy", "no_baseline", "seed",
         "replay",

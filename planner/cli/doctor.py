@@ -1,12 +1,11 @@
-"""`planner doctor`: is this environment set up to be fast? With `--rates`, how fast its device is;
-with `--links`, how fast its devices exchange data."""
+"""`planner doctor`: is this environment set up to be fast? With `--rates`, how fast it is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,22 +13,17 @@ from planner.cli.arguments import refuse_empty
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.core.errors import PlannerError, UsageError
-from planner.core.files import check_output, unwritable
 from planner.machine.doctor import Checkup, check_environment, check_machine
 from planner.machine.hardware.detect import read_device
-from planner.machine.links.plan import plan_link
 from planner.machine.machine import load_machine
 from planner.machine.torch_build import why_not_usable
 from planner.report.environment import (
     checkup_text,
     comparison_text,
-    link_text,
     rates_text,
-    together_text,
 )
 
 if TYPE_CHECKING:
-    from planner.core.schema.link import LinkCurve
     from planner.throughput.prediction import DeviceRates
 
 
@@ -43,124 +37,70 @@ if TYPE_CHECKING:
 )
 @click.argument("files", nargs=-1, metavar="[FILE]…")
 @click.option("--compare", "comparing", is_flag=True, help="Show what differs between the FILEs.")
-@click.option(
-    "--together",
-    is_flag=True,
-    help="With --compare: put first what one training over all of these machines needs alike.",
-)
 @click.option("--rates", is_flag=True, help="Measure what the device achieves (under 20 s).")
-@click.option("--links", is_flag=True, help="Time collectives between the devices (a minute).")
 @click.option(
     "--device",
     metavar="D",
-    help="What --rates and --links measure: auto (the default), cuda:1, cpu.",
-)
-@click.option(
-    "--gpus",
-    type=click.IntRange(2),
-    metavar="N",
-    help="How many devices --links uses (default: all; on the CPU 2).",
-)
-@click.option(
-    "--output", metavar="FILE", type=click.Path(), help="Write what --links measured to FILE."
+    help="What --rates measures: auto (the default), cuda:1, cpu.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(files: tuple[str, ...], as_json: bool, **asked: Any) -> int:
+def command(
+    files: tuple[str, ...], comparing: bool, rates: bool, device: str | None, as_json: bool
+) -> int:
     """Show what is installed, which devices are available, and what slows them down.
 
     Exits with status 1 if something must be fixed first. A FILE holds a machine as --json wrote it:
-    it is judged in place of this one. With --compare the status is 1 if the FILEs differ; with
-    --together too, if they differ in what one training over all of them needs alike.
+    it is judged in place of this one. With --compare the status is 1 if the FILEs differ.
     """
-    refuse_empty({"files": files, "output": asked["output"]})
-    wish = _Wish(**asked)
+    refuse_empty({"files": files})
     # A typing error is told before anything is examined.
-    where = read_device("auto" if wish.device is None else wish.device)
-    _check(files, wish)
-    if wish.comparing:
-        return _compare(files, as_json, wish.together)
+    where = read_device("auto" if device is None else device)
+    _check(files, comparing, rates, device)
+    if comparing:
+        return _compare(files, as_json)
     checkup = check_machine(load_machine(files[0])) if files else check_environment()
-    measured = _measure(_device(where, checkup), checkup) if wish.rates else None
-    link = _measure_link(where, wish.gpus, checkup, wish.output) if wish.links else None
+    measured = _measure(_device(where, checkup), checkup) if rates else None
     if as_json:
-        print_json({
-            **checkup.to_json(),
-            "rates": measured and asdict(measured),
-            "link": link and link.model_dump(),
-        })  # fmt: skip
+        print_json({**checkup.to_json(), "rates": measured and asdict(measured)})
     else:
         say(checkup_text(checkup))
         if measured:
             say(rates_text(measured))
-        if link:
-            say(link_text(link))
     return 0 if checkup.is_healthy else 1
 
 
-@dataclass(frozen=True)
-class _Wish:
-    """The options, as they were typed."""
-
-    comparing: bool
-    together: bool
-    rates: bool
-    links: bool
-    device: str | None
-    gpus: int | None
-    output: str | None
-
-
-def _check(files: Sequence[str], wish: _Wish) -> None:
-    if wish.comparing and len(files) < 2:
+def _check(files: Sequence[str], comparing: bool, rates: bool, device: str | None) -> None:
+    if comparing and len(files) < 2:
         raise UsageError(
             f"--compare needs two FILEs or more, not {len(files)}.",
             "Write each with 'planner doctor --json > NAME.json' and name them all.",
         )
-    if wish.together and not wish.comparing:
-        raise UsageError("--together is of --compare.", "Add --compare, or omit --together.")
-    if len(files) > 1 and not wish.comparing:
+    if len(files) > 1 and not comparing:
         raise UsageError(f"{len(files)} files were given.", "Name one, or add --compare.")
-    measuring = "--rates" if wish.rates else "--links"
-    if files and (wish.rates or wish.links):
-        raise UsageError(f"{measuring} measures this machine, and a FILE is of another.",
-                         "Omit one.")  # fmt: skip
-    if wish.device is not None and not (wish.rates or wish.links):
-        raise UsageError(
-            "--device says what --rates and --links measure.", "Add one, or omit --device."
-        )
-    for option, value in (("--gpus", wish.gpus), ("--output", wish.output)):
-        if value is not None and not wish.links:
-            raise UsageError(f"{option} is of --links.", f"Add --links, or omit {option}.")
-    if wish.output is not None:  # before a minute of measuring
-        check_output(wish.output, "a link", ("",))
+    if files and rates:
+        raise UsageError("--rates measures this machine, and a FILE is of another.", "Omit one.")
+    if device is not None and not rates:
+        raise UsageError("--device says what --rates measures.", "Add it, or omit --device.")
 
 
-def _compare(files: Sequence[str], as_json: bool, together: bool) -> int:
+def _compare(files: Sequence[str], as_json: bool) -> int:
     from planner.machine.layers import compare
-    from planner.machine.together import matters_together, sorted_together
 
     titles = list(files) if len({Path(f).stem for f in files}) < len(files) else [
         Path(f).stem for f in files
     ]  # fmt: skip
     checkups = {t: check_machine(load_machine(f)) for t, f in zip(titles, files, strict=True)}
     differences = compare({title: checkup.facts for title, checkup in checkups.items()})
-    joint = [d for d in sorted_together(differences) if matters_together(d)] if together else []
     if as_json:
         print_json({
             "machines": list(files),
             "differences": [asdict(difference) for difference in differences],
-            **({"together": {f"{d.layer}: {d.name}": matters_together(d) for d in joint}}
-               if together else {}),
             "findings": {title: [asdict(finding) for finding in checkup.findings]
                          for title, checkup in checkups.items()},
         })  # fmt: skip
     else:
-        if together:
-            say(together_text(checkups, joint) + "\n")
-        rest = [difference for difference in differences if difference not in joint]
-        if rest or not together:
-            say(comparison_text(checkups, rest))
-    return 1 if (joint if together else differences) else 0
+        say(comparison_text(checkups, differences))
+    return 1 if differences else 0
 
 
 def _device(device: str, checkup: Checkup) -> str:
@@ -212,33 +152,3 @@ def _keep(disturbances: Sequence[str], save: Callable[[], object]) -> None:
         click.echo(f"Kept in {save()}", err=True)
     except OSError as error:
         click.echo(f"Not kept: {error}", err=True)
-
-
-def _measure_link(
-    where: str, world_size: int | None, checkup: Checkup, output: str | None
-) -> LinkCurve:
-    """The link between this machine's devices; kept, unless others or throttling disturbed them."""
-    from contextlib import ExitStack
-
-    from planner.machine.hardware.link_file import write_link
-    from planner.machine.links.kept import save_link
-    from search.probe.device_rates import watched
-    from search.tuning.links.timing import measure_link
-
-    plan = plan_link(where, world_size, checkup.facts)
-    what = "GPUs over NCCL" if plan.backend == "nccl" else "processes over gloo"
-    click.echo(f"Timing collectives between {plan.world_size} {what} …", err=True)
-    with ExitStack() as watches:
-        disturbances = [
-            watches.enter_context(watched(f"cuda:{number}"))
-            for number in range(plan.world_size if plan.backend == "nccl" else 0)
-        ]
-        curve = measure_link(plan)
-    if output is not None:
-        try:
-            write_link(output, curve)
-        except OSError as error:
-            raise unwritable(output, error) from None
-        click.echo(f"Written to {output}", err=True)
-    _keep([text for texts in disturbances for text in texts], lambda: save_link(curve))
-    return curve

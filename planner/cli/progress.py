@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import click
 
@@ -50,7 +50,7 @@ class Show:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def hear(self, progress: Progress[Any, Any]) -> None:
+    def hear(self, progress: Progress) -> None:
         """A search has come further."""
         line = progress_line(progress)
         if line and (progress.kind != "start" or self.says_starts):

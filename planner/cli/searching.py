@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 from pydantic import BaseModel
@@ -22,7 +22,7 @@ FoundT = TypeVar("FoundT", bound=BaseModel)
 
 
 def search_and_print(
-    find: Callable[[OnProgress[Any, Any]], FoundT],
+    find: Callable[[OnProgress], FoundT],
     heading: str,
     text: Callable[[FoundT], str],
     is_found: Callable[[FoundT], bool],

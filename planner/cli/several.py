@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import click
-
 from planner.core.errors import UsageError, shorten
 from planner.core.schema import TrainSetting
 from planner.core.schema.distribution import PARALLELISMS, owners
@@ -82,20 +80,12 @@ def _count(option: str, text: str) -> int:
 
 
 def link_of(text: str | None, settings: Sequence[TrainSetting], gpu: Gpu | None) -> str | None:
-    """The link that was named; else the file of one that was measured between such GPUs here, which
-    is told; None where it is what the GPU usually has. Raises UsageError."""
+    """The link that was named; None where it is what the GPU usually has. Raises UsageError."""
     check_link(text, settings, gpu)
     most = max((setting.devices_per_node for setting in settings), default=1)
-    if text is not None or gpu is None or most < 2:
-        return text
-    from planner.machine.links.kept import kept_link
-
-    path = kept_link(gpu, most)
-    if path is None or "," in str(path):  # a comma parts two links
+    if text is None and gpu is not None and most > 1:
         usual_link(gpu)
-        return None
-    click.echo(f"The link between GPUs is what was measured here: {path}", err=True)
-    return str(path)
+    return text
 
 
 def check_link(text: str | None, settings: Sequence[TrainSetting], gpu: Gpu | None) -> None:

@@ -16,11 +16,8 @@ from planner.core.units import MIB, format_bytes
 if TYPE_CHECKING:
     from yaml import Node
 
-# What lies in the --output of `planner tune`, and of `planner data`.
+# What lies in the --output of `planner tune`.
 TUNE_RESULT, TUNE_PROBES, STUDY = "recommendation.json", "probes.jsonl", "study.db"
-DATA_RESULT, DATA_PROBES = "data.json", "loader.jsonl"
-# Of `planner tune --data`: the folder of its search for a loader, and the runs of both together.
-DATA_FOLDER, FED_RUNS = "data", "fed.jsonl"
 
 # A model file has some twenty fields, a recommendation a few thousand settings at most.
 MAX_MODEL_BYTES = MIB // 4

@@ -13,7 +13,6 @@ from planner.core.units import format_bytes
 from planner.machine.cuda_support import as_text
 from planner.machine.facts import Card, Facts, cpus_of
 from planner.machine.findings.finding import LAYERS, Layer
-from planner.machine.links.proposal import propose_link
 
 # What a difference matters for.
 SPEED, MEMORY, BOTH, NEITHER = "speed", "memory", "speed, memory", ""
@@ -48,8 +47,6 @@ def _cards(facts: Facts) -> Iterator[Line]:
         peer = facts.peers.get(pair, "OK")
         p2p = "" if peer == "OK" else f", no P2P ({peer})"
         yield Line("link", f"GPU {pair[0]} to {pair[1]}", f"{how}{p2p}", SPEED)
-    proposed = propose_link(facts)
-    yield Line("link", "--link", proposed.link if proposed else "", SPEED)
     for name, nic in facts.machine.nics.items():
         rate = f"{nic.gbits:g} Gbit/s" if nic.gbits else ""
         yield Line("link", name, f"{nic.kind} {rate if nic.is_up else 'down'}".strip(), SPEED)

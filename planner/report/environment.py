@@ -8,12 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from planner.core.schema.link import LinkCurve, LinkPoint, bus_factor
 from planner.core.units import format_bytes, format_seconds
 from planner.machine.facts import names
 from planner.machine.findings.finding import LAYERS, LEVELS, Finding
 from planner.machine.layers import Difference, Line, describe
-from planner.machine.together import matters_together
 from planner.report.terminal import table_text, wrapped
 
 if TYPE_CHECKING:
@@ -106,17 +104,6 @@ def comparison_text(checkups: Mapping[str, Checkup], differences: Sequence[Diffe
     return "\n\n".join([table, *(["\n".join(only)] if only else []), _advice(differences)])
 
 
-def together_text(checkups: Mapping[str, Checkup], joint: Sequence[Difference]) -> str:
-    """Of machines that are to train together: what they must have alike and have not."""
-    if not joint:
-        return f"These {len(checkups)} machines can train together: what must be alike is alike."
-    rows = [(d.name, *(_cell(value) for value in d.values), _cell(matters_together(d)))
-            for d in joint]  # fmt: skip
-    headers = ("what", *checkups, "in a training over all")
-    table = table_text(rows, headers)
-    return f"Make these alike before a training over these {len(checkups)} machines:\n\n{table}"
-
-
 def _only_some(checkups: Mapping[str, Checkup]) -> Iterator[str]:
     """The faults and warnings that not all machines have."""
     owners: dict[str, list[str]] = {}
@@ -163,24 +150,6 @@ def rates_text(rates: DeviceRates) -> str:
     ]
     table = table_text(rows, ("what", "rate"))
     return f"\nRates, {rates.basis}:\n{table}"
-
-
-def link_text(curve: LinkCurve) -> str:
-    """What `--links` measured, in the columns of nccl-tests."""
-
-    def row(point: LinkPoint) -> tuple[str, ...]:
-        algbw = point.num_bytes / point.seconds / 1e9
-        busbw = algbw * bus_factor(point.collective, curve.world_size)
-        size = format_bytes(point.num_bytes)
-        return point.collective, size, f"{point.seconds * 1e6:,.1f}", f"{algbw:.3g}", f"{busbw:.3g}"
-
-    rows = [row(point) for point in curve.points]
-    headers = ("collective", "array", "µs", "algbw GB/s", "busbw GB/s")
-    table = table_text(rows, headers, "lr")
-    versions = ", ".join(f"{name} {version}" for name, version in curve.versions.items())
-    about = [f"{curve.backend}, {curve.world_size} ranks of {curve.device}", curve.topology,
-             versions, *(f"{name}={value}" for name, value in curve.variables.items())]  # fmt: skip
-    return f"\nLink: {wrapped(', '.join(filter(None, about)), '  ')}:\n{table}"
 
 
 def _size(count: int | None) -> str | None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from planner.core.collectives import Group
 from planner.core.schema import TrainSetting
-from planner.core.schema.link import bus_factor
 from planner.ledger.ledger import Exchanged, Sent
+from planner.machine.hardware.links import bus_factor
 
 if TYPE_CHECKING:
     from planner.machine.hardware.fabric import Fabric

@@ -137,8 +137,7 @@ def emit(
         allocator=found.evidence.versions.get(RECORDED_AS),
         output=path,
         unit=found.evidence.unit,
-        loader=found.feeding.loader if found.feeding else None,
-        fed=found.feeding.evidence if found.feeding else None,
+        fed=found.feeding.data if found.feeding else None,
     )
     changed = bool(setting.differences(found.setting))
     return _write(trainer, plan, changed, found.device, estimator)

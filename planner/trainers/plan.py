@@ -12,7 +12,7 @@ from planner.core.errors import UnsupportedError, UsageError
 from planner.core.files import write_whole
 from planner.core.schema import Library, Model, NamedModel, SwinConfig, TrainSetting
 from planner.core.schema.distribution import Parallelism
-from planner.core.schema.loading import LoaderRecord, LoaderSetting, Pipeline
+from planner.core.schema.loading import DataResult, LoaderSetting, Pipeline
 from planner.estimation.recipe import Recipe, recipe_of
 from planner.trainers.comments import comment
 
@@ -59,9 +59,8 @@ class Plan:
     and `allocator` the configuration of torch's caching allocator there (None: its own). `output`
     is where the file will be written, None where that is not known: then it is called by its usual
     name. `unit` is what a task calls an item of its batch, None where images go in and logits come
-    out. `loader` is how the training data are loaded, None where that was not measured; `fed` is
-    the probe that measured it. `warnings` are of where the setting comes from, and `known_by` says
-    what told of it.
+    out. `fed` is what was measured of the training data's loader. `warnings` are of where the
+    setting comes from, and `known_by` says what told of it.
     """
 
     model: Model
@@ -71,10 +70,14 @@ class Plan:
     allocator: str | None = None
     output: PurePath | None = None
     unit: str | None = None
-    loader: LoaderSetting | None = None
-    fed: LoaderRecord | None = None
+    fed: DataResult | None = None
     warnings: tuple[str, ...] = ()
     known_by: Literal["probe", "estimate"] = "probe"
+
+    @property
+    def loader(self) -> LoaderSetting | None:
+        """How the training data are loaded, None where that was not measured."""
+        return self.fed.setting if self.fed is not None else None
 
     @property
     def swin(self) -> SwinConfig:

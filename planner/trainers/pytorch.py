@@ -33,8 +33,6 @@ from planner.trainers.plan import (
 )
 from planner.trainers.pretrained import fine_tuning_notes, published_weights
 from planner.trainers.script_data import (
-    data_notes,
-    data_refusals,
     own_factory,
     pipeline_of,
     standard_modules,
@@ -70,7 +68,6 @@ def write(plan: Plan) -> Written:
     trial = launch(plan, torchrun(script, plan, f"--synthetic --steps 20{rate}"))
     tuning = fine_tuning_notes(plan.model, setting)
     notes = (learning_rate_note(setting, plan.model), *nodes_notes(setting), *tuning)
-    notes += data_notes(plan)
     layout = f"(data: {factory})" if factory else "(DATA/train/CLASS/*.jpg, DATA/val/CLASS/*.jpg)"
     model = trained_source(plan.model, setting, weights=weights)
     several, optimizer = distribute_source(setting), optimizer_source(plan)
@@ -127,7 +124,7 @@ def tuned_values(plan: Plan) -> str:
 
 def refusals(plan: Plan) -> list[Refusal]:
     """Everything of a setting is written out; a task has one device."""
-    return task_refusals(plan) if plan.is_task else data_refusals(plan)
+    return task_refusals(plan) if plan.is_task else []
 
 
 _IMPORTS = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from planner.core.schema.loading import Pipeline
 from planner.trainers.loader import train_loader
-from planner.trainers.plan import Plan, Refusal
+from planner.trainers.plan import Plan
 
 SCRIPT_MODULES = ("argparse", "json", "math", "os", "random", "time")
 
@@ -27,26 +27,6 @@ def pipeline_of(plan: Plan) -> Pipeline:
 
 def own_factory(plan: Plan) -> str | None:
     """MODULE:FACTORY of the user's Dataset, None where the script reads a folder of pictures."""
-    if pipeline_of(plan) != "own" or plan.fed is None:
+    if plan.fed is None or not plan.fed.is_factory:
         return None
-    return plan.fed.data.location
-
-
-def data_refusals(plan: Plan) -> list[Refusal]:
-    """A Dataset of the user's is loaded by its factory's name only."""
-    if pipeline_of(plan) == "own" and own_factory(plan) is None:
-        law = "the loader was measured with your own Dataset (pipeline=own), which no record names"
-        return [Refusal(law, "Tune again with --data MODULE:FACTORY.")]
-    return []
-
-
-def data_notes(plan: Plan) -> tuple[str, ...]:
-    """What the script reads otherwise than it was measured."""
-    kind = plan.fed.data.kind if plan.fed is not None else "folder"
-    if kind in ("folder", "factory"):
-        return ()
-    what = {"shards": "tar shards", "table": "a table of datasets"}[kind]
-    return (
-        f"The loader was measured on {what}, and this script reads a folder per class: the rate "
-        "holds where dataset() reads yours, the one function to change.",
-    )
+    return plan.fed.location

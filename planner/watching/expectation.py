@@ -33,6 +33,11 @@ class Expectation:
     peak_reserved_bytes: int | None = None
     waiting_share: float | None = None
 
+    def figures(self) -> dict[str, Any]:
+        """What an interval's line has beside what was measured."""
+        shown = ("images_per_second", "peak_allocated_bytes", "peak_reserved_bytes")
+        return {key: value for key, value in self.to_json().items() if key in shown}
+
     def to_json(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
@@ -87,8 +92,8 @@ def _of_recommendation(found: Recommendation, source: str) -> Expectation:
     is_cuda = found.device.kind == "cuda"  # on the CPU a probe's bytes are of its whole process
     fed = found.feeding
     rate = evidence.images_per_second
-    if fed is not None and fed.together is not None:
-        rate = fed.together.images_per_second or rate
+    if fed is not None:
+        rate = fed.images_per_second or rate
     return Expectation(
         source=source,
         basis="measured",
@@ -97,7 +102,7 @@ def _of_recommendation(found: Recommendation, source: str) -> Expectation:
         images_per_second=rate,
         peak_allocated_bytes=evidence.peak_allocated_bytes if is_cuda else None,
         peak_reserved_bytes=evidence.peak_reserved_bytes if is_cuda else None,
-        waiting_share=fed.waiting_share if fed is not None else None,
+        waiting_share=fed.waited if fed is not None else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.space import candidate, setting_id, simplicity
@@ -17,17 +17,16 @@ from search.probe.evidence import (
     usually_slowed_by,
     was_throttled,
 )
-from search.probe.kinds import RecordT, SettingT
 
-RanT = TypeVar("RanT", bound="Ran[Any, Any]")
+RanT = TypeVar("RanT", bound="Ran")
 
 
 @dataclass(frozen=True)
-class Ran(Generic[SettingT, RecordT]):
+class Ran:
     """A setting with all its measured probes. Rates in images/s, times in seconds."""
 
-    setting: SettingT
-    records: tuple[RecordT, ...]
+    setting: TrainSetting
+    records: tuple[MeasurementRecord, ...]
 
     @property
     def images(self) -> int:
@@ -35,7 +34,7 @@ class Ran(Generic[SettingT, RecordT]):
         return self.setting.batch_size
 
     @property
-    def judged(self) -> Sequence[RecordT]:
+    def judged(self) -> Sequence[MeasurementRecord]:
         return self.records
 
     @property
@@ -56,12 +55,12 @@ class Ran(Generic[SettingT, RecordT]):
         return rate_interval(self.images, self.samples)
 
     @property
-    def evidence(self) -> RecordT:
+    def evidence(self) -> MeasurementRecord:
         """The one record that stands for it: of several the last, which found most of what it read
         in the page cache, with all their samples."""
         return self.together(self.records[-1])
 
-    def together(self, record: RecordT) -> RecordT:
+    def together(self, record: MeasurementRecord) -> MeasurementRecord:
         """`record` with the samples and the flags of all that are judged."""
         records = self.judged
         if len(records) == 1:
@@ -73,7 +72,7 @@ class Ran(Generic[SettingT, RecordT]):
 
 
 @dataclass(frozen=True)
-class Contender(Ran[TrainSetting, MeasurementRecord]):
+class Contender(Ran):
     """A setting of a step. Rates are per device, of the probes on it as it usually runs (`is_hot`:
     throttled), where there are such. It is the slower the hotter it gets: where `slower` says how
     many times as long each record's steps took for that, rates are those at one heat."""
@@ -154,10 +153,10 @@ def ranked(found: Iterable[Contender]) -> list[Contender]:
 
 
 def groups_that_ran(
-    records: Iterable[RecordT], budget_bytes: int | None
-) -> Iterator[tuple[RecordT, ...]]:
+    records: Iterable[MeasurementRecord], budget_bytes: int | None
+) -> Iterator[tuple[MeasurementRecord, ...]]:
     """The probes of each setting, where all of them ran within the budget."""
-    grouped: dict[str, list[RecordT]] = {}
+    grouped: dict[str, list[MeasurementRecord]] = {}
     for record in records:
         if not record.inconclusive:
             grouped.setdefault(setting_id(record.setting), []).append(record)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from planner.core.schema import MeasurementRecord
 from search.loop.strategies.strategy import Choice
 from search.loop.surrogate.probe_cost import compilation_of
-from search.probe.kinds import ProbeRecord
 
 if TYPE_CHECKING:
     from search.loop.surrogate.prior import Prior
@@ -43,7 +43,7 @@ class Limits:
             most = (1 - PROBES_SHARE) * self.budget_seconds
             self.started = max(self.started, self.clock() - most)
 
-    def charge(self, records: Iterable[ProbeRecord]) -> None:
+    def charge(self, records: Iterable[MeasurementRecord]) -> None:
         """Counts what probes of others took, each once."""
         for record in records:
             if record.probe_id not in self.charged:

@@ -257,7 +257,6 @@ class SearchKeywords(AnySearchKeywords, total=False):
     images_per_epoch: int
     baseline: bool
     data: str | PathLike[str] | None
-    with_data: Path | str | None
 
 
 @dataclass(frozen=True)
@@ -337,12 +336,8 @@ class SearchOptions:
         read=path_reader("output"),
     )
     data: str | None = option(
-        None, "Find the loader of these data too: a folder of pictures, or MODULE:FACTORY.",
+        None, "End with 30 steps of the emitted script on these data: pictures, or a Dataset.",
         metavar="DIR|MODULE:FACTORY", read=read_data,
-    )  # fmt: skip
-    with_data: Path | None = option(
-        None, "Take the loader that 'planner data' found: its folder, or data.json.",
-        metavar="RUN", read=path_reader("with_data"),
     )  # fmt: skip
     accept_different: bool = option(
         False, "Go on with a study of another device or software.", is_switch=True
@@ -410,8 +405,6 @@ class SearchOptions:
         if self.global_batch is not None and self.base.accumulate != 1:
             yield "accumulate follows from global_batch and the micro-batch: omit one of them"
         yield from self._world_conflicts()
-        if self.data is not None and self.with_data is not None:
-            yield "data measures a loader and with_data takes one that was measured: omit one"
         if self.replay is None:
             return
         on_a_device = {
@@ -447,6 +440,3 @@ class SearchOptions:
                 f"{self.nodes} nodes have equally many GPUs each, and gpus is {world}: choose a "
                 f"multiple of {self.nodes}"
             )
-        spread = ways or ([self.base.parallelism] if self.gpus is None else ["ddp"])
-        if (self.data or self.with_data) and list(spread) != ["none"]:
-            yield "data are fed to a training on one device: omit data, or gpus and parallelism"

@@ -8,24 +8,23 @@ from typing import Protocol
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model
 from search.loop.progress import OnProgress, step_progress
 from search.loop.strategies.strategy import Choice
-from search.probe.kinds import RecordT, RecordT_co, SettingT
 from search.probe.parent.fork_server import STEP_MODULES, ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
-from search.probe.protocol import FINALIST_SECONDS, ProbeRequest, Timing
+from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
 
 FIRST_SHARE = 0.1  # of the time left, that the steps of the first probe are timed for at most
 
 
-class Prober(Protocol[SettingT, RecordT_co]):
+class Prober(Protocol):
     """Runs one probe to its end, whatever that is, within `deadline_seconds`."""
 
     def __call__(
-        self, choice: Choice[SettingT], probe_id: str, deadline_seconds: float
-    ) -> RecordT_co: ...
+        self, choice: Choice, probe_id: str, deadline_seconds: float
+    ) -> MeasurementRecord: ...
 
 
 def show_steps(
-    on_progress: OnProgress[SettingT, RecordT],
+    on_progress: OnProgress,
 ) -> Callable[[ProbeEvent], None]:
     """Passes on where a running probe is."""
     return lambda event: on_progress(
@@ -98,7 +97,10 @@ class DeviceProber:
         """What is probed once more is timed for longer where clocks drift: on a GPU. The
         first probe of a short budget leaves time for others."""
         if choice.phase == "calibrate":
-            most = min(Timing().max_measure_seconds, FIRST_SHARE * deadline_seconds)
+            most = min(
+                ProbeRequest.model_fields["max_measure_seconds"].default,
+                FIRST_SHARE * deadline_seconds,
+            )
             return {"max_measure_seconds": most, **self.timing}
         if choice.phase == "finalists" and self.device != "cpu":
             return {"min_measure_seconds": FINALIST_SECONDS, **self.timing}

@@ -1,20 +1,18 @@
-"""A search as it goes on, one line at a time: of steps and of loaders alike."""
+"""A search as it goes on, one line at a time."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from planner.core.schema import TrainSetting
-from planner.core.schema.record import MeasurementRecord
+from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.units import format_bytes, format_seconds
 from planner.report.settings import describe_setting
 
 if TYPE_CHECKING:
     from search.loop.progress import Progress
-    from search.probe.kinds import ProbeRecord
 
 
-def progress_line(progress: Progress[Any, Any]) -> str:
+def progress_line(progress: Progress) -> str:
     """Phase, probe n of N, the setting, what it found, the best so far, time left; "" for what is
     no line of its own."""
     if progress.kind == "note":
@@ -41,29 +39,29 @@ def setting_title(setting: Any) -> str:
     return str(setting.title)
 
 
-def rate_text(record: ProbeRecord) -> str:
+def rate_text(record: MeasurementRecord) -> str:
     """What a probe that was measured reached."""
     unit = record.counts if isinstance(record, MeasurementRecord) else "images"
     return f"{record.images_per_second or 0:.4g} {unit}/s"
 
 
-def memory_text(record: ProbeRecord) -> str:
+def memory_text(record: MeasurementRecord) -> str:
     """What a step took of its device; "" for a loader, which takes nothing of that."""
     if not isinstance(record, MeasurementRecord):
         return ""
     return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
 
 
-def was_measured(record: ProbeRecord) -> bool:
+def was_measured(record: MeasurementRecord) -> bool:
     return record.status == "measured" and record.images_per_second is not None
 
 
-def status_text(record: ProbeRecord) -> str:
+def status_text(record: MeasurementRecord) -> str:
     """How a probe ended, in a word or two: `measured`, `out of memory`."""
     return record.status.replace("_", " ")
 
 
-def _outcome(record: ProbeRecord) -> str:
+def _outcome(record: MeasurementRecord) -> str:
     """What a probe found, or how it ended instead."""
     if not was_measured(record):
         reason = record.message.splitlines()[0][:100] if record.message else ""
@@ -72,7 +70,7 @@ def _outcome(record: ProbeRecord) -> str:
     return ", ".join(filter(None, (rate, memory_text(record))))
 
 
-def expected_text(record: ProbeRecord) -> str:
+def expected_text(record: MeasurementRecord) -> str:
     """The rate that the search expected, once probes had taught it something; else "": a guess
     before any of them says nothing of the search."""
     expected = record.expected

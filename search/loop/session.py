@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Generic
+from typing import Any
 
 from planner.core.errors import ContractError, PlannerError
+from planner.core.schema import MeasurementRecord
 from planner.core.schema.expected import Expected
 from planner.core.schema.record import BUDGET_ENDED
 from search.loop.interrupts import ending, hold
@@ -21,7 +22,6 @@ from search.loop.study.study import Study
 from search.loop.surrogate.broken_parts import is_plain
 from search.probe.evidence import is_feasible
 from search.probe.failure import broke_contract
-from search.probe.kinds import RecordT, SettingT
 
 SAME_FAILURES = 3
 NUMERIC_AXES = ("precision", "attention")  # what a machine may break for every setting that has it
@@ -36,21 +36,21 @@ BUDGET_ENDED_HERE = "the budget has ended"
 MAX_LOST_LEASES = 20  # in a row, to other tuners: then their study is left to them
 
 
-class Session(Generic[SettingT, RecordT]):
+class Session:
     """One tuner's loop over a study: asks a strategy, leases, probes, keeps, until it is done.
 
     `records` is all that is known, by any tuner, in the order it was learned. `expect` says what is
     expected of a probe, for its record; `listen` is told of every record, as the strategy is.
     """
 
-    expect: Callable[[Candidate[SettingT], str], Expected | None]
-    listen: Callable[[Candidate[SettingT], RecordT], None]
+    expect: Callable[[Candidate, str], Expected | None]
+    listen: Callable[[Candidate, MeasurementRecord], None]
 
     def __init__(
-        self, space: Space[SettingT], study: Study[SettingT, RecordT],
-        prober: Prober[SettingT, RecordT], limits: Limits,
-        deadline: Callable[[Choice[SettingT]], float], budget_bytes: int | None,
-        on_progress: OnProgress[SettingT, RecordT] = lambda progress: None,
+        self, space: Space, study: Study,
+        prober: Prober, limits: Limits,
+        deadline: Callable[[Choice], float], budget_bytes: int | None,
+        on_progress: OnProgress = lambda progress: None,
         plain: Callable[[Any], bool] = is_plain,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
@@ -59,13 +59,13 @@ class Session(Generic[SettingT, RecordT]):
         self.plain, self.sleep = plain, sleep
         self.expect = lambda candidate, phase: None
         self.listen = lambda candidate, record: None
-        self.records: list[RecordT] = []
+        self.records: list[MeasurementRecord] = []
         self.seen: set[str] = set()
         self.crowded: list[str] = []  # settings that others crowded out in this run, one per probe
         self.num_crowded = 0  # in a row
         self.has_waited = False
 
-    def run(self, strategy: Strategy[SettingT, RecordT]) -> str:
+    def run(self, strategy: Strategy) -> str:
         """Probes until the strategy or a limit ends it, and no other tuner of the study is at a
         probe of this search: what that finds may change what is worth probing, and all are to
         recommend from the same probes. Returns why it ended."""
@@ -99,8 +99,8 @@ class Session(Generic[SettingT, RecordT]):
                 return "other tuners took every probe that was worth making"
 
     def _next(
-        self, strategy: Strategy[SettingT, RecordT], others: set[str], busy: set[str]
-    ) -> tuple[Choice[SettingT] | None, str]:
+        self, strategy: Strategy, others: set[str], busy: set[str]
+    ) -> tuple[Choice | None, str]:
         """What to probe next, or why nothing."""
         trials = self.limits.trials
         if trials is not None and len(self.records) + len(others) >= trials:
@@ -173,7 +173,7 @@ class Session(Generic[SettingT, RecordT]):
         """Settings that are left for another run: here others took their memory every time."""
         return {c for c in self.crowded if self.crowded.count(c) >= MAX_TRIES}
 
-    def _catch_up(self, strategy: Strategy[SettingT, RecordT], told: set[str]) -> None:
+    def _catch_up(self, strategy: Strategy, told: set[str]) -> None:
         """Tells the strategy what is not in `told`: of resumed studies and of other tuners too."""
         self.hear()
         for record in self.records:
@@ -190,7 +190,7 @@ class Session(Generic[SettingT, RecordT]):
         for record in fresh:
             self._learn(record.judged_in(self.budget_bytes))
 
-    def _probe(self, choice: Choice[SettingT]) -> bool:
+    def _probe(self, choice: Choice) -> bool:
         """One probe, from lease to record; False where another tuner holds the lease.
 
         Raises ContractError where the task, and no setting, is what fails: nothing is kept of it.
@@ -226,19 +226,19 @@ class Session(Generic[SettingT, RecordT]):
         self._report("end", choice, record=record)
         return True
 
-    def _deadline(self, choice: Choice[SettingT]) -> tuple[float, bool]:
+    def _deadline(self, choice: Choice) -> tuple[float, bool]:
         """Seconds a probe may take, and whether it is the budget that sets them."""
         hung, end = self.deadline(choice), self.limits.seconds_left()
         if end is None or end >= hung:
             return hung, False
         return max(end, LEAST_SECONDS), True
 
-    def _keep(self, lease: Lease[SettingT], record: RecordT) -> None:
+    def _keep(self, lease: Lease, record: MeasurementRecord) -> None:
         """In memory first: what was measured counts even where the disk refuses it."""
         self._learn(record)
         self.study.finish(lease, record)
 
-    def _learn(self, record: RecordT) -> None:
+    def _learn(self, record: MeasurementRecord) -> None:
         self.seen.add(record.probe_id)
         self.records.append(record)
 
@@ -254,7 +254,7 @@ class Session(Generic[SettingT, RecordT]):
         only = ends.pop() if len(ends) == 1 else ("", "")
         return only[0] in ("crashed", "unsupported", "faulty") and len(records) >= SAME_FAILURES
 
-    def _plain_choice(self, busy: set[str]) -> Choice[SettingT] | None:
+    def _plain_choice(self, busy: set[str]) -> Choice | None:
         """A setting that needs nothing of the machine, where none was tried, nor one in a precision
         and an attention of its own: what refuses it too has nothing to do with the settings, and
         what does not (a compiler is missing, bf16 is broken) should not end a search that can
@@ -262,7 +262,7 @@ class Session(Generic[SettingT, RecordT]):
         tried = [r.setting for r in self.in_space()]
         known = [{getattr(s, axis, None) for s in tried} for axis in NUMERIC_AXES]
 
-        def news(candidate: Candidate[SettingT]) -> int:
+        def news(candidate: Candidate) -> int:
             values = [getattr(candidate.setting, axis, None) for axis in NUMERIC_AXES]
             return sum(value not in seen for value, seen in zip(values, known, strict=True))
 
@@ -277,12 +277,12 @@ class Session(Generic[SettingT, RecordT]):
         arm = [c for c in small or plain if c.arm == first]
         return Choice(arm[-1] if small else arm[0], "calibrate") if arm else None
 
-    def in_space(self) -> list[RecordT]:
+    def in_space(self) -> list[MeasurementRecord]:
         """The records of settings that are searched now: a study may have others of a wider search,
         which count against its limits and nothing else."""
         return [r for r in self.records if self.space.find(r.setting) is not None]
 
-    def best(self) -> RecordT | None:
+    def best(self) -> MeasurementRecord | None:
         found = [r for r in self.in_space() if is_feasible(r, self.budget_bytes)]
         return max(found, key=lambda r: r.images_per_second or 0.0, default=None)
 
@@ -290,7 +290,7 @@ class Session(Generic[SettingT, RecordT]):
         self.on_progress(Progress("note", text))
 
     def _report(
-        self, kind: str, choice: Choice[SettingT], record: RecordT | None = None,
+        self, kind: str, choice: Choice, record: MeasurementRecord | None = None,
         deadline_seconds: float | None = None,
     ) -> None:  # fmt: skip
         self.on_progress(

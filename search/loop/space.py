@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
-from typing import Generic
 
 from pydantic import ValidationError
 
@@ -29,39 +28,38 @@ from search.loop.axes import (
     in_order,
     is_worth_trying,
 )
-from search.probe.kinds import AnySetting, SettingT
 
 MAX_BATCH = {"cuda": 4096, "cpu": 256}  # a Swin's step is long saturated at either
 MAX_DIVISORS = 24  # of a global batch: more are thinned out, and say nothing new
 
 
 @dataclass(frozen=True)
-class Candidate(Generic[SettingT]):
+class Candidate:
     """One setting of the space. `arm` is everything but the rung: settings of one arm differ only
     in micro-batch (and, under a global batch, in accumulation), those of a loader in workers."""
 
     id: str
-    setting: SettingT
+    setting: TrainSetting
     arm: str
 
     @property
-    def images(self: Candidate[TrainSetting]) -> int:
+    def images(self: Candidate) -> int:
         """Images of one optimizer step on one device."""
         return self.setting.batch_size * self.setting.accumulate
 
 
 @dataclass(frozen=True)
-class Space(Generic[SettingT]):
+class Space:
     """The candidates, by arm and then by batch. `rungs` are the micro-batches, smallest first (of a
     loader its workers: `rung_field` says which); `choices` the values of each axis; `left_out` says
     what cannot run and why, a line for each law. `first` is to be probed before all others."""
 
-    candidates: tuple[Candidate[SettingT], ...]
+    candidates: tuple[Candidate, ...]
     rungs: tuple[int, ...]
     choices: Mapping[str, tuple[Value | None, ...]]
     left_out: tuple[str, ...] = ()
     rung_field: str = "batch_size"
-    first: Candidate[SettingT] | None = None
+    first: Candidate | None = None
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -71,7 +69,7 @@ class Space(Generic[SettingT]):
     def __len__(self) -> int:
         return len(self.candidates)
 
-    def index(self, setting: AnySetting) -> int | None:
+    def index(self, setting: TrainSetting) -> int | None:
         """The position of a setting among the candidates, or None where it is not one."""
         return self._positions.get(setting_id(setting))
 
@@ -79,7 +77,7 @@ class Space(Generic[SettingT]):
     def _positions(self) -> dict[str, int]:
         return {c.id: i for i, c in enumerate(self.candidates)}
 
-    def find(self, setting: AnySetting) -> Candidate[SettingT] | None:
+    def find(self, setting: TrainSetting) -> Candidate | None:
         position = self.index(setting)
         return None if position is None else self.candidates[position]
 
@@ -89,7 +87,7 @@ def candidate(setting: TrainSetting) -> Candidate:
     return Candidate(setting_id(setting), setting, setting_id(arm))
 
 
-def setting_id(setting: AnySetting) -> str:
+def setting_id(setting: TrainSetting) -> str:
     """A stable name for a setting: twelve hex digits of what in it is not a default, nor was one
     when the first studies were made."""
     said = setting.model_dump(exclude_defaults=True)

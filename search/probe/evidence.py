@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from planner.core.schema import MeasurementRecord
 from search.probe.interval import median_interval
-from search.probe.kinds import RecordT
 
 REPEAT_SHARE = 0.01  # two processes of one setting differ by about this, whatever each one says
 OTHERS_RAN = "other programs kept"  # how the flag begins of a machine that was not quiet
@@ -75,7 +74,7 @@ def rate_interval(images: int, samples: Sequence[float]) -> tuple[float, float]:
     return images / (interval.high * margin), images * margin / interval.low
 
 
-def is_feasible(record: RecordT, budget_bytes: int | None) -> bool:
+def is_feasible(record: MeasurementRecord, budget_bytes: int | None) -> bool:
     """Whether a probe ran to its end within the budget."""
     if record.status != "measured" or not record.samples:
         return False

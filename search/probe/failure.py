@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from planner.core.failures import is_allocation_failure
-from search.probe.kinds import ProbeRecord
+from planner.core.schema import MeasurementRecord
 
 CONTRACT = "contract"  # the phase of a probe that ended since a step is not what its task says
 # Frames of a fatal signal that are worth keeping: the innermost ones come first.
@@ -26,7 +26,7 @@ def shorten(text: str) -> str:
     return f"{first}\n…\n{text[len(first) + 3 - _MESSAGE_CHARACTERS :]}"
 
 
-def broke_contract(record: ProbeRecord) -> bool:
+def broke_contract(record: MeasurementRecord) -> bool:
     """Whether the model or its task must change for a probe to end well, and not the setting."""
     return record.status == "unsupported" and getattr(record, "phase", "") == CONTRACT
 

@@ -21,7 +21,6 @@ from pydantic import (
 )
 
 from planner.core.schema import Model, ProbeStatus, TrainSetting
-from planner.core.schema.loading import DataSource, ItemFault, LoaderSetting
 from planner.core.schema.record import Clocks, PhaseBytes, Seconds
 from planner.core.schema.world import RankRecord, WorldInfo
 
@@ -35,6 +34,7 @@ CUDA_SECONDS = {"warmup_seconds": 0.5, "min_measure_seconds": 1.0, "give_up_seco
 # The least duration of timing of what is probed once more, and of options of the allocator that
 # are to be told apart.
 FINALIST_SECONDS = 3.0
+MEASURE_SECONDS = 10.0  # of timing, at most
 # What a profile leaves in its folder, and how it names the phases of a step in the trace.
 TRACE_FILE, SNAPSHOT_FILE = "trace.json.gz", "memory.pickle"
 PROFILE_MARK = "planner: "
@@ -52,39 +52,14 @@ class ProfileOrder(Message):
     steps: Annotated[int, Field(ge=1, le=100)] = 3
 
 
-class Timing(Message):
-    """How long to time something that is done again and again, here called a step.
+class ProbeRequest(Message):
+    """What to probe and how long. Bytes are integers, times are seconds; `device` is "cpu" or
+    "cuda:N".
 
     Timing ends after `min_steps` and `min_measure_seconds` as soon as the median is known to
     ±`median_precision` (95%) or there are `max_steps`, and in any case after
     `max_measure_seconds`; earlier, where even the lower bound of the median stays under
     `give_up_images_per_second` after `give_up_seconds`.
-    """
-
-    min_steps: Annotated[int, Field(ge=1)] = 3
-    max_steps: Annotated[int, Field(ge=1)] = 400
-    median_precision: Annotated[float, Field(gt=0)] = 0.01
-    min_measure_seconds: Annotated[float, Field(ge=0)] = 0.0
-    max_measure_seconds: Annotated[float, Field(gt=0)] = 10.0
-    give_up_seconds: Annotated[float, Field(ge=0)] = 0.0
-    give_up_images_per_second: float | None = None
-
-    @property
-    def images_per_step(self) -> int:
-        """Images that one step sees on this device."""
-        raise NotImplementedError
-
-
-class Request(Timing):
-    """What any probe is of: `device` is "cpu" or "cuda:N"."""
-
-    probe_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"
-    seed: int = 0
-
-
-class ProbeRequest(Request):
-    """What to probe and how long. Bytes are integers, times are seconds.
 
     `memory_cap_bytes` emulates a smaller device: on CUDA it holds the caching allocator to what is
     left beside the context; on the CPU it is a limit on the growth of the worker's own memory.
@@ -95,6 +70,17 @@ class ProbeRequest(Request):
 
     `capability` is the GPU's, where it is known: so that nobody need touch the device to ask it.
     """
+
+    probe_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"
+    seed: int = 0
+    min_steps: Annotated[int, Field(ge=1)] = 3
+    max_steps: Annotated[int, Field(ge=1)] = 400
+    median_precision: Annotated[float, Field(gt=0)] = 0.01
+    min_measure_seconds: Annotated[float, Field(ge=0)] = 0.0
+    max_measure_seconds: Annotated[float, Field(gt=0)] = MEASURE_SECONDS
+    give_up_seconds: Annotated[float, Field(ge=0)] = 0.0
+    give_up_images_per_second: float | None = None
 
     model: Model
     setting: TrainSetting
@@ -117,18 +103,6 @@ class ProbeRequest(Request):
         return self.setting.batch_size * self.setting.accumulate
 
 
-class FedRequest(ProbeRequest):
-    """What to train on real data: the setting's steps first on a batch that lies in memory, as any
-    probe, and then fed by a real loader.
-
-    Fed steps are timed for `fed_seconds` at least, and until each worker has brought some batches.
-    """
-
-    source: DataSource
-    loader: LoaderSetting
-    fed_seconds: Annotated[float, Field(gt=0)] = 3.0
-
-
 class RankPlace(Message):
     """Which rank of a world a worker is, and how it finds the others: by the file `store`, which
     all of them open. `threads` of the CPU are its own (None: as torch chooses)."""
@@ -138,20 +112,14 @@ class RankPlace(Message):
     threads: Annotated[int, Field(ge=1)] | None = None
 
 
-class Order(Message):
+class WorkOrder(Message):
     """The one line a worker reads. `deadline_seconds` is what is left when it is sent; a rank of a
     world has its `place`, and stays until its channel of requests is closed."""
 
     format: Literal[1] = 1
-    request: Request
+    request: ProbeRequest
     deadline_seconds: float
     place: RankPlace | None = None
-
-
-class WorkOrder(Order):
-    """The order of a training."""
-
-    request: FedRequest | ProbeRequest
 
 
 class AnswerMessage(Message):
@@ -174,26 +142,20 @@ class ProgressMessage(AnswerMessage):
     step_seconds: float
 
 
-class AnyOutcome(AnswerMessage):
-    """How the probe ended, in which phase: a worker's last word. `lost_others` is a failure because
-    other ranks of its world are gone, who know why."""
-
-    type: Literal["outcome"] = "outcome"
-    status: str
-    phase: str = ""
-    lost_others: bool = False
-    message: str = ""
-    flags: tuple[str, ...] = ()
-
-
-class OutcomeMessage(AnyOutcome):
-    """How a training ended, in the fields of a `MeasurementRecord`.
+class OutcomeMessage(AnswerMessage):
+    """How a training ended, in which phase, in the fields of a `MeasurementRecord`: a worker's last
+    word. `lost_others` is a failure because other ranks of its world are gone, who know why.
 
     What only ranks of a world tell: `forward_seconds` as in a `RankRecord`; `world` as this rank
     saw it. `ranks` is what the tuner puts together of them.
     """
 
+    type: Literal["outcome"] = "outcome"
     status: ProbeStatus
+    phase: str = ""
+    lost_others: bool = False
+    message: str = ""
+    flags: tuple[str, ...] = ()
     step_seconds: tuple[Seconds, ...] = ()
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -209,18 +171,7 @@ class OutcomeMessage(AnyOutcome):
     ranks: tuple[RankRecord, ...] = ()
 
 
-class FedMessage(AnswerMessage):
-    """What only a fed training has to tell, before its outcome, in the fields of a `FedRecord`."""
-
-    type: Literal["fed"] = "fed"
-    wait_seconds: tuple[float, ...] = ()
-    resident_seconds: tuple[Seconds, ...] = ()
-    step_cpu_seconds: float | None = None
-    fed_cpu_seconds: float | None = None
-    fault: ItemFault | None = None
-
-
-ProbeAnswer = PhaseMessage | ProgressMessage | FedMessage | OutcomeMessage
+ProbeAnswer = PhaseMessage | ProgressMessage | OutcomeMessage
 PROBE_ANSWERS: TypeAdapter[ProbeAnswer] = TypeAdapter(
     Annotated[ProbeAnswer, Field(discriminator="type")]
 )
@@ -239,14 +190,12 @@ def send(channel: int, data: bytes) -> None:
 
 
 class AnswerReader:
-    """Bytes of the result channel in, answers of one probe out; what is not one is counted.
-
-    `answers` says what is an answer. Holds at most `MAX_MESSAGE_BYTES`, however much is sent.
+    """Bytes of the result channel in, answers of one probe out; what is not one is counted. Holds
+    at most `MAX_MESSAGE_BYTES`, however much is sent.
     """
 
-    def __init__(self, probe_id: str, answers: TypeAdapter[Any] = PROBE_ANSWERS) -> None:
+    def __init__(self, probe_id: str) -> None:
         self.probe_id = probe_id
-        self.answers = answers
         self.num_garbage = 0
         self._line = bytearray()
         self._overlong = False
@@ -283,7 +232,7 @@ class AnswerReader:
         if not line and not overlong:
             return None
         try:
-            answer: AnswerMessage | None = None if overlong else self.answers.validate_json(line)
+            answer: AnswerMessage | None = None if overlong else PROBE_ANSWERS.validate_json(line)
         except ValidationError:
             answer = None
         if answer is None or answer.probe_id != self.probe_id:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from search.probe.evidence import HURRIED, STOPPED_EARLY
 from search.probe.interval import median_interval
-from search.probe.protocol import FedRequest, Timing
+from search.probe.protocol import ProbeRequest
 
 # Steps' worth of time kept free before the deadline, to end in order: the steps on their way and
 # the untimed one that looks at the loss and the phases.
@@ -20,13 +20,6 @@ _SAMPLES_TO_GIVE_UP = 3
 # A drift that matters, as a share, and the samples a quarter needs to show it.
 _DRIFT = 0.01
 _LEAST_QUARTER = 3
-
-
-# Batches that each worker brings while fed steps are timed: its batches come in bursts, one from
-# each worker, and a burst more or less should not matter. A judgement.
-_ROUNDS = 8
-# Of what is left of the time, that fed steps may take at most, as a multiple of what they should.
-_FED_PATIENCE = 4
 
 
 class Rule(Protocol):
@@ -42,7 +35,7 @@ class StopRule:
     `started` and `deadline` are instants of `time.monotonic`.
     """
 
-    request: Timing
+    request: ProbeRequest
     started: float
     deadline: float
 
@@ -112,30 +105,6 @@ class StopRule:
             hurry = f"{HURRIED} " if len(samples) < self.request.min_steps else ""
             return [f"{hurry}{few} too few for an interval of the median"]
         return [f"the median is known to ±{interval.half_width:.1%} only"]
-
-
-@dataclass(frozen=True)
-class FedRule(StopRule):
-    """When enough fed steps were timed: `fed_seconds` of them and some batches of each worker, in
-    whole rounds where that comes about."""
-
-    request: FedRequest
-
-    @property
-    def most_seconds(self) -> float:
-        return max(super().most_seconds, _FED_PATIENCE * self.request.fed_seconds)
-
-    def is_enough(self, samples: Sequence[float]) -> bool:
-        if not samples:
-            return False
-        if self.is_late(samples):
-            return True
-        if len(samples) < self.request.min_steps or sum(samples) < self.request.fed_seconds:
-            return False
-        workers = max(self.request.loader.workers, 1)
-        batches = len(samples) * self.request.setting.accumulate
-        rounds, rest = divmod(batches, workers)
-        return rounds >= _ROUNDS and (rest == 0 or rounds >= 2 * _ROUNDS)
 
 
 def drift_flags(samples: Sequence[float]) -> list[str]:

@@ -30,10 +30,7 @@ from search.report.wording import (
 
 def answer(run: Run) -> list[Section]:
     """The recommendation in one sentence, and how to start with it; what there is of one while a
-    search goes on, and why there is none. None of a search that is only for a loader."""
-    if run.found is None and not run.records and (run.loaders or run.fed):
-        parts = faults_of(run) if run.loaders is None else []
-        return [Section("answer", "Answer", parts)] if parts else []
+    search goes on, and why there is none."""
     if run.found is None:
         parts = [part for one in run.parts for part in _best_so_far(one, len(run.parts) > 1)]
     elif run.found.setting is None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from planner.core.errors import UsageError
 from planner.core.schema import MeasurementRecord
-from planner.core.schema.loading import LoaderRecord
-from search.loop.study.records import parse_line
+from search.loop.study.records import parse_record
 from search.loop.study.storage import StudyError, hidden_password, open_storage, storage_faults
 from search.loop.study.study import STUDY_NAME
 
@@ -18,7 +17,6 @@ class KeptStudy:
     """The probes of a study in the order they were leased; `tuners` by the probe's id."""
 
     records: tuple[MeasurementRecord, ...]
-    loaders: tuple[LoaderRecord, ...]
     tuners: dict[str, str]
     faults: tuple[str, ...] = ()
 
@@ -37,7 +35,6 @@ def read_study(storage: str, name: str | None = None) -> KeptStudy:
         study = optuna.load_study(study_name=chosen, storage=opened)
         trials = sorted(study.get_trials(deepcopy=False), key=lambda t: t.number)
     records: list[MeasurementRecord] = []
-    loaders: list[LoaderRecord] = []
     holders: dict[str, str] = {}
     faults = []
     for trial in trials:
@@ -45,17 +42,14 @@ def read_study(storage: str, name: str | None = None) -> KeptStudy:
         if trial.state != TrialState.COMPLETE or not text:
             continue
         try:
-            if '"loader_format"' in text:
-                loaders.append(parse_line(LoaderRecord, text))
-            else:
-                records.append(parse_line(MeasurementRecord, text))
+            records.append(parse_record(text))
         except ValueError as error:
             faults.append(f"{source}: trial {trial.number} is not a record: {error}")
             continue
         holder = trial.user_attrs.get("holder")
         if holder:
             holders[str(trial.user_attrs.get("probe_id"))] = str(holder)
-    return KeptStudy(tuple(records), tuple(loaders), _named(holders), tuple(faults))
+    return KeptStudy(tuple(records), _named(holders), tuple(faults))
 
 
 def _chosen(names: list[str], name: str | None, source: str) -> str:

@@ -70,13 +70,6 @@ def step_lead(step: Step) -> str:
 def run_lead(run: Run) -> str:
     """`Recommended: batch 128, bf16 …: 412 images/s (410 to 415), 1.50 × the plain default.`"""
     best, found = run.best, run.found
-    loader = run.best_loader
-    if loader is not None and best is None and found is None:
-        recommended = run.loaders is not None and run.loaders.found is not None
-        return (
-            f"{'Recommended loader' if recommended else 'Best loader so far'}: "
-            f"{loader.setting.title}, {format_rate(loader.images_per_second)} images/s."
-        )
     probes = count(len(run.records), "probe")
     if found is None and len(run.parts) > 1:
         return f"{probes} of {len(run.parts)} models or devices."

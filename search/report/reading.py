@@ -5,37 +5,29 @@ What cannot be read is told and does not keep the rest from being shown.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from planner.core.errors import PlannerError, UsageError
 from planner.core.files import (
-    DATA_FOLDER,
-    DATA_PROBES,
-    DATA_RESULT,
-    FED_RUNS,
     MAX_RESULT_BYTES,
     STUDY,
     TUNE_PROBES,
     TUNE_RESULT,
-    open_at_once,
     parse_json,
     read_text,
 )
-from planner.core.schema import MeasurementRecord, parse
-from planner.core.schema.loading import LOADER_FORMAT, DataRecommendation, FedRecord, LoaderRecord
+from planner.core.schema import MeasurementRecord
 from planner.core.schema.result import Recommendation
 from planner.trainers.emission import read_result
 from search.loop.study.records import read_records
-from search.report.run import LoaderRun, Run
+from search.report.run import Run
 
-FILES = (TUNE_RESULT, TUNE_PROBES, STUDY, DATA_RESULT, DATA_PROBES, FED_RUNS)
+FILES = (TUNE_RESULT, TUNE_PROBES, STUDY)
 STORAGES = (".db", ".journal", ".log")
 _SQLITE = "sqlite:///"
-_SNIFFED = 1 << 20  # bytes of a file, which tell what its first line is
 
 T = TypeVar("T")
 
@@ -65,15 +57,13 @@ def read_run(target: str | Path, study_name: str | None = None) -> Run:
         run = _of_result(path)
     else:
         run = _of_records(path)
-    if run.found or run.records or run.loaders or run.fed:
+    if run.found or run.records:
         return run
     why = "\n".join(run.faults)
     raise UsageError(why or f"{path} holds no search: no {TUNE_RESULT}, no probes.", _WAY_OUT)
 
 
-_WAY_OUT = (
-    "Name the --output of a 'planner tune' or a 'planner data', a file of records, or a MODEL."
-)
+_WAY_OUT = "Name the --output of a 'planner tune', a file of records, or a MODEL."
 
 
 @dataclass
@@ -92,10 +82,10 @@ class _Reader:
             self.faults.append(error.message)
             return None
 
-    def records(self, path: Path, kind: Any) -> tuple[Any, ...]:
+    def records(self, path: Path) -> tuple[MeasurementRecord, ...]:
         """The records of a file up to its first fault."""
         try:
-            file = read_records(path, kind)
+            file = read_records(path)
         except PlannerError as error:
             self.faults.append(error.message)
             return ()
@@ -107,14 +97,10 @@ class _Reader:
 def _of_folder(folder: Path, study_name: str | None) -> Run:
     reader = _Reader()
     found = reader.result(read_result, folder / TUNE_RESULT)
-    records = reader.records(folder / TUNE_PROBES, MeasurementRecord)
+    records = reader.records(folder / TUNE_PROBES)
     run = Run(folder, found, records)
     kept = folder / STUDY
-    data = folder / DATA_FOLDER
-    loaders = _loaders(data if (data / DATA_RESULT).is_file() else folder, reader)
-    if loaders is None and found is not None and found.feeding is not None:
-        loaders = LoaderRun(records=(found.feeding.evidence,))
-    if kept.is_file() and (records or found or not loaders):
+    if kept.is_file():
         run = _with_study(run, f"{_SQLITE}{kept}", study_name, reader)
     if not run.records and run.cited:
         reader.faults.append(
@@ -122,21 +108,7 @@ def _of_folder(folder: Path, study_name: str | None) -> Run:
             "cites are shown."
         )
         run = replace(run, records=run.cited)
-    fed = reader.records(folder / FED_RUNS, FedRecord)
-    return replace(run, faults=tuple(reader.faults), loaders=loaders, fed=fed)
-
-
-def _loaders(folder: Path, reader: _Reader) -> LoaderRun | None:
-    found = reader.result(_read_data, folder / DATA_RESULT)
-    records = reader.records(folder / DATA_PROBES, LoaderRecord)
-    if not records and found is not None:
-        records = _cited(found)
-    return LoaderRun(found, records) if found or records else None
-
-
-def _cited(found: DataRecommendation) -> tuple[LoaderRecord, ...]:
-    """The records that a recommendation itself holds."""
-    return tuple(r for r in (found.evidence, *found.runners_up) if r is not None)
+    return replace(run, faults=tuple(reader.faults))
 
 
 def _of_storage(storage: str, study_name: str | None) -> Run:
@@ -165,69 +137,29 @@ def _with_study(run: Run, storage: str, study_name: str | None, reader: _Reader)
     reader.faults += kept.faults
     known = {record.probe_id for record in run.records if record.probe_id}
     fresh = tuple(record for record in kept.records if record.probe_id not in known)
-    loaders = run.loaders or (LoaderRun(records=kept.loaders) if kept.loaders else None)
-    return replace(run, records=(*run.records, *fresh), tuners=kept.tuners, loaders=loaders)
+    return replace(run, records=(*run.records, *fresh), tuners=kept.tuners)
 
 
 def _of_result(path: Path) -> Run:
     """A recommendation under another name than its own."""
-    if _kind_of_result(path) == "loader":
-        data = _read_data(path)
-        return Run(path.parent, None, (), loaders=LoaderRun(data, _cited(data)), name=path.name)
     found: Recommendation = read_result(path)
     run = Run(path.parent, found, (), name=path.name)
     said = f"{path.name} was named: only the {len(run.cited)} probes that it cites are shown."
-    loaders = LoaderRun(records=(found.feeding.evidence,)) if found.feeding else None
-    return replace(run, records=run.cited, faults=(said,), loaders=loaders)
+    return replace(run, records=run.cited, faults=(said,))
 
 
 def _of_records(path: Path) -> Run:
-    """A file of records, of whichever kind its first line is."""
-    reader, first = _Reader(), _first_line(path)
-    run = Run(path.parent, None, (), name=path.name)
-    if "loader_format" in first and "loader" in first:
-        run = replace(run, fed=reader.records(path, FedRecord))
-    elif "loader_format" in first:
-        run = replace(run, loaders=LoaderRun(records=reader.records(path, LoaderRecord)))
-    else:
-        run = replace(run, records=reader.records(path, MeasurementRecord))
-    if run.loaders is not None and not run.loaders.records:
-        run = replace(run, loaders=None)
+    reader = _Reader()
+    run = Run(path.parent, None, reader.records(path), name=path.name)
     return replace(run, faults=tuple(reader.faults))
 
 
-def _first_line(path: Path) -> dict[str, Any]:
-    """The fields of a file's first line; none where it is no JSON object."""
-    try:
-        with open(path, "rb", opener=open_at_once) as file:
-            line = next((part for part in file.read(_SNIFFED).split(b"\n") if part.strip()), b"")
-        data = json.loads(line)
-    except (OSError, ValueError, RecursionError):  # reading the records says what is wrong
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _read_data(path: Path) -> DataRecommendation:
-    """What `planner data` recommends. Raises UsageError, as `read_result`."""
-    data = parse_json(read_text(path, MAX_RESULT_BYTES), str(path))
-    version = data.get("loader_format") if isinstance(data, dict) else None
-    if version != LOADER_FORMAT:
-        raise UsageError(
-            f"{path} has result format {version!r}, and this planner reads {LOADER_FORMAT}."
-        )
-    return parse(DataRecommendation, data, str(path))
-
-
 def _is_result(path: Path) -> bool:
-    return path.name in (TUNE_RESULT, DATA_RESULT) or _kind_of_result(path) != ""
-
-
-def _kind_of_result(path: Path) -> str:
-    """ "step" or "loader" where a JSON file is a recommendation, else ""."""
+    """Whether a JSON file is a recommendation."""
+    if path.name == TUNE_RESULT:
+        return True
     try:
         data = parse_json(read_text(path, MAX_RESULT_BYTES), str(path))
     except UsageError:
-        return ""
-    if not isinstance(data, dict) or "num_probes" not in data:
-        return ""
-    return "loader" if "loader_format" in data else "step"
+        return False
+    return isinstance(data, dict) and "num_probes" in data

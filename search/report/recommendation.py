@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.core.schema import TrainSetting
+from planner.core.schema.loading import Feeding
 from planner.core.schema.record import MeasurementRecord
 from planner.core.schema.result import Recommendation
-from planner.core.units import format_seconds
-from planner.report.feeding import feeding_text
+from planner.core.units import format_rate, format_seconds
+from planner.report.page.contents import Section, Text
 from planner.report.settings import describe_setting
 from planner.report.terminal import table_text
 from search.loop.progress_text import memory_text, rate_text
 from search.probe.evidence import rate_interval
+from search.report.run import Run
 from search.report.wording import count, date_text, images_of
 
 MAX_RULED_OUT = 12  # lines; recommendation.json has them all
@@ -27,8 +29,32 @@ def recommendation_text(found: Recommendation) -> str:
         f"{found.stopped_because}.{_going_on(found)}"
     )
     notes = [f"- {note}" for note in (*found.notes, ended)]
-    fed = ["", *feeding_text(found.feeding)] if found.feeding else []
+    fed = ["", *feeding_lines(found.feeding, found.evidence)] if found.feeding else []
     return "\n".join([*answer, *fed, "", *notes, *_ruled_out(found)])
+
+
+def feeding_lines(fed: Feeding, step: MeasurementRecord | None) -> list[str]:
+    """What the data cost: the loader by itself, and the emitted script's own thirty steps."""
+    data = fed.data
+    alone = f"{format_rate(data.images_per_second)} images/s by itself, bound by its {data.bound}"
+    lines = [f"Fed from {data.location} by {data.setting.title}: {alone}."]
+    if fed.images_per_second is not None and fed.waited is not None:
+        step_rate = step.images_per_second if step is not None else None
+        share = f", {fed.images_per_second / step_rate:.0%} of the step alone" if step_rate else ""
+        lines.append(
+            f"  The emitted script trained {format_rate(fed.images_per_second)} images/s on them "
+            f"({fed.steps} steps, measured){share}; waiting for data {fed.waited:.0%} of the time."
+        )
+    return [*lines, *(f"  {note}" for note in (*data.notes, *fed.notes))]
+
+
+def feeding(run: Run) -> list[Section]:
+    """The page's section of the data; none where they were not looked at."""
+    found = run.found.feeding if run.found is not None else None
+    if found is None or run.found is None:
+        return []
+    lines = feeding_lines(found, run.found.evidence)
+    return [Section("feeding", "The data", [Text(line.strip()) for line in lines])]
 
 
 def _going_on(found: Recommendation) -> str:

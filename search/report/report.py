@@ -49,7 +49,7 @@ def write_report(
 ) -> Path:
     """One HTML page of `targets`, as `planner report` writes it; returns its path.
 
-    A target is a run (the `output` of `search.tune` or `search.find_loader`), a model as
+    A target is a run (the `output` of `search.tune`), a model as
     `planner.estimate` takes it, or what `report_estimate` made. Models are estimated on each `gpu`,
     with the options of `planner.estimate`. `force` replaces a file that is no page of ours.
 

@@ -8,9 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model
-from planner.core.schema.loading import DataRecommendation, FedRecord, LoaderRecord
 from planner.core.schema.result import Recommendation
-from search.loader.result import choose_loader, measured_loaders
 from search.loop.contenders import Contender, choose, contenders
 from search.report.wording import end_of
 
@@ -30,37 +28,17 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class LoaderRun:
-    """A search for a loader: what was recommended (None while it runs), and every probe."""
-
-    found: DataRecommendation | None = None
-    records: tuple[LoaderRecord, ...] = ()
-
-    @cached_property
-    def best(self) -> LoaderRecord | None:
-        """What is recommended, as measured; while nothing is, the best so far."""
-        if self.found is not None:
-            return self.found.evidence
-        found = measured_loaders(self.records)
-        return choose_loader(found).evidence if found else None
-
-
-@dataclass(frozen=True)
 class Run:
     """A search of settings: what was recommended (None while it runs), and every probe in the order
     they ended. `faults` say what of it could not be read.
 
-    `loaders` is the search for a loader, where there was one, by itself or beside the step's;
-    `fed` are runs of both together. `tuners` say who made a probe, by its id, where the study was
-    read.
+    `tuners` say who made a probe, by its id, where the study was read.
     """
 
     folder: Path
     found: Recommendation | None
     records: tuple[MeasurementRecord, ...]
     faults: tuple[str, ...] = ()
-    loaders: LoaderRun | None = None
-    fed: tuple[FedRecord, ...] = ()
     tuners: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
 
@@ -97,10 +75,6 @@ class Run:
     def contenders(self) -> list[Contender]:
         """The settings that ran within the budget."""
         return contenders(self.records, self.budget_bytes)
-
-    @property
-    def best_loader(self) -> LoaderRecord | None:
-        return self.loaders.best if self.loaders is not None else None
 
     @cached_property
     def unit(self) -> str:

@@ -23,14 +23,10 @@ def beside_group(subjects: Sequence[Step | Run]) -> Group:
     steps = [subject for subject in subjects if isinstance(subject, Step)]
     runs = [subject for subject in subjects if isinstance(subject, Run)]
     sections = steps_beside(steps, KEY) if len(steps) > 1 else []
-    steps_of = [run for run in runs if run.loaders is None or run.records or run.found is not None]
-    if len(steps_of) > 1:
-        sections.append(runs_beside(steps_of, KEY))
-    loaders = [run for run in runs if run.loaders is not None]
-    if len(loaders) > 1:
-        sections.append(loaders_beside(loaders))
-    if steps and steps_of:
-        sections.append(predicted_and_measured(steps, steps_of))
+    if len(runs) > 1:
+        sections.append(runs_beside(runs, KEY))
+    if steps and runs:
+        sections.append(predicted_and_measured(steps, runs))
     return Group(KEY, "Side by side", sections)
 
 
@@ -71,21 +67,6 @@ def _entry(run: Run) -> Entry:
     limit = run.budget_bytes or best.device.total_bytes
     interval = world_interval(best)
     return Entry(run.title, fields, best.used_bytes, limit, _world_rate(best), interval, more)
-
-
-def loaders_beside(runs: Sequence[Run]) -> Section:
-    """The loader that each search found."""
-    rows: list[list[Cell]] = []
-    for run in runs:
-        best = run.best_loader
-        loader = best.setting.title if best else "nothing loads yet"
-        bound = best.bound if best else None
-        rows.append(
-            [run.title, loader, rate_cell(best.images_per_second if best else None), bound or "-"]
-        )
-    said = "The loader that each run recommends, or its best so far."
-    table = Table(["Run", "Loader", "Images/s", "Bound by"], rows, said)
-    return Section("loaders", "Loaders compared", [table])
 
 
 def predicted_and_measured(steps: Sequence[Step], runs: Sequence[Run]) -> Section:

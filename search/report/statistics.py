@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from planner.core.schema import MeasurementRecord
 from planner.core.units import GIB
 from planner.report.page.contents import Chart, Part, Section, Tabs, Text
 from planner.report.page.plotting import plot_text, restyled
 from search.probe.evidence import is_feasible
-from search.probe.kinds import ProbeRecord
 from search.report.parted import section_of
 from search.report.run import Run
 
@@ -22,7 +22,9 @@ FEWEST = 12  # probes that ran, by our judgement: of fewer an importance says no
 # PED-ANOVA asks what the best share of trials have in common; Optuna's reference of
 # PedAnovaImportanceEvaluator advises five at least. The share is its default.
 TOP_SHARE, FEWEST_IN_TOP = 0.1, 5
-Values = Callable[[ProbeRecord], tuple[float | None, ...]]  # of a trial, one for each objective
+Values = Callable[
+    [MeasurementRecord], tuple[float | None, ...]
+]  # of a trial, one for each objective
 
 
 def axes_sections(run: Run, key: str) -> list[Section]:
@@ -35,7 +37,7 @@ def axes_sections(run: Run, key: str) -> list[Section]:
 
 
 def axes_parts(
-    records: Sequence[ProbeRecord], unit: str, budget_bytes: int | None, key: str
+    records: Sequence[MeasurementRecord], unit: str, budget_bytes: int | None, key: str
 ) -> list[Part]:
     """Slices by axis; of FEWEST probes or more that ran also which axes matter."""
     from optuna.importance import PedAnovaImportanceEvaluator
@@ -68,7 +70,7 @@ def axes_parts(
 
 
 def history_parts(
-    records: Sequence[ProbeRecord], unit: str, budget_bytes: int | None, key: str
+    records: Sequence[MeasurementRecord], unit: str, budget_bytes: int | None, key: str
 ) -> list[Part]:
     """Images/s of the probes in order, with the best so far; none where nothing ran."""
     from optuna.visualization import plot_optimization_history
@@ -81,11 +83,11 @@ def history_parts(
     return [Chart(key, restyled(figure), said)]
 
 
-def front_figure(records: Sequence[ProbeRecord], unit: str, budget_bytes: int | None) -> Any:
+def front_figure(records: Sequence[MeasurementRecord], unit: str, budget_bytes: int | None) -> Any:
     """Memory in GiB against images/s, with the Pareto front; None where nothing ran."""
     from optuna.visualization import plot_pareto_front
 
-    def sized(record: ProbeRecord) -> tuple[float | None, ...]:
+    def sized(record: MeasurementRecord) -> tuple[float | None, ...]:
         used = record.used_bytes
         return None if used is None else used / GIB, record.images_per_second
 
@@ -100,7 +102,7 @@ def front_figure(records: Sequence[ProbeRecord], unit: str, budget_bytes: int | 
 
 
 def study_of(
-    records: Sequence[ProbeRecord],
+    records: Sequence[MeasurementRecord],
     budget_bytes: int | None,
     directions: Sequence[str] = ("maximize",),
     values: Values = lambda record: (record.images_per_second,),
@@ -143,7 +145,7 @@ def axis_name(axis: str) -> str:
     return "batch" if axis == "batch_size" else axis.replace("_", " ")
 
 
-def _distribution(records: Sequence[ProbeRecord], axis: str) -> BaseDistribution:
+def _distribution(records: Sequence[MeasurementRecord], axis: str) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, IntDistribution
 
     values = [_value(record, axis) for record in records]
@@ -152,7 +154,7 @@ def _distribution(records: Sequence[ProbeRecord], axis: str) -> BaseDistribution
     return CategoricalDistribution(sorted(set(values), key=str))
 
 
-def _value(record: ProbeRecord, axis: str) -> Any:
+def _value(record: MeasurementRecord, axis: str) -> Any:
     """What a parameter of a study may be: other values as texts."""
     value = getattr(record.setting, axis)
     return value if isinstance(value, str | int | float | None) else str(value)

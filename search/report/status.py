@@ -101,7 +101,7 @@ def doing_text(phase: str, num_steps: int = 0, step_seconds: float | None = None
     return f"{doing}: {num_steps} so far, {format_seconds(step_seconds)} each"
 
 
-def after(status: Status, progress: Progress[Any, Any], now: float) -> Status:
+def after(status: Status, progress: Progress, now: float) -> Status:
     """Where a search stands once `progress` came at `now`."""
     if progress.kind == "note":
         return status.noted(progress.text)

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from planner.core.errors import printable
 from planner.core.schema import MeasurementRecord
-from planner.core.schema.loading import LoaderRecord, LoaderSetting
 from planner.core.units import format_bytes, format_rate, format_seconds
 from planner.report.page.contents import Number
 from search.probe.evidence import rate_interval
-from search.probe.kinds import ProbeRecord
 
 MAX_MESSAGE = 160  # characters in a table's cell; the whole stands below the table
 
@@ -32,18 +30,17 @@ def interval_text(interval: tuple[float, float] | None) -> str:
     return "" if interval is None else f"{format_rate(interval[0])} to {format_rate(interval[1])}"
 
 
-def images_of(record: MeasurementRecord | LoaderRecord) -> int:
-    """Of one optimizer step on one device, or of one batch of a loader."""
-    setting = record.setting
-    return setting.batch_size * (1 if isinstance(setting, LoaderSetting) else setting.accumulate)
+def images_of(record: MeasurementRecord) -> int:
+    """Of one optimizer step on one device."""
+    return record.setting.batch_size * record.setting.accumulate
 
 
-def interval_of(record: MeasurementRecord | LoaderRecord) -> tuple[float, float] | None:
+def interval_of(record: MeasurementRecord) -> tuple[float, float] | None:
     """Its rate's interval; None where nothing was timed."""
     return rate_interval(images_of(record), record.samples) if record.samples else None
 
 
-def within_text(record: MeasurementRecord | LoaderRecord) -> str:
+def within_text(record: MeasurementRecord) -> str:
     """` (1,229 to 1,293)`, after a rate; "" where nothing was timed."""
     interval = interval_of(record)
     return f" ({interval_text(interval)})" if interval else ""
@@ -82,7 +79,7 @@ def date_text(date: str) -> str:
     return date[:16].replace("T", " ")
 
 
-def end_of(record: ProbeRecord, budget_bytes: int | None) -> str:
+def end_of(record: MeasurementRecord, budget_bytes: int | None) -> str:
     """How a probe ended: "measured", or a key of ENDS."""
     if record.cut_short:
         return "cut_short"
@@ -119,7 +116,7 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one}" if number == 1 else f"{number:,} {many or f'{one}s'}"
 
 
-def expected_text(record: MeasurementRecord | LoaderRecord, unit: str) -> str:
+def expected_text(record: MeasurementRecord, unit: str) -> str:
     """What the search expected of it."""
     expected = record.expected
     if expected is None:

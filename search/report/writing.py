@@ -16,11 +16,10 @@ from planner.report.pages.step import Step
 from search.report.answer import answer, reasons
 from search.report.environment import environment
 from search.report.expected import expected_sections
-from search.report.feeding import feeding
 from search.report.front import front
 from search.report.lead import Subject, group_titles, lead_of, title_of
-from search.report.loader import loader
 from search.report.probes import probes
+from search.report.recommendation import feeding
 from search.report.run import Run
 from search.report.side_by_side import beside_group
 from search.report.statistics import axes_sections
@@ -103,8 +102,7 @@ def run_group(run: Run, key: str, title: str = "") -> Group:
         *probes(run, key),
         *expected_sections(run, key),
         *axes_sections(run, key),
-        *feeding(run, key),
-        *loader(run, key),
+        *feeding(run),
         *trainers(run, key),
         *environment(run),
     ]

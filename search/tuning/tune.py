@@ -21,7 +21,6 @@ from planner.memory.allocator_config import (
     allocator_in_environment,
     recorded_allocator,
 )
-from search.loop.contenders import contenders
 from search.loop.interrupts import handle_signals
 from search.loop.limits import Limits, probe_deadline
 from search.loop.memory_budget import find_budget, less_headroom, with_allocator
@@ -55,9 +54,7 @@ from search.probe.parent.fork_server import STEP_MODULES, WORLD_MODULES
 from search.probe.parent.ranks import rank_devices
 from search.tuning.allocator import ALLOCATOR_PROBES, compare_allocators, usual_options
 from search.tuning.device_prior import device_prior
-from search.tuning.feeding.matching import check_batches
-from search.tuning.feeding.phase import FeedingPhase, judge_by_law, step_budget
-from search.tuning.feeding.request import find_asked
+from search.tuning.feeding import FEEDING_SHARE, check_data, feed
 from search.tuning.own_model import ask_factory, with_own_optimizer
 
 
@@ -111,9 +108,8 @@ def tune(
         study_name: The study's name in the storage.
         accept_different: Go on with a study of another device or software.
         output: Folder for recommendation.json and probes.jsonl (default: tune-LIBRARY-NAME).
-        data: Pictures to feed to what it recommends, by the best loader that it finds for them: a
-            folder, or MODULE:FACTORY.
-        with_data: The loader that `planner data` found: its folder, or data.json.
+        data: A folder of pictures, or MODULE:FACTORY: what it recommends is trained on them by
+            the emitted script for thirty steps, with the best loader that is found.
 
     Returns:
         The recommendation, also where nothing could be measured: its `status` says so.
@@ -148,14 +144,18 @@ def _probed(
 ) -> Recommendation:  # fmt: skip
     """`by_default`: nobody named the allocator's options that probes run with; `said_of_default` is
     what to say of those."""
-    asked = find_asked(options, model)
     base, restrict = options.base, options.restrict
     made = ask_factory(model) if prober is None and isinstance(model, FactoryModel) else None
-    check_batches(model, made, asked.source if asked else None)
+    data = None
+    if options.data is not None:
+        data = check_data(options.data, model, made is not None and made.is_task)
     if made is not None and made.has_optimizer:
         base = with_own_optimizer(base, restrict or {}, model.title)
         restrict = {axis: v for axis, v in (restrict or {}).items() if axis != "optimizer"}
-    limits = Limits(options.trials, step_budget(options))
+    budget = options.budget_seconds
+    if budget is not None and data is not None:
+        budget *= 1 - FEEDING_SHARE
+    limits = Limits(options.trials, budget)
     where = choose_device(options.device)
     found = describe_device(where)
     identity = Identity(
@@ -205,22 +205,16 @@ def _probed(
             space, study, prober, limits, probe_deadline(prior), memory.budget_bytes, on_progress
         )
         recommendation = search_and_recommend(session, identity, prior, options, [*notes, *said])
-        if by_default and own is not None and asked is None:
+        if by_default and own is not None and data is None:
             recommendation = compare_allocators(
                 recommendation, lambda: stack.enter_context(start()), limits,
                 len(session.records), memory.budget_bytes, output / ALLOCATOR_PROBES,
             )  # fmt: skip
         where_kept = study.spilled or study.records_path
         write_result(output / TUNE_RESULT, recommendation, where_kept)
-        if asked is not None:
+        if data is not None:
             whole.spent_seconds = limits.spent_seconds
-            feeding = FeedingPhase(
-                model, asked, where, identity.device, output, whole.seconds_left,
-                say=say, on_event=hear, cap_bytes=memory.cap_bytes,
-                fork_server=own.fork_server if own else None, options=options,
-            )  # fmt: skip
-            found_all = contenders(session.in_space(), memory.budget_bytes)
-            recommendation = feeding.feed(recommendation, found_all)
+            recommendation = feed(recommendation, data, where, output, whole.seconds_left(), say)
             write_result(output / TUNE_RESULT, recommendation, where_kept)
         study.attach(output / TUNE_RESULT)
     return recommendation
@@ -295,7 +289,6 @@ def _replayed(
     replay = Replay(file.records, str(source))
     if model is not None and model != replay.model:
         raise _of_another(str(source), replay.model, model)
-    asked = find_asked(options, replay.model)
     output = make_folder(options.output) if options.output else None
     if output is not None:
         refuse_measured(output)
@@ -324,8 +317,6 @@ def _replayed(
         budget, on_progress,
     )  # fmt: skip
     found = search_and_recommend(session, identity, prior, options, [*notes, *said])
-    if asked is not None:
-        found = judge_by_law(found, asked, contenders(session.in_space(), budget))
     if output is not None:
         said = _keep_replayed(session, source, output / TUNE_PROBES)
         found = found.model_copy(update={"notes": (*found.notes, *said)})

@@ -8,11 +8,8 @@ from typing import Any
 
 import pytest
 
-from planner.cli import doctor, main
+from planner.cli import main
 from planner.machine.doctor import check_machine
-from planner.machine.hardware.link_file import read_link
-from planner.machine.links import plan
-from planner.machine.links.kept import link_path
 from tests.environment.recorded import expected, raw_machine, recorded
 
 
@@ -52,7 +49,7 @@ def test_json_holds_all_and_is_read_again(
     assert main(["doctor", str(tmp_path / "again.json"), "--json"]) == 1
     assert capsys.readouterr().out == first
     found = json.loads(first)
-    assert (found["healthy"], found["rates"], found["link"]) == (False, None, None)
+    assert (found["healthy"], found["rates"]) == (False, None)
     assert {f["name"] for f in found["findings"]} == {"card.ecc-errors", "card.reset-pending"}
     assert all(f["evidence"] and f["cost"] and f["next_step"] for f in found["findings"])
 
@@ -86,10 +83,8 @@ def test_what_differs_is_a_table_with_what_it_matters_for(
     [
         (["--compare"], "two FILEs or more, not 0"),
         (["a.json", "b.json"], "add --compare"),
-        (["--device", "cpu"], "--device says what --rates and --links measure."),
-        (["a.json", "--links"], "--links measures this machine"),
-        (["--gpus", "2"], "--gpus is of --links."),
-        (["--links", "--gpus", "1"], "1 is not in the range x>=2"),
+        (["--device", "cpu"], "--device says what --rates measures."),
+        (["a.json", "--rates"], "--rates measures this machine"),
     ],
 )
 def test_what_contradicts_itself_is_refused(
@@ -97,45 +92,3 @@ def test_what_contradicts_itself_is_refused(
 ) -> None:
     assert main(["doctor", *arguments]) == 2
     assert words in capsys.readouterr().err
-
-
-def test_links_are_timed_shown_written_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two real ranks over gloo; this machine is judged as a recorded one, which saves an import."""
-    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(plan, "CPU_SIZES", (1024, 4096))
-    checkup = check_machine(recorded("h200"))
-    monkeypatch.setattr(doctor, "check_environment", lambda: checkup)
-    output = str(tmp_path / "link.json")
-    assert main(["doctor", "--links", "--device", "cpu", "--output", output]) == 0
-    said = capsys.readouterr()
-    assert "Link: gloo, 2 ranks of " in said.out
-    rows = [line.split() for line in said.out.splitlines() if line.startswith("all_reduce")]
-    assert [row[:3] for row in rows] == [
-        ["all_reduce", "1.00", "KiB"],
-        ["all_reduce", "4.00", "KiB"],
-    ]
-    assert "Kept in " in said.err
-    curve = read_link(output)
-    assert read_link(link_path(curve.device, 2)) == curve
-
-
-def test_what_keeps_machines_from_training_together_comes_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files = [
-        kept(tmp_path, "dgx-a100", "a"),
-        kept(tmp_path, "dgx-a100", "b", torch={"nccl": "2.27.5"}, system={"python": "3.11.1"}),
-        kept(tmp_path, "dgx-a100", "c", variables={"NCCL_P2P_DISABLE": "1"}),
-        kept(tmp_path, "h100-nvswitch", "d"),
-    ]
-    assert main(["doctor", "--compare", "--together", *files]) == 1
-    head = capsys.readouterr().out.partition("layer")[0]
-    words = ("NCCL", "GPU 0", "GPU 0 memory", "NCCL_P2P_DISABLE", "Python", "--link")
-    places = [head.index(f"\n{word} ") for word in words]
-    assert places == sorted(places)
-    assert "NCCL ends at its start" in " ".join(head.split())
-    assert main(["doctor", "--compare", "--together", *files[:2], "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert list(found["together"]) == ["libraries: NCCL", "torch: Python"]

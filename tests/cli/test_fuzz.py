@@ -72,7 +72,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     monkeypatch.setattr(subprocess.Popen, "__init__", no_python_starts)
     monkeypatch.setattr(os, "fork", nothing_starts)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-    monkeypatch.setattr("planner.training.loading.synthetic.make_synthetic", nothing_starts)
+    monkeypatch.setattr("search.loader._measure", nothing_starts)
     (tmp_path / "folder").mkdir()
     os.mkfifo("pipe.json")
     os.mkfifo("pipe")

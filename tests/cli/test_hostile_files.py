@@ -16,11 +16,9 @@ from typing import Any
 import pytest
 
 from planner.core.errors import shorten
-from search.loader.finding import find_loader
 from search.loop.study.records import format_record
 from search.tuning.tune import tune
 from tests.cli.test_fuzz import fault_of, hangs
-from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber
 from tests.search.tables import invented_table
 
 MARKUP = "</script><script>alert(1)</script>"
@@ -33,27 +31,22 @@ HOSTILE = (
 )  # fmt: skip
 COMMANDS = (
     ["report", "run", "--output", "page.html", "--force"],
-    ["report", "run/probes.jsonl", "data", "--output", "page.html", "--force"],
+    ["report", "run/probes.jsonl", "--output", "page.html", "--force"],
     ["emit", "run", "--for", "timm"],
     ["emit", "run", "--for", "pytorch"],
-    ["validate", "--replay", "run/probes.jsonl"],
     ["tune", "--replay", "run/probes.jsonl", "--output", "again", "--budget", "1s", "--quiet"],
 )
-FILES = ("run/recommendation.json", "run/probes.jsonl", "data/data.json", "data/loader.jsonl")
+FILES = ("run/recommendation.json", "run/probes.jsonl")
 
 
 @pytest.fixture
 def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run and a search for a loader, below the current folder."""
+    """A run, below the current folder."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "whole"
     folder.mkdir()
     (folder / "table.jsonl").write_bytes(b"".join(map(format_record, invented_table()[:40])))
     tune(None, replay=folder / "table.jsonl", output=folder / "run", estimator=None)
-    find_loader(
-        SOURCE, prober=SimulatedProber(Machine(2, {"torchvision": 0.01})), trials=3, workers="0,1",
-        output=folder / "data", pipelines="torchvision", device="cpu",
-    )  # fmt: skip
     return folder
 
 

@@ -18,8 +18,8 @@ from planner.core.schema import TrainSetting
 from planner.core.units import GIB
 from search.loop.options import SearchOptions
 from search.loop.study.records import format_record, read_records
-from tests.search.feeding.pictures import make_folder
 from tests.search.tables import invented_table
+from tests.search.test_loader import make_folder
 
 TINY = [
     "native:swin_tiny", "--set", "embed_dim=16", "--set", "depths=1,1", "--set", "num_heads=1,2",
@@ -134,8 +134,6 @@ def test_what_is_typed_wins_over_what_it_begins_at(
     ("arguments", "status", "said"),
     [
         (["--data", "PICTURES", "--num-classes", "1"], 2, "has 2 classes"),
-        (["--data", "PICTURES", "--with-data", "run"], 2, "omit one"),
-        (["--with-data", "nowhere"], 2, "cannot be read"),
     ],
 )  # fmt: skip
 def test_data_that_are_none_are_one_error(

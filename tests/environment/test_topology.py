@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.machine.doctor import check_machine
-from planner.machine.facts import gather_facts
 from planner.machine.findings.finding import Finding
-from planner.machine.hardware.fabric import find_fabric
-from planner.machine.links.proposal import propose_link
 from planner.machine.machine import Machine, Nic
 from planner.machine.reading.network import read_nics
 from planner.machine.topology import NvLinks, parse_nvlinks, parse_peers, parse_topology
@@ -24,39 +21,6 @@ ROCE = Nic("roce", 100.0, True, 0)
 
 def findings(machine: Machine) -> dict[str, Finding]:
     return {finding.name: finding for finding in check_machine(machine).findings}
-
-
-@pytest.mark.parametrize(
-    ("name", "link"),
-    [
-        ("dgx-a100", "nvlink-a100"),
-        ("h100-nvswitch", "nvlink-h100"),
-        ("pcie-two-sockets", "no-p2p"),
-        ("pcie4-x4", "pcie4"),
-        ("rtx3090-bridge", "nvlink-bridge-3090"),
-        ("a6000-bridges", "pcie4"),  # a ring passes over what joins the pairs
-        ("rtx4090-no-p2p", "no-p2p"),
-        ("v100-link-down", "nvlink-v100"),
-        ("a100", None),  # one GPU
-        ("cpu-torch", None),
-    ],
-)
-def test_a_link_of_the_catalogue_is_proposed(name: str, link: str | None) -> None:
-    found = propose_link(gather_facts(recorded(name)))
-    assert (found and found.link) == link
-    if found:
-        find_fabric(None, 1, found.link)
-        assert found.why.startswith("nvidia-smi topo -m: ")
-
-
-@pytest.mark.parametrize("variables", [{"NCCL_P2P_DISABLE": "1"}, {"NCCL_P2P_LEVEL": "LOC"}])
-def test_nvlink_that_nccl_may_not_use_is_no_link(variables: dict[str, str]) -> None:
-    machine = replace(recorded("dgx-a100"), variables=variables)
-    found = propose_link(gather_facts(machine))
-    assert found is not None
-    assert found.link == "no-p2p"
-    assert [f.level for f in findings(machine).values()] == ["warning"]
-    assert next(iter(variables)) in findings(machine)["settings.nccl-p2p"].message
 
 
 def test_no_p2p_says_how_the_cards_are_joined_and_why() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,11 +10,10 @@ from hypothesis import strategies as st
 
 from planner.core.collectives import Collective
 from planner.core.errors import UsageError
-from planner.core.schema.link import bus_factor
 from planner.core.units import MIB
 from planner.machine.hardware import find_gpu
 from planner.machine.hardware.fabric import ASSUMED_NETWORK, Fabric, find_fabric, usual_link
-from planner.machine.hardware.links import Link, all_links, find_link, read_catalogue
+from planner.machine.hardware.links import Link, all_links, bus_factor, find_link, read_catalogue
 
 # Held-out points of an all-reduce between numbers of ranks that the link's own curves have: sizes
 # between theirs. Between other numbers of ranks the same bound holds from 4 MiB on.
@@ -139,27 +135,10 @@ def test_between_machines_the_slower_of_network_and_link_counts() -> None:
     assert rate("ib-hdr", 4, sharing=4) == pytest.approx(24e9, rel=0.01)
 
 
-def measured(tmp_path: Path, **changes: Any) -> str:
-    points = [
-        {"collective": "all_reduce", "num_bytes": MIB << power, "seconds": 1e-4 * 2**power}
-        for power in range(3)
-    ]
-    curve = {"device": "NVIDIA A10", "backend": "nccl", "world_size": 4, "points": points}
-    path = tmp_path / "link.json"
-    path.write_text(json.dumps(curve | changes), encoding="utf-8")
-    return str(path)
-
-
-def test_a_measured_link_is_read_from_its_file(tmp_path: Path) -> None:
-    link = find_link(measured(tmp_path))
-    assert link.seconds("all_reduce", 2 * MIB, 4) == pytest.approx(2e-4)
-    assert link.seconds("all_gather", 2 * MIB, 4) == pytest.approx(1e-4)
-    assert link.seconds("all_reduce", 8 * MIB, 4) == pytest.approx(8e-4)
-    # Two ranks move 1/1 of the array in each direction where four move 3/2.
-    assert link.seconds("all_reduce", 2 * MIB, 2) == pytest.approx(2e-4 / 1.5)
-
-
-@pytest.mark.parametrize("changes", [{"world_size": 1}, {"points": []}, {"points": 3}])
-def test_a_file_that_holds_no_link_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"link\.json"):
-        find_link(measured(tmp_path, **changes))
+def test_a_measured_bus_bandwidth_is_a_link() -> None:
+    link = find_link("25 GB/s")
+    assert link.bus_rate("all_reduce", 4) == 25e9
+    size = 512 * MIB
+    assert link.seconds("all_reduce", size, 4) == pytest.approx(1.5 * size / 25e9, rel=0.02)
+    with pytest.raises(UsageError, match="joins nothing"):
+        find_link("0 GB/s")

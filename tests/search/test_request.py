@@ -32,7 +32,7 @@ SAID: list[dict[str, Any]] = [
     {"gpus": 2, "allocator": "expandable_segments:True,max_split_size_mb:64"},
     {"gpus": 4, "nodes": 2, "restrict": {"parallelism": ("fsdp", "ddp")}, "global_batch": 512},
     {"data": "my pictures", "headroom": 0.0},
-    {"with_data": "fed/data.json", "trials": 0},
+    {"trials": 0},
     {"start": {"batch_size": 24, "checkpointing": "stages:0,1", "optimizer": "adamw-fused"}},
     {"replay": Path("a;b.jsonl"), "strategy": "exhaustive", "seed": 3, "memory_bytes": "1GiB"},
 ]

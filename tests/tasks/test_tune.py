@@ -87,9 +87,7 @@ class InThisProcess:
         self.model = FactoryModel(factory=f"mine:{name}", image_size=(8, 8))
         self.num_probes = 0
 
-    def __call__(
-        self, choice: Choice[TrainSetting], probe_id: str, deadline_seconds: float
-    ) -> MeasurementRecord:
+    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         self.num_probes += 1
         request = ProbeRequest(
             probe_id=probe_id, model=self.model, setting=choice.candidate.setting, max_steps=2

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from planner.core.schema.loading import DataSource, Feeding, LoaderRecord, LoaderSetting
+from planner.core.schema.loading import DataResult, Feeding, LoaderRun, LoaderSetting
 from planner.core.schema.result import Recommendation
 from planner.trainers.imports import BESIDE
 from planner.trainers.native_file import FILENAME, native_source
@@ -48,14 +48,16 @@ def recommendation(
     return found.model_copy(update=fields)
 
 
-def feeding(loader: LoaderSetting, measured: LoaderSetting | None = None, **source: Any) -> Feeding:
-    """What a machine of 16 processors measured of `measured` (`loader`, where none is given)."""
-    evidence = LoaderRecord(
-        data=DataSource(**{"kind": "folder", "location": "/pictures", **source}),
-        setting=measured or loader, host={"num_cpus": 64, "usable_cpus": 16, "quota_cpus": None},
-        date="2026-11-22T08:00:00Z", status="measured", images_per_second=812.3, bound="decode",
+def feeding(loader: LoaderSetting, location: str = "/pictures") -> Feeding:
+    """What a machine of 16 processors measured of `loader`."""
+    run = LoaderRun(
+        setting=loader, images_per_second=812.3, cpu_seconds=0.01, first_batch_seconds=1.0
+    )
+    data = DataResult(
+        location=location, image_size=(224, 224), processors=16, setting=loader,
+        images_per_second=812.3, bound="processors", runs=(run,), date="2026-11-22T08:00:00Z",
     )  # fmt: skip
-    return Feeding(loader=loader, evidence=evidence, bound="loader", waiting_share=0.2)
+    return Feeding(data=data, steps=30, images_per_second=800.0, waited=0.2)
 
 
 def executed(emitted: Emitted | str) -> dict[str, Any]:

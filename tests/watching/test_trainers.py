@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ def counted_images(folder: Path) -> int:
 def test_transformers(tmp_path: Path) -> None:
     from transformers import Trainer, TrainingArguments
 
-    from planner.watching.transformers import WatchCallback
+    from planner.watching.callbacks import transformers_callback
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -49,26 +48,20 @@ def test_transformers(tmp_path: Path) -> None:
         gradient_accumulation_steps=2, report_to=[], use_cpu=True, logging_steps=1,
         eval_strategy="epoch", disable_tqdm=True,
     )  # fmt: skip
-    hook = WatchCallback(folder=tmp_path, interval_seconds=0)
+    hook = transformers_callback(folder=tmp_path, interval_seconds=0)
     trainer = Trainer(Model(), arguments, train_dataset=data, eval_dataset=data[:8],
                       callbacks=[hook])  # fmt: skip
     trainer.train()
     assert end(tmp_path)["status"] == "finished"
     assert end(tmp_path)["step"] == 2 * STEPS
     assert counted_images(tmp_path) == 2 * BATCH
-    last = of_kind(tmp_path, "interval")[-1]
-    assert last["micro_steps"] == 2
-    assert last["loss"] > 0
-    assert 0 < last["wait_share"] <= 1
-    assert end(tmp_path)["steady"]["paused_seconds"] > 0
-    copy.deepcopy(hook).on_step_end(arguments, trainer.state, trainer.control)
-    assert end(tmp_path)["step"] == 2 * STEPS
+    assert of_kind(tmp_path, "interval")[-1]["loss"] > 0
 
 
 def test_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import lightning.pytorch as pl
 
-    from planner.watching.lightning import WatchCallback
+    from planner.watching.callbacks import lightning_callback
 
     class Module(pl.LightningModule):
         def __init__(self) -> None:
@@ -88,21 +81,20 @@ def test_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             return torch.optim.SGD(self.parameters(), 0.1)
 
     def fit(folder: Path) -> None:
-        hook = WatchCallback(folder=folder, interval_seconds=0)
+        hook = lightning_callback(folder=folder, interval_seconds=0)
         trainer = pl.Trainer(
             max_epochs=4, accumulate_grad_batches=2, accelerator="cpu", logger=False,
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
             default_root_dir=folder, callbacks=[hook],
         )  # fmt: skip
-        trainer.fit(Module(), hook.time(loader()), loader())
+        trainer.fit(Module(), loader(), loader())
 
     fit(tmp_path)
     assert end(tmp_path)["status"] == "finished"
     assert end(tmp_path)["step"] == 4 * STEPS // 2
     last = of_kind(tmp_path, "interval")[-1]
-    assert (last["micro_steps"], last["images"]) == (2, 2 * BATCH)
+    assert last["images"] == last["steps"] * 2 * BATCH
     assert last["loss"] > 0
-    assert "wait_share" in last
     monkeypatch.setenv("FAIL_AT", "3")
     with pytest.raises(MemoryError, match="no room"):
         fit(tmp_path / "failed")

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.core.errors import UsageError
-from planner.core.schema.link import bus_factor
 from planner.machine.hardware.gpu import Gpu
 from planner.machine.hardware.links import (
     Link,
     all_links,
+    bus_factor,
     find_link,
-    is_link_file,
     names_of,
     start_seconds,
 )
@@ -157,5 +156,5 @@ def usual_link(gpu: Gpu | None) -> Link:
 
 
 def _counted(text: str) -> tuple[int, Link]:
-    found = None if is_link_file(text) else _CARDS.fullmatch(text)
+    found = _CARDS.fullmatch(text)
     return (int(found[1]), find_link(found[2])) if found else (1, find_link(text))

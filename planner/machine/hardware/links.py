@@ -2,14 +2,14 @@
 
 The figures are in `links.json`, each with where it comes from. Of a link whose times were published
 by size, times are read between its points; of any other, one rate of large arrays is known, and the
-start is NCCL's own model of a ring. A link that somebody measured is read from a file
-(`planner.machine.hardware.link_file`). Legend: S bytes of the whole array, as nccl-tests counts; n
-ranks.
+start is NCCL's own model of a ring. A number is the bus bandwidth that somebody measured. Legend: S
+bytes of the whole array, as nccl-tests counts; n ranks.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from planner.core.errors import UsageError, unknown_name
-from planner.core.schema.link import LinkCurve, bus_factor
 
 if TYPE_CHECKING:
     from planner.core.collectives import Collective
@@ -34,6 +33,9 @@ _HOP_SECONDS: Mapping[Hop, float] = {"nvlink": 3.4e-6, "pcie": 5.7e-6, "network"
 # How far times may be off either way, relative. Two machines of 8 A100 were published at 154 and at
 # 229 GB/s, half as slow again. Of what somebody measured on the devices themselves: a judgement.
 SPREAD, MEASURED_SPREAD = 0.5, 0.15
+
+
+_NUMBER = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?GB/s", re.IGNORECASE)
 
 
 class Curve(NamedTuple):
@@ -143,7 +145,7 @@ def read_catalogue() -> dict[str, Any]:
 
 
 def find_link(text: str) -> Link:
-    """The link that `text` names: one of the catalogue, or the file of a measured one.
+    """The link that `text` names: one of the catalogue, or a measured bus bandwidth (`25GB/s`).
 
     Raises UsageError with the names that are near.
     """
@@ -151,49 +153,32 @@ def find_link(text: str) -> Link:
     for link in all_links():
         if link.name == wanted:
             return link
-    if is_link_file(text):
-        from planner.machine.hardware.link_file import read_link
-
-        path = Path(text).expanduser()
-
-        return measured_link(read_link(path), str(path))
+    if number := _NUMBER.fullmatch(text.strip()):
+        return _measured(float(number[1]), text.strip())
     names = names_of(all_links())
-    way_out = f"Name one of {names}; or the file of a measured link."
+    way_out = f"Name one of {names}; or the bus bandwidth that nccl-tests measured, as 25GB/s."
     raise unknown_name("link", text, [link.name for link in all_links()], way_out)
 
 
-def is_link_file(text: str) -> bool:
-    """Whether `text` names a file, as no link's name does: one that is there, or one with a folder
-    or a suffix."""
-    path = Path(text).expanduser()
-    return path.is_file() or path.name != text or bool(path.suffix)
-
-
-def measured_link(curve: LinkCurve, name: str) -> Link:
-    """A curve that somebody measured, as a link."""
-    if curve.world_size < 2 or not curve.points:
-        raise UsageError(
-            f"{name} holds {len(curve.points)} points between {curve.world_size} devices.",
-            "A link is measured between two devices or more.",
-        )
-    points: dict[Collective, list[tuple[int, float]]] = {}
-    for point in curve.points:
-        points.setdefault(point.collective, []).append((point.num_bytes, point.seconds))
+def _measured(gb_s: float, name: str) -> Link:
+    """A link whose all-reduce reaches so many GB/s of bus bandwidth. Its hop is NVLink's, the
+    quickest: the start of small arrays is a lower bound."""
+    if not gb_s:
+        raise UsageError("a link of 0 GB/s joins nothing.", "Pass what nccl-tests measured.")
     return Link(
-        name=name,
-        title=f"measured between {curve.world_size} {curve.device}",
-        hop="network" if curve.nodes > 1 else "nvlink",
-        spread=MEASURED_SPREAD,
-        curves=tuple(
-            Curve(collective, curve.world_size, tuple(sorted(dict(found).items())))
-            for collective, found in points.items()
-        ),
-        rates=(),
-        sources=(
-            f"measured between {curve.world_size} {curve.device} with {curve.backend}",
-            curve.date or curve.source,
-        ),
-    )
+        name=name, title=f"measured at {name} of bus bandwidth", hop="nvlink",
+        spread=MEASURED_SPREAD, curves=(), rates=(Rate("all_reduce", 2, gb_s * 1e9),),
+        sources=("as it was given",),
+    )  # fmt: skip
+
+
+def bus_factor(collective: Collective, world_size: int) -> float:
+    """Bus bandwidth over `num_bytes / seconds`, as nccl-tests defines it (doc/PERFORMANCE.md): what
+    each link carries, so that worlds of any size compare."""
+    others = (world_size - 1) / world_size
+    if collective == "all_reduce":
+        return 2 * others
+    return 1.0 if collective == "broadcast" else others
 
 
 def _link(entry: Mapping[str, Any], documents: Mapping[str, str]) -> Link:

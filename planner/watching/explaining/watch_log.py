@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from planner.core.units import MAX_MEMORY_BYTES, MAX_SECONDS
 from planner.watching.explaining.finding import MAX_SHOWN, Finding
-from planner.watching.log import MAX_LOG_BYTES
+from planner.watching.watch import MAX_LOG_BYTES
 
 # What to do about an event of `planner.watching.analysis` and of the watch itself.
 TODO: dict[str, tuple[str, ...]] = {

@@ -13,7 +13,6 @@ from search.loop.contenders import choose, contenders, find_plain_default, ranke
 from search.loop.interrupts import ENDINGS
 from search.loop.result.notes import notes_on
 from search.loop.result.summary import Summary
-from search.probe.kinds import ProbeRecord
 
 MAX_RUNNERS_UP = 5
 
@@ -105,7 +104,7 @@ def _advice(records: Sequence[MeasurementRecord], summary: Summary) -> str:
     return how_ended(records)
 
 
-def how_ended(records: Sequence[ProbeRecord]) -> str:
+def how_ended(records: Sequence[MeasurementRecord]) -> str:
     """For probes of which none ended well."""
     ends = Counter(record.status.replace("_", " ") for record in records)
     listed = ", ".join(f"{count} {status}" for status, count in ends.items())

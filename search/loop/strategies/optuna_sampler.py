@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Generic
 
 import optuna
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
+from planner.core.schema import MeasurementRecord
 from search.loop.space import Candidate, Space
 from search.loop.strategies.strategy import Choice, Situation
 from search.loop.study.params import SpaceParams, constraint
 from search.probe.evidence import is_feasible
-from search.probe.kinds import RecordT, SettingT
 
 MAX_REPEATS = 8  # Optuna's samplers repeat points; after so many in a row one is drawn
 
@@ -23,7 +22,7 @@ def tpe_sampler(seed: int) -> BaseSampler:
     return optuna.samplers.TPESampler(seed=seed, n_startup_trials=5)
 
 
-class SamplerStrategy(Generic[SettingT, RecordT]):
+class SamplerStrategy:
     """An Optuna sampler as a strategy, in a study of its own in memory.
 
     Each point that it draws is told as failed at once. Every result, asked for or not, is added as
@@ -34,17 +33,15 @@ class SamplerStrategy(Generic[SettingT, RecordT]):
 
     stopped_because = "every candidate is probed"
 
-    def __init__(
-        self, space: Space[SettingT], sampler: BaseSampler, budget_bytes: int | None
-    ) -> None:
+    def __init__(self, space: Space, sampler: BaseSampler, budget_bytes: int | None) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.space, self.budget_bytes = space, budget_bytes
         self.study = optuna.create_study(direction="maximize", sampler=sampler)
         self.params = SpaceParams(space)
-        self.told: dict[str, RecordT] = {}
+        self.told: dict[str, MeasurementRecord] = {}
         self.random = Random(0)
 
-    def ask(self, situation: Situation) -> Choice[SettingT] | None:
+    def ask(self, situation: Situation) -> Choice | None:
         taken = {*self.told, *situation.busy}
         free = [c for c in self.space.candidates if c.id not in taken]
         if not free:
@@ -59,13 +56,13 @@ class SamplerStrategy(Generic[SettingT, RecordT]):
                 self._add(found)
         return Choice(self.random.choice(free))
 
-    def tell(self, candidate: Candidate[SettingT], record: RecordT) -> None:
+    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
         is_strange = self.space.find(candidate.setting) is None
         if not record.inconclusive and candidate.id not in self.told and not is_strange:
             self.told[candidate.id] = record
             self._add(candidate)
 
-    def _add(self, candidate: Candidate[SettingT]) -> None:
+    def _add(self, candidate: Candidate) -> None:
         record = self.told[candidate.id]
         self.study.add_trial(
             optuna.create_trial(
@@ -76,7 +73,7 @@ class SamplerStrategy(Generic[SettingT, RecordT]):
             )
         )
 
-    def _value(self, record: RecordT) -> float:
+    def _value(self, record: MeasurementRecord) -> float:
         fitting = [r for r in self.told.values() if is_feasible(r, self.budget_bytes)]
         known = [r.images_per_second for r in fitting if r.images_per_second is not None]
         is_fitting = is_feasible(record, self.budget_bytes)

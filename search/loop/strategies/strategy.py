@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol
+from typing import Literal, Protocol
 
+from planner.core.schema import MeasurementRecord
 from search.loop.space import Candidate
-from search.probe.kinds import RecordT_contra, SettingT
 
 # "finalists": what was disturbed, once more; or the best, with other options of the allocator.
 Phase = Literal["calibrate", "search", "finalists", "baseline"]
@@ -18,10 +18,10 @@ TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
-class Choice(Generic[SettingT]):
+class Choice:
     """A candidate to probe, in which phase, and the rate below which it cannot win."""
 
-    candidate: Candidate[SettingT]
+    candidate: Candidate
     phase: Phase = "search"
     expected_rate: float | None = None
     give_up_images_per_second: float | None = None
@@ -36,14 +36,14 @@ class Situation:
     busy: Collection[str] = ()
 
 
-class Strategy(Protocol[SettingT, RecordT_contra]):
+class Strategy(Protocol):
     """Asked for the next probe until it has none; told of every probe, its own and others'."""
 
     @property
     def stopped_because(self) -> str: ...
 
-    def ask(self, situation: Situation) -> Choice[SettingT] | None:
+    def ask(self, situation: Situation) -> Choice | None:
         """The next probe, or None (then `stopped_because` says why)."""
 
-    def tell(self, candidate: Candidate[SettingT], record: RecordT_contra) -> None:
+    def tell(self, candidate: Candidate, record: MeasurementRecord) -> None:
         """What the probe of a candidate found. May come for candidates that were never asked."""

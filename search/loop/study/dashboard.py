@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.core.errors import printable
+from planner.core.schema import MeasurementRecord
 from planner.core.units import GIB
-from search.probe.kinds import ProbeRecord
 
 FOLDER = "artifacts"  # beside the records: 'optuna-dashboard --artifact-dir RUN/artifacts'
 METRIC = "images/s"
@@ -25,7 +25,7 @@ _ARTIFACT = "artifacts:"  # what an artifact's key begins with: optuna/artifacts
 _MESSAGE_LENGTH = 500
 
 
-def shown(record: ProbeRecord) -> dict[str, Any]:
+def shown(record: MeasurementRecord) -> dict[str, Any]:
     """What a person looks for in a list of trials and neither their value nor their parameters say.
     Each attribute is a transaction of its own (Optuna 5.0 has none for several), so that the rest
     is left to the artifact, which is the whole record."""

@@ -10,10 +10,9 @@ from pydantic import ValidationError
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model
 from planner.core.schema.record import RECORD_FORMAT
-from search.probe.kinds import RecordT_contra
 
 
-class StudyIdentity(Protocol[RecordT_contra]):
+class StudyIdentity(Protocol):
     """What makes a study one: any difference makes probes another study's. `of_what` says in words
     what may differ."""
 
@@ -25,7 +24,7 @@ class StudyIdentity(Protocol[RecordT_contra]):
     def differences(self, known: dict[str, Any]) -> tuple[str, ...]:
         """How this differs from another's `to_json`, a line for each field."""
 
-    def has(self, record: RecordT_contra) -> bool:
+    def has(self, record: MeasurementRecord) -> bool:
         """Whether a record is of this identity."""
 
 

@@ -8,17 +8,15 @@ import socket
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic
 
 from search.loop.space import Candidate
-from search.probe.kinds import SettingT
 
 
 @dataclass(frozen=True)
-class Lease(Generic[SettingT]):
+class Lease:
     """The right to probe a candidate until the lease ends."""
 
-    candidate: Candidate[SettingT]
+    candidate: Candidate
     probe_id: str
     trial_number: int
 

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 import optuna
 from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
@@ -42,12 +42,11 @@ from search.loop.study.records import (
     RecordsNotWrittenError,
     append_records,
     format_record,
-    parse_line,
+    parse_record,
     read_records,
 )
 from search.loop.study.storage import StudyError, hidden_password, open_storage, storage_faults
 from search.loop.study.study import STUDY_NAME, refuse_replayed
-from search.probe.kinds import RecordT, SettingT
 
 IDENTITY = "planner:identity"
 FOUNDER = "founder"  # of a trial that only asks to be the first of its study
@@ -55,22 +54,22 @@ LEASE_MARGIN_SECONDS = 60.0
 MAX_SAMPLES = 1000  # of step times in the study's copy: a MySQL text column ends at 64 KiB
 
 
-class OptunaStudy(Generic[SettingT, RecordT]):
+class OptunaStudy:
     """The shared memory of one or several tuners. All methods may raise StudyError."""
 
     def __init__(
-        self, storage: BaseStorage, name: str, space: Space[SettingT], kind: type[RecordT],
+        self, storage: BaseStorage, name: str, space: Space,
         records_path: Path, budget_bytes: int | None, source: str,
         clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.space, self.kind = space, kind
+        self.space = space
         self.records_path, self.budget_bytes = records_path, budget_bytes
         self.artifacts = records_path.with_name(FOLDER)
         self.source, self.clock = source, clock
         self.holder = holder_name()
-        self.identity: StudyIdentity[RecordT] | None = None
-        self.unwritten: list[RecordT] = []
+        self.identity: StudyIdentity | None = None
+        self.unwritten: list[MeasurementRecord] = []
         self.spilled: Path | None = None  # where they are instead
         self.storage = storage
         with self._faults():
@@ -81,9 +80,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             known = {n: d for t in self._trials() for n, d in t.distributions.items()}
         self.params = SpaceParams(space, known)
 
-    def adopt(
-        self, identity: StudyIdentity[RecordT], accept_different: bool = False
-    ) -> tuple[str, ...]:
+    def adopt(self, identity: StudyIdentity, accept_different: bool = False) -> tuple[str, ...]:
         """Makes the study ours, or checks that it is. Returns what differs where that was accepted.
 
         Raises StudyError where model, device or a version is another and that was not accepted.
@@ -100,7 +97,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             )
         return differences
 
-    def _found(self, identity: StudyIdentity[RecordT]) -> dict[str, Any]:
+    def _found(self, identity: StudyIdentity) -> dict[str, Any]:
         """The identity of a study that has none yet: ours, unless another tuner comes first at the
         same instant. Trial numbers, given out one at a time, say who did."""
         attributes = {FOUNDER: identity.to_json()}
@@ -115,15 +112,13 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             self.study.set_metric_names([METRIC])
         return first
 
-    def take_over(
-        self, identity: StudyIdentity[RecordT], accept_different: bool = False
-    ) -> list[str]:
+    def take_over(self, identity: StudyIdentity, accept_different: bool = False) -> list[str]:
         """Makes the study ours and whole again; what is to be said of it. Raises as `adopt`."""
         differences = self.adopt(identity, accept_different)
         notes = [f"Accepted as different: {d}." for d in differences]
         return [*notes, *self.reconcile()]
 
-    def records(self) -> tuple[RecordT, ...]:
+    def records(self) -> tuple[MeasurementRecord, ...]:
         """Every probe that ended, by whichever tuner, in the order they were leased."""
         found = []
         with self._faults():
@@ -131,7 +126,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         for trial in trials:
             text = trial.user_attrs.get("record")
             if trial.state == TrialState.COMPLETE and text:
-                found.append(parse_line(self.kind, text))
+                found.append(parse_record(text))
         return tuple(found)
 
     def busy(self) -> set[str]:
@@ -147,9 +142,9 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         return found
 
     def lease(
-        self, candidate: Candidate[SettingT], seconds: float, repeat: int = 0,
+        self, candidate: Candidate, seconds: float, repeat: int = 0,
         most: int | None = None,
-    ) -> Lease[SettingT] | None:  # fmt: skip
+    ) -> Lease | None:  # fmt: skip
         """The right to probe a candidate for so long; None where another tuner was first, or where
         `most` probes are made or begun in the whole study.
 
@@ -191,7 +186,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             trial.state == TrialState.RUNNING and self._alive(trial)
         )
 
-    def receive(self, record: RecordT) -> None:
+    def receive(self, record: MeasurementRecord) -> None:
         """Keeps what a leased probe measured while its process still ends: a tuner killed in that
         moment has lost nothing. A fault of the storage is left for `finish` to report."""
         with suppress(StudyError), self._faults():
@@ -199,7 +194,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
                 if trial.user_attrs.get("probe_id") == record.probe_id:
                     self._handle(trial).set_user_attr("record", _study_copy(record))
 
-    def finish(self, lease: Lease[SettingT], record: RecordT) -> None:
+    def finish(self, lease: Lease, record: MeasurementRecord) -> None:
         """Puts the record of a leased probe on disk, then tells the study.
 
         Raises RecordsNotWrittenError when it could not be put on disk here; then it was written to
@@ -215,18 +210,18 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             if trial.state == TrialState.FAIL:  # another tuner freed it: its lease was over
                 self._adopt_record(record)
 
-    def release(self, lease: Lease[SettingT], why: str) -> None:
+    def release(self, lease: Lease, why: str) -> None:
         """Gives a lease back: its probe did not end. One that was received is finished instead."""
         with self._faults():
             trial = self._find(lease.trial_number)
         text = trial.user_attrs.get("record")
         if trial.state == TrialState.RUNNING and text:
-            self.finish(lease, parse_line(self.kind, text))
+            self.finish(lease, parse_record(text))
         elif trial.state == TrialState.RUNNING:
             with self._faults():
                 self._release(trial, why)
 
-    def save(self, records: Sequence[RecordT]) -> None:
+    def save(self, records: Sequence[MeasurementRecord]) -> None:
         """Puts on disk what is not there yet."""
         append_records(self.records_path, records)
 
@@ -236,7 +231,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         Returns what is to be said of the records file: where it is faulty, and how many of its
         records are of another model, device or software than was adopted, and so left alone.
         """
-        file = read_records(self.records_path, self.kind)
+        file = read_records(self.records_path)
         by_id = {r.probe_id: r for r in file.records if r.probe_id}
         with self._faults():
             for trial in self._trials():
@@ -259,19 +254,19 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             )
         return said
 
-    def _settle(self, trial: FrozenTrial, by_id: dict[str, RecordT]) -> None:
+    def _settle(self, trial: FrozenTrial, by_id: dict[str, MeasurementRecord]) -> None:
         """A running trial: tell what was recorded for it, or free it when its holder is gone."""
         record = by_id.get(str(trial.user_attrs.get("probe_id")))
         text = trial.user_attrs.get("record")
         if record is None and text:
-            record = parse_line(self.kind, text)
+            record = parse_record(text)
         alive = self._alive(trial)
         if record is not None and not (alive and trial.user_attrs.get("holder") != self.holder):
             self._tell(trial, record)
         elif not alive:
             self._release(trial, "its tuner stopped before the probe ended")
 
-    def _adopt_record(self, record: RecordT) -> None:
+    def _adopt_record(self, record: MeasurementRecord) -> None:
         """A record the study never heard of: its database was lost, or another study's."""
         candidate = self.space.find(record.setting)
         if candidate is None:
@@ -286,8 +281,8 @@ class OptunaStudy(Generic[SettingT, RecordT]):
         self.study.add_trial(self._trial(candidate, attributes, TrialState.COMPLETE, record))
 
     def _trial(
-        self, candidate: Candidate[SettingT], attributes: dict[str, Any], state: TrialState,
-        record: RecordT | None = None,
+        self, candidate: Candidate, attributes: dict[str, Any], state: TrialState,
+        record: MeasurementRecord | None = None,
     ) -> FrozenTrial:  # fmt: skip
         return optuna.create_trial(
             state=state,
@@ -299,7 +294,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             constraints={"memory": constraint(record, self.budget_bytes)} if record else None,
         )
 
-    def _for_dashboard(self, record: RecordT) -> dict[str, Any]:
+    def _for_dashboard(self, record: MeasurementRecord) -> dict[str, Any]:
         """System attributes that optuna-dashboard reads; the record's file is there before them."""
         found: dict[str, Any] = {CONSTRAINTS: [constraint(record, self.budget_bytes)]}
         if write_artifact(self.artifacts, record.probe_id, format_record(record)):
@@ -313,7 +308,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
                 attribute = artifact_attribute(file.name, file.name)
                 self.storage.set_study_system_attr(self.study_id, *attribute)
 
-    def _tell(self, trial: FrozenTrial, record: RecordT) -> None:
+    def _tell(self, trial: FrozenTrial, record: MeasurementRecord) -> None:
         """From running to finished, unless another tuner finishes it at the same instant. Each
         write may be the last: all can be repeated."""
         with suppress(UpdateFinishedTrialError):
@@ -329,7 +324,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
                 handle.set_constraint("memory", constraint(record, self.budget_bytes))
             self.study.tell(trial.number, self._value(record), skip_if_finished=True)
 
-    def _value(self, record: RecordT) -> float:
+    def _value(self, record: MeasurementRecord) -> float:
         """Images/s; the slowest measured for a probe that has none (its constraint is violated)."""
         if record.images_per_second is not None:
             return record.images_per_second
@@ -341,13 +336,15 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             self._handle(trial).set_user_attr("released", why)
             self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
-    def _write(self, record: RecordT) -> None:
+    def _write(self, record: MeasurementRecord) -> None:
         try:
             append_records(self.records_path, [record])
         except RecordsNotWrittenError as error:
             raise self._spilled(record, error) from error
 
-    def _spilled(self, record: RecordT, error: RecordsNotWrittenError) -> RecordsNotWrittenError:
+    def _spilled(
+        self, record: MeasurementRecord, error: RecordsNotWrittenError
+    ) -> RecordsNotWrittenError:
         """The record in the temporary directory, where the output's disk is full."""
         self.unwritten.append(record)
         try:
@@ -391,7 +388,7 @@ class OptunaStudy(Generic[SettingT, RecordT]):
             yield
 
 
-def _study_copy(record: RecordT) -> str:
+def _study_copy(record: MeasurementRecord) -> str:
     """The record as the study keeps it: step times thinned evenly where there are very many."""
     samples = record.samples
     if len(samples) > MAX_SAMPLES:
@@ -409,15 +406,14 @@ def make_study(
     UsageError where that holds what a replay went through: they are not its own."""
     records_path = output / TUNE_PROBES
     refuse_replayed(read_records(records_path).records, records_path)
-    return open_study(storage, space, MeasurementRecord, records_path, budget_bytes, name)
+    return open_study(storage, space, records_path, budget_bytes, name)
 
 
 def open_study(
-    storage: str | None, space: Space[SettingT], kind: type[RecordT], records_path: Path,
+    storage: str | None, space: Space, records_path: Path,
     budget_bytes: int | None = None, name: str = STUDY_NAME,
-) -> OptunaStudy[SettingT, RecordT]:  # fmt: skip
-    """The study of `storage`, or of study.db beside its records, all of one `kind`. Raises
-    StudyError."""
+) -> OptunaStudy:  # fmt: skip
+    """The study of `storage`, or of study.db beside its records. Raises StudyError."""
     if storage is None:
         source = str(records_path.with_name(STUDY))
         storage = f"sqlite:///{source}"
@@ -426,4 +422,4 @@ def open_study(
     opened = open_storage(storage, source)
     with storage_faults(source):
         clock = shared_clock(opened, None if "://" in storage else Path(storage))
-    return OptunaStudy(opened, name, space, kind, records_path, budget_bytes, source, clock)
+    return OptunaStudy(opened, name, space, records_path, budget_bytes, source, clock)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic
+from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
+from planner.core.schema import MeasurementRecord
 from search.loop.space import Candidate, Space
-from search.probe.kinds import RecordT, SettingT
 
 
-class SpaceParams(Generic[SettingT]):
+class SpaceParams:
     """The parameters of a space: `batch_rung` (or `workers_rung`), the position in the ladder,
     whose order is what matters, and, where there is a choice, each axis.
 
@@ -19,9 +19,7 @@ class SpaceParams(Generic[SettingT]):
     of the study at hand (`known`) are others, the axis gets a name of its own, made of its values.
     """
 
-    def __init__(
-        self, space: Space[SettingT], known: Mapping[str, BaseDistribution] | None = None
-    ) -> None:
+    def __init__(self, space: Space, known: Mapping[str, BaseDistribution] | None = None) -> None:
         self.space = space
         self.rung = f"{space.rung_field.removesuffix('_size')}_rung"
         choices = {
@@ -36,12 +34,12 @@ class SpaceParams(Generic[SettingT]):
         }
         self._candidates = {_key(self.of(c)): c for c in space.candidates}
 
-    def of(self, c: Candidate[SettingT]) -> dict[str, Any]:
+    def of(self, c: Candidate) -> dict[str, Any]:
         """A candidate as parameters."""
         rung = self.space.rungs.index(getattr(c.setting, self.space.rung_field))
         return {self.rung: rung, **{n: getattr(c.setting, axis) for n, axis in self.axes.items()}}
 
-    def candidate(self, params: Mapping[str, Any]) -> Candidate[SettingT] | None:
+    def candidate(self, params: Mapping[str, Any]) -> Candidate | None:
         """The candidate of parameters; None where the space lacks the combination."""
         return self._candidates.get(_key(params))
 
@@ -56,7 +54,7 @@ def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(params.items()))
 
 
-def constraint(record: RecordT, budget_bytes: int | None) -> float:
+def constraint(record: MeasurementRecord, budget_bytes: int | None) -> float:
     """How far a record is over its budget, as a share: 0 or less is feasible, 1 a failed probe."""
     if record.status != "measured":
         return 1.0

@@ -7,34 +7,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, overload
 
 from pydantic import ValidationError
-from typing_extensions import TypeVar
 
 from planner.core.errors import PlannerError
 from planner.core.files import open_at_once, way_to_write
-from planner.core.schema.loading import LOADER_FORMAT, FedRecord, LoaderRecord
 from planner.core.schema.record import RECORD_FORMAT, MeasurementRecord
-from search.probe.kinds import Line
 
-# The newest format of each kind of line that this planner reads.
-NEWEST: dict[type[Any], int] = {
-    MeasurementRecord: RECORD_FORMAT,
-    LoaderRecord: LOADER_FORMAT,
-    FedRecord: LOADER_FORMAT,
-}
 # How older planners began what measures no setting: it is passed over.
 OBSERVATION = b'{"observation":'
-LineT = TypeVar("LineT", bound=Line, default=MeasurementRecord)
 
 
 @dataclass(frozen=True)
-class RecordFile(Generic[LineT]):
+class RecordFile:
     """The records of a file up to its first fault; `fault` says what is wrong and where, "" if
     nothing is."""
 
-    records: tuple[LineT, ...]
+    records: tuple[MeasurementRecord, ...]
     fault: str = ""
 
 
@@ -42,12 +31,8 @@ class RecordsNotWrittenError(PlannerError):
     """A record could not be put on disk (a full disk, a file that cannot be written)."""
 
 
-@overload
-def read_records(path: Path | str) -> RecordFile[MeasurementRecord]: ...
-@overload
-def read_records(path: Path | str, kind: type[LineT]) -> RecordFile[LineT]: ...
-def read_records(path: Path | str, kind: type[Any] = MeasurementRecord) -> RecordFile[Any]:
-    """All records of `path`, of one `kind`, in order, up to the first line that is not one.
+def read_records(path: Path | str) -> RecordFile:
+    """All records of `path` in order, up to the first line that is not one.
 
     A missing file has none. A last line without its newline is a torn write: it counts when it is
     whole, and is a fault when it is not. Raises PlannerError where the file cannot be read.
@@ -62,19 +47,19 @@ def read_records(path: Path | str, kind: type[Any] = MeasurementRecord) -> Recor
         raise PlannerError(f"{path} is a folder, and not a file.", "Name a file in it.") from None
     except OSError as error:
         raise PlannerError(f"{path} cannot be read: {error.strerror}.") from error
-    return parse_records(data, str(path), kind)
+    return parse_records(data, str(path))
 
 
-def parse_records(data: bytes, source: str, kind: type[Any] = MeasurementRecord) -> RecordFile[Any]:
+def parse_records(data: bytes, source: str) -> RecordFile:
     """As `read_records`, from bytes; `source` names them in the fault."""
-    records: list[Line] = []
+    records: list[MeasurementRecord] = []
     lines = data.split(b"\n")
     fault = ""
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith(OBSERVATION):
             continue
         try:
-            records.append(parse_line(kind, line))
+            records.append(parse_record(line))
         except ValueError as error:
             torn = number == len(lines)
             how = "is torn (its writer was stopped)" if torn else f"is not a record: {error}"
@@ -85,23 +70,18 @@ def parse_records(data: bytes, source: str, kind: type[Any] = MeasurementRecord)
 
 def parse_record(line: bytes | str) -> MeasurementRecord:
     """One JSON line as a record. Raises ValueError with a one-line reason."""
-    return parse_line(MeasurementRecord, line)
-
-
-def parse_line(kind: type[LineT], line: bytes | str) -> LineT:
-    """One JSON line as a record of that kind. Raises ValueError with a one-line reason."""
     try:
-        record = kind.model_validate_json(line)
+        record = MeasurementRecord.model_validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{place}: {first['msg']}" if place else str(first["msg"])) from None
-    if record.format > NEWEST[kind]:
-        raise ValueError(f"format {record.format} is newer than this planner's {NEWEST[kind]}")
+    if record.format > RECORD_FORMAT:
+        raise ValueError(f"format {record.format} is newer than this planner's {RECORD_FORMAT}")
     return record
 
 
-def format_record(record: Line) -> bytes:
+def format_record(record: MeasurementRecord) -> bytes:
     """One JSON line with its newline; what is unset or default is left out, as it reads back."""
     return record.model_dump_json(exclude_none=True).encode() + b"\n"
 
@@ -113,7 +93,9 @@ def _not_written(path: Path | str, error: OSError, option: str) -> RecordsNotWri
     )
 
 
-def append_records(path: Path | str, records: Sequence[Line], option: str = "--output") -> int:
+def append_records(
+    path: Path | str, records: Sequence[MeasurementRecord], option: str = "--output"
+) -> int:
     """Appends those of `records` whose `probe_id` is not in the file; on disk when this returns.
 
     Several processes may append to one file: it is locked meanwhile. A torn last line (a writer
@@ -125,16 +107,12 @@ def append_records(path: Path | str, records: Sequence[Line], option: str = "--o
     try:
         with _locked(path) as descriptor:
             known = _mend(descriptor)
-            fresh = [r for r in records if not _probe_id(r) or _probe_id(r) not in known]
+            fresh = [r for r in records if not r.probe_id or r.probe_id not in known]
             if fresh:
                 _append(descriptor, b"".join(format_record(r) for r in fresh))
     except OSError as error:
         raise _not_written(path, error, option) from error
     return len(fresh)
-
-
-def _probe_id(record: Line) -> str:
-    return str(getattr(record, "probe_id", ""))
 
 
 @contextmanager
@@ -159,21 +137,15 @@ def _mend(descriptor: int) -> set[str]:
             os.ftruncate(descriptor, len(body) + len(newline))
         else:
             _append(descriptor, b"\n")
-    return {_probe_id(record) for record in _whole_records(data)}
+    return {record.probe_id for record in _whole_records(data)}
 
 
-def _whole_records(data: bytes) -> Iterator[Line]:
+def _whole_records(data: bytes) -> Iterator[MeasurementRecord]:
     for line in data.split(b"\n"):
         try:
-            yield _parse_any(line)
+            yield parse_record(line)
         except ValueError:
             continue  # read_records reports it; here it only has no id to offer
-
-
-def _parse_any(line: bytes) -> Line:
-    if b'"loader_format"' in line:
-        return parse_line(LoaderRecord, line)
-    return parse_record(line)
 
 
 def _read_all(descriptor: int) -> bytes:

@@ -18,9 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
-
-from pydantic import TypeAdapter
+from typing import Any
 
 from planner.core import failures
 from planner.machine import supervisor
@@ -29,11 +27,10 @@ from search.probe.parent.environment import probe_environment
 from search.probe.parent.fork_server import ForkServer, ForkServerGoneError
 from search.probe.parent.ranks import shared_flags
 from search.probe.protocol import (
-    PROBE_ANSWERS,
     AnswerReader,
-    AnyOutcome,
-    Order,
+    OutcomeMessage,
     PhaseMessage,
+    WorkOrder,
     encode,
 )
 from search.probe.worker import worker as training
@@ -58,7 +55,6 @@ _PHASES = (
     "zero_grad", "warm-up", "measure", "check",
 )  # fmt: skip
 
-O = TypeVar("O", bound=AnyOutcome)  # noqa: E741
 # Starts a supervisor and its worker on five channels: lifeline, status, request, result, error.
 # Returns what to call when the supervisor has ended.
 Start = Callable[[Sequence[int]], Callable[[], object]]
@@ -126,7 +122,7 @@ class Worker:
 
     def _hear_answers(self, data: bytes) -> None:
         for answer in self.reader.feed(data):
-            if isinstance(answer, AnyOutcome):
+            if isinstance(answer, OutcomeMessage):
                 self.outcome = answer
             elif isinstance(answer, PhaseMessage):
                 self.phase = answer.phase
@@ -146,7 +142,7 @@ class Worker:
                 if int(second):
                     self._own_flags.append(f"left {second} processes behind, which were ended")
 
-    def order(self, order: Order) -> None:
+    def order(self, order: WorkOrder) -> None:
         """Hand over the work. If the worker has already exited, that is judged later."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._request, encode(order).lstrip())
@@ -237,8 +233,8 @@ class Worker:
 
 
 @dataclass
-class Attendance(Generic[O]):
-    """One worker of `module` for each of `orders`, in a world of ranks where they have a place,
+class Attendance:
+    """One worker for each of `orders`, in a world of ranks where they have a place,
     until it and all that it started have ended.
 
     They are forked from `fork_server` where there is one; where it is gone, or with a `command`,
@@ -247,15 +243,12 @@ class Attendance(Generic[O]):
     first's.
     """
 
-    orders: Sequence[Order]
-    kind: type[O]
+    orders: Sequence[WorkOrder]
     hear: Callable[[Any], None]
     deadline_seconds: float
     fork_server: ForkServer | None = None
-    module: str = training.__name__
     command: Sequence[str] | None = None
-    answers: TypeAdapter[Any] = PROBE_ANSWERS
-    put_together: Callable[[Sequence[O]], O] | None = None
+    put_together: Callable[[Sequence[OutcomeMessage]], OutcomeMessage] | None = None
     workers: list[Worker] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)  # in the order in which it was heard
 
@@ -264,12 +257,12 @@ class Attendance(Generic[O]):
         self.kernel_kills = failure.count_kernel_kills()
         self.probe_id = self.orders[0].request.probe_id
 
-    def run(self) -> O:
+    def run(self) -> OutcomeMessage:
         """What the workers measured together; where one has failed, how, and none is left."""
         with contextlib.ExitStack() as stack:
             try:
                 for order in self.orders:
-                    reader = AnswerReader(self.probe_id, self.answers)
+                    reader = AnswerReader(self.probe_id)
                     hear = self._hear_first if not self.workers else lambda answer: None
                     worker = stack.enter_context(Worker(self._start, reader, hear))
                     self.workers.append(worker)
@@ -290,14 +283,14 @@ class Attendance(Generic[O]):
     def _start(self, fds: Sequence[int]) -> Callable[[], object]:
         if self.fork_server is not None and self.command is None:
             with contextlib.suppress(ForkServerGoneError):
-                return self.fork_server.spawn(fds, self.deadline, self.module)
-        return start_process(self.command or training.command_of(self.module), fds)
+                return self.fork_server.spawn(fds, self.deadline)
+        return start_process(self.command or training.COMMAND, fds)
 
     def _hear_first(self, answer: Any) -> None:
-        if not isinstance(answer, AnyOutcome):
+        if not isinstance(answer, OutcomeMessage):
             self.hear(answer)
 
-    def _attend(self) -> O:
+    def _attend(self) -> OutcomeMessage:
         """Listens to all until they have measured, one has failed, or they are late."""
         with selectors.DefaultSelector() as selector:
             for worker in self.workers:
@@ -338,7 +331,7 @@ class Attendance(Generic[O]):
                 worker.reader.close()
             if worker.outcome is None and not worker.is_running():
                 judged = {"probe_id": self.probe_id, **worker.judge(self.kernel_kills)}
-                worker.outcome = self.kind.model_validate(judged)
+                worker.outcome = OutcomeMessage.model_validate(judged)
             outcome = worker.outcome
             if outcome and outcome.status != "measured" and rank not in self.failed:
                 self.failed.append(rank)
@@ -354,18 +347,18 @@ class Attendance(Generic[O]):
         alone = (rank for rank in self.failed if not self.workers[rank].outcome.lost_others)
         return next(alone, None)
 
-    def _blame(self) -> O:
+    def _blame(self) -> OutcomeMessage:
         """What ended the probe: the first that failed by itself, else the first that lost others,
         of which none has said why."""
         cause = self._cause()
         rank = self.failed[0] if cause is None else cause
-        outcome: O = self.workers[rank].outcome
+        outcome: OutcomeMessage = self.workers[rank].outcome
         if self.orders[0].place is None:
             return outcome
         said = f"rank {rank} of {len(self.workers)}: {outcome.message}"
         return outcome.model_copy(update={"message": said})
 
-    def _late(self) -> O:
+    def _late(self) -> OutcomeMessage:
         """Where each was at the deadline; the probe's phase is that of the one behind."""
         by_phase: dict[str, list[str]] = {}
         for rank, worker in sorted(enumerate(self.workers), key=lambda w: _position(w[1].phase)):
@@ -377,7 +370,7 @@ class Attendance(Generic[O]):
                 f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} in {phase}"
                 for phase, ranks in by_phase.items()
             )
-        return self.kind.model_validate({
+        return OutcomeMessage.model_validate({
             "probe_id": self.probe_id, "status": "timed_out", "phase": phase,
             "message": f"not done after {self.deadline_seconds:g} s{where}",
         })  # fmt: skip

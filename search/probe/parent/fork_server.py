@@ -32,8 +32,6 @@ STEP_MODULES = ("search.probe.worker.measure", "torch._dynamo")
 WORLD_MODULES = (*STEP_MODULES, "planner.training.parallel.fully_sharded")
 # lifeline, status, request, result, standard error
 _NUM_FDS = 5
-# More than the name of a worker's module has.
-_NAME_BYTES = 256
 
 
 class ForkServerGoneError(Exception):
@@ -82,11 +80,8 @@ class ForkServer:
     def pid(self) -> int:
         return self._process.pid
 
-    def spawn(
-        self, fds: Sequence[int], deadline: float, module: str = worker.__name__
-    ) -> Callable[[], object]:
+    def spawn(self, fds: Sequence[int], deadline: float) -> Callable[[], object]:
         """Fork supervisor and worker with `fds`: lifeline, status, request, result, error.
-        The worker is `module.work`.
 
         Waits for the imports the first time, until `deadline` (an instant of `time.monotonic`).
         Returns what to call when the supervisor has ended: nothing is to be done, the server has
@@ -95,7 +90,7 @@ class ForkServer:
         with self._lock:
             try:
                 self._await_readiness(deadline)
-                socket.send_fds(self._socket, [module.encode()], list(fds))
+                socket.send_fds(self._socket, [b"fork"], list(fds))
             except (OSError, EOFError) as error:
                 raise ForkServerGoneError from error
         return lambda: None
@@ -141,12 +136,12 @@ def main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as parent:
         parent.send(b"ready")
         while True:
-            message, fds, _, _ = socket.recv_fds(parent, _NAME_BYTES, _NUM_FDS)
+            message, fds, _, _ = socket.recv_fds(parent, 16, _NUM_FDS)
             if not message:
                 return
             if os.fork() == 0:
                 parent.close()
-                _become_supervisor(message.decode(), fds)
+                _become_supervisor(fds)
             for fd in fds:
                 os.close(fd)
 
@@ -172,13 +167,12 @@ def _import_library(written: str) -> None:
         build_for(model, TrainSetting())()
 
 
-def _become_supervisor(module: str, fds: Sequence[int]) -> NoReturn:
+def _become_supervisor(fds: Sequence[int]) -> NoReturn:
     os.setsid()
     lifeline, status, request, result, error = fds
     os.dup2(error, 2)
     os.close(error)
-    chosen = importlib.import_module(module)
-    supervisor.supervise(lambda: chosen.work(request, result), lifeline, status)
+    supervisor.supervise(lambda: worker.work(request, result), lifeline, status)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.ranks import put_together, rank_devices, rank_places
 from search.probe.protocol import (
     AnswerMessage,
-    FedMessage,
     OutcomeMessage,
     PhaseMessage,
     ProbeRequest,
@@ -56,7 +55,6 @@ def run_probe(
     device: DeviceInfo | None = None,
     on_event: Callable[[ProbeEvent], None] | None = None,
     on_result: Callable[[MeasurementRecord], None] | None = None,
-    on_fed: Callable[[FedMessage], None] | None = None,
     worker_command: Sequence[str] | None = None,
     fork_server: ForkServer | None = None,
 ) -> MeasurementRecord:
@@ -68,8 +66,7 @@ def run_probe(
     `device` is how the record describes it, where that is not as `request` says;
     `worker_command` runs another worker, with the two file descriptors as its last arguments.
     `on_result` is told what the worker measured as soon as it has said so: ending a process that
-    holds a device takes a while, in which this one may be killed. `on_fed` is told what only a fed
-    training (`FedRequest`) has to tell.
+    holds a device takes a while, in which this one may be killed.
     """
     devices = rank_devices(request.device, request.setting)
     found, *_ = [describe_device(each) for each in dict.fromkeys(devices)]
@@ -83,11 +80,8 @@ def run_probe(
 
     record_of = partial(_record, request, described, date, started)
 
-    def answered(answer: OutcomeMessage | FedMessage) -> None:
-        if isinstance(answer, FedMessage):
-            if on_fed is not None:
-                on_fed(answer)
-        elif on_result is not None and not broke_contract(record := record_of(answer)):
+    def answered(answer: OutcomeMessage) -> None:
+        if on_result is not None and not broke_contract(record := record_of(answer)):
             on_result(record)
 
     hearing = Hearing(started, on_event, answered)
@@ -131,7 +125,7 @@ def _attend(
                 )
                 for device, place in zip(devices, places, strict=True)
             ],
-            OutcomeMessage, hearing.hear, deadline_seconds, fork_server, command=command,
+            hearing.hear, deadline_seconds, fork_server, command=command,
             put_together=partial(put_together, devices=devices) if is_world else None,
         )  # fmt: skip
         return attendance.run(), attendance.has_ended

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,26 +15,19 @@ from planner.core.schema import SwinConfig
 from planner.core.schema.distribution import DEEPSPEED
 from planner.libraries.limits import setting_limit, trained_limit
 from planner.training.parallel.spreading import spread_as_set
-from planner.training.step import OnPhase, Training, lay_out
+from planner.training.step import Training, lay_out
 from planner.training.tasks import task_for
 from planner.training.tasks.blocks import blocks_to_shard, checkpoint_as_set
 from planner.training.tasks.compiling import compile_as_set
-from search.probe.protocol import FedRequest, ProbeRequest
+from search.probe.protocol import ProbeRequest
 from search.probe.worker.precision import check_matrix_units, set_precision
 from search.probe.worker.verdict import NonFiniteError
 
 
 class WatchedTraining(Training):
-    """A training whose losses can be looked at; looking waits for the device. `feed` brings each
-    micro-batch, where it is fed; else every one is the batch that lies on the device."""
+    """A training whose losses can be looked at; looking waits for the device."""
 
     watching = False
-    feed: Callable[[], Any] | None = None
-
-    def micro_step(self, on_phase: OnPhase) -> None:
-        if self.feed is not None:
-            self.batch = self.feed()
-        super().micro_step(on_phase)
 
     def loss(self) -> Tensor:
         loss = super().loss()
@@ -48,12 +39,6 @@ class WatchedTraining(Training):
 def refuse_unsupported(request: ProbeRequest) -> None:
     """Raise UnsupportedError for settings that a probe cannot stand for."""
     setting = request.setting
-    if isinstance(request, FedRequest) and setting.parallelism != "none":
-        raise UnsupportedError(
-            f"a probe that real data feed runs on one device, and parallelism is "
-            f"{setting.parallelism}.",
-            "Measure the data with parallelism none.",
-        )
     if setting.validation_batch_size:
         raise UnsupportedError(
             "a probe times only training steps, and validation_batch_size is "

@@ -10,40 +10,25 @@ import faulthandler
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
-from search.probe.protocol import FedRequest, Order, WorkOrder
+from search.probe.protocol import WorkOrder
 from search.probe.worker.report import Report
 
-OrderT = TypeVar("OrderT", bound=Order)
+COMMAND = (sys.executable, "-P", "-m", "search.probe.worker.worker")  # before two descriptors
 
 
 def work(request_fd: int, result_fd: int) -> NoReturn:
-    """Train as the order says."""
-    serve(WorkOrder, "search.probe.worker.worker", request_fd, result_fd, _carry_out)
-
-
-def command_of(module: str) -> tuple[str, ...]:
-    """What starts a worker of `module` by itself, before its two file descriptors."""
-    return sys.executable, "-P", "-m", module
-
-
-def serve(
-    kind: type[OrderT], module: str, request_fd: int, result_fd: int,
-    carry_out: Callable[[OrderT, float, Report], None],
-) -> NoReturn:  # fmt: skip
-    """Read an order, have it carried out and answered until its deadline (an instant of
-    `time.monotonic`), and end the process. `module` is the worker's."""
+    """Reads an order, trains and answers until its deadline, and ends the process."""
     began = time.monotonic()
     if is_unfit():
-        start_afresh(module, request_fd, result_fd)
+        start_afresh(request_fd, result_fd)
     prepare(request_fd, result_fd)
     with open(request_fd, "rb") as channel:
-        order = kind.model_validate_json(channel.readline())
+        order = WorkOrder.model_validate_json(channel.readline())
         report = Report(result_fd, order.request.probe_id)
         report.enter("import")
-        carry_out(order, began + order.deadline_seconds, report)
+        _carry_out(order, began + order.deadline_seconds, report)
         if order.place is not None:
             channel.read()  # until it is closed: the end of one rank is a fault to the others
     end()
@@ -65,11 +50,6 @@ def end() -> NoReturn:
 
 def _carry_out(order: WorkOrder, deadline: float, report: Report) -> None:
     request = order.request
-    if isinstance(request, FedRequest):
-        from search.probe.worker.fed import measure_fed
-
-        report.say(measure_fed(request, deadline, report))
-        return
     from search.probe.worker.measure import measure
 
     report.say(measure(request, deadline, report, order.place))
@@ -85,12 +65,11 @@ def is_unfit() -> bool:
     return torch is not None and bool(torch.cuda._is_in_bad_fork())
 
 
-def start_afresh(module: str, request_fd: int, result_fd: int) -> NoReturn:
+def start_afresh(request_fd: int, result_fd: int) -> NoReturn:
     """Become a process that has imported nothing, for the same order, which was not read yet."""
     for fd in (request_fd, result_fd):
         os.set_inheritable(fd, True)
-    command = command_of(module)
-    os.execv(command[0], [*command, str(request_fd), str(result_fd)])
+    os.execv(COMMAND[0], [*COMMAND, str(request_fd), str(result_fd)])
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ import pytest
 
 from planner.core.errors import UsageError
 from planner.core.schema import MeasurementRecord, TrainSetting
-from search.loader.finding import find_loader
 from search.loop.study.identity import Identity
 from search.loop.study.records import format_record
 from search.report.reading import is_run, read_run
 from search.tuning.tune import tune
-from tests.search.loader.simulated import SOURCE, Machine, SimulatedProber
 from tests.search.study.test_study import open_study, probe_one
 from tests.search.tables import GPU, MODEL, invented_table, make_record
 
@@ -143,20 +141,6 @@ def test_a_damaged_study_does_not_hide_the_records(replayed: Path) -> None:
     run = read_run(replayed)
     assert run.records
     assert "The study was not read" in run.faults[0]
-
-
-def test_the_folder_of_a_loader_search(tmp_path: Path) -> None:
-    prober = SimulatedProber(Machine(2, {"torchvision": 0.01}))
-    found = find_loader(
-        SOURCE, prober=prober, output=tmp_path, device="cpu", pipelines="torchvision", workers="1,2"
-    )
-    run = read_run(tmp_path)
-    assert run.records == ()
-    assert run.loaders.found == found
-    assert len(run.loaders.records) == found.num_probes
-    (tmp_path / "data.json").rename(tmp_path / "kept.json")
-    again = read_run(tmp_path / "kept.json").loaders
-    assert again.found == found
 
 
 @pytest.mark.parametrize("content", ["", "garbage\n", '{"a": 1}\n', "[" * 3000])

@@ -146,7 +146,8 @@ def _followed(words: list[str], folder: Path, given: dict[str, str], tries: int)
 def _loader(case: Case) -> dict[str, Any]:
     """What the DataLoader of a training is to be made with: as measured, or the usual, and what the
     trainer has no word for as it does that by itself."""
-    plan = Plan(case.model, case.setting, (), device=case.device.kind, loader=case.loader)
+    fed = feeding(case.loader).data if case.loader is not None else None
+    plan = Plan(case.model, case.setting, (), device=case.device.kind, fed=fed)
     found = {name: getattr(train_loader(plan), name) for name in EVERY_FIELD}
     if case.target == "pytorch" and case.loader is None:
         found["workers"] = min(found["workers"], os.cpu_count() or 1)

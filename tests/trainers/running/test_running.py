@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.trainers, pytest.mark.timeout(400)]  # a minute on an 
 
 CUDA = DeviceInfo(kind="cuda", name="NVIDIA GeForce RTX 3090", total_bytes=24 * GIB)
 # As no trainer loads by itself.
-FED = LoaderSetting(workers=1, prefetch_factor=3, pin_memory=False, persistent_workers=False)
+FED = LoaderSetting(workers=1, prefetch_factor=3, pin_memory=False)
 
 
 def script_of(emitted: Emitted) -> str:

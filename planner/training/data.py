@@ -1,0 +1,248 @@
+"""The user's data as a training reads them: a folder of pictures per class, or a Dataset of one's
+own. Finding them imports no torch; opening them imports what reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.core.augmentation import Augmentation
+from planner.core.errors import (
+    PlannerError,
+    UnsupportedError,
+    UsageError,
+    as_text,
+    nearest,
+    shorten,
+)
+from planner.core.files import named_path
+from planner.core.schema.any_model import is_factory
+from planner.core.schema.loading import Pipeline
+from planner.libraries.factory import check_factory, load_factory
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+# torchvision/datasets/folder.py: IMG_EXTENSIONS.
+EXTENSIONS = (
+    ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
+)  # fmt: skip
+# timm/data/constants.py: IMAGENET_DEFAULT_MEAN and _STD; torchvision's reference training has them.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+AUGMENTATION = Augmentation()
+WAY_OUT = (
+    "Pass a folder with a folder of pictures per class (or with train/ of such), or "
+    "MODULE:FACTORY, a function that returns a torch Dataset."
+)
+
+
+class BadItemError(PlannerError):
+    """One item of the data cannot be loaded; the message says which, and why."""
+
+    def __init__(self, message: str) -> None:  # one argument: torch makes it anew from a worker's
+        said = message.rpartition("BadItemError: ")[2].strip().partition("\n")[0]
+        super().__init__(said, "Mend or remove it: a training stops there too.")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Data as they were named. `folder` is where the pictures of the classes are, None of a
+    factory; counts are None where only the opened Dataset knows them."""
+
+    location: str
+    folder: Path | None = None
+    num_items: int | None = None
+    num_classes: int | None = None
+
+
+def find_data(text: str) -> Data:
+    """The data that `text` names, without opening a picture. Raises UsageError where there are
+    none, or some cannot be read."""
+    path = named_path(text, "data").expanduser()
+    if as_text(text) != text or "\0" in text:
+        raise UsageError(f"{shorten(text)} is no name that a record can hold.", "Rename it.")
+    if path.is_dir():
+        return _find_pictures(path.resolve())
+    if path.is_file():
+        raise UsageError(f"{path} is a file.", WAY_OUT)
+    if is_factory(text):
+        check_factory(text)
+        return Data(text)
+    raise UsageError(f"there is no folder {str(path)!r}.{_nearby(path)}", WAY_OUT)
+
+
+def _find_pictures(path: Path) -> Data:
+    names = ("train", "training")
+    folder = next((path / name for name in names if (path / name).is_dir()), path)
+    count, classes = 0, 0
+    try:
+        for entry in sorted(folder.iterdir()):
+            if entry.is_dir():
+                own = sum(
+                    name.lower().endswith(EXTENSIONS)
+                    for _, _, files in os.walk(entry, onerror=_raise, followlinks=True)
+                    for name in files
+                )
+                if not own:
+                    raise UsageError(
+                        f"the class {as_text(entry.name)!r} of {folder} has no pictures, and "
+                        "torchvision's ImageFolder refuses it.",
+                        "Remove the empty folder, or put its pictures into it.",
+                    )
+                count, classes = count + own, classes + 1
+    except OSError as error:
+        raise UsageError(
+            f"{as_text(str(error.filename))} cannot be read: {error.strerror}.",
+            f"Give yourself the right to read it: chmod -R u+rX {as_text(str(folder))}",
+        ) from None
+    if not count:
+        raise UsageError(f"{folder} has no pictures in folders of classes.", WAY_OUT)
+    return Data(str(path), folder, count, classes)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _nearby(path: Path) -> str:
+    """The nearest of what lies beside a path that was mistyped."""
+    parent = path.parent
+    if not parent.is_dir():
+        return ""
+    try:
+        near = nearest(path.name, (each.name for each in parent.iterdir() if each.is_dir()))
+    except OSError:
+        return ""
+    return f" Did you mean {str(parent / near[0])!r}?" if near else ""
+
+
+@dataclass(frozen=True)
+class OpenData:
+    """A Dataset, and what makes a batch of its items (None: torch's default). `steps` is
+    the list of its transforms, where it has one."""
+
+    dataset: Dataset[Any]
+    collate: Callable[[list[Any]], Any] | None = None
+    steps: list[Any] | None = None
+
+
+def open_data(data: Data, pipeline: Pipeline, size: tuple[int, int]) -> OpenData:
+    """The data as a training loads them: pictures of `size` (height, width) pixels, augmented as a
+    Swin's authors do it, since a loader is to cost here what it costs in the training.
+
+    Raises UnsupportedError where the pipeline's library is not here, PlannerError where a factory
+    returns no data set.
+    """
+    if data.folder is None:
+        return _open_own(data.location)
+    try:
+        if pipeline == "timm":
+            from timm.data.loader import fast_collate
+
+            transform, collate = _timm_transform(size), fast_collate
+        else:
+            transform, collate = _torchvision_transform(size), None
+        dataset = _pictures(data.folder, transform)
+    except (ImportError, RuntimeError) as error:  # the latter where it was built for another torch
+        library = "timm and torchvision" if pipeline == "timm" else "torchvision"
+        raise UnsupportedError(
+            f"pictures are read with {library}, which cannot be imported: {error}.",
+            f"Install what belongs to this torch: pip install {library.replace(' and', '')}",
+        ) from None
+    return OpenData(dataset, collate, transform.transforms)
+
+
+def _open_own(location: str) -> OpenData:
+    from torch.utils.data import DataLoader, IterableDataset
+
+    made: Any = load_factory(location)()
+    collate = None
+    if isinstance(made, DataLoader):
+        made, collate = made.dataset, made.collate_fn
+    is_stream = isinstance(made, IterableDataset)
+    if not is_stream and not (hasattr(made, "__getitem__") and hasattr(made, "__len__")):
+        raise PlannerError(
+            f"{location} returned {type(made).__name__}, not a torch.utils.data.Dataset.",
+            "Return the data set itself: with __getitem__ and __len__, or an IterableDataset.",
+        )
+    if not is_stream and not len(made):
+        raise PlannerError(f"{location} returned a data set without items.")
+    steps = getattr(getattr(made, "transform", None), "transforms", None)
+    named = made if is_stream else _named_items(made, location)
+    return OpenData(named, collate, steps if isinstance(steps, list) else None)
+
+
+def _named_items(data: Any, location: str) -> Any:
+    from torch.utils.data import Dataset
+
+    class NamedItems(Dataset[Any]):
+        """The user's, whose faults name the item."""
+
+        def __len__(self) -> int:
+            return len(data)
+
+        def __getitem__(self, index: int) -> Any:
+            try:
+                return data[index]
+            except Exception as error:
+                said = " ".join(str(error).split())
+                raise BadItemError(
+                    f"item {index} of {location} cannot be loaded: {type(error).__name__}: {said}"
+                ) from error
+
+    return NamedItems()
+
+
+def _pictures(folder: Path, transform: Any) -> Any:
+    from PIL import Image
+    from torchvision.datasets import ImageFolder
+
+    class Pictures(ImageFolder):  # type: ignore[misc]
+        """torchvision's, whose faults name the file."""
+
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            path, label = self.samples[index]
+            try:
+                picture = self.loader(path)
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                said = str(error).replace(repr(path), "").rstrip()
+                raise BadItemError(f"{as_text(path)} cannot be decoded: {said}") from None
+            return self.transform(picture), label
+
+    return Pictures(folder, transform)
+
+
+def _torchvision_transform(size: tuple[int, int]) -> Any:
+    """As the emitted script has it: two operations at level 9 of 10, each of them half of the time,
+    as timm's rand-m9; without noise in the level, Invert and SolarizeAdd."""
+    import torch
+    from torchvision.transforms import v2
+
+    bicubic = v2.InterpolationMode(AUGMENTATION.interpolation)
+    augment = v2.RandAugment(1, magnitude=9, num_magnitude_bins=11)
+    return v2.Compose([
+        v2.ToImage(),
+        v2.RandomResizedCrop(size, interpolation=bicubic, antialias=True),
+        v2.RandomHorizontalFlip(),
+        *[v2.RandomApply([augment], 0.5)] * 2,
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(list(MEAN), list(STD)),
+        v2.RandomErasing(AUGMENTATION.erasing, value="random"),
+    ])  # fmt: skip
+
+
+def _timm_transform(size: tuple[int, int]) -> Any:
+    """timm's own, uint8 as far as the device. Pillow 13 does not posterize to no bits, which is
+    what its level 10 asks for, at random: there no level is above 9."""
+    import PIL
+    from timm.data import create_transform
+
+    capped = "-mmax9" if int(PIL.__version__.partition(".")[0]) >= 13 else ""
+    return create_transform(
+        (3, *size), is_training=True, use_prefetcher=True,
+        auto_augment=f"{AUGMENTATION.auto_augment}{capped}",
+        interpolation=AUGMENTATION.interpolation, crop_pct=AUGMENTATION.crop_share,
+    )  # fmt: skip

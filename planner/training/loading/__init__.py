@@ -1,1 +1,0 @@
-"""The user's data: found and named without torch, and loaded as a training loads them."""

@@ -1,0 +1,405 @@
+"""`find_loader`: the fastest `DataLoader` of some data on this machine, by a doubling walk.
+
+Workers 0, 1, 2, 4 … while each gains 5%, then a deeper queue and pinned memory; each is a real
+loader of torch's over the real data, measured for some seconds once its queue is steady.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, default_collate
+
+from planner.core.errors import PlannerError, UsageError
+from planner.core.schema.loading import (
+    MAX_WORKERS,
+    DataResult,
+    LoaderBound,
+    LoaderRun,
+    LoaderSetting,
+    Pipeline,
+)
+from planner.core.units import format_bytes, format_rate, format_seconds
+from planner.machine.host import read_host
+from planner.training.data import BadItemError, Data, OpenData, find_data, open_data
+from search.probe.device import choose_device, versions
+
+GAIN = 1.05  # what twice the workers must gain to be worth their memory
+MEASURE_SECONDS, START_SECONDS = 3.0, 120.0  # of each loader; of a first batch at most
+DEEPER = 4  # batches that each worker prefetches, in place of torch's 2
+# Of the processors' time, from which on they are what bounds; the rest waits for the queue.
+BUSY = 0.85
+CROWDED = 0.1  # of the processors, by other programs: from there on it is said
+COLD = 0.05  # of what was read, from the disk: from there on disks may be what bounds
+PARTS_SECONDS, MOST_ITEMS = 1.5, 256  # that are looked at part by part
+_TICK = os.sysconf("SC_CLK_TCK")
+
+Say = Callable[[str], None]
+
+
+def find_loader(
+    data: str,
+    *,
+    pipeline: Pipeline = "torchvision",
+    batch_size: int = 64,
+    image_size: tuple[int, int] = (224, 224),
+    max_workers: int | None = None,
+    device: str = "auto",
+    seconds: float = 90.0,
+    on_progress: Say = lambda text: None,
+) -> DataResult:
+    """The fastest loader that the walk found; Ctrl-C ends it with the best so far.
+
+    Args:
+        data: A folder with a folder of pictures per class (or with `train/` of such), or
+            MODULE:FACTORY, a function that returns a Dataset.
+        pipeline: Whose transforms make tensors of pictures, `torchvision` or `timm`.
+        batch_size: The micro-batch that a loader makes.
+        image_size: (height, width) in pixels of what comes out.
+        max_workers: No more workers than these (default: twice the processors).
+        device: Where the batches go: on a CUDA device pinned memory is measured too.
+        seconds: No further loader is begun after these.
+        on_progress: Called with a line for each loader measured.
+
+    Raises:
+        UsageError: There are no data, or an option is out of its bounds.
+        UnsupportedError: The library of the pipeline is not here.
+        PlannerError: An item cannot be loaded, or workers die; the message says which and why.
+    """
+    for name, value in (("batch_size", batch_size), ("image_size", min(image_size))):
+        if value < 1:
+            raise UsageError(f"{name} is {value}, and is at least 1.", f"Pass {name} 64.")
+    found = find_data(data)
+    where = torch.device(choose_device(device))
+    first = LoaderSetting(
+        pipeline="own" if found.folder is None else pipeline, batch_size=batch_size,
+        workers=0, pin_memory=where.type == "cuda",
+    )  # fmt: skip
+    opened = open_data(found, first.pipeline, image_size)
+    walk = _Walk(opened, time.monotonic() + seconds, on_progress)
+    try:
+        with warnings.catch_warnings():  # more workers than processors are tried on purpose
+            warnings.filterwarnings("ignore", message=".*worker processes in total")
+            walk.go(first, max_workers)
+    except KeyboardInterrupt:
+        if not walk.runs:
+            raise
+        walk.notes.append("Interrupted: the best of what was measured.")
+    return walk.result(found, image_size)
+
+
+@dataclass
+class _Walk:
+    opened: OpenData
+    ends_at: float
+    say: Say
+    runs: list[LoaderRun] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    disk_share: float | None = None
+    others: float = 0.0  # processors that other programs kept busy
+
+    @property
+    def best(self) -> LoaderRun:
+        return max(self.runs, key=lambda run: run.images_per_second)
+
+    def go(self, first: LoaderSetting, max_workers: int | None) -> None:
+        """Measures the walk's loaders; the first must run."""
+        most = min(max_workers or 2 * max(1, round(read_host().cpus)), MAX_WORKERS)
+        rate = self.measure(first)
+        workers = 1
+        while workers <= most and self.has_time():
+            found = self.try_out(first.model_copy(update={"workers": workers}))
+            # One worker loads beside the training, and none does not: two are always looked at.
+            if found is None or (workers > 1 and found < GAIN * rate):
+                break
+            rate, workers = found, workers * 2
+        best = self.best.setting
+        variants = [{"prefetch_factor": DEEPER}] * (best.workers > 0)
+        variants += [{"pin_memory": False}] * best.pin_memory
+        for change in variants:
+            if self.has_time():
+                self.try_out(best.model_copy(update=change))
+        # Of two that are nearly alike a second look says which: a busy second misleads.
+        ranked = sorted(self.runs, key=lambda run: -run.images_per_second)
+        for run in ranked[:2]:
+            if len(ranked) > 1 and self.has_time():
+                self.try_out(run.setting)
+
+    def has_time(self) -> bool:
+        return time.monotonic() < self.ends_at
+
+    def try_out(self, setting: LoaderSetting) -> float | None:
+        """Its rate; None, with a note, where its workers die: fewer of them loaded."""
+        try:
+            return self.measure(setting)
+        except BadItemError:
+            raise
+        except PlannerError as error:
+            self.notes.append(f"{setting.title}: {' '.join(str(error).split())}")
+            self.say(f"{setting.title}: {error.message}")
+            return None
+
+    def measure(self, setting: LoaderSetting) -> float:
+        """Images/s of a loader; of one that was measured before, the mean of both."""
+        run, self.disk_share, self.others = _measure(self.opened, setting)
+        for number, other in enumerate(self.runs):
+            if other.setting == setting:
+                mean = (run.images_per_second + other.images_per_second) / 2
+                self.runs[number] = run.model_copy(update={"images_per_second": mean})
+                break
+        else:
+            self.runs.append(run)
+        self.say(f"{setting.title}: {format_rate(run.images_per_second)} images/s")
+        return run.images_per_second
+
+    def result(self, data: Data, image_size: tuple[int, int]) -> DataResult:
+        best, processors = self.best, read_host().cpus
+        parts = time_parts(self.opened, best.setting.batch_size)
+        bound = self.bound(best, processors)
+        if bound == "disk":
+            self.notes.append(
+                f"{self.disk_share:.0%} of the bytes came from the disk while processors were "
+                "idle: a faster disk, or the data in memory, loads faster."
+            )
+        elif self.disk_share is not None and self.disk_share < COLD and data.folder is not None:
+            self.notes.append("The files lay in the page cache: a first epoch may be slower.")
+        if self.others > CROWDED * processors:
+            self.notes.append(
+                f"Other programs kept {self.others:.1f} of {processors:g} processors busy: alone "
+                "it loads faster."
+            )
+        if len(self.runs) > 1 and not self.has_time():
+            self.notes.append("The time ended the walk: a longer --budget may find more.")
+        return DataResult(
+            location=data.location, num_items=data.num_items or _length(self.opened.dataset),
+            num_classes=data.num_classes, image_size=image_size, processors=processors,
+            setting=best.setting, images_per_second=best.images_per_second, bound=bound,
+            runs=tuple(self.runs), parts=parts, disk_share=self.disk_share,
+            versions=versions(), date=datetime.now(UTC).isoformat(timespec="seconds"),
+            notes=tuple(self.notes),
+        )  # fmt: skip
+
+    def bound(self, best: LoaderRun, processors: float) -> LoaderBound:
+        """What no further worker would change. A loader without workers is one process's work."""
+        usable = min(processors - self.others, max(1, best.setting.workers))
+        if best.images_per_second * best.cpu_seconds >= BUSY * usable:
+            return "processors" if best.setting.workers else "main process"
+        return "disk" if (self.disk_share or 0) >= COLD else "main process"
+
+
+def _length(dataset: Any) -> int | None:
+    return len(dataset) if hasattr(dataset, "__len__") else None
+
+
+def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, float | None, float]:
+    """A loader in its steady state, the share of its bytes that the disk gave, and the processors
+    that other programs kept busy meanwhile.
+
+    Raises BadItemError for an item that cannot be loaded, PlannerError for workers that die.
+    """
+    batches = _batches(opened, setting)
+    try:
+        began = time.monotonic()
+        next(batches)
+        first = time.monotonic() - began
+        # What workers prefetched while they started comes at once.
+        ahead = setting.workers * setting.prefetch_factor
+        until = time.monotonic() + MEASURE_SECONDS / 2
+        for _ in islice(batches, ahead):
+            if time.monotonic() > until:
+                break
+        pids = [os.getpid(), *_workers()]
+        start, cpu, disk, all_cpu = time.monotonic(), _cpu_seconds(pids), _bytes(pids), _busy()
+        count, least = 0, max(2, 2 * setting.workers)
+        for count, _ in enumerate(batches, 1):
+            passed = time.monotonic() - start
+            if passed > MEASURE_SECONDS and (count >= least or passed > 4 * MEASURE_SECONDS):
+                break
+        seconds = time.monotonic() - start
+        images = count * setting.batch_size
+        read, missed = (after - before for after, before in zip(_bytes(pids), disk, strict=True))
+        own = _cpu_seconds(pids) - cpu
+        others = max(0.0, _busy() - all_cpu - own) / seconds
+        run = LoaderRun(
+            setting=setting,
+            images_per_second=images / seconds,
+            cpu_seconds=own / images,
+            first_batch_seconds=first,
+        )
+    except RuntimeError as error:
+        raise _worker_died(error) from error
+    finally:
+        del batches
+        gc.collect()  # ends the workers
+    return run, missed / read if read > 0 else None, others
+
+
+def _batches(opened: OpenData, setting: LoaderSetting) -> Iterator[Any]:
+    """Batches without end, so that no worker runs dry between two epochs."""
+    dataset: Any = opened.dataset
+    sampler = None
+    if not isinstance(dataset, IterableDataset):
+        sampler = RandomSampler(dataset, replacement=True, num_samples=2**40)
+    loader = DataLoader(
+        dataset, **{**setting.arguments, "persistent_workers": False}, sampler=sampler,
+        collate_fn=opened.collate, timeout=START_SECONDS if setting.workers else 0,
+    )  # fmt: skip
+    while True:
+        number = -1
+        for number, batch in enumerate(loader):  # noqa: B007
+            yield batch
+        if number < 0:
+            raise PlannerError(
+                f"the data make no batch of {setting.batch_size}.", "Pass a smaller --batch-size."
+            )
+
+
+def _worker_died(error: RuntimeError) -> PlannerError:
+    """A worker's end as torch tells it, and what ends workers."""
+    said = " ".join(str(error).split())
+    free = read_host().shared_memory_free_bytes
+    room = f" (/dev/shm has {format_bytes(free)} free)" if free is not None else ""
+    return PlannerError(
+        f"a worker of the loader died: {said[:300]}",
+        f"Workers are killed where memory or /dev/shm is full{room}, and end by faults of their "
+        "own: --max-workers 1 shows whether one alone runs.",
+    )
+
+
+def _workers() -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process().children(recursive=True)]
+
+
+def _cpu_seconds(pids: list[int]) -> float:
+    """Of these processes so far."""
+    total = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(") ")[2].split()
+        except OSError:
+            continue
+        total += int(fields[11]) + int(fields[12])
+    return total / _TICK
+
+
+def _busy() -> float:
+    """Processor seconds that all programs of the machine took so far."""
+    import psutil
+
+    found = psutil.cpu_times()
+    return float(found.user + found.nice + found.system)
+
+
+def _bytes(pids: list[int]) -> tuple[int, int]:
+    """What these processes read so far, and what of it the disk gave; zeros where the kernel does
+    not say."""
+    read = missed = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/io").read_text("utf-8").splitlines()
+        except OSError:
+            continue
+        fields = dict(line.split(": ") for line in lines)
+        read, missed = read + int(fields["rchar"]), missed + int(fields["read_bytes"])
+    return read, missed
+
+
+class _Timed:
+    """A transform whose processor time is counted."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call, self.seconds = call, 0.0
+
+    def __call__(self, *inputs: Any) -> Any:
+        began = time.thread_time()
+        try:
+            return self.call(*inputs)
+        finally:
+            self.seconds += time.thread_time() - began
+
+
+def time_parts(opened: OpenData, batch_size: int) -> dict[str, float]:
+    """Processor seconds of one item by what takes them, in one process: each transform by its name,
+    the rest (reading and decoding), and making a batch."""
+    dataset: Any = opened.dataset
+    items: list[Any] = []
+    own = list(opened.steps or [])
+    timed = [_Timed(step) for step in own]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker
+    try:
+        if opened.steps is not None:
+            opened.steps[:] = timed
+        begins = iter(dataset) if isinstance(dataset, IterableDataset) else None
+        began, until = time.thread_time(), time.monotonic() + PARTS_SECONDS
+        while time.monotonic() < until and len(items) < min(batch_size, MOST_ITEMS):
+            number = int(torch.randint(_length(dataset) or 1, ()))
+            items.append(next(begins) if begins is not None else dataset[number])
+        whole = (time.thread_time() - began) / len(items)
+        began = time.thread_time()
+        (opened.collate or default_collate)(items)
+        collate = (time.thread_time() - began) / len(items)
+    except (StopIteration, TypeError):  # a short stream; items that only the user's batches hold
+        return {}
+    finally:
+        torch.set_num_threads(threads)
+        if opened.steps is not None:
+            opened.steps[:] = own
+    parts: dict[str, float] = {}
+    for step in timed:
+        name = type(step.call).__name__
+        inner = getattr(step.call, "transforms", None)
+        name = type(inner[0]).__name__ if inner else name
+        parts[name] = parts.get(name, 0.0) + step.seconds / len(items)
+    rest = max(0.0, whole - sum(parts.values()))
+    return {_WHOLE[0] if own else _WHOLE[1]: rest, **parts, _WHOLE[2]: collate}
+
+
+def loader_text(found: DataResult) -> str:
+    """The answer as text: the loader, what bounds it, and the code to write."""
+    best = max(found.runs, key=lambda run: run.images_per_second)
+    items = f" ({found.num_items:,} items)" if found.num_items else ""
+    parts = sorted(found.parts.items(), key=lambda part: -part[1])
+    whole = sum(found.parts.values()) or 1.0
+    lines = [
+        f"{format_rate(found.images_per_second)} images/s from {found.location}{items}: "
+        f"{found.setting.title}.",
+        f"  {format_seconds(best.cpu_seconds)} of processor time an image, on "
+        f"{found.processors:g} processors; the first batch after "
+        f"{format_seconds(best.first_batch_seconds)}.",
+        f"  Bound by {_BOUNDS[found.bound]}.",
+    ]
+    if parts:
+        shown = (f"{name} {seconds / whole:.0%}" for name, seconds in parts[:4])
+        lines.append(f"  An image's time: {', '.join(shown)}.")
+    if parts and parts[0][1] > whole / 2 and parts[0][0] not in _WHOLE:
+        lines.append(f"  One transform takes most of it: {parts[0][0]}.")
+    lines += [f"  {note}" for note in found.notes]
+    return "\n".join([*lines, "", *loader_code(found.setting)])
+
+
+_WHOLE = ("read and decode", "the data set", "make a batch")  # parts that are no transform
+_BOUNDS = {
+    "processors": "the processors: all that may be used are busy loading",
+    "disk": "the disk",
+    "main process": "the training process itself, which takes each batch from the queue",
+}
+
+
+def loader_code(setting: LoaderSetting) -> list[str]:
+    """The lines to write."""
+    arguments = ", ".join(f"{name}={value}" for name, value in setting.arguments.items())
+    head = "    dataset, shuffle=True, drop_last=True,"
+    return ["loader = DataLoader(", head, f"    {arguments}", ")"]

@@ -1,0 +1,181 @@
+"""The end of `tune --data`: the loader of the data, and thirty steps of the emitted script on them.
+
+What it says is measured with the very file that the person gets. Whatever fails here, the step's
+result stands, with a note.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from planner.core.errors import PlannerError, UnsupportedError, UsageError
+from planner.core.schema import Model, NamedModel
+from planner.core.schema.loading import DataResult, Feeding
+from planner.core.schema.result import Recommendation
+from planner.core.units import format_seconds
+from planner.machine import supervisor
+from planner.training.data import Data, find_data
+from search.loop.interrupts import ending, hold, let_go
+
+STEPS, WARM_STEPS = 30, 10  # of the script; the first ones compile, tune and fill queues
+FEEDING_SHARE = 0.25  # of --budget that loader and script may take together
+WALK_SHARE = 0.5  # of that, the loader's
+START_SECONDS = 120.0  # imports and workers, where no budget says less
+SCRIPT_FOLDER = "fed"
+
+
+def check_data(data: str, model: Model, is_task: bool) -> Data:
+    """The data, where `model` can be trained on them by the emitted script.
+
+    Raises UsageError or UnsupportedError before anything is probed.
+    """
+    found = find_data(data)
+    if is_task or (isinstance(model, NamedModel) and model.task != "classification"):
+        raise UnsupportedError(
+            f"{model.title} makes batches of its own, and --data feeds classifiers of images.",
+            "Omit --data; 'planner data MODULE:FACTORY' measures the loader of your Dataset.",
+        )
+    if found.folder is None:
+        return found
+    if model.in_channels != 3:
+        raise UsageError(
+            f"{model.title} takes images of {model.in_channels} channels, and the pictures of "
+            f"{found.location} have 3.",
+            "Write a function that makes your Dataset, and pass --data MODULE:FACTORY.",
+        )
+    classes = found.num_classes or 0
+    if model.num_classes is not None and classes > model.num_classes:
+        raise UsageError(
+            f"{found.location} has {classes} classes, and {model.title} only {model.num_classes}.",
+            f"Add --num-classes {classes}.",
+        )
+    return found
+
+
+def feed(
+    step: Recommendation, data: Data, where: str, output: Path,
+    seconds_left: float | None, say: Callable[[str], None],
+) -> Recommendation:  # fmt: skip
+    """`step` with what its data cost it on `where`; the script is kept in `output`/fed. Ctrl-C ends
+    it with what is known."""
+    if step.setting is None or step.evidence is None:
+        return step
+    if not let_go():
+        return _noted(step, f"The data were not looked at: {ending()}.")
+    from search.loader import find_loader
+
+    size = getattr(step.model, "image_size", None) or (224, 224)
+    notes: list[str] = []
+    loader: DataResult | None = None
+    fed: Feeding | None = None
+    try:
+        walk = 90.0 if seconds_left is None else seconds_left * WALK_SHARE
+        loader = find_loader(
+            data.location, batch_size=step.setting.batch_size, image_size=size, device=where,
+            seconds=walk, on_progress=say,
+        )  # fmt: skip
+        fed = Feeding(data=loader)
+        say(f"Training {STEPS} steps by the emitted script on {data.location}.")
+        fed = _trained(step.model_copy(update={"feeding": fed}), fed, data, where, output,
+                       seconds_left)  # fmt: skip
+    except KeyboardInterrupt:
+        notes.append(f"The data were not measured to the end: {ending()}.")
+    except PlannerError as error:
+        notes.append(f"The data were not measured to the end: {' '.join(str(error).split())}")
+    hold()
+    if fed is None:
+        return _noted(step, *notes)
+    fed = fed.model_copy(update={"notes": (*fed.notes, *notes)})
+    return step.model_copy(update={"feeding": fed})
+
+
+def _trained(
+    found: Recommendation, fed: Feeding, data: Data, where: str, output: Path, left: float | None
+) -> Feeding:
+    """Runs the script that `planner emit --for pytorch` writes. Raises PlannerError where it ends
+    otherwise than well."""
+    from planner.trainers.emission import emit
+
+    folder = output / SCRIPT_FOLDER
+    emitted = emit(found, "pytorch", output=folder / "train.py")
+    try:
+        kept = emitted.write(folder)
+    except OSError as error:
+        raise PlannerError(f"{folder} cannot be written: {error.strerror}.") from None
+    assert found.setting is not None
+    assert found.evidence is not None
+    ranks = found.setting.world_size
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    taken = found.evidence.images_per_second or 1.0
+    each = found.setting.batch_size * found.setting.accumulate / taken
+    wanted = START_SECONDS + 3 * STEPS * each + (found.evidence.compile_seconds or 0.0) * 2
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch, "output.txt")
+        script = emitted.write(Path(scratch, "script"))  # beside nothing else that it might import
+        # The classes themselves: a folder with val/ beside them would be validated on.
+        given = [] if data.folder is None else [str(data.folder)]
+        command = [
+            sys.executable, *(launcher if ranks > 1 else []), str(script), *given,
+            "--steps", str(STEPS), "--log-every", str(WARM_STEPS), "--device", where,
+            "--output", f"{scratch}/trained",
+        ]  # fmt: skip
+        if not is_taught(found):
+            command += ["--lr", "1e-4"]
+        status = _run(command, log, wanted if left is None else min(wanted, left))
+        lines = log.read_text("utf-8", "replace").strip().splitlines()
+        if status is None:
+            raise PlannerError(f"{kept} took longer than {format_seconds(wanted)}.")
+        if status != 0:
+            raise PlannerError(f"{kept} ended with status {status}: {(lines or ['-'])[-1][:300]}")
+        told = Path(scratch, "trained", "log.jsonl").read_text("utf-8").splitlines()
+    steps = [line for line in map(json.loads, told) if line.get("step", 0) > WARM_STEPS]
+    speeds = [line for line in steps if "images_per_second" in line]
+    seconds = sum(1 / line["images_per_second"] for line in speeds)
+    waited = sum(line["waited"] / line["images_per_second"] for line in speeds)
+    return fed.model_copy(update={
+        "steps": STEPS, "images_per_second": len(speeds) / seconds / ranks,
+        "waited": waited / seconds,
+    })  # fmt: skip
+
+
+def is_taught(found: Recommendation) -> bool:
+    """Whether the script has a published rate: it asks for one by --lr otherwise."""
+    from planner.estimation.recipe import learning_rate
+
+    assert found.setting is not None
+    return learning_rate(found.setting) is not None
+
+
+def _run(command: list[str], log: Path, seconds: float) -> int | None:
+    """The command's exit status, None where time ended it. No process of it outlives this one."""
+    lifeline, holder = os.pipe()
+    reader, status = os.pipe()
+    guard = [sys.executable, "-S", "-E", supervisor.__file__, str(lifeline), str(status)]
+    try:
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [*guard, *command], pass_fds=(lifeline, status), start_new_session=True,
+                stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        os.close(lifeline)
+        os.close(status)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        said = os.read(reader, 4096).decode()
+        return os.waitstatus_to_exitcode(int(said.rpartition("ended ")[2].split()[0]))
+    finally:
+        os.close(holder)
+        process.wait()
+        os.close(reader)
+
+
+def _noted(step: Recommendation, *notes: str) -> Recommendation:
+    return step.model_copy(update={"notes": (*step.notes, *notes)})

@@ -1,1 +1,0 @@
-"""The link between this machine's devices: collectives timed over a world of ranks."""

@@ -1,0 +1,163 @@
+"""`find_loader` and `planner data`: the walk over real loaders, and what stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("torchvision")
+
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, get_worker_info
+
+from planner.cli import main
+from planner.core.errors import PlannerError, UsageError
+from planner.core.schema.loading import DataResult, LoaderSetting
+from search import loader as loader_file
+from search.loader import find_loader, loader_code
+
+HERE = __name__
+
+
+def make_folder(root: Path, classes: int = 2, each: int = 8, side: int = 24) -> Path:
+    """`root/train/CLASS/N.jpg`."""
+    for number in range(classes):
+        folder = root / "train" / f"class{number}"
+        folder.mkdir(parents=True)
+        for index in range(each):
+            image = Image.new("RGB", (side, side), (number * 20 % 256, index * 30 % 256, 90))
+            image.save(folder / f"{index}.jpg", quality=80)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_file, "MEASURE_SECONDS", 0.05)
+    monkeypatch.setattr(loader_file, "PARTS_SECONDS", 0.05)
+
+
+def find(data: str, **options: Any) -> DataResult:
+    return find_loader(
+        data, batch_size=4, image_size=(16, 16), device="cpu", **{"max_workers": 1, **options}
+    )
+
+
+@pytest.mark.parametrize("pipeline", ["torchvision", "timm"])
+def test_a_folder_is_loaded_with_and_without_workers(pipeline: Any, tmp_path: Path) -> None:
+    said: list[str] = []
+    found = find(str(make_folder(tmp_path)), pipeline=pipeline, on_progress=said.append)
+    assert (found.num_items, found.num_classes) == (16, 2)
+    assert {run.setting.workers for run in found.runs} == {0, 1}
+    assert found.images_per_second == max(run.images_per_second for run in found.runs)
+    assert all(run.cpu_seconds >= 0 for run in found.runs)
+    assert {"RandomResizedCrop", "read and decode", "make a batch"} & set(found.parts)
+    assert any("images/s" in line for line in said)
+    assert DataResult.model_validate_json(found.model_dump_json()) == found
+
+
+class Own(Dataset[Any]):
+    """Images, of which `act` says what is wrong in a worker."""
+
+    def __init__(self, act: str = "") -> None:
+        self.act = act
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if self.act == "raise":
+            raise ValueError("the label is missing")
+        if self.act == "die" and get_worker_info() is not None:
+            os._exit(3)
+        return torch.zeros(3, 8, 8), index % 10
+
+
+def own() -> Dataset[Any]:
+    return Own()
+
+
+def raising() -> Dataset[Any]:
+    return Own("raise")
+
+
+def dying() -> Dataset[Any]:
+    return Own("die")
+
+
+def test_a_data_set_of_ones_own_is_loaded_by_number() -> None:
+    found = find(f"{HERE}:own")
+    assert found.is_factory
+    assert found.num_items == 64
+    assert "the data set" in found.parts
+
+
+def test_an_item_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match=r"item \d+ of .*: ValueError: the label is missing"):
+        find(f"{HERE}:raising")
+    folder = make_folder(tmp_path, each=1)
+    for broken in (folder / "train").rglob("*.jpg"):
+        broken.write_bytes(broken.read_bytes()[:100])
+    with pytest.raises(PlannerError, match=rf"{folder}.*\.jpg cannot be decoded"):
+        find(str(folder))
+
+
+def test_workers_that_die_leave_what_loaded_without_them() -> None:
+    found = find(f"{HERE}:dying")
+    assert found.setting.workers == 0
+    assert any("a worker of the loader died" in note for note in found.notes)
+
+
+def test_the_walk_goes_on_while_twice_the_workers_gain() -> None:
+    rates = {0: 100.0, 1: 90.0, 2: 170.0, 4: 300.0, 8: 310.0, 16: 900.0}
+    tried: list[LoaderSetting] = []
+
+    class Walk(loader_file._Walk):
+        def measure(self, setting: LoaderSetting) -> float:
+            tried.append(setting)
+            rate = rates[setting.workers] * (1.2 if setting.prefetch_factor > 2 else 1.0)
+            run = loader_file.LoaderRun(
+                setting=setting, images_per_second=rate, cpu_seconds=0.01, first_batch_seconds=1
+            )
+            self.runs = [run, *(r for r in self.runs if r.setting != setting)]
+            return rate
+
+    walk = Walk(loader_file.OpenData(Own()), float("inf"), lambda line: None)
+    walk.go(LoaderSetting(workers=0, pin_memory=False), 16)
+    assert [s.workers for s in tried][:5] == [0, 1, 2, 4, 8]  # not 16: 8 gained 3%
+    assert (walk.best.setting.workers, walk.best.setting.prefetch_factor) == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda root: root / "nowhere", "there is no folder"),
+        (lambda root: root, "has no pictures in folders of classes"),
+        (lambda root: (root / "cats").mkdir() or root, "the class 'cats' .* has no pictures"),
+        (lambda root: ((root / "f.jpg").write_bytes(b"") and root) or root / "f.jpg", "is a file"),
+    ],
+)
+def test_what_are_no_data_is_refused_before_torch(make: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        find(str(make(tmp_path)))
+
+
+def test_the_command_prints_the_loader_or_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(make_folder(tmp_path))
+    options = ["--batch-size", "4", "--image-size", "16", "--max-workers", "1", "--device", "cpu"]
+    assert main(["data", folder, *options]) == 0
+    out, err = capsys.readouterr()
+    assert "images/s" in out.splitlines()[0]
+    assert "worker" in err
+    assert main(["data", folder, *options, "--json", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    found = DataResult.model_validate(json.loads(out))
+    assert loader_code(found.setting)[0] == "loader = DataLoader("
