@@ -359,9 +359,8 @@ def _lever_states(
         if lever.effect not in wish.allow:
             option = next(name for name, effect in ALLOWED.items() if effect == lever.effect)
             state, said = "not allowed", (f"{EFFECTS[lever.effect]}: --allow {option}",)
-        elif not possible:
-            is_kept = lever.changes(wish.model, wish.sample.setting, wish.rated)
-            state = "kept" if any(True for _ in is_kept) else "already in your setting"
+        elif not possible or (lever.name == "allocator" and _has_segments(wish)):
+            state, said = _without_change(lever, wish)
         elif changed & set(lever.fields) and _is_used(lever, possible, best):
             state = "recommended" if goal else "in the nearest"
             said = () if is_refused else said  # beside what the recommended changes as well
@@ -375,6 +374,24 @@ def _lever_states(
             unused = "not needed" if goal else "not enough"
             state = "does not pay" if lever.role in ("adopt", "either") else unused
         yield LeverState(lever.name, lever.effect, lever.says, state, said)
+
+
+def _has_segments(wish: Wish) -> bool:
+    return wish.allocator is not None and wish.allocator.expandable_segments
+
+
+def _without_change(lever: Lever, wish: Wish) -> tuple[str, tuple[str, ...]]:
+    """The state of a lever that changes nothing, and why, but where it is set."""
+    setting = wish.sample.setting
+    if lever.name == "allocator" and _has_segments(wish):
+        return "already in your setting", ()
+    if any(True for _ in lever.changes(wish.model, setting, wish.rated)):
+        return "kept", ()
+    if lever.role == "micro-batch":
+        return "not available", ("a batch of 1 has no smaller micro-batches",)
+    if lever.name == "attention" and setting.attention == "library":
+        return "left to the library", ("--attention eager or sdpa says which, where it has both",)
+    return "already in your setting", ()
 
 
 def _is_used(lever: Lever, possible: Iterable[Updates], best: Choice) -> bool:
