@@ -32,7 +32,7 @@ def command(clear: bool, as_json: bool) -> None:
     """List the kept traces, from which estimates are answered without torch."""
     where = ledger_cache.folder()
     if clear:
-        click.echo(f"Removed {_counted(_clear(where))} from {where}.")
+        say(f"Removed {_counted(_clear(where))} from {where}.")
         return
     found = ledger_cache.entries()
     if as_json:

@@ -12,9 +12,9 @@ import click
 
 from planner.cli.arguments import refuse_empty
 from planner.cli.command import Command
-from planner.cli.output import print_json, say
+from planner.cli.output import print_json, say, tell
 from planner.core.errors import PlannerError, UsageError
-from planner.core.files import check_output, unwritable
+from planner.core.files import cache_directory, check_output, unwritable
 from planner.machine.doctor import Checkup, check_environment, check_machine
 from planner.machine.hardware.detect import read_device
 from planner.machine.links.plan import plan_link
@@ -206,12 +206,12 @@ def _measure(device: str, checkup: Checkup) -> DeviceRates:
 def _keep(disturbances: Sequence[str], save: Callable[[], object]) -> None:
     """Keeps what was measured, unless something disturbed it, and says which."""
     if disturbances:
-        click.echo(f"Not kept: {'; '.join(dict.fromkeys(disturbances))}.", err=True)
+        tell(f"Not kept: {'; '.join(dict.fromkeys(disturbances))}.")
         return
     try:
-        click.echo(f"Kept in {save()}", err=True)
+        tell(f"Kept in {save()}")
     except OSError as error:
-        click.echo(f"Not kept: {error}", err=True)
+        tell(f"Not kept: {unwritable(cache_directory(), error, 'set PLANNER_CACHE_DIR')}")
 
 
 def _measure_link(
@@ -239,6 +239,6 @@ def _measure_link(
             write_link(output, curve)
         except OSError as error:
             raise unwritable(output, error) from None
-        click.echo(f"Written to {output}", err=True)
+        tell(f"Written to {output}")
     _keep([text for texts in disturbances for text in texts], lambda: save_link(curve))
     return curve

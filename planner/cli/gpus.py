@@ -9,6 +9,7 @@ import click
 from planner.cli.command import Command
 from planner.cli.output import print_json, print_table, say
 from planner.core.units import GIB
+from planner.machine.cuda_support import lacking_kernels
 from planner.machine.hardware.catalogue import all_gpus, find_gpu, matching_gpus
 from planner.machine.hardware.gpu import Gpu
 
@@ -37,6 +38,9 @@ def command(name: tuple[str, ...], sources: bool, as_json: bool) -> None:
         "where a report was found (--sources).\n"
         f"Next: 'planner estimate MODEL --gpu {gpus[0].name}' says whether a model fits."
     )
+    if name:
+        for said in dict.fromkeys(filter(None, (lacking_kernels(g.capability) for g in gpus))):
+            say(f"{said}.")
     if sources:
         for gpu in gpus:
             click.echo(f"\n{gpu.name}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import click
-
+from planner.cli.output import tell
 from planner.core.errors import UsageError, shorten
 from planner.core.schema import TrainSetting
 from planner.core.schema.distribution import PARALLELISMS, owners
@@ -94,7 +93,7 @@ def link_of(text: str | None, settings: Sequence[TrainSetting], gpu: Gpu | None)
     if path is None or "," in str(path):  # a comma parts two links
         usual_link(gpu)
         return None
-    click.echo(f"The link between GPUs is what was measured here: {path}", err=True)
+    tell(f"The link between GPUs is what was measured here: {path}")
     return str(path)
 
 

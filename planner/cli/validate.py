@@ -17,9 +17,9 @@ from planner.cli.arguments import (
     with_model_options,
 )
 from planner.cli.command import Command
-from planner.cli.output import print_json, print_table
+from planner.cli.output import print_json, print_table, say, tell
 from planner.cli.progress import quiet_flag, show_on
-from planner.core.errors import PlannerError, UsageError
+from planner.core.errors import PlannerError, UsageError, printable
 from planner.core.schema import FactoryModel, MeasurementRecord
 from planner.core.units import format_bytes, format_seconds
 
@@ -90,7 +90,7 @@ def command(models: tuple[str, ...], **given: Any) -> int:  # fmt: skip
         return status
     mixture = describe_mixture(records)
     if mixture:
-        click.echo(f"{mixture} See what else differs: planner doctor --compare.", err=True)
+        tell(f"{mixture} See what else differs: planner doctor --compare.")
     trace_compiled(records)
     comparisons = compare(records)
     if given["as_json"]:
@@ -123,7 +123,7 @@ def _replayed(files: Sequence[str]) -> Sequence[MeasurementRecord]:
             raise PlannerError(f"{read.fault}: no record was read.")
         records += read.records
         if read.fault:
-            click.echo(f"{read.fault}; {len(read.records)} records before it were read.", err=True)
+            tell(f"{read.fault}; {len(read.records)} records before it were read.")
     return records
 
 
@@ -144,8 +144,8 @@ def _measured(
     left = remaining_rows(rows, read_records(file).records, name)
     if given["only_list"]:
         for row in rows:
-            click.echo(f"{'  ' if row in left else 'ok'} {describe_row(row)}")
-        click.echo(f"{len(rows)} rows, {len(rows) - len(left)} of them in {file}.")
+            click.echo(printable(f"{'  ' if row in left else 'ok'} {describe_row(row)}"))
+        say(f"{len(rows)} rows, {len(rows) - len(left)} of them in {file}.")
         return (), 0
     check_writable(file, "--record")
     for row in rows:

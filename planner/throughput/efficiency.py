@@ -129,10 +129,10 @@ HOST_UNCERTAINTY = 0.5
 # predicted) and dense ones (there, and on older HBM NVIDIA's on an A100 and V100s).
 KIND_UNCERTAINTY = MappingProxyType(
     {"matmul": 0.10, "conv": 0.15, "grouped conv": 0.15, "attention": WIDE_UNCERTAINTY,
-     "pointwise": 0.20, "reduction": 0.15, "copy": 1.0, "conv fp32": 0.55,
+     "pointwise": 0.20, "reduction": 0.15, "copy": 1.0, "conv fp32": 0.60,
      "grouped conv channels_last": 2.0}
 )  # fmt: skip
-CHANNELS_LAST_UNCERTAINTY = MappingProxyType({"HBM": 1.1, "GDDR": 0.25, "Hopper": 0.15})
+CHANNELS_LAST_UNCERTAINTY = MappingProxyType({"HBM": 1.2, "GDDR": 0.25, "Hopper": 0.15})
 MOST_UNCERTAINTY = 0.90  # the slowest is a tenth as fast as predicted
 
 

@@ -323,12 +323,13 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
     flops = {dtype: peak * tensor for dtype, peak in peaks.items() if peak is not None}
     fp32 = gpu.fp32_flops * efficiency.fp32_matmul_share(gpu)
     grouped = efficiency.grouped_kind(gpu)
+    units = "fp32 lanes" if gpu.fp16_flops == gpu.fp32_flops else "matrix units"
     held = "" if gpu.name in efficiency.MEASURED_CARDS else ", none of them of this card"
     return DeviceRates(
         name=gpu.name,
         basis=(
             f"datasheet of {gpu.title}; assumes {bandwidth:.0%} of its bandwidth (fitted to "
-            f"measurements{held}) and {tensor:.0%} of its matrix units' FLOP/s (quoted)"
+            f"measurements{held}) and {tensor:.0%} of its {units}' FLOP/s (quoted)"
         ),
         matmul_flops={"float32": fp32, **flops},
         bandwidth=gpu.bandwidth * bandwidth,
