@@ -20,13 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planner.core.errors import (
-    ContractError,
-    PlannerError,
-    UnsupportedError,
-    UsageError,
-    printable,
-)
+from planner.core.errors import ContractError, PlannerError, UnsupportedError, UsageError
 from planner.core.files import cache_directory, write_whole
 from planner.core.units import MIB
 from planner.ledger.affine import AffineLedger
@@ -262,4 +256,4 @@ _said: set[str] = set()
 def _say_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
-        print(printable(text), file=sys.stderr)
+        print(text, file=sys.stderr)

@@ -94,6 +94,24 @@ def test_memory_is_stacked_or_graphics_memory(gpu: Gpu) -> None:
     assert gpu.memory_type.startswith("HBM") == stacked
 
 
+# Gbit/s of one pin, as memory of each type is clocked on cards.
+PIN_RATES = {
+    "GDDR5": (7.23, 8.01), "GDDR5X": (10.01, 11.01, 11.41), "GDDR6X": (19, 19.5, 21, 22.4, 23),
+    "GDDR6": (12, 12.5, 14, 14.5, 15, 15.5, 16, 17, 18, 20), "GDDR7": (25, 28, 30),
+}  # fmt: skip
+
+
+@for_each_gpu
+def test_bandwidth_is_that_of_whole_chips_of_32_pins(gpu: Gpu) -> None:
+    """And each chip, or two that share the pins, holds 0.5 to 6 GB; not of stacked memory."""
+    if gpu.memory_type.startswith("HBM"):
+        return
+    marketed = float(re.findall(r"(\d+) GB", gpu.title)[-1])
+    chips = [marketed / size for size in (0.5, 1, 2, 4, 6) if (marketed / size).is_integer()]
+    known = [32 / 8 * each * rate for each in chips for rate in PIN_RATES[gpu.memory_type]]
+    assert min(abs(gpu.bandwidth / 1e9 / found - 1) for found in known) < 0.004
+
+
 @for_each_gpu
 def test_fp32_rate_is_lanes_times_clock(gpu: Gpu) -> None:
     if gpu.boost_mhz is None or gpu.num_sms is None:
