@@ -32,7 +32,7 @@ def rows() -> list[tuple[str, int]]:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     table = text.partition("## The rooms")[2].partition("\n## ")[0]
     return [
-        (name.strip("`").removesuffix("/"), int(lines.replace(",", "")))
+        (name.strip("`").removesuffix("/").removesuffix(".py"), int(lines.replace(",", "")))
         for name, lines in ROW.findall(table)
     ]
 

@@ -134,10 +134,6 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `planner advise --json` prints: sizes are integers in bytes."""
-
-        def shown(way: Way | None) -> dict[str, Any] | None:
-            return way.to_json() if way else None
-
         return {
             "model": self.model.model_dump(mode="json"),
             "gpu": self.gpu,
@@ -145,11 +141,10 @@ class Advice:
             "budget_bytes": self.budget_bytes,
             "share": self.share,
             "fits": self.plain.estimate.fits,
-            "plain": self.plain.to_json(),
-            "recommended": shown(self.recommended),
-            "fastest": shown(self.fastest),
-            "surely": shown(self.surely),
-            "nearest": shown(self.nearest),
+            **{
+                name: way.to_json() if (way := getattr(self, name)) else None
+                for name in ("plain", "recommended", "fastest", "surely", "nearest")
+            },
             "missing_bytes": self.missing_bytes,
             "ways": [way.to_json() for way in self.ways],
             "front": [way.to_json() for way in self.front],
@@ -359,9 +354,8 @@ def _lever_states(
         if lever.effect not in wish.allow:
             option = next(name for name, effect in ALLOWED.items() if effect == lever.effect)
             state, said = "not allowed", (f"{EFFECTS[lever.effect]}: --allow {option}",)
-        elif not possible:
-            is_kept = lever.changes(wish.model, wish.sample.setting, wish.rated)
-            state = "kept" if any(True for _ in is_kept) else "already in your setting"
+        elif not possible or (lever.name == "allocator" and _has_segments(wish)):
+            state, said = _without_change(lever, wish)
         elif changed & set(lever.fields) and _is_used(lever, possible, best):
             state = "recommended" if goal else "in the nearest"
             said = () if is_refused else said  # beside what the recommended changes as well
@@ -375,6 +369,24 @@ def _lever_states(
             unused = "not needed" if goal else "not enough"
             state = "does not pay" if lever.role in ("adopt", "either") else unused
         yield LeverState(lever.name, lever.effect, lever.says, state, said)
+
+
+def _has_segments(wish: Wish) -> bool:
+    return wish.allocator is not None and wish.allocator.expandable_segments
+
+
+def _without_change(lever: Lever, wish: Wish) -> tuple[str, tuple[str, ...]]:
+    """The state of a lever that changes nothing, and why, but where it is set."""
+    setting = wish.sample.setting
+    if lever.name == "allocator" and _has_segments(wish):
+        return "already in your setting", ()
+    if any(True for _ in lever.changes(wish.model, setting, wish.rated)):
+        return "kept", ()
+    if lever.role == "micro-batch":
+        return "not available", ("a batch of 1 has no smaller micro-batches",)
+    if lever.name == "attention" and setting.attention == "library":
+        return "left to the library", ("--attention eager or sdpa says which, where it has both",)
+    return "already in your setting", ()
 
 
 def _is_used(lever: Lever, possible: Iterable[Updates], best: Choice) -> bool:

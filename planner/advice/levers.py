@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.core.schema import Model, SwinConfig, TrainSetting
-from planner.core.schema.setting import FUSED_FAMILIES
 from planner.libraries.registry import find_library
 from planner.machine.hardware.gpu import Gpu
 
@@ -65,18 +64,18 @@ def _precision(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Upd
 
 
 def _attention(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    known: tuple[str, ...] = ()
-    if isinstance(model, SwinConfig):
-        library = find_library(model.library)
-        known = ("eager", "sdpa")
-        if setting.attention == "library":
-            known = tuple(a for a in known if a != library.default_attention(model))
+    """Of another model than a Swin, whose steps are traced, only away from eager."""
+    known: tuple[str, ...] = ("eager", "sdpa")
+    if not isinstance(model, SwinConfig):
+        known = known[1:] if setting.attention == "eager" else ()
+    elif setting.attention == "library":
+        default = find_library(model.library).default_attention(model)
+        known = tuple(a for a in known if a != default)
     yield from ({"attention": a} for a in known if a != setting.attention)
 
 
 def _fused_optimizer(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    is_fused = setting.optimizer_implementation in ("fused", "8bit")
-    if not is_fused and setting.optimizer_family in FUSED_FAMILIES:
+    if setting.optimizer_implementation not in ("fused", "8bit"):
         yield {"optimizer": f"{setting.optimizer_family}-fused"}
 
 
@@ -112,7 +111,7 @@ def _memory_budget(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator
 
 
 def _eight_bits(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    if setting.precision not in ("fp8", "pure-bf16"):
+    if setting.precision != "fp8":
         yield {"precision": "fp8"}
 
 
@@ -134,9 +133,13 @@ def _frozen_stages(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iter
 
 
 def _micro_batch(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    """Half of it, as an example: a search tries every divisor."""
-    if setting.batch_size % 2 == 0:
-        yield {"batch_size": setting.batch_size // 2, "accumulate": 2 * setting.accumulate}
+    """The fewest parts, as an example: a search tries every divisor."""
+    for parts in range(2, setting.batch_size + 1):
+        if setting.batch_size % parts == 0:
+            yield {
+                "batch_size": setting.batch_size // parts, "accumulate": parts * setting.accumulate
+            }  # fmt: skip
+            return
 
 
 # In the order in which a waterfall applies them.

@@ -46,8 +46,9 @@ def more_gpus(
         return ()
     found = []
     alone = estimates.at(Choice(wish.plain))
-    for setting in _settings(wish):
+    for changes in _changes(wish):
         try:
+            setting = TrainSetting.model_validate({**wish.plain.model_dump(), **changes})
             least = _least_bytes_alone(estimates, setting)
             if least > (alone.budget_bytes or 0):
                 gpus, kind, batch = setting.world_size, setting.parallelism, setting.batch_size
@@ -55,7 +56,7 @@ def more_gpus(
                 continue
             there = Estimates(replace(wish, plain=setting), estimates)
             one = _on(there, setting, wish, None if alone.fits else goal, training)
-        except PlannerError:  # an unknown link, a kind that the model's step has not
+        except (PlannerError, ValueError):  # an unknown link, a kind that no such step has
             continue
         found += [one] if one is not None else []
     return tuple(found)
@@ -70,19 +71,15 @@ def _least_bytes_alone(estimates: Estimates, setting: TrainSetting) -> int:
     return estimates.least_bytes(one)
 
 
-def _settings(wish: Wish) -> Iterator[TrainSetting]:
+def _changes(wish: Wish) -> Iterator[dict[str, object]]:
     plain = wish.plain
     kind: Parallelism = "ddp" if plain.parallelism == "none" else plain.parallelism
     batch = plain.batch_size
     if wish.share is not None and batch % 2 == 0:  # the images of a step stay
         batch //= 2
-    yield _with(plain, world_size=2 * plain.world_size, parallelism=kind, batch_size=batch)
+    yield {"world_size": 2 * plain.world_size, "parallelism": kind, "batch_size": batch}
     if plain.parallelism == "ddp" and plain.world_size > 1:
-        yield _with(plain, parallelism="fsdp", **_defaults("ddp_"))
-
-
-def _with(setting: TrainSetting, **changes: object) -> TrainSetting:
-    return TrainSetting.model_validate({**setting.model_dump(), **changes})
+        yield {"parallelism": "fsdp", **_defaults("ddp_")}
 
 
 def _defaults(prefix: str) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from planner.advice.levers import LEVERS
 from planner.advice.wish import Wish
@@ -12,9 +13,12 @@ from planner.estimation.ledgers import is_on_shapes, record_ledgers
 from planner.libraries.limits import batch_unit
 from planner.trace.kept_step import alike, traced_step
 
-MAX_TRACES = 8
+MAX_TRACES = 10
 MAX_SECONDS = 300.0  # of all of them: a ViT-B takes some 20 s, a busy machine several times that
-TRACED_LEVERS = ("fused optimizer", "optimizer in backward", "offload", "checkpointing")
+TRACED_LEVERS = (
+    "fused optimizer", "attention", "optimizer in backward", "offload", "checkpointing"
+)  # fmt: skip
+KEPT_LEVERS = TRACED_LEVERS[:2]  # those that follow are tried beside them
 
 
 def record_traces(wish: Wish, resorts: bool = False) -> tuple[str, ...]:
@@ -27,6 +31,8 @@ def record_traces(wish: Wish, resorts: bool = False) -> tuple[str, ...]:
     errors = record_ledgers(requests, limit_seconds=MAX_SECONDS)
     if errors[0] is not None:
         raise errors[0]
+    if any(errors) and "attention" not in wish.keep:  # as of a model that has only its eager one
+        return record_traces(replace(wish, keep=wish.keep | {"attention"}), resorts)
     reason = traced_step(*requests[0]).reason
     if reason:
         raise PlannerError(
@@ -52,7 +58,7 @@ def _steps(wish: Wish, resorts: bool) -> Iterator[ResolvedSetting]:
                 except PlannerError:
                     continue
                 choices.append(changed)
-                fused = changed if lever.name == "fused optimizer" else fused
+                fused = changed if lever.name in KEPT_LEVERS else fused
     batch = 2 * batch_unit(sample.setting)
     for parts in (1, 2) if wish.is_splittable else (sample.setting.accumulate,):
         for choice in choices:

@@ -19,14 +19,7 @@ from click.shell_completion import CompletionItem, shell_complete
 
 from planner import __version__
 from planner.cli.command import HELP_SETTINGS
-from planner.core.errors import (
-    PlannerError,
-    UsageError,
-    as_text,
-    printable,
-    shorten,
-    unknown_name,
-)
+from planner.core.errors import PlannerError, UsageError, as_text, printable, shorten, unknown_name
 
 COMPLETION = "_PLANNER_COMPLETE"  # click's variable: what a shell's script asks in it
 # What is no command, or no longer, and what to do instead.

@@ -19,20 +19,14 @@ from planner.ledger.key import ANY_BATCH
 HEADERS = ("model", "kept", "setting", "size", "last used")
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        "planner cache",
-        "planner cache --clear",
-    ),
-)
+@click.command(cls=Command, examples=("planner cache", "planner cache --clear"))
 @click.option("--clear", is_flag=True, help="Remove everything that is listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array (bytes, seconds).")
 def command(clear: bool, as_json: bool) -> None:
     """List the kept traces, from which estimates are answered without torch."""
     where = ledger_cache.folder()
     if clear:
-        click.echo(f"Removed {_counted(_clear(where))} from {where}.")
+        say(f"Removed {_counted(_clear(where))} from {where}.")
         return
     found = ledger_cache.entries()
     if as_json:

@@ -11,17 +11,14 @@ import click
 
 from planner.cli.arguments import refuse_empty
 from planner.cli.command import Command
-from planner.cli.output import print_json, say
+from planner.cli.output import print_json, say, tell
 from planner.core.errors import PlannerError, UsageError
+from planner.core.files import cache_directory, unwritable
 from planner.machine.doctor import Checkup, check_environment, check_machine
 from planner.machine.hardware.detect import read_device
 from planner.machine.machine import load_machine
 from planner.machine.torch_build import why_not_usable
-from planner.report.environment import (
-    checkup_text,
-    comparison_text,
-    rates_text,
-)
+from planner.report.environment import checkup_text, comparison_text, rates_text
 
 if TYPE_CHECKING:
     from planner.throughput.prediction import DeviceRates
@@ -39,9 +36,7 @@ if TYPE_CHECKING:
 @click.option("--compare", "comparing", is_flag=True, help="Show what differs between the FILEs.")
 @click.option("--rates", is_flag=True, help="Measure what the device achieves (under 20 s).")
 @click.option(
-    "--device",
-    metavar="D",
-    help="What --rates measures: auto (the default), cuda:1, cpu.",
+    "--device", metavar="D", help="What --rates measures: auto (the default), cuda:1, cpu."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -146,9 +141,9 @@ def _measure(device: str, checkup: Checkup) -> DeviceRates:
 def _keep(disturbances: Sequence[str], save: Callable[[], object]) -> None:
     """Keeps what was measured, unless something disturbed it, and says which."""
     if disturbances:
-        click.echo(f"Not kept: {'; '.join(dict.fromkeys(disturbances))}.", err=True)
+        tell(f"Not kept: {'; '.join(dict.fromkeys(disturbances))}.")
         return
     try:
-        click.echo(f"Kept in {save()}", err=True)
+        tell(f"Kept in {save()}")
     except OSError as error:
-        click.echo(f"Not kept: {error}", err=True)
+        tell(f"Not kept: {unwritable(cache_directory(), error, 'set PLANNER_CACHE_DIR')}")

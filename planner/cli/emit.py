@@ -9,6 +9,7 @@ import click
 
 from planner.cli.arguments import read_piped, refuse_empty, split_fields, way_flag
 from planner.cli.command import Command
+from planner.cli.output import tell
 from planner.core.errors import PlannerError, UsageError
 from planner.core.files import unwritable, write_whole
 from planner.trainers.registry import TARGETS, find_trainer
@@ -148,12 +149,10 @@ def _say(emitted: Emitted, written: list[Path] | None) -> None:
     from planner.trainers.comments import one_line
 
     for warning in emitted.warnings:
-        click.echo(f"Warning: {warning}", err=True)
+        tell(f"Warning: {warning}")
     if written is not None:
-        click.echo(f"Wrote {' and '.join(map(str, written))}.", err=True)
+        tell(f"Wrote {' and '.join(map(str, written))}.")
     elif emitted.beside:
-        click.echo(
-            f"Not shown: {' and '.join(emitted.beside)}, which it needs; --output DIR writes all.",
-            err=True,
-        )
-    click.echo(f"Run: {one_line(emitted.launch, 4000)}", err=True)
+        names = " and ".join(emitted.beside)
+        tell(f"Not shown: {names}, which it needs; --output DIR writes all.")
+    tell(f"Run: {one_line(emitted.launch, 4000)}")

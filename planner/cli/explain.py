@@ -10,12 +10,7 @@ from typing import Any
 
 import click
 
-from planner.cli.arguments import (
-    GRID_FIELDS,
-    given_fields,
-    model_and_settings,
-    with_model_options,
-)
+from planner.cli.arguments import GRID_FIELDS, given_fields, model_and_settings, with_model_options
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.core.errors import UsageError, shorten

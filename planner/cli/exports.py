@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from planner.core.errors import printable
 from planner.core.files import check_output
 
 if TYPE_CHECKING:
@@ -41,14 +42,13 @@ def write_exports(
         from planner.report.snapshot import snapshot_on, write_snapshot
 
         path = write_snapshot(snapshot_on(ledger, gpu, memory, allocator), given["snapshot"])
-        click.echo(
-            f"\nWrote {path}: three predicted steps, as torch's allocator would record them.",
-            err=given["as_json"],
-        )
+        said = f"{path}: three predicted steps, as torch's allocator would record them."
+        click.echo(printable(f"\nWrote {said}"), err=given["as_json"])
     if given["chrome_trace"]:
         from planner.report.chrome_trace import trace_of, write_trace
 
         assert gpu is not None, "it was asked for"
         trace = trace_of(found, ledger, gpu, allocator, given["link"])
         path = write_trace(trace, given["chrome_trace"])
-        click.echo(f"\nWrote {path}: the predicted step in time.", err=given["as_json"])
+        said = f"{path}: the predicted step in time."
+        click.echo(printable(f"\nWrote {said}"), err=given["as_json"])

@@ -9,19 +9,14 @@ import click
 from planner.cli.command import Command
 from planner.cli.output import print_json, print_table, say
 from planner.core.units import GIB
+from planner.machine.cuda_support import lacking_kernels
 from planner.machine.hardware.catalogue import all_gpus, find_gpu, matching_gpus
 from planner.machine.hardware.gpu import Gpu
 
 HEADERS = ("name", "memory GiB", "GB/s", "fp32", "tf32", "bf16", "fp16", "architecture")
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        "planner gpus rtx ti",
-        "planner gpus a100 --sources",
-    ),
-)
+@click.command(cls=Command, examples=("planner gpus rtx ti", "planner gpus a100 --sources"))
 @click.argument("name", nargs=-1)
 @click.option("--sources", is_flag=True, help="Say where each figure comes from.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array (bytes, FLOP/s).")
@@ -37,6 +32,9 @@ def command(name: tuple[str, ...], sources: bool, as_json: bool) -> None:
         "where a report was found (--sources).\n"
         f"Next: 'planner estimate MODEL --gpu {gpus[0].name}' says whether a model fits."
     )
+    if name:
+        for said in dict.fromkeys(filter(None, (lacking_kernels(g.capability) for g in gpus))):
+            say(f"{said}.")
     if sources:
         for gpu in gpus:
             click.echo(f"\n{gpu.name}")

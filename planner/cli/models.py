@@ -13,11 +13,7 @@ HEADERS = ("model", "version", "image", "window", "channels", "depths", "classes
 
 
 @click.command(
-    cls=Command,
-    examples=(
-        "planner models swin_tiny",
-        "planner models --library timm --json",
-    ),
+    cls=Command, examples=("planner models swin_tiny", "planner models --library timm --json")
 )
 @click.argument("text", required=False, default="")
 @click.option("--library", metavar="LIBRARY", help=f"Only this one: {', '.join(LIBRARIES)}.")

@@ -43,6 +43,11 @@ def _is_number(cell: object) -> bool:
     return cell is None or isinstance(cell, int | float)
 
 
+def tell(text: str) -> None:
+    """A line on standard error, which names and messages of others cannot steer."""
+    click.echo(printable(text), err=True)
+
+
 def say(text: str = "") -> None:
     """Lines for a person, no wider than the terminal; names and messages of others cannot steer it
     by them. Their first is bold on a terminal, and coloured where it is a verdict."""

@@ -17,7 +17,7 @@ from planner.cli.arguments import (
     with_model_options,
 )
 from planner.cli.command import Command
-from planner.cli.output import print_json, say
+from planner.cli.output import print_json, say, tell
 from planner.core.errors import UsageError
 from planner.core.files import TUNE_RESULT
 from planner.core.schema import Model, TrainSetting, parse
@@ -109,7 +109,7 @@ def command(target: str, **given: Any) -> int:
     else:
         say(profile_text(found))
         names = ", ".join(found.files)
-        click.echo(f"\nWrote {names} into {given['output']}.", err=True)
+        tell(f"\nWrote {names} into {given['output']}.")
     return 0
 
 

@@ -147,16 +147,5 @@ VALUES: Mapping[str, Completer] = {
     "allow": _several_of(_listed("advice.wish", "ALLOWED")),
     "library": _several_of(_listed("core.schema.model", "LIBRARIES")),
     "data": _folder,
-    **dict.fromkeys(
-        (
-            "source",
-            "files",
-            "output",
-            "replay",
-            "compare",
-            "result",
-            "plan",
-        ),
-        _file,
-    ),
+    **dict.fromkeys(("source", "files", "output", "replay", "compare", "result", "plan"), _file),
 }

@@ -139,10 +139,7 @@ def unknown_field(field: str, value: object, before: str = "") -> UsageError:
         return UsageError(f"{message} It is a word of {word.source}.", word.written(value, before))
     near = nearest(field, ALL_FIELDS, count=MAX_NEAR)
     hint = f" Did you mean {alternatives(map(repr, near))}?" if near else ""
-    return UsageError(
-        message + hint,
-        "'planner estimate MODEL --json' prints all fields of both.",
-    )
+    return UsageError(message + hint, "'planner estimate MODEL --json' prints all fields of both.")
 
 
 def share_of(global_batch: int, devices: int, micro_batches: int) -> int:

@@ -135,9 +135,7 @@ class DeviceEstimator:
         alike = {"tf32": "fp32"}
         if (self.device.capability or (0, 0)) >= (8, 0):
             alike["fp16"] = "bf16"
-        changes = {
-            "precision": alike.get(setting.precision, setting.precision),
-        }
+        changes = {"precision": alike.get(setting.precision, setting.precision)}
         if setting.optimizer_implementation != "8bit":
             changes["optimizer"] = setting.optimizer_family
         return setting.uncompiled().model_copy(update=changes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from planner.estimation.left_out import FusedAttention, fused_attention, left_ou
 from planner.ledger.ledger import CATEGORIES, IN_BACKWARD, Ledger
 from planner.libraries.limits import attention_limit, setting_limit
 from planner.libraries.registry import find_library
+from planner.machine.cuda_support import lacking_kernels
 from planner.machine.hardware.gpu import Gpu
 from planner.machine.hardware.nccl import Communication, communication_memory
 from planner.machine.hardware.overheads import Overheads, overheads_for, was_emulated
@@ -196,20 +197,14 @@ def estimate(
 
 
 def choose(
-    model: ModelLike,
-    setting: SettingLike | None,
-    gpu: Gpu | None,
-    overrides: Mapping[str, Any],
+    model: ModelLike, setting: SettingLike | None, gpu: Gpu | None, overrides: Mapping[str, Any]
 ) -> tuple[Model, ResolvedSetting]:
     """The architecture and the setting meant, the setting resolved for the model's library."""
     return resolve(*read_choice(model, setting, gpu, overrides))
 
 
 def read_choice(
-    model: ModelLike,
-    setting: SettingLike | None,
-    gpu: Gpu | None,
-    overrides: Mapping[str, Any],
+    model: ModelLike, setting: SettingLike | None, gpu: Gpu | None, overrides: Mapping[str, Any]
 ) -> tuple[Model, TrainSetting]:
     """The architecture and the setting meant, as they were given."""
     check_fields(overrides)
@@ -312,7 +307,7 @@ def estimate_ledger(
             high + outside.context_high_bytes + communication.high_bytes + convolutions.high_bytes
         ),
         assumed=(
-            *_untried_torch(),
+            *_torch_here(gpu),
             *outside.basis,
             *communication.basis,
             *_allocator_basis(allocator, allowed),
@@ -341,9 +336,11 @@ def estimate_ledger(
     )
 
 
-def _untried_torch() -> tuple[str, ...]:
-    said = why_untried(installed_torch())
-    return (f"torch allocates as it did before: {said}",) if said else ()
+def _torch_here(gpu: Gpu | None) -> Iterator[str]:
+    if said := why_untried(installed_torch()):
+        yield f"torch allocates as it did before: {said}"
+    if gpu is not None and (said := lacking_kernels(gpu.capability)):
+        yield f"a torch that runs on this card: {said}"
 
 
 def _budget(

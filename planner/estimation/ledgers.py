@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 
-from planner.core.errors import PlannerError
+from planner.core.errors import PlannerError, printable
 from planner.core.schema import FactoryModel, Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.distribution import DEEPSPEED, SHARDED
 from planner.core.schema.setting import GRAPH_MODES
@@ -172,4 +172,4 @@ def _on_shapes(config: SwinConfig, alike: ResolvedSetting, torch: tuple[int, int
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)

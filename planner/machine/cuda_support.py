@@ -10,9 +10,15 @@ Builds: PyTorch, RELEASE.md, "PyTorch CUDA Support Matrix", Linux x86 and Window
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
+from planner.core.torch_version import installed_torch
 from planner.machine.torch_build import has_code_for
 
 _MINIMUM_DRIVERS = {11: ("450.80.02", "452.39"), 12: ("525.60.13", "528.33"), 13: ("580", "580")}
@@ -100,6 +106,33 @@ def fitting_build(
         if capability is None or has_code_for(capability, arch_list):
             return build
     return None
+
+
+def lacking_kernels(capability: tuple[int, int] | None) -> str | None:
+    """What to say where the torch installed here has no kernels for a card; None where it has, or
+    is of no CUDA or none that the table knows. Imports no torch."""
+    version, cuda = installed_torch(), _installed_cuda()
+    known = {as_text(release): builds for release, builds in _BUILDS.items()}
+    arch_list = known.get(as_text(parse_version(version)[:2]), {}).get(cuda)
+    if capability is None or arch_list is None or has_code_for(capability, arch_list):
+        return None
+    build = fitting_build("", capability, version)
+    of_card = f"compute capability {capability[0]}.{capability[1]}"
+    here = f"torch {version} for CUDA {cuda}, which is installed here, has no kernels for {of_card}"
+    return f"{here}: install {build}" if build else here
+
+
+@cache
+def _installed_cuda() -> str:
+    """ "13.0", as torch's version.py says; "" where there is none."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return ""
+    with suppress(OSError):
+        text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+        if told := re.search(r"^cuda\b.*= '([\d.]+)'", text, re.MULTILINE):
+            return told[1]
+    return ""
 
 
 def _all_builds() -> Iterator[Build]:

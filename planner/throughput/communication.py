@@ -83,9 +83,7 @@ def sent_bytes(sent: Sent, setting: TrainSetting) -> float:
 
 
 def after_regions(
-    exchanges: Iterable[Exchanged],
-    phases: Sequence[str],
-    regions: Sequence[str | None],
+    exchanges: Iterable[Exchanged], phases: Sequence[str], regions: Sequence[str | None]
 ) -> tuple[Exchanged, ...]:
     """`exchanges` of a compiled step: a region hands over what it computed as it returns, so that
     nothing is sent or awaited within one."""

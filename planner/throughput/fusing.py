@@ -62,9 +62,7 @@ def fuse_operations(
 
 
 def fuse_between(
-    operations: Sequence[Operation],
-    regions: Sequence[str | None],
-    exchanges: Sequence[Exchanged],
+    operations: Sequence[Operation], regions: Sequence[str | None], exchanges: Sequence[Exchanged]
 ) -> tuple[list[Operation], list[str | None], tuple[Exchanged, ...]]:
     """`fuse_operations` of what lies between exchanges, with their places among the fused."""
     fused: list[Operation] = []

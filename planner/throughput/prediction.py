@@ -83,9 +83,9 @@ class DeviceRates:
     `matmul_flops` are FLOP/s a large matmul reaches by dtype ("float32", "tf32", "bfloat16",
     "float16", "float8"); `bandwidth` is bytes/s of a copy (read + written); `kind_share` scales the
     matmul rate of conv and attention, and the bandwidth of pointwise, reduction and copy. Matmuls
-    reach `backward_matmul_share` of their rate in backward. `batch_norm_share` and
-    `convolution_bandwidth_share` are of the bandwidth, `grouped_share` of fp32's matmul rate,
-    growing with that power (`grouped_power`) of multiply-adds
+    reach `backward_matmul_share` of their rate in backward. Of the bandwidth are `batch_norm_share`
+    and, of convolutions, `convolution_bandwidth_share` or `channels_last_share`; `grouped_share` is
+    of fp32's matmul rate, growing with that power (`grouped_power`) of multiply-adds
     (planner/throughput/efficiency.py); `num_sms` are a GPU's multiprocessors, where known.
     `link_bandwidth` is bytes/s between device and pinned host memory, either way; `attention_flops`
     are FLOP/s of fused attention by dtype, `biased_flops` those of the kernel that takes a bias
@@ -120,6 +120,7 @@ class DeviceRates:
     pooling_share: float = 1.0
     batch_norm_share: float | None = None
     convolution_bandwidth_share: float = 1.0
+    channels_last_share: float = 1.0
     num_sms: int | None = None
     grouped_share: float | None = None
     grouped_power: float = efficiency.GROUPED_POWER["HBM"]
@@ -173,7 +174,9 @@ class DeviceRates:
     def moving_rate(self, operation: Computed, memory_format: str = "contiguous") -> float:
         """Bytes/s that an operation's tensors are read and written at, if that is what it takes."""
         if operation.kind == "conv":
-            return self.bandwidth * self.convolution_bandwidth_share
+            is_last = memory_format == "channels_last"
+            share = self.channels_last_share if is_last else self.convolution_bandwidth_share
+            return self.bandwidth * share
         if operation.kind in _MATRIX_KINDS:
             is_batched = operation.name in _BATCHED and operation.dtype != "float32"
             return self.bandwidth * (self.batched_matmul_share if is_batched else 1.0)
@@ -203,11 +206,15 @@ class DeviceRates:
             known = self.uncertainty if alike else self.other_uncertainty
             waiting = seconds.get(WAITING, 0.0) / total if total else 0.0
             return known + waiting * max(0.0, efficiency.HOST_UNCERTAINTY - known)
-        known = sum(
-            share * by_kind.get(kind, efficiency.WIDE_UNCERTAINTY)
-            for kind, share in seconds.items()
-        )
+        known = 0.0
+        for kind, share in seconds.items():
+            special = [
+                by_kind.get(f"{kind} {of}") for of in (setting.memory_format, setting.precision)
+            ]
+            usual = by_kind.get(kind, efficiency.WIDE_UNCERTAINTY)
+            known += share * max((found for found in special if found is not None), default=usual)
         found = known / total if total else efficiency.WIDE_UNCERTAINTY
+        found = min(found, efficiency.MOST_UNCERTAINTY)
         return max(found, self.uncertainty if alike else self.other_uncertainty)
 
 
@@ -316,12 +323,13 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
     flops = {dtype: peak * tensor for dtype, peak in peaks.items() if peak is not None}
     fp32 = gpu.fp32_flops * efficiency.fp32_matmul_share(gpu)
     grouped = efficiency.grouped_kind(gpu)
+    units = "fp32 lanes" if gpu.fp16_flops == gpu.fp32_flops else "matrix units"
     held = "" if gpu.name in efficiency.MEASURED_CARDS else ", none of them of this card"
     return DeviceRates(
         name=gpu.name,
         basis=(
             f"datasheet of {gpu.title}; assumes {bandwidth:.0%} of its bandwidth (fitted to "
-            f"measurements{held}) and {tensor:.0%} of its matrix units' FLOP/s (quoted)"
+            f"measurements{held}) and {tensor:.0%} of its {units}' FLOP/s (quoted)"
         ),
         matmul_flops={"float32": fp32, **flops},
         bandwidth=gpu.bandwidth * bandwidth,
@@ -329,12 +337,13 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
         uncertainty=efficiency.uncertainty(gpu),
         compiled_bandwidth=gpu.bandwidth * max(bandwidth, efficiency.COMPILED_BANDWIDTH_SHARE),
         knows_fused=gpu.name in efficiency.FUSED_CARDS,
-        kind_uncertainty=None if is_held else efficiency.KIND_UNCERTAINTY,
+        kind_uncertainty=None if is_held else efficiency.kind_uncertainty(gpu),
         backward_matmul_share=efficiency.BACKWARD_MATMUL_SHARE,
         batched_matmul_share=efficiency.BATCHED_MATMUL_SHARE,
         pooling_share=efficiency.POOLING_SHARE,
         batch_norm_share=efficiency.batch_norm_share(gpu),
         convolution_bandwidth_share=efficiency.CONVOLUTION_BANDWIDTH_SHARE,
+        channels_last_share=efficiency.CHANNELS_LAST_SHARE[grouped],
         num_sms=gpu.num_sms,
         grouped_share=efficiency.GROUPED_SHARE[grouped],
         grouped_power=efficiency.GROUPED_POWER[grouped],
@@ -494,11 +503,7 @@ class _Step:
     """The priced operations of a step, of which `recorded` micro-batches were recorded."""
 
     def __init__(
-        self,
-        operations: Sequence[Priced],
-        rates: DeviceRates,
-        setting: TrainSetting,
-        recorded: int,
+        self, operations: Sequence[Priced], rates: DeviceRates, setting: TrainSetting, recorded: int
     ) -> None:
         self.operations = operations
         self.rates = rates

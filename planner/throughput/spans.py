@@ -59,10 +59,7 @@ class StepSpans:
 
 
 def step_spans(
-    ledger: Ledger,
-    setting: TrainSetting,
-    rates: DeviceRates,
-    exchanges: Exchanges | None = None,
+    ledger: Ledger, setting: TrainSetting, rates: DeviceRates, exchanges: Exchanges | None = None
 ) -> StepSpans:
     """The recorded micro-batches of a ledger's steady step, as `step_time` predicts them."""
     from planner.ledger.ledger import RECORDED_MICRO_BATCHES

@@ -19,6 +19,7 @@ from planner.advice.levers import FAITHFUL, LEVERS
 from planner.advice.wish import ALLOWED, Choice, read_wish
 from planner.cli import cli, main
 from planner.core.errors import UnsupportedError, UsageError
+from planner.core.schema import NamedModel, TrainSetting
 from planner.report.advice import advice_text
 
 TINY = {
@@ -355,6 +356,33 @@ def test_another_attention_is_taken_where_it_costs_nothing() -> None:
     found = advise(MODEL, gpu="rtx 3090", batch_size=64, attention="eager")
     assert {way.setting.attention for way in found.ways} == {"sdpa"}
     assert next(x.state for x in found.levers if x.name == "attention") == "recommended"
+
+
+def test_already_in_a_setting_is_only_what_is_set() -> None:
+    """Not what has no change for another reason: no fused lion, no half of one image."""
+
+    def states(**wish: Any) -> dict[str, tuple[str, tuple[str, ...]]]:
+        found = advise(MODEL, gpu="rtx 3090", keep=["compile", "checkpointing"], **wish)
+        return {lever.name: (lever.state, lever.reasons) for lever in found.levers}
+
+    already = "already in your setting"
+    odd = states(batch_size=1, optimizer="lion", allocator="expandable_segments:True")
+    assert odd["allocator"] == odd["precision"] == (already, ())
+    assert odd["accumulation"][0] == odd["fused optimizer"][0] == "not available"
+    assert "no fused implementation" in odd["fused optimizer"][1][0]
+    usual = states(batch_size=9, optimizer="adamw-fused", lora_rank=8, optimizer_in_backward=True)
+    assert usual["accumulation"][0] != already
+    assert {name for name, (state, _) in usual.items() if state == already} == {
+        "precision", "fused optimizer", "optimizer in backward"
+    }  # fmt: skip
+
+
+def test_attention_is_a_lever_of_any_model_that_computes_it_by_operations() -> None:
+    lever = next(lever for lever in LEVERS if lever.name == "attention")
+    model = NamedModel(library="timm", name="vit_tiny_patch16_224", task="classification")
+    for said, changes in {"eager": [{"attention": "sdpa"}], "sdpa": [], "library": []}.items():
+        setting = TrainSetting.model_validate({"attention": said})
+        assert list(lever.changes(model, setting, None)) == changes
 
 
 def test_a_lever_whose_step_would_be_traced_is_named_and_no_trace_begins(

@@ -1,11 +1,12 @@
 """Folders that somebody else wrote: whatever a file of a run holds, commands that read it end in
-their own words, and nothing of it becomes a page's HTML."""
+their own words, and nothing of it becomes a page's HTML or steers a terminal."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import re
 import shutil
 import signal
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from planner.cli import main
 from planner.core.errors import shorten
 from search.loop.study.records import format_record
 from search.tuning.tune import tune
@@ -22,6 +24,9 @@ from tests.cli.test_fuzz import fault_of, hangs
 from tests.search.tables import invented_table
 
 MARKUP = "</script><script>alert(1)</script>"
+# A window's title, a bell, a cleared screen, C1's escape: off a terminal only "\x1b[" is removed.
+STEERING = f"\x1b]0;x\x07\x1b[2J\x9b31m\x85\u202e{MARKUP}"
+STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 # As JSON: Python's own writer has no number of a thousand digits, and no twin of a key.
 HOSTILE = (
     "null", "true", "0", "-1", "1e400", "-1e400", "NaN", "Infinity", "1" + "0" * 400, "9" * 5000,
@@ -37,6 +42,20 @@ COMMANDS = (
     ["tune", "--replay", "run/probes.jsonl", "--output", "again", "--budget", "1s", "--quiet"],
 )
 FILES = ("run/recommendation.json", "run/probes.jsonl")
+READERS = (
+    ("run/recommendation.json", ["report", "run", "--output", "page.html", "--force"]),
+    ("run/recommendation.json", ["emit", "run", "--for", "timm"]),
+    ("run/probes.jsonl", ["report", "run", "--output", "page.html", "--force"]),
+    ("estimate.json", ["emit", "estimate.json", "--for", "pytorch"]),
+    ("advice.json", ["emit", "advice.json", "--for", "transformers"]),
+    ("watch.jsonl", ["explain", "watch.jsonl"]),
+)
+WATCHED = (
+    {"kind": "start", "format": 1, "date": "2026-11-29T13:17:43+00:00", "rank": 0, "world_size": 1,
+     "device": {"kind": "cpu", "name": "AMD EPYC"}, "versions": {"torch": "2.14.1"}},
+    {"kind": "event", "event": "out of memory", "message": "no", "requested_bytes": 9 << 20},
+    {"kind": "end", "status": "finished", "step": 3},
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -88,6 +107,52 @@ def spoil(folder: Path, chosen: random.Random) -> str:
     lines[number] = mutant(lines[number], chosen)
     (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8", errors="surrogatepass")
     return f"line {number + 1} of {name}: {shorten(lines[number])}"
+
+
+def texts(data: Any) -> list[tuple[Any, ...]]:
+    """Where text stands or could: a string, nothing at all, a new key."""
+    found = []
+    for place in places(data):
+        value = data
+        for key in place:
+            value = value[key]
+        if isinstance(value, dict):
+            found.append((*place, STEERING))
+        elif place and (value is None or isinstance(value, str)):
+            found.append(place)
+    return found
+
+
+def test_no_text_of_a_file_steers_the_terminal_or_becomes_markup(whole: Path, capsys: Any) -> None:
+    """Some places of each file, by each command that reads it."""
+    os.chdir(whole)
+    asked = ("native:swin_tiny", "--gpu", "rtx 3090", "--batch-size", "8", "--json")
+    for asking, written in (("estimate", "estimate.json"), ("advise", "advice.json")):
+        assert main([asking, *asked]) == 0
+        Path(written).write_text(capsys.readouterr().out)
+    Path("watch.jsonl").write_text("\n".join(map(json.dumps, WATCHED)))
+    chosen = random.Random(0)
+    for name, command in READERS:
+        text = Path(name).read_text()
+        lines = [text] if name.endswith(".json") else text.strip().split("\n")
+        number = chosen.randrange(len(lines))
+        found = texts(json.loads(lines[number]))
+        of_device = [place for place in found if place == ("device", "name")]
+        for place in [*of_device, *chosen.sample(found, min(5, len(found)))]:
+            changed = json.loads(lines[number])
+            holder = changed
+            for key in place[:-1]:
+                holder = holder[key]
+            holder[place[-1]] = STEERING
+            anew = [*lines[:number], json.dumps(changed), *lines[number + 1 :]]
+            Path(name).write_text("\n".join(anew) + "\n")
+            main(list(command))
+            said = capsys.readouterr()
+            assert not STEERS.search(said.out + said.err), (name, place, command)
+            if (page := Path("page.html")).exists():
+                assert MARKUP not in page.read_text(), (name, place)
+                page.unlink()
+        Path(name).write_text(text)
 
 
 def read_mutants(whole: Path, seed: int, count: int, capsys: Any) -> Counter[int]:

@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from planner.machine.cuda_support import driver_runs, fitting_build, minimum_driver
+from planner.machine import cuda_support
+from planner.machine.cuda_support import (
+    driver_runs,
+    fitting_build,
+    lacking_kernels,
+    minimum_driver,
+)
 from planner.machine.doctor import check_machine
 from planner.machine.findings.finding import Finding
 from planner.machine.findings.link import transfer_seconds
@@ -255,6 +262,35 @@ def test_which_build_fits(
 ) -> None:
     found = fitting_build(driver, capability, torch)
     assert (None if found is None else str(found)) == build
+
+
+@pytest.mark.parametrize(
+    ("cuda", "card", "said"),
+    [
+        (
+            "13.0",
+            (6, 1),
+            "has no kernels for compute capability 6.1: install torch 2.14 for CUDA 12.6",
+        ),
+        (
+            "12.6",
+            (12, 0),
+            "has no kernels for compute capability 12.0: install torch 2.14 for CUDA 13",
+        ),
+        ("12.6", (6, 1), None),
+        ("13.0", (9, 0), None),
+        ("", (6, 1), None),  # a build for the CPU, or none
+        ("13.0", None, None),  # AMD
+    ],
+)
+def test_a_card_without_kernels_in_the_installed_torch_is_told(
+    monkeypatch: pytest.MonkeyPatch, cuda: str, card: tuple[int, int] | None, said: str | None
+) -> None:
+    assert cuda_support._installed_cuda() == (torch.version.cuda or "")
+    monkeypatch.setattr(cuda_support, "installed_torch", lambda: "2.14.1")
+    monkeypatch.setattr(cuda_support, "_installed_cuda", lambda: cuda)
+    found = lacking_kernels(card)
+    assert found is said is None or (said is not None and said in str(found))
 
 
 def test_a_link_carries_what_its_lanes_carry() -> None:

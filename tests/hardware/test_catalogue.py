@@ -26,17 +26,22 @@ from planner.machine.hardware.precisions import check_precision
 
 # FP32 lanes of one SM (or FP32 matrix lanes of one AMD compute unit), per architecture.
 LANES = {"Volta": 64, "Turing": 64, "CDNA2": 128, "CDNA3": 128}
+P100, GA100 = (6, 0), (8, 0)  # of 64 lanes too
 # Dense FP16 rate with fp32 accumulation over the FP32 rate, from the architecture whitepapers.
 # GeForce cards of Turing on have half the rate of the professional cards of the same chip; L40, L20
-# and A10G are specified at GeForce's ratio; a Hopper's tensor clock is lower than its FP32 clock.
-RATIO = {"Volta": 8, "Turing": 8, "Ampere": 4, "Ada": 4, "Hopper": 14.8, "CDNA2": 4, "CDNA3": 8}
-GEFORCE_RATIO = {"Turing": 4, "Ampere": 2, "Ada": 2, "Blackwell": 2}
+# and A10G are specified at GeForce's ratio; a Hopper's tensor clock is lower than its FP32 clock,
+# and an H20's matrix units are cut to a quarter. Pascal has none: fp16 runs on the FP32 lanes.
+RATIO = {"Pascal": 1, "Volta": 8, "Turing": 8, "Ampere": 4, "Ada": 4, "Hopper": 14.8, "CDNA2": 4,
+         "CDNA3": 8}  # fmt: skip
+GEFORCE_RATIO = {"Pascal": 1, "Turing": 4, "Ampere": 2, "Ada": 2, "Blackwell": 2}
 
 
 def ratio(gpu: Gpu) -> float:
     if "GeForce" in gpu.title or gpu.name in ("l40", "l20", "a10g"):
         return GEFORCE_RATIO[gpu.architecture]
-    if gpu.capability == (8, 0):
+    if gpu.name == "h20-96gb":
+        return 3.75
+    if gpu.capability == GA100:
         return 16
     if gpu.architecture == "Blackwell":
         return 30 if gpu.capability == (10, 0) else 4
@@ -84,16 +89,34 @@ def test_a_link_has_the_rate_of_its_lanes(gpu: Gpu) -> None:
 @for_each_gpu
 def test_memory_is_stacked_or_graphics_memory(gpu: Gpu) -> None:
     """The chips made for data centers have HBM; cards that render, and their like, GDDR."""
-    assert gpu.memory_type in ("HBM2", "HBM2e", "HBM3", "HBM3e", "GDDR6", "GDDR6X", "GDDR7")
-    stacked = gpu.capability in ((7, 0), (8, 0), (9, 0), (10, 0)) or gpu.vendor == "AMD"
+    assert re.fullmatch("HBM(2e?|3e?)|GDDR(5X?|6X?|7)", gpu.memory_type)
+    stacked = gpu.capability in (P100, (7, 0), GA100, (9, 0), (10, 0)) or gpu.vendor == "AMD"
     assert gpu.memory_type.startswith("HBM") == stacked
+
+
+# Gbit/s of one pin, as memory of each type is clocked on cards.
+PIN_RATES = {
+    "GDDR5": (7.23, 8.01), "GDDR5X": (10.01, 11.01, 11.41), "GDDR6X": (19, 19.5, 21, 22.4, 23),
+    "GDDR6": (12, 12.5, 14, 14.5, 15, 15.5, 16, 17, 18, 20), "GDDR7": (25, 28, 30),
+}  # fmt: skip
+
+
+@for_each_gpu
+def test_bandwidth_is_that_of_whole_chips_of_32_pins(gpu: Gpu) -> None:
+    """And each chip, or two that share the pins, holds 0.5 to 6 GB; not of stacked memory."""
+    if gpu.memory_type.startswith("HBM"):
+        return
+    marketed = float(re.findall(r"(\d+) GB", gpu.title)[-1])
+    chips = [marketed / size for size in (0.5, 1, 2, 4, 6) if (marketed / size).is_integer()]
+    known = [32 / 8 * each * rate for each in chips for rate in PIN_RATES[gpu.memory_type]]
+    assert min(abs(gpu.bandwidth / 1e9 / found - 1) for found in known) < 0.004
 
 
 @for_each_gpu
 def test_fp32_rate_is_lanes_times_clock(gpu: Gpu) -> None:
     if gpu.boost_mhz is None or gpu.num_sms is None:
         return  # no clock is published
-    lanes = 64 if gpu.capability == (8, 0) else LANES.get(gpu.architecture, 128)
+    lanes = 64 if gpu.capability in (P100, GA100) else LANES.get(gpu.architecture, 128)
     derived = gpu.num_sms * lanes * 2 * gpu.boost_mhz * 1e6
     assert gpu.fp32_flops == pytest.approx(derived, rel=0.015)
 
@@ -114,12 +137,12 @@ def test_capability_says_which_formats_there_are(gpu: Gpu) -> None:
     if gpu.capability is not None:
         assert gpu.has_bf16 == (gpu.capability >= (8, 0))
         assert (gpu.tf32_flops is not None) == (gpu.capability >= (8, 0))
-    assert gpu.has_bf16 or gpu.capability in ((7, 0), (7, 5))
+    assert gpu.has_bf16 or gpu.capability in (P100, (6, 1), (7, 0), (7, 5))
 
 
 @for_each_gpu
 def test_memory_and_bandwidth_are_in_their_units(gpu: Gpu) -> None:
-    assert 7 * GIB < gpu.memory_bytes < 260 * GIB
+    assert 2.9 * GIB < gpu.memory_bytes < 260 * GIB
     assert 1e11 < gpu.bandwidth < 1e13
     # A device reads its own memory in 5 ms (HBM) to 75 ms (a T4 or an A16).
     assert 0.005 < gpu.memory_bytes / gpu.bandwidth < 0.08
@@ -142,6 +165,8 @@ def test_find_gpu_forgives() -> None:
         "NVIDIA A100 80GB PCIe": "a100-pcie-80gb", "a100 sxm 40": "a100-sxm-40gb",
         "A6000": "rtx-a6000", "6000 Ada": "rtx-6000-ada", "Tesla T4": "t4", "mi250x": "mi250x-gcd",
         "3090": "rtx-3090",  # a bare number is the card of that number
+        "1080": "gtx-1080", "gtx1080ti": "gtx-1080-ti", "4070 super": "rtx-4070-super",
+        "h20": "h20-96gb", "titanv": "titan-v", "TITAN X (Pascal)": "titan-x-pascal",
     }.items():  # fmt: skip
         assert find_gpu(text).name == name
     with pytest.raises(UsageError, match="names 2 GPUs"):
@@ -156,11 +181,19 @@ def test_a_lacking_precision_is_named_with_those_there_are() -> None:
 
 
 def test_an_unknown_name_gets_the_nearest_and_the_way_out() -> None:
-    with pytest.raises(UsageError) as caught:
-        find_gpu("h10")
-    first, second = str(caught.value).split("\n")
-    assert first.startswith("unknown GPU 'h10'. Did you mean 'h100-sxm-80gb'")
-    assert second == "List GPUs with 'planner gpus'."
+    """The same number comes before the same letters."""
+    for text, name in {
+        "h10": "h100-sxm-80gb", "rtx 1080": "gtx-1080", "4070 supr": "rtx-4070-super",
+        "p1000": "p100-pcie-12gb", "rtx 3900": "rtx-3090", "k100": "p100-pcie-12gb",
+        "radeon 7900": None,
+    }.items():  # fmt: skip
+        with pytest.raises(UsageError) as caught:
+            find_gpu(text)
+        first, second = str(caught.value).split("\n")
+        meant = f" Did you mean {name!r}" if name else ""
+        assert first.startswith(f"unknown GPU {text!r}.{meant}")
+        assert first.endswith("?") == (name is not None)
+        assert second == "List GPUs with 'planner gpus'."
 
 
 def test_an_ambiguous_name_lists_the_choices() -> None:
@@ -185,7 +218,7 @@ def test_memory_tells_cards_of_one_name_apart() -> None:
     assert (small.name, large.name) == ("rtx-4060-ti-8gb", "rtx-4060-ti-16gb")
     assert recognise_gpu(name) is None
     assert recognise_gpu("NVIDIA GeForce RTX 4090", 48 * GIB) is None, "a modified card"
-    assert recognise_gpu("NVIDIA GeForce GTX 1080") is None
+    assert recognise_gpu("NVIDIA GeForce GTX 980") is None
 
 
 def test_visible_devices_are_cudas() -> None:

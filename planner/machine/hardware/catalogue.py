@@ -45,8 +45,9 @@ def find_gpu(text: str) -> Gpu:
     A bare number is the card of that number: `3090` is no 3090 Ti. Raises UsageError where no GPU
     is meant, or several are ("a100"): then it lists the choices.
     """
-    found = matching_gpus(text)
-    meant = [gpu for gpu in found if gpu.name == f"rtx-{text.strip()}"] or found
+    found, words = matching_gpus(text), _words(text)
+    # Of "4070 super" not the Ti: a number is that of a card whose name it begins after the brand.
+    meant = [gpu for gpu in found if words[0].isdigit() and _words(gpu.name)[1:] == words] or found
     if len(meant) == 1:
         return meant[0]
     if found:
@@ -146,15 +147,19 @@ def _is_near(memory_bytes: int, total_bytes: int) -> bool:
 
 
 def _nearest_names(text: str, count: int = 3) -> list[str]:
-    """Names whose beginning (`h100` of `h100-sxm-80gb`) looks most like `text`, best first."""
+    """Names with the number of `text`, or else whose beginning (`h100` of `h100-sxm-80gb`) looks
+    like it; those that look most like it first."""
     import difflib  # only a mistyped name pays for it
 
-    wanted = "".join(_words(text))
+    words = _words(text)
+    wanted, number = "".join(words), next((word for word in words if word.isdigit()), "")
     scored = []
     for gpu in all_gpus():
         parts = gpu.name.split("-")
         heads = ["".join(parts[:end]) for end in range(1, len(parts) + 1)]
         score = max(difflib.SequenceMatcher(None, wanted, head).ratio() for head in heads)
-        scored.append((score, gpu.name))
-    good = sorted((pair for pair in scored if pair[0] >= 0.6), key=lambda pair: -pair[0])
-    return [name for _, name in good[:count]]
+        numbers = [sorted(word) for word in _words(gpu.name) if len(word) > 2]  # 3900 is a 3090
+        has_number = sorted(number) in numbers
+        scored.append((has_number, score, gpu.name))
+    near = [found for found in scored if found[0]] or [found for found in scored if found[1] >= 0.6]
+    return [name for *_, name in sorted(near, key=lambda found: -found[1])[:count]]

@@ -9,10 +9,11 @@ from planner.machine.hardware.gpu import Gpu
 
 # Matrix units for fp16 came with capability 7.0, for tf32 and bf16 with 8.0 (NVIDIA, CUDA C++
 # Programming Guide, table of tensor core types), for fp8 with 8.9 (torch/testing/_internal/
-# common_cuda.py, PLATFORM_SUPPORTS_FP8). On AMD torch multiplies no tf32 by itself.
+# common_cuda.py, PLATFORM_SUPPORTS_FP8). Pascal (6.x) has none: fp16 moves half the bytes there. On
+# AMD torch multiplies no tf32 by itself.
 _NEEDS = {
     "fp8": "an NVIDIA GPU of compute capability 8.9 or more",
-    "fp16": "compute capability 7.0 or more",
+    "fp16": "compute capability 6.0 or more",
     "bf16": "compute capability 8.0 or more",
     "pure-bf16": "compute capability 8.0 or more",
     "tf32": "an NVIDIA GPU of compute capability 8.0 or more",
@@ -21,7 +22,7 @@ CPU_PRECISIONS = ("fp32", "bf16")
 
 
 def precisions_of(vendor: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
-    """What a GPU has matrix units for, and fp32."""
+    """What a GPU is better at than at fp32, and fp32."""
     if vendor == "AMD":
         return ("fp32", "bf16", "fp16")
     capability = capability or (0, 0)
@@ -29,7 +30,7 @@ def precisions_of(vendor: str, capability: tuple[int, int] | None) -> tuple[str,
         return ("fp32", "tf32", "bf16", "fp16", "fp8")
     if capability >= (8, 0):
         return ("fp32", "tf32", "bf16", "fp16")
-    return ("fp32", "fp16") if capability >= (7, 0) else ("fp32",)
+    return ("fp32", "fp16") if capability >= (6, 0) else ("fp32",)
 
 
 def device_precisions(device: DeviceInfo) -> tuple[str, ...]:
@@ -41,7 +42,7 @@ def device_precisions(device: DeviceInfo) -> tuple[str, ...]:
 
 
 def lacks(gpu: Gpu, precision: str) -> bool:
-    """Whether `gpu` has no units for `precision` (as a setting names it)."""
+    """Whether `gpu` gains nothing by `precision` (as a setting names it)."""
     offered = precisions_of(gpu.vendor, gpu.capability)
     return precision.removeprefix("pure-") not in offered
 
