@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -19,6 +19,7 @@ from planner.cli.arguments import (
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.core.errors import UsageError, shorten
+from planner.core.terminal import shows_seconds
 
 _PATIENCE_SECONDS = 5.0  # a pipe may have a writer that is silent
 
@@ -65,7 +66,7 @@ def command(source: str, model: str | None, **given: Any) -> int:
     elif any(given_fields(fields, GRID_FIELDS)):
         raise UsageError("a setting needs a model.", "Name MODEL behind the log.")
     still = f"Still at {shorten(source)}: it is read until its writer ends. Ctrl-C ends this."
-    with _said_after(_PATIENCE_SECONDS, still) if is_pipe(Path(source)) else nullcontext():
+    with _said_after(_PATIENCE_SECONDS, still) if is_pipe(Path(source)) else shows_seconds():
         found = explain(
             source, chosen, setting, plan=given["plan"], gpu=given["gpu"],
             allocator=given["allocator"],

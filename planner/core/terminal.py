@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 QUIET_SECONDS = 2.0  # a wait as long as this needs no word
+SILENT_SECONDS = 10.0  # nor one as long as this where nobody watches
+_is_shown = threading.Lock()
 
 
 def has_live_terminal(environment: Mapping[str, str]) -> bool:
@@ -24,19 +26,29 @@ def has_live_terminal(environment: Mapping[str, str]) -> bool:
 
 @contextmanager
 def shows_seconds() -> Iterator[None]:
-    """While this lasts, where a person watches: how long already, in a line that whatever is
-    printed next writes over, from QUIET_SECONDS on."""
-    if not has_live_terminal(os.environ):
+    """While this lasts: how long already. Where a person watches, in a line that whatever is
+    printed next writes over, from QUIET_SECONDS on; else in lines, ever fewer of them."""
+    if not _is_shown.acquire(blocking=False):  # one within another
         yield
         return
     is_done = threading.Event()
-    ticking = threading.Thread(target=_tick, args=(is_done,), daemon=True)
+    tick = _tick if has_live_terminal(os.environ) else _tell
+    ticking = threading.Thread(target=tick, args=(is_done,), daemon=True)
     ticking.start()
     try:
         yield
     finally:
         is_done.set()
         ticking.join()
+        _is_shown.release()
+
+
+def _tell(is_done: threading.Event) -> None:
+    passed = SILENT_SECONDS
+    while not is_done.wait(passed if passed == SILENT_SECONDS else passed / 2):
+        with suppress(OSError, ValueError):
+            print(f"Still working after {passed:.0f} s.", file=sys.stderr, flush=True)
+        passed *= 2
 
 
 def _tick(is_done: threading.Event) -> None:
