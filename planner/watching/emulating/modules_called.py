@@ -38,6 +38,7 @@ class Modules:
         self.within = threading.local()
         self.backward_at: Stack = []
         self.forwards = 0  # of outermost modules, kept for a backward that has not come yet
+        self.is_evaluated = False  # whether one with parameters ran without gradients
         self.roots: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self.set_mark = torch._C._cuda_setMemoryMetadata
         module = torch.nn.Module
@@ -99,6 +100,7 @@ class Modules:
             self.register(module)
         if next(module.parameters(), None) is not None:
             self.forwards += torch.is_grad_enabled()
+            self.is_evaluated |= not (torch.is_grad_enabled() and module.training)
             is_autocast = torch.is_autocast_enabled("cuda")
             self.roots[module] = {
                 "shape": next((list(t.shape) for t in tensors(given, torch.Tensor)), []),
