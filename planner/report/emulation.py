@@ -42,6 +42,7 @@ SELECTS = (
 )
 NOT_EMULATED = re.compile(r"CU\w+_NOT_SUPPORTED|operation not supported|No execution plans support")
 NO_SUCH_FUNCTION = "The emulated GPU has no such function: the program is not at fault."
+BY_VALUES = "AssertionError", "ValueError", "IndexError", "KeyError", "ZeroDivisionError"
 NO_VALUES = "If that follows from a value on the GPU, it proves nothing: none was computed."
 CAVEAT = (
     "Emulated: torch's own CUDA code asked for this memory, and its kernels computed nothing. "
@@ -182,8 +183,9 @@ def _error(run: EmulatedRun) -> list[str]:
     said = f"It ended by {printable(run.error).splitlines()[0].rstrip('.')}"
     if sign := next((sign for sign in SIGNS if sign.is_sure(run.error)), None):
         return [f"{said}: {sign.means} {' '.join(sign.todo)}"]
-    is_ours = NOT_EMULATED.search(run.error)
-    return [f"{said}. {NO_SUCH_FUNCTION if is_ours else NO_VALUES}"]
+    if NOT_EMULATED.search(run.error):
+        return [f"{said}. {NO_SUCH_FUNCTION}"]
+    return [f"{said}. {NO_VALUES}" if run.error.startswith(BY_VALUES) else f"{said}."]
 
 
 def _no_context(run: EmulatedRun) -> str:
@@ -213,7 +215,9 @@ def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
 def _by_kind(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
     """What helps any model, by the state of the allocator and what was alive."""
     alive = max(sum(group.num_bytes for group in failed.groups), 1)
-    if failed.grown_bytes:
+    if failed.requested_bytes > failed.total_bytes:
+        said = "this one request is more than the whole card: ask for less at once there."
+    elif failed.grown_bytes:
         grown = format_bytes(failed.grown_bytes)
         said = f"each step left {grown} more alive. Keep no losses, outputs or gradients."
     elif failed.is_fragmented:

@@ -107,7 +107,7 @@ def test_a_verdict_stands_beside_no_finding_that_contradicts_it() -> None:
     keeps = [[step, step * 512, GIB] for step in range(1, 10)]
     told: dict[str, dict[str, Any]] = {
         "live memory grows by 512.00 MiB": {"held": [[s, a, GIB] for s, a, _ in leaks]},
-        "reserved memory grows by 1.00 GiB a step: if that goes on, it runs out after about 9 more": {
+        "reserved memory grows by 1.00 GiB a step: if that goes on, it runs out after about 9": {
             "held": [[s, GIB, r] for s, _, r in leaks]
         },
         "no parameter of an optimizer had a gradient": {"is_trained": False},
@@ -120,7 +120,7 @@ def test_a_verdict_stands_beside_no_finding_that_contradicts_it() -> None:
         assert f"Not known beyond: {said}" in text
     crashed = run_of(record(GIB, error="ValueError: no\nline"), status=139)
     assert (crashed.fits, crashed.fits_so_far) == (None, True)
-    assert "It ended by ValueError: no." in emulation_text(crashed)
+    assert "It ended by ValueError: no. If that follows from a value" in emulation_text(crashed)
     cut = run_of(record(GIB, is_cut=True, is_evaluated=True))
     assert (cut.fits, cut.doubts) == (True, ())
     assert emulation_text(cut).startswith("Fits for the 3 steps that were run, in")
@@ -128,6 +128,12 @@ def test_a_verdict_stands_beside_no_finding_that_contradicts_it() -> None:
     assert kept.fits
     text = " ".join(emulation_text(kept).split())
     assert "Room is left for it, though live memory grows by 512 B a step: if that goes on" in text
+
+
+def test_a_request_that_nothing_could_hold_is_told_from_a_full_card() -> None:
+    failed = {**FAILED, "requested_bytes": 30 * GIB, "reserved_bytes": 23 * GIB, "free_bytes": GIB}
+    run = run_of(record(23 * GIB, out_of_memory=failed), status=1)
+    assert "this one request is more than the whole card" in emulation_text(run)
 
 
 def test_a_size_beyond_reason_is_no_fault_of_the_card() -> None:

@@ -63,7 +63,15 @@ class Modules:
         module.__call__ = called
         torch.autograd._engine_run_backward = run_backward
         hook = sys.excepthook
-        sys.excepthook = lambda kind, error, trace: hook(kind, error, without_ours(trace))
+
+        def told(kind: Any, error: BaseException, trace: TracebackType | None) -> None:
+            before: BaseException | None = error  # and what it was raised from
+            while before is not None:
+                before.__traceback__ = without_ours(before.__traceback__)
+                before = before.__cause__ or before.__context__
+            hook(kind, error, without_ours(trace))
+
+        sys.excepthook = told
         if dynamo := sys.modules.get("torch._dynamo.utils"):  # to it ours is torch's own
             dynamo.unpatched_nn_module_call = called  # type: ignore[attr-defined]
 
