@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 import click
@@ -20,8 +17,6 @@ from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.core.errors import UsageError, shorten
 from planner.core.terminal import shows_seconds
-
-_PATIENCE_SECONDS = 5.0  # a pipe may have a writer that is silent
 
 
 @click.command(
@@ -65,8 +60,10 @@ def command(source: str, model: str | None, **given: Any) -> int:
         setting = settings[0]
     elif any(given_fields(fields, GRID_FIELDS)):
         raise UsageError("a setting needs a model.", "Name MODEL behind the log.")
-    still = f"Still at {shorten(source)}: it is read until its writer ends. Ctrl-C ends this."
-    with _said_after(_PATIENCE_SECONDS, still) if is_pipe(Path(source)) else shows_seconds():
+    said = f"Still reading {shorten(source)}"
+    if is_pipe(Path(source)):
+        said += ", until its writer ends (Ctrl-C ends this)"
+    with shows_seconds(said):
         found = explain(
             source, chosen, setting, plan=given["plan"], gpu=given["gpu"],
             allocator=given["allocator"],
@@ -78,14 +75,3 @@ def command(source: str, model: str | None, **given: Any) -> int:
 
         say(explanation_text(found))
     return 0 if found.findings or found.kind != "log" else 1
-
-
-@contextmanager
-def _said_after(seconds: float, text: str) -> Iterator[None]:
-    timer = Timer(seconds, click.echo, [text], {"err": True})
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

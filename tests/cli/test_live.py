@@ -27,7 +27,7 @@ def test_a_long_silence_has_a_word_where_nobody_watches_too(
     monkeypatch.setattr(terminal, "SILENT_SECONDS", 0.001)
     said = ""
     with shows_seconds(), shows_seconds():  # one within another says nothing of its own
-        while said.count("Still working after") < 2:
+        while said.count("Still working: 0 s.\n") < 2:
             said += capsys.readouterr().err
 
 

@@ -82,6 +82,7 @@ optimizer = torch.optim.AdamW(net.parameters())
 for _ in range(3):
     net(torch.ones(8, 64, device="cuda")).sum()
     optimizer.step()
+raise ValueError("no data")
 """
 
 
@@ -92,6 +93,7 @@ def test_a_program_that_grows_or_trains_nothing_is_not_known_to_fit(
     assert (run.fits, run.fits_so_far) == (None, True)
     assert text.startswith("Fits for the 3 steps that were run, in")
     assert "Not known beyond: no parameter of an optimizer had a gradient" in text
+    assert "It ended by ValueError: no data. If that follows from a value" in text
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", SPLIT)
     run, text = emulated(tmp_path, RESERVES)
     assert run.fits is None
