@@ -175,7 +175,9 @@ _WRITING = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, err
 
 def _open_streams() -> None:
     """A standard stream that was closed is /dev/null: the next file to be opened would take its
-    number, and what is printed would end in it. A terminal without a sign shows its escape."""
+    number, and what is printed would end in it. What we print there ourselves fails as it would. A
+    terminal without a sign shows its escape."""
+    is_closed = sys.stdout is None
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)
@@ -184,6 +186,8 @@ def _open_streams() -> None:
                 os.close(null)
             mode = "w" if number else "r"
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+    if is_closed:
+        sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: PTH123, SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -241,6 +245,8 @@ def _output_gone(error: OSError) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno == errno.EPIPE:
         return READER_GONE
+    if error.errno == errno.EBADF:
+        return _fail("standard output is closed, and the answer is lost.\nWrite: > FILE", 1)
     return _fail(f"standard output cannot be written: {error.strerror}.", 1)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -16,9 +18,11 @@ from planner.core.errors import UsageError
 from planner.core.terminal import has_live_terminal
 from planner.core.units import format_bytes
 from planner.machine.emulated.machine import MAX_GPUS
+from search.loop.interrupts import handle_signals
 
 STDERR = 2
 MAX_NODES = 16
+SILENT_SECONDS = 10.0  # without a step until a word says so, and then ever longer
 
 
 @click.command(
@@ -83,7 +87,7 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
         options = {"steps": steps} if steps else {}
 
         def tell(value: int, run: Any) -> None:
-            answer = "fits" if run.fits else "does not fit"
+            answer = "fits" if run.fits_so_far else "does not fit"
             click.echo(f"{argument} {value}: {answer}", err=True)
 
         from rich.console import Console
@@ -95,14 +99,19 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
 
             varied = vary(words, argument, tell=tell, hear=show, **options, **given)
         print_json(varied.to_json()) if as_json else say(variation_text(varied))
-        return 0 if varied.largest else 1
+        return 0 if varied.largest and varied.runs[varied.largest].fits else 1
     hear, output = _saying() if is_shown else None, STDERR if as_json else None
-    try:
-        run = emulate(words, steps=steps or 0, output=output, hear=hear, **given)
-    except InterruptedRun as interrupted:
-        if not as_json:
-            say(f"\nUntil it was interrupted:\n{emulation_text(interrupted.run)}")
-        raise
+    with handle_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
+        try:
+            run = emulate(
+                words, steps=steps or 0, output=output, hear=hear,
+                tell=lambda line: click.echo(line, err=True), **given,
+            )  # fmt: skip
+        except InterruptedRun as interrupted:
+            run, until = interrupted.run, f"Until {interrupts.ending}"
+            until = "Until it was interrupted" if interrupts.number == signal.SIGINT else until
+            print_json(run.to_json()) if as_json else say(f"\n{until}:\n{emulation_text(run)}")
+            return interrupts.exit_status
     print_json(run.to_json()) if as_json else say(f"\n{emulation_text(run)}")
     if report is not None:
         made = f"planner {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M UTC}"
@@ -112,12 +121,18 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
 
 def _saying() -> Callable[[int, int], None]:
     """Lines, as the program writes to the same terminal, ever fewer of them."""
-    due = 1
+    due, silent, began = 1, SILENT_SECONDS, time.monotonic()
 
     def hear(steps: int, used_bytes: int) -> None:
-        nonlocal due
+        nonlocal due, silent
+        passed = time.monotonic() - began
         if steps >= due:
             click.echo(f"step {steps}: {format_bytes(used_bytes)} of the card at most", err=True)
             due = steps + 1 if steps < 3 else 2 * steps
+        elif passed >= silent and not steps:
+            click.echo(f"no step yet after {passed:.0f} s", err=True)
+        else:
+            return
+        silent = 2 * max(passed, SILENT_SECONDS / 2)
 
     return hear

@@ -27,6 +27,7 @@ from planner.cli.several import link_of
 from planner.core.collector import collect_once
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
+from planner.core.terminal import shows_seconds
 from planner.core.units import format_bytes, parse_bytes
 from planner.estimation.estimate import Estimate, default_precision, estimate_ledger, resolve
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
@@ -180,13 +181,14 @@ def _print_estimates(
 ) -> None:
     is_one = len(rows) == 1
     rows = _traceable(rows, given)
-    ledgers = [step_ledger(*row, given["traced"]) for row in rows]
-    found = [
-        estimate_ledger(
-            model, setting, ledger, gpu, memory, allocator, link=given["link"], retries=True
-        ).with_cost(given["training"])
-        for (model, setting), ledger in zip(rows, ledgers, strict=True)
-    ]
+    with shows_seconds():
+        ledgers = [step_ledger(*row, given["traced"]) for row in rows]
+        found = [
+            estimate_ledger(
+                model, setting, ledger, gpu, memory, allocator, link=given["link"], retries=True
+            ).with_cost(given["training"])
+            for (model, setting), ledger in zip(rows, ledgers, strict=True)
+        ]
     if given["gpus"]:
         _print_scaled(found, gpu, given)
     elif given["as_json"]:
@@ -294,13 +296,14 @@ def _print_largest(
     ]
     found = []
     for model, setting in _traceable(smallest, given):
-        best, most = (
-            largest_batch(
-                model, setting, gpu, memory, allocator=allocator, traced=given["traced"],
-                link=given["link"], retries=retries,
-            )
-            for retries in (False, True)
-        )  # fmt: skip
+        with shows_seconds():
+            best, most = (
+                largest_batch(
+                    model, setting, gpu, memory, allocator=allocator, traced=given["traced"],
+                    link=given["link"], retries=retries,
+                )
+                for retries in (False, True)
+            )  # fmt: skip
         most_images = max(_batch_size(best), _batch_size(most))
         best = best.with_cost(given["training"]) if best else None
         found.append((model, setting, best, most_images))
@@ -408,10 +411,11 @@ def _print_ranking(
     left = _traceable(list(dict.fromkeys((m, setting) for _, m, setting in ranked)), given)
     ranked = [row for row in ranked if row[1:] in left]
     found = []
-    for gpu, model, setting in ranked:
-        ledger = step_ledger(model, setting, given["traced"])
-        one = estimate_ledger(model, setting, ledger, gpu, allocator=allocator)
-        found.append((gpu, one.with_cost(given["training"])))
+    with shows_seconds():
+        for gpu, model, setting in ranked:
+            ledger = step_ledger(model, setting, given["traced"])
+            one = estimate_ledger(model, setting, ledger, gpu, allocator=allocator)
+            found.append((gpu, one.with_cost(given["training"])))
     found.sort(key=lambda pair: (not pair[1].fits, -_images(pair[1])))
     if as_json:
         for said in without:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 import click
@@ -14,8 +11,7 @@ from planner.cli.arguments import GRID_FIELDS, given_fields, model_and_settings,
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.core.errors import UsageError, shorten
-
-_PATIENCE_SECONDS = 5.0  # a pipe may have a writer that is silent
+from planner.core.terminal import shows_seconds
 
 
 @click.command(
@@ -59,8 +55,10 @@ def command(source: str, model: str | None, **given: Any) -> int:
         setting = settings[0]
     elif any(given_fields(fields, GRID_FIELDS)):
         raise UsageError("a setting needs a model.", "Name MODEL behind the log.")
-    still = f"Still at {shorten(source)}: it is read until its writer ends. Ctrl-C ends this."
-    with _said_after(_PATIENCE_SECONDS, still) if is_pipe(Path(source)) else nullcontext():
+    said = f"Still reading {shorten(source)}"
+    if is_pipe(Path(source)):
+        said += ", until its writer ends (Ctrl-C ends this)"
+    with shows_seconds(said):
         found = explain(
             source, chosen, setting, plan=given["plan"], gpu=given["gpu"],
             allocator=given["allocator"],
@@ -72,14 +70,3 @@ def command(source: str, model: str | None, **given: Any) -> int:
 
         say(explanation_text(found))
     return 0 if found.findings or found.kind != "log" else 1
-
-
-@contextmanager
-def _said_after(seconds: float, text: str) -> Iterator[None]:
-    timer = Timer(seconds, click.echo, [text], {"err": True})
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

@@ -40,7 +40,7 @@ def _libraries(only: str | None) -> tuple[str, ...]:
     if only is None:
         return LIBRARIES
     if only not in LIBRARIES:
-        raise unknown_name("library", only, LIBRARIES)
+        raise unknown_name("library", only, LIBRARIES, f"Libraries: {', '.join(LIBRARIES)}.")
     return (only,)
 
 

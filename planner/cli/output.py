@@ -13,7 +13,7 @@ import click
 from planner.core.errors import printable
 
 VERDICTS = {
-    "Fits": "green", "Recommended": "green", "Probably fits": "yellow",
+    "Fits for": "yellow", "Fits": "green", "Recommended": "green", "Probably fits": "yellow",
     "Probably does not": "red", "Does not fit": "red", "Nothing fits": "red",
     "Probably nothing": "red",
 }  # fmt: skip

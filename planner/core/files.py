@@ -56,17 +56,26 @@ def read_text(path: Path, limit_bytes: int) -> str:
         with open(path, "rb", opener=open_at_once) as file:
             data = file.read(limit_bytes + 1)
     except FileNotFoundError as error:
-        raise NoFileError(f"{path} cannot be read: {error.strerror}.") from None
+        raise NoFileError(
+            f"{path} cannot be read: {error.strerror}.", f"'ls {path.parent}' lists its folder."
+        ) from None
     except IsADirectoryError:
         raise UsageError(f"{path} is a folder, and not a file.", "Name a file in it.") from None
     except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
-        raise UsageError(f"{path} cannot be read: {_reason(error)}.") from None
+        raise UsageError(
+            f"{path} cannot be read: {_reason(error)}.", "Name a file that 'cat' can print."
+        ) from None
     if len(data) > limit_bytes:
-        raise UsageError(f"{path} cannot be read: it is larger than {format_bytes(limit_bytes)}.")
+        raise UsageError(
+            f"{path} cannot be read: it is larger than {format_bytes(limit_bytes)}.",
+            "No file of this kind is so large: name another.",
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UsageError(f"{path} cannot be read: it is not text.") from None
+        raise UsageError(
+            f"{path} cannot be read: it is not text.", "Save it as UTF-8, or name another file."
+        ) from None
 
 
 def parse_json(text: str, source: str) -> Any:
@@ -76,7 +85,10 @@ def parse_json(text: str, source: str) -> Any:
         data = json.loads(text, object_pairs_hook=_without_twins)
     except json.JSONDecodeError as error:
         reason = f"line {error.lineno}: {error.msg}"
-        raise UsageError(f"{source} is not whole JSON ({reason}).") from None
+        raise UsageError(
+            f"{source} is not whole JSON ({reason}).",
+            "Mend it there, or write it anew; 'python -m json.tool FILE' shows the place.",
+        ) from None
     except RecursionError:
         raise _too_deep(source) from None
     except ValueError as error:  # a key twice, or a number of thousands of digits

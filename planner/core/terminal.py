@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 QUIET_SECONDS = 2.0  # a wait as long as this needs no word
+SILENT_SECONDS = 10.0  # nor one as long as this where nobody watches
+_is_shown = threading.Lock()
 
 
 def has_live_terminal(environment: Mapping[str, str]) -> bool:
@@ -23,30 +25,32 @@ def has_live_terminal(environment: Mapping[str, str]) -> bool:
 
 
 @contextmanager
-def shows_seconds() -> Iterator[None]:
-    """While this lasts, where a person watches: how long already, in a line that whatever is
-    printed next writes over, from QUIET_SECONDS on."""
-    if not has_live_terminal(os.environ):
+def shows_seconds(said: str = "Still working") -> Iterator[None]:
+    """While this lasts: how long already. Where a person watches, in a line that whatever is
+    printed next writes over, from QUIET_SECONDS on; else in lines, ever fewer of them."""
+    if not _is_shown.acquire(blocking=False):  # one within another
         yield
         return
-    is_done = threading.Event()
-    ticking = threading.Thread(target=_tick, args=(is_done,), daemon=True)
+    is_done, is_live = threading.Event(), has_live_terminal(os.environ)
+    ticking = threading.Thread(target=_tick, args=(is_done, said, is_live), daemon=True)
     ticking.start()
     try:
         yield
     finally:
         is_done.set()
         ticking.join()
+        _is_shown.release()
 
 
-def _tick(is_done: threading.Event) -> None:
-    started, wait = time.monotonic(), QUIET_SECONDS
+def _tick(is_done: threading.Event, said: str, is_live: bool) -> None:
+    started, wait = time.monotonic(), QUIET_SECONDS if is_live else SILENT_SECONDS
     while not is_done.wait(wait):
-        _write(f"{time.monotonic() - started:.0f} s")
-        wait = 1.0
-    _write("")
+        passed = time.monotonic() - started
+        _write(f"{said}: {passed:.0f} s" + ("\x1b[K\r" if is_live else ".\n"))
+        wait = 1.0 if is_live else passed
+    _write("\x1b[K\r" if is_live else "")
 
 
 def _write(text: str) -> None:
-    with suppress(OSError):  # nobody can read it
-        print(f"{text}\x1b[K\r", end="", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # nobody can read it
+        print(text, end="", file=sys.stderr, flush=True)

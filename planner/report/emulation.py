@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from planner.core.errors import printable
+from planner.core.failures import SIGNS
 from planner.core.units import format_bytes
+from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 from planner.report.explanation import relief_text
 from planner.report.page.contents import Cell, Number
 from planner.report.terminal import table_text, wrapped
@@ -18,11 +21,13 @@ from planner.watching.emulating.reading import (
     KnownRelief,
     OutOfMemory,
 )
+from planner.watching.emulating.running import EXPANDABLE
 from planner.watching.emulating.varying import Variation
 from planner.watching.explaining.snapshot_reading import Group
 
 MAX_GROUPS = 12
 MANY_FORWARDS = 4  # more than a step of several models has before its backward
+FRAGMENTS = f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE} (torch 2.1 or later)"
 NODES = "$NNODES, $NODE_RANK, $MASTER_ADDR and $MASTER_PORT"
 ALIVE = "memory", "share", "tensors", "what", "asked for by"
 PROCESSES = "process", "GPU", "steps", "allocated", "reserved", "device total", "peak"
@@ -35,6 +40,10 @@ SELECTS = (
     "bincount), which nothing computed: masks select nothing here, and unique finds one value. A "
     "real card may need more."
 )
+NOT_EMULATED = re.compile(r"CU\w+_NOT_SUPPORTED|operation not supported|No execution plans support")
+NO_SUCH_FUNCTION = "The emulated GPU has no such function: the program is not at fault."
+BY_VALUES = "AssertionError", "ValueError", "IndexError", "KeyError", "ZeroDivisionError"
+NO_VALUES = "If that follows from a value on the GPU, it proves nothing: none was computed."
 CAVEAT = (
     "Emulated: torch's own CUDA code asked for this memory, and its kernels computed nothing. "
     "Losses and outputs are no results, and no time says anything. What cuDNN, cuBLAS and NCCL "
@@ -71,7 +80,7 @@ def variation_text(variation: Variation) -> str:
     for value, run in sorted(variation.runs.items()):
         peak = run.fullest.fullest if run.fullest else None
         used = [format_bytes(peak.used_bytes), str(peak.retries)] if peak else [None, None]
-        fits = "not known" if value == ended else "yes" if run.fits else "no"
+        fits = "not known" if value == ended else "yes" if run.fits_so_far else "no"
         rows.append([str(value), fits, *used])
     if variation.last_line is not None:
         first = _ended_early(variation, variation.last_line)
@@ -79,7 +88,7 @@ def variation_text(variation: Variation) -> str:
         first = wrapped(_no_context(run))
     elif not variation.largest:
         first = f"Not even {variation.argument} 1 fits."
-    elif all(run.fits for run in variation.runs.values()):
+    elif all(run.fits_so_far for run in variation.runs.values()):
         first = (
             f"{variation.argument} {variation.largest} fits, and no value that was tried does not. "
             "Does the program make such a batch of its data?"
@@ -93,7 +102,9 @@ def variation_text(variation: Variation) -> str:
     parts = [first, table_text(rows, headers, align="rlr")]
     if any(run.selects for run in variation.runs.values()):
         parts.insert(1, wrapped(SELECTS))
-    if any(run.fits and run.retries for run in variation.runs.values()):
+    if variation.largest:
+        parts[1:1] = [wrapped(f"But {d}.") for d in variation.runs[variation.largest].doubts]
+    if any(run.fits_so_far and run.retries for run in variation.runs.values()):
         parts.append(wrapped(RETRIES))
     return "\n\n".join([*parts, wrapped(CAVEAT)])
 
@@ -110,6 +121,14 @@ def _ended_early(variation: Variation, last_line: str) -> str:
 def answer(run: EmulatedRun) -> list[str]:
     """Lines: whether it fits, by how much, and where the peak is."""
     failed, fullest = run.out_of_memory, run.fullest
+    if failed is not None and failed.is_absurd:
+        first = (
+            f"Not known: {format_bytes(failed.requested_bytes)} were asked for at once, "
+            f"{failed.requested_bytes // failed.total_bytes:,} times what the card has. The "
+            "emulated GPU did not compute the value that it follows from, or it is the program's "
+            "fault."
+        )
+        return [first, f"Where: {place_of(failed)}."]
     if failed is not None:
         return _does_not_fit(run, failed)
     if run.lacks_context:
@@ -130,19 +149,43 @@ def answer(run: EmulatedRun) -> list[str]:
         why = "no process used the GPU through torch. Does it train on 'cuda', by a CUDA build?"
         if run.processes or run.status:
             why = f"it ended (exit status {run.status}) before a step of it was seen."
-        return [f"Not known: {why} What it printed last is above."]
+        return [f"Not known: {why} What it printed last is above.", *_error(run)]
     peak = fullest.fullest
     assert peak is not None
     total, spare = format_bytes(peak.total_bytes), format_bytes(peak.spare_bytes)
     used = f"{format_bytes(peak.used_bytes)} at most, {spare} to spare"
-    if run.fits:
-        first = f"Fits in {total} of {run.gpu}: {used} ({_ended(run)})."
+    more = _error(run)
+    if run.doubts or run.is_cut:
+        first = f"Fits for the {run.steps} steps that were run, in {total} of {run.gpu}: {used}."
+        if run.is_cut:
+            such = "" if any(p.is_evaluated for p in run.processes) else ", such as an evaluation"
+            more = [f"Not run: what comes after them{such}. Without --steps it runs to its end."]
+        more[:0] = [f"Not known beyond: {doubt}." for doubt in run.doubts]
     else:
-        first = (
-            f"Not known whether it fits: it ended early ({_ended(run)}), and the second step is "
-            f"the first with all of an optimizer's state. Until then {used}."
-        )
-    return [first, _figures(peak)]
+        first = f"Fits in {total} of {run.gpu}: {used} ({_ended(run)})."
+        more += [f"Room is left for it, though {text}." for _, text in run.grows]
+    if not run.fits_so_far:
+        first = f"Not known whether a training fits: no optimizer of torch made a step. {used}."
+        if run.steps or run.status:
+            why = ", and the second step is the first with all of an optimizer's state"
+            first = f"Not known whether it fits: it ended early ({_ended(run)})"
+            first += f"{'' if run.error else why}. Until then {used}."
+        more = _error(run)
+    elif peak.spare_bytes < (unsure := CONTEXT_BYTES_HIGH - run.context_bytes):
+        more.append(f"Barely: a real CUDA context may take {format_bytes(unsure)} more.")
+    return [first, *more, _figures(peak)]
+
+
+def _error(run: EmulatedRun) -> list[str]:
+    """What it means that the program ended by, but for a want of memory."""
+    if not run.error or "OutOfMemoryError" in run.error:
+        return []
+    said = f"It ended by {printable(run.error).splitlines()[0].rstrip('.')}"
+    if sign := next((sign for sign in SIGNS if sign.is_sure(run.error)), None):
+        return [f"{said}: {sign.means} {' '.join(sign.todo)}"]
+    if NOT_EMULATED.search(run.error):
+        return [f"{said}. {NO_SUCH_FUNCTION}"]
+    return [f"{said}. {NO_VALUES}" if run.error.startswith(BY_VALUES) else f"{said}."]
 
 
 def _no_context(run: EmulatedRun) -> str:
@@ -154,7 +197,7 @@ def _no_context(run: EmulatedRun) -> str:
 
 
 def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
-    missing = format_bytes(max(failed.requested_bytes - failed.free_bytes, 1))
+    missing = format_bytes(failed.missing_bytes)
     return [
         f"Does not fit in {format_bytes(failed.total_bytes)} of {run.gpu}: out of memory in step "
         f"{failed.step} ({_ended(run)}).",
@@ -164,21 +207,23 @@ def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
         f"{format_bytes(failed.reserved_bytes)} reserved.",
         f"Where: {place_of(failed)}.",
         *_went_on(run, failed),
-        *(_by_kind(failed) if run.relief is None else []),
+        *_error(run),
+        *(_by_kind(run, failed) if run.relief is None or failed.is_fragmented else []),
     ]
 
 
-def _by_kind(failed: OutOfMemory) -> list[str]:
+def _by_kind(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
     """What helps any model, by the state of the allocator and what was alive."""
     alive = max(sum(group.num_bytes for group in failed.groups), 1)
-    unused = failed.reserved_bytes - failed.allocated_bytes
-    if failed.grown_bytes:
+    if failed.requested_bytes > failed.total_bytes:
+        said = "this one request is more than the whole card: ask for less at once there."
+    elif failed.grown_bytes:
         grown = format_bytes(failed.grown_bytes)
         said = f"each step left {grown} more alive. Keep no losses, outputs or gradients."
-    elif unused >= max(failed.requested_bytes - failed.free_bytes, failed.reserved_bytes // 10):
+    elif failed.is_fragmented:
         said = (
-            f"torch held {format_bytes(unused)} in free pieces, each too small: run it with "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (torch 2.1 or later): they may join."
+            f"torch held {format_bytes(failed.unused_bytes)} in free pieces, each too small. "
+            f"{_expanded(run.expanded)}"
         )
     elif failed.forwards >= MANY_FORWARDS:
         said = (
@@ -207,6 +252,20 @@ def _by_kind(failed: OutOfMemory) -> list[str]:
     return [f"Next: {said}"]
 
 
+def _expanded(again: EmulatedRun | None) -> str:
+    """What a second run with expandable segments came to."""
+    if again is None:
+        return f"Run it with {FRAGMENTS}: they may join."
+    said, peak, failed = f"A second run with {FRAGMENTS}", again.fullest, again.out_of_memory
+    if failed is not None:
+        return f"{said} ran out of memory too, in step {failed.step}."
+    if not again.fits_so_far or peak is None or peak.fullest is None:
+        return f"{said} ended early ({_ended(again)}), and so tells nothing."
+    reserved, spare = map(format_bytes, (peak.fullest.reserved_bytes, peak.fullest.spare_bytes))
+    doubts = "".join(f" Not known beyond: {doubt}." for doubt in again.doubts)
+    return f"{said} fits: it reserved {reserved} at most, with {spare} to spare.{doubts}"
+
+
 def known_levers(known: KnownRelief) -> str:
     """What `planner advise` says of the model that was seen."""
     setting = ", ".join(f"{key} {value}" for key, value in known.setting.items())
@@ -227,7 +286,8 @@ def _went_on(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
 
 def _ended(run: EmulatedRun) -> str:
     steps = f"{run.steps} step{'' if run.steps == 1 else 's'}"
-    return steps if run.status == 0 else f"{steps}, exit status {run.status}"
+    is_told = run.status and not run.is_interrupted
+    return f"{steps}, exit status {run.status}" if is_told else steps
 
 
 def _figures(peak: DevicePeak) -> str:

@@ -68,16 +68,17 @@ def test_a_full_disk_is_said() -> None:
     assert done.returncode == 1
 
 
-def test_a_closed_stream_is_taken_for_one_that_nobody_reads(tmp_path: Path) -> None:
+def test_a_closed_standard_output_is_told_of(tmp_path: Path) -> None:
     """And the next file that is opened does not get its number, and what is printed."""
     file = tmp_path / "swin.json"
     file.write_text('{"embed_dim": 48}')
     command = f'"{PLANNER}" estimate {file} --json'
-    for closed in (">&-", "<&- >&- 2>&-"):
+    lost = "Error: standard output is closed, and the answer is lost.\nWrite: > FILE\n"
+    for closed, said in ((">&-", lost), ("<&- >&- 2>&-", "")):
         done = subprocess.run(
             ["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, check=False
         )
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, done.stderr) == (1, said)
         assert done.stdout == ""
     assert file.read_text() == '{"embed_dim": 48}'
 

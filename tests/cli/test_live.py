@@ -14,10 +14,21 @@ pytest.importorskip("pyte", reason="pyte is the terminal, and not installed")
 
 from planner.cli import main
 from planner.cli.progress import PlainLines, Show, show_on
-from planner.core.terminal import has_live_terminal
+from planner.core import terminal
+from planner.core.terminal import has_live_terminal, shows_seconds
 from tests.cli.terminals import Terminal, python
 
 GRID = Path(__file__).parents[1] / "truth/cpu_grid_2026-11-20.jsonl"
+
+
+def test_a_long_silence_has_a_word_where_nobody_watches_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "SILENT_SECONDS", 0.001)
+    said = ""
+    with shows_seconds(), shows_seconds():  # one within another says nothing of its own
+        while said.count("Still working: 0 s.\n") < 2:
+            said += capsys.readouterr().err
 
 
 def test_it_shows_what_runs_the_best_so_far_and_how_to_end_it(tmp_path: Path) -> None:

@@ -282,7 +282,8 @@ def test_what_grows_is_named_by_its_line(program: str, tmp_path: Path) -> None:
     run = planner.emulate(command, gpu="rtx-3090", steps=8, snapshot=kept)
     growth = run.processes[0].growth
     assert growth is not None
-    assert growth.bytes_per_step == 4 * MIB
+    assert growth.bytes_per_step == run.processes[0].grown_bytes == 4 * MIB
+    assert (run.fits, run.fits_so_far) == (None, True)
     assert growth.groups[0].where.endswith("train.py:19 <module>")
     assert planner.explain(kept).kind == "snapshot"
 
@@ -327,8 +328,10 @@ def test_ranks_that_a_program_spawns_have_torch_s_numbers(tmp_path: Path) -> Non
 
 HOLDS = """
 import sys, torch
-weight = torch.nn.Parameter(torch.zeros(int(sys.argv[2]) << 26, device="cuda"))
-optimizer = torch.optim.SGD([weight])
+held = torch.zeros(int(sys.argv[2]) << 26, device="cuda")
+small = held[:1].requires_grad_()
+small.grad = held[:1].detach()
+optimizer = torch.optim.SGD([small])
 for _ in range(2):
     optimizer.step()
 """
@@ -387,7 +390,13 @@ def test_the_exit_status_is_the_program_s() -> None:
     assert main([*command, "no-such-program"]) == 2
 
 
-def test_an_interrupt_is_answered_with_what_was_needed_until_then(program: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [(signal.SIGINT, "it was interrupted"), (signal.SIGTERM, "it was ended by SIGTERM")],
+)
+def test_an_interrupt_is_answered_with_what_was_needed_until_then(
+    program: str, number: signal.Signals, how: str
+) -> None:
     text = Path(program).read_text().replace("range(1000)", "range(10**9)")
     Path(program).write_text(text)
     command = [sys.executable, "-m", "planner", "emulate", "--gpu", "t4", "--progress", "--"]
@@ -399,10 +408,10 @@ def test_an_interrupt_is_answered_with_what_was_needed_until_then(program: str) 
         assert process.stderr is not None
         while not process.stderr.readline().startswith("step "):
             assert process.poll() is None
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert said.lstrip().startswith("Until it was interrupted:\nFits in 14.56 GiB of Tesla T4")
+    assert process.returncode == 128 + number
+    assert said.lstrip().startswith(f"Until {how}:\nFits in 14.56 GiB of Tesla T4")
 
 
 def test_nothing_is_left_when_it_is_killed(program: str) -> None:

@@ -99,6 +99,72 @@ def test_the_verdict_comes_first() -> None:
     assert emulation_text(run_of()).startswith("Not known: no process used the GPU")
 
 
+def test_a_verdict_stands_beside_no_finding_that_contradicts_it() -> None:
+    """9.5 GiB are free: they last for 9 steps of 1 GiB, and for longer than anybody trains with
+    512 bytes more in each."""
+    stepped = {"steps": 9, "is_trained": True}
+    leaks = [[step, step * GIB // 2, step * GIB] for step in range(1, 10)]
+    keeps = [[step, step * 512, GIB] for step in range(1, 10)]
+    told: dict[str, dict[str, Any]] = {
+        "live memory grows by 512.00 MiB": {"held": [[s, a, GIB] for s, a, _ in leaks]},
+        "reserved memory grows by 1.00 GiB a step: if that goes on, it runs out after about 9": {
+            "held": [[s, GIB, r] for s, _, r in leaks]
+        },
+        "no parameter of an optimizer had a gradient": {"is_trained": False},
+    }
+    for said, more in told.items():
+        run = run_of(record(29 * GIB // 2, **{**stepped, **more}))
+        text = " ".join(emulation_text(run).split())
+        assert (run.fits, run.to_json()["fits"], len(run.doubts)) == (None, None, 1)
+        assert text.startswith("Fits for the 9 steps that were run, in 24.00 GiB")
+        assert f"Not known beyond: {said}" in text
+    crashed = run_of(record(GIB, error="ValueError: no\nline"), status=139)
+    assert (crashed.fits, crashed.fits_so_far) == (None, True)
+    assert "It ended by ValueError: no. If that follows from a value" in emulation_text(crashed)
+    cut = run_of(record(GIB, is_cut=True, is_evaluated=True))
+    assert (cut.fits, cut.doubts) == (True, ())
+    assert emulation_text(cut).startswith("Fits for the 3 steps that were run, in")
+    kept = run_of(record(29 * GIB // 2, **stepped, held=keeps))
+    assert kept.fits
+    text = " ".join(emulation_text(kept).split())
+    assert "Room is left for it, though live memory grows by 512 B a step: if that goes on" in text
+
+
+def test_a_request_that_nothing_could_hold_is_told_from_a_full_card() -> None:
+    failed = {**FAILED, "requested_bytes": 30 * GIB, "reserved_bytes": 23 * GIB, "free_bytes": GIB}
+    run = run_of(record(23 * GIB, out_of_memory=failed), status=1)
+    assert "this one request is more than the whole card" in emulation_text(run)
+
+
+def test_a_size_beyond_reason_is_no_fault_of_the_card() -> None:
+    failed = {**FAILED, "requested_bytes": 2401 * GIB}
+    run = run_of(record(GIB, out_of_memory=failed), status=1)
+    assert (run.fits, run.fits_so_far) == (None, None)
+    assert emulation_text(run).startswith("Not known: 2.34 TiB were asked for at once, 100 times")
+
+
+def test_an_error_that_is_known_is_explained() -> None:
+    error = "AcceleratorError: CUDA error: no kernel image is available for execution on the device"
+    text = " ".join(emulation_text(run_of(record(GIB, 0, error=error), status=1)).split())
+    assert f"It ended by {error}: This torch, or the extension" in text
+    assert "install a torch built for the card" in text
+
+
+@given(st.integers(1, GIB), st.integers(1, 20), st.integers(8, 400))
+def test_what_rises_steadily_grows_and_what_rises_once_or_ever_less_does_not(
+    rate: int, every: int, steps: int
+) -> None:
+    """By jumps every few steps too, where there are several in each third."""
+    ends = range(1, steps + 1)
+    assert inside.grown([(step, rate * step, 0) for step in ends]) == rate
+    jumps = [(step, rate * (step // every), 0) for step in ends]
+    if steps >= 20 * every:
+        assert inside.grown(jumps) == pytest.approx(rate / every, rel=0.2, abs=1)
+    for at in ends:
+        assert not inside.grown([(step, rate * (step > at), 0) for step in ends])
+    assert not inside.grown([(step, int(rate * (1 - 2.0**-step)), 0) for step in ends])
+
+
 SWIN = {
     "class": "torchvision.models.swin_transformer.SwinTransformer", "num_parameters": 28_288_354,
     "is_frozen": False, "num_classes": 1000, "shape": [512, 3, 224, 224], "autocast": "",

@@ -14,6 +14,7 @@ from planner.libraries.timm.module import set_attention
 
 # What is trained where the published weights end in features, without a classifier.
 NUM_CLASSES = 1000
+LIST = "List names: python -c \"import timm; print(*timm.list_models('*swin*'))\"."
 
 
 def look_up(name: str) -> dict[str, Any]:
@@ -26,12 +27,14 @@ def look_up(name: str) -> dict[str, Any]:
 
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
-        raise unknown_name("model of timm", name, timm.list_models())
+        raise unknown_name("model of timm", name, timm.list_models(), LIST)
     try:
         weights = timm.models.get_pretrained_cfg(name)
     except RuntimeError:  # timm's own answer to a tag that it does not know
         tags = [known for known in timm.list_pretrained(f"{architecture}.*") if "." in known]
-        raise unknown_name(f"weights of timm's {architecture}", name, tags) from None
+        raise unknown_name(
+            f"weights of timm's {architecture}", name, tags, f"Omit the tag: timm:{architecture}."
+        ) from None
     if weights is None:
         raise UnsupportedError(
             f"timm does not say what images {name} takes.",

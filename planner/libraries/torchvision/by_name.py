@@ -30,7 +30,10 @@ def look_up(name: str) -> dict[str, Any]:
     """
     models = _models()
     if name not in models.list_models():
-        raise unknown_name("model of torchvision", name, models.list_models())
+        way_out = (
+            'List them: python -c "import torchvision; print(torchvision.models.list_models())".'
+        )
+        raise unknown_name("model of torchvision", name, models.list_models(), way_out)
     kind = _kind(name)
     reason = _FLOW if kind == "optical_flow" else _KEYPOINTS if "keypoint" in name else None
     if reason is not None:

@@ -23,7 +23,7 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -40,7 +40,10 @@ OURS = {__file__, str(MODULES)}
 SETTLED = 3  # from this step's end on, what is alive should not grow
 STEPPED = ".step"  # how a file ends with the steps of a process, and the most that it used
 LOADED = "loaded"  # a file that says that a Python of the program loaded this one
-LEAST_STEPS = 8  # before anything is said to grow
+LEAST_STEPS = 8  # before it is looked for what grows
+MAX_HELD = 512  # ends of steps that are kept: of more, every second one
+EVEN, SLOWER = 0.3, 0.6  # what growth over the last third of them has of that before, and at least
+MAX_ERROR = 600  # characters of what the program ended by
 MOST_CAUGHT = 3  # times that a program may catch its end, as a bare `except:` does
 ENDING_SECONDS = 30.0  # that threads and workers of a program get to end
 RANKS = "RANK", "LOCAL_RANK"  # torchrun sets both, Lightning the second
@@ -54,6 +57,7 @@ OBJECTS = {  # of torch.distributed, with the arguments that are sent and that r
 
 Place = tuple[tuple[str, int, str], ...]  # (file, line, function), innermost first
 Bytes = dict[Place, list[int]]  # (bytes, blocks)
+Held = list[tuple[int, int, int]]  # (step, bytes alive, bytes reserved), at the ends of steps
 
 
 class Record:
@@ -75,8 +79,9 @@ class Record:
         self.values: dict[str, Any] = {
             "pid": self.pid, "node": int(os.environ.get(NODE, 0)), "rank": None,
             "arguments": sys.argv, "torch": torch.__version__,
-            "steps": 0, "allocated": [],
+            "steps": 0, "held": [], "stride": 1,
             "peaks": {}, "out_of_memory": None, "growth": None, "selects": False,
+            "is_trained": False, "is_evaluated": False, "is_cut": False, "error": "",
             "faults": [],
         }  # fmt: skip
 
@@ -90,7 +95,12 @@ class Record:
         for home in (cuda, cuda.memory):  # what a program forgets is written down before
             home.reset_peak_memory_stats = self.before(home.reset_peak_memory_stats)
         hooks = importlib.import_module("torch.optim.optimizer")
+        seen = surviving(self, self.see_gradients)
+        hooks.register_optimizer_step_pre_hook(lambda optimizer, *_: seen(optimizer))
         hooks.register_optimizer_step_post_hook(lambda optimizer, *_: self.stepped(optimizer))
+        tell = sys.excepthook
+        noted = surviving(self, self.note_error)
+        sys.excepthook = lambda kind, error, trace: (noted(error), tell(kind, error, trace))[1]
         atexit.register(surviving(self, self.end))
         self.write()
 
@@ -108,7 +118,16 @@ class Record:
 
         return called
 
+    def see_gradients(self, optimizer: Any) -> None:
+        self.values["is_trained"] = self.values["is_trained"] or any(
+            p.grad is not None for group in optimizer.param_groups for p in group["params"]
+        )
+
+    def note_error(self, error: BaseException) -> None:
+        self.values["error"] = f"{type(error).__name__}: {error}"[:MAX_ERROR]
+
     def stepped(self, optimizer: object) -> None:
+        surviving(self, self.see_gradients)(optimizer)  # a closure may have made them
         if not self.leavings:
             surviving(self, self.look)(optimizer)
         if self.steps and self.values["steps"] >= self.steps:
@@ -126,17 +145,26 @@ class Record:
         peaks = self.values["peaks"].values()
         used = max((p["reserved_bytes"] + p["outside_bytes"] for p in peaks), default=0)
         (self.folder / f"{self.pid}{STEPPED}").write_text(f"{step} {used}\n")
-        held = self.values["allocated"]
-        held.append(sum(self.requested(d) for d in self.devices()))
+        self.hold(step)
         if step == SETTLED:
             self.settled = alive(self.torch.cuda.memory._snapshot())
         elif self.settled is not None and step >= LEAST_STEPS and step & (step - 1) == 0:
-            self.values["growth"] = self.growth(self.settled, step) if grows(held) else None
+            is_growing = grown(self.values["held"])
+            self.values["growth"] = self.growth(self.settled, step) if is_growing else None
         self.write()
 
-    def requested(self, device: int) -> int:
-        """Bytes that are alive as they were asked for: a block that is used anew may be larger."""
-        return int(self.torch.cuda.memory_stats(device)["requested_bytes.all.current"])
+    def hold(self, step: int) -> None:
+        """Bytes as they were asked for: a block that is used anew may be larger."""
+        if step % self.values["stride"]:
+            return
+        cuda, devices = self.torch.cuda, self.devices()
+        asked = sum(cuda.memory_stats(d)["requested_bytes.all.current"] for d in devices)
+        self.values["held"].append((step, asked, sum(map(cuda.memory_reserved, devices))))
+        if len(self.values["held"]) > MAX_HELD:
+            self.values["stride"] *= 2
+            self.values["held"] = [
+                h for h in self.values["held"] if not h[0] % self.values["stride"]
+            ]
 
     def growth(self, settled: Bytes, step: int) -> dict[str, Any]:
         more = {
@@ -199,14 +227,16 @@ class Record:
             self.values["out_of_memory"]["times"] += 1
             self.write()
             return
-        held = alive(self.torch.cuda.memory._snapshot(), device)
+        snapshot = self.torch.cuda.memory._snapshot()
+        held = alive(snapshot, device)
         failed = self.values["out_of_memory"] = {
             "times": 1, "device": device, "requested_bytes": requested, "total_bytes": total,
             "free_bytes": free, "step": self.values["steps"] + 1, "places": shown(held),
             **self.placed(stack_here()),
             "allocated_bytes": self.torch.cuda.memory_allocated(device),
             "reserved_bytes": self.torch.cuda.memory_reserved(device),
-            "grown_bytes": grown(self.values["allocated"]), "subject": None, "forwards": 0,
+            "grown_bytes": grown(self.values["held"]), "subject": None, "forwards": 0,
+            "is_expandable": any(segment.get("is_expandable") for segment in snapshot["segments"]),
         }  # fmt: skip
         self.write()
         if self.modules is not None:
@@ -217,6 +247,8 @@ class Record:
     def end(self) -> None:
         if os.getpid() == self.pid:
             self.measure(is_end=True)
+            if not grown(self.values["held"]):  # what grew at first
+                self.values["growth"] = None
             self.write()
 
     def leave(self) -> None:
@@ -224,6 +256,8 @@ class Record:
         again at its next steps, where it caught that."""
         self.leavings += 1
         if self.leavings == 1:
+            self.values["is_cut"] = True
+            surviving(self, self.write)()
             timer = threading.Timer(ENDING_SECONDS, os._exit, [0])
             timer.daemon = True
             timer.start()
@@ -246,6 +280,7 @@ class Record:
 
     def write(self) -> None:
         self.rank()
+        self.values["is_evaluated"] = getattr(self.modules, "is_evaluated", False)
         self.values["selects"] = self.driver.emulated_selections() > self.selections
         path = self.folder / f"{self.pid}.json"
         part = path.with_suffix(".part")
@@ -268,17 +303,23 @@ def surviving(record: Record, function: Callable[..., None]) -> Callable[..., No
     return called
 
 
-def grows(held: Sequence[int]) -> bool:
-    """Whether what is alive at the ends of steps rose since step SETTLED, and never fell."""
-    since = held[SETTLED - 1 :]
-    return since[-1] > since[0] and all(b >= a for a, b in itertools.pairwise(since))
-
-
-def grown(held: Sequence[int]) -> int:
-    """Bytes a step, where what is alive at the ends of steps grew over LEAST_STEPS of them."""
-    since = held[SETTLED - 1 :]
-    is_leak = len(since) >= LEAST_STEPS - SETTLED and grows(held)
-    return (since[-1] - since[0]) // (len(since) - 1) if is_leak else 0
+def grown(held: Held, column: int = 1) -> int:
+    """Bytes a step by which what is held (column 1 alive, 2 reserved) rises: evenly over the thirds
+    of the steps since SETTLED, by their medians. What rose once, as an average's copy does, or ever
+    less, as with pictures of random size, does not."""
+    since = [(entry[0], entry[column]) for entry in held if entry[0] >= SETTLED]
+    if len(since) < LEAST_STEPS - SETTLED:
+        return 0
+    cuts = [len(since) * third // 3 for third in range(4)]
+    parts = [since[begin:end] for begin, end in itertools.pairwise(cuts)]
+    middle = [
+        (part[(len(part) - 1) // 2][0], sorted(size for _, size in part)[(len(part) - 1) // 2])
+        for part in parts
+    ]
+    first, second = ((d - b) / (c - a) for (a, b), (c, d) in itertools.pairwise(middle))
+    if not (first > 0 and second >= SLOWER * first and first >= EVEN * second):
+        return 0
+    return max((middle[2][1] - middle[0][1]) // (middle[2][0] - middle[0][0]), 1)
 
 
 def alive(snapshot: dict[str, Any], device: int | None = None) -> Bytes:

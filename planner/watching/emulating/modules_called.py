@@ -38,6 +38,7 @@ class Modules:
         self.within = threading.local()
         self.backward_at: Stack = []
         self.forwards = 0  # of outermost modules, kept for a backward that has not come yet
+        self.is_evaluated = False  # whether one with parameters ran without gradients
         self.roots: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self.set_mark = torch._C._cuda_setMemoryMetadata
         module = torch.nn.Module
@@ -62,7 +63,15 @@ class Modules:
         module.__call__ = called
         torch.autograd._engine_run_backward = run_backward
         hook = sys.excepthook
-        sys.excepthook = lambda kind, error, trace: hook(kind, error, without_ours(trace))
+
+        def told(kind: Any, error: BaseException, trace: TracebackType | None) -> None:
+            before: BaseException | None = error  # and what it was raised from
+            while before is not None:
+                before.__traceback__ = without_ours(before.__traceback__)
+                before = before.__cause__ or before.__context__
+            hook(kind, error, without_ours(trace))
+
+        sys.excepthook = told
         if dynamo := sys.modules.get("torch._dynamo.utils"):  # to it ours is torch's own
             dynamo.unpatched_nn_module_call = called  # type: ignore[attr-defined]
 
@@ -99,6 +108,7 @@ class Modules:
             self.register(module)
         if next(module.parameters(), None) is not None:
             self.forwards += torch.is_grad_enabled()
+            self.is_evaluated |= not (torch.is_grad_enabled() and module.training)
             is_autocast = torch.is_autocast_enabled("cuda")
             self.roots[module] = {
                 "shape": next((list(t.shape) for t in tensors(given, torch.Tensor)), []),

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from planner.core.units import format_bytes
+from planner.watching.emulating.inside import grown
 from planner.watching.explaining.relief import Relief
 from planner.watching.explaining.snapshot_reading import NO_STACK, Group, place_of
 
@@ -16,6 +18,9 @@ PHASES = {  # of a request, by what it is for
 }  # fmt: skip
 ELSE = "else"
 FEWEST_STEPS = 2
+ABSURD = 100  # times the card: no program means to ask for so much
+ENDLESS = 1_000_000  # steps that no training has: what lasts for so many lasts
+FLAGS = "is_trained", "is_evaluated", "is_cut", "error"
 Places = Sequence[tuple[Sequence[tuple[str, int, str]], int, int]]
 
 
@@ -54,7 +59,8 @@ class OutOfMemory:
     """The first of torch's out-of-memory errors, of `times`: what was asked for, in which step,
     phase, module and line, and what was alive. The program may have gone on from it. Before it
     steps had left `grown_bytes` more each (0: none); `subject` is what it trained, where that was
-    plain to see. `forwards` of outermost modules had no backward yet."""
+    plain to see. `forwards` of outermost modules had no backward yet. `is_expandable` says whether
+    segments could grow."""
 
     times: int
     device: int
@@ -71,6 +77,25 @@ class OutOfMemory:
     grown_bytes: int
     subject: dict[str, Any] | None
     forwards: int
+    is_expandable: bool = False
+
+    @property
+    def missing_bytes(self) -> int:
+        return max(self.requested_bytes - self.free_bytes, 1)
+
+    @property
+    def unused_bytes(self) -> int:
+        return self.reserved_bytes - self.allocated_bytes
+
+    @property
+    def is_absurd(self) -> bool:
+        return self.requested_bytes > ABSURD * self.total_bytes
+
+    @property
+    def is_fragmented(self) -> bool:
+        """Whether its free pieces would have been enough, were they one."""
+        enough = max(self.missing_bytes, self.reserved_bytes // 10)
+        return self.unused_bytes >= enough and not (self.grown_bytes or self.is_expandable)
 
     @property
     def state_bytes(self) -> int:
@@ -103,7 +128,10 @@ class Growth:
 class EmulatedProcess:
     """A process that initialised CUDA. Nodes count from 0. `selects` says whether sizes of its
     tensors were values on the device, which nothing computed. `faults` are those of our own record
-    of it."""
+    of it. Each step left `grown_bytes` more alive, and reserved `grown_reserved_bytes` more (0:
+    none). `is_trained` says whether a parameter of its optimizers ever had a gradient,
+    `is_evaluated` whether a model ran without any, `is_cut` whether `--steps` ended it, `error`
+    what did otherwise."""
 
     pid: int
     node: int
@@ -114,6 +142,12 @@ class EmulatedProcess:
     growth: Growth | None
     selects: bool
     faults: tuple[str, ...]
+    grown_bytes: int = 0
+    grown_reserved_bytes: int = 0
+    is_trained: bool = True
+    is_evaluated: bool = False
+    is_cut: bool = False
+    error: str = ""
 
     @property
     def fullest(self) -> DevicePeak | None:
@@ -140,7 +174,8 @@ class EmulatedRun:
     the first of which somebody else held. `status` is its exit status. Each card has
     `memory_bytes`, of which each process's CUDA context takes `context_bytes` (assumed).
     `is_recorded` says whether a Python of the program loaded what writes its record; `relief`,
-    which levers would help where a known model ran out of memory."""
+    which levers would help where a known model ran out of memory; `expanded`, what it needed with
+    expandable segments, where it ran a second time."""
 
     command: tuple[str, ...]
     gpu: str
@@ -153,6 +188,8 @@ class EmulatedRun:
     is_recorded: bool = True
     relief: KnownRelief | None = None
     nodes: int = 1
+    is_interrupted: bool = False
+    expanded: EmulatedRun | None = None
 
     @property
     def fullest(self) -> EmulatedProcess | None:
@@ -181,13 +218,58 @@ class EmulatedRun:
         return self.nodes > 1 and len(set(ranks)) < len(ranks)
 
     @property
-    def fits(self) -> bool | None:
-        """None where nodes did not train together, and where no process made two steps on a GPU:
-        the second is the first that has an optimizer's state from its beginning."""
-        if self.out_of_memory is not None or self.lacks_context:
+    def fits_so_far(self) -> bool | None:
+        """As far as it ran. None where nodes did not train together, where no process made two
+        steps on a GPU (the second is the first that has an optimizer's state from its beginning),
+        and where more was asked for than any program means to."""
+        if self.out_of_memory is not None:
+            return None if self.out_of_memory.is_absurd else False
+        if self.lacks_context:
             return False
         is_known = any(p.steps >= FEWEST_STEPS for p in self.processes) and not self.is_apart
         return True if is_known else None
+
+    @property
+    def fits(self) -> bool | None:
+        """None too where something that was seen speaks against it."""
+        return None if self.fits_so_far and self.doubts else self.fits_so_far
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What was seen that speaks against a step that fits being a training that does."""
+        stepped = [p for p in self.processes if p.steps]
+        found = []
+        if any(not p.is_trained for p in stepped):
+            found.append(
+                "no parameter of an optimizer had a gradient in any step, so nothing was trained, "
+                "and there was no optimizer state"
+            )
+        found += [text for left, text in self.grows if left < ENDLESS]
+        if self.status and not self.is_interrupted:
+            found.append(f"the program then ended with exit status {self.status}")
+        return tuple(found)
+
+    @property
+    def grows(self) -> list[tuple[int, str]]:
+        """For how many more steps there is room where memory grows most, and the sentence."""
+        found = []
+        for process in self.processes:
+            live, reserved = process.grown_bytes, process.grown_reserved_bytes
+            what, rate = ("live", live) if 2 * live >= reserved else ("reserved", reserved)
+            if rate and process.fullest is not None:
+                left = process.fullest.spare_bytes // rate
+                said = f"{what} memory grows by {format_bytes(rate)} a step: if that goes on, "
+                found.append((left, f"{said}it runs out after about {left:,} more"))
+        return sorted(found)[:1]
+
+    @property
+    def is_cut(self) -> bool:
+        return any(p.is_cut for p in self.processes)
+
+    @property
+    def error(self) -> str:
+        """What a process ended by, the first of them."""
+        return next((p.error for p in self.processes if p.error), "")
 
     @property
     def selects(self) -> bool:
@@ -203,7 +285,10 @@ class EmulatedRun:
         return min((p.steps for p in self.processes if p.steps), default=0)
 
     def to_json(self) -> dict[str, Any]:
-        return {"emulated": True, "fits": self.fits, "steps": self.steps, **asdict(self)}
+        first = {"emulated": True, "fits": self.fits, "fits_so_far": self.fits_so_far}
+        said = {"doubts": list(self.doubts), "is_cut": self.is_cut, "steps": self.steps}
+        expanded = self.expanded and self.expanded.to_json()
+        return {**first, **said, **asdict(self), "expanded": expanded}
 
 
 def read_processes(records: Sequence[Mapping[str, Any]]) -> tuple[EmulatedProcess, ...]:
@@ -212,7 +297,8 @@ def read_processes(records: Sequence[Mapping[str, Any]]) -> tuple[EmulatedProces
 
 
 def _process(record: Mapping[str, Any]) -> EmulatedProcess:
-    grown, failed = record["growth"], record["out_of_memory"]
+    growth, failed = record["growth"], record["out_of_memory"]
+    held = [tuple(entry) for entry in record.get("held", ())]
     return EmulatedProcess(
         pid=record["pid"],
         node=record["node"],
@@ -222,9 +308,12 @@ def _process(record: Mapping[str, Any]) -> EmulatedProcess:
             DevicePeak(int(device), **_placed(peak)) for device, peak in record["peaks"].items()
         ),
         out_of_memory=OutOfMemory(**_placed(failed)) if failed else None,
-        growth=Growth(grown["from"], grown["to"], _groups(grown["places"])) if grown else None,
+        growth=Growth(growth["from"], growth["to"], _groups(growth["places"])) if growth else None,
         selects=record["selects"],
         faults=tuple(record["faults"]),
+        grown_bytes=grown(held),
+        grown_reserved_bytes=grown(held, 2),
+        **{name: record[name] for name in FLAGS if name in record},
     )
 
 

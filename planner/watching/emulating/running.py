@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from planner.core.errors import UsageError, shorten
+from planner.core.errors import PlannerError, UsageError, shorten
 from planner.core.files import check_output
 from planner.core.units import parse_bytes
 from planner.machine import supervisor
@@ -30,7 +30,10 @@ from planner.watching.emulating import nodes as nodes_launcher
 from planner.watching.emulating.reading import EmulatedRun, read_processes
 
 Hear = Callable[[int, int], None]
+EXPANDABLE = "expandable_segments:True"
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"  # the second since torch 2.9
 INTERRUPTED = 130  # the exit status of who is
+LONG_SECONDS = 300.0  # a program that takes longer is not run again
 LOOK_SECONDS = 0.5  # at how many steps the program has made
 ENDING_SECONDS = 10.0  # from SIGTERM, or an interrupt, to SIGKILL
 
@@ -56,6 +59,7 @@ def emulate(
     output: int | IO[str] | None = None,
     advised: bool = True,
     hear: Hear | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> EmulatedRun:
     """Run `command` on emulated GPUs and say what it needs of them: torch's own CUDA code, whose
     kernels compute nothing. Linux only.
@@ -66,10 +70,12 @@ def emulate(
     such a machine, the command runs once each, as torchrun and Lightning are to be started there.
     After `steps` steps of its optimizers (0: never) each process ends. `snapshot`, a file, receives
     the allocator's history at the peak, of each rank its own. `output` is where what the program
-    prints goes, as in `subprocess`. Where a known model runs out of memory, and it is `advised`,
-    the answer has levers. `hear` is told the steps that all processes made so far, and the most
-    bytes that one used of a device. Raises UsageError for a card that is not there, PlannerError
-    where nothing can be built.
+    prints goes, as in `subprocess`. Where it runs out of memory, and it is `advised`, the answer
+    has levers for a known model; and where free pieces would have been enough, the program runs
+    again with expandable segments, silently, unless it took long. `hear` is told the steps that all
+    processes made so far, and the most bytes that one used of a device; `tell`, a line before a
+    second run. Raises UsageError for a card that is not there, PlannerError where nothing can be
+    built.
     """
     if snapshot is not None:
         snapshot = check_output(snapshot, "a snapshot", SNAPSHOT_ENDINGS).absolute()
@@ -80,6 +86,29 @@ def emulate(
         changes["memory_bytes"] = parse_bytes(memory) if isinstance(memory, str) else memory
     machine = EmulatedMachine((replace(card, **changes),) * gpus)  # type: ignore[arg-type]
     held = parse_bytes(in_use) if isinstance(in_use, str) else in_use or 0
+    began = time.monotonic()
+    run = _run(words, machine, nodes, held, steps, str(snapshot or ""), output, hear)
+    failed = run.out_of_memory if advised else None
+    if failed is None:
+        return run
+    from planner.watching.emulating.levers import find_levers
+
+    run = replace(run, relief=find_levers(run, gpu))
+    if failed.is_fragmented and time.monotonic() - began <= LONG_SECONDS:
+        tell(f"It ran out of memory beside free pieces: once more, with {EXPANDABLE}.")
+        with suppress(InterruptedRun):
+            again = _run(
+                words, machine, nodes, held, steps, "", subprocess.DEVNULL, hear, EXPANDABLE
+            )
+            return replace(run, expanded=again)
+        raise InterruptedRun(run)
+    return run
+
+
+def _run(
+    words: list[str], machine: EmulatedMachine, nodes: int, held: int, steps: int, snapshot: str,
+    output: int | IO[str] | None, hear: Hear | None, allocator: str = "",
+) -> EmulatedRun:  # fmt: skip
     with ExitStack() as stack:
         environment = stack.enter_context(started(machine))
         folder = Path(environment[CONFIGURATION]).parent
@@ -95,8 +124,11 @@ def emulate(
             "PYTHONPATH": os.pathsep.join(paths),
             inside.FOLDER: str(records),
             inside.STEPS: str(steps),
-            inside.SNAPSHOT: str(snapshot or ""),
+            inside.SNAPSHOT: snapshot,
         }
+        if allocator:
+            names = [name for name in ALLOCATOR if name in environment] or ALLOCATOR[:1]
+            environment |= {n: f"{environment.get(n, '')},{allocator}".strip(",") for n in names}
         launched = words if nodes == 1 else _on_nodes(nodes, words, machine, folder)
         is_interrupted, status = False, INTERRUPTED
         try:
@@ -107,18 +139,21 @@ def emulate(
             is_interrupted = True
         is_recorded = (records / inside.LOADED).exists()
         texts = [path.read_text() for path in sorted(records.glob("*.json"))]
-    found = read_processes([json.loads(text) for text in texts])
+    try:
+        found = read_processes([json.loads(text) for text in texts])
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise PlannerError(
+            f"what a process of the program wrote down is not whole ({shorten(str(error))}).",
+            f"Does the program write into ${inside.FOLDER}? That folder is ours.",
+        ) from None
     first = machine.gpus[0]
     run = EmulatedRun(
-        tuple(words), first.name, gpus, status, held, found,
+        tuple(words), first.name, len(machine.gpus), status, held, found,
         first.memory_bytes, first.context_bytes, is_recorded, nodes=nodes,
+        is_interrupted=is_interrupted,
     )  # fmt: skip
     if is_interrupted:
         raise InterruptedRun(run)
-    if advised and run.out_of_memory is not None:
-        from planner.watching.emulating.levers import find_levers
-
-        run = replace(run, relief=find_levers(run, gpu))
     return run
 
 
@@ -210,8 +245,9 @@ def _look(records: Path, hear: Hear | None) -> None:
     if hear is None:
         return
     texts = [path.read_text().split() for path in records.glob(f"*{inside.STEPPED}")]
-    if all(texts) and texts:
-        hear(min(int(steps) for steps, _ in texts), max(int(used) for _, used in texts))
+    if all(texts):
+        steps, used = ([int(text[n]) for text in texts] or [0] for n in (0, 1))
+        hear(min(steps), max(used))
 
 
 def _is_over(reader: int) -> bool:

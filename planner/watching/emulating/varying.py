@@ -61,7 +61,7 @@ def vary(
                 hear=partial(hear, value),
             )
             runs[value] = run
-            if run.fits is None or (run.fits and run.status):
+            if run.fits_so_far is None or (run.fits_so_far and run.status):
                 said.seek(0)
                 text = said.read()[-_SHOWN:].rstrip()
                 if len(runs) > 1:
@@ -74,7 +74,7 @@ def vary(
         tell(value, run)
         if run.lacks_context:
             break
-        low, high = (value, high) if run.fits else (low, value)
+        low, high = (value, high) if run.fits_so_far else (low, value)
     return Variation(argument, low, high, runs)
 
 
@@ -88,7 +88,7 @@ def _next(low: int, high: int, first: int, runs: dict[int, EmulatedRun]) -> int:
     if low == 0:
         return high // 2
     halfway = (low + high) // 2
-    fitting = sorted(value for value, run in runs.items() if run.fits)[-2:]
+    fitting = sorted(value for value, run in runs.items() if run.fits_so_far)[-2:]
     if len(fitting) < 2 or len(runs) % 2:
         return halfway
     (a, one), (b, other) = ((v, runs[v].fullest) for v in fitting)
