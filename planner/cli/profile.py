@@ -27,7 +27,6 @@ from planner.trainers.emission import read_result
 from search import check_platform
 
 if TYPE_CHECKING:
-    from planner.core.schema.profile import ProfileRecord
     from search.probe.parent.runner import ProbeEvent
 
 _TOLD = {
@@ -38,10 +37,9 @@ _TOLD = {
 
 @click.command(
     cls=Command,
-    headings={"Profiling": ("steps", "deadline", "against")},
+    headings={"Profiling": ("steps", "deadline")},
     examples=(
         "planner profile run",
-        "planner profile run --output here --against there/profile.json",
         "planner profile native:swin_tiny --device cpu --batch-size 2 --steps 1",
     ),
 )
@@ -59,37 +57,21 @@ _TOLD = {
     "--output", type=click.Path(), default="profile", show_default=True,
     metavar="DIR", help="Where its files go.",
 )  # fmt: skip
-@click.option(
-    "--against", metavar="PROFILE",
-    help="Compare with a profile of another environment.",
-)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print profile.json.")
 def command(target: str, **given: Any) -> int:
     """Run a setting under torch's profiler: where its time goes, measured beside predicted.
 
     RUN is a folder or a recommendation.json of 'planner tune': its recommended setting runs,
     changed by the options given. MODEL is as for 'planner estimate'. DIR then holds the trace (open
-    trace.json.gz at ui.perfetto.dev), the allocator's history on a GPU, and profile.json.
-
-    --against names a profile of the same setting from another machine, image or torch: how much
-    longer a step takes here than there, how sure that is, and where. RUN may then be a profile too.
+    trace.json.gz at ui.perfetto.dev) and profile.json.
     """
-    from search.report.two_profiles import read_profile
-
     refuse_empty({"target": target, **given})
-    if given["against"] is not None:
-        there = read_profile(given["against"])
-        if there is None:
-            raise UsageError(f"{given['against']} is no profile.", "Name a profile.json.")
-        here = read_profile(target)
-        if here is not None:
-            return _compared(there, here, given["as_json"])
     check_platform()
     deadline = read_duration("--deadline", given["deadline"])
     model, setting = _asked(target, given)
     from planner.report.profile import profile_text
     from search.loop.interrupts import handle_signals
-    from search.tuning.profiling.profiling import profile
+    from search.tuning.profiling import profile
 
     with handle_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
         try:
@@ -101,24 +83,12 @@ def command(target: str, **given: Any) -> int:
         except KeyboardInterrupt:
             click.echo("Error: interrupted: no profile was written.", err=True)
             return interrupts.exit_status
-    if given["against"] is not None:
-        assert there is not None
-        return _compared(there, found, given["as_json"])
     if given["as_json"]:
         print_json(found.model_dump(mode="json"))
     else:
         say(profile_text(found))
         names = ", ".join(found.files)
         tell(f"\nWrote {names} into {given['output']}.")
-    return 0
-
-
-def _compared(there: ProfileRecord, here: ProfileRecord, as_json: bool) -> int:
-    """There is the first, here the second."""
-    from search.report.two_profiles import compare_profiles, two_profiles_text
-
-    compared = compare_profiles(there, here)
-    print_json(compared.to_json()) if as_json else say(two_profiles_text(compared))
     return 0
 
 

@@ -36,7 +36,7 @@ CUDA_SECONDS = {"warmup_seconds": 0.5, "min_measure_seconds": 1.0, "give_up_seco
 FINALIST_SECONDS = 3.0
 MEASURE_SECONDS = 10.0  # of timing, at most
 # What a profile leaves in its folder, and how it names the phases of a step in the trace.
-TRACE_FILE, SNAPSHOT_FILE = "trace.json.gz", "memory.pickle"
+TRACE_FILE, OPERATIONS_FILE = "trace.json.gz", "operations.json"
 PROFILE_MARK = "planner: "
 
 
