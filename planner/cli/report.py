@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 def command(targets: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     """Draw RUNs and MODELs as one HTML page that opens offline.
 
-    A RUN is the --output of 'planner tune' or 'planner data' (also while it runs), a file of
+    A RUN is the --output of 'planner tune' (also while it runs), a file of
     records, or the --storage of a study. A MODEL is estimated with the options of 'planner
     estimate': several values make several estimates, and --gpu all ranks every GPU. Two runs or
     estimates, or more, are shown side by side.

@@ -10,11 +10,7 @@ from planner.libraries.spec import LibrarySpec, no_pretrained_window, one_window
 
 
 def _faults(config: SwinConfig) -> list[str]:
-    return [
-        *one_window(config),
-        *no_pretrained_window(config),
-        *_undivided(config),
-    ]
+    return [*one_window(config), *no_pretrained_window(config), *_undivided(config)]
 
 
 def _undivided(config: SwinConfig) -> list[str]:

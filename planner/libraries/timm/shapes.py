@@ -107,12 +107,7 @@ class SwinTransformerBlock(Module):
     attn: Module
 
     def __init__(
-        self,
-        device: Device,
-        config: SwinConfig,
-        plan: BlockPlan,
-        resolution: Pair,
-        fused: bool,
+        self, device: Device, config: SwinConfig, plan: BlockPlan, resolution: Pair, fused: bool
     ) -> None:
         self.window, self.shift = clamped_window(resolution, plan.window, plan.shifted)
         self.norm1 = LayerNorm(device, plan.channels)

@@ -85,12 +85,7 @@ class SwinTransformerV2Block(SwinTransformerBlock):
     attention is never fused."""
 
     def __init__(
-        self,
-        device: Device,
-        config: SwinConfig,
-        plan: BlockPlan,
-        resolution: Pair,
-        fused: bool,
+        self, device: Device, config: SwinConfig, plan: BlockPlan, resolution: Pair, fused: bool
     ) -> None:
         self.window, self.shift = clamped_window(resolution, plan.window, plan.shifted)
         self.attn = WindowAttention(device, config, plan, self.window)

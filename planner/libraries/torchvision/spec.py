@@ -10,11 +10,7 @@ from planner.libraries.torchvision.names import PUBLISHED
 def _faults(config: SwinConfig) -> list[str]:
     faults = [
         *required(
-            config,
-            in_channels=3,
-            qkv_bias=True,
-            patch_norm=True,
-            absolute_position_embedding=False,
+            config, in_channels=3, qkv_bias=True, patch_norm=True, absolute_position_embedding=False
         ),
         *one_window(config),
     ]

@@ -23,11 +23,7 @@ def build(config: SwinConfig, setting: TrainSetting) -> nn.Module:
     # transformers imports torchvision where it finds it.
     declare_missing_operators()
     from transformers import SwinConfig as Swinv1Config
-    from transformers import (
-        SwinForImageClassification,
-        Swinv2Config,
-        Swinv2ForImageClassification,
-    )
+    from transformers import SwinForImageClassification, Swinv2Config, Swinv2ForImageClassification
 
     arguments = config_arguments(config)
     model: Any
