@@ -578,9 +578,8 @@ def too_much() -> None:
     try:
         torch.empty(1 << 50, device="cuda")
     except torch.OutOfMemoryError as error:
-        assert "Tried to allocate 4194304.00 GiB" in str(error)
-    else:
-        raise AssertionError("4 PiB were allocated")
+        said = str(error)
+    assert "Tried to allocate 4194304.00 GiB" in said
 
 
 @program
@@ -632,7 +631,7 @@ def main(names: list[str]) -> None:
     not depend on what ran before."""
     with tempfile.TemporaryDirectory() as folder:
         for name in names or PROGRAMS:
-            print(run_apart(name, os.path.join(folder, name)), flush=True)
+            print(run_apart(name, f"{folder}/{name}"), flush=True)
 
 
 def run_apart(name: str, cache: str) -> str:
