@@ -11,6 +11,7 @@ Legend: B batch, C channels, T steps or tokens, H heads, D width.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import tempfile
@@ -331,6 +332,16 @@ def scattering() -> None:
     x.index_select(0, index[0]).sum().backward()
     torch.zeros(8, 8, device="cuda").index_add_(0, index[0], x.detach())
     x[index[0]].sum().backward()
+
+
+@program
+def joining() -> None:
+    """What is joined may be sizes, and so is what it would be."""
+    for shapes, dim in (((2, 3), (4, 3)), 0), (((2, 3), (2, 5)), 1), (((3, 1), (3, 1)), 1):
+        for dtype in (torch.int64, torch.float32, torch.bool):
+            parts = [torch.arange(1, math.prod(s) + 1).reshape(s).to(dtype) for s in shapes]
+            joined = torch.cat([part.cuda() for part in parts], dim)
+            assert torch.equal(joined.cpu(), torch.cat(parts, dim))
 
 
 @program

@@ -64,24 +64,36 @@ def test_a_card_without_kernels_has_those_of_another_and_says_so_once(libraries:
     assert "no kernels" not in done[1].stderr
 
 
-NOT_EMULATED = """
+SPARSE = """
 import torch
 rows = torch.arange(9, device="cuda")
 a = torch.sparse_csr_tensor(rows, torch.zeros(8, dtype=torch.long, device="cuda"),
                             torch.ones(8, device="cuda"), (8, 8))
 (a @ a).sum()
 """
+SHARED_SEGMENT = """
+import os, torch
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+torch.ones(8, device="cuda").untyped_storage()._share_cuda_()
+"""
 
 
-def test_what_is_not_emulated_is_named_as_the_emulation_s_fault(libraries: Path) -> None:
-    """Of a product of sparse matrices the size depends on values."""
+@pytest.mark.parametrize(
+    ("program", "function"),
+    [(SPARSE, "cusparseSpGEMM_createDescr"), (SHARED_SEGMENT, "cuMemExportToShareableHandle")],
+)
+def test_what_is_not_emulated_is_named_as_the_emulation_s_fault(
+    libraries: Path, program: str, function: str
+) -> None:
+    """Of a product of sparse matrices the size depends on values; the segments that another
+    process may map are those of cudaMalloc."""
     with started(EmulatedMachine((emulated_gpu("rtx-3090"),))) as environment:
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", NOT_EMULATED],
+            [sys.executable, "-W", "ignore", "-c", program],
             env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 1
     said = [line for line in done.stderr.splitlines() if line.startswith("planner: ")]
     assert len(said) == 1
-    assert "cusparseSpGEMM_createDescr is not emulated" in said[0]
+    assert f"{function} is not emulated" in said[0]
     assert "the emulation's fault" in said[0]

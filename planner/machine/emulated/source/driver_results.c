@@ -261,9 +261,13 @@ static void join(const char *name, void **arguments) {
     shape_t whole = *(shape_t *)arguments[2];
     unsigned joined = *(unsigned *)arguments[3];
     uint64_t stride = *(uint32_t *)arguments[4], bytes = width;
-    if (is_of_vectors) whole = (shape_t){{whole.sizes[0] * (16 / width)}, {1}}, stride = 1;
+    if (joined >= num || !stride || !is_device_memory(to)) return;
+    if (is_of_vectors) {  // whole rows of `stride` elements, one after the other
+        whole = (shape_t){{whole.sizes[0] * (16 / width) / stride}, {1}};
+        bytes *= stride;
+    }
     for (unsigned d = 0; d < num; d++) bytes *= whole.sizes[d];
-    if (joined >= num || bytes > MOST_BYTES || !is_device_memory(to)) return;
+    if (bytes > MOST_BYTES) return;
     for (unsigned i = 0, end = 0; i < most && end < whole.sizes[joined]; i++) {
         end = offsets[i] + sizes[i];
         if (end > whole.sizes[joined] || !is_device_memory(from[i])) return;
