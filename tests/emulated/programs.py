@@ -11,8 +11,10 @@ Legend: B batch, C channels, T steps or tokens, H heads, D width.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -174,6 +176,35 @@ def transformer_encoder_padded() -> None:
         encoder(ones(2, 8, 32), src_key_padding_mask=torch.zeros(2, 8, device="cuda").bool())
 
 
+def encode(padded: int) -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    mask = torch.zeros(2, 8).bool()
+    mask[1, 8 - padded :] = True
+    encoder = nn.TransformerEncoder(layer, 1).cuda().eval()
+    with torch.no_grad():
+        assert encoder(ones(2, 8, 32), src_key_padding_mask=mask.cuda()).shape == (2, 8, 32)
+
+
+@program
+def nested_encoder() -> None:
+    """Sizes are what the masks say: they are read back from the card."""
+    encode(padded=0)
+    encode(padded=3)
+    mask = torch.tensor([[True] * 5 + [False] * 3]).cuda()
+    nested = torch._nested_tensor_from_mask(ones(1, 8, 32), mask)
+    assert nested._nested_tensor_size().tolist() == [[5, 32]]
+
+
+@program
+def nested() -> None:
+    parts = [torch.ones(3, 8), torch.ones(5, 8)]
+    strided = torch.nested.nested_tensor(parts).cuda()
+    assert strided.to_padded_tensor(0).shape == (2, 5, 8)
+    jagged = torch.nested.nested_tensor(parts, layout=torch.jagged, device="cuda")
+    nn.Linear(8, 8).cuda()(jagged).values().sum().backward()
+    assert jagged.to_padded_tensor(0).shape == (2, 5, 8)
+
+
 # ---- recurrent layers
 
 
@@ -304,6 +335,16 @@ def scattering() -> None:
 
 
 @program
+def joining() -> None:
+    """What is joined may be sizes, and so is what it would be."""
+    for shapes, dim in (((2, 3), (4, 3)), 0), (((2, 3), (2, 5)), 1), (((3, 1), (3, 1)), 1):
+        for dtype in (torch.int64, torch.float32, torch.bool):
+            parts = [torch.arange(1, math.prod(s) + 1).reshape(s).to(dtype) for s in shapes]
+            joined = torch.cat([part.cuda() for part in parts], dim)
+            assert torch.equal(joined.cpu(), torch.cat(parts, dim))
+
+
+@program
 def selecting() -> None:
     x = torch.zeros(8, 8, device="cuda")
     x[x > 0].sum()
@@ -379,6 +420,35 @@ def matrix_products() -> None:
     torch.baddbmm(a, a, a).sum().backward()
     (ones(8) @ ones(8)).item()
     torch.addmv(ones(8), ones(8, 8), ones(8))
+
+
+# ---- compiled
+
+
+@program
+def compiled_default() -> None:
+    train(torch.compile(nn.Sequential(nn.Linear(16, 16), nn.GELU())), ones(32, 16), steps=3)
+
+
+@program
+def compiled_reduce_overhead() -> None:
+    module = torch.compile(nn.Sequential(nn.Linear(16, 16), nn.GELU()), mode="reduce-overhead")
+    train(module, ones(32, 16), steps=4)  # recorded in the second, replayed from the third on
+
+
+@program
+def compiled_max_autotune() -> None:
+    with torch.no_grad():
+        torch.compile(nn.Linear(16, 16).cuda(), mode="max-autotune")(ones(32, 16))
+
+
+@program
+def compiled_flex_attention() -> None:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, 128, 128)
+    q, k, v = (ones(1, 2, 128, 32, dtype=torch.float16, grad=True) for _ in range(3))
+    torch.compile(flex_attention)(q, k, v, block_mask=mask).sum().backward()
 
 
 # ---- how a program trains
@@ -490,6 +560,40 @@ def collectives() -> None:
 
 
 @program
+def sent_to_process() -> None:
+    """And back: memory of each process in the other."""
+    context = torch.multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=send_back, args=(there,))
+    process.start()
+    sent = ones(8)
+    here.send(sent)
+    received = here.recv()
+    assert received.tolist() == [1.0] * 8
+    here.send(None)
+    process.join()
+    assert process.exitcode == 0
+
+
+def send_back(there: Any) -> None:
+    received = there.recv()
+    copied = received.clone()
+    del received
+    there.send(copied)
+    there.recv()
+
+
+@program
+def too_much() -> None:
+    """A request that no card can meet is torch's own error, with torch's own figures."""
+    try:
+        torch.empty(1 << 50, device="cuda")
+    except torch.OutOfMemoryError as error:
+        said = str(error)
+    assert "Tried to allocate 4194304.00 GiB" in said
+
+
+@program
 def jit_script() -> None:
     torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).cuda())(ones(2, 8)).sum().backward()
 
@@ -534,17 +638,24 @@ def run(name: str) -> dict[str, Any]:
 
 
 def main(names: list[str]) -> None:
-    """Each in a fork, so that its bytes do not depend on what ran before."""
-    for name in names or PROGRAMS:
-        read, write = os.pipe()
-        if (child := os.fork()) == 0:
-            os.write(write, json.dumps(run(name)).encode())
-            os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as answer:
-            said = answer.read()
-        _, status = os.waitpid(child, 0)
-        print(said or json.dumps({"name": name, "failed": f"ended by {status}"}), flush=True)
+    """Each in a fork and with no compiled code of before, whose trials take memory: its bytes do
+    not depend on what ran before."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names or PROGRAMS:
+            print(run_apart(name, f"{folder}/{name}"), flush=True)
+
+
+def run_apart(name: str, cache: str) -> str:
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.environ.update(TORCHINDUCTOR_CACHE_DIR=cache, TORCHINDUCTOR_COMPILE_THREADS="1")
+        os.write(write, json.dumps(run(name)).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        said = answer.read()
+    _, status = os.waitpid(child, 0)
+    return said or json.dumps({"name": name, "failed": f"ended by {status}"})
 
 
 if __name__ == "__main__":

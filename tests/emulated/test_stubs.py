@@ -42,8 +42,8 @@ def test_the_nth_version_of_a_function_has_the_suffix_n() -> None:
 
 def test_what_is_defined_is_no_stub_and_all_can_be_found() -> None:
     text = driver_tables({"cuThing_v2", "cuOther"}, HEADER, TYPEDEFS)
-    assert 'int cuThird(void) { return emulated_missing("cuThird"); }' in text
-    assert 'emulated_missing("cuOther")' not in text
+    assert 'int cuThird(void) { return emulated_refused("cuThird", 801); }' in text
+    assert 'emulated_refused("cuOther"' not in text
     assert "emulated_num_entries = 4;" in text
     found = [line.split('"')[1] for line in text.splitlines() if "(void *)cu" in line]
     assert found == sorted(found)  # the driver searches by halves

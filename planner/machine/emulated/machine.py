@@ -7,12 +7,17 @@ each piece of work is taken to cost what the catalogue's rates say, of which not
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
+from importlib.metadata import version
 
 from planner.core.errors import UnsupportedError, UsageError, shorten
 from planner.core.units import MIB
+from planner.machine.cuda_support import INDEX, as_text, fitting_build
+from planner.machine.emulated.wheels import architectures
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import CONTEXT_BYTES
+from planner.machine.torch_build import has_code_for
 
 MAX_GPUS = 16  # of source/machine.h
 PAGE_BYTES = 2 * MIB  # in which the driver hands out memory: cuMemGetAllocationGranularity
@@ -29,7 +34,7 @@ class EmulatedGpu:
     its own; after `lost_after` the device has fallen off the bus, for all processes (0: never).
     `launch_seconds`, the rates in FLOP/s and `bandwidth` in bytes/s drive the emulated clock;
     0 lets work cost nothing. The clocks, the bus, the power limit and `l2_bytes` are for programs
-    that print them.
+    that print them. `notice` is said on standard error by the first that uses the GPU.
     """
 
     name: str
@@ -53,6 +58,7 @@ class EmulatedGpu:
     bus_bits: int = 256
     watts: int = 300
     l2_bytes: int = 6 * MIB  # a GeForce RTX 3090's (NVIDIA Ampere GA102 whitepaper, table 2)
+    notice: str = ""
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable():
@@ -86,8 +92,9 @@ class EmulatedMachine:
 
 
 def emulated_gpu(gpu: str | Gpu, **changes: object) -> EmulatedGpu:
-    """A GPU of the catalogue, with `changes` to any field of EmulatedGpu. Raises UsageError for one
-    that is not there, UnsupportedError for one that CUDA does not drive."""
+    """A GPU of the catalogue, with `changes` to any field of EmulatedGpu. Where the installed torch
+    has no kernels for it, those for another capability stand in, and its name says so. Raises
+    UsageError for one that is not there, UnsupportedError for one that CUDA does not drive."""
     found = find_gpu(gpu) if isinstance(gpu, str) else gpu
     if found.capability is None or found.num_sms is None:
         raise UnsupportedError(
@@ -107,10 +114,29 @@ def emulated_gpu(gpu: str | Gpu, **changes: object) -> EmulatedGpu:
     }
     if found.boost_mhz:
         known["clock_mhz"] = found.boost_mhz
+    if not has_code_for(found.capability, architectures()):
+        known |= _stand_in(str(known["name"]), found.capability)
     unknown = sorted(set(changes) - {f.name for f in fields(EmulatedGpu)})
     if unknown:
         raise UsageError(f"an emulated GPU has no {shorten(unknown[0])}.")
     return EmulatedGpu(**{**known, **changes})  # type: ignore[arg-type]
+
+
+def _stand_in(name: str, capability: tuple[int, int]) -> dict[str, object]:
+    """The next capability that torch has kernels for, or its last, and how that is told."""
+    numbers = re.findall(r"sm_(\d+)(\d)", " ".join(architectures()))
+    known = sorted((int(major), int(minor)) for major, minor in numbers)
+    other = next((one for one in known if one > capability), known[-1])
+    build = fitting_build("", capability, version("torch"))
+    needs = "an older torch"
+    if build is not None:
+        wanted = f'"torch=={as_text(build.release)}.*" --index-url {INDEX}/{build.tag}'
+        needs = f"pip install --force-reinstall {wanted}"
+    notice = (
+        f"the installed torch has no kernels for compute capability {as_text(capability)} of "
+        f"{name}: those for {as_text(other)} stand in. A real one needs {needs}"
+    )
+    return {"capability": other, "name": f"{name} as {as_text(other)}", "notice": notice}
 
 
 def configuration_text(machine: EmulatedMachine, table: str) -> str:

@@ -12,15 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from planner.core.errors import PlannerError
-from planner.machine.emulated.building import NVML_FOLDER, built_libraries
+from planner.machine.emulated.building import NVML_FOLDER, PARTS, built_libraries
 from planner.machine.emulated.machine import EmulatedMachine, configuration_text
 
 CONFIGURATION = "PLANNER_EMULATED_GPU"
 SHARED_MEMORY = Path("/dev/shm")
-PRELOADED = (
-    "libcuda", "libcudart", "libcublas", "libcublasLt", "libcudnn", "libcupti", "libnccl",
-    "libcufft", "libcusolver", "libcusparse",
-)  # fmt: skip
 
 # A CUDA program: a context on a device, and memory there until its input ends.
 HOLDER = """
@@ -68,7 +64,7 @@ def started(
 def _variables(
     libraries: Path, configuration: Path, machine: EmulatedMachine, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    preloaded = [str(p) for name in PRELOADED for p in libraries.glob(f"{name}.so.*")]
+    preloaded = [str(p) for name in PARTS for p in libraries.glob(f"{name}.*")]
     searched = [str(libraries)]
     if machine.has_nvml:
         searched.append(str(libraries / NVML_FOLDER))

@@ -18,12 +18,15 @@ USED = (
     "int emulated_missing(const char *);\nint emulated_success(const char *);\n"
     "int emulated_refused(const char *, int);\nint emulated_blas_call(void *);\n"
 )
-# CUDNN_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_NOT_SUPPORTED, ncclInvalidUsage, CUFFT_NOT_SUPPORTED,
-# CUSOLVER_STATUS_NOT_SUPPORTED, CUSPARSE_STATUS_NOT_SUPPORTED: each of the library's header.
+# CUDA_ERROR_NOT_SUPPORTED, cudaErrorNotSupported, CUDNN_STATUS_NOT_SUPPORTED,
+# CUBLAS_STATUS_NOT_SUPPORTED, ncclInvalidUsage, CUFFT_NOT_SUPPORTED, CUSOLVER_STATUS_NOT_SUPPORTED,
+# CUSPARSE_STATUS_NOT_SUPPORTED: each of the library's header.
 REFUSALS = {
-    "libcudnn.so": 3000, "libcublas.so": 15, "libcublasLt.so": 15, "libnccl.so": 5,
-    "libcufft.so": 16, "libcusolver.so": 9, "libcusparse.so": 10,
+    "libcuda.so": 801, "libcudart.so": 801, "libcudnn.so": 3000, "libcublas.so": 15,
+    "libcublasLt.so": 15, "libnccl.so": 5, "libcufft.so": 16, "libcusolver.so": 9,
+    "libcusparse.so": 10,
 }  # fmt: skip
+UNHEEDED = ("cuLogsRegisterCallback",)  # torch asks, and does without
 # What only changes an object of the library, or computes values on the card, of which there are
 # none. Everything else may hand something back.
 WITHOUT_RESULTS = {
@@ -57,7 +60,7 @@ def stubs(library: str, missing: Iterable[str], headers: str = "") -> str:
 
 def _stub(library: str, name: str) -> str:
     """A function of which only the name is known."""
-    if library in ("libcuda.so", "libcudart.so"):
+    if name in UNHEEDED:
         return f'EXPORT int {name}(void) {{ return emulated_missing("{name}"); }}'
     if library == "libcupti.so":  # CUPTI_ERROR_NOT_SUPPORTED of cupti_result.h: nothing is profiled
         return f"EXPORT int {name}(void) {{ return 27; }}"

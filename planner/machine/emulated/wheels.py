@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import platform
+import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from planner.core.errors import PlannerError
@@ -79,6 +81,17 @@ def find_wheels(packages: Path) -> Wheels:
             "Install torch from wheels that bring CUDA: pip install --force-reinstall torch",
         )
     return Wheels(libraries, include, (*torch, *_versions(packages, "nvidia_*")))
+
+
+@cache
+def architectures() -> tuple[str, ...]:
+    """What the installed torch has kernels for, as `torch.cuda.get_arch_list` says it; () where
+    that is not known."""
+    found = importlib.util.find_spec("torch")
+    library = Path(found.origin or "" if found else "").parent / "lib" / "libtorch_python.so"
+    text = library.read_bytes() if library.exists() else b""
+    flags = re.search(rb"\0(sm_\d+\w?(?: (?:sm|compute)_\d+\w?)+)\0", text)
+    return tuple(flags.group(1).decode().split()) if flags else ()
 
 
 def _versions(packages: Path, name: str) -> list[str]:

@@ -22,6 +22,7 @@ typedef struct {
     kind_t kind;
     int device;
     uint64_t id;
+    bool is_shared;
     union {
         physical_t *physical;
         CUmemoryPool pool;
@@ -39,3 +40,4 @@ void erase_block(block_t *block);
 void *map_anonymous(void *wish, size_t bytes, int protection, int flags);
 void *map_next(size_t bytes);
 void free_pooled(const block_t *block);
+void stop_sharing(const block_t *block);

@@ -24,6 +24,10 @@ static void set_of_gpu(gpu_t *gpu, const char *key, const char *value) {
     NUMBER(capability) NUMBER(num_sms) NUMBER(threads_per_sm) NUMBER(clock_mhz)
     NUMBER(memory_clock_mhz) NUMBER(bus_bits) NUMBER(watts) NUMBER(is_slice)
     NUMBER(lacks_virtual_memory)
+    if (!strcmp(key, "notice")) {
+        snprintf(gpu->notice, sizeof gpu->notice, "%s", value);
+        return;
+    }
     NUMBER(memory_bytes) NUMBER(context_bytes) NUMBER(kept_bytes) NUMBER(l2_bytes)
     NUMBER(illegal_access_after) NUMBER(lost_after)
     REAL(half_flops) REAL(tf32_flops) REAL(fp32_flops) REAL(bandwidth) REAL(launch_seconds)

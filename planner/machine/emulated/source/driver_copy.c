@@ -42,7 +42,8 @@ static void fill(void *at, const void *value, size_t width, size_t count) {
     } else if (!memcmp(value, zeros, width)) {
         char *begin = (char *)(((uintptr_t)byte + 4095) & ~4095ull);
         char *end = (char *)((uintptr_t)(byte + bytes) & ~4095ull);
-        madvise(begin, end - begin, MADV_DONTNEED);
+        if (begin < end && madvise(begin, end - begin, MADV_REMOVE))  // where it is shared
+            madvise(begin, end - begin, MADV_DONTNEED);
     }
 }
 

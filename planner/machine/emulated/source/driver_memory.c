@@ -127,6 +127,7 @@ static CUresult free_device(CUdeviceptr pointer) {
                              block->kind == POOLED);
     if (is_ours) {
         munmap((void *)pointer, block->mapped_bytes);
+        stop_sharing(block);
         if (block->kind == POOLED) free_pooled(block);
         else resize(block->device, block->bytes, false);
         erase_block(block);
@@ -223,7 +224,7 @@ static CUresult attribute_of(void *value, CUpointer_attribute attribute, CUdevic
         GIVES(BUFFER_ID, uint64_t, block ? block->id : 0)
         GIVES(IS_MANAGED, unsigned, block && block->kind == MANAGED)
         GIVES(DEVICE_ORDINAL, int, block ? block->device : -2)
-        GIVES(IS_LEGACY_CUDA_IPC_CAPABLE, unsigned, 0)
+        GIVES(IS_LEGACY_CUDA_IPC_CAPABLE, unsigned, block && block->kind == DEVICE)
         GIVES(RANGE_START_ADDR, CUdeviceptr, block ? block->begin : 0)
         GIVES(RANGE_SIZE, size_t, block ? block->bytes : 0)
         GIVES(MAPPED, unsigned, block != NULL)

@@ -24,10 +24,13 @@ static void write_all(void **arguments, const void *value, size_t width) {
     for (int i = 0; i < count; i++) memcpy(at + i * width, value, width);
 }
 
-// The type a template is of, as the Itanium C++ ABI writes it.
+// The type that a template or a function is of, as the Itanium C++ ABI writes it.
 static size_t width_of(const char *mangled) {
-    if (strstr(mangled, "complex") == mangled + 5) return 0;
-    if (*mangled == 'N') return 2;  // c10::Half, c10::BFloat16
+    if (*mangled == 'N') {  // of c10
+        char type[16] = {0};
+        strncpy(type, mangled, sizeof type - 1);
+        return strstr(type, "7complex") ? 0 : strstr(type, "Float8") ? 1 : 2;
+    }
     return strchr("bha", *mangled) ? 1 : strchr("st", *mangled) ? 2 : strchr("ijf", *mangled) ? 4
            : strchr("lmxyd", *mangled) ? 8 : 0;
 }
@@ -54,12 +57,25 @@ static void elementwise_false(const char *name, void **arguments) {
     write_all(arguments, &(char){0}, 1);
 }
 
-// Of bools: what is asked of a conjunction that was carried out is carried out too.
+// What is asked of a conjunction that was carried out, or of a mask, is carried out too.
 static void elementwise_not(const char *name, void **arguments) {
     int count = *(int *)arguments[0];
     char *to = result_of(arguments), *from = ((void **)arguments[2])[1];
-    if (count <= 0 || count > MOST_BYTES || !is_device_memory(to) || !is_device_memory(from)) return;
-    for (int i = 0; i < count; i++) to[i] = !from[i];
+    size_t width = width_of(strstr(name, "EUl") + 3);
+    if (count <= 0 || !width || count * width > MOST_SCANNED_BYTES) return;
+    if (!is_device_memory(to) || !is_device_memory(from)) return;
+    for (int i = 0; i < count; i++) to[i] = !memcmp(from + i * width, &(uint64_t){0}, width);
+}
+
+// The functor holds the value (ATen/native/cuda/Indexing.cu).
+static void masked_fill(const char *name, void **arguments) {
+    int count = *(int *)arguments[0];
+    char **at = arguments[2];
+    size_t width = width_of(strstr(name, "EUl") + 3);
+    if (count <= 0 || !width || count * width > MOST_SCANNED_BYTES) return;
+    if (!is_device_memory(at[0]) || !is_device_memory(at[1]) || !is_device_memory(at[2])) return;
+    for (int i = 0; i < count; i++)
+        memcpy(at[0] + i * width, at[2][i] ? (char *)arguments[1] : at[1] + i * width, width);
 }
 
 static void elementwise_or(const char *name, void **arguments) {
@@ -135,21 +151,19 @@ static void cast(const char *name, void **arguments) {
         int8_t type;
         uint32_t width;
     } *source = arguments[5], *target = arguments[6];
-    if (count <= 0 || count * (source->width + target->width) > MOST_BYTES) return;
+    size_t most = source->type == BOOL ? MOST_SCANNED_BYTES : MOST_BYTES;
+    if (count <= 0 || count * (size_t)(source->width + target->width) > most) return;
     if (!is_device_memory(to) || !is_device_memory(from)) return;
     for (int i = 0; i < count; i++)
         write_number(to + i * target->width, target->type,
                      read_number(from + i * source->width, source->type));
 }
 
-// x == x, and not x == a number that is looked for, as infinity is; `functor` begins with the
+// x == y, and not x == a number that is looked for, as infinity is; the functor begins with the
 // operator: 0 is ==, 1 is != (ATen/native/cuda/CompareEQKernel.cu).
 static void compare(const char *name, void **arguments) {
-    void **addresses = arguments[2];
-    bool is_inequality = *(int *)arguments[1] == 1;
-    bool is_with_itself = strstr(name, "BinaryFunctor") && addresses[1] == addresses[2];
-    if (is_with_itself || !strstr(name, "BinaryFunctor"))
-        write_all(arguments, &(char){is_with_itself != is_inequality}, 1);
+    bool is_inequality = *(int *)arguments[1] == 1, is_of_two = strstr(name, "BinaryFunctor");
+    write_all(arguments, &(char){is_of_two != is_inequality}, 1);
 }
 
 // at::native::ReduceOp of ATen/native/cuda/Reduce.cuh, behind operation and identity, whose sizes
@@ -214,23 +228,54 @@ static void no_loss(const char *name, void **arguments) {
 static void all(const char *name, void **arguments) { reduce(arguments, 1); }
 static void any(const char *name, void **arguments) { reduce(arguments, 0); }
 
-// torch.cat of vectors, as of labels that are evaluated: addresses, and by uint32_t offsets, sizes and
-// numbers of elements of as many tensors as the template says, then whether each is contiguous; and
-// the result's length, in vectors of 16 bytes or in elements (ATen/native/cuda/Shape.cu).
+// torch.cat, as of labels that are evaluated and of sizes: addresses, and by uint32_t offsets, sizes
+// and numbers of elements of as many tensors as the template says, then whether each is contiguous,
+// and shapes of those that are not; the result's shape, in vectors of 16 bytes or in elements; which
+// dimension is joined; and that one's stride (ATen/native/cuda/Shape.cu).
+typedef struct {
+    uint32_t sizes[4], strides[4];
+} shape_t;
+
+static uint64_t place_of(uint64_t index, const shape_t *shape, unsigned num, unsigned joined,
+                         uint32_t size) {
+    uint64_t place = 0;
+    for (unsigned d = num - 1; d > 0; d--) {
+        uint32_t along = d == joined ? size : shape->sizes[d];
+        place += index % along * shape->strides[d];
+        index /= along;
+    }
+    return place + index * shape->strides[0];
+}
+
 static void join(const char *name, void **arguments) {
-    unsigned width, most;
+    unsigned width, num, most;
     const char *type = strstr(name, "OpaqueTypeILj");
-    if (!type || sscanf(type, "OpaqueTypeILj%uEEEjLi1ELi%uE", &width, &most) != 2) return;
+    if (!type || sscanf(type, "OpaqueTypeILj%uEEEjLi%uELi%uE", &width, &num, &most) != 3) return;
+    bool is_of_vectors = strstr(name, "_vectorized");
+    if (num > 4 || (is_of_vectors && num > 1)) return;
     char *to = *(char **)arguments[0], **from = arguments[1];
-    const uint32_t *offsets = (const uint32_t *)(from + most), *counts = offsets + 2 * most;
+    const uint32_t *offsets = (const uint32_t *)(from + most), *sizes = offsets + most;
+    const uint32_t *counts = sizes + most;
     const bool *contiguous = (const bool *)(counts + most);
-    uint64_t length = *(uint32_t *)arguments[2];
-    if (strstr(name, "_vectorized")) length *= 16 / width;
-    if (length * width > MOST_BYTES || !is_device_memory(to)) return;
-    for (unsigned i = 0, end = 0; i < most && end < length; i++) {
-        end = offsets[i] + counts[i];
-        if (end > length || !contiguous[i] || !is_device_memory(from[i])) return;
-        memcpy(to + offsets[i] * width, from[i], counts[i] * width);
+    const shape_t *shapes = (const shape_t *)(contiguous + most);
+    shape_t whole = *(shape_t *)arguments[2];
+    unsigned joined = *(unsigned *)arguments[3];
+    uint64_t stride = *(uint32_t *)arguments[4], bytes = width;
+    if (joined >= num || !stride || !is_device_memory(to)) return;
+    if (is_of_vectors) {  // whole rows of `stride` elements, one after the other
+        whole = (shape_t){{whole.sizes[0] * (16 / width) / stride}, {1}};
+        bytes *= stride;
+    }
+    for (unsigned d = 0; d < num; d++) bytes *= whole.sizes[d];
+    if (bytes > MOST_BYTES) return;
+    for (unsigned i = 0, end = 0; i < most && end < whole.sizes[joined]; i++) {
+        end = offsets[i] + sizes[i];
+        if (end > whole.sizes[joined] || !is_device_memory(from[i])) return;
+        for (uint32_t at = 0; at < counts[i]; at++) {
+            uint64_t source = contiguous[i] ? at : place_of(at, &shapes[i], num, joined, sizes[i]);
+            uint64_t target = offsets[i] * stride + place_of(at, &whole, num, joined, sizes[i]);
+            memcpy(to + target * width, from[i] + source * width, width);
+        }
     }
 }
 
@@ -264,11 +309,25 @@ static void none(const char *name, void **arguments) {
     if (is_device_memory(at)) memset(at, 0, 4);
 }
 
-// A running sum of whole numbers (long), of which the last is a size: where to, and of how many.
+// Running sums of whole numbers (long), of which the last is a size: true where they are of a mask,
+// else 0, as nothing says whether what is there was computed.
+static void running_sums(int64_t *to, const int64_t *from, size_t rows, size_t width) {
+    size_t count = rows * width;
+    if (8 * count > MOST_SCANNED_BYTES || !is_device_memory(to)) return;
+    bool is_mask = from && is_device_memory(from);
+    for (size_t i = 0; i < count && is_mask; i++) is_mask = (uint64_t)from[i] <= 1;
+    if (!is_mask) memset(to, 0, 8 * count);
+    for (size_t i = 0; i < count && is_mask; i++) to[i] = from[i] + (i % width ? to[i - 1] : 0);
+}
+
 static void scan(const char *name, void **arguments) {
-    void *to = *(void **)arguments[1];
-    size_t bytes = 8 * (size_t)*(uint32_t *)arguments[6];
-    if (bytes <= MOST_SCANNED_BYTES && is_device_memory(to)) memset(to, 0, bytes);
+    const int64_t *from = strstr(name, "PKlPl") ? *(int64_t **)arguments[0] : NULL;
+    running_sums(*(int64_t **)arguments[1], from, 1, *(uint32_t *)arguments[6]);
+}
+
+static void scan_rows(const char *name, void **arguments) {
+    int64_t **at[] = {arguments[0], arguments[1]};
+    running_sums(*at[0], *at[1], *(uint32_t *)arguments[2], *(uint32_t *)arguments[3]);
 }
 
 void find_result(CUfunction function) {
@@ -290,6 +349,7 @@ void find_result(CUfunction function) {
     else if (strstr(name, "DeviceReduceSingleTileKernel")) function->result = none;
     else if (strstr(name, "DeviceScanKernel") && strstr(name, "PlNS0_13ScanTileState"))
         function->result = scan;
+    else if (strstr(name, "scan_innermost_dimIlSt4plusIl")) function->result = scan_rows;
     else if (strstr(name, "CatArrayBatchedCopy")) function->result = join;
     if (!is_elementwise) return;
     if (strstr(name, "direct_copy_kernel") && strstr(name, "StoreWithCast")) {
@@ -301,10 +361,12 @@ void find_result(CUfunction function) {
     else if (strstr(name, "MulFunctorIb")) function->result = elementwise_true;
     else if (strstr(name, "logical_and_kernel")) function->result = elementwise_true;
     else if (strstr(name, "logical_or_kernel")) function->result = elementwise_false;
-    else if (strstr(name, "logical_not_kernel") && strstr(name, "EUlbE"))
+    else if (strstr(name, "logical_not_kernel") && strstr(name, "EUl"))
         function->result = elementwise_not;
     else if (strstr(name, "bitwise_not_kernel") && strstr(name, "EUlbE"))
         function->result = elementwise_not;
+    else if (strstr(name, "masked_fill_kernel") && strstr(name, "EUl"))
+        function->result = masked_fill;
     else if (strstr(name, "BitwiseOrFunctorIb") && !strstr(name, "UnaryFunctor"))
         function->result = elementwise_or;
     else if (strstr(name, "compare_scalar_kernelIf"))

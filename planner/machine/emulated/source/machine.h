@@ -9,7 +9,7 @@
 #define MAX_GPUS 16
 
 typedef struct {
-    char name[96];
+    char name[96], notice[384];
     int capability;  // 86 is 8.6
     int num_sms, threads_per_sm, clock_mhz, memory_clock_mhz, bus_bits, watts;
     bool is_slice;  // a MIG instance, of which NVML tells less

@@ -97,6 +97,30 @@ RUNTIME cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const
     return error;
 }
 
+RUNTIME cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer) {
+    return DO_IN_CONTEXT(cuIpcGetMemHandle((CUipcMemHandle *)handle, (CUdeviceptr)pointer));
+}
+
+RUNTIME cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsigned flags) {
+    CUipcMemHandle same;
+    memcpy(&same, &handle, sizeof same);
+    return DO_IN_CONTEXT(cuIpcOpenMemHandle((CUdeviceptr *)pointer, same, flags));
+}
+
+RUNTIME cudaIpcCloseMemHandle(void *pointer) {
+    return DO_IN_CONTEXT(cuIpcCloseMemHandle((CUdeviceptr)pointer));
+}
+
+RUNTIME cudaIpcGetEventHandle(cudaIpcEventHandle_t *handle, cudaEvent_t event) {
+    return DO_IN_CONTEXT(cuIpcGetEventHandle((CUipcEventHandle *)handle, event));
+}
+
+RUNTIME cudaIpcOpenEventHandle(cudaEvent_t *event, cudaIpcEventHandle_t handle) {
+    CUipcEventHandle same;
+    memcpy(&same, &handle, sizeof same);
+    return DO_IN_CONTEXT(cuIpcOpenEventHandle(event, same));
+}
+
 RUNTIME cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device) {
     return DO(cuDeviceGetDefaultMemPool(pool, device));
 }

@@ -25,7 +25,7 @@ typedef struct {
 } entry_t;
 
 typedef struct {
-    uint8_t lost[MAX_GPUS];
+    uint8_t lost[MAX_GPUS], told[MAX_GPUS];
     entry_t entries[NUM_ENTRIES];
 } table_t;
 
@@ -122,7 +122,10 @@ bool open_context(int gpu) {
     lock();
     bool fits = machine()->gpus[gpu].context_bytes <= unused(gpu) && own();
     if (fits) mine->contexts[gpu] = 1;
+    const char *notice = table->told[gpu] ? "" : machine()->gpus[gpu].notice;
+    table->told[gpu] = 1;
     unlock();
+    if (*notice) fprintf(stderr, "planner: %s\n", notice);
     return fits;
 }
 
