@@ -31,7 +31,7 @@ def test_the_statuses_are_counted() -> None:
 
 
 def test_the_files_exist() -> None:
-    named = set(re.findall(r"`((?:planner|search|tests)/[\w/.]+?)(?::\w+)?`", TEXT))
+    named = set(re.findall(r"`((?:planner|search|tests|examples)/[\w/.]+?)(?::\w+)?`", TEXT))
     assert named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
@@ -44,7 +44,8 @@ COMMANDS = {
 
 
 def test_what_works_has_a_command_that_can_be_typed() -> None:
-    assert [row[0] for row in ROWS if row[2] == "works" and row[0] not in COMMANDS] == []
+    untyped = [row for row in ROWS if row[2] == "works" and row[0] not in COMMANDS]
+    assert [row[0] for row in untyped if not row[3].startswith("`python examples/")] == []
     for line in COMMANDS.values():
         _, name, *arguments = shlex.split(line)
         command = cli.get_command(click.Context(cli), name)

@@ -140,12 +140,11 @@ class PlannerStrategy:
         if not gain.any():  # too little to tell by: the highest expected rate per second of probing
             gain = alone = np.where(allowed, np.exp(worth), 0.0)
         index = _argmax(gain / seconds, allowed)
-        if left is not None:
-            if ENOUGH_PROBES * seconds[index] > left:
-                index = _argmax(alone / seconds, allowed)
-            scout = self._scout(predicted, allowed, seconds, best, unheard, left - seconds[index])
-            index = index if scout is None else scout
-        return self._choice(index, predicted, "search", best_rate)
+        if left is not None and ENOUGH_PROBES * seconds[index] > left:
+            index = _argmax(alone / seconds, allowed)
+        rest = np.inf if left is None else left - seconds[index]
+        scout = self._scout(predicted, allowed, seconds, best, unheard, rest)
+        return self._choice(index if scout is None else scout, predicted, "search", best_rate)
 
     def _scout(
         self, predicted: Prediction, allowed: Mask, seconds: Array, best: int, unheard: Mask,
