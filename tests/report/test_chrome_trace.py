@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -95,17 +96,10 @@ def test_collectives_have_a_track_of_their_own() -> None:
     assert "link between devices" not in {e["args"].get("name") for e in made()[0]}
 
 
-def test_what_reads_torchs_own_traces_reads_the_kernels(tmp_path: Path) -> None:
-    from search.tuning.profiling.trace import read_trace
-
+def test_a_trace_is_written_plain_or_packed(tmp_path: Path) -> None:
     trace = planner.chrome_trace("native:swin_tiny", gpu="rtx 3090", **TINY)
-    for name in ("step.json", "step.json.gz"):
-        read = read_trace(write_trace(trace, tmp_path / name))
-        kernels = [e for e in trace["traceEvents"] if e.get("cat") == "kernel"]
-        assert len(read.kernels) == len(kernels)
-        assert len(read.operations) == len(kernels)
-        took = sum(kernel.end - kernel.start for kernel in read.kernels)
-        assert took == pytest.approx(sum(e["dur"] for e in kernels) * 1e-6)
+    plain, packed = (write_trace(trace, tmp_path / name) for name in ("a.json", "a.json.gz"))
+    assert json.loads(plain.read_text()) == json.loads(gzip.decompress(packed.read_bytes()))
 
 
 def test_a_trace_needs_a_device_and_a_name(tmp_path: Path) -> None:

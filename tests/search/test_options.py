@@ -35,7 +35,6 @@ def test_what_is_no_search_is_said_in_a_few_lines(
         ("--budget -5s", 2, "duration"),
         ("--gpus 3 --global-batch 16", 2, "a multiple of 3"),
         ("--gpus 2 --parallelism dpp", 2, "Did you mean 'ddp'"),
-        ("--gpus 2 --data .", 2, "on one device"),
         ("--storage=", 2, "--storage has no value"),
         ("--batch-size 8,x", 2, "'x'"),
         ("--set embed_dim=24 --set embed-dim=24", 2, "given twice"),

@@ -227,7 +227,7 @@ def test_a_fork_server_that_is_gone_or_late_is_done_without(
 ) -> None:
     """Then the worker is a process of its own, whose command is here a quicker one."""
     command = (sys.executable, "-S", "-c", "raise SystemExit(3)")
-    monkeypatch.setattr("search.probe.worker.worker.command_of", lambda module: command)
+    monkeypatch.setattr("search.probe.worker.worker.COMMAND", command)
     with ForkServer() as gone:
         os.kill(gone.pid, signal.SIGKILL)
         record = run_probe(request_of("tiny"), deadline_seconds=AMPLE_SECONDS, fork_server=gone)
