@@ -16,8 +16,7 @@ from search.report.run import Run
 
 MOST_SUBJECTS = 100  # that one page compares: more is a table of `planner estimate`
 WHAT_A_RUN_IS = (
-    "A RUN is the --output of a 'planner tune' or 'planner data'; a MODEL is LIBRARY:NAME, see "
-    "'planner models'."
+    "A RUN is the --output of a 'planner tune'; a MODEL is LIBRARY:NAME, see 'planner models'."
 )
 
 
