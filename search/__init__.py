@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from search.loader import find_loader
-    from search.report.frame import records_frame
     from search.report.report import report_estimate, write_report
     from search.tuning.tune import tune
 
 _HOMES = {
     "find_loader": "search.loader",
-    "records_frame": "search.report.frame",
     "report_estimate": "search.report.report",
     "tune": "search.tuning.tune",
     "write_report": "search.report.report",
 }
 _PROBING = ("find_loader", "tune")
 
-__all__ = ["find_loader", "records_frame", "report_estimate", "tune", "write_report"]
+__all__ = ["find_loader", "report_estimate", "tune", "write_report"]
 
 
 def check_platform() -> None:

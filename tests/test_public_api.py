@@ -104,8 +104,6 @@ def test_what_was_traced_before_is_answered_without_torch(
         ("data", lambda empty: search.find_loader(empty)),
         ("output", lambda empty: search.tune("native:swin_tiny", output=empty)),
         ("replay", lambda empty: search.tune(None, replay=empty)),
-        ("records", lambda empty: search.records_frame(empty)),
-        ("records", lambda empty: search.records_frame([empty])),
         ("target", lambda empty: search.write_report(empty, "page.html")),
         ("output", lambda empty: search.write_report("native:swin_tiny", empty)),
     ],
