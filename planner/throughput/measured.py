@@ -59,7 +59,7 @@ def measure_rates(
 ) -> DeviceRates:
     """The rates of `device` ("cuda", "cuda:1" or "cpu"), measured now, in under 20 s.
 
-    What it allocates (3.4 GiB on an emulated GPU) is given back to the allocator, not to the driver.
+    What it allocates (3.33 GiB on an emulated GPU) is given back to torch, not to the driver.
     """
     import torch
 
