@@ -23,7 +23,7 @@ ANYWHERE = (
     ("estimate", "native:swin_tiny", "--gpu", "RTX 3090"),
     ("models", "swin_tiny"),
     ("gpus",),
-    ("doctor", str(Path(__file__).parent / "environment/machines/rocm/machine.json")),
+    ("doctor", str(Path(__file__).parent / "environment/machines/rocm.json")),
 )
 
 

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from planner.cli import cli
 from planner.core.torch_version import NEWEST_TRIED, as_of
 
-MACHINE = Path(__file__).parent / "environment/machines/rocm/machine.json"
+MACHINE = Path(__file__).parent / "environment/machines/rocm.json"
 ESTIMATES = ("estimate", "advise")
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -14,11 +14,12 @@ from planner.cli.command import Command
 from planner.cli.output import print_json, say, tell
 from planner.core.errors import PlannerError, UsageError
 from planner.core.files import cache_directory, unwritable
-from planner.machine.doctor import Checkup, check_environment, check_machine
+from planner.machine.doctor import Facts, compare, load_facts, read_facts
+from planner.machine.findings import judge
 from planner.machine.hardware.detect import read_device
-from planner.machine.machine import load_machine
+from planner.machine.set_up import lines_to_type
 from planner.machine.torch_build import why_not_usable
-from planner.report.environment import checkup_text, comparison_text, rates_text
+from planner.report.doctor import comparison_text, facts_text, rates_text
 
 if TYPE_CHECKING:
     from planner.throughput.prediction import DeviceRates
@@ -53,15 +54,20 @@ def command(
     _check(files, comparing, rates, device)
     if comparing:
         return _compare(files, as_json)
-    checkup = check_machine(load_machine(files[0])) if files else check_environment()
-    measured = _measure(_device(where, checkup), checkup) if rates else None
+    facts = load_facts(files[0]) if files else read_facts()
+    measured = _measure(_device(where, facts), facts) if rates else None
+    findings = judge(facts)
+    is_healthy = all(finding.level != "fault" for finding in findings)
     if as_json:
-        print_json({**checkup.to_json(), "rates": measured and asdict(measured)})
+        typed = [line for _, line in lines_to_type(facts)]
+        found = {"healthy": is_healthy, "findings": [asdict(f) for f in findings]}
+        rated = measured and asdict(measured)
+        print_json({**found, "to_type": typed, "machine": facts.to_json(), "rates": rated})
     else:
-        say(checkup_text(checkup))
+        say(facts_text(facts))
         if measured:
             say(rates_text(measured))
-    return 0 if checkup.is_healthy else 1
+    return 0 if is_healthy else 1
 
 
 def _check(files: Sequence[str], comparing: bool, rates: bool, device: str | None) -> None:
@@ -79,39 +85,31 @@ def _check(files: Sequence[str], comparing: bool, rates: bool, device: str | Non
 
 
 def _compare(files: Sequence[str], as_json: bool) -> int:
-    from planner.machine.layers import compare
-
-    titles = list(files) if len({Path(f).stem for f in files}) < len(files) else [
-        Path(f).stem for f in files
-    ]  # fmt: skip
-    checkups = {t: check_machine(load_machine(f)) for t, f in zip(titles, files, strict=True)}
-    differences = compare({title: checkup.facts for title, checkup in checkups.items()})
+    is_plain = len({Path(file).stem for file in files}) == len(files)
+    machines = {Path(file).stem if is_plain else file: load_facts(file) for file in files}
+    differences = compare(machines)
     if as_json:
-        print_json({
-            "machines": list(files),
-            "differences": [asdict(difference) for difference in differences],
-            "findings": {title: [asdict(finding) for finding in checkup.findings]
-                         for title, checkup in checkups.items()},
-        })  # fmt: skip
+        findings = {t: [asdict(found) for found in judge(f)] for t, f in machines.items()}
+        print_json({"differences": differences, "findings": findings})
     else:
-        say(comparison_text(checkups, differences))
+        say(comparison_text(machines, differences))
     return 1 if differences else 0
 
 
-def _device(device: str, checkup: Checkup) -> str:
+def _device(device: str, facts: Facts) -> str:
     """ "auto", "cpu" or "cuda:N" as a device that can be used. Raises PlannerError."""
     if device == "auto":
-        why = why_not_usable(checkup.torch)
-        if why is not None and checkup.facts.cards:
+        why = why_not_usable(facts.torch)
+        if why is not None and facts.cards:
             click.echo(f"Measuring the CPU: {why}.", err=True)
         return "cuda:0" if why is None else "cpu"
-    why = why_not_usable(checkup.torch, int(device[5:])) if device != "cpu" else None
+    why = why_not_usable(facts.torch, int(device[5:])) if device != "cpu" else None
     if why is not None:
         raise PlannerError(f"{device!r} cannot be used: {why}.", "Pass auto or cpu.")
     return device
 
 
-def _measure(device: str, checkup: Checkup) -> DeviceRates:
+def _measure(device: str, facts: Facts) -> DeviceRates:
     """The rates of `device`, numbered by its bus as everywhere here; kept, unless others or
     throttling disturbed them."""
     from planner.throughput.measured import (
@@ -123,7 +121,7 @@ def _measure(device: str, checkup: Checkup) -> DeviceRates:
     from search.probe.device_rates import watched
 
     kind, _, index = device.partition(":")
-    memory_bytes = checkup.torch.gpus[int(index or 0)].total_bytes if kind == "cuda" else None
+    memory_bytes = facts.torch.gpus[int(index or 0)].total_bytes if kind == "cuda" else None
     click.echo(f"Measuring {device} …", err=True)
     with (
         watched(device if kind == "cpu" else f"cuda:{index or 0}") as disturbances,

@@ -1,61 +1,307 @@
-"""Is this environment set up to be fast? Reads the machine, gathers facts, judges them."""
+"""What a machine is, as `planner doctor` reads it: the driver's library (NVML), files of /proc, and
+a process that asks torch.
+
+Reading is one thing and judging another: `planner.machine.findings` says what follows. So a machine
+that somebody recorded is judged as this one is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-from planner.machine.facts import Facts, gather_facts
-from planner.machine.findings.analysis import judge
-from planner.machine.findings.finding import Finding
-from planner.machine.machine import Machine
-from planner.machine.reading.here import read_machine
-from planner.machine.set_up import lines_to_type
-from planner.machine.torch_build import TorchBuild
+import pynvml
+
+from planner import __version__
+from planner.core.errors import UsageError, shorten
+from planner.core.files import MAX_RESULT_BYTES, parse_json, read_text
+from planner.core.units import format_bytes
+from planner.machine import nvml
+from planner.machine.hardware.catalogue import recognise_gpu
+from planner.machine.hardware.detect import DetectedGpu, visible_gpus
+from planner.machine.host import ROOT, Host, read_host, text_of
+from planner.machine.nvml import NvmlDevice, NvmlProcess
+from planner.machine.torch_build import TorchBuild, ask_torch
+from planner.memory.allocator_config import VARIABLES as ALLOCATOR_VARIABLES
+
+FACTS_FORMAT = 2  # 1 held the texts of nvidia-smi
+_WAY_OUT = "Write it with 'planner doctor --json' of this version of planner, on that machine."
+
+PACKAGES = (
+    "optuna", "timm", "torchvision", "transformers", "accelerate", "lightning", "deepspeed",
+    "triton",
+)  # fmt: skip
+VARIABLES = (
+    *ALLOCATOR_VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING", "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
+    "CUDNN_CONV_WSCAP_DBG", "TORCH_CUDNN_V8_API_DISABLED", "LD_LIBRARY_PATH", "OMP_NUM_THREADS",
+    "KUBERNETES_SERVICE_HOST", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_PYTORCH_VERSION", "PYTORCH_BUILD_VERSION",
+)  # fmt: skip
+_PREFIX = "NCCL_"
+
+# nvmlGpuP2PStatus_t and nvmlDeviceGpuRecoveryAction_t of nvml.h.
+_NO_P2P = {
+    1: "the chipset does not support it", 2: "the GPU does not support it",
+    3: "the topology does not support it", 4: "it is disabled in the driver's registry",
+    5: "it is not supported",
+}  # fmt: skip
+_RECOVERIES = {
+    1: "a reset", 2: "a reboot", 3: "an end of P2P", 4: "a drain and a reset",
+    5: "a recovery of its IMEX domain", 6: "a reset of its bus", 7: "a reboot",
+}  # fmt: skip
+_RECOVERY_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older pynvml do not name
+_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which is a tuple in pynvml
 
 
 @dataclass(frozen=True)
-class Checkup:
-    """A machine, what its answers mean, and the findings drawn from them, the worst first."""
+class Card:
+    """What the driver tells of a GPU; None where it does not say.
 
-    facts: Facts
-    findings: Sequence[Finding]
+    `instances` are its MIG instances; `recovery` is what the driver asks for, "" for nothing;
+    `ecc_errors` are uncorrectable, since the driver was loaded. Memory that waits for a reset is
+    `reset_pending`, and `ecc_changes` says that ECC is turned on or off by one. `no_p2p` says of
+    each other card, by its index, why this one cannot read its memory. Clocks in MHz.
+    """
+
+    gpu: DetectedGpu
+    holders: tuple[NvmlProcess, ...] = ()
+    instances: int | None = None
+    recovery: str = ""
+    ecc_errors: int = 0
+    ecc_changes: bool = False
+    reset_pending: bool = False
+    remap_failed: bool = False
+    is_virtual: bool = False
+    is_resting: bool = False
+    reasons: tuple[str, ...] = ()
+    sm_mhz: int | None = None
+    max_sm_mhz: int | None = None
+    watts: float | None = None
+    default_watts: float | None = None
+    generation: int | None = None
+    max_generation: int | None = None
+    lanes: int | None = None
+    max_lanes: int | None = None
+    nvlinks_up: int = 0
+    nvlinks_down: int = 0
+    no_p2p: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that is read of a machine. `driver_error` is why the driver, or a card of it, does not
+    answer; `kernel_module` is what NVIDIA's module in the kernel calls itself; `source` is where a
+    recorded machine comes from, "" where it was read here."""
+
+    host: Host
+    torch: TorchBuild
+    cards: tuple[Card, ...] = ()
+    driver: str = ""
+    driver_error: str = ""
+    kernel_module: str = ""
+    has_amd_driver: bool = False
+    system: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+    format: int = FACTS_FORMAT
 
     @property
-    def machine(self) -> Machine:
-        return self.facts.machine
+    def visible(self) -> list[Card]:
+        """The cards that CUDA shows, `cuda:0` first."""
+        cards = {card.gpu.index: card for card in self.cards}
+        return [cards[g.index] for g in visible_gpus([c.gpu for c in self.cards], self.variables)]
+
+    def title(self, card: Card) -> str:
+        shown = self.visible
+        at = f"cuda:{shown.index(card)}" if card in shown else f"GPU {card.gpu.index}"
+        return f"{at} ({card.gpu.name})"
 
     @property
-    def torch(self) -> TorchBuild:
-        return self.facts.torch
+    def capability(self) -> tuple[int, int] | None:
+        """Of the first card, for what to install: the driver's, else the catalogue's."""
+        for card in self.visible:
+            known = recognise_gpu(card.gpu.name, card.gpu.total_bytes)
+            if found := card.gpu.capability or (known.capability if known else None):
+                return found
+        return None
 
     @property
-    def is_healthy(self) -> bool:
-        """Whether nothing must be fixed first; warnings and notes may remain."""
-        return all(finding.level != "fault" for finding in self.findings)
+    def container(self) -> str:
+        """The kind of container, "" outside of one. Kubernetes and NVIDIA's images tell by a
+        variable where no file does."""
+        if self.variables.get("KUBERNETES_SERVICE_HOST"):
+            return "kubepods"
+        own_image = "docker" if self.variables.get("NVIDIA_PYTORCH_VERSION") else ""
+        return self.host.container or own_image
 
     @property
-    def to_type(self) -> list[tuple[str, str]]:
-        """(what for, command) that make a torch that can be used."""
-        return lines_to_type(self.facts, self.findings)
+    def is_windows(self) -> bool:
+        return self.system.get("platform") == "win32"
+
+    def is_set(self, variable: str) -> bool:
+        """Whether a variable that is a switch is on."""
+        return self.variables.get(variable, "0") not in ("", "0")
 
     def to_json(self) -> dict[str, Any]:
-        """Everything: the findings, and the raw answers they come from."""
-        return {
-            "healthy": self.is_healthy,
-            "findings": [asdict(finding) for finding in self.findings],
-            "to_type": [command for _, command in self.to_type],
-            "machine": self.machine.to_json(),
-        }
+        return asdict(self)
 
 
-def check_environment() -> Checkup:
-    """Look at this machine; see `read_machine`."""
-    return check_machine(read_machine())
+def read_facts(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> Facts:
+    """Asks everything. Takes the seconds that importing torch takes in another process."""
+    torch = ask_torch(environ)
+    # A driver on which torch hangs would hang here as well, where nothing can end it.
+    hangs = [why for why in (torch.error, *torch.failed.values()) if "took over" in why]
+    return Facts(
+        host=read_host(root),
+        torch=torch,
+        cards=() if hangs else read_cards(),
+        driver="" if hangs else nvml.driver_version() or "",
+        driver_error="it was not asked, as torch hangs" if hangs else nvml.why_silent(),
+        kernel_module=text_of(root / "proc/driver/nvidia/version").partition("\n")[0],
+        has_amd_driver=(root / "dev/kfd").exists(),
+        system={
+            "platform": sys.platform, "description": platform.platform(),
+            "python": platform.python_version(), "planner": __version__,
+        },
+        versions=dict(_installed()),
+        variables={
+            name: environ[name]
+            for name in sorted(environ)
+            if name in VARIABLES or name.startswith(_PREFIX)
+        },
+    )  # fmt: skip
 
 
-def check_machine(machine: Machine) -> Checkup:
-    """Judge a machine that was read here, or recorded elsewhere."""
-    facts = gather_facts(machine)
-    return Checkup(facts, judge(facts))
+def _installed() -> Iterator[tuple[str, str]]:
+    for package in PACKAGES:
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            continue
+
+
+def read_cards() -> tuple[Card, ...]:
+    """All cards that answer."""
+    found = nvml.devices()
+    cards = []
+    for gpu in nvml.detected_gpus():
+        if (device := found[gpu.index]) is not None:
+            others = {n: other for n, other in enumerate(found) if other and n != gpu.index}
+            cards.append(_read_card(gpu, device, others))
+    return tuple(cards)
+
+
+def _read_card(gpu: DetectedGpu, device: NvmlDevice, others: Mapping[int, NvmlDevice]) -> Card:
+    ask = device.ask
+    ecc = ask(pynvml.nvmlDeviceGetEccMode) or (0, 0)
+    rows = ask(pynvml.nvmlDeviceGetRemappedRows) or (0, 0, 0, 0)
+    links = [ask(pynvml.nvmlDeviceGetNvLinkState, n) for n in range(pynvml.NVML_NVLINK_MAX_LINKS)]
+    peers = {n: ask(pynvml.nvmlDeviceGetP2PStatus, o.handle, _READ) for n, o in others.items()}
+    fields = ask(pynvml.nvmlDeviceGetFieldValues, [_RECOVERY_FIELD])
+    slots = ask(pynvml.nvmlDeviceGetMaxMigDeviceCount)
+    instances = [ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, n) for n in range(slots or 0)]
+    errors = ask(
+        pynvml.nvmlDeviceGetTotalEccErrors,
+        pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC,
+    )  # fmt: skip
+    return Card(
+        gpu=gpu,
+        holders=device.processes or (),
+        instances=sum(one is not None for one in instances) if gpu.is_split and slots else None,
+        recovery=_RECOVERIES.get(fields[0].value.uiVal, "")
+        if fields and fields[0].nvmlReturn == 0 else "",
+        ecc_errors=errors or 0,
+        ecc_changes=ecc[0] != ecc[1],
+        reset_pending=bool(rows[2] or ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus)),
+        remap_failed=bool(rows[3]),
+        is_virtual=bool(ask(pynvml.nvmlDeviceGetVirtualizationMode)),
+        is_resting=device.is_resting,
+        reasons=device.throttle_reasons,
+        sm_mhz=device.sm_mhz,
+        max_sm_mhz=device.sm_max_mhz,
+        watts=_watts(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit)),
+        default_watts=_watts(ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit)),
+        generation=ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
+        max_generation=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
+        lanes=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth),
+        max_lanes=ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth),
+        nvlinks_up=links.count(1),
+        nvlinks_down=links.count(0),
+        no_p2p={n: _NO_P2P[why] for n, why in peers.items() if why in _NO_P2P},
+    )  # fmt: skip
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def facts_from_json(found: object, where: str) -> Facts:
+    """The machine in what `planner doctor --json` wrote, or in a `to_json`. Raises UsageError."""
+    from pydantic import TypeAdapter, ValidationError
+
+    raw = found.get("machine", found) if isinstance(found, dict) else found
+    if not isinstance(raw, dict):
+        raise UsageError(f"{where} holds no machine: it is no JSON object.", _WAY_OUT)
+    if raw.get("format") != FACTS_FORMAT:
+        told = shorten(raw["format"]) if "format" in raw else "that is not told"
+        raise UsageError(
+            f"{where} holds a machine in a format ({told}) that is not this planner's, "
+            f"{FACTS_FORMAT}.", _WAY_OUT,
+        )  # fmt: skip
+    try:
+        return TypeAdapter(Facts).validate_python(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        is_object = first["type"] == "dataclass_type"
+        fault = "it should be an object" if is_object else first["msg"].lower()
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{where} holds no machine: {place}: {fault}.", _WAY_OUT) from None
+
+
+def load_facts(path: str | Path) -> Facts:
+    """The machine that a file holds, with the file as its `source` where it tells no other. Raises
+    UsageError where it cannot be read."""
+    text = read_text(Path(path), MAX_RESULT_BYTES)
+    try:
+        facts = facts_from_json(parse_json(text, str(path)), str(path))
+    except UsageError as error:
+        raise UsageError(error.message, error.way_out or _WAY_OUT) from None
+    return facts if facts.source else replace(facts, source=str(path))
+
+
+# What changes from minute to minute, or names this very card: no difference of machines.
+_PASSING = {
+    "used_bytes", "uuid", "pci_bus_id", "holders", "is_resting", "reasons", "sm_mhz", "generation",
+    "available_bytes", "shared_memory_free_bytes", "source", "error", "segment_error",
+}  # fmt: skip
+
+
+def compare(machines: Mapping[str, Facts]) -> dict[str, list[str]]:
+    """In what machines differ: what -> the value of each, "" where it has none."""
+    tables = [dict(_flat(facts.to_json())) for facts in machines.values()]
+    names = dict.fromkeys(name for table in tables for name in table)
+    rows = {name: [table.get(name, "") for table in tables] for name in names}
+    return {name: values for name, values in rows.items() if len(set(values)) > 1}
+
+
+def _flat(found: object, name: str = "", at: str = "") -> Iterator[tuple[str, str]]:
+    """(place, value) of all that lasts: ("cards 0 gpu name", "NVIDIA H200")."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            if key not in _PASSING:
+                yield from _flat(value, str(key), f"{at} {key}".strip())
+    elif isinstance(found, list | tuple) and found and isinstance(found[0], dict):
+        for number, value in enumerate(found):
+            yield from _flat(value, name, f"{at} {number}")
+    elif isinstance(found, list | tuple):
+        yield at, ", ".join(map(str, found))
+    elif found is not None:
+        yield at, format_bytes(found) if isinstance(found, int) and "_bytes" in name else str(found)

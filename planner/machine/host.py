@@ -26,7 +26,7 @@ class Host:
     """Sizes in bytes; None where the system does not say, or sets no limit.
 
     `usable_cpus` are those this process may run on, `quota_cpus` the processor time its control
-    group may take, in processors. `file_limit` is how many files a process may hold open.
+    group may take, in processors.
     """
 
     num_cpus: int
@@ -37,8 +37,6 @@ class Host:
     available_bytes: int | None = None
     shared_memory_bytes: int | None = None
     shared_memory_free_bytes: int | None = None
-    file_limit: int | None = None
-    governor: str | None = None
     container: str | None = None
 
     @property
@@ -65,7 +63,6 @@ def read_host(root: Path = ROOT) -> Host:
     """This machine as this process may use it; of another `root`, what its files say."""
     import psutil
 
-    here = root == ROOT
     num_cpus = os.cpu_count() or 1
     memory = psutil.virtual_memory()
     total, free = _shared_memory(root)
@@ -78,8 +75,6 @@ def read_host(root: Path = ROOT) -> Host:
         available_bytes=memory.available,
         shared_memory_bytes=total,
         shared_memory_free_bytes=free,
-        file_limit=_file_limit() if here else None,
-        governor=text_of(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None,
         container=_container(root),
     )
 
@@ -173,15 +168,6 @@ def _shared_memory(root: Path) -> tuple[int | None, int | None]:
     except (OSError, AttributeError):
         return None, None
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-
-
-def _file_limit() -> int | None:
-    try:
-        import resource
-    except ModuleNotFoundError:  # Windows
-        return None
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def _container(root: Path) -> str | None:

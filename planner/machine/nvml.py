@@ -13,7 +13,6 @@ from typing import Any
 import pynvml
 
 from planner.machine.hardware.detect import DetectedGpu
-from planner.machine.machine import DriverAnswer, DriverFigures
 
 # nvmlClocksEventReasons: bits of why the clocks are lower than they could be.
 _THROTTLE_REASONS = {
@@ -27,6 +26,14 @@ _THROTTLE_REASONS = {
     0x100: "display_clock_setting",
 }
 _IDLE = 0x001  # a reason too, which is no throttling
+# From P5 on, of P0 … P15 (nvml.h: 15 is the least performance), a card counts as at rest. A
+# judgement: no source names the border. 32 is "unknown".
+_RESTING_STATES = range(5, 16)
+# No driver; a card that is another container's; a board without this library's functions.
+_NO_FAULTS = (
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_NO_PERMISSION,
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,40 +75,40 @@ class NvmlDevice:
 
     handle: Any
 
-    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any | None:
+    def ask(self, question: Callable[..., Any], *arguments: Any) -> Any | None:
         return _ask(question, self.handle, *arguments)
 
     @property
     def name(self) -> str:
-        return self._ask(pynvml.nvmlDeviceGetName) or "NVIDIA GPU"
+        return self.ask(pynvml.nvmlDeviceGetName) or "NVIDIA GPU"
 
     @property
     def uuid(self) -> str | None:
         """`GPU-` and 32 hexadecimal digits with hyphens."""
-        return self._ask(pynvml.nvmlDeviceGetUUID)
+        return self.ask(pynvml.nvmlDeviceGetUUID)
 
     @property
     def pci_bus_id(self) -> str | None:
         """`00000000:01:00.0`, as nvidia-smi prints it."""
-        pci = self._ask(pynvml.nvmlDeviceGetPciInfo)
+        pci = self.ask(pynvml.nvmlDeviceGetPciInfo)
         return pci.busId if pci is not None else None
 
     @property
     def is_split(self) -> bool | None:
         """Whether the card is split into MIG instances: then its memory is not what torch's device
         has, and its name stands for all of them. None where the driver does not say."""
-        modes = self._ask(pynvml.nvmlDeviceGetMigMode)
+        modes = self.ask(pynvml.nvmlDeviceGetMigMode)
         return bool(modes[0]) if modes is not None else None
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        found = self._ask(pynvml.nvmlDeviceGetCudaComputeCapability)
+        found = self.ask(pynvml.nvmlDeviceGetCudaComputeCapability)
         return (found[0], found[1]) if found is not None else None
 
     @property
     def memory(self) -> NvmlMemory | None:
         """None also where the figures cannot be of any device."""
-        found = self._ask(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
+        found = self.ask(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
         if found is None:
             return None
         total = found.total - found.reserved
@@ -116,7 +123,7 @@ class NvmlDevice:
             pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
             pynvml.nvmlDeviceGetComputeRunningProcesses_v2,
         ):
-            found = self._ask(question)
+            found = self.ask(question)
             # The first R535 drivers have longer entries in _v3: then ids of 0 are read, as none is.
             if found is not None and all(process.pid for process in found):
                 return tuple(NvmlProcess(p.pid, p.usedGpuMemory) for p in found)
@@ -124,29 +131,29 @@ class NvmlDevice:
 
     @property
     def sm_mhz(self) -> int | None:
-        return self._ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM)
+        return self.ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM)
 
     @property
     def sm_max_mhz(self) -> int | None:
-        return self._ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM)
+        return self.ask(pynvml.nvmlDeviceGetMaxClockInfo, pynvml.NVML_CLOCK_SM)
 
     @property
     def memory_mhz(self) -> int | None:
-        return self._ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM)
+        return self.ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_MEM)
 
     @property
     def temperature_c(self) -> int | None:
-        return self._ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU)
+        return self.ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU)
 
     @property
     def power_watts(self) -> float | None:
-        milliwatts = self._ask(pynvml.nvmlDeviceGetPowerUsage)
+        milliwatts = self.ask(pynvml.nvmlDeviceGetPowerUsage)
         return None if milliwatts is None else milliwatts / 1000
 
     @property
     def utilization(self) -> NvmlUtilization | None:
         """None also on a card that is split, whose instances the driver does not tell apart."""
-        found = self._ask(pynvml.nvmlDeviceGetUtilizationRates)
+        found = self.ask(pynvml.nvmlDeviceGetUtilizationRates)
         return NvmlUtilization(found.gpu, found.memory) if found is not None else None
 
     @property
@@ -154,33 +161,18 @@ class NvmlDevice:
         bits = self._reasons()
         return tuple(name for bit, name in _THROTTLE_REASONS.items() if bits & bit)
 
+    @property
+    def is_resting(self) -> bool:
+        """Whether the card has nothing to do, and so may have lowered clocks and link."""
+        state = self.ask(pynvml.nvmlDeviceGetPerformanceState)
+        return bool(self._reasons() & _IDLE) or state in _RESTING_STATES
+
     def _reasons(self) -> int:
         """The bits of nvmlClocksEventReasons in force; 0 where the driver does not answer."""
-        newer = self._ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons)
+        newer = self.ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons)
         if newer is not None:
             return int(newer)
-        return self._ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
-
-    @property
-    def figures(self) -> DriverFigures:
-        """Modes, link, power limits and clocks, each None where the card has no such thing."""
-        return DriverFigures(
-            persistence=self._ask(pynvml.nvmlDeviceGetPersistenceMode),
-            display=self._ask(pynvml.nvmlDeviceGetDisplayActive),
-            compute_mode=self._ask(pynvml.nvmlDeviceGetComputeMode),
-            performance_state=self._ask(pynvml.nvmlDeviceGetPerformanceState),
-            generation=self._ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
-            max_generation=self._ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
-            width=self._ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth),
-            max_width=self._ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth),
-            power_limit=self._ask(pynvml.nvmlDeviceGetEnforcedPowerLimit),
-            default_power_limit=self._ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit),
-            sm_mhz=self.sm_mhz,
-            max_sm_mhz=self.sm_max_mhz,
-            temperature=self.temperature_c,
-            reasons=self.throttle_reasons,
-            idle=bool(self._reasons() & _IDLE),
-        )
+        return self.ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
 
 
 def devices() -> tuple[NvmlDevice | None, ...]:
@@ -197,8 +189,7 @@ def device_at(index: int) -> NvmlDevice | None:
 
 
 def detected_gpus() -> tuple[DetectedGpu, ...]:
-    """The GPUs as `planner.machine.hardware.detect` lists them, where nvidia-smi is not
-    installed."""
+    """The GPUs that answer, as `planner.machine.hardware.detect` has them."""
     driver = driver_version() or ""
     return tuple(
         DetectedGpu(
@@ -217,12 +208,6 @@ def detected_gpus() -> tuple[DetectedGpu, ...]:
     )
 
 
-def ask_driver() -> DriverAnswer:
-    """The cards, and of each what `planner doctor` else reads from nvidia-smi."""
-    figures = {gpu.uuid or "": gpu.figures for gpu in devices() if gpu is not None}
-    return DriverAnswer(detected_gpus(), figures)
-
-
 def driver_version() -> str | None:
     return _ask(pynvml.nvmlSystemGetDriverVersion) if _is_ready() else None
 
@@ -235,3 +220,17 @@ def _is_ready() -> bool:
     except pynvml.NVMLError:
         return False
     return True
+
+
+def why_silent() -> str:
+    """Why the driver names no card, or of the first that does not answer why, in its library's
+    words; "" where all answer, a container may not ask, or there is no such library."""
+    at = ""
+    try:
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            at = f"GPU {index}: "
+            pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError as error:
+        return "" if error.value in _NO_FAULTS else f"{at}{error}"
+    return ""

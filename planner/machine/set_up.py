@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from planner.machine.cuda_support import INDEX, as_text, fitting_build
-from planner.machine.facts import Facts
-from planner.machine.findings.finding import Finding
-
-_WITHOUT_TORCH = {"torch.import", "torch.cpu-build", "torch.no-kernels", "driver.too-old"}
-"""Findings that another build of torch mends."""
+from planner.machine.cuda_support import INDEX, as_text, driver_runs, fitting_build
+from planner.machine.doctor import Facts
+from planner.machine.torch_build import has_code_for
 
 DOCKER_RUN = (
     "docker run --rm --gpus all --shm-size=8g --ulimit memlock=-1 --ulimit stack=67108864 "
@@ -19,12 +14,11 @@ DOCKER_RUN = (
 /dev/shm grows and is not the host's."""
 
 
-def lines_to_type(facts: Facts, findings: Iterable[Finding]) -> list[tuple[str, str]]:
-    """(where, command) that make a torch that can be used, if a finding says that there is none."""
+def lines_to_type(facts: Facts) -> list[tuple[str, str]]:
+    """(where, command) that make a torch that can be used, where this one cannot be."""
     torch = facts.torch
-    is_of_amd = bool(torch.hip) or "kfd" in facts.machine.device_files  # whose builds are no table
-    is_slow = "took over" in torch.error
-    if _WITHOUT_TORCH.isdisjoint(f.name for f in findings) or is_of_amd or is_slow:
+    is_of_amd = bool(torch.hip) or facts.has_amd_driver  # whose builds are in no table
+    if is_of_amd or "took over" in torch.error or not _needs_another(facts):
         return []
     if facts.variables.get("NVIDIA_PYTORCH_VERSION"):  # whose PIP_CONSTRAINT keeps its torch
         beside = "python -m venv --system-site-packages .venv && . .venv/bin/activate"
@@ -32,7 +26,7 @@ def lines_to_type(facts: Facts, findings: Iterable[Finding]) -> list[tuple[str, 
     there = "" if torch.error else "pip uninstall --yes torch torchvision && "
     if not (facts.driver or facts.cards):
         return [("here", f"{there}pip install torch torchvision --index-url {INDEX}/cpu")]
-    build = fitting_build(facts.driver, facts.wanted_capability, torch.version, facts.is_windows)
+    build = fitting_build(facts.driver, facts.capability, torch.version, facts.is_windows)
     if build is None:
         return []
     release = as_text(build.release)
@@ -40,7 +34,7 @@ def lines_to_type(facts: Facts, findings: Iterable[Finding]) -> list[tuple[str, 
         "here",
         f'{there}pip install "torch=={release}.*" torchvision --index-url {INDEX}/{build.tag}',
     )]  # fmt: skip
-    if not facts.is_container and not facts.is_windows:
+    if not facts.container and not facts.is_windows:
         lines += [
             (
                 "or for a container, in planner's own folder",
@@ -50,3 +44,16 @@ def lines_to_type(facts: Facts, findings: Iterable[Finding]) -> list[tuple[str, 
             ("then", f"{DOCKER_RUN} planner:{build.tag} doctor"),
         ]
     return lines
+
+
+def _needs_another(facts: Facts) -> bool:
+    """Whether torch is missing, of the CPU beside a GPU, of a CUDA that the driver does not run, or
+    without kernels for a card."""
+    torch = facts.torch
+    if torch.error:
+        return True
+    if torch.cuda is None:
+        return bool(facts.visible)
+    too_old = driver_runs(facts.driver, torch.cuda, facts.is_windows) is False
+    lacking = any(not has_code_for(gpu.capability, torch.arch_list) for gpu in torch.gpus)
+    return lacking or (too_old and not torch.available)

@@ -58,13 +58,6 @@ def read_cublas():
         parts.append(str(value.value))
     return ".".join(parts)
 
-def read_switches():
-    b = torch.backends
-    return {"float32_matmul_precision": torch.get_float32_matmul_precision(),
-            "cuda.matmul.allow_tf32": str(b.cuda.matmul.allow_tf32),
-            "cudnn.allow_tf32": str(b.cudnn.allow_tf32),
-            "cudnn.benchmark": str(b.cudnn.benchmark)}
-
 def read_cudnn():
     try:
         return [str(torch.backends.cudnn.version() or ""), ""]
@@ -112,18 +105,12 @@ def read_gpu(index):
 found = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
          "reason": "", "arch_list": [], "gpus": [], "failed": failed}
 found["available"] = ask("torch.cuda.is_available()", torch.cuda.is_available, False)
-found["debug"] = bool(quiet("torch.version.debug", lambda: torch.version.debug, False))
-found["path"] = quiet("torch.__file__", lambda: torch.__file__)
 found["num_threads"] = quiet("torch.get_num_threads()", lambda: torch.get_num_threads(), 0)
-found["switches"] = quiet("torch.backends", read_switches, {})
 found["cudnn"], found["cudnn_error"] = ask(
     "torch.backends.cudnn.version()", read_cudnn, ["", ""])
 found["nccl"] = quiet("torch.cuda.nccl.version()",
                       lambda: ".".join(map(str, torch.cuda.nccl.version())))
 found["cublas"] = quiet("cublasGetProperty", read_cublas)
-if found["cuda"] or found["hip"]:
-    found["allocator"] = quiet("torch.cuda.get_allocator_backend()",
-                               lambda: torch.cuda.get_allocator_backend())
 if found["available"]:
     found["arch_list"] = ask("torch.cuda.get_arch_list()", torch.cuda.get_arch_list, [])
     for index in range(ask("torch.cuda.device_count()", torch.cuda.device_count, 0)):
@@ -164,8 +151,7 @@ class TorchBuild:
     where it is built for GPUs and can use none; `failed` are questions that failed or ended the
     process that asked, with the last line of each. `arch_list` is what its kernels are compiled
     for: `sm_90` (machine code), `compute_90` (what the driver compiles for later cards). `cudnn` is
-    the number that cuDNN gives itself (91002), `cudnn_error` why it gives none; `switches` are
-    torch's defaults that decide precision and the choice of kernels; `path` is where torch lies."""
+    the number that cuDNN gives itself (91002), `cudnn_error` why it gives none."""
 
     version: str = ""
     cuda: str | None = None
@@ -179,11 +165,7 @@ class TorchBuild:
     cudnn_error: str = ""
     nccl: str = ""
     cublas: str = ""
-    allocator: str = ""
-    switches: Mapping[str, str] = field(default_factory=dict)
     num_threads: int = 0
-    path: str = ""
-    debug: bool = False
     failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -248,36 +230,9 @@ def _ask_process(
     raise _NoAnswerError(why, done.stdout)
 
 
-# Imported one after another; torch comes first, as its libraries must be found.
-_IMPORT = """
-import importlib, json, sys
-errors = {}
-for name in sys.argv[1:]:
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            errors[name] = f"{type(error).__name__}: {error}"
-    except Exception as error:
-        errors[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-print(json.dumps(errors))
-"""
-
-
-def import_errors(
-    packages: Sequence[str], environ: Mapping[str, str] = os.environ
-) -> dict[str, str]:
-    """Why each of `packages` that is installed cannot be imported, tried in a process that ends."""
-    try:
-        errors = _ask_process(_IMPORT, packages, environ)
-    except _NoAnswerError as error:  # by which of them is not known: they were tried in order
-        return {packages[0]: str(error)}
-    return {name: str(why) for name, why in errors.items()}
-
-
 def cudnn_release(number: str) -> str:
     """cuDNN's number as people write it: 91002 is 9.10.2, and before version 9 8907 is 8.9.7."""
-    if not number.isdigit():
+    if not re.fullmatch("[0-9]{1,9}", number):
         return number
     unit = 10_000 if int(number) >= 90_000 else 1000
     major, rest = divmod(int(number), unit)

@@ -12,12 +12,13 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+from torch.utils.benchmark import Timer
+from torch.utils.benchmark import timer as synchronized
 
 from planner.ledger.ledger import OperationKind
-
-if TYPE_CHECKING:
-    import torch
 
 _TILE = 7  # the window's side in tokens, as in most published models
 _HEAD_DIM = 32  # of every published Swin
@@ -44,6 +45,19 @@ class Workload:
     sample_seconds: float
 
 
+# What is copied or normalised leaves a B200's L2 cache (126 MiB); all of it fits an 8 GiB card.
+CUDA_WORKLOAD = Workload(
+    rows=65536, channels=512, copy_bytes=512 * 1024**2, images=128, side=56, host_layers=64,
+    sample_seconds=0.03,
+)  # fmt: skip
+# Samples so short that some find all threads at work: where one is kept waiting by other processes,
+# those that wait for it spin, on their own time.
+CPU_WORKLOAD = Workload(
+    rows=1024, channels=256, copy_bytes=64 * 1024**2, images=4, side=56, host_layers=16,
+    sample_seconds=0.001,
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Trial:
     """A call to time, and what it does in FLOPs, bytes or operations. `precision` is that of fp32
@@ -68,20 +82,14 @@ def best_of_rounds(
     return least
 
 
-def clock_of(device_type: str) -> Callable[[], float]:
-    """What tells the seconds of a short call: on a CPU the time of the calling thread, where its
-    clock is fine enough, else the time that passes."""
-    fine = time.get_clock_info("thread_time").resolution <= _COARSEST_SECONDS
-    return time.thread_time if device_type == "cpu" and fine else time.perf_counter
-
-
 class Bench:
     """Timings on one device; every method returns rates or seconds."""
 
     def __init__(self, device: torch.device, workload: Workload) -> None:
         self.device = device
         self.work = workload
-        self.clock = clock_of(device.type)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # torch's timer waits for this one
 
     def matmul_flops(self) -> dict[str, float]:
         """FLOP/s of [rows, C] @ [C, 4C] by dtype; tf32 and fp16 where the device is a GPU."""
@@ -89,22 +97,19 @@ class Bench:
 
     def kind_shares(self, widest: str, moving: Mapping[str, float]) -> dict[OperationKind, float]:
         """What conv and attention reach of the matmul rate (of the dtype `widest`), and `moving`
-        rates of that of a copy: each held against what is timed in turns with it."""
+        rates of that of a copy: each held against what is timed in turns with it. At most 1: a
+        cache may make some look faster than a copy."""
         dtype = "float32" if self.device.type == "cpu" or widest == "tf32" else widest
-        conv_dtype = "tf32" if "tf32" in self._dtypes() else "float32"
-        matrix = self._rates(
-            {
-                "conv": self._conv(),
-                "attention": self._attention(dtype),
-                "matmul": self._matmul(dtype),
-                "matmul of conv": self._matmul(conv_dtype),
-            }
-        )
+        matrix = self._rates({
+            "conv": self._conv(),
+            "attention": self._attention(dtype),
+            "matmul": self._matmul(dtype),
+            "matmul of conv": self._matmul("tf32" if "tf32" in self._dtypes() else "float32"),
+        })  # fmt: skip
         return {
             "matmul": 1.0,
             "conv": min(1.0, matrix["conv"] / matrix["matmul of conv"]),
             "attention": min(1.0, matrix["attention"] / matrix["matmul"]),
-            # A cache may make them look faster than a copy.
             "pointwise": min(1.0, moving["pointwise"] / moving["copy"]),
             "reduction": min(1.0, moving["reduction"] / moving["copy"]),
             "copy": min(1.0, moving["partition"] / moving["copy"]),
@@ -113,125 +118,85 @@ class Bench:
     def moving_rates(self) -> dict[str, float]:
         """Bytes/s, read and written, of a copy that no cache holds, of GELU, of LayerNorm over
         C = 96, and of a window partition."""
-        import torch
-
         images, side = self.work.images, self.work.side
         source = torch.ones(self.work.copy_bytes // 4, device=self.device)
         target = torch.empty_like(source)
-        x = torch.randn(images, side, side, 96, device=self.device)
+        x = self._randn(images, side, side, 96)
         moved = 2.0 * x.numel() * x.element_size()
         tiles = x.view(images, side // _TILE, _TILE, side // _TILE, _TILE, 96)
-        functional = torch.nn.functional
-        return self._rates(
-            {
-                "copy": Trial(lambda: target.copy_(source), 2.0 * self.work.copy_bytes),
-                "pointwise": Trial(lambda: functional.gelu(x), moved),
-                "reduction": Trial(lambda: functional.layer_norm(x, (96,)), moved),
-                "partition": Trial(lambda: tiles.permute(0, 1, 3, 2, 4, 5).contiguous(), moved),
-            }
-        )
+        return self._rates({
+            "copy": Trial(lambda: target.copy_(source), 2.0 * self.work.copy_bytes),
+            "pointwise": Trial(lambda: functional.gelu(x), moved),
+            "reduction": Trial(lambda: functional.layer_norm(x, (96,)), moved),
+            "partition": Trial(lambda: tiles.permute(0, 1, 3, 2, 4, 5).contiguous(), moved),
+        })  # fmt: skip
 
     def host_seconds(self) -> dict[str, float]:
         """The host's time per operation in a chain of small layers, by phase. On a GPU the device
         is idle meanwhile, so what is measured is the host."""
-        import torch
-
-        layers: list[torch.nn.Module] = []
-        for _ in range(self.work.host_layers):
-            layers += [torch.nn.Linear(64, 64), torch.nn.GELU()]
-        model = torch.nn.Sequential(*layers).to(self.device)
-        x = torch.randn(8, 64, device=self.device)
+        pairs = [(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(self.work.host_layers)]
+        model = torch.nn.Sequential(*(layer for pair in pairs for layer in pair)).to(self.device)
+        x = self._randn(8, 64)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-
-        def forward() -> torch.Tensor:
-            output = model(x)
-            assert isinstance(output, torch.Tensor)
-            return output.sum()
-
-        def forward_backward() -> None:
-            forward().backward()
-
-        forward_backward()  # the optimizer steps on gradients
-        took = self._least(
-            {
-                "forward": Trial(forward),
-                "both": Trial(forward_backward),
-                "optimizer": Trial(optimizer.step),
-            }
-        )
-        operations = len(layers) + 1
+        model(x).sum().backward()  # the optimizer steps on gradients
+        took = self._least({
+            "forward": Trial(lambda: model(x).sum()),
+            "both": Trial(lambda: model(x).sum().backward()),
+            "optimizer": Trial(optimizer.step),
+        })  # fmt: skip
         # A Linear's backward is two matmuls, a sum and two accumulations, a GELU's one: 6 a pair.
         both = took["both"]
-        backward = max(both - took["forward"], 0.1 * both) / (3 * len(layers))
+        backward = max(both - took["forward"], 0.1 * both) / (6 * len(pairs))
         return {
-            "forward": took["forward"] / operations,
+            "forward": took["forward"] / (2 * len(pairs) + 1),
             "backward": backward,
             # foreach AdamW: 12 multi-tensor operations a step, each a few launches.
             "optimizer": took["optimizer"] / 12,
             "zero_grad": backward,
         }
 
-    def launch_seconds(self) -> float:
-        """The host's time for one small kernel without autograd."""
-        import torch
+    def kernel_seconds(self) -> tuple[float, float]:
+        """For one small kernel the host's time without autograd, and the device's in a CUDA
+        graph."""
+        x, graph, count = torch.zeros(32, device=self.device), torch.cuda.CUDAGraph(), 200
 
-        x = torch.zeros(32, device=self.device)
-
+        @torch.no_grad()
         def many() -> None:
-            for _ in range(100):
+            for _ in range(count):
                 x.add_(1.0)
 
-        with torch.no_grad():
-            return self._least({"launch": Trial(many)})["launch"] / 100
-
-    def graphed_kernel_seconds(self) -> float:
-        """The device's time for one small kernel inside a CUDA graph."""
-        import torch
-
-        x = torch.zeros(32, device=self.device)
-        x.add_(1.0)
+        many()
         torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.device), torch.cuda.graph(graph):
-            for _ in range(200):
-                x.add_(1.0)
-        return self._least({"replay": Trial(graph.replay)})["replay"] / 200
+        with torch.cuda.graph(graph):
+            many()
+        took = self._least({"launch": Trial(many), "replay": Trial(graph.replay)})
+        return took["launch"] / count, took["replay"] / count
 
     def _dtypes(self) -> tuple[str, ...]:
         if self.device.type != "cuda":
             return ("float32", "bfloat16")
-        tf32 = ("tf32",) if self._has_tf32() else ()
+        capability = torch.cuda.get_device_capability(self.device)
+        tf32 = ("tf32",) if torch.version.cuda is not None and capability >= (8, 0) else ()
         return ("float32", "bfloat16", "float16", *tf32)
 
-    def _has_tf32(self) -> bool:
-        import torch
-
-        nvidia = torch.version.cuda is not None
-        return nvidia and torch.cuda.get_device_capability(self.device) >= (8, 0)
+    def _randn(self, *shape: int, dtype: str = "float32") -> torch.Tensor:
+        return torch.randn(*shape, device=self.device).to(getattr(torch, dtype))
 
     def _matmul(self, dtype: str) -> Trial:
-        import torch
-
         rows, channels = self.work.rows, self.work.channels
-        kind = getattr(torch, "float32" if dtype == "tf32" else dtype)
-        a = torch.randn(rows, channels, device=self.device).to(kind)
-        b = torch.randn(channels, 4 * channels, device=self.device).to(kind)
-        out = torch.empty(rows, 4 * channels, device=self.device, dtype=kind)
+        kind = "float32" if dtype == "tf32" else dtype
+        a = self._randn(rows, channels, dtype=kind)
+        b = self._randn(channels, 4 * channels, dtype=kind)
+        out = a.new_empty(rows, 4 * channels)
         precision = {"float32": "highest", "tf32": "high"}.get(dtype)
-        flops = 2.0 * rows * channels * 4 * channels
-        return Trial(lambda: torch.mm(a, b, out=out), flops, precision)
+        return Trial(lambda: torch.mm(a, b, out=out), 8.0 * rows * channels**2, precision)
 
     def _conv(self) -> Trial:
         """A 4 × 4 patch embedding of 3 channels into 96, on images of (4 · side)² pixels."""
-        import torch
-
         images, side = self.work.images, self.work.side
-        x = torch.randn(images, 3, 4 * side, 4 * side, device=self.device)
-        weight = torch.randn(96, 3, 4, 4, device=self.device)
-        return Trial(
-            lambda: torch.nn.functional.conv2d(x, weight, stride=4),
-            2.0 * images * side * side * 96 * 48,
-        )
+        x, weight = self._randn(images, 3, 4 * side, 4 * side), self._randn(96, 3, 4, 4)
+        flops = 2.0 * images * side * side * 96 * 48
+        return Trial(lambda: functional.conv2d(x, weight, stride=4), flops)
 
     def _attention(self, dtype: str) -> Trial:
         """Fused window attention with a position bias, forward and backward: 4·N²·head_dim FLOPs a
@@ -241,20 +206,12 @@ class Bench:
         kernel (cuDNN's on Hopper and Blackwell, check_attn_mask_shape in
         aten/src/ATen/native/transformers/sdp_utils_cpp.h).
         """
-        import torch
-
         windows, heads, tokens = self.work.images * (self.work.side // _TILE) ** 2, 3, _TILE**2
-        kind = getattr(torch, dtype)
-        q, k, v = (
-            torch.randn(windows, heads, tokens, _HEAD_DIM, device=self.device, dtype=kind)
-            for _ in range(3)
-        )
-        padded = torch.zeros(1, heads, tokens, 56, device=self.device, dtype=kind)
-        inputs = (q, k, v, padded)
-        for tensor in inputs:
-            tensor.requires_grad_()
+        shapes = [(windows, heads, tokens, _HEAD_DIM)] * 3 + [(1, heads, tokens, 56)]
+        inputs = [self._randn(*shape, dtype=dtype).requires_grad_() for shape in shapes]
+        q, k, v, padded = inputs
         ahead = torch.ones_like(q)
-        attend = torch.nn.functional.scaled_dot_product_attention
+        attend = functional.scaled_dot_product_attention
 
         def step() -> object:
             out = attend(q, k, v, attn_mask=padded[..., :tokens])
@@ -268,33 +225,24 @@ class Bench:
         return {name: trials[name].work / s for name, s in self._least(trials).items()}
 
     def _least(self, trials: Mapping[str, Trial]) -> dict[str, float]:
-        """The least seconds of each call once warm, over samples of several calls each."""
-        deadline = time.perf_counter() + _TRIAL_SECONDS * len(trials)
-        return best_of_rounds({n: self._sampler(t) for n, t in trials.items()}, deadline)
-
-    def _sampler(self, trial: Trial) -> Callable[[], float]:
-        self._sample(trial, 1)
-        once = max(self._sample(trial, 1), 1e-7)
-        count = max(1, int(self.work.sample_seconds / once))
-        return lambda: max(self._sample(trial, count) / count, 1e-12)
-
-    def _sample(self, trial: Trial, count: int) -> float:
-        import torch
-
+        """The least seconds of each call once warm, over samples of several calls each. The
+        precision of fp32 matmuls is left as it was."""
         before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(trial.precision or before)
+        deadline = time.perf_counter() + _TRIAL_SECONDS * len(trials)
         try:
-            self._wait()
-            start = self.clock()
-            for _ in range(count):
-                trial.call()
-            self._wait()
-            return self.clock() - start
+            samplers = {n: self._sampler(trial, before) for n, trial in trials.items()}
+            return best_of_rounds(samplers, deadline)
         finally:
             torch.set_float32_matmul_precision(before)
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            import torch
-
-            torch.cuda.synchronize(self.device)
+    def _sampler(self, trial: Trial, precision: str) -> Callable[[], float]:
+        """By torch's own timer, which warms each sample up and waits for a GPU."""
+        is_fine = time.get_clock_info("thread_time").resolution <= _COARSEST_SECONDS
+        own = self.device.type == "cpu" and is_fine
+        timer = Timer(
+            "call()", f"torch.set_float32_matmul_precision({trial.precision or precision!r})",
+            timer=time.thread_time if own else synchronized, globals={"call": trial.call},
+            num_threads=torch.get_num_threads(),
+        )  # fmt: skip
+        count = max(1, int(self.work.sample_seconds / max(timer.timeit(1).mean, 1e-7)))
+        return lambda: timer.timeit(count).mean

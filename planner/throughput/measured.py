@@ -9,42 +9,30 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from planner.core import torch_version
 from planner.core.files import cache_file, write_whole
+from planner.core.torch_version import installed_torch
 from planner.core.units import GIB
 from planner.machine.hardware import all_gpus, recognise_gpu
 from planner.machine.hardware.processor import cpu_name
 from planner.machine.torch_build import bus_ordered
-from planner.throughput.bench import Bench, Workload
 from planner.throughput.efficiency import BACKWARD_MATMUL_SHARE, WIDE_UNCERTAINTY
 from planner.throughput.prediction import MEASURED_UNCERTAINTY, DeviceRates
 
 if TYPE_CHECKING:
     import torch
 
+    from planner.throughput.bench import Bench, Workload
+
 # 2: attention is forward and backward, a CPU's time that of the calling thread.
 RATES_FORMAT = 2
-# What is copied or normalised leaves a B200's L2 cache (126 MiB); all of it fits an 8 GiB card.
-CUDA_WORKLOAD = Workload(
-    rows=65536, channels=512, copy_bytes=512 * 1024**2, images=128, side=56, host_layers=64,
-    sample_seconds=0.03,
-)  # fmt: skip
 # Measured on two cores that 12 processes wanted: in three runs fp32 was 242 to 263 GFLOP/s and bf16
 # 884 to 988. With threads that spin bf16 was 140 to 482 (2026-11-21, torch 2.13, AMD EPYC).
 _WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
-# Samples so short that some find all threads at work: where one is kept waiting by other processes,
-# those that wait for it spin, on their own time.
-CPU_WORKLOAD = Workload(
-    rows=1024, channels=256, copy_bytes=64 * 1024**2, images=4, side=56, host_layers=16,
-    sample_seconds=0.001,
-)  # fmt: skip
-
-
 # Cards run above the datasheet's clock where power and heat allow it: how far is assumed.
 _MARGIN = 1.25
 _PRECISIONS = {"float32": "fp32", "tf32": "tf32", "bfloat16": "bf16", "float16": "fp16",
@@ -57,8 +45,8 @@ def measuring_environment() -> Iterator[None]:
     threads that wait for others sleep, where they would spin on their own time, and GPUs are
     numbered by their bus."""
     given = {**_WAITING, **bus_ordered({})}
-    added = [name for name in given if name not in os.environ]
-    os.environ.update({name: given[name] for name in added})
+    added = {name: value for name, value in given.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
@@ -71,48 +59,52 @@ def measure_rates(
 ) -> DeviceRates:
     """The rates of `device` ("cuda", "cuda:1" or "cpu"), measured now, in under 20 s.
 
-    What it allocates (under 2 GiB on a GPU) is given back to the allocator, not to the driver.
+    What it allocates (3.33 GiB on an emulated GPU) is given back to torch, not to the driver.
     """
     import torch
 
+    from planner.throughput.bench import CPU_WORKLOAD, CUDA_WORKLOAD, Bench
+
     where = torch.device(device)
-    bench = Bench(where, workload or (CUDA_WORKLOAD if where.type == "cuda" else CPU_WORKLOAD))
+    is_gpu, name = where.type == "cuda", device_name(where)
+    bench = Bench(where, workload or (CUDA_WORKLOAD if is_gpu else CPU_WORKLOAD))
     matmul_flops = bench.matmul_flops()
     moving = bench.moving_rates()
     widest = max(matmul_flops, key=lambda dtype: matmul_flops[dtype])
     # Of an H100 they made compiled steps 22% too fast and eager ones 33% too slow.
-    known_to = WIDE_UNCERTAINTY if where.type == "cuda" else MEASURED_UNCERTAINTY
-    rates = DeviceRates(
-        name=device_name(where),
-        basis="",
+    known_to = WIDE_UNCERTAINTY if is_gpu else MEASURED_UNCERTAINTY
+    return DeviceRates(
+        name=name,
+        basis=f"measured on {name}, torch {torch.__version__}, {datetime.now(UTC).date()}",
         matmul_flops=matmul_flops,
         bandwidth=moving["copy"],
         kind_share=bench.kind_shares(widest, moving),
         host_seconds=bench.host_seconds(),
-        asynchronous=where.type == "cuda",
+        asynchronous=is_gpu,
         uncertainty=known_to,
         other_uncertainty=known_to,
         # Measured forwards: backward's products are shaped otherwise, on a GPU to their cost.
-        backward_matmul_share=BACKWARD_MATMUL_SHARE if where.type == "cuda" else 1.0,
+        backward_matmul_share=BACKWARD_MATMUL_SHARE if is_gpu else 1.0,
+        compiled_bandwidth=moving["copy"] if is_gpu else None,  # an H200's kernels reach a copy's
+        **(_kernels(bench) if is_gpu else _AT_ONCE),
     )
-    if where.type == "cuda":
-        graphed = bench.graphed_kernel_seconds()
-        # Outside a graph the next kernel is fetched as well: the assumed difference is kept.
-        apart = rates.kernel_seconds - rates.graph_kernel_seconds
-        rates = replace(
-            rates, graph_kernel_seconds=graphed, kernel_seconds=graphed + apart,
-            launch_seconds=bench.launch_seconds(),
-            compiled_bandwidth=rates.bandwidth,  # an H200's compiled kernels reach a copy's rate
-        )  # fmt: skip
-    else:
-        # A CPU computes where it issues: its start is in `host_seconds` already, and there is no
-        # launch to save.
-        rates = replace(
-            rates, kernel_seconds=0.0, graph_kernel_seconds=0.0, launch_seconds=0.0,
-            compiled_launch_seconds=0.0, graph_seconds=0.0,
-        )  # fmt: skip
-    day = datetime.now(UTC).date().isoformat()
-    return replace(rates, basis=f"measured on {rates.name}, torch {torch.__version__}, {day}")
+
+
+# A CPU computes where it issues: its start is in `host_seconds`, and there is no launch to save.
+_AT_ONCE: dict[str, Any] = dict.fromkeys(
+    ("kernel_seconds", "graph_kernel_seconds", "launch_seconds", "compiled_launch_seconds",
+     "graph_seconds"), 0.0,
+)  # fmt: skip
+
+
+def _kernels(bench: Bench) -> dict[str, Any]:
+    """Outside a graph the next kernel is fetched as well: the assumed difference is kept."""
+    launched, graphed = bench.kernel_seconds()
+    apart = DeviceRates.kernel_seconds - DeviceRates.graph_kernel_seconds
+    return {
+        "kernel_seconds": graphed + apart, "graph_kernel_seconds": graphed,
+        "launch_seconds": launched,
+    }  # fmt: skip
 
 
 def why_impossible(rates: DeviceRates, memory_bytes: int | None = None) -> str | None:
@@ -169,7 +161,7 @@ def rates_path(
     """The file that holds the rates of a device under a torch version (this one by default). Cards
     of one name and another memory are other cards; it counts in whole GiB, however it was read."""
     memory = "" if memory_bytes is None else f" {round(memory_bytes / GIB)} gib"
-    what = f"{name}{memory} torch {torch_version or installed_torch()}"
+    what = f"{name}{memory} torch {torch_version or installed_torch() or 'none'}"
     return cache_file("rates", what)
 
 
@@ -181,8 +173,3 @@ def device_name(device: str | torch.device) -> str:
     if where.type == "cuda":
         return torch.cuda.get_device_name(where)
     return cpu_name()
-
-
-def installed_torch() -> str:
-    """Its version; "none" where it is not installed."""
-    return torch_version.installed_torch() or "none"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from planner.cli import main
-from planner.machine.doctor import check_machine
+from planner.machine.findings import judge
+from planner.machine.set_up import lines_to_type
 from tests.environment.recorded import expected, raw_machine, recorded
 
 
@@ -35,8 +36,8 @@ def test_a_recorded_machine_is_judged(
     told, _, typed = out.partition("To type:")
     assert max(map(len, told.splitlines()[2:])) <= 100
     assert all(command in typed.splitlines() or f"  {command}" in typed.splitlines()
-               for _, command in check_machine(recorded(name)).to_type)  # fmt: skip
-    for finding in check_machine(recorded(name)).findings:
+               for _, command in lines_to_type(recorded(name)))  # fmt: skip
+    for finding in judge(recorded(name)):
         assert out.count(f"{finding.level}: ") >= 1
 
 
@@ -50,32 +51,26 @@ def test_json_holds_all_and_is_read_again(
     assert capsys.readouterr().out == first
     found = json.loads(first)
     assert (found["healthy"], found["rates"]) == (False, None)
-    assert {f["name"] for f in found["findings"]} == {"card.ecc-errors", "card.reset-pending"}
+    assert [f["name"] for f in found["findings"]] == ["card.reset", "card.reset"]
     assert all(f["evidence"] and f["cost"] and f["next_step"] for f in found["findings"])
 
 
-def test_what_differs_is_a_table_with_what_it_matters_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_differs_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [
-        kept(tmp_path, "no-smi", "zero"),
         kept(tmp_path, "a100", "one"),
         kept(tmp_path, "a100", "two", torch={"cudnn": "91002"}),
         kept(tmp_path, "driver-too-old", "three"),
     ]
     assert main(["doctor", "--compare", *files]) == 1
     out = capsys.readouterr().out
-    assert [line.split()[:3] for line in out.splitlines()[:1]] == [["layer", "what", "zero"]]
-    row = next(line for line in out.splitlines() if " cuDNN " in line)
-    assert row.split() == [
-        "libraries", "cuDNN", "9.20.0", "9.20.0", "9.10.2", "9.20.0", "speed,", "memory",
-    ]  # fmt: skip
-    assert "only three: fault: torch's CUDA 13.0 needs driver 580" in out
-    assert "probes of one machine do not stand for another" in out
-    layers = [line.split()[0] for line in out.splitlines()[2:] if line and line[0] != " "]
-    order = ["driver", "card", "link", "torch", "libraries", "container", "host"]
-    table = [layer for layer in layers if layer in order]
-    assert table == sorted(table, key=order.index)
+    assert out.split()[:4] == ["what", "one", "two", "three"]
+    row = next(line for line in out.splitlines() if line.startswith("torch cudnn"))
+    assert row.split() == ["torch", "cudnn", "92000", "91002", "92000"]
+    assert "only three: fault: driver.too-old: torch's CUDA 13.0 needs driver 580" in out
+    assert main(["doctor", "--compare", files[0], files[0]]) == 0
+    assert "do not differ" in capsys.readouterr().out
+    assert main(["doctor", "--compare", "--json", *files[:2]]) == 1
+    assert json.loads(capsys.readouterr().out)["differences"] == {"torch cudnn": ["92000", "91002"]}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +68,17 @@ except RuntimeError:
     pass
 {TELL}"""
     assert run(program, EmulatedMachine((lost,))) == [None]
+
+
+def test_the_doctor_judges_it_as_any_machine(libraries: Path) -> None:
+    """Nothing is wrong with its cards and its torch, but for what another holds."""
+    command = (sys.executable, "-P", "-m", "planner", "doctor", "--json")
+    machine = EmulatedMachine((RTX_3090, RTX_3090))
+    with started(machine) as environment, holding(environment, 4 * GIB, device=1):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    found = json.loads(done.stdout)
+    of_host = ("host.", "settings.", "container.")
+    named = [f for f in found["findings"] if not f["name"].startswith(of_host)]
+    assert [f["name"] for f in named] == ["card.busy"], done.stderr
+    assert named[0]["subject"] == "cuda:1 (NVIDIA GeForce RTX 3090)"
+    assert [gpu["error"] for gpu in found["machine"]["torch"]["gpus"]] == ["", ""]

@@ -1,4 +1,4 @@
-"""What each layer's judge says where a recorded machine does not show it: one change at a time."""
+"""What each judge says: of recorded machines, and where none shows it, of one that is changed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from planner.core.errors import PlannerError
 from planner.machine import cuda_support
 from planner.machine.cuda_support import (
     driver_runs,
@@ -17,12 +18,10 @@ from planner.machine.cuda_support import (
     lacking_kernels,
     minimum_driver,
 )
-from planner.machine.doctor import check_machine
-from planner.machine.findings.finding import Finding
-from planner.machine.findings.link import transfer_seconds
-from planner.machine.machine import Answer, Machine, machine_from_json
-from planner.machine.torch_build import TorchBuild
-from planner.report.environment import checkup_text
+from planner.machine.doctor import facts_from_json, load_facts, read_facts
+from planner.machine.findings import CARD_JUDGES, JUDGES, Finding, judge, transfer_seconds
+from planner.machine.set_up import lines_to_type
+from planner.report.doctor import facts_text
 from tests.environment.recorded import NAMES, expected, raw_machine, recorded
 
 ROOT = Path(__file__).parents[2]
@@ -31,30 +30,24 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_machine_has_its_findings(name: str) -> None:
     """Those that are written beside it, and no others."""
-    found = check_machine(recorded(name)).findings
+    found = judge(recorded(name))
     assert sorted((finding.level, finding.name) for finding in found) == expected(name)
-    assert all(finding.evidence for finding in found)
-    assert all(f.cost and f.next_step for f in found if f.level != "note")
+    assert all(f.evidence and f.cost and f.next_step for f in found)
 
 
-def findings(machine: Machine) -> dict[str, Finding]:
-    return {finding.name: finding for finding in check_machine(machine).findings}
-
-
-def changed(name: str, old: str = "", new: str = "", **torch: Any) -> dict[str, Finding]:
-    """The findings of a recorded machine after one change of nvidia-smi's answer or of torch's."""
+def changed(name: str, torch: dict[str, Any] | None = None, **card: Any) -> list[Finding]:
+    """The findings of a recorded machine of which torch, or the first card, answers otherwise."""
     raw = raw_machine(name)
-    assert old in raw["smi"]["text"]
-    raw["smi"]["text"] = raw["smi"]["text"].replace(old, new) if old else raw["smi"]["text"]
-    raw["torch"] |= torch
-    return findings(machine_from_json(raw))
+    raw["torch"] |= torch or {}
+    raw["cards"][0] |= card
+    return judge(facts_from_json(raw, name))
 
 
 def test_what_to_type_is_for_the_driver_the_card_and_the_container() -> None:
     def commands(name: str, **torch: Any) -> list[str]:
         raw = raw_machine(name)
         raw["torch"] |= torch
-        return [command for _, command in check_machine(machine_from_json(raw)).to_type]
+        return [command for _, command in lines_to_type(facts_from_json(raw, name))]
 
     here, build, run = commands("driver-too-old")
     assert here.startswith("pip uninstall --yes torch torchvision && ")
@@ -72,159 +65,126 @@ def test_what_to_type_is_for_the_driver_the_card_and_the_container() -> None:
     assert "--system-site-packages" in beside
     assert commands("laptop-old-driver") == [], "no published build"
     assert commands("rocm", error="No module named 'torch'") == [], "a build for CUDA is no help"
-    assert commands("h200", error="importing it took over 60 s") == []
-
-
-def test_rdma_reaches_a_gpu_by_a_module_or_by_the_open_driver() -> None:
-    known = recorded("dgx-a100")  # with InfiniBand
-
-    def found(peermem: bool | None, driver: str, kernel: str = "6.8.0-45-generic") -> bool:
-        system = {**known.system, "kernel": kernel}
-        machine = replace(known, peermem=peermem, kernel_module=driver, system=system)
-        return "link.no-gpudirect" in findings(machine)
-
-    closed, free = "NVIDIA UNIX x86_64 Kernel Module 580", "NVIDIA UNIX Open Kernel Module 580"
-    assert found(False, closed)
-    assert found(False, free, "5.4.0-generic")
-    assert not found(False, free)
-    assert not found(True, closed)
-    assert not found(None, closed), "an older record"
-    assert not found(False, ""), "a container that hides it"
-
-
-def with_variables(**variables: str) -> dict[str, Finding]:
-    return findings(replace(recorded("h200"), variables=variables))
+    assert commands("h200", error="it took over 60 s") == []
+    assert commands("v100-no-kernels")[0].endswith("/cu126")
 
 
 @pytest.mark.parametrize(
     ("torch", "name", "text"),
     [
-        ({"error": "ImportError: libcudart"}, "torch.import", ""),
-        ({"version": "2.4.1"}, "torch.release", "2.9 to 2.15; this is 2.4.1"),
-        ({"arch_list": ["sm_80"]}, "torch.no-kernels", "no code for NVIDIA H200"),
-        ({"arch_list": ["compute_90"]}, "torch.ptx-only", "only PTX"),
-        ({"version": "2.9.0a0+145a3a7bda.nv25.10"}, "torch.release", "nv25.10, a pre-release"),
-        ({"version": "2.13.0+git1234567"}, "torch.source-build", "from source"),
-        (
-            {"failed": {"cublasGetProperty": "it ended with status -11"}},
-            "torch.unanswered",
-            "asked for cublasGetProperty",
-        ),
-        ({"available": False, "gpus": [], "reason": "no"}, "driver.refuses", "cannot start CUDA"),
+        ({"error": "ImportError: libcudart"}, "torch.build", "cannot be imported"),
+        ({"arch_list": ["sm_80"]}, "torch.build", "no code for NVIDIA H200"),
+        ({"arch_list": ["compute_90"]}, "torch.build", "only PTX"),
+        ({"version": "2.13.0+git1234567"}, "torch.build", "from source"),
+        ({"failed": {"cublasGetProperty": "it ended with status -11"}}, "torch.build",
+         "asked for cublasGetProperty"),
+        ({"cudnn": ""}, "torch.cudnn", "no cuDNN"),
+        ({"available": False, "gpus": [], "reason": "no"}, "device.none", "cannot start CUDA"),
     ],
-)
+)  # fmt: skip
 def test_torch_beside_a_good_driver(torch: dict[str, Any], name: str, text: str) -> None:
-    found = changed("h200", **torch)
-    assert list(found) == [name]
-    assert text in found[name].message
+    (found,) = changed("h200", torch)
+    assert found.name == name
+    assert text in found.message
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "name", "level"),
+    ("card", "name", "level"),
     [
-        ("<compute_mode>Default", "<compute_mode>Exclusive_Process", "card.exclusive", "note"),
-        ("<reset_required>No", "<reset_required>Yes", "card.reset", "fault"),
-        ("<gpu_recovery_action>None", "<gpu_recovery_action>Reboot", "card.reset", "fault"),
-        ("<gpu_temp>40 C", "<gpu_temp>[GPU is lost]", "card.reset", "fault"),
-        ("<gpu_temp>40 C", "<gpu_temp>[Unknown Error]", "card.unanswered", "note"),
-        ("<pending_retirement>N/A", "<pending_retirement>Yes", "card.reset-pending", "fault"),
-        ("slowdown>Not Active</clocks_event_reason_hw_slowdown>",
-         "slowdown>Active</clocks_event_reason_hw_slowdown>", "card.throttled", "warning"),
-        ("power_cap>Not Active", "power_cap>Active", None, ""),
-        ("<current_link_gen>5", "<current_link_gen>1", "link.generation", "warning"),
-        ("<max_host_link_gen>5", "<max_host_link_gen>4", "link.host-generation", "note"),
-        ("</nvidia_smi_log>", "</nvidia_smi_log>\nWARNING: infoROM is corrupted at gpu 0000:01:00",
-         "driver.inforom", "warning"),
+        ({"recovery": "a reboot"}, "card.reset", "fault"),
+        ({"reasons": ["hw_slowdown"]}, "card.throttled", "warning"),
+        ({"reasons": ["sw_power_cap"]}, None, ""),
+        ({"generation": 1, "is_resting": False}, "link.pcie", "warning"),
+        ({"generation": 1, "is_resting": True}, None, ""),
+        ({"lanes": 4, "is_virtual": True}, "link.pcie", "note"),
     ],
-)  # fmt: skip
-def test_one_answer_of_the_driver(old: str, new: str, name: str | None, level: str) -> None:
-    found = changed("h200", old, new)
-    assert [(f.name, f.level) for f in found.values()] == ([(name, level)] if name else [])
+)
+def test_one_answer_of_the_driver(card: dict[str, Any], name: str | None, level: str) -> None:
+    found = changed("h200", **card)
+    assert [(f.name, f.level) for f in found] == ([(name, level)] if name else [])
 
 
-def test_a_card_that_others_use_names_them() -> None:
-    raw = raw_machine("h200")
-    raw["gpus"][0]["used_bytes"] = 70_000 << 20
-    raw["smi"]["text"] = raw["smi"]["text"].replace(
-        "<processes>",
-        "<processes><process_info><pid>4242</pid><type>C</type><process_name>python</process_name>"
-        "<used_memory>69000 MiB</used_memory></process_info>",
-    )
-    found = findings(machine_from_json(raw))
-    assert list(found) == ["card.busy"]
-    assert "python (4242, 67.38 GiB)" in found["card.busy"].evidence
+def test_what_is_hidden_empty_or_not_there() -> None:
+    of_mig = changed("mig", instances=0)
+    assert [(f.name, f.level) for f in of_mig] == [("card.mig", "fault")]
+    four = recorded("rtx4090-no-p2p")
+    assert judge(replace(four, variables={"CUDA_VISIBLE_DEVICES": "2"})) == []
+    h200 = recorded("h200")
+    for reason, name in (("the driver is too old", "driver.too-old"), ("no", "device.none")):
+        torch = replace(h200.torch, available=False, gpus=(), reason=reason)
+        (found,) = judge(replace(h200, cards=(), driver="", torch=torch))
+        assert found.name == name
 
 
 @pytest.mark.parametrize(
     ("variables", "name", "level"),
     [
-        ({"CUDA_LAUNCH_BLOCKING": "1"}, "settings.launch-blocking", "fault"),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, "device.none", "fault"),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, "settings.determinism", "fault"),
         ({"CUDA_LAUNCH_BLOCKING": "0"}, None, ""),
-        ({"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}, "settings.tf32-on", "note"),
-        ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "settings.no-caching", "fault"),
-        ({"PYTORCH_ALLOC_CONF": "a", "PYTORCH_CUDA_ALLOC_CONF": "a"},
-         "settings.allocator-options", "warning"),
-        ({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, "settings.cublas-workspace", "note"),
-        ({"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, "settings.cublas-workspace", "warning"),
+        ({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, "settings.determinism", "note"),
+        ({"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, "settings.determinism", "warning"),
+        ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "settings.allocator", "fault"),
+        ({"PYTORCH_ALLOC_CONF": "a", "PYTORCH_CUDA_ALLOC_CONF": "a"}, "settings.allocator",
+         "warning"),
+        ({"CUDNN_CONV_WSCAP_DBG": "64"}, "settings.cudnn", "warning"),
+        ({"OMP_NUM_THREADS": "65"}, "settings.threads", "warning"),
+        ({"OMP_NUM_THREADS": "64"}, None, ""),
+        ({"NCCL_P2P_DISABLE": "1"}, None, ""),  # one card
     ],
 )  # fmt: skip
 def test_variables(variables: dict[str, str], name: str | None, level: str) -> None:
-    found = with_variables(**variables)
-    assert [(f.name, f.level) for f in found.values()] == ([(name, level)] if name else [])
+    found = judge(replace(recorded("h200"), variables=variables))
+    assert [(f.name, f.level) for f in found] == ([(name, level)] if name else [])
 
 
 @pytest.mark.parametrize(
-    ("changes", "name"),
+    ("variables", "said"),
     [
-        ({"versions": {"torch": "2.13.0+cu130", "torchvision": "0.28.0+cpu", "triton": "3"}},
-         "libraries.torchvision-cuda"),
-        ({"versions": {"torch": "2.12.0+cu130", "torchvision": "0.28.0", "triton": "3"}},
-         "libraries.torchvision-release"),
-        ({"versions": {"torch": "2.13.0+cu130"}}, "libraries.no-triton"),
-        ({"versions": {"torch": "2.13.0+cu130", "pytorch-triton": "3"}}, None),
-        ({"versions": {"timm": "1.0", "triton": "3"}, "import_errors": {"timm": "ImportError: x"}},
-         "libraries.timm-import"),
-        ({"import_errors": {"torchvision": "RuntimeError: operator torchvision::nms does not "
-                            "exist", "timm": "RuntimeError: operator torchvision::nms"}},
-         "libraries.torchvision-import"),
+        ({"NCCL_P2P_LEVEL": "LOC", "NCCL_IB_DISABLE": "1"}, ["NCCL_P2P_LEVEL", "NCCL_IB_DISABLE"]),
+        ({"NCCL_SHM_DISABLE": "1"}, ["NCCL_SHM_DISABLE"]),
+        ({"NCCL_P2P_DISABLE": "1", "CUDA_VISIBLE_DEVICES": "0"}, []),
     ],
-)  # fmt: skip
-def test_libraries(changes: dict[str, Any], name: str | None) -> None:
-    assert list(findings(replace(recorded("h200"), **changes))) == ([name] if name else [])
+)
+def test_variables_of_several_gpus(variables: dict[str, str], said: list[str]) -> None:
+    found = judge(replace(recorded("dgx-a100"), variables=variables))
+    assert [f.message.partition("=")[0] for f in found] == said
 
 
 @pytest.mark.parametrize(
     ("changes", "name", "level"),
     [
-        ({"shared_memory_bytes": 512 << 20}, "container.shared-memory", "warning"),
-        ({"shared_memory_bytes": 64 << 20}, "container.shared-memory", "fault"),
-        ({"governor": "powersave"}, None, ""),  # intel_pstate governs itself
+        ({"shared_memory_bytes": 512 << 20}, "host.shared-memory", "warning"),
+        ({"shared_memory_bytes": 64 << 20}, "host.shared-memory", "fault"),
         ({"quota_cpus": 64.0}, None, ""),
+        ({"quota_cpus": 2.5}, "host.quota", "warning"),
     ],
 )
 def test_the_host(changes: dict[str, Any], name: str | None, level: str) -> None:
-    machine = recorded("h200")
-    found = findings(replace(machine, host=replace(machine.host, **changes)))
-    assert [(f.name, f.level) for f in found.values()] == ([(name, level)] if name else [])
+    facts = recorded("h200")
+    found = judge(replace(facts, host=replace(facts.host, **changes)))
+    assert [(f.name, f.level) for f in found] == ([(name, level)] if name else [])
+
+
+def test_a_container_without_the_drivers_utilities() -> None:
+    (found,) = judge(replace(recorded("no-smi"), cards=()))
+    assert (found.name, found.level) == ("container.gpu", "warning")
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in found.next_step
 
 
 @pytest.mark.parametrize(
-    ("smi", "name"),
+    ("error", "step"),
     [
-        (Answer("nvidia-smi -q -x", "NVIDIA-SMI has failed because it couldn't communicate with "
-                "the NVIDIA driver.", 9), "driver.not-loaded"),
-        (Answer("nvidia-smi -q -x", "No devices were found\n", 6), "driver.no-devices"),
-        (Answer("nvidia-smi -q -x", "Segmentation fault", 139), "driver.fails"),
-        (Answer("nvidia-smi -q -x", "<nvidia_smi_log><gpu", 0), "driver.fails"),
+        ("RM has detected an NVML/RM version mismatch.", "Reboot"),
+        ("Driver Not Loaded", "sudo modprobe nvidia"),
+        ("GPU 1: GPU is lost", "sudo dmesg"),
     ],
-)  # fmt: skip
-def test_nvidia_smi_that_fails(smi: Answer, name: str) -> None:
-    torch = TorchBuild("2.13.0+cu130", cuda="13.0", reason="CUDA initialization failed")
-    machine = replace(recorded("driver-mismatch"), smi=smi, torch=torch)
-    found = findings(replace(machine, kernel_module="", versions={"triton": "3"}))
-    assert found[name].level == "fault"
-    assert found[name].next_step
-    assert smi.text.split()[0] in found[name].evidence
+)
+def test_a_driver_that_does_not_answer(error: str, step: str) -> None:
+    (found,) = judge(replace(recorded("h200"), driver_error=error))
+    assert (found.name, found.level) == ("device.none", "fault")
+    assert error in found.message
+    assert found.next_step.startswith(step)
 
 
 @pytest.mark.parametrize(
@@ -299,42 +259,58 @@ def test_a_link_carries_what_its_lanes_carry() -> None:
     assert transfer_seconds(None, 4) is None
 
 
-@pytest.mark.parametrize(
-    ("affinity", "name"),
-    [
-        ("48-95,144-191", "numa.far"),
-        ("24-71", "numa.unbound"),
-        ("0-191", "numa.unbound"),
-        ("0-47", None),
-        ("", None),
-    ],
-)
-def test_numa_nodes_against_the_affinity(affinity: str, name: str | None) -> None:
-    """GPU 0 is at the node of CPUs 0-47 and 96-143; the other is hidden."""
-    machine = replace(
-        recorded("numa-far"), affinity=affinity, variables={"CUDA_VISIBLE_DEVICES": "0"}
-    )
-    assert list(findings(machine)) == ([name] if name else [])
+def test_p2p_says_why_and_what_to_do() -> None:
+    (card,) = judge(recorded("rtx4090-no-p2p"))
+    assert card.message.startswith("6 pairs")
+    assert "the GPU does not support it" in card.evidence
+    assert "IOMMU" not in card.next_step
+    board = judge(recorded("pcie-two-sockets"))[0]
+    assert "ACS" in board.next_step
 
 
 def test_faults_come_first_and_say_everything() -> None:
-    text = checkup_text(check_machine(recorded("bad-settings")))
+    text = facts_text(recorded("bad-settings"))
     levels = re.findall(r"^(fault|warning|note):", text, re.MULTILINE)
     assert levels == sorted(levels, key=["fault", "warning", "note"].index)
     assert text.index("  read  ") < text.index("  cost  ") < text.index("  next  ")
+    assert text.count("NVLinks down") == 0
+    of_four = facts_text(recorded("pcie-two-sockets"))
+    assert of_four.count("NVLinks down") == 1, "of cards that are alike it is said once"
+    assert "The same of cuda:1" in of_four
 
 
 def test_the_page_has_every_finding() -> None:
     """docs/troubleshooting.md has one row for each name that the judges use, and no other."""
-    used = set()
-    for path in (ROOT / "planner/machine/findings").glob("*.py"):
-        layers = "driver|card|link|numa|torch|libraries|settings|container|host"
-        used |= set(re.findall(rf'"((?:{layers})\.[a-z0-9-]+)"', path.read_text()))
-    used -= {"libraries.x"}
-    used |= {"libraries.torchvision-import", "libraries.timm-import"}  # named by the package
-    rows = re.findall(
-        r"^\| `([a-z]+\.[a-z0-9-]+)` \|", (ROOT / "docs/troubleshooting.md").read_text(), re.M
-    )
+    code = (ROOT / "planner/machine/findings.py").read_text()
+    layers = "driver|device|card|link|host|container|settings|torch"
+    used = set(re.findall(rf'"((?:{layers})\.[a-z0-9-]+)"', code))
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    rows = re.findall(r"^\| `([a-z]+\.[a-z0-9-]+)` \|", page, re.M)
     assert sorted(rows) == sorted(used)
+    assert len(rows) == len(JUDGES) + len(CARD_JUDGES) == 20
     shown = {name for machine in NAMES for _, name in expected(machine)}
     assert shown <= used
+
+
+def test_this_machine_is_read_and_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from planner.machine import doctor
+
+    monkeypatch.setattr(doctor, "ask_torch", lambda _: recorded("a100").torch)
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: 580\nGCC\n")
+    facts = read_facts({"NCCL_DEBUG": "INFO", "HOME": "/", "OMP_NUM_THREADS": "1"}, tmp_path)
+    assert facts.kernel_module == "NVRM version: 580"
+    assert facts.variables == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
+    assert facts.system["planner"]
+    hangs = replace(facts.torch, failed={"torch.cuda.is_available()": "it took over 120 s"})
+    monkeypatch.setattr(doctor, "ask_torch", lambda _: hangs)
+    monkeypatch.setattr("planner.machine.nvml.driver_version", lambda: pytest.fail("it hangs"))
+    assert "not asked" in read_facts({}, tmp_path).driver_error
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"machine": {"format": 1}}', "[" * 100000])
+def test_what_is_no_machine_of_this_format_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(PlannerError, match=r"a\.json") as refused:
+        load_facts(tmp_path / "a.json")
+    assert refused.value.way_out

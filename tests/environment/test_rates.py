@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from planner.machine.hardware import find_gpu
-from planner.throughput.bench import Bench, best_of_rounds
+from planner.throughput.bench import Bench, Workload, best_of_rounds
 from planner.throughput.measured import (
-    Workload,
     load_rates,
     measure_rates,
     rates_path,

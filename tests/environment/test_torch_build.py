@@ -10,7 +10,6 @@ import pytest
 from planner.machine.torch_build import (
     ask_torch,
     has_code_for,
-    import_errors,
 )
 from planner.machine.torch_build import why_not_usable as why_not
 
@@ -91,30 +90,17 @@ def test_why_there_is_none_is_told(stand_in: dict[str, str]) -> None:
 def test_the_versions_of_its_libraries_are_told(stand_in: dict[str, str], tmp_path: Path) -> None:
     libraries = """
 class nccl: version = staticmethod(lambda: (2, 29, 7))
-cuda.nccl, cuda.get_allocator_backend = nccl, staticmethod(lambda: "native")
+cuda.nccl = nccl
 class cudnn: version = staticmethod(lambda: 92000)
 class backends: cudnn = cudnn
 """
     (tmp_path / "torch.py").write_text(STAND_IN + libraries)
     build = ask_torch(stand_in, ())
     assert build.libraries == {"cudnn": "9.20.0", "nccl": "2.29.7"}
-    assert (build.allocator, build.cudnn_error) == ("native", "")
+    assert build.cudnn_error == ""
     mismatch = "def refuse(): raise RuntimeError('cuDNN version incompatibility: 9.2 and 8.9\\nx')"
     (tmp_path / "torch.py").write_text(f"{STAND_IN}{libraries}{mismatch}\ncudnn.version = refuse")
     assert ask_torch(stand_in, ()).cudnn_error == "cuDNN version incompatibility: 9.2 and 8.9"
-
-
-def test_why_packages_cannot_be_imported(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("raise RuntimeError('operator x::nms does not exist')")
-    (tmp_path / "whole.py").write_text("")
-    (tmp_path / "needing.py").write_text("import not_there")
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    assert import_errors(("whole", "broken", "needing", "nowhere"), environ) == {
-        "broken": "RuntimeError: operator x::nms does not exist",
-        "needing": "ModuleNotFoundError: No module named 'not_there'",
-    }
-    (tmp_path / "ending.py").write_text("import os; os._exit(3)")
-    assert import_errors(("ending",), environ) == {"ending": "it ended with status 3"}
 
 
 def test_a_torch_that_cannot_be_imported_is_told(stand_in: dict[str, str]) -> None:

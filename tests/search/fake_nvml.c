@@ -6,7 +6,9 @@
      v2, long                      which list of processes there is: only the second version of it,
                                    or the third with entries of 32 bytes
      mig                           the cards are split
-     renamed                       the reasons for lower clocks only under their newer name */
+     renamed                       the reasons for lower clocks only under their newer name
+     sick                          the first card has broken memory, links that are down and no P2P
+     lost                          the second card does not answer */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +30,7 @@ int nvmlInitWithFlags(unsigned flags) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
   if (index > 1) return 2;
+  if (index && says("lost")) return 15; /* NVML_ERROR_GPU_IS_LOST */
   *device = (void *)(long)(index + 1);
   return 0;
 }
@@ -103,9 +106,6 @@ int nvmlDeviceGetUtilizationRates(void *d, utilization *found) {
   found->memory = 41;
   return 0;
 }
-int nvmlDeviceGetPersistenceMode(void *d, unsigned *mode) { *mode = 0; return 0; }
-int nvmlDeviceGetDisplayActive(void *d, unsigned *active) { return 3; /* not supported */ }
-int nvmlDeviceGetComputeMode(void *d, unsigned *mode) { *mode = 3; return 0; }
 int nvmlDeviceGetPerformanceState(void *d, unsigned *state) { *state = 0; return 0; }
 int nvmlDeviceGetCurrPcieLinkGeneration(void *d, unsigned *found) { *found = 4; return 0; }
 int nvmlDeviceGetMaxPcieLinkGeneration(void *d, unsigned *found) { *found = 4; return 0; }
@@ -122,4 +122,36 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(void *d, unsigned long long *bits)
 }
 int nvmlDeviceGetCurrentClocksEventReasons(void *d, unsigned long long *bits) {
   return says("renamed") ? reasons(bits) : NOT_FOUND;
+}
+static int is_sick(void *d) { return says("sick") && !index_of(d); }
+int nvmlDeviceGetMaxMigDeviceCount(void *d, unsigned *count) { *count = says("mig") ? 7 : 0; return 0; }
+int nvmlDeviceGetMigDeviceHandleByIndex(void *d, unsigned index, void **found) {
+  return index < 2 ? 0 : 6; /* not found */
+}
+int nvmlDeviceGetEccMode(void *d, unsigned *now, unsigned *pending) {
+  *now = 1, *pending = !is_sick(d);
+  return 0;
+}
+int nvmlDeviceGetTotalEccErrors(void *d, int kind, int counter, unsigned long long *count) {
+  *count = is_sick(d) && kind == 1 && counter == 0 ? 3 : 0; /* uncorrectable, volatile */
+  return 0;
+}
+int nvmlDeviceGetRemappedRows(void *d, unsigned *corrected, unsigned *rows, unsigned *pending, unsigned *failed) {
+  *corrected = 0, *rows = *pending = *failed = is_sick(d);
+  return 0;
+}
+int nvmlDeviceGetNvLinkState(void *d, unsigned link, unsigned *active) {
+  if (link > 3) return 2;
+  *active = !(is_sick(d) && link == 3);
+  return 0;
+}
+int nvmlDeviceGetP2PStatus(void *d, void *other, int index, unsigned *status) {
+  *status = says("sick") ? 1 : 0; /* the chipset does not support it */
+  return index == 0 ? 0 : 2;
+}
+typedef struct { unsigned id, scope; long long time, latency; int type, error; union { double d; unsigned u; } value; } field;
+int nvmlDeviceGetFieldValues(void *d, int count, field *found) {
+  found->error = count == 1 && found->id == 230 ? 0 : 3; /* the recovery action */
+  found->value.u = is_sick(d);
+  return 0;
 }

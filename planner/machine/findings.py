@@ -1,0 +1,564 @@
+"""What keeps training from running, or from running fast: twenty judges of a machine's facts.
+
+Each yields findings of one name; docs/troubleshooting.md has a row for each name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from planner.core.errors import PlannerError, alternatives
+from planner.core.units import GIB, KIB, MIB, format_bytes, format_seconds
+from planner.machine.cuda_support import (
+    NEWEST_TORCH,
+    OLDEST_TORCH,
+    as_text,
+    driver_runs,
+    fitting_build,
+    minimum_driver,
+    parse_version,
+)
+from planner.machine.doctor import Card, Facts
+from planner.machine.hardware.throttling import DISTURBING_REASONS
+from planner.machine.torch_build import has_machine_code_for, why_not_usable
+from planner.memory.allocator_config import VARIABLES as ALLOCATOR_VARIABLES
+from planner.memory.allocator_config import parse_allocator_config
+
+Level = Literal["fault", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("fault", "warning", "note")  # worst first
+Found = Iterator["Finding"]
+
+UNKNOWN = "unknown: it was not measured"
+_NO_GPU = "everything runs on the CPU"
+# From this share on what others hold is worth a warning. A judgement, not a measurement.
+_BUSY_SHARE = 0.05
+# The batch by which costs of copying and of shared memory are shown.
+_BATCH, _BATCH_BYTES = "a batch of 128 fp32 pictures of 224 px", 128 * 3 * 224 * 224 * 4
+# Bytes/s of one lane in one direction: transfers/s × the code's share / 8 bits (PCI Express Base
+# Specification: 2.5 and 5 GT/s with 8b/10b, 8 to 32 GT/s with 128b/130b, 64 GT/s in flits of which
+# 242 of 256 bytes are data).
+_LANE_RATES = {1: 2.5e8, 2: 5e8, 3: 9.85e8, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
+_WITHOUT_P2P = (
+    "copies pass through the host's memory: four RTX 4090 sum at 13 GB/s without P2P and at 26 "
+    "with it (tinygrad/open-gpu-kernel-modules#22, #36)"
+)
+# Docker's default for /dev/shm (its reference of "docker run": --shm-size, 64m).
+_DOCKER_SHARED_BYTES = 64 * MIB
+_PASSING = {
+    "podman": "start it with --device nvidia.com/gpu=all",
+    "apptainer": "start it with --nv",
+    "kubepods": "ask for the GPU in the pod: resources.limits, nvidia.com/gpu: 1",
+    "lxc": "pass the device files of /dev/nvidia* into it",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`fault`: training cannot run, or its results cannot be trusted. `warning`: it is slower or
+    smaller than it could be. `note`: worth knowing.
+
+    `evidence` says what was read and from where, `cost` what it costs (sourced, derived, or
+    unknown), `next_step` the line to type, or what to do. `subject` is the card that `message` is
+    about, "" where it is about none.
+    """
+
+    level: Level
+    name: str
+    message: str
+    evidence: str
+    cost: str
+    next_step: str
+    subject: str = ""
+
+
+def judge(facts: Facts) -> list[Finding]:
+    """All that is found, the worst first."""
+    found = [finding for of in JUDGES for finding in of(facts)]
+    for card in facts.cards:
+        of_card = [finding for of in CARD_JUDGES for finding in of(card)]
+        found += [replace(finding, subject=facts.title(card)) for finding in of_card]
+    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
+
+
+def _driver(facts: Facts) -> Found:
+    torch, driver, cuda = facts.torch, facts.driver, facts.torch.cuda or ""
+    needed = minimum_driver(cuda, facts.is_windows)
+    too_old = driver_runs(driver, cuda, facts.is_windows) is False or (
+        not driver and "too old" in torch.reason
+    )
+    if too_old and not torch.available:  # else by NVIDIA's forward compatibility package
+        yield Finding(
+            "fault", "driver.too-old",
+            f"torch's CUDA {cuda} needs driver {needed} or newer, and this is "
+            f"{driver or 'an older one'}",
+            f"NVML: driver {driver or 'unknown'}; torch.version.cuda: {cuda}; torch: "
+            f"{torch.reason or 'it can use no GPU'}",
+            _NO_GPU, what_to_install(facts, f"Update the driver to {needed} or newer"),
+        )  # fmt: skip
+
+
+def what_to_install(facts: Facts, otherwise: str) -> str:
+    """Which published build of torch works here as the driver is, else `otherwise`."""
+    build = fitting_build(facts.driver, facts.capability, facts.torch.version, facts.is_windows)
+    if build is None:
+        low, high = as_text(OLDEST_TORCH), as_text(NEWEST_TORCH)
+        return f"{otherwise}: no published build of torch {low} to {high} works with both."
+    return f"Install {build}. Or: {otherwise[0].lower()}{otherwise[1:]}."
+
+
+_SILENT = (
+    ("version mismatch", "Reboot: the driver was updated, and the kernel still has the old one."),
+    ("Not Loaded", "sudo modprobe nvidia; if that fails, install the driver again for this "
+     "kernel."),
+    ("", "sudo dmesg | grep -E 'NVRM|Xid' says why; then reboot."),
+)  # fmt: skip
+
+
+def _device(facts: Facts) -> Found:
+    torch, name = facts.torch, "device.none"
+    hidden = facts.variables.get("CUDA_VISIBLE_DEVICES", "")
+    if facts.driver_error:
+        step = next(step for sign, step in _SILENT if sign in facts.driver_error)
+        yield Finding(
+            "fault", name, f"the driver, or a GPU, does not answer: {facts.driver_error}",
+            f"NVML: {facts.driver_error}; the kernel's module: {facts.kernel_module or 'not seen'}",
+            "no program can use that GPU", step,
+        )  # fmt: skip
+    elif facts.cards and not facts.visible:
+        yield Finding(
+            "fault", name, f"CUDA_VISIBLE_DEVICES={hidden} hides every GPU of this machine",
+            f"environment; NVML lists {len(facts.cards)}", _NO_GPU, "unset CUDA_VISIBLE_DEVICES",
+        )  # fmt: skip
+    elif torch.hip and torch.available:
+        yield Finding(
+            "note", name, "of AMD cards only what torch tells was read",
+            f"torch for ROCm {torch.hip}", "their driver, clocks, power and links were not judged",
+            "rocm-smi",
+        )  # fmt: skip
+    elif torch.hip:
+        yield Finding(
+            "fault", name, f"torch for ROCm {torch.hip} can use no GPU here",
+            f"torch: {torch.reason or 'it finds none'}", _NO_GPU,
+            "In a container pass --device /dev/kfd --device /dev/dri; else see rocminfo.",
+        )  # fmt: skip
+    elif (
+        torch.cuda and facts.cards and not torch.available and not torch.error
+        and driver_runs(facts.driver, torch.cuda, facts.is_windows) is not False
+    ):  # fmt: skip
+        why = torch.reason or "; ".join(torch.failed.values()) or "it finds no GPU"
+        yield Finding(
+            "fault", name, f"torch cannot start CUDA, although driver {facts.driver} is new enough",
+            f"torch: {why}", _NO_GPU,
+            "sudo dmesg | grep -E 'NVRM|Xid'; and take an old libcuda.so off LD_LIBRARY_PATH.",
+        )  # fmt: skip
+    elif not (
+        facts.cards or torch.available or torch.error or facts.container
+        or "too old" in torch.reason
+    ):  # fmt: skip
+        yield Finding(
+            "note", name, "no GPU was found", f"NVML; torch: {torch.reason or 'none'}", _NO_GPU,
+            "If this machine has one, install its driver.",
+        )  # fmt: skip
+
+
+def _mig(card: Card) -> Found:
+    if card.gpu.is_split:
+        index, evidence = card.gpu.index, "NVML: MIG mode is on"
+        if card.instances == 0:
+            yield Finding(
+                "fault", "card.mig", "is in MIG mode and has no instance", evidence,
+                "CUDA sees no device on this card",
+                f"sudo nvidia-smi -i {index} -mig 0 ends it; sudo nvidia-smi mig -i {index} "
+                "-lgip lists the sizes of instances, and -cgi ID -C makes one.",
+            )  # fmt: skip
+        else:
+            yield Finding(
+                "note", "card.mig", f"is split into {card.instances or 'some'} MIG instances",
+                evidence, "an instance has its share of the memory and of the multiprocessors",
+                "export CUDA_VISIBLE_DEVICES=MIG-…, of those that nvidia-smi -L lists.",
+            )  # fmt: skip
+
+
+def _reset(card: Card) -> Found:
+    """NVIDIA, GPU Memory Error Management, says what is to be done."""
+    reset = f"sudo nvidia-smi --gpu-reset -i {card.gpu.index}"
+    signs: list[tuple[Level, str, str, str]] = []
+    if card.remap_failed:
+        cost = "wrong or aborted programs: the card is due for exchange"
+        signs += [("fault", "could not replace a broken row of its memory", cost,
+                   "Have the card exchanged.")]  # fmt: skip
+    if card.ecc_errors:
+        what = f"had {card.ecc_errors} uncorrectable memory errors since the driver was loaded"
+        signs += [("fault", what, "each ends the program that reads the broken word",
+                   f"{reset}; if they come again, have the card exchanged.")]  # fmt: skip
+    if card.reset_pending:
+        signs += [("fault", "has found broken memory, and takes it out of use at its reset",
+                   "until then a program may meet it again and be ended", reset)]  # fmt: skip
+    if card.recovery:
+        signs += [("fault", f"needs {card.recovery}, says its driver", "programs on it fail",
+                   f"{reset}; if that is refused, reboot.")]  # fmt: skip
+    if card.ecc_changes:
+        signs += [("note", "turns ECC on or off at its next reset",
+                   "its memory will be another size, so records from now will not fit it",
+                   reset)]  # fmt: skip
+    for level, what, cost, step in signs:
+        evidence = "NVML: ECC, remapped rows, retired pages, recovery action"
+        yield Finding(level, "card.reset", what, evidence, cost, step)
+
+
+def _busy(card: Card) -> Found:
+    used, total = card.gpu.used_bytes or 0, card.gpu.total_bytes or 0
+    if used > _BUSY_SHARE * total > 0:
+        pids = ", ".join(str(one.pid) for one in card.holders)
+        yield Finding(
+            "warning", "card.busy",
+            f"has {format_bytes(used)} of {format_bytes(total)} in use by other processes",
+            f"NVML: {f'processes {pids}' if pids else 'no process is named'}",
+            "that memory, and their share of the time: measurements beside them are not reliable",
+            "End them, or export CUDA_VISIBLE_DEVICES=N for another card.",
+        )  # fmt: skip
+
+
+def _throttled(card: Card) -> Found:
+    found = [reason for reason in DISTURBING_REASONS if reason in card.reasons]
+    if found:
+        now, most, cost = card.sm_mhz, card.max_sm_mhz, UNKNOWN
+        if now and most and not card.is_resting:
+            cost = f"up to {1 - now / most:.0%} of what is bound by computing, by the clocks"
+        yield Finding(
+            "warning", "card.throttled", f"is slowed: {DISTURBING_REASONS[found[0]]}",
+            f"NVML: {', '.join(found)}; {now} of {most} MHz", cost,
+            "Check fans, dust, air and power cables; nvidia-smi -q -d PERFORMANCE tells it again.",
+        )  # fmt: skip
+
+
+def _power(card: Card) -> Found:
+    limit, default = card.watts, card.default_watts
+    if limit and default and limit < 0.99 * default:
+        yield Finding(
+            "warning", "card.power-limit",
+            f"is limited to {limit:g} W, and its default is {default:g} W",
+            "NVML: enforced and default power limit",
+            "lower clocks under full load; how much depends on the model",
+            f"sudo nvidia-smi -i {card.gpu.index} -pl {default:g}, if cooling and supply allow it.",
+        )  # fmt: skip
+
+
+def _pcie(card: Card) -> Found:
+    """A card at rest lowers the generation of its link, so that is judged while it works."""
+    now, most = (card.generation, card.lanes), (card.max_generation, card.max_lanes)
+    fewer = bool(card.lanes and card.max_lanes and card.lanes < card.max_lanes)
+    slower = bool(now[0] and most[0] and now[0] < most[0]) and not card.is_resting
+    if fewer or slower:
+        at = card.generation if slower else card.max_generation
+        yield Finding(
+            "note" if card.is_virtual else "warning", "link.pcie",
+            f"works over {card.lanes} lanes of PCIe {at or '?'}, and "
+            f"{card.max_lanes} of PCIe {card.max_generation or '?'} are possible",
+            "NVML: PCIe link's width and generation, now and at most",
+            _copying((at, card.lanes), most),
+            "Nothing from inside this virtual machine; another kind may have more."
+            if card.is_virtual else
+            "Seat the card again in a slot of 16 lanes, without a riser, and see whether the "
+            "board shares the slot's lanes; sudo lspci -vv | grep LnkSta shows them.",
+        )  # fmt: skip
+
+
+def transfer_seconds(generation: int | None, lanes: int | None) -> float | None:
+    """How long `_BATCH` takes over the link, at best; None where the link is not known."""
+    rate = _LANE_RATES.get(generation or 0)
+    return _BATCH_BYTES / (rate * lanes) if rate and lanes else None
+
+
+def _copying(now: tuple[int | None, int | None], most: tuple[int | None, int | None]) -> str:
+    slow, fast = transfer_seconds(*now), transfer_seconds(*most)
+    if slow is None or fast is None:
+        return "copies to the card take longer in proportion; the step itself does not"
+    return (
+        f"{_BATCH} is copied in {format_seconds(slow)} at best, not {format_seconds(fast)}; the "
+        "step itself is no slower"
+    )
+
+
+def _p2p(facts: Facts) -> Found:
+    shown = {card.gpu.index for card in facts.visible}
+    pairs = {
+        (a.gpu.index, b): why
+        for a in facts.visible
+        for b, why in a.no_p2p.items()
+        if b in shown and a.gpu.index < b
+    }
+    if pairs:
+        by_card = set(pairs.values()) == {"the GPU does not support it"}
+        yield Finding(
+            "warning", "link.no-p2p", f"{len(pairs)} pairs of GPUs cannot read each other's memory",
+            f"NVML: {'; '.join(sorted(set(pairs.values())))}", _WITHOUT_P2P,
+            "Nothing with NVIDIA's driver: let fewer gradients cross (accumulate, no_sync)."
+            if by_card else "Turn the IOMMU (VT-d, AMD-Vi) and ACS off in the board's settings; "
+            "sudo lspci -vvv | grep ACSCtl shows it (NCCL, Troubleshooting).",
+        )  # fmt: skip
+
+
+def _nvlink(facts: Facts) -> Found:
+    cards = facts.visible
+    for card in cards if len(cards) > 1 else ():
+        up, down = card.nvlinks_up, card.nvlinks_down
+        if down:
+            yield Finding(
+                "warning" if up else "note", "link.nvlink-down",
+                f"has {down} of {up + down} NVLinks down", "NVML: the state of each link",
+                "all-reduce is slower in proportion, or NCCL takes another way" if up else
+                "two RTX 3090 reach 48 GB/s over a bridge by NCCL's model (src/graph/topo.h), and "
+                "24 over PCIe 4",
+                "Seat the bridge or card again, or sudo systemctl start nvidia-fabricmanager where "
+                "there is NVSwitch; sudo dmesg | grep 'Xid.*: 74' tells errors of a link.",
+                facts.title(card),
+            )  # fmt: skip
+
+
+def _shared_memory(facts: Facts) -> Found:
+    size = facts.host.shared_memory_bytes
+    if size is not None and size < GIB:
+        yield Finding(
+            "fault" if size <= _DOCKER_SHARED_BYTES else "warning", "host.shared-memory",
+            f"/dev/shm has {format_bytes(size)}: workers of a DataLoader hand over batches in it",
+            "statvfs of /dev/shm; 64 MiB is the default of Docker",
+            "workers are ended by a bus error when it is full; "
+            f"{_BATCH} is {format_bytes(_BATCH_BYTES)}",
+            "docker run --shm-size=8g (in Kubernetes an emptyDir of medium Memory at /dev/shm)."
+            if facts.container else "sudo mount -o remount,size=8G /dev/shm",
+        )  # fmt: skip
+
+
+def _quota(facts: Facts) -> Found:
+    quota, sees = facts.host.quota_cpus, facts.host.usable_cpus
+    if quota is not None and quota < sees:
+        fair = max(1, int(quota))
+        yield Finding(
+            "warning", "host.quota",
+            f"this process may use the time of {quota:g} processors, and sees {sees}",
+            f"cpu.max of its control group; torch starts {facts.torch.num_threads} threads",
+            "what starts a thread for each processor is stopped for most of every period; how much "
+            "is unknown",
+            f"export OMP_NUM_THREADS={fair}, and at most {fair} workers; or docker run --cpus, "
+            "resources.limits.cpu.",
+        )  # fmt: skip
+
+
+def _container(facts: Facts) -> Found:
+    torch, variables, name = facts.torch, facts.variables, "container.gpu"
+    if not facts.container:
+        return
+    if torch.available and torch.cuda and not facts.cards:
+        told = variables.get("NVIDIA_DRIVER_CAPABILITIES", "not set")
+        yield Finding(
+            "warning", name, "torch uses a GPU, and the driver's library (NVML) is not in here to "
+            "tell of it", f"NVML is missing; NVIDIA_DRIVER_CAPABILITIES: {told}",
+            "health, clocks, power and links of the cards were not judged, and a probe cannot see "
+            "what others hold", "docker run -e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        )  # fmt: skip
+    elif not facts.cards and not torch.available and not torch.hip:
+        signs = []
+        if facts.kernel_module:
+            signs.append("the kernel has NVIDIA's module (/proc/driver/nvidia/version)")
+        if variables.get("NVIDIA_VISIBLE_DEVICES"):
+            signs.append("the image is made for one (NVIDIA_VISIBLE_DEVICES)")
+        passing = _PASSING.get(facts.container, "start it with docker run --gpus all")
+        yield Finding(
+            "fault" if signs else "note", name,
+            "this container was started without a GPU" if signs else "this container sees no GPU",
+            f"{facts.container}; NVML finds no card"
+            + (f", but {alternatives(signs, 'and')}" if signs else ""),
+            _NO_GPU, f"If the host has one: {passing}. The host needs NVIDIA's container toolkit.",
+        )  # fmt: skip
+    built = parse_version(variables.get("PYTORCH_BUILD_VERSION", ""))
+    if built and built[:2] < OLDEST_TORCH:
+        oldest, image = as_text(OLDEST_TORCH), variables.get("NVIDIA_PYTORCH_VERSION", "")
+        yield Finding(
+            "warning", name, f"the torch of NVIDIA's image {image} is older than {oldest}, the "
+            "oldest that planner was tried with",
+            f"PYTORCH_BUILD_VERSION={variables['PYTORCH_BUILD_VERSION']}",
+            "pip would put another torch beside the image's, or estimates may be off",
+            "docker pull nvcr.io/nvidia/pytorch:25.10-py3, or a later one.",
+        )  # fmt: skip
+
+
+def _allocator(facts: Facts) -> Found:
+    variables, name = facts.variables, "settings.allocator"
+    given = [v for v in ALLOCATOR_VARIABLES if variables.get(v)]
+    if len(given) == 2 and variables[given[0]] != variables[given[1]]:
+        yield Finding(
+            "fault", name, f"{given[0]} and {given[1]} differ, and torch reads only the first",
+            "; ".join(f"{v}={variables[v]}" for v in given),
+            "the options that you think are in force are not", f"unset {given[0]}",
+        )  # fmt: skip
+    if given:
+        try:
+            parse_allocator_config(variables[given[0]])
+        except PlannerError as error:
+            yield Finding(
+                "warning", name, f"estimates do not hold with this {given[0]}: "
+                f"{error.message.rstrip('.')}", f"{given[0]}={variables[given[0]]}",
+                "the estimate's reserved memory is of torch's own allocator", f"unset {given[0]}",
+            )  # fmt: skip
+    if facts.is_set("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        yield Finding(
+            "fault", name, "PYTORCH_NO_CUDA_MEMORY_CACHING turns the allocator's cache off",
+            "environment", "every tensor is asked of the driver, which waits for the device",
+            "unset PYTORCH_NO_CUDA_MEMORY_CACHING",
+        )  # fmt: skip
+
+
+def _cudnn_variables(facts: Facts) -> Found:
+    variables = facts.variables
+    for variable, is_set, does, cost in (
+        ("CUDNN_CONV_WSCAP_DBG", variables.get("CUDNN_CONV_WSCAP_DBG"),
+         "caps the workspace of a convolution, in MiB",
+         f"convolutions that need more take slower kernels: {UNKNOWN}"),
+        ("TORCH_CUDNN_V8_API_DISABLED", facts.is_set("TORCH_CUDNN_V8_API_DISABLED"),
+         "makes torch use cuDNN's old interface (PyTorch, CUDA Environment Variables)", UNKNOWN),
+        ("NVIDIA_TF32_OVERRIDE", variables.get("NVIDIA_TF32_OVERRIDE") == "0",
+         "turns tf32 off in cuDNN and cuBLAS",
+         "precision tf32 runs as fp32: on an A100 at 19.5 and not 156 TFLOP/s (its datasheet)"),
+    ):  # fmt: skip
+        if is_set:
+            yield Finding(
+                "warning", "settings.cudnn", f"{variable}={variables[variable]} {does}",
+                "environment", cost, f"unset {variable}",
+            )  # fmt: skip
+
+
+def _nccl(facts: Facts) -> Found:
+    """NCCL's user guide, Environment Variables."""
+    if len(facts.visible) < 2:
+        return
+    local = facts.variables.get("NCCL_P2P_LEVEL", "") in ("LOC", "0")
+    for variable, is_set, does, cost in (
+        ("NCCL_P2P_DISABLE", facts.is_set("NCCL_P2P_DISABLE"), "P2P, NVLink included",
+         _WITHOUT_P2P),
+        ("NCCL_P2P_LEVEL", local, "P2P, NVLink included", _WITHOUT_P2P),
+        ("NCCL_SHM_DISABLE", facts.is_set("NCCL_SHM_DISABLE"),
+         "shared memory: GPUs without P2P use the network", UNKNOWN),
+        ("NCCL_IB_DISABLE", facts.is_set("NCCL_IB_DISABLE"), "InfiniBand and RoCE",
+         "between machines NCCL uses TCP: at 100 Gbit/s 4 to 6 GB/s, not 12 (NVIDIA/nccl#450, "
+         "NVIDIA/nccl-tests#29)"),
+    ):  # fmt: skip
+        if is_set:
+            yield Finding(
+                "warning", "settings.nccl",
+                f"{variable}={facts.variables[variable]} keeps NCCL from {does}",
+                "environment", cost, f"unset {variable}",
+            )  # fmt: skip
+
+
+def _threads(facts: Facts) -> Found:
+    text, cpus = facts.variables.get("OMP_NUM_THREADS", "").partition(",")[0], facts.host.cpus
+    if re.fullmatch("[0-9]{1,9}", text) and int(text) > cpus:
+        yield Finding(
+            "warning", "settings.threads",
+            f"OMP_NUM_THREADS={text}, and this process can keep {cpus:g} processors busy",
+            "environment; os.sched_getaffinity, cpu.max of the control group",
+            f"threads wait for each other's processor: {UNKNOWN}",
+            f"export OMP_NUM_THREADS={max(1, int(cpus))}",
+        )  # fmt: skip
+
+
+def _determinism(facts: Facts) -> Found:
+    name, value = "settings.determinism", facts.variables.get("CUBLAS_WORKSPACE_CONFIG")
+    if facts.is_set("CUDA_LAUNCH_BLOCKING"):
+        yield Finding(
+            "fault", name, "CUDA_LAUNCH_BLOCKING makes every kernel wait", "environment",
+            "the host no longer runs ahead: its time adds to the device's",
+            "unset CUDA_LAUNCH_BLOCKING",
+        )  # fmt: skip
+    if value:  # cuBLAS, cublasSetWorkspace: pairs of size in KiB and count
+        pairs = re.findall(r":([0-9]{1,9}):([0-9]{1,9})", value)
+        size = sum(int(kib) * int(count) for kib, count in pairs) * KIB
+        small = bool(pairs) and size < MIB
+        yield Finding(
+            "warning" if small else "note", name,
+            f"CUBLAS_WORKSPACE_CONFIG={value} sets cuBLAS's workspace"
+            + (f" to {format_bytes(size)} a handle" if pairs else ", in words that it has not"),
+            "environment",
+            "cuBLAS is left without the kernels that need more; how much slower is unknown"
+            if small else "that memory for each handle and stream",
+            "unset CUBLAS_WORKSPACE_CONFIG, unless deterministic results are wanted.",
+        )  # fmt: skip
+
+
+def _torch(facts: Facts) -> Found:
+    torch, name = facts.torch, "torch.build"
+    if torch.error:
+        yield Finding(
+            "fault", name, "torch cannot be imported", f"python -c 'import torch': {torch.error}",
+            "no probe and no training runs",
+            "See whether nvidia-smi answers, and whether the disk is slow."
+            if "took over" in torch.error else "pip install torch",
+        )  # fmt: skip
+        return
+    if torch.cuda is None and torch.hip is None and (facts.visible or facts.has_amd_driver):
+        card = facts.visible[0].gpu.name if facts.visible else "an AMD GPU (/dev/kfd)"
+        yield Finding(
+            "fault", name, f"torch {torch.version} is built for the CPU, beside {card}",
+            "torch.version.cuda and torch.version.hip are None", _NO_GPU,
+            what_to_install(facts, "Update the driver")
+            if facts.visible else "Install torch for ROCm.",
+        )  # fmt: skip
+    elif "git" in torch.version or torch.version.endswith("a0"):
+        yield Finding(
+            "note", name, f"torch {torch.version} was built from source",
+            f"torch.__version__; kernels for {', '.join(torch.arch_list) or 'unknown'}",
+            "which libraries and kernels it has depends on that build",
+            "planner doctor --compare A.json B.json, with a released build.",
+        )  # fmt: skip
+    for index, gpu in enumerate(torch.gpus):
+        evidence = f"torch.cuda.get_arch_list(): {', '.join(torch.arch_list) or 'nothing'}"
+        if why := why_not_usable(torch, index):
+            yield Finding(
+                "fault", name, f"cuda:{index}: {why}", evidence, "nothing runs on that card",
+                what_to_install(facts, "Build torch for it") if "no code" in why else
+                "CUDA_LAUNCH_BLOCKING=1 python train.py names the kernel; sudo dmesg | grep Xid.",
+            )  # fmt: skip
+        elif torch.cuda and not has_machine_code_for(gpu.capability, torch.arch_list):
+            yield Finding(
+                "warning", name, f"cuda:{index}: this torch has only PTX for {gpu.name}", evidence,
+                "the driver compiles each kernel at its first use, and those tuned for the card "
+                f"are missing: {UNKNOWN}",
+                what_to_install(facts, "Build torch with TORCH_CUDA_ARCH_LIST for it"),
+            )  # fmt: skip
+    if torch.failed:
+        yield Finding(
+            "warning", name, f"torch failed when asked for {', '.join(torch.failed)}",
+            "; ".join(torch.failed.values()), "what depends on it was not judged",
+            "Ask it by itself, in a Python that has torch.",
+        )  # fmt: skip
+
+
+def _cudnn(facts: Facts) -> Found:
+    torch = facts.torch
+    if torch.cuda and not torch.error and torch.cudnn_error:
+        path = facts.variables.get("LD_LIBRARY_PATH", "not set")
+        yield Finding(
+            "fault", "torch.cudnn", "torch cannot use the cuDNN that it finds",
+            f"torch.backends.cudnn.version(): {torch.cudnn_error}; LD_LIBRARY_PATH: {path}",
+            "convolutions fail", "unset LD_LIBRARY_PATH: torch brings its own cuDNN.",
+        )  # fmt: skip
+    elif torch.cuda and not torch.error and not torch.cudnn and "cudnn" not in str(torch.failed):
+        yield Finding(
+            "warning", "torch.cudnn", "this torch has no cuDNN, like some source builds",
+            "torch.backends.cudnn.version() is None",
+            f"convolutions run on torch's own kernels: {UNKNOWN}",
+            "Install a released build, or build it with USE_CUDNN=1.",
+        )  # fmt: skip
+
+
+JUDGES: tuple[Callable[[Facts], Found], ...] = (
+    _driver, _device, _p2p, _nvlink, _shared_memory, _quota, _container, _allocator,
+    _cudnn_variables, _nccl, _threads, _determinism, _torch, _cudnn,
+)  # fmt: skip
+CARD_JUDGES: tuple[Callable[[Card], Found], ...] = (
+    _mig, _reset, _busy, _throttled, _power, _pcie,
+)  # fmt: skip
