@@ -40,8 +40,7 @@ def command(source: str, model: str | None, **given: Any) -> int:
     """
     from planner.estimation.arguments import read_gpu
     from planner.estimation.estimate import default_precision
-    from planner.watching.explaining.explanation import explain
-    from planner.watching.explaining.opening import is_pipe
+    from planner.watching.explaining.explanation import explain, is_pipe
 
     fields = {"source": source, **({"model": model} if model is not None else {}), **given}
     setting = None

@@ -4,12 +4,15 @@ and why a request failed."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from planner.core.errors import PlannerError
-from planner.core.units import MAX_MEMORY_BYTES
+from planner.core.failures import ANY_TORCH
+from planner.core.schema.record import noteworthy_bytes
+from planner.core.units import MAX_MEMORY_BYTES, format_bytes
+from planner.watching.explaining.allocator_message import on_fragments, on_private_pools
 
 Entry = Mapping[str, Any]
 NO_STACK = "no stack recorded"
@@ -46,6 +49,7 @@ class SnapshotReading:
     num_free_blocks: int
     num_segments: int
     is_expandable: bool
+    has_expandable: bool
     private_pool_bytes: int
     requested_bytes: int | None
     device_free_bytes: int | None
@@ -64,6 +68,26 @@ class SnapshotReading:
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "missing_bytes": self.missing_bytes}
+
+    def ways_out(self) -> Iterator[str]:
+        unused = format_bytes(self.free_bytes)
+        if self.is_expandable and self.free_bytes >= noteworthy_bytes(self.reserved_bytes):
+            yield (
+                f"{unused} are reserved but unused although segments are expandable: they are of "
+                "other streams or pools."
+            )
+        elif self.free_bytes >= (self.missing_bytes or 0):
+            torch = (2, 1) if self.has_expandable else (1, 11), ANY_TORCH[1]
+            yield from on_fragments(
+                self.free_bytes, self.requested_bytes or 0, self.reserved_bytes, torch
+            )
+        if self.private_pool_bytes:
+            yield on_private_pools(self.private_pool_bytes)
+        if self.waiting_bytes:
+            yield (
+                f"{format_bytes(self.waiting_bytes)} are free for one stream and still awaited by "
+                "another (record_stream)."
+            )
 
 
 def read_snapshot(snapshot: Mapping[str, Any]) -> SnapshotReading:
@@ -100,17 +124,17 @@ def _choose(snapshot: Mapping[str, Any]) -> tuple[int, Entry | None]:
     traces, segments = snapshot["device_traces"], snapshot["segments"]
     if sum(map(len, traces)) > _MAX_EVENTS or sum(len(s["blocks"]) for s in segments) > _MAX_BLOCKS:
         raise ValueError("it has more events or blocks than a process can have made")
-    failed = None
-    for device, trace in enumerate(traces):
-        for entry in trace:
-            if entry["action"] == "oom":
-                failed = device, entry
-    if failed is not None:
-        return failed
+    failed = [(device, e) for device, trace in enumerate(traces) for e in trace if _failed(e)]
+    if failed:
+        return failed[-1]
     held: dict[int, int] = {}
     for segment in segments:
         held[_device(segment)] = held.get(_device(segment), 0) + _size(segment, "total_size")
     return max(held, key=lambda device: held[device], default=0), None
+
+
+def _failed(entry: Entry) -> bool:
+    return bool(entry["action"] == "oom")
 
 
 def _read(all_segments: Sequence[Entry], device: int, failed: Entry | None) -> SnapshotReading:
@@ -118,7 +142,6 @@ def _read(all_segments: Sequence[Entry], device: int, failed: Entry | None) -> S
     blocks = [block for segment in segments for block in segment["blocks"]]
     free = [_size(block, "size") for block in blocks if block["state"] == "inactive"]
     alive = [block for block in blocks if block["state"] != "inactive"]
-    waiting = [_size(b, "size") for b in alive if b["state"] != "active_allocated"]
     groups = _grouped(alive)
     categories: dict[str, int] = {}
     for group in groups:
@@ -128,11 +151,12 @@ def _read(all_segments: Sequence[Entry], device: int, failed: Entry | None) -> S
         device=device,
         reserved_bytes=sum(_size(s, "total_size") for s in segments),
         allocated_bytes=sum(group.num_bytes for group in groups),
-        waiting_bytes=sum(waiting),
+        waiting_bytes=sum(_size(b, "size") for b in alive if b["state"] != "active_allocated"),
         free_bytes=sum(free),
         largest_free_bytes=max(free, default=0),
         num_free_blocks=len(free),
         num_segments=len(segments),
+        has_expandable=any("is_expandable" in s for s in segments),
         is_expandable=any(s.get("is_expandable") for s in segments),
         private_pool_bytes=sum(
             _size(s, "total_size")
@@ -151,8 +175,10 @@ def _grouped(alive: Iterable[Entry]) -> list[Group]:
     places: dict[int, tuple[str, str]] = {}  # stacks are shared: each is read once
     for block in alive:
         frames = _frames(block)
-        place = _named_place(block, frames)
-        if place is None:
+        if "category" in block and frames:  # predicted: it says its module and operation
+            where = f"{_text(frames[0].get('filename'))} ({_text(frames[0].get('name'))})"
+            place = _text(block["category"]).replace("_", " "), where
+        else:
             place = places.get(id(frames)) or places.setdefault(id(frames), place_of(frames))
         found.setdefault(place, []).append(_size(block, "size"))
     groups = [Group(*place, sum(sizes), len(sizes)) for place, sizes in found.items()]
@@ -166,15 +192,6 @@ def _frames(block: Entry) -> Sequence[Entry]:
         history = block.get("history") or ()
         frames = history[0].get("frames") if history else None
     return frames or ()
-
-
-def _named_place(block: Entry, frames: Sequence[Entry]) -> tuple[str, str] | None:
-    """A predicted snapshot says what a block is, and its module and operation."""
-    if "category" not in block or not frames:
-        return None
-    first = frames[0]
-    where = f"{_text(first.get('filename'))} ({_text(first.get('name'))})"
-    return _text(block["category"]).replace("_", " "), where
 
 
 def place_of(frames: Sequence[Entry]) -> tuple[str, str]:
@@ -193,24 +210,24 @@ def place_of(frames: Sequence[Entry]) -> tuple[str, str]:
 def _category(frames: Sequence[Entry]) -> str:
     names = {_text(frame.get("name")) for frame in frames}
     files = [_text(frame["filename"]).replace("\\", "/") for frame in frames]
+
+    def runs(folder: str, *functions: str, until: int | None = None) -> bool:
+        is_there = any(folder in file for file in files[:until])
+        return is_there and (not functions or bool(names & set(functions)))
+
     # A closure (Lightning's) trains within the optimizer's step: what is further in counts.
     forward = next((i for i, frame in enumerate(frames) if frame.get("name") == "forward"), None)
     if "__deepcopy__" in names:  # the averaged weights of timm, and of torch/optim/swa_utils.py
         return "parameters and buffers"
-    if any("/torch/optim/" in file for file in files[:forward]):
+    if runs("/torch/optim/", until=forward):
         return "optimizer state"
-    if any("/torch/autograd/" in file for file in files) and names & {
-        "backward", "_engine_run_backward", "grad",
-    }:  # fmt: skip
+    if runs("/torch/autograd/", "backward", "_engine_run_backward", "grad"):
         return "backward: gradients and temporaries"
-    if any("/torch/nn/modules/module.py" in file for file in files) and names & {
-        "_apply",
-        "convert",
-    }:
+    if runs("/torch/nn/modules/module.py", "_apply", "convert"):
         return "parameters and buffers"
-    if "forward" in names or any("/torch/nn/" in file for file in files):
+    if "forward" in names or runs("/torch/nn/"):
         return "forward: activations"
-    if any("/torch/utils/data/" in file for file in files) or names & {"to_device", "_to_device"}:
+    if runs("/torch/utils/data/") or names & {"to_device", "_to_device"}:
         return "batches"
     return "other"
 
