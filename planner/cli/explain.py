@@ -11,6 +11,7 @@ from planner.cli.arguments import GRID_FIELDS, given_fields, model_and_settings,
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.core.errors import UsageError, shorten
+from planner.core.files import is_pipe
 from planner.core.terminal import shows_seconds
 
 
@@ -40,7 +41,7 @@ def command(source: str, model: str | None, **given: Any) -> int:
     """
     from planner.estimation.arguments import read_gpu
     from planner.estimation.estimate import default_precision
-    from planner.watching.explaining.explanation import explain, is_pipe
+    from planner.watching.explaining.explanation import explain
 
     fields = {"source": source, **({"model": model} if model is not None else {}), **given}
     setting = None

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.core.units import format_bytes
+
 OUT_OF_MEMORY, GROWTH = "out of memory", "memory grew"
 _LIBRARY, _HOST = "library out of memory", "out of host memory"
 _SHARED_MEMORY, _OPEN_FILES = "shared memory is full", "too many open files"
@@ -91,12 +93,26 @@ def is_source(line: str) -> bool:
     return bool(_SOURCE.match(line))
 
 
-def _remedy(said: str | Mapping[str, str]) -> Remedy:
+def remedy_of(said: str | Mapping[str, str]) -> Remedy:
     if isinstance(said, str):
         return Remedy(said)
+    return Remedy(said["do"], *versions_of(said))
+
+
+def versions_of(said: Mapping[str, str]) -> Versions:
     major, _, minor = said["since"].partition(".")
     last, _, least = said.get("until", "99.0").partition(".")
-    return Remedy(said["do"], (int(major), int(minor)), (int(last), int(least)))
+    return (int(major), int(minor)), (int(last), int(least))
+
+
+def sentence(key: str, sizes: Mapping[str, int | None] | None = None, **words: object) -> str:
+    """One of the sentences of `failures.json`, with bytes by name (`free_bytes` is its `free`)."""
+    shown = {
+        name.removesuffix("_bytes"): format_bytes(size)
+        for name, size in (sizes or {}).items()
+        if isinstance(size, int)
+    }
+    return str(SAID["sentences"][key].format(**shown, **words))
 
 
 def _sign(said: Mapping[str, Any]) -> Sign:
@@ -107,20 +123,21 @@ def _sign(said: Mapping[str, Any]) -> Sign:
         said["kind"], pattern("pattern"), pattern("maybe"), pattern("unless"),
         pattern("gate", ""),
         tuple(word.encode() for word in said["words"]), said["means"],
-        tuple(map(_remedy, said["todo"])), said.get("apart", ""), said.get("torch", ""),
+        tuple(map(remedy_of, said["todo"])), said.get("apart", ""), said.get("torch", ""),
     )  # fmt: skip
 
 
-_SAID = json.loads(Path(__file__).with_name("failures.json").read_text(encoding="utf-8"))
-SIGNS: tuple[Sign, ...] = tuple(map(_sign, _SAID["signs"]))
+SAID: Mapping[str, Any] = json.loads(
+    Path(__file__).with_name("failures.json").read_text(encoding="utf-8")
+)
+SIGNS: tuple[Sign, ...] = tuple(map(_sign, SAID["signs"]))
 BY_KIND = {sign.kind: sign for sign in SIGNS}
-ON_FRAGMENTS: tuple[Remedy, ...] = tuple(map(_remedy, _SAID["on_fragments"]))
-WATCH_EVENTS: Mapping[str, str] = _SAID["watch_events"]  # what to do about each
+ON_FRAGMENTS = tuple(map(remedy_of, SAID["on_fragments"]))
 # What libraries say when they find no memory, and also when something else is wrong: where the
 # device's free memory can be read, it decides.
-_AMBIGUOUS = re.compile("|".join(said["pattern"] for said in _SAID["ambiguous"]))
-_ONEDNN = re.compile(_SAID["probe_out_of_memory"]["pattern"], re.MULTILINE)
-_LOST_PEER = re.compile(_SAID["lost_peer"]["pattern"])
+_AMBIGUOUS = re.compile("|".join(said["pattern"] for said in SAID["ambiguous"]))
+_ONEDNN = re.compile(SAID["probe_out_of_memory"]["pattern"], re.MULTILINE)
+_LOST_PEER = re.compile(SAID["lost_peer"]["pattern"])
 
 
 def _may_say(kind: str, text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from planner.core.failures import sentence
 from planner.core.units import format_bytes, format_seconds
 from planner.report.settings import in_words
 from planner.report.terminal import table_text
@@ -23,6 +24,7 @@ _SEEN = {
     "total_bytes": "the device has", "free_bytes": "free on the device",
     "process_bytes": "this process", "beside_bytes": "this process, beside torch",
     "other_bytes": "other processes", "outside_bytes": "held outside of this torch",
+    "rest_bytes": "held by others",
     "allocated_bytes": "allocated to tensors", "unused_bytes": "reserved, unused",
     "private_pool_bytes": "in pools of CUDA graphs", "requested_bytes": "asked for",
     "missing_bytes": "missing at least",
@@ -35,11 +37,7 @@ def explanation_text(found: Explanation) -> str:
 
 def _parts(found: Explanation) -> Iterator[str]:
     if not found.findings and found.kind == "log":
-        yield (
-            f"Nothing in {found.source} is recognised, which denies nothing: only what "
-            "docs/troubleshooting.md lists is. What a process wrote to standard error, a traceback "
-            "too, may be in another file."
-        )
+        yield sentence("nothing recognised", source=found.source)
     if found.run:
         yield _run(found)
     yield from (_finding(finding, found.kind == "snapshot") for finding in found.findings)

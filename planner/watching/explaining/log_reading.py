@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
-from planner.core.failures import (
-    ANY_TORCH,
-    BY_KIND,
-    GROWTH,
-    OUT_OF_MEMORY,
-    SIGNS,
-    Sign,
-    Versions,
-    is_source,
-)  # fmt: skip
+from planner.core import failures
+from planner.core.failures import OUT_OF_MEMORY, Sign
 from planner.watching.explaining.allocator_message import AllocatorMessage, read_message, ways_out
 
 MAX_EVIDENCE = 3  # lines shown of one finding
 MAX_SHOWN = 300  # characters of one
 MANY = 10_000  # lines of a kind that are counted; it is not looked for in later ones
-_CHUNK_BYTES = 1 << 20  # a line that is longer is cut
+_CHUNK_BYTES = 1 << 20
 _FOLLOWING = 8  # lines that a message may go on over
 _BETWEEN = 100  # lines of other ranks that may lie within a message
 _MAX_RANKS = 64
@@ -116,14 +107,14 @@ class LogReading:
     def __init__(self) -> None:
         self.findings: dict[str, Finding] = {}
         self.messages: dict[int | None, AllocatorMessage] = {}
-        self.torch: Versions = ANY_TORCH
+        self.torch: failures.Versions = failures.ANY_TORCH
         self._open: dict[int | None, list[str]] = {}  # messages that may go on, newest last
         self._opened_at = 0
         self._columns: dict[bytes, Column] = {}
 
-    def read(self, file: IO[bytes], encoding: str = "utf-8") -> LogReading:
+    def read(self, file: IO[bytes]) -> LogReading:
         number = 1
-        for chunk in _chunks(file, encoding):
+        for chunk in _chunks(file):
             self._read_chunk(number, chunk)
             number += chunk.count(b"\n")
         for rank in list(self._open):
@@ -141,14 +132,15 @@ class LogReading:
         than patterns. What a log says many thousand times is not counted to its end."""
         if b"\x1b" in chunk:  # colours, also within a word
             chunk = _ANSI.sub(b"", chunk)
-        looked_for = (sign for sign in SIGNS if not self._is_counted(sign.kind))
+        looked_for = (sign for sign in failures.SIGNS if not self._is_counted(sign.kind))
         here = [(word, sign) for sign in looked_for for word in sign.words if word in chunk]
         if here or self._open:
             for index, raw in enumerate(chunk.removesuffix(b"\n").split(b"\n")):
                 signs = {sign.kind: sign for word, sign in here if word in raw}
                 if signs or self._open:
                     self._see(number + index, clean(raw), signs.values())
-        if self.torch == ANY_TORCH and b"orch" in chunk and (found := _TORCH.search(chunk)):
+        is_known = self.torch != failures.ANY_TORCH or b"orch" not in chunk
+        if not is_known and (found := _TORCH.search(chunk)):
             version = int(found[1]), int(found[2])
             self.torch = version, version
         line, position = number, 0
@@ -164,7 +156,7 @@ class LogReading:
 
     def _see(self, number: int, line: str, signs: Iterable[Sign]) -> None:
         rank = rank_of(line)
-        if signs and is_source(line):
+        if signs and failures.is_source(line):
             signs = ()
         kinds = {sign.kind for sign in signs if self._add(sign, number, line, rank)}
         if OUT_OF_MEMORY in kinds:
@@ -207,7 +199,7 @@ class LogReading:
         known = [reading for reading in readings if reading is not None]
         if known:
             self.findings[OUT_OF_MEMORY].apart = ""  # no other words have these figures
-            self.messages.setdefault(rank, max(known, key=lambda reading: reading.num_known))
+            self.messages.setdefault(rank, max(known, key=lambda reading: len(reading.known)))
 
     def _judge(self) -> None:
         """What only the whole log shows: its torch, what that has to offer, a memory that grew."""
@@ -216,24 +208,23 @@ class LogReading:
             if not oldest <= self.torch[0] <= newest:
                 self.torch = oldest, newest
         for kind, found in self.findings.items():
-            found.todo = BY_KIND[kind].todo(self.torch)
+            found.todo = failures.BY_KIND[kind].todo(self.torch)
         failed = self.findings.get(OUT_OF_MEMORY)
         if failed is None or failed.apart:
             return
         if self.first is not None:
-            message = self.first[1]
-            failed.figures = message.to_json()
+            failed.figures = self.first[1].to_json()
             is_cuda = "CUDA" in failed.evidence[0][1]
-            failed.todo = tuple(ways_out(message, self.torch, is_cuda))
+            failed.todo = tuple(ways_out(self.first[1], self.torch, is_cuda))
         grown = [(name, column) for name, column in self._columns.items() if column.grows]
         if grown:
             name, column = max(grown, key=lambda one: len(one[1].levels))
-            sign = BY_KIND[GROWTH]
-            found = Finding(GROWTH, sign.means, todo=sign.todo(self.torch), apart=sign.apart)
+            sign = failures.BY_KIND[failures.GROWTH]
+            found = Finding(sign.kind, sign.means, todo=sign.todo(), apart=sign.apart)
             for _, value, line in (column.levels[0], column.levels[-1]):
                 found.see(line, f"{name.decode()} {value:g}", None)
             found.count = column.count
-            self.findings[GROWTH] = found
+            self.findings[sign.kind] = found
 
 
 def rank_of(line: str) -> int | None:
@@ -248,18 +239,13 @@ def clean(raw: bytes) -> str:
     return _SPACES.sub(" ", raw[: 4 * _MAX_LINE].decode("utf-8", errors="replace")[:_MAX_LINE])
 
 
-def _chunks(file: IO[bytes], encoding: str) -> Iterator[bytes]:
-    """Pieces of whole lines in UTF-8."""
-    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    """Pieces of whole lines; a longer line is cut."""
     rest = b""
     while data := file.read(_CHUNK_BYTES):
-        if encoding != "utf-8":
-            data = decoder.decode(data).encode()
-        whole, newline, rest_of = (rest + data).rpartition(b"\n")
-        if newline or len(rest_of) > _CHUNK_BYTES:
-            yield whole + newline if newline else rest_of
-            rest = rest_of if newline else b""
-        else:
-            rest = rest_of
-    if rest:
-        yield rest
+        whole, newline, rest = (rest + data).rpartition(b"\n")
+        yield whole + newline
+        if len(rest) > _CHUNK_BYTES:
+            yield rest
+            rest = b""
+    yield rest

@@ -4,15 +4,16 @@ and why a request failed."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from planner.core.errors import PlannerError
-from planner.core.failures import ANY_TORCH
+from planner.core.failures import ANY_TORCH, SAID, sentence
 from planner.core.schema.record import noteworthy_bytes
-from planner.core.units import MAX_MEMORY_BYTES, format_bytes
-from planner.watching.explaining.allocator_message import on_fragments, on_private_pools
+from planner.core.units import MAX_MEMORY_BYTES
+from planner.watching.explaining.allocator_message import on_fragments
 
 Entry = Mapping[str, Any]
 NO_STACK = "no stack recorded"
@@ -49,7 +50,6 @@ class SnapshotReading:
     num_free_blocks: int
     num_segments: int
     is_expandable: bool
-    has_expandable: bool
     private_pool_bytes: int
     requested_bytes: int | None
     device_free_bytes: int | None
@@ -70,24 +70,16 @@ class SnapshotReading:
         return {**asdict(self), "missing_bytes": self.missing_bytes}
 
     def ways_out(self) -> Iterator[str]:
-        unused = format_bytes(self.free_bytes)
-        if self.is_expandable and self.free_bytes >= noteworthy_bytes(self.reserved_bytes):
-            yield (
-                f"{unused} are reserved but unused although segments are expandable: they are of "
-                "other streams or pools."
-            )
-        elif self.free_bytes >= (self.missing_bytes or 0):
-            torch = (2, 1) if self.has_expandable else (1, 11), ANY_TORCH[1]
-            yield from on_fragments(
-                self.free_bytes, self.requested_bytes or 0, self.reserved_bytes, torch
-            )
+        sizes, unused = asdict(self), self.free_bytes
+        if self.is_expandable and unused >= noteworthy_bytes(self.reserved_bytes):
+            yield sentence("expandable already", {"unused_bytes": unused})
+        elif unused >= (self.missing_bytes or 0):
+            requested = self.requested_bytes or 0
+            yield from on_fragments(unused, requested, self.reserved_bytes, ANY_TORCH)
         if self.private_pool_bytes:
-            yield on_private_pools(self.private_pool_bytes)
+            yield sentence("private pools", sizes)
         if self.waiting_bytes:
-            yield (
-                f"{format_bytes(self.waiting_bytes)} are free for one stream and still awaited by "
-                "another (record_stream)."
-            )
+            yield sentence("waiting", sizes)
 
 
 def read_snapshot(snapshot: Mapping[str, Any]) -> SnapshotReading:
@@ -105,15 +97,8 @@ def read_snapshot(snapshot: Mapping[str, Any]) -> SnapshotReading:
 def _size(entry: Entry, key: str) -> int:
     value = entry[key]
     if type(value) is not int or not 0 <= value <= MAX_MEMORY_BYTES:
-        raise ValueError(f"its {key!r} is no number of bytes")
+        raise ValueError(f"its {key!r} is no number of bytes or of a device")
     return value
-
-
-def _device(segment: Entry) -> int:
-    device = segment["device"]
-    if type(device) is not int:
-        raise ValueError("its 'device' is no number")
-    return device
 
 
 def _text(value: object) -> str:
@@ -124,28 +109,28 @@ def _choose(snapshot: Mapping[str, Any]) -> tuple[int, Entry | None]:
     traces, segments = snapshot["device_traces"], snapshot["segments"]
     if sum(map(len, traces)) > _MAX_EVENTS or sum(len(s["blocks"]) for s in segments) > _MAX_BLOCKS:
         raise ValueError("it has more events or blocks than a process can have made")
-    failed = [(device, e) for device, trace in enumerate(traces) for e in trace if _failed(e)]
-    if failed:
-        return failed[-1]
-    held: dict[int, int] = {}
+    found = None
+    for device, trace in enumerate(traces):
+        for entry in trace:
+            if entry["action"] == "oom":
+                found = device, entry
+    if found is not None:
+        return found
+    held: Counter[int] = Counter()
     for segment in segments:
-        held[_device(segment)] = held.get(_device(segment), 0) + _size(segment, "total_size")
+        held[_size(segment, "device")] += _size(segment, "total_size")
     return max(held, key=lambda device: held[device], default=0), None
 
 
-def _failed(entry: Entry) -> bool:
-    return bool(entry["action"] == "oom")
-
-
 def _read(all_segments: Sequence[Entry], device: int, failed: Entry | None) -> SnapshotReading:
-    segments = [s for s in all_segments if _device(s) == device]
+    segments = [s for s in all_segments if _size(s, "device") == device]
     blocks = [block for segment in segments for block in segment["blocks"]]
     free = [_size(block, "size") for block in blocks if block["state"] == "inactive"]
     alive = [block for block in blocks if block["state"] != "inactive"]
     groups = _grouped(alive)
-    categories: dict[str, int] = {}
+    categories: Counter[str] = Counter()
     for group in groups:
-        categories[group.category] = categories.get(group.category, 0) + group.num_bytes
+        categories[group.category] += group.num_bytes
     free_key = "device_free" if failed and "device_free" in failed else "addr"
     return SnapshotReading(
         device=device,
@@ -156,7 +141,6 @@ def _read(all_segments: Sequence[Entry], device: int, failed: Entry | None) -> S
         largest_free_bytes=max(free, default=0),
         num_free_blocks=len(free),
         num_segments=len(segments),
-        has_expandable=any("is_expandable" in s for s in segments),
         is_expandable=any(s.get("is_expandable") for s in segments),
         private_pool_bytes=sum(
             _size(s, "total_size")
@@ -165,7 +149,7 @@ def _read(all_segments: Sequence[Entry], device: int, failed: Entry | None) -> S
         ),
         requested_bytes=_size(failed, "size") if failed else None,
         device_free_bytes=_size(failed, free_key) if failed and free_key in failed else None,
-        categories=dict(sorted(categories.items(), key=lambda item: -item[1])),
+        categories=dict(categories.most_common()),
         groups=tuple(groups[:MAX_GROUPS]),
     )
 
@@ -208,27 +192,13 @@ def place_of(frames: Sequence[Entry]) -> tuple[str, str]:
 
 
 def _category(frames: Sequence[Entry]) -> str:
-    names = {_text(frame.get("name")) for frame in frames}
+    names = [_text(frame.get("name")) for frame in frames]
     files = [_text(frame["filename"]).replace("\\", "/") for frame in frames]
-
-    def runs(folder: str, *functions: str, until: int | None = None) -> bool:
-        is_there = any(folder in file for file in files[:until])
-        return is_there and (not functions or bool(names & set(functions)))
-
-    # A closure (Lightning's) trains within the optimizer's step: what is further in counts.
-    forward = next((i for i, frame in enumerate(frames) if frame.get("name") == "forward"), None)
-    if "__deepcopy__" in names:  # the averaged weights of timm, and of torch/optim/swa_utils.py
-        return "parameters and buffers"
-    if runs("/torch/optim/", until=forward):
-        return "optimizer state"
-    if runs("/torch/autograd/", "backward", "_engine_run_backward", "grad"):
-        return "backward: gradients and temporaries"
-    if runs("/torch/nn/modules/module.py", "_apply", "convert"):
-        return "parameters and buffers"
-    if "forward" in names or runs("/torch/nn/"):
-        return "forward: activations"
-    if runs("/torch/utils/data/") or names & {"to_device", "_to_device"}:
-        return "batches"
+    for rule in SAID["stacks"]:
+        end = names.index(rule["before"]) if rule.get("before") in names else None
+        is_there = any(rule.get("file", "") in file for file in files[:end])
+        if is_there and not set(rule.get("names", names)).isdisjoint(names):
+            return str(rule["category"])
     return "other"
 
 
