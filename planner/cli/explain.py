@@ -55,10 +55,8 @@ def command(source: str, model: str | None, **given: Any) -> int:
         setting = settings[0]
     elif any(given_fields(fields, GRID_FIELDS)):
         raise UsageError("a setting needs a model.", "Name MODEL behind the log.")
-    said = f"Still reading {shorten(source)}"
-    if is_pipe(Path(source)):
-        said += ", until its writer ends (Ctrl-C ends this)"
-    with shows_seconds(said):
+    until = ", until its writer ends (Ctrl-C ends this)" if is_pipe(Path(source)) else ""
+    with shows_seconds(f"Still reading {shorten(source)}{until}"):
         found = explain(
             source, chosen, setting, plan=given["plan"], gpu=given["gpu"],
             allocator=given["allocator"],

@@ -137,6 +137,13 @@ def test_a_way_out_is_of_the_torch_that_wrote_the_log(version: str, told: str) -
     assert told or "max_split" not in todo
 
 
+def test_expandable_segments_are_not_named_on_windows() -> None:
+    path = 'File "C:\\env\\Lib\\site-packages\\torch\\nn\\modules\\linear.py"'
+    for where, option in (("", "expandable_segments"), (path, "max_split_size_mb")):
+        todo = " ".join(read(f"{where}\n{LERF.log}\n").findings["out of memory"].todo)
+        assert option in todo
+
+
 @pytest.mark.timeout(120)  # work in the square of a line's length would take an hour
 def test_a_hostile_line_costs_in_proportion_to_its_length() -> None:
     for piece in ("loss ", "[rank9", "\x1b]", "unable to a ", "DataLoader worker (pid 9"):

@@ -35,11 +35,12 @@ class AllocatorMessage:
     `free_bytes` of the `device`, `allocated_bytes` to tensors, `unused_bytes` that the allocator
     holds and no tensor uses, `private_pool_bytes`, `process_bytes` (all that this process holds,
     its context too), `other_bytes` (other processes) and `allowed_bytes` (a limit on the process).
-    `torch` are the versions that word it so.
+    `torch` are the versions that word it so; `is_cuda` is false of ROCm's, XPU's and NPU's.
     """
 
     known: Mapping[str, int]
     torch: Versions
+    is_cuda: bool
 
     @property
     def derived(self) -> dict[str, int]:
@@ -95,10 +96,10 @@ def read_message(text: str) -> AllocatorMessage | None:
             found["other_bytes"] = sum(listed) - min(own, default=0)
     worded = (w for w in _WORDED["wordings"] if w["words"] in text and w.get("and", "") in text)
     torch = next(map(versions_of, worded), ANY_TORCH)
-    return AllocatorMessage(found, torch)
+    return AllocatorMessage(found, torch, "CUDA out of memory" in text)
 
 
-def ways_out(message: AllocatorMessage, torch: Versions, is_cuda: bool = True) -> Iterator[str]:
+def ways_out(message: AllocatorMessage, torch: Versions) -> Iterator[str]:
     """What the figures say and advise, most certain first, to whoever has one of these torches."""
     sizes = {**message.to_json(), "context": CONTEXT_BYTES_HIGH}
     requested, missing = sizes["requested_bytes"], sizes.get("missing_bytes", 0)
@@ -118,7 +119,7 @@ def ways_out(message: AllocatorMessage, torch: Versions, is_cuda: bool = True) -
         yield sentence("beside", sizes)
     if sizes.get("private_pool_bytes"):
         yield sentence("private pools", sizes)
-    if is_cuda and 0 < missing <= sizes.get("unused_bytes", 0):
+    if message.is_cuda and 0 < missing <= sizes.get("unused_bytes", 0):
         yield from on_fragments(sizes["unused_bytes"], requested, total, torch)
     if "allowed_bytes" in sizes:
         yield sentence("allowed", sizes)

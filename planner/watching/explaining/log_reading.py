@@ -29,7 +29,7 @@ _RANK_WITHIN = re.compile(r"\[Rank (\d{1,6})\]")
 # As pip, torch.utils.collect_env, mmengine and transformers list it.
 _TORCH = re.compile(
     rb"(?<![\w-])(?:[Pp]y)?[Tt]orch(?:[_ ][Vv]ersion)?(?: \(GPU\?\))?['\"]?(?:==| ?[:=|]| {1,30})"
-    rb" {0,30}['\"]?v?(\d)\.(\d{1,2})(?!\d)"
+    rb" {0,30}['\"]?v?([1-9])\.(\d{1,2})(?!\d)"
 )
 # A log's own column of the device's memory; Ultralytics' has its name in a line above.
 _MEMORY = re.compile(
@@ -108,6 +108,7 @@ class LogReading:
         self.findings: dict[str, Finding] = {}
         self.messages: dict[int | None, AllocatorMessage] = {}
         self.torch: failures.Versions = failures.ANY_TORCH
+        self.is_windows = False
         self._open: dict[int | None, list[str]] = {}  # messages that may go on, newest last
         self._opened_at = 0
         self._columns: dict[bytes, Column] = {}
@@ -139,6 +140,7 @@ class LogReading:
                 signs = {sign.kind: sign for word, sign in here if word in raw}
                 if signs or self._open:
                     self._see(number + index, clean(raw), signs.values())
+        self.is_windows |= b"\\site-packages\\" in chunk
         is_known = self.torch != failures.ANY_TORCH or b"orch" not in chunk
         if not is_known and (found := _TORCH.search(chunk)):
             version = int(found[1]), int(found[2])
@@ -214,8 +216,10 @@ class LogReading:
             return
         if self.first is not None:
             failed.figures = self.first[1].to_json()
-            is_cuda = "CUDA" in failed.evidence[0][1]
-            failed.todo = tuple(ways_out(self.first[1], self.torch, is_cuda))
+            oldest, newest = self.torch
+            if self.is_windows:  # where expandable segments are not: what torch 2.0 had is
+                oldest, newest = min(oldest, (2, 0)), min(newest, (2, 0))
+            failed.todo = tuple(ways_out(self.first[1], (oldest, newest)))
         grown = [(name, column) for name, column in self._columns.items() if column.grows]
         if grown:
             name, column = max(grown, key=lambda one: len(one[1].levels))
