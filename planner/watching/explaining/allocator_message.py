@@ -11,7 +11,6 @@ from typing import Any
 from planner.core.failures import ANY_TORCH, ON_FRAGMENTS, SAID, Versions, sentence, versions_of
 from planner.core.schema.record import noteworthy_bytes
 from planner.core.units import GIB, KIB, MAX_MEMORY_BYTES, MIB
-from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 
 _WORDED = SAID["allocator_message"]
 _SCALE = {
@@ -27,6 +26,7 @@ _DEVICE = re.compile(r"\b(?:GPU|NPU|XPU) (\d{1,6})(?:;| has a total)")
 _OTHER = re.compile(rf"Process \d{{1,20}} has {_SIZE} memory in use")
 # WSL's driver says 2^64 bytes of a process that it does not know (17179869184.00 GiB).
 _MAX_TIMES_DEVICE = 16
+_CONTEXT_BYTES = GIB  # more than any known: 760 MiB on an H200 (docs/how-it-works.md)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def read_message(text: str) -> AllocatorMessage | None:
 
 def ways_out(message: AllocatorMessage, torch: Versions) -> Iterator[str]:
     """What the figures say and advise, most certain first, to whoever has one of these torches."""
-    sizes = {**message.to_json(), "context": CONTEXT_BYTES_HIGH}
+    sizes = message.to_json()
     requested, missing = sizes["requested_bytes"], sizes.get("missing_bytes", 0)
     total, free = sizes.get("total_bytes", 0), sizes.get("free_bytes")
     slack = noteworthy_bytes(total)
@@ -112,10 +112,10 @@ def ways_out(message: AllocatorMessage, torch: Versions) -> Iterator[str]:
     key = "rest" if "process_bytes" in sizes else "outside"
     key = "other" if "other_bytes" in sizes else key
     others = sizes.get(f"{key}_bytes", 0)
-    if others > slack + (CONTEXT_BYTES_HIGH if key == "outside" else 0):
+    if others > (_CONTEXT_BYTES if key == "outside" else slack):
         enough = ", more than this request lacked" if others >= missing > 0 else ""
         yield sentence(key, sizes, enough=enough)
-    if sizes.get("beside_bytes", 0) > CONTEXT_BYTES_HIGH + slack:
+    if sizes.get("beside_bytes", 0) > _CONTEXT_BYTES:
         yield sentence("beside", sizes)
     if sizes.get("private_pool_bytes"):
         yield sentence("private pools", sizes)
