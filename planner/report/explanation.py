@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from planner.core.failures import sentence
+from planner.core.failures import SAID, sentence
 from planner.core.units import format_bytes, format_seconds
 from planner.report.settings import in_words
 from planner.report.terminal import table_text
@@ -20,15 +20,6 @@ _PREDICTED = {
     "optimizer state": ("optimizer_state",),
     "forward: activations": ("activations",),
 }
-_SEEN = {
-    "total_bytes": "the device has", "free_bytes": "free on the device",
-    "process_bytes": "this process", "beside_bytes": "this process, beside torch",
-    "other_bytes": "other processes", "outside_bytes": "held outside of this torch",
-    "rest_bytes": "held by others",
-    "allocated_bytes": "allocated to tensors", "unused_bytes": "reserved, unused",
-    "private_pool_bytes": "in pools of CUDA graphs", "requested_bytes": "asked for",
-    "missing_bytes": "missing at least",
-}  # fmt: skip
 
 
 def explanation_text(found: Explanation) -> str:
@@ -41,9 +32,8 @@ def _parts(found: Explanation) -> Iterator[str]:
     if found.run:
         yield _run(found)
     yield from (_finding(finding, found.kind == "snapshot") for finding in found.findings)
-    seen = {key: found.seen.get(key) for key in _SEEN}
-    rows = [[_SEEN[key], format_bytes(num_bytes)] for key, num_bytes in seen.items()
-            if num_bytes is not None and (num_bytes or key != "other_bytes")]  # fmt: skip
+    seen = ((name, found.seen.get(key)) for key, name in SAID["rows"].items())
+    rows = [[name, format_bytes(num_bytes)] for name, num_bytes in seen if num_bytes is not None]
     if rows:
         yield table_text(rows, align="lr")
     if found.snapshot is not None:
@@ -110,11 +100,9 @@ def _alive(reading: SnapshotReading, found: Explanation) -> str:
         ["bytes", "blocks", "what", "where"],
         "rrl",
     )
-    free = (
-        f"{format_bytes(reading.free_bytes)} of {format_bytes(reading.reserved_bytes)} reserved "
-        f"are free, in {reading.num_free_blocks} blocks of {reading.num_segments} segments; the "
-        f"largest has {format_bytes(reading.largest_free_bytes)}."
-    )
+    counts = {"num_free_blocks": reading.num_free_blocks, "num_segments": reading.num_segments}
+    sizes = {key: size for key, size in reading.to_json().items() if key not in counts}
+    free = sentence("free blocks", sizes, **counts)
     return "\n\n".join(
         [free, *([table] if rows else []), *([places] if reading.has_stacks else [])]
     )

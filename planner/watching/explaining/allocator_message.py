@@ -10,13 +10,10 @@ from typing import Any
 
 from planner.core.failures import ANY_TORCH, ON_FRAGMENTS, SAID, Versions, sentence, versions_of
 from planner.core.schema.record import noteworthy_bytes
-from planner.core.units import GIB, KIB, MAX_MEMORY_BYTES, MIB
+from planner.core.units import GIB, MAX_MEMORY_BYTES
 
 _WORDED = SAID["allocator_message"]
-_SCALE = {
-    "bytes": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB,
-    "KB": KIB, "MB": MIB, "GB": GIB,
-}  # fmt: skip
+_SCALE = _WORDED["scale"]
 _SIZE: str = _WORDED["size"]  # bounded: a line of digits is read in time in proportion to it
 _FIGURES = {
     key: re.compile("|".join(patterns).replace("{size}", _SIZE))

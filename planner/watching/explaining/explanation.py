@@ -281,5 +281,3 @@ def _differences(seen: Mapping[str, Any], predicted: Estimate) -> Iterator[str]:
     overhead = predicted.peak_reserved_bytes - peak
     if (seen.get("unused_bytes") or 0) > 2 * overhead + 64 * MIB:
         yield sentence("unused unplanned", {**seen, "overhead": overhead})
-    if seen.get("other_bytes"):
-        yield sentence("others unplanned", seen)

@@ -21,23 +21,10 @@ _MAX_RANKS = 64
 _MAX_LINE = 20_000  # characters that are searched
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)")
 _SPACES = re.compile(r"\s+")
-_RANK = re.compile(
-    r"^\W*(?:\[default(\d{1,6})\]|\[rank(\d{1,6})\]|\[Rank (\d{1,6})\]"
-    r"|\[?(\d{1,4})\]?:(?=\s|\[))"
-)
+_RANK = re.compile(failures.SAID["log"]["rank"])
 _RANK_WITHIN = re.compile(r"\[Rank (\d{1,6})\]")
-# As pip, torch.utils.collect_env, mmengine and transformers list it.
-_TORCH = re.compile(
-    rb"(?<![\w-])(?:[Pp]y)?[Tt]orch(?:[_ ][Vv]ersion)?(?: \(GPU\?\))?['\"]?(?:==| ?[:=|]| {1,30})"
-    rb" {0,30}['\"]?v?([1-9])\.(\d{1,2})(?!\d)"
-)
-# A log's own column of the device's memory; Ultralytics' has its name in a line above.
-_MEMORY = re.compile(
-    rb"(?<![\w.])((?:(?:[Mm]ax|gpu|GPU|peak)[_ ]?)?[Mm]em(?:ory)?)['\"]?[:= ] ?"
-    rb"(\d{1,9}(?:\.\d{1,4})?) ?(?:[MG]i?B?)?(?![\w%/.])"
-    rb"|^ +\d{1,6}/\d{1,6} +(\d{1,4}(?:\.\d{1,3})?)G ",
-    re.MULTILINE,
-)
+_TORCH = re.compile(failures.SAID["log"]["torch"].encode())
+_MEMORY = re.compile(failures.SAID["log"]["memory"].encode(), re.MULTILINE)
 _FEW_READINGS = 8
 
 
