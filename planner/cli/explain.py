@@ -11,6 +11,7 @@ from planner.cli.arguments import GRID_FIELDS, given_fields, model_and_settings,
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.core.errors import UsageError, shorten
+from planner.core.files import is_pipe
 from planner.core.terminal import shows_seconds
 
 
@@ -41,7 +42,6 @@ def command(source: str, model: str | None, **given: Any) -> int:
     from planner.estimation.arguments import read_gpu
     from planner.estimation.estimate import default_precision
     from planner.watching.explaining.explanation import explain
-    from planner.watching.explaining.opening import is_pipe
 
     fields = {"source": source, **({"model": model} if model is not None else {}), **given}
     setting = None
@@ -55,10 +55,8 @@ def command(source: str, model: str | None, **given: Any) -> int:
         setting = settings[0]
     elif any(given_fields(fields, GRID_FIELDS)):
         raise UsageError("a setting needs a model.", "Name MODEL behind the log.")
-    said = f"Still reading {shorten(source)}"
-    if is_pipe(Path(source)):
-        said += ", until its writer ends (Ctrl-C ends this)"
-    with shows_seconds(said):
+    until = ", until its writer ends (Ctrl-C ends this)" if is_pipe(Path(source)) else ""
+    with shows_seconds(f"Still reading {shorten(source)}{until}"):
         found = explain(
             source, chosen, setting, plan=given["plan"], gpu=given["gpu"],
             allocator=given["allocator"],

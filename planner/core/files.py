@@ -6,9 +6,11 @@ import errno
 import json
 import os
 import re
+import stat
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from planner.core.errors import PlannerError, UsageError, alternatives, as_text, shorten
 from planner.core.units import MIB, format_bytes
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
 
 # What lies in the --output of `planner tune`.
 TUNE_RESULT, TUNE_PROBES, STUDY = "recommendation.json", "probes.jsonl", "study.db"
+
+STANDARD_INPUT = "-"
+_GZIP = b"\x1f\x8b"
+_KEPT_BYTES = 64 * MIB  # of a pipe in memory; what is more lies in a file
+_WAIT_SECONDS = 5.0  # for somebody who writes into a named pipe
 
 # A model file has some twenty fields, a recommendation a few thousand settings at most.
 MAX_MODEL_BYTES = MIB // 4
@@ -47,6 +54,45 @@ def open_at_once(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     os.set_blocking(descriptor, True)  # what is being written is
     return descriptor
+
+
+def is_pipe(path: Path) -> bool:
+    """Whether it is read until whoever writes it ends: standard input, or a named pipe."""
+    return str(path) == STANDARD_INPUT or (path.exists() and stat.S_ISFIFO(path.stat().st_mode))
+
+
+def opened_whole(path: Path) -> IO[bytes]:
+    """A file that is read from its beginning as often as one likes: of a pipe, all that came into
+    it; unpacked where it is gzipped. Raises UsageError for a pipe that nobody writes into, OSError,
+    and as it is read EOFError and zlib.error."""
+    import gzip
+
+    file = _kept(path) if is_pipe(path) else path.open("rb")
+    is_packed = file.read(2) == _GZIP
+    file.seek(0)
+    return cast("IO[bytes]", gzip.GzipFile(fileobj=file, mode="rb")) if is_packed else file
+
+
+def _kept(path: Path) -> IO[bytes]:
+    import select
+    import shutil
+    from tempfile import SpooledTemporaryFile
+
+    if str(path) != STANDARD_INPUT:
+        raw: IO[bytes] = os.fdopen(open_at_once(str(path), os.O_RDONLY), "rb")
+        if not select.select([raw], [], [], _WAIT_SECONDS)[0]:
+            raise UsageError(
+                f"{path} is a pipe, and nobody has written into it for {_WAIT_SECONDS:.0f} s.",
+                "Start the writer first, or pipe it: cat train.log | planner explain -",
+            )
+    elif sys.stdin is None:
+        raise UsageError("standard input is closed.", "Name a file, or pipe a log into it.")
+    else:
+        raw = sys.stdin.buffer
+    kept = cast("IO[bytes]", SpooledTemporaryFile(_KEPT_BYTES))  # noqa: SIM115
+    shutil.copyfileobj(raw, kept)
+    kept.seek(0)
+    return kept
 
 
 def read_text(path: Path, limit_bytes: int) -> str:

@@ -182,7 +182,7 @@ def _error(run: EmulatedRun) -> list[str]:
         return []
     said = f"It ended by {printable(run.error).splitlines()[0].rstrip('.')}"
     if sign := next((sign for sign in SIGNS if sign.is_sure(run.error)), None):
-        return [f"{said}: {sign.means} {' '.join(sign.todo)}"]
+        return [f"{said}: {sign.means} {' '.join(sign.todo())}"]
     if NOT_EMULATED.search(run.error):
         return [f"{said}. {NO_SUCH_FUNCTION}"]
     return [f"{said}. {NO_VALUES}" if run.error.startswith(BY_VALUES) else f"{said}."]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from planner.core.failures import SAID, sentence
 from planner.core.units import format_bytes, format_seconds
 from planner.report.settings import in_words
 from planner.report.terminal import table_text
 from planner.watching.explaining.explanation import Explanation
-from planner.watching.explaining.finding import MAX_SHOWN, Finding
+from planner.watching.explaining.log_reading import MANY, MAX_SHOWN, Finding
 from planner.watching.explaining.relief import Relief
 from planner.watching.explaining.snapshot_reading import SnapshotReading
 
@@ -18,13 +20,6 @@ _PREDICTED = {
     "optimizer state": ("optimizer_state",),
     "forward: activations": ("activations",),
 }
-_SEEN = {
-    "total_bytes": "the device has", "free_bytes": "free on the device",
-    "process_bytes": "this process", "other_bytes": "other processes",
-    "allocated_bytes": "allocated to tensors", "unused_bytes": "reserved, unused",
-    "private_pool_bytes": "in pools of CUDA graphs", "requested_bytes": "asked for",
-    "missing_bytes": "missing at least",
-}  # fmt: skip
 
 
 def explanation_text(found: Explanation) -> str:
@@ -33,17 +28,12 @@ def explanation_text(found: Explanation) -> str:
 
 def _parts(found: Explanation) -> Iterator[str]:
     if not found.findings and found.kind == "log":
-        yield (
-            f"Nothing in {found.source} is recognised: no out-of-memory error, no failure of the "
-            "loader, NCCL, CUDA or the loss. What a process wrote to standard error, a traceback "
-            "too, may be in another file."
-        )
+        yield sentence("nothing recognised", source=found.source)
     if found.run:
         yield _run(found)
     yield from (_finding(finding, found.kind == "snapshot") for finding in found.findings)
-    seen = {key: found.seen.get(key) for key in _SEEN}
-    rows = [[_SEEN[key], format_bytes(num_bytes)] for key, num_bytes in seen.items()
-            if num_bytes is not None and (num_bytes or key != "other_bytes")]  # fmt: skip
+    seen = ((name, found.seen.get(key)) for key, name in SAID["rows"].items())
+    rows = [[name, format_bytes(num_bytes)] for name, num_bytes in seen if num_bytes is not None]
     if rows:
         yield table_text(rows, align="lr")
     if found.snapshot is not None:
@@ -56,28 +46,26 @@ def _parts(found: Explanation) -> Iterator[str]:
 
 def _run(found: Explanation) -> str:
     start, end = found.run.get("start", {}), found.run.get("end", {})
-    last = end.get("steady") or found.run.get("interval", {})
+    interval, plan = found.run.get("interval", {}), start.get("plan") or {}
     device = start.get("device")
     name = device.get("name", "a device") if isinstance(device, dict) else "a device"
-    lines = [f"{name!s:.{MAX_SHOWN}}, begun {start.get('date', '?')!s:.{MAX_SHOWN}}:"]
     status = str(end.get("status", "no last line"))[:MAX_SHOWN]
-    steps = end.get("step", found.run.get("interval", {}).get("step", 0))
-    seconds = end.get("seconds") or found.run.get("interval", {}).get("seconds") or 0.0
-    lines.append(f"- {steps} steps in {format_seconds(seconds)}; {status}")
-    plan = start.get("plan") or {}
-    for key, unit in (("images_per_second", "images/s"), ("wait_share", "of the time waiting")):
-        if key in last:
-            text = f"{last[key]:.4g} {unit}" if key != "wait_share" else f"{last[key]:.0%} {unit}"
-            said = plan.get(key)
-            lines.append(f"- {text}" + (f" (plan: {said:.4g})" if said else ""))
-    for key in ("peak_allocated_bytes", "peak_reserved_bytes"):
-        if key in end:
-            said = plan.get(key)
-            words = key.removesuffix("_bytes").replace("_", " ")
-            lines.append(
-                f"- {words} {format_bytes(end[key])}"
-                + (f" (plan: {format_bytes(said)})" if said else "")
-            )
+    seconds = format_seconds(end.get("seconds") or interval.get("seconds") or 0.0)
+    lines = [
+        f"{name!s:.{MAX_SHOWN}}, begun {start.get('date', '?')!s:.{MAX_SHOWN}}:",
+        f"- {end.get('step', interval.get('step', 0))} steps in {seconds}; {status}",
+    ]
+    rates: tuple[tuple[str, Callable[[Any], str]], ...] = (
+        ("images_per_second", lambda rate: f"{rate:.4g} images/s"),
+        ("wait_share", lambda share: f"{share:.0%} of the time waiting"),
+        ("peak_allocated_bytes", lambda size: f"peak allocated {format_bytes(size)}"),
+        ("peak_reserved_bytes", lambda size: f"peak reserved {format_bytes(size)}"),
+    )
+    for key, told in rates:
+        values = end if key.endswith("_bytes") else end.get("steady") or interval
+        if key in values:
+            planned = f" (plan: {told(plan[key])})" if plan.get(key) else ""
+            lines.append(f"- {told(values[key])}{planned}")
     if not found.findings:
         lines.append("- nothing was out of the ordinary")
     return "\n".join(lines)
@@ -86,7 +74,8 @@ def _run(found: Explanation) -> str:
 def _finding(finding: Finding, is_plain: bool) -> str:
     title = f"possibly {finding.kind}" if finding.apart else finding.kind
     title = title[0].upper() + title[1:]
-    times = f" ({finding.count} times)" if finding.count > 1 else ""
+    more = " and more" if finding.count >= MANY else ""
+    times = f" ({finding.count:,} times{more})" if finding.count > 1 else ""
     ranks = f", rank {', '.join(map(str, finding.ranks))}" if finding.ranks else ""
     lines = [f"{title}{times}{ranks}: {finding.means}"]
     if not is_plain:
@@ -111,11 +100,9 @@ def _alive(reading: SnapshotReading, found: Explanation) -> str:
         ["bytes", "blocks", "what", "where"],
         "rrl",
     )
-    free = (
-        f"{format_bytes(reading.free_bytes)} of {format_bytes(reading.reserved_bytes)} reserved "
-        f"are free, in {reading.num_free_blocks} blocks of {reading.num_segments} segments; the "
-        f"largest has {format_bytes(reading.largest_free_bytes)}."
-    )
+    counts = {"num_free_blocks": reading.num_free_blocks, "num_segments": reading.num_segments}
+    sizes = {key: size for key, size in reading.to_json().items() if key not in counts}
+    free = sentence("free blocks", sizes, **counts)
     return "\n\n".join(
         [free, *([table] if rows else []), *([places] if reading.has_stacks else [])]
     )

@@ -2,6 +2,8 @@
 
 `reported.jsonl` holds the lines that matter of each, as they were written; `owner/name#1` is an
 issue, a pull request or a thread of that repository. The others say whose words they are.
+`public.jsonl` has those that were found after the signs were written anew, each with how it is
+answered (`verdict`), and what the ways out must and must not say (`says`, `silent`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ class Reported:
     missed: bool = False
     healthy: bool = False
     figures: dict[str, int] = field(default_factory=dict)
+    verdict: str = ""
+    says: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
 
     def outcome(self, reading: LogReading) -> str:
         """How a reading of `log` answers; anything claimed that is not so is "wrong"."""
@@ -42,6 +47,11 @@ class Reported:
         return "right as possible" if self.answer in reading.findings else "missed"
 
 
-_LINES = Path(__file__).with_name("reported.jsonl").read_text(encoding="utf-8").splitlines()
-REPORTED = [Reported(**json.loads(line)) for line in _LINES]
+def _read(name: str) -> list[Reported]:
+    lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
+    return [Reported(**json.loads(line)) for line in lines]
+
+
+PUBLIC = _read("public.jsonl")
+REPORTED = [*_read("reported.jsonl"), *PUBLIC]
 MESSAGES = [reported for reported in REPORTED if reported.figures]

@@ -44,8 +44,9 @@ def test_only_the_last_run_counts_and_torn_lines_are_passed_over(tmp_path: Path)
 def test_an_out_of_memory_event_is_held_against_a_plan(tmp_path: Path) -> None:
     watched(tmp_path)
     event = {
-        "kind": "event", "event": "out of memory", "message": "no", "requested_bytes": 9 << 20,
-        "free_bytes": 7 << 20, "total_bytes": 24 << 30, "allocated_bytes": 20 << 30,
+        "kind": "event", "event": "out of memory", "message": "no", "text":
+        "CUDA out of memory. Tried to allocate 9.00 MiB. GPU 0 has a total capacity of 24.00 GiB "
+        "of which 7.00 MiB is free. Of the allocated memory 20.00 GiB is allocated by PyTorch",
     }  # fmt: skip
     path = tmp_path / "watch.jsonl"
     path.write_text(path.read_text() + json.dumps(event) + "\n")

@@ -1,149 +1,138 @@
-"""torch's own message of an out-of-memory error, as its versions word it.
-
-Read in c10/cuda/CUDACachingAllocator.cpp: of 1.0 to 1.3 (`cached` is what is held and unused:
-pytorch #13751), 1.4 to 2.0 (`reserved in total`), 2.1 (`total capacty`), and since (`Process N
-has`, `private pools`: pytorch #124673). ROCm's build says HIP in place of CUDA; XPU, NPU and MPS
-follow one or the other. `cudaMallocAsync` has a message of its own, in lines
-(c10/cuda/CUDAMallocAsyncAllocator.cpp).
-"""
+"""torch's own message of an out-of-memory error, in the wordings of all its versions
+(`failures.json` has them with their sources), and what follows from its figures."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from planner.core.units import GIB, KIB, MIB
+from planner.core.failures import ANY_TORCH, ON_FRAGMENTS, SAID, Versions, sentence, versions_of
+from planner.core.schema.record import noteworthy_bytes
+from planner.core.units import GIB, MAX_MEMORY_BYTES
 
-# Bounded, so that a line of digits is read in time that grows with its length only.
-_SIZE = r"(?<![0-9.])([0-9]{1,20}(?:\.[0-9]{1,9})?)\s{0,3}(bytes|B|KiB|MiB|GiB|TiB|KB|MB|GB)"
-_SCALE = {
-    "bytes": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB,
-    "KB": KIB, "MB": MIB, "GB": GIB,
-}  # fmt: skip
-_REQUESTED = re.compile(rf"(?:Tried to allocate|Requested\s*:) {_SIZE}")
-_OLD = re.compile(
-    rf"GPU (\d{{1,6}}); {_SIZE} total capacity; {_SIZE} already allocated; {_SIZE} free; "
-    rf"(?:{_SIZE} allowed; )?{_SIZE} (reserved|cached)"
-)
-_CAPACITY = re.compile(
-    rf"GPU (\d{{1,6}}) has a total capaci?ty of {_SIZE} of which {_SIZE} is free"
-)
-_OTHER = re.compile(rf"Process (\d{{1,20}}) has {_SIZE} memory in use")
-_OWN = re.compile(rf"this process has {_SIZE} memory in use")
-_ALLOWED = re.compile(rf"{_SIZE} allowed;")
-_ALLOCATED = re.compile(rf"(?:Of the allocated memory|Currently allocated\s*:) {_SIZE}")
-_POOLS = re.compile(rf"with {_SIZE} allocated in private pools")
-_UNUSED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
-_LIMIT = re.compile(rf"Device limit\s*: {_SIZE}")
-_FREE = re.compile(rf"Free \(according to CUDA\)\s*: {_SIZE}")
+_WORDED = SAID["allocator_message"]
+_SCALE = _WORDED["scale"]
+_SIZE: str = _WORDED["size"]  # bounded: a line of digits is read in time in proportion to it
+_FIGURES = {
+    key: re.compile("|".join(patterns).replace("{size}", _SIZE))
+    for key, patterns in _WORDED["figures"].items()
+}
+_DEVICE = re.compile(r"\b(?:GPU|NPU|XPU) (\d{1,6})(?:;| has a total)")
+_OTHER = re.compile(rf"Process \d{{1,20}} has {_SIZE} memory in use")
+# WSL's driver says 2^64 bytes of a process that it does not know (17179869184.00 GiB).
+_MAX_TIMES_DEVICE = 16
+_CONTEXT_BYTES = GIB  # more than any known: 760 MiB on an H200 (docs/how-it-works.md)
 
 
 @dataclass(frozen=True)
 class AllocatorMessage:
-    """Bytes; None where the message says nothing of it.
-
-    `free_bytes` is the device's, `unused_bytes` what the allocator holds and no tensor uses,
-    `process_bytes` all that this process holds (its context too), `other_bytes` what other
-    processes do, and `allowed_bytes` a limit that was set on the process.
+    """What one says, in bytes by name: `requested_bytes`, and where it says so `total_bytes` and
+    `free_bytes` of the `device`, `allocated_bytes` to tensors, `unused_bytes` that the allocator
+    holds and no tensor uses, `private_pool_bytes`, `process_bytes` (all that this process holds,
+    its context too), `other_bytes` (other processes) and `allowed_bytes` (a limit on the process).
+    `torch` are the versions that word it so; `is_cuda` is false of ROCm's, XPU's and NPU's.
     """
 
-    requested_bytes: int
-    device: int | None = None
-    total_bytes: int | None = None
-    free_bytes: int | None = None
-    allocated_bytes: int | None = None
-    unused_bytes: int | None = None
-    private_pool_bytes: int | None = None
-    process_bytes: int | None = None
-    other_bytes: int | None = None
-    allowed_bytes: int | None = None
+    known: Mapping[str, int]
+    torch: Versions
+    is_cuda: bool
 
     @property
-    def missing_bytes(self) -> int:
-        """What must be freed at least, so that the request can be met."""
-        room = self.free_bytes or 0
-        if self.allowed_bytes is not None:
-            held = (self.allocated_bytes or 0) + (self.unused_bytes or 0)
-            room = min(room, max(self.allowed_bytes - held, 0))
-        return max(self.requested_bytes - room, 1)
-
-    @property
-    def num_known(self) -> int:
-        return sum(value is not None for value in asdict(self).values())
+    def derived(self) -> dict[str, int]:
+        """What follows from the figures, where it is not nonsense (on Windows torch may hold more
+        than the device has, in the host's memory): what must be freed at least for the request,
+        what could be free if this torch freed all, what is held outside of it, what of that this
+        process holds beside it (the context, libraries), and the rest, which others do."""
+        known = self.known
+        held = known.get("allocated_bytes", 0) + known.get("unused_bytes", 0)
+        room = min(
+            known.get("free_bytes", 0), max(known.get("allowed_bytes", MAX_MEMORY_BYTES) - held, 0)
+        )
+        found = {"missing_bytes": known["requested_bytes"] - room}
+        if known.keys() >= {"allocated_bytes", "process_bytes"}:
+            found["beside_bytes"] = known["process_bytes"] - held
+        if known.keys() >= {"total_bytes", "free_bytes", "allocated_bytes"}:
+            found["could_be_free_bytes"] = known["free_bytes"] + held
+            found["outside_bytes"] = known["total_bytes"] - found["could_be_free_bytes"]
+            if "other_bytes" not in known and "beside_bytes" in found:
+                found["rest_bytes"] = found["outside_bytes"] - found["beside_bytes"]
+        return {key: value for key, value in found.items() if value > 0}
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **{key: value for key, value in asdict(self).items() if value is not None},
-            "missing_bytes": self.missing_bytes,
-        }
+        return {**self.known, **self.derived}
+
+
+def _sizes(pattern: re.Pattern[str], text: str) -> Iterator[int]:
+    for match in pattern.finditer(text):
+        number, unit = (word for word in match.groups() if word is not None)
+        yield int(float(number) * _SCALE[unit])
 
 
 def read_message(text: str) -> AllocatorMessage | None:
     """The figures of the first message in `text`; None where there is none."""
-    requested = _REQUESTED.search(text)
-    if requested is None:
+    sizes = {key: next(_sizes(pattern, text), None) for key, pattern in _FIGURES.items()}
+    found = {key: size for key, size in sizes.items() if size is not None}
+    if "requested_bytes" not in found:
         return None
-    found = _old_figures(text) or _new_figures(text)
-    return AllocatorMessage(requested_bytes=_bytes(*requested.groups()), **found)
+    if device := _DEVICE.search(text):
+        found["device"] = int(device[1])
+    if (reserved := found.pop("reserved_bytes", None)) is not None:
+        found["unused_bytes"] = max(reserved - found.get("allocated_bytes", 0), 0)
+    if found.get("process_bytes", 0) > _MAX_TIMES_DEVICE * found.get("total_bytes", 0):
+        del found["process_bytes"]
+    # torch lists processes by number; where none is called "this", the one that holds at least what
+    # torch does is (in a container its number is another).
+    if listed := list(_sizes(_OTHER, text)):
+        held = found.get("allocated_bytes", 0) + found.get("unused_bytes", 0)
+        own = [] if "process_bytes" in found else [size for size in listed if size >= held]
+        if own:
+            found["process_bytes"] = min(own)
+        if "process_bytes" in found:
+            found["other_bytes"] = sum(listed) - min(own, default=0)
+    worded = (w for w in _WORDED["wordings"] if w["words"] in text and w.get("and", "") in text)
+    torch = next(map(versions_of, worded), ANY_TORCH)
+    return AllocatorMessage(found, torch, "CUDA out of memory" in text)
 
 
-def _old_figures(text: str) -> dict[str, int | None]:
-    old = _OLD.search(text)
-    if old is None:
-        return {}
-    words = old.groups()
-    total, allocated, free, allowed, held = (
-        _bytes(words[i], words[i + 1]) if words[i] else None for i in range(1, 11, 2)
-    )
-    assert allocated is not None
-    assert held is not None
-    is_unused = words[11] == "cached"
-    return {
-        "device": int(words[0]),
-        "total_bytes": total,
-        "free_bytes": free,
-        "allocated_bytes": allocated,
-        "allowed_bytes": allowed,
-        "unused_bytes": held if is_unused else max(held - allocated, 0),
-    }
+def ways_out(message: AllocatorMessage, torch: Versions) -> Iterator[str]:
+    """What the figures say and advise, most certain first, to whoever has one of these torches."""
+    sizes = message.to_json()
+    requested, missing = sizes["requested_bytes"], sizes.get("missing_bytes", 0)
+    total, free = sizes.get("total_bytes", 0), sizes.get("free_bytes")
+    slack = noteworthy_bytes(total)
+    if requested > sizes.get("allowed_bytes", total or requested):
+        yield sentence("larger than the device", sizes)
+    elif requested > sizes.get("could_be_free_bytes", requested) >= (free or 0) + slack:
+        yield sentence("larger than all", sizes)
+    key = "rest" if "process_bytes" in sizes else "outside"
+    key = "other" if "other_bytes" in sizes else key
+    others = sizes.get(f"{key}_bytes", 0)
+    if others > (_CONTEXT_BYTES if key == "outside" else slack):
+        enough = ", more than this request lacked" if others >= missing > 0 else ""
+        yield sentence(key, sizes, enough=enough)
+    if sizes.get("beside_bytes", 0) > _CONTEXT_BYTES:
+        yield sentence("beside", sizes)
+    if sizes.get("private_pool_bytes"):
+        yield sentence("private pools", sizes)
+    if message.is_cuda and 0 < missing <= sizes.get("unused_bytes", 0):
+        yield from on_fragments(sizes["unused_bytes"], requested, total, torch)
+    if "allowed_bytes" in sizes:
+        yield sentence("allowed", sizes)
+    if missing:
+        yield sentence("missing", sizes)
+    elif free is not None:
+        yield sentence("refused", sizes)
 
 
-def _new_figures(text: str) -> dict[str, int | None]:
-    found: dict[str, int | None] = {}
-    capacity = _CAPACITY.search(text)
-    if capacity is not None:
-        device, *sizes = capacity.groups()
-        found |= {
-            "device": int(device),
-            "total_bytes": _bytes(*sizes[:2]),
-            "free_bytes": _bytes(*sizes[2:]),
-        }
-    patterns = {
-        "process_bytes": _OWN, "allowed_bytes": _ALLOWED, "allocated_bytes": _ALLOCATED,
-        "private_pool_bytes": _POOLS, "unused_bytes": _UNUSED,
-        "total_bytes": _LIMIT, "free_bytes": _FREE,
-    }  # fmt: skip
-    for key, pattern in patterns.items():
-        match = pattern.search(text)
-        if match is not None:
-            found[key] = _bytes(*match.groups())
-    return found | _of_processes(text, found)
-
-
-def _of_processes(text: str, found: Mapping[str, int | None]) -> dict[str, int]:
-    """What other processes hold. torch lists processes by number; where none is called "this", the
-    one that holds at least what torch does is (in a container its number is another)."""
-    listed = [_bytes(*match[1:]) for match in (m.groups() for m in _OTHER.finditer(text))]
-    if not listed:
-        return {}
-    if found.get("process_bytes") is not None:
-        return {"other_bytes": sum(listed)}
-    held = (found.get("allocated_bytes") or 0) + (found.get("unused_bytes") or 0)
-    own = min((n for n in listed if n >= held), default=0)
-    return {"process_bytes": own, "other_bytes": sum(listed) - own} if own else {}
-
-
-def _bytes(number: str, unit: str) -> int:
-    return int(float(number) * _SCALE[unit])
+def on_fragments(unused: int, requested: int, total: int, torch: Versions) -> Iterator[str]:
+    """A word of what is reserved and unused, with a remedy that this torch has."""
+    if unused >= noteworthy_bytes(total):
+        remedies = filter(None, (remedy.told(torch) for remedy in ON_FRAGMENTS))
+        yield sentence(
+            "fragments",
+            {"unused_bytes": unused},
+            more=f"{'more' if unused >= requested else 'less'} than the request",
+            remedy=next(remedies, sentence("no remedy")),
+        )

@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import codecs
+import json
+import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from planner.core.errors import PlannerError, UsageError
-from planner.core.failures import OUT_OF_MEMORY
-from planner.core.files import named_path
-from planner.core.schema.record import noteworthy_bytes
-from planner.core.units import MIB, format_bytes
-from planner.watching.explaining.finding import Finding
+from planner.core.failures import OUT_OF_MEMORY, SAID, sentence
+from planner.core.files import STANDARD_INPUT, named_path, opened_whole
+from planner.core.units import MAX_MEMORY_BYTES, MAX_SECONDS, MIB
+from planner.watching.explaining.allocator_message import read_message, ways_out
+from planner.watching.explaining.log_reading import MAX_SHOWN, Finding, LogReading
+from planner.watching.explaining.snapshot_reading import SnapshotReading, read_snapshot
+from planner.watching.watch import MAX_LOG_BYTES
 
 if TYPE_CHECKING:
     from planner.estimation.arguments import ModelLike, SettingLike
     from planner.estimation.estimate import Estimate
     from planner.machine.hardware.gpu import Gpu
-    from planner.watching.explaining.allocator_message import AllocatorMessage
     from planner.watching.explaining.relief import Relief
-    from planner.watching.explaining.snapshot_reading import SnapshotReading
 
-Kind = Literal["log", "watch", "snapshot"]
+_HEAD_BYTES = 65_536  # the first line of a watch.jsonl has the plan in it
 _PICKLE = b"\x80"
-_UTF16 = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-# From this share of what is reserved on, memory that no tensor uses is worth a word.
-_UNUSED_SHARE = 0.1
+_UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
+_MAX_KINDS = 64  # of a watch's events
 
 
 @dataclass
@@ -39,7 +41,7 @@ class Explanation:
     enough. `run` is of a `watch.jsonl`, `snapshot` of a snapshot."""
 
     source: str
-    kind: Kind
+    kind: Literal["log", "watch", "snapshot"]
     findings: list[Finding] = field(default_factory=list)
     seen: dict[str, Any] = field(default_factory=dict)
     snapshot: SnapshotReading | None = None
@@ -50,17 +52,12 @@ class Explanation:
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
+        parts = {"snapshot": self.snapshot, "expected": self.expected, "relief": self.relief}
         return {
-            "source": self.source,
-            "kind": self.kind,
+            **vars(self),
             "findings": [finding.to_json() for finding in self.findings],
-            "seen": self.seen,
-            "snapshot": self.snapshot.to_json() if self.snapshot else None,
             "run": self.run or None,
-            "expected": self.expected.to_json() if self.expected else None,
-            "differs": self.differs,
-            "relief": self.relief.to_json() if self.relief else None,
-            "notes": self.notes,
+            **{name: part.to_json() if part else None for name, part in parts.items()},
         }
 
 
@@ -82,153 +79,64 @@ def explain(
     against what was predicted, and the levers that free enough are named. Raises UsageError for
     what cannot be read.
     """
-    path = named_path(source, "source")
-    found = _read(path)
+    found = _read(named_path(source, "source"))
     meant = _meant(model, setting, plan, gpu, overrides)
     if meant is not None:
         _compare(found, *meant, allocator)
     elif found.kind != "watch" and found.seen:
-        found.notes.append(
-            "Add --plan RUN, or MODEL and its options, to see which changes free enough memory."
-        )
+        found.notes.append(sentence("add a plan"))
     return found
-
-
-def _read(path: Path) -> Explanation:
-    from planner.watching.explaining.opening import STANDARD_INPUT, from_the_beginning, opened
-
-    if path.is_dir():
-        inner = path / "watch.jsonl"
-        if not inner.is_file():
-            raise UsageError(
-                f"{path} is a folder without a watch.jsonl.",
-                "Name a log, a snapshot or a watch.jsonl.",
-            )
-        path = inner
-    name = "standard input" if str(path) == STANDARD_INPUT else str(path)
-    try:
-        with opened(path) as raw:
-            head, file = from_the_beginning(raw)
-            if head.startswith(_PICKLE):
-                return _of_snapshot(name, file)
-            encoding = next((name for bom, name in _UTF16.items() if head.startswith(bom)), "utf-8")
-            if encoding == "utf-8" and b"\x00" in head[:4096]:
-                raise UsageError(
-                    f"{name} is neither text nor a snapshot of torch's allocator.",
-                    "Write one with torch.cuda.memory._dump_snapshot(path).",
-                )
-            from planner.watching.explaining.watch_log import is_watch_log
-
-            if is_watch_log(head.partition(b"\n")[0].decode(errors="replace")):
-                return _of_watch(name, file)
-            return _of_log(name, file, encoding)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{name} cannot be read: {reason}.") from None
 
 
 # ---------------------------------------------------------------- what each source says
 
 
-def _of_log(name: str, file: IO[bytes], encoding: str) -> Explanation:
-    from planner.watching.explaining.log_reading import LogReading
+def _read(path: Path) -> Explanation:
+    from planner.memory.snapshot import read_pickle
 
-    reading = LogReading().read(file, encoding)
+    if path.is_dir():
+        if not (path / "watch.jsonl").is_file():
+            raise UsageError(
+                f"{path} is a folder without a watch.jsonl.",
+                "Name a log, a snapshot or a watch.jsonl.",
+            )
+        path /= "watch.jsonl"
+    name = "standard input" if str(path) == STANDARD_INPUT else str(path)
+    try:
+        with opened_whole(path) as file:
+            head = file.read(_HEAD_BYTES)
+            file.seek(0)
+            if head.startswith(_PICKLE):
+                return _of_snapshot(name, read_snapshot(read_pickle(file, name)))
+            if head.startswith(_UTF16):
+                file = cast("IO[bytes]", codecs.EncodedFile(file, "utf-8", "utf-16", "replace"))
+            elif b"\x00" in head[:4096]:
+                raise UsageError(
+                    f"{name} is neither text nor a snapshot of torch's allocator.",
+                    "Write one with torch.cuda.memory._dump_snapshot(path).",
+                )
+            first = _line(head.partition(b"\n")[0])
+            if first.get("kind") == "start" and "planner" in json.dumps(first):
+                return _of_watch(name, file)
+            return _of_log(name, LogReading().read(file))
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{name} cannot be read: {reason}.") from None
+
+
+def _of_log(name: str, reading: LogReading) -> Explanation:
     found = Explanation(name, "log", list(reading.findings.values()))
     found.findings.sort(key=lambda finding: finding.evidence[0][0])
-    first = reading.first
-    if first is not None:
-        rank, message = first
+    if reading.first is not None:
+        rank, message = reading.first
         found.seen = message.to_json()
-        finding = reading.findings[OUT_OF_MEMORY]
-        finding.figures = message.to_json()
-        finding.todo = tuple(_of_message(message))
         if len(reading.messages) > 1:
-            found.notes.append(
-                f"{len(reading.messages)} ranks ran out of memory; the figures are of the first"
-                + (f", rank {rank}." if rank is not None else ".")
-            )
+            words = f", rank {rank}" if rank is not None else ""
+            found.notes.append(sentence("ranks", ranks=len(reading.messages), rank=words))
     return found
 
 
-def _of_message(message: AllocatorMessage) -> list[str]:
-    """What the figures of torch's message advise, most certain first."""
-    todo = []
-    unused, others = message.unused_bytes or 0, message.other_bytes or 0
-    held = (message.allocated_bytes or 0) + unused
-    limit = message.allowed_bytes or message.total_bytes
-    if limit is not None and message.requested_bytes > limit:
-        todo.append(
-            f"One request of {format_bytes(message.requested_bytes)} is larger than the device: "
-            "only a smaller micro-batch, or another algorithm, makes it smaller."
-        )
-    if others and others >= noteworthy_bytes(message.total_bytes or 0):
-        enough = ", more than this request lacked" if others >= message.missing_bytes else ""
-        todo.append(f"Other processes hold {format_bytes(others)}{enough}: end them (nvidia-smi).")
-    if message.private_pool_bytes:
-        todo.append(_on_private_pools(message.private_pool_bytes))
-    if unused > _UNUSED_SHARE * max(held, 1):
-        todo.append(_on_fragments(unused, message.requested_bytes))
-    if message.allowed_bytes is not None:
-        todo.append(f"The process was allowed {format_bytes(message.allowed_bytes)} only.")
-    elif message.free_bytes is not None and message.free_bytes > message.requested_bytes:
-        todo.append(
-            f"The driver refused although it calls {format_bytes(message.free_bytes)} free: it "
-            "keeps some back (as on Windows), or what is free is in pieces."
-        )
-    todo.append(
-        f"Free at least {format_bytes(message.missing_bytes)} for this request; the "
-        "rest of the step may need more."
-    )
-    return todo
-
-
-def _on_fragments(unused: int, requested: int) -> str:
-    more = "more than the request" if unused >= requested else "less than the request"
-    return (
-        f"{format_bytes(unused)} are reserved but unused, {more}: free blocks that are too "
-        "small or of another pool. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets most "
-        "of them be used."
-    )
-
-
-def _on_private_pools(num_bytes: int) -> str:
-    return (
-        f"{format_bytes(num_bytes)} are in pools of CUDA graphs, which give nothing back: "
-        "--compile default in place of reduce-overhead."
-    )
-
-
-def _of_watch(name: str, file: IO[bytes]) -> Explanation:
-    from planner.watching.explaining.watch_log import read_watch_log
-
-    run, findings = read_watch_log(file)
-    found = Explanation(name, "watch", findings, run=run)
-    for finding in findings:
-        if finding.kind == OUT_OF_MEMORY:
-            figures = finding.figures
-            text = figures.get("text")
-            if isinstance(text, str):
-                from planner.watching.explaining.allocator_message import read_message
-
-                message = read_message(text)
-                figures = {**figures, **(message.to_json() if message else {})}
-            found.seen = figures
-            requested = figures.get("requested_bytes")
-            if requested is not None and "missing_bytes" not in figures:
-                found.seen["missing_bytes"] = max(requested - figures.get("free_bytes", 0), 1)
-    if "end" not in run:
-        found.notes.append(
-            "The log has no last line: the process was killed, or it is still running."
-        )
-    return found
-
-
-def _of_snapshot(name: str, file: IO[bytes]) -> Explanation:
-    from planner.memory.snapshot import read_pickle
-    from planner.watching.explaining.snapshot_reading import read_snapshot
-
-    reading = read_snapshot(read_pickle(file, name))
+def _of_snapshot(name: str, reading: SnapshotReading) -> Explanation:
     found = Explanation(name, "snapshot", snapshot=reading)
     found.seen = {
         "device": reading.device,
@@ -237,48 +145,81 @@ def _of_snapshot(name: str, file: IO[bytes]) -> Explanation:
         "reserved_bytes": reading.reserved_bytes,
     }
     if reading.requested_bytes is not None:
-        found.seen |= {
+        figures = {
             "requested_bytes": reading.requested_bytes,
-            "free_bytes": reading.device_free_bytes,
+            "free_bytes": reading.device_free_bytes or 0,
             "missing_bytes": reading.missing_bytes,
         }
-        found.findings.append(_failed_request(reading))
+        found.seen |= figures
+        largest = {"largest_free_bytes": reading.largest_free_bytes}
+        means = sentence("snapshot failed", figures | largest)
+        todo = tuple(reading.ways_out())
+        found.findings.append(Finding(OUT_OF_MEMORY, means, count=1, figures=figures, todo=todo))
     if not reading.has_stacks and reading.allocated_bytes:
-        found.notes.append(
-            "The snapshot has no stacks, so that it says sizes and not places: record a history "
-            "(planner.watch(…, history=100_000), or torch.cuda.memory._record_memory_history())."
-        )
+        found.notes.append(sentence("no stacks"))
     return found
 
 
-def _failed_request(reading: SnapshotReading) -> Finding:
-    requested = reading.requested_bytes
-    assert requested is not None
-    todo = []
-    if reading.free_bytes > _UNUSED_SHARE * max(reading.reserved_bytes, 1):
-        if reading.is_expandable:
-            todo.append(
-                f"{format_bytes(reading.free_bytes)} are reserved but unused although segments "
-                "are expandable: they are of other streams or pools."
-            )
-        else:
-            todo.append(_on_fragments(reading.free_bytes, requested))
-    if reading.private_pool_bytes:
-        todo.append(_on_private_pools(reading.private_pool_bytes))
-    if reading.waiting_bytes:
-        todo.append(
-            f"{format_bytes(reading.waiting_bytes)} are free for one stream and still awaited by "
-            "another (record_stream)."
+# ---------------------------------------------------------------- watch.jsonl
+
+
+def _of_watch(name: str, file: IO[bytes]) -> Explanation:
+    """Its last run: the figures (device, plan, end, last interval), and a finding of each kind of
+    event. Lines that are torn are passed over."""
+    run: dict[str, Any] = {}
+    findings: dict[str, Finding] = {}
+    for number, raw in enumerate(file.read(2 * MAX_LOG_BYTES).splitlines(), start=1):
+        line = _line(raw)
+        kind = line.get("kind")
+        if kind == "start":
+            run, findings = {"start": line}, {}
+        elif kind in ("interval", "end"):
+            run[str(kind)] = line
+        elif kind == "event":
+            event = str(line.get("event") or "an event")[:MAX_SHOWN]
+            if event in findings or len(findings) < _MAX_KINDS:
+                message = str(line.get("message", ""))[:MAX_SHOWN]
+                todo = tuple(SAID["watch_events"].get(event, ()))
+                one = findings.setdefault(event, Finding(event, message, todo=todo))
+                one.see(number, message, run.get("start", {}).get("rank"))
+                told = ("kind", "event", "message", "seconds")
+                one.figures = one.figures or {k: v for k, v in line.items() if k not in told}
+    found = Explanation(name, "watch", list(findings.values()), run=run)
+    if OUT_OF_MEMORY in findings:
+        found.seen = dict(findings[OUT_OF_MEMORY].figures)
+        if said := read_message(str(found.seen.get("text"))):
+            found.seen |= said.to_json()
+            findings[OUT_OF_MEMORY].todo = tuple(ways_out(said, said.torch))
+    if "end" not in run:
+        found.notes.append(sentence("no last line"))
+    return found
+
+
+def _line(raw: bytes) -> dict[str, Any]:
+    """What is of the kind that a watch writes: anybody may have written the file."""
+    try:
+        line = json.loads(
+            raw, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_sound
         )
-    return Finding(
-        OUT_OF_MEMORY,
-        f"A request of {format_bytes(requested)} failed: the largest free block has "
-        f"{format_bytes(reading.largest_free_bytes)}, and the driver had "
-        f"{format_bytes(reading.device_free_bytes or 0)}.",
-        count=1,
-        figures={"requested_bytes": requested, "missing_bytes": reading.missing_bytes},
-        todo=tuple(todo),
-    )
+    except (ValueError, RecursionError):
+        return {}
+    return line if isinstance(line, dict) else {}
+
+
+def _finite(text: str) -> float | None:
+    return float(text) if math.isfinite(float(text)) else None
+
+
+def _sound(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value for key, value in pairs if _is_sound(key, value)}
+
+
+def _is_sound(key: str, value: Any) -> bool:
+    if key.endswith("_bytes") or key in ("step", "rank"):
+        return type(value) is int and 0 <= value <= MAX_MEMORY_BYTES
+    if key.endswith(("seconds", "_per_second", "_share")):
+        return type(value) in (int, float) and 0 <= value <= MAX_SECONDS
+    return key not in ("plan", "steady") or isinstance(value, dict)
 
 
 # ---------------------------------------------------------------- held against a plan
@@ -303,10 +244,8 @@ def _meant(
         if result.setting is None:
             raise UsageError(f"{plan} recommends nothing: no setting fitted.")
         if card is None and result.device.kind == "cuda":
-            try:
+            with suppress(PlannerError):  # a card that the catalogue does not have
                 card = find_gpu(result.device.name)
-            except PlannerError:  # a card that the catalogue does not have
-                card = None
         return result.model, result.setting, card
     if model is None:
         if overrides or setting is not None:
@@ -324,39 +263,21 @@ def _compare(
     from planner.watching.explaining.relief import find_relief
 
     predicted = found.expected = estimate(model, setting, gpu=gpu, allocator=allocator)
-    found.differs += _differences(found, predicted)
-    missing = found.seen.get("missing_bytes")
-    if missing is None:
-        return
-    total = found.seen.get("total_bytes") or (gpu.memory_bytes if gpu else None)
-    room = total - found.seen.get("other_bytes", 0) if total is not None else None
-    found.relief = find_relief(predicted, int(missing), room, gpu, allocator)
+    seen = found.seen
+    found.differs += _differences(seen, predicted)
+    missing = seen.get("missing_bytes") or seen.get("requested_bytes")
+    if missing is not None:
+        total = seen.get("total_bytes") or (gpu.memory_bytes if gpu else None)
+        room = total - seen.get("other_bytes", 0) if total is not None else None
+        found.relief = find_relief(predicted, int(missing), room, gpu, allocator)
 
 
-def _differences(found: Explanation, predicted: Estimate) -> list[str]:
-    said = []
-    seen, peak = found.seen.get("allocated_bytes"), predicted.peak_allocated_bytes
-    if seen:
-        wanted = seen + found.seen.get("requested_bytes", 0)
-        if wanted > peak:
-            said.append(
-                f"{format_bytes(wanted)} were allocated or asked for, and the plan's setting needs "
-                f"{format_bytes(peak)} at its peak: something that is not in the plan holds "
-                f"{format_bytes(wanted - peak)} at least."
-            )
-        else:
-            said.append(
-                f"{format_bytes(wanted)} were allocated or asked for, of {format_bytes(peak)} that "
-                "the plan's setting needs at its peak: it failed on the way there."
-            )
-    unused = found.seen.get("unused_bytes")
+def _differences(seen: Mapping[str, Any], predicted: Estimate) -> Iterator[str]:
+    peak = predicted.peak_allocated_bytes
+    if allocated := seen.get("allocated_bytes"):
+        wanted = allocated + seen.get("requested_bytes", 0)
+        key = "more than planned" if wanted > peak else "on the way"
+        yield sentence(key, {"wanted": wanted, "peak": peak, "more": wanted - peak})
     overhead = predicted.peak_reserved_bytes - peak
-    if unused is not None and unused > 2 * overhead + 64 * MIB:
-        said.append(
-            f"{format_bytes(unused)} were reserved but unused; {format_bytes(overhead)} were "
-            "predicted."
-        )
-    others = found.seen.get("other_bytes")
-    if others:
-        said.append(f"Other processes held {format_bytes(others)}; the plan knows of none.")
-    return said
+    if (seen.get("unused_bytes") or 0) > 2 * overhead + 64 * MIB:
+        yield sentence("unused unplanned", {**seen, "overhead": overhead})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from planner.advice.advising import Way, advise
+from planner.advice.advising import advise
 from planner.core.errors import PlannerError
 from planner.core.schema import TrainSetting
 from planner.core.units import MIB
@@ -66,24 +66,13 @@ def find_relief(
     except PlannerError as error:
         return Relief(needed, None, (), why_none=error.message)
     rate = advice.plain.estimate.throughput
-    fitting: dict[str, Way] = {}
-    for way in (advice.recommended, *advice.ways):
-        if way is not None:
-            fitting.setdefault(way.command, way)
-    return Relief(
-        needed_bytes=needed,
-        images_per_second=rate.images_per_second if rate else None,
-        levers=tuple(_lever(way, predicted) for way in list(fitting.values())[:MAX_WAYS]),
-        rated=advice.rated,
-        why_none="" if fitting else "no change that planner knows frees so much",
-    )
-
-
-def _lever(way: Way, predicted: Estimate) -> Lever:
-    return Lever(
-        changes=dict(way.changes),
-        freed_bytes=predicted.device_total_bytes - way.estimate.device_total_bytes,
-        images_per_second=way.images_per_second,
-        effects=way.effects,
-        command=way.command,
-    )
+    fitting = {way.command: way for way in (advice.recommended, *advice.ways) if way is not None}
+    levers = tuple(
+        Lever(
+            dict(way.changes), predicted.device_total_bytes - way.estimate.device_total_bytes,
+            way.images_per_second, way.effects, way.command,
+        )
+        for way in list(fitting.values())[:MAX_WAYS]
+    )  # fmt: skip
+    why_none = "" if fitting else "no change that planner knows frees so much"
+    return Relief(needed, rate.images_per_second if rate else None, levers, advice.rated, why_none)

@@ -4,12 +4,16 @@ and why a request failed."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from planner.core.errors import PlannerError
+from planner.core.failures import ANY_TORCH, SAID, sentence
+from planner.core.schema.record import noteworthy_bytes
 from planner.core.units import MAX_MEMORY_BYTES
+from planner.watching.explaining.allocator_message import on_fragments
 
 Entry = Mapping[str, Any]
 NO_STACK = "no stack recorded"
@@ -65,6 +69,18 @@ class SnapshotReading:
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "missing_bytes": self.missing_bytes}
 
+    def ways_out(self) -> Iterator[str]:
+        sizes, unused = asdict(self), self.free_bytes
+        if self.is_expandable and unused >= noteworthy_bytes(self.reserved_bytes):
+            yield sentence("expandable already", {"unused_bytes": unused})
+        elif unused >= (self.missing_bytes or 0):
+            requested = self.requested_bytes or 0
+            yield from on_fragments(unused, requested, self.reserved_bytes, ANY_TORCH)
+        if self.private_pool_bytes:
+            yield sentence("private pools", sizes)
+        if self.waiting_bytes:
+            yield sentence("waiting", sizes)
+
 
 def read_snapshot(snapshot: Mapping[str, Any]) -> SnapshotReading:
     """The device that ran out of memory, or else the one that holds most. Raises PlannerError."""
@@ -81,15 +97,8 @@ def read_snapshot(snapshot: Mapping[str, Any]) -> SnapshotReading:
 def _size(entry: Entry, key: str) -> int:
     value = entry[key]
     if type(value) is not int or not 0 <= value <= MAX_MEMORY_BYTES:
-        raise ValueError(f"its {key!r} is no number of bytes")
+        raise ValueError(f"its {key!r} is no number of bytes or of a device")
     return value
-
-
-def _device(segment: Entry) -> int:
-    device = segment["device"]
-    if type(device) is not int:
-        raise ValueError("its 'device' is no number")
-    return device
 
 
 def _text(value: object) -> str:
@@ -100,35 +109,34 @@ def _choose(snapshot: Mapping[str, Any]) -> tuple[int, Entry | None]:
     traces, segments = snapshot["device_traces"], snapshot["segments"]
     if sum(map(len, traces)) > _MAX_EVENTS or sum(len(s["blocks"]) for s in segments) > _MAX_BLOCKS:
         raise ValueError("it has more events or blocks than a process can have made")
-    failed = None
+    found = None
     for device, trace in enumerate(traces):
         for entry in trace:
             if entry["action"] == "oom":
-                failed = device, entry
-    if failed is not None:
-        return failed
-    held: dict[int, int] = {}
+                found = device, entry
+    if found is not None:
+        return found
+    held: Counter[int] = Counter()
     for segment in segments:
-        held[_device(segment)] = held.get(_device(segment), 0) + _size(segment, "total_size")
+        held[_size(segment, "device")] += _size(segment, "total_size")
     return max(held, key=lambda device: held[device], default=0), None
 
 
 def _read(all_segments: Sequence[Entry], device: int, failed: Entry | None) -> SnapshotReading:
-    segments = [s for s in all_segments if _device(s) == device]
+    segments = [s for s in all_segments if _size(s, "device") == device]
     blocks = [block for segment in segments for block in segment["blocks"]]
     free = [_size(block, "size") for block in blocks if block["state"] == "inactive"]
     alive = [block for block in blocks if block["state"] != "inactive"]
-    waiting = [_size(b, "size") for b in alive if b["state"] != "active_allocated"]
     groups = _grouped(alive)
-    categories: dict[str, int] = {}
+    categories: Counter[str] = Counter()
     for group in groups:
-        categories[group.category] = categories.get(group.category, 0) + group.num_bytes
+        categories[group.category] += group.num_bytes
     free_key = "device_free" if failed and "device_free" in failed else "addr"
     return SnapshotReading(
         device=device,
         reserved_bytes=sum(_size(s, "total_size") for s in segments),
         allocated_bytes=sum(group.num_bytes for group in groups),
-        waiting_bytes=sum(waiting),
+        waiting_bytes=sum(_size(b, "size") for b in alive if b["state"] != "active_allocated"),
         free_bytes=sum(free),
         largest_free_bytes=max(free, default=0),
         num_free_blocks=len(free),
@@ -141,7 +149,7 @@ def _read(all_segments: Sequence[Entry], device: int, failed: Entry | None) -> S
         ),
         requested_bytes=_size(failed, "size") if failed else None,
         device_free_bytes=_size(failed, free_key) if failed and free_key in failed else None,
-        categories=dict(sorted(categories.items(), key=lambda item: -item[1])),
+        categories=dict(categories.most_common()),
         groups=tuple(groups[:MAX_GROUPS]),
     )
 
@@ -151,8 +159,10 @@ def _grouped(alive: Iterable[Entry]) -> list[Group]:
     places: dict[int, tuple[str, str]] = {}  # stacks are shared: each is read once
     for block in alive:
         frames = _frames(block)
-        place = _named_place(block, frames)
-        if place is None:
+        if "category" in block and frames:  # predicted: it says its module and operation
+            where = f"{_text(frames[0].get('filename'))} ({_text(frames[0].get('name'))})"
+            place = _text(block["category"]).replace("_", " "), where
+        else:
             place = places.get(id(frames)) or places.setdefault(id(frames), place_of(frames))
         found.setdefault(place, []).append(_size(block, "size"))
     groups = [Group(*place, sum(sizes), len(sizes)) for place, sizes in found.items()]
@@ -166,15 +176,6 @@ def _frames(block: Entry) -> Sequence[Entry]:
         history = block.get("history") or ()
         frames = history[0].get("frames") if history else None
     return frames or ()
-
-
-def _named_place(block: Entry, frames: Sequence[Entry]) -> tuple[str, str] | None:
-    """A predicted snapshot says what a block is, and its module and operation."""
-    if "category" not in block or not frames:
-        return None
-    first = frames[0]
-    where = f"{_text(first.get('filename'))} ({_text(first.get('name'))})"
-    return _text(block["category"]).replace("_", " "), where
 
 
 def place_of(frames: Sequence[Entry]) -> tuple[str, str]:
@@ -191,27 +192,13 @@ def place_of(frames: Sequence[Entry]) -> tuple[str, str]:
 
 
 def _category(frames: Sequence[Entry]) -> str:
-    names = {_text(frame.get("name")) for frame in frames}
+    names = [_text(frame.get("name")) for frame in frames]
     files = [_text(frame["filename"]).replace("\\", "/") for frame in frames]
-    # A closure (Lightning's) trains within the optimizer's step: what is further in counts.
-    forward = next((i for i, frame in enumerate(frames) if frame.get("name") == "forward"), None)
-    if "__deepcopy__" in names:  # the averaged weights of timm, and of torch/optim/swa_utils.py
-        return "parameters and buffers"
-    if any("/torch/optim/" in file for file in files[:forward]):
-        return "optimizer state"
-    if any("/torch/autograd/" in file for file in files) and names & {
-        "backward", "_engine_run_backward", "grad",
-    }:  # fmt: skip
-        return "backward: gradients and temporaries"
-    if any("/torch/nn/modules/module.py" in file for file in files) and names & {
-        "_apply",
-        "convert",
-    }:
-        return "parameters and buffers"
-    if "forward" in names or any("/torch/nn/" in file for file in files):
-        return "forward: activations"
-    if any("/torch/utils/data/" in file for file in files) or names & {"to_device", "_to_device"}:
-        return "batches"
+    for rule in SAID["stacks"]:
+        end = names.index(rule["before"]) if rule.get("before") in names else None
+        is_there = any(rule.get("file", "") in file for file in files[:end])
+        if is_there and not set(rule.get("names", names)).isdisjoint(names):
+            return str(rule["category"])
     return "other"
 
 
