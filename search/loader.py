@@ -1,6 +1,6 @@
 """`find_loader`: the fastest `DataLoader` of some data on this machine, by a doubling walk.
 
-Workers 0, 1, 2, 4 … while each gains 5%, then a deeper queue and pinned memory; each is a real
+Workers 0, 1, 2, 4 … until two doublings gain less than 5%, then a deeper queue and pinned memory; each is a real
 loader of torch's over the real data, measured for some seconds once its queue is steady.
 """
 
@@ -35,6 +35,8 @@ from planner.training.data import BadItemError, Data, OpenData, find_data, open_
 from search.probe.device import choose_device, versions
 
 GAIN = 1.05  # what twice the workers must gain to be worth their memory
+ALIKE = 0.98  # of the best rate: as good, as far as a few seconds can tell
+PATIENCE = 2  # doublings in a row that gain less end the walk: one may be a busy second
 MEASURE_SECONDS, START_SECONDS = 3.0, 120.0  # of each loader; of a first batch at most
 DEEPER = 4  # batches that each worker prefetches, in place of torch's 2
 # Of the processors' time, from which on they are what bounds; the rest waits for the queue.
@@ -110,19 +112,22 @@ class _Walk:
 
     @property
     def best(self) -> LoaderRun:
-        return max(self.runs, key=lambda run: run.images_per_second)
+        """The fastest; of those that are as good, the one that takes least of the machine."""
+        most = max(run.images_per_second for run in self.runs)
+        alike = [run for run in self.runs if run.images_per_second >= ALIKE * most]
+        return min(alike, key=lambda run: (run.setting.workers, run.setting.prefetch_factor))
 
     def go(self, first: LoaderSetting, max_workers: int | None) -> None:
         """Measures the walk's loaders; the first must run."""
         most = min(max_workers or 2 * max(1, round(read_host().cpus)), MAX_WORKERS)
         rate = self.measure(first)
-        workers = 1
-        while workers <= most and self.has_time():
+        workers, in_vain = 1, 0
+        while workers <= most and in_vain < PATIENCE and self.has_time():
             found = self.try_out(first.model_copy(update={"workers": workers}))
-            # One worker loads beside the training, and none does not: two are always looked at.
-            if found is None or (workers > 1 and found < GAIN * rate):
+            if found is None:
                 break
-            rate, workers = found, workers * 2
+            in_vain = 0 if found >= GAIN * rate else in_vain + 1
+            rate, workers = max(rate, found), workers * 2
         best = self.best.setting
         variants = [{"prefetch_factor": DEEPER}] * (best.workers > 0)
         variants += [{"pin_memory": False}] * best.pin_memory
@@ -369,7 +374,7 @@ def time_parts(opened: OpenData, batch_size: int) -> dict[str, float]:
 
 def loader_text(found: DataResult) -> str:
     """The answer as text: the loader, what bounds it, and the code to write."""
-    best = max(found.runs, key=lambda run: run.images_per_second)
+    best = next(run for run in found.runs if run.setting == found.setting)
     items = f" ({found.num_items:,} items)" if found.num_items else ""
     parts = sorted(found.parts.items(), key=lambda part: -part[1])
     whole = sum(found.parts.values()) or 1.0

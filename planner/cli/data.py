@@ -50,8 +50,8 @@ def command(
     """Find how fast this machine feeds a training, and with which DataLoader.
 
     The data are a folder with a folder of pictures per class, or package.module:factory, which
-    returns a Dataset. Nothing is written. Workers 0, 1, 2, 4 … are measured while each gains 5%;
-    Ctrl-C ends with the best so far.
+    returns a Dataset. Nothing is written. Workers 0, 1, 2, 4 … are measured until two
+    doublings gain less than 5%; Ctrl-C ends with the best so far.
     """
     check_platform()
     seconds = read_duration("--budget", budget)

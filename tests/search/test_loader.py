@@ -54,7 +54,7 @@ def test_a_folder_is_loaded_with_and_without_workers(pipeline: Any, tmp_path: Pa
     found = find(str(make_folder(tmp_path)), pipeline=pipeline, on_progress=said.append)
     assert (found.num_items, found.num_classes) == (16, 2)
     assert {run.setting.workers for run in found.runs} == {0, 1}
-    assert found.images_per_second == max(run.images_per_second for run in found.runs)
+    assert found.images_per_second >= 0.98 * max(run.images_per_second for run in found.runs)
     assert all(run.cpu_seconds >= 0 for run in found.runs)
     assert {"RandomResizedCrop", "read and decode", "make a batch"} & set(found.parts)
     assert any("images/s" in line for line in said)
@@ -114,7 +114,7 @@ def test_workers_that_die_leave_what_loaded_without_them() -> None:
 
 
 def test_the_walk_goes_on_while_twice_the_workers_gain() -> None:
-    rates = {0: 100.0, 1: 90.0, 2: 170.0, 4: 300.0, 8: 310.0, 16: 900.0}
+    rates = {0: 100.0, 1: 90.0, 2: 170.0, 4: 300.0, 8: 310.0, 16: 312.0, 32: 900.0}
     tried: list[LoaderSetting] = []
 
     class Walk(loader_file._Walk):
@@ -128,8 +128,8 @@ def test_the_walk_goes_on_while_twice_the_workers_gain() -> None:
             return rate
 
     walk = Walk(loader_file.OpenData(Own()), float("inf"), lambda line: None)
-    walk.go(LoaderSetting(workers=0, pin_memory=False), 16)
-    assert [s.workers for s in tried][:5] == [0, 1, 2, 4, 8]  # not 16: 8 gained 3%
+    walk.go(LoaderSetting(workers=0, pin_memory=False), 32)
+    assert [s.workers for s in tried][:6] == [0, 1, 2, 4, 8, 16]  # not 32
     assert (walk.best.setting.workers, walk.best.setting.prefetch_factor) == (8, 4)
 
 
