@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from planner.libraries.resolve import resolve_model
     from planner.machine.hardware import Gpu, all_gpus, find_gpu
     from planner.report.chrome_trace import chrome_trace
-    from planner.report.snapshot import memory_snapshot
     from planner.trainers.emission import emit, emit_setting
     from planner.watching.emulating.reading import EmulatedRun
     from planner.watching.emulating.running import emulate
@@ -45,7 +44,6 @@ _HOMES = {
     "explain": "planner.watching.explaining.explanation",
     "largest_batch": "planner.estimation.largest",
     "chrome_trace": "planner.report.chrome_trace",
-    "memory_snapshot": "planner.report.snapshot",
     "Gpu": "planner.machine.hardware", "all_gpus": "planner.machine.hardware",
     "find_gpu": "planner.machine.hardware",
     "resolve_model": "planner.libraries.resolve",
@@ -60,7 +58,7 @@ __all__ = [
     "PlannerError", "Recommendation", "SwinConfig", "TrainSetting", "UnsupportedError",
     "UsageError", "Watch", "__version__", "advise", "all_gpus", "chrome_trace", "emit",
     "emit_setting", "emulate", "estimate", "explain", "find_gpu", "largest_batch",
-    "memory_snapshot", "resolve_model", "watch",
+    "resolve_model", "watch",
 ]  # fmt: skip
 
 

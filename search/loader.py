@@ -1,7 +1,8 @@
 """`find_loader`: the fastest `DataLoader` of some data on this machine, by a doubling walk.
 
-Workers 0, 1, 2, 4 … until two doublings gain less than 5%, then a deeper queue and pinned memory; each is a real
-loader of torch's over the real data, measured for some seconds once its queue is steady.
+Workers 0, 1, 2, 4 … until two doublings gain less than 5%, then a deeper queue and pinned memory;
+each is a real loader of torch's over the real data, measured for some seconds once its queue is
+steady.
 """
 
 from __future__ import annotations

@@ -33,6 +33,10 @@ INSTEAD = {
     "probe beside what was predicted.",
     "bench": "'python examples/window_attention.py' times window attention.",
 }
+NO_OPTION = {
+    "--plot": "'planner report MODEL' draws a step as a page.",
+    "--snapshot": "'planner emulate --snapshot FILE -- python train.py' keeps torch's own.",
+}
 MAX_SAID = 600  # characters of click's own message, which holds what was typed
 INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 
@@ -206,8 +210,8 @@ def _as_field(error: click.ClickException) -> str | None:
     for one: its own option where the command has one, else --set."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return None
-    if error.option_name == "--plot":
-        return "No such option '--plot'. 'planner report MODEL' draws a step as a page."
+    if error.option_name in NO_OPTION:
+        return f"No such option '{error.option_name}'. {NO_OPTION[error.option_name]}"
     if (error.ctx.info_name, error.option_name) == ("tune", "--gpu"):
         return (
             "No such option '--gpu'. A tune measures the device that is here (--device); "

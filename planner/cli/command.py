@@ -29,7 +29,7 @@ HEADINGS: Headings = {
     "Trace": ("traced", "retrace"),
     "Output": (
         "output", "title", "force", "as_json", "quiet", "times",
-        "timeline", "snapshot", "chrome_trace",
+        "timeline", "chrome_trace",
     ),
 }  # fmt: skip
 OTHERS = "Other options"

@@ -49,7 +49,7 @@ Rows = list[tuple[Model, ResolvedSetting]]
 RowsOnGpus = list[tuple[Gpu, Model, ResolvedSetting]]
 # What shows one estimate, by how it is typed.
 _OF_ONE_ROW = {
-    "--timeline": "timeline", "--time": "times", "--snapshot": "snapshot",
+    "--timeline": "timeline", "--time": "times",
     "--chrome-trace": "chrome_trace",
 }  # fmt: skip
 
@@ -87,7 +87,6 @@ _OF_ONE_ROW = {
 @click.option("--json", "as_json", is_flag=True, help="One object, or an array for several.")
 @with_time_option
 @click.option("--timeline", is_flag=True, help="Draw the bytes alive over the step.")
-@click.option("--snapshot", metavar="FILE", help="Write a snapshot for memory_viz (.pickle).")
 @click.option(
     "--chrome-trace", metavar="FILE", help="Write the step for Perfetto (.json, .json.gz)."
 )
@@ -197,7 +196,7 @@ def _print_estimates(
     else:
         say(_table(found))
     _draw(on_device(ledgers[0], processors_of(gpu)), found[0], given)
-    write_exports(given, ledgers[0], found[0], gpu, memory, allocator)
+    write_exports(given, ledgers[0], found[0], gpu, allocator)
 
 
 def _refuse_several(num_rows: int, given: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What `planner estimate` writes for other tools: --snapshot and --chrome-trace."""
+"""What `planner estimate` writes for another tool: --chrome-trace."""
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 def check_exports(given: Mapping[str, Any]) -> None:
     """Raises UsageError and PlannerError for files that cannot be, before anything is estimated."""
-    if given["snapshot"]:
-        from planner.memory.snapshot import SNAPSHOT_ENDINGS as OF_SNAPSHOTS
-
-        check_output(given["snapshot"], "a snapshot", OF_SNAPSHOTS)
     if given["chrome_trace"]:
         from planner.report.chrome_trace import ENDINGS as OF_TRACES
 
@@ -34,16 +30,9 @@ def write_exports(
     ledger: Ledger,
     found: Estimate,
     gpu: Gpu | None,
-    memory: int | None,
     allocator: AllocatorConfig | None,
 ) -> None:
     """Writes what was asked for of one estimate, and says so."""
-    if given["snapshot"]:
-        from planner.report.snapshot import snapshot_on, write_snapshot
-
-        path = write_snapshot(snapshot_on(ledger, gpu, memory, allocator), given["snapshot"])
-        said = f"{path}: three predicted steps, as torch's allocator would record them."
-        click.echo(printable(f"\nWrote {said}"), err=given["as_json"])
     if given["chrome_trace"]:
         from planner.report.chrome_trace import trace_of, write_trace
 

@@ -19,7 +19,6 @@ from planner.core.units import format_bytes
 
 OUT_OF_MEMORY, GROWTH = "out of memory", "memory grew"
 _LIBRARY, _HOST = "library out of memory", "out of host memory"
-_SHARED_MEMORY, _OPEN_FILES = "shared memory is full", "too many open files"
 _BEFORE = 60  # characters before a match that may take its meaning away
 _ADVICE = re.compile(
     r"(?i)\b(?:avoid\w*|prevents?|in case of|fix(?:es)?|if you (?:see|get|hit|encounter|run into))"
@@ -161,14 +160,3 @@ def is_ambiguous(text: str) -> bool:
 def is_lost_peer(text: str) -> bool:
     """Whether an error's text says that another rank is gone."""
     return bool(_LOST_PEER.search(text))
-
-
-def is_shared_memory_failure(text: str) -> bool:
-    """Whether a loader's error says that /dev/shm is full (torch: aten/src/ATen/MapAllocator.cpp).
-    Where pages run out later, a worker ends by SIGBUS."""
-    return _may_say(_SHARED_MEMORY, text)
-
-
-def is_out_of_files(text: str) -> bool:
-    """Whether no more files could be opened (EMFILE, ENFILE as the C library says them)."""
-    return _may_say(_OPEN_FILES, text)

@@ -22,11 +22,6 @@ DISTURBANCES = (
 FEW_SAMPLES, FEW_SPREAD = 3, 2.0
 
 
-def others_ran(flags: Iterable[str]) -> str:
-    """The flag that says so, "" where the machine was quiet."""
-    return next((flag for flag in flags if flag.startswith(OTHERS_RAN)), "")
-
-
 def is_disturbed(record: MeasurementRecord) -> bool:
     """Whether something slowed the probe that another time would not: heat, others, drift."""
     return any(word in flag for flag in record.flags for word in DISTURBANCES)

@@ -144,7 +144,6 @@ def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str)
         (["native:swin_tiny", "--gpu", "all", "--memory", "1GiB"], 2, "by its own memory"),
         (["native:swin_tiny", "--max-batch", "--batch-size", "8"], 2, "is what --max-batch finds"),
         (["native:swin_tiny", "--plot", "a.png"], 2, "'planner report MODEL' draws"),
-        (["native:swin_tiny", "--snapshot", "."], 2, "'.' is a folder, and a snapshot is one"),
         (["native:swin_tiny", "--precision", "fp32", "--set", "precision=bf16"], 2, "given twice"),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else None,
