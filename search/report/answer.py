@@ -32,7 +32,7 @@ def answer(run: Run) -> list[Section]:
     """The recommendation in one sentence, and how to start with it; what there is of one while a
     search goes on, and why there is none."""
     if run.found is None:
-        parts = [part for one in run.parts for part in _best_so_far(one, len(run.parts) > 1)]
+        parts = _best_so_far(run)
     elif run.found.setting is None:
         parts = _nothing(run.found)
     else:
@@ -144,21 +144,17 @@ def _nothing(found: Recommendation) -> list[Part]:
     ]
 
 
-def _best_so_far(run: Run, several: bool) -> list[Part]:
+def _best_so_far(run: Run) -> list[Part]:
     """The fastest of what was measured, where nothing is recommended (yet)."""
     if not run.records:
         return [Text("No probe of a step has ended yet.", "lead")]
-    about = f"{run.title}: " if several else ""
     probes = count(len(run.records), "probe")
     if not run.contenders:
-        return [Text(f"{about}{probes}, and none ran well.", "lead")]
+        return [Text(f"{probes}, and none ran well.", "lead")]
     best = choose(run.contenders)
     setting = describe_setting(best.setting, best.records[0].model)
-    said = (
-        f"{about}best of {probes}: {setting}, {_contender(run, best)}, in "
-        f"{_memory(run, best.num_bytes)}."
-    )
-    return [Text(said, "lead")]
+    found = f"{setting}, {_contender(run, best)}, in {_memory(run, best.num_bytes)}"
+    return [Text(f"best of {probes}: {found}.", "lead")]
 
 
 def _contender(run: Run, best: Contender) -> str:

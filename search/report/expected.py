@@ -9,7 +9,6 @@ from planner.core.units import GIB
 from planner.report.page.contents import Part, Section, Tabs, Text
 from planner.report.settings import describe_setting
 from search.report.against import Point, Words, can_be_drawn, coverage, diagonal
-from search.report.parted import section_of
 from search.report.run import Run
 
 TITLE = "Expected against found"
@@ -17,9 +16,8 @@ TITLE = "Expected against found"
 
 def expected_sections(run: Run, key: str) -> list[Section]:
     """The section; none where nothing was expected of any probe, or nothing measured."""
-    return section_of(
-        run, key, "expected", TITLE, lambda one, key: _parts(one.records, one.unit, key)
-    )
+    parts = _parts(run.records, run.unit, key)
+    return [Section("expected", TITLE, parts)] if parts else []
 
 
 def _parts(records: Sequence[MeasurementRecord], unit: str, key: str) -> list[Part]:

@@ -9,7 +9,6 @@ from planner.core.units import GIB, format_bytes, format_rate
 from planner.report.page.contents import Chart, Part, Section, Text
 from planner.report.page.plotting import VERMILION, plot_text
 from planner.report.settings import describe_setting
-from search.report.parted import section_of
 from search.report.run import Run
 from search.report.statistics import front_figure
 from search.report.wording import bytes_text, count
@@ -21,8 +20,9 @@ _FAR = 1.6  # a budget so many times the largest probe is told, not drawn: the p
 
 
 def front(run: Run, key: str) -> list[Section]:
-    """Memory against images/s, a chart for each model and device; none where no step was probed."""
-    return section_of(run, key, "front", f"Memory against {run.unit}/s", _parts)
+    """Memory against images/s; none where no step was probed."""
+    parts = _parts(run, key)
+    return [Section("front", f"Memory against {run.unit}/s", parts)] if parts else []
 
 
 def _parts(run: Run, key: str) -> list[Part]:

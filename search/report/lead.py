@@ -71,8 +71,6 @@ def run_lead(run: Run) -> str:
     """`Recommended: batch 128, bf16 …: 412 images/s (410 to 415), 1.50 × the plain default.`"""
     best, found = run.best, run.found
     probes = count(len(run.records), "probe")
-    if found is None and len(run.parts) > 1:
-        return f"{probes} of {len(run.parts)} models or devices."
     if best is None:
         if found is not None:
             return f"Nothing to recommend: {found.advice or found.stopped_because}"

@@ -47,8 +47,7 @@ def probes(run: Run, key: str) -> list[Section]:
     if not held:
         return []
     parts: list[Part] = [Text(_said(run, held))]
-    if len(run.parts) == 1:  # rates of several models have no best
-        parts += history_parts(run.records, run.unit, run.budget_bytes, f"{key}-order")
+    parts += history_parts(run.records, run.unit, run.budget_bytes, f"{key}-order")
     parts += [_table(run, held), *ranks_parts(held), *_messages(held)]
     return [Section("probes", "Probes in order", parts)]
 
@@ -77,10 +76,9 @@ def _span(run: Run) -> str:
 
 
 def _table(run: Run, held: Sequence[Probe]) -> Table:
-    several = len(run.parts) > 1
     tuners = len({run.tuners.get(p.record.probe_id) for p in held}) > 1
     headers = [
-        "probe", *(["model", "device"] * several), "setting", f"{run.unit}/s", "memory",
+        "probe", "setting", f"{run.unit}/s", "memory",
         "ended", "interval", "expected", "compile", "took", "date",
         "flags",
         *(["tuner"] * tuners),
@@ -89,7 +87,6 @@ def _table(run: Run, held: Sequence[Probe]) -> Table:
     for probe in held:
         record = probe.record
         row: list[Cell] = [Number(probe.number, str(probe.number))]
-        row += [record.model.title, record.device.name] if several else []
         row += _found(run, probe)
         row += [run.tuners.get(record.probe_id, "-")] if tuners else []
         rows.append(row)

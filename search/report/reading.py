@@ -150,7 +150,14 @@ def _of_result(path: Path) -> Run:
 
 def _of_records(path: Path) -> Run:
     reader = _Reader()
-    run = Run(path.parent, None, reader.records(path), name=path.name)
+    records = reader.records(path)
+    of = {f"{record.model.title} on {record.device.title}" for record in records}
+    if len(of) > 1:
+        raise UsageError(
+            f"{path} holds records of {len(of)} models or devices ({', '.join(sorted(of)[:3])} …).",
+            "A run is of one: name the folder that 'planner tune' wrote.",
+        )
+    run = Run(path.parent, None, records, name=path.name)
     return replace(run, faults=tuple(reader.faults))
 
 

@@ -22,9 +22,7 @@ REPLAY = "Search again in the recorded probes, without a device"
 
 
 def search_again(run: Run) -> list[Part]:
-    """What to type; nothing where records of several models lie together."""
-    if len(run.parts) > 1:
-        return []
+    """What to type."""
     options = _options(run.found)
     replay = options if options is not None and options.replay is not None else None
     replayed = any(map(is_replayed, run.records)) if run.records else replay is not None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from planner.core.schema import DeviceInfo, MeasurementRecord, Model
+from planner.core.schema import MeasurementRecord
 from planner.core.schema.result import Recommendation
 from search.loop.contenders import Contender, choose, contenders
 from search.report.wording import end_of
@@ -69,7 +69,7 @@ class Run:
         if self.found is not None and self.found.evidence is not None:
             return self.found.evidence
         found = self.contenders
-        return choose(found).evidence if found and len(self.parts) == 1 else None
+        return choose(found).evidence if found else None
 
     @cached_property
     def contenders(self) -> list[Contender]:
@@ -95,18 +95,3 @@ class Run:
         """`probe 3`, as the table of probes numbers it; else by the start of its id."""
         known = (p.number for p in self.probes if p.record.probe_id == record.probe_id)
         return f"probe {next(known, record.probe_id[:8])}" if record.probe_id else "a probe"
-
-    @cached_property
-    def parts(self) -> list[Run]:
-        """The run, once for each model and device that its records are of (a file
-        records may hold several), named after them."""
-        groups: dict[tuple[Model, DeviceInfo], list[MeasurementRecord]] = {}
-        for record in self.records:
-            like = (k for k in groups if k[0] == record.model and k[1].is_like(record.device))
-            groups.setdefault(next(like, (record.model, record.device)), []).append(record)
-        if len(groups) < 2:
-            return [self]
-        return [
-            replace(self, records=tuple(held), name=f"{model.title} on {device.name}")
-            for (model, device), held in groups.items()
-        ]

@@ -10,7 +10,6 @@ from planner.core.units import GIB
 from planner.report.page.contents import Chart, Part, Section, Tabs, Text
 from planner.report.page.plotting import plot_text, restyled
 from search.probe.evidence import is_feasible
-from search.report.parted import section_of
 from search.report.run import Run
 
 if TYPE_CHECKING:
@@ -29,11 +28,8 @@ Values = Callable[
 
 def axes_sections(run: Run, key: str) -> list[Section]:
     """Axis by axis, how fast the settings with each value were; none where no axis was varied."""
-
-    def parts(one: Run, key: str) -> list[Part]:
-        return axes_parts(one.records, one.unit, one.budget_bytes, key)
-
-    return section_of(run, key, "axes", "Axis by axis", parts)
+    parts = axes_parts(run.records, run.unit, run.budget_bytes, key)
+    return [Section("axes", "Axis by axis", parts)] if parts else []
 
 
 def axes_parts(
