@@ -12,10 +12,10 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,7 +45,6 @@ BUSY = 0.85
 CROWDED = 0.1  # of the processors, by other programs: from there on it is said
 COLD = 0.05  # of what was read, from the disk: from there on disks may be what bounds
 PARTS_SECONDS, MOST_ITEMS = 1.5, 256  # that are looked at part by part
-_TICK = os.sysconf("SC_CLK_TCK")
 
 Say = Callable[[str], None]
 
@@ -225,7 +224,7 @@ def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, float
             if time.monotonic() > until:
                 break
         pids = [os.getpid(), *_workers()]
-        start, cpu, disk, all_cpu = time.monotonic(), _cpu_seconds(pids), _bytes(pids), _busy()
+        start, before, all_cpu = time.monotonic(), _used(pids), _busy()
         count, least = 0, max(2, 2 * setting.workers)
         for count, _ in enumerate(batches, 1):
             passed = time.monotonic() - start
@@ -233,8 +232,7 @@ def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, float
                 break
         seconds = time.monotonic() - start
         images = count * setting.batch_size
-        read, missed = (after - before for after, before in zip(_bytes(pids), disk, strict=True))
-        own = _cpu_seconds(pids) - cpu
+        own, read, missed = (now - then for now, then in zip(_used(pids), before, strict=True))
         others = max(0.0, _busy() - all_cpu - own) / seconds
         run = LoaderRun(
             setting=setting,
@@ -288,18 +286,6 @@ def _workers() -> list[int]:
     return [child.pid for child in psutil.Process().children(recursive=True)]
 
 
-def _cpu_seconds(pids: list[int]) -> float:
-    """Of these processes so far."""
-    total = 0
-    for pid in pids:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(") ")[2].split()
-        except OSError:
-            continue
-        total += int(fields[11]) + int(fields[12])
-    return total / _TICK
-
-
 def _busy() -> float:
     """Processor seconds that all programs of the machine took so far."""
     import psutil
@@ -308,18 +294,19 @@ def _busy() -> float:
     return float(found.user + found.nice + found.system)
 
 
-def _bytes(pids: list[int]) -> tuple[int, int]:
-    """What these processes read so far, and what of it the disk gave; zeros where the kernel does
-    not say."""
-    read = missed = 0
+def _used(pids: list[int]) -> tuple[float, int, int]:
+    """Of these processes so far: processor seconds, the bytes that they read, and those of them
+    that the disk gave."""
+    import psutil
+
+    cpu, read, missed = 0.0, 0, 0
     for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/io").read_text("utf-8").splitlines()
-        except OSError:
-            continue
-        fields = dict(line.split(": ") for line in lines)
-        read, missed = read + int(fields["rchar"]), missed + int(fields["read_bytes"])
-    return read, missed
+        with suppress(psutil.Error):  # a worker that has ended
+            process = psutil.Process(pid)
+            times, files = process.cpu_times(), process.io_counters()
+            cpu += times.user + times.system
+            read, missed = read + files.read_chars, missed + files.read_bytes
+    return cpu, read, missed
 
 
 class _Timed:

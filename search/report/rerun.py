@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import replace
 
 from planner.core.errors import UsageError
-from planner.core.files import TUNE_PROBES
 from planner.core.schema import Model, SwinConfig
 from planner.core.schema.result import Recommendation
 from planner.libraries.registry import find_library
@@ -29,11 +27,8 @@ def search_again(run: Run) -> list[Part]:
     parts: list[Part] = []
     if run.found is not None:
         parts += _on_a_device(run, run.found.model, options, replayed)
-    probes = run.folder / (run.name or TUNE_PROBES)
     if replay is not None:
         parts.append(Copyable(tune_command("", replay), REPLAY))
-    elif probes.suffix == ".jsonl" and probes.is_file():
-        parts.append(Copyable(shlex.join(["planner", "tune", "--replay", str(probes)]), REPLAY))
     return parts
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 import time
@@ -76,9 +75,12 @@ def profile_steps(
     found = {"seconds": wall, "operations": operations(profiler.key_averages(), is_cuda)}
     try:
         (folder / OPERATIONS_FILE).write_text(json.dumps(found), encoding="utf-8")
-        _export(profiler, folder / TRACE_FILE)
+        profiler.export_chrome_trace(str(folder / TRACE_FILE))
     except OSError as error:
         raise PlannerError(f"{TRACE_FILE} cannot be written: {error.strerror}.") from None
+    if not (folder / TRACE_FILE).exists():  # torch says nothing of a full disk
+        free = format_bytes(shutil.disk_usage(folder).free)
+        raise PlannerError(f"the profiler left no trace, and {free} are free there.")
 
 
 def operations(averages: Any, is_cuda: bool) -> list[tuple[str, str, float, int]]:
@@ -125,19 +127,3 @@ def _composes(name: str) -> bool:
     return views or torch._C._dispatch_has_kernel_for_dispatch_key(
         f"{qualified}.{overload._overloadname}".removesuffix(".default"), composite
     )
-
-
-def _export(profiler: profile, file: Path) -> None:
-    """Beside it first, plain: torch itself would compress by way of the machine's own folder for
-    temporary files, and says nothing of a disk that is full."""
-    plain = file.with_suffix("")
-    profiler.export_chrome_trace(str(plain))
-    if not plain.exists():
-        free = shutil.disk_usage(file.parent).free
-        raise PlannerError(
-            f"{file.name} cannot be written: the profiler left no trace, and {format_bytes(free)} "
-            "are free there. Free some, or name another folder with --output."
-        )
-    with plain.open("rb") as source, gzip.open(file, "wb", compresslevel=6) as target:
-        shutil.copyfileobj(source, target)
-    plain.unlink()
