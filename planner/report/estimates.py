@@ -61,6 +61,9 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
     ]
     what = f"{estimate.model.title}, {estimate.num_parameters:,} parameters: "
     what += describe_setting(estimate.setting, estimate.model)
+    time = estimate.throughput
+    limits = [] if time is None else [f"{bound_text('the step', time.bound_seconds)}."]
+    place, _, _ = estimate.peak_at.partition(" (")  # without torch's name of the operation
     untraced = [NARROWER] if estimate.as_eager else []
     compiled = "of the step without compile " if estimate.as_eager else ""
     return [
@@ -72,9 +75,9 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
                 *(_share(_title(key, estimate.setting), n, total) for key, n in sizes[:NUM_NAMED]),
                 *([_share("everything else", rest, total)] if rest else []),
             ],
-            f"Where the {format_bytes(total)} {compiled}go (peak: {_place(estimate)})",
+            f"Where the {format_bytes(total)} {compiled}go (peak: {place})",
         ),
-        Text("\n".join([_in_the_log(estimate), *_limits(estimate.throughput)])),
+        Text("\n".join([_in_the_log(estimate), *limits])),
         *([Copyable(then(estimate), "Next")] if then(estimate) else []),
         Folded("memory at the peak in full", [
             Text(f"The peak is in {estimate.peak_at}."),
@@ -91,11 +94,6 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
         *notes("assumed", estimate.assumed),
         *notes("left out", estimate.left_out),
     ]  # fmt: skip
-
-
-def _place(estimate: Estimate) -> str:
-    """Where the peak is, without the name that torch gives the operation."""
-    return estimate.peak_at.partition(" (")[0]
 
 
 def notes(title: str, lines: Iterable[str]) -> list[Part]:
@@ -153,10 +151,6 @@ def _in_the_log(estimate: Estimate) -> str:
         f"In the log: max_memory_allocated {format_bytes(estimate.peak_allocated_bytes)}, "
         f"max_memory_reserved {format_bytes(estimate.peak_reserved_bytes)}."
     )
-
-
-def _limits(predicted: Throughput | None) -> list[str]:
-    return [] if predicted is None else [f"{bound_text('the step', predicted.bound_seconds)}."]
 
 
 def totals_table(estimate: Estimate) -> Table:
@@ -275,7 +269,7 @@ def _lead(rows: Sequence[Row], best: Row | None) -> str:
     text += f", the same of {alike} more)." if alike else ")."
     predicted = best.estimate.throughput
     assert predicted is not None, "the fastest has a rate"
-    if alike and predicted.step_seconds <= predicted.host_seconds:
+    if alike and predicted.host_seconds > 0.999 * predicted.step_seconds:
         text += " They wait for the host: compare them at a larger --batch-size."
     return f"{text} {verdict_of(best.estimate).text}" if judged else text
 

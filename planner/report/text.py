@@ -63,7 +63,8 @@ def _indent(line: str) -> str:
 
 
 def _table(table: Table, detail: bool) -> str:
-    shown = table.rows if detail else table.rows[: table.first]
+    is_whole = detail or len(table.rows) <= table.first + 1  # one more takes no more than to say so
+    shown = table.rows if is_whole else table.rows[: table.first]
     if not shown:
         return ""
     numeric = [

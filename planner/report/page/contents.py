@@ -79,7 +79,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
     marked: Sequence[int] = ()
-    first: int = 12
+    first: int = 9
 
     def filled(self) -> Table:
         """Without the columns of which no row says anything: all read "-"."""
