@@ -197,7 +197,7 @@ def test_another_process_makes_all_traces_where_torch_is_not_imported(cache: Pat
     assert lengths == f"[{len(direct(model_of('Convolutional'), setting()).events)}]"
     assert heavy == "[]"
     assert first.stderr.count("Tracing") == 1
-    assert "(3 settings)" in first.stderr
+    assert "for each of 3 settings" in first.stderr
     assert second.stdout.splitlines() == ["['NoneType']", lengths, "[]", "[]"]
     assert second.stderr == ""
     assert len(list(cache.iterdir())) == 1

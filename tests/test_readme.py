@@ -160,7 +160,7 @@ for line in (
     )
     assert "Traceback" not in ended.stderr, ended.stderr
     assert ended.returncode == 0
-    assert "Memory at the peak" in ended.stdout
+    assert "In the log: max_memory_allocated " in ended.stdout
     assert "processors 192" in ended.stdout
 
 

@@ -16,7 +16,7 @@ from planner.advice.left_out import what_is_left_out
 from planner.advice.levers import ALLOCATOR, EFFECTS, LEVERS, Effect, Lever, Updates, effects
 from planner.advice.more_gpus import MoreGpus, more_gpus
 from planner.advice.search import Found, Offered, Refusal, may_need_resorts, offer, search
-from planner.advice.tracing import record_traces
+from planner.advice.tracing import record_traces, record_untraced
 from planner.advice.waterfall import Fall, waterfall
 from planner.advice.wish import ALLOWED, Choice, Wish, read_wish
 from planner.core.errors import PlannerError
@@ -183,6 +183,7 @@ def advise(
     epochs: float | None = None,
     images_per_epoch: int | None = None,
     price_per_hour: float | None = None,
+    traced: bool = False,
     **overrides: Any,
 ) -> Advice:
     """The fastest ways to train `model` in a memory, from estimates alone.
@@ -194,7 +195,8 @@ def advise(
     (rounding, recipe, learning-rate, adapters); `allow` effects that are otherwise used only where
     nothing else fits (recipe), or not at all (adapters). `link` is what joins several GPUs
     (`world_size`), as `planner.estimate` takes it. `epochs`, `images_per_epoch` and
-    `price_per_hour` give every way a `cost`, as there.
+    `price_per_hour` give every way a `cost`, as there. `traced` makes the traces that the answer
+    would lack, which takes minutes.
     Raises UsageError for what is unknown or cannot be read, UnsupportedError for a wish that the
     model's library or the card cannot run.
     """
@@ -207,7 +209,7 @@ def advise(
     title = str(model) if isinstance(model, str | PathLike) else None
     of_model = {k: v for k, v in overrides.items() if k not in TrainSetting.model_fields}
     said = allocator if isinstance(allocator, str) else None
-    return _Advising(wish, title, of_model, said, training).advice()
+    return _Advising(wish, title, of_model, said, training, traced).advice()
 
 
 class _Advising:
@@ -220,12 +222,14 @@ class _Advising:
         of_model: Mapping[str, Any],
         allocator: str | None,
         training: Training | None,
+        traced: bool,
     ) -> None:
         self.wish = wish
         self.title = title or wish.model.title
         self.of_model = of_model
         self.allocator = allocator
         self.training = training
+        self.traced = traced
         self.notes = record_traces(wish)
         self.estimates = Estimates(wish)
 
@@ -297,6 +301,13 @@ class _Advising:
             wish = wish.allowing("recipe")
             offered = offer(wish, estimates, resorts=True)
             found = search(wish, estimates, offered.choices, budget)
+        if self.traced:
+            self.traced = False
+            goals = (c for c in (found.best, found.nearest) if c and estimates.at(c).as_eager)
+            steps = [*estimates.untraced, *(estimates.resolved(goal.setting) for goal in goals)]
+            if record_untraced(wish, steps):
+                self.estimates = Estimates(self.wish)
+                return self._search(budget)
         self._treat(found)
         return wish, offered, found
 

@@ -127,6 +127,7 @@ class Estimates:
         self._ledgers: dict[tuple[int, int, bool], Ledger] = like._ledgers if like else {}
         self._times: dict[ResolvedSetting, StepTime] = {}
         self._found: dict[Choice, Estimate] = {}
+        self.untraced: list[ResolvedSetting] = []  # whose steps were asked for
 
     def resolved(self, setting: TrainSetting) -> ResolvedSetting:
         """As the model's library runs it. Raises UnsupportedError where it does not."""
@@ -146,9 +147,13 @@ class Estimates:
         model = self.wish.model
         if alike(model, setting) in self._lines or affine_step(model, setting) is not None:
             return True
-        failed = traced_step(model, setting).error(2 * batch_unit(setting))
+        step = traced_step(model, setting)
+        failed = step.error(2 * batch_unit(setting))
         if failed is not None:
             raise failed
+        if step.reason:
+            raise UnsupportedError(f"advice compares many batches: {step.reason}")
+        self.untraced.append(setting)
         return False
 
     def line(self, choice: Choice) -> Line:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from planner.advice.levers import FAITHFUL
 from planner.advice.search import PLAINLY_COMBINED, Offered
 from planner.advice.wish import Wish
-from planner.core.schema import SwinConfig
 
 
 def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
@@ -20,11 +19,6 @@ def what_is_left_out(wish: Wish, offered: Offered) -> Iterable[str]:
         "max-autotune and max-autotune-no-cudagraphs: their kernels are tuned on the device; "
         "compile_scope, compile_dynamic, compile_fullgraph: they change how long compiling takes"
     )
-    if isinstance(wish.model, SwinConfig):
-        yield (
-            "compiled steps are predicted from the eager one where no compiled trace is kept: "
-            "their range is wide ('planner estimate --compile default --trace' narrows it)"
-        )
     yield (
         "beyond checkpointing, compile and the micro-batch, changes are combined one at a time, "
         f"and only with checkpointing {' or '.join(PLAINLY_COMBINED)}"

@@ -21,7 +21,6 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from planner.advice.estimates import APART, Estimates
-from planner.advice.flags import flags
 from planner.advice.levers import ALLOCATOR, LEVERS, Lever
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError, UnsupportedError
@@ -211,22 +210,13 @@ def _available(
         try:
             changed = wish.apply(choice, updates)
             if not estimates.has_step(changed):
-                raise UnsupportedError(
-                    f"{NO_TRACE}: 'planner estimate' of the same model with "
-                    f"{_tracing(wish, changed)} makes one"
-                )
+                raise UnsupportedError(NO_TRACE)
             yield changed
         except PlannerError as error:
             # Without the value, so that what is refused alike is said once.
             reason = re.sub(r": \w+ is .*?\.(?= |$)", ".", " ".join(error.message.split()))
             refused.setdefault(reason, []).append(_said(updates))
     refusals += [Refusal(lever.name, tuple(values), r) for r, values in refused.items()]
-
-
-def _tracing(wish: Wish, choice: Choice) -> str:
-    """The options with which `planner estimate` makes the traces of a choice that advice reads."""
-    parts = ("--accumulate", "1,2") if wish.is_splittable else ()
-    return " ".join((*flags(replace(choice, expandable=False), None, wish), *parts))
 
 
 def _said(updates: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from planner.advice.levers import LEVERS
@@ -42,6 +42,20 @@ def record_traces(wish: Wish, resorts: bool = False) -> tuple[str, ...]:
     left = max(0, len(steps) - MAX_TRACES)
     more = f"; {left} more {'is' if left == 1 else 'are'} left out" if left else ""
     return (f"this model is traced: at most {MAX_TRACES} steps, each kept for every batch{more}",)
+
+
+def record_untraced(wish: Wish, steps: Iterable[ResolvedSetting]) -> bool:
+    """Traces each of `steps`, without and with accumulation, where no trace of it is kept; whether
+    there was anything to trace."""
+    found = {}
+    for setting in steps:
+        for parts in (1, 2) if wish.is_splittable else (setting.accumulate,):
+            updates = {"accumulate": parts, "batch_size": 2 * batch_unit(setting)}
+            step = ResolvedSetting(setting.model_copy(update=updates))
+            if traced_step(wish.model, step).answer(step.batch_size) is None:
+                found[alike(wish.model, step)] = (wish.model, step)
+    record_ledgers(list(found.values())[:MAX_TRACES], limit_seconds=2 * MAX_SECONDS)
+    return bool(found)
 
 
 def _steps(wish: Wish, resorts: bool) -> Iterator[ResolvedSetting]:

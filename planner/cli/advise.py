@@ -10,11 +10,11 @@ from planner.cli.arguments import (
     MODEL_FLAGS,
     SEVERAL_FLAGS,
     SEVERAL_OPTIONS,
+    detail_flag,
     given_fields,
     read_gpu_option,
     with_cost_options,
     with_options,
-    with_time_option,
 )
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
@@ -39,10 +39,18 @@ _COUNT = click.IntRange(1, MAX_SIZE)
 @click.option("--gpu", metavar="NAME", help="A GPU of 'planner gpus'.")
 @click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")
 @click.option(
-    "--batch-size", type=_COUNT, metavar="N", help="Images per optimizer step on each device."
+    "--batch-size",
+    type=_COUNT,
+    metavar="N",
+    help="The micro-batch as it stands; each way keeps the images of its step.",
 )
 @click.option(
-    "--global-batch", type=_COUNT, metavar="N", help="Images per optimizer step on all devices."
+    "--images-per-step",
+    "--global-batch",
+    "global_batch",
+    type=_COUNT,
+    metavar="N",
+    help="Images per optimizer step, on all GPUs.",
 )
 @click.option(
     "--keep",
@@ -60,8 +68,14 @@ _COUNT = click.IntRange(1, MAX_SIZE)
 @with_options(SEVERAL_FLAGS)
 @with_cost_options
 @with_options(MODEL_FLAGS)
+@click.option(
+    "--trace",
+    "traced",
+    is_flag=True,
+    help="Trace what is not looked at without (compile, …), once: some minutes.",
+)
+@detail_flag
 @click.option("--json", "as_json", is_flag=True, help="One object.")
-@with_time_option
 def command(model: str, **given: Any) -> int:
     """Say how to train MODEL as fast as possible in a GPU's memory, before you launch it.
 
@@ -93,20 +107,16 @@ def command(model: str, **given: Any) -> int:
         epochs=given["epochs"],
         images_per_epoch=given["images_per_epoch"],
         price_per_hour=given["price_per_hour"],
+        traced=given["traced"],
         **overrides,
     )
     if given["as_json"]:
         print_json(advice.to_json())
     else:
-        from planner.report.advice import advice_text
+        from planner.report.advice import advice_answer
+        from planner.report.text import parts_text
 
-        say(advice_text(advice))
-    if given["times"]:
-        from planner.report.time import time_tables
-
-        click.echo(
-            "\n" + time_tables(advice.bottleneck.whose, advice.bottleneck), err=given["as_json"]
-        )
+        say(parts_text(advice_answer(advice), given["detail"]))
     return 0 if advice.recommended is not None else 1
 
 

@@ -38,8 +38,8 @@ MODEL_FLAGS: list[Callable[[Any], Any]] = [
     click.option("--set", "fields", multiple=True, metavar="FIELD=VALUE",
                  help="Any field of the model or of the setting; may be repeated."),
 ]  # fmt: skip
-with_time_option = click.option(
-    "--time", "times", is_flag=True, help="Tables of the predicted time, by phase and by operation."
+detail_flag = click.option(
+    "--detail", is_flag=True, help="Print all of the answer, not only its first screen."
 )
 way_flag = click.option(
     "--way", type=click.IntRange(1), metavar="N",

@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from planner.cli.command import Command
-from planner.cli.output import print_json, print_table, say
+from planner.cli.output import print_json, say
 from planner.core.errors import PlannerError
 from planner.core.units import format_bytes, format_seconds
 from planner.ledger import cache as ledger_cache
 from planner.ledger.cache import Entry
 from planner.ledger.key import ANY_BATCH
+from planner.report.terminal import table_text
 
 HEADERS = ("model", "kept", "setting", "size", "last used")
 
@@ -33,8 +34,7 @@ def command(clear: bool, as_json: bool) -> None:
         print_json([_as_json(entry) for entry in found])
         return
     if found:
-        print_table([_row(entry) for entry in found], HEADERS)
-        click.echo()
+        say(f"{table_text([_row(entry) for entry in found], HEADERS)}\n")
     size = format_bytes(sum(entry.num_bytes for entry in found))
     most = format_bytes(ledger_cache.MAX_CACHE_BYTES)
     say(

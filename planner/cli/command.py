@@ -28,7 +28,7 @@ HEADINGS: Headings = {
     "Study": ("storage", "study_name", "accept_different"),
     "Trace": ("traced", "retrace"),
     "Output": (
-        "output", "title", "force", "as_json", "quiet", "times",
+        "output", "title", "force", "detail", "as_json", "quiet",
         "timeline", "chrome_trace",
     ),
 }  # fmt: skip

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from planner.cli.arguments import (
+    detail_flag,
+    given_fields,
     model_and_settings,
     read_gpus_option,
     refuse_empty,
@@ -18,7 +20,6 @@ from planner.cli.arguments import (
     with_cost_options,
     with_model_options,
     with_several_options,
-    with_time_option,
 )
 from planner.cli.command import Command
 from planner.cli.exports import check_exports, write_exports
@@ -31,9 +32,8 @@ from planner.core.terminal import shows_seconds
 from planner.core.units import format_bytes, parse_bytes
 from planner.estimation.estimate import Estimate, default_precision, estimate_ledger, resolve
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
-from planner.ledger.ledger import Ledger
 from planner.libraries.limits import SDPA_WINDOWS, batch_unit, largest_sdpa_batch
-from planner.machine.hardware import Gpu
+from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import processors_of
 from planner.machine.hardware.precisions import check_precision, lacks
 from planner.memory.allocator_config import (
@@ -42,15 +42,17 @@ from planner.memory.allocator_config import (
     parse_allocator_config,
 )
 from planner.memory.scratch import on_device
-from planner.throughput.cost import Training, read_training
+from planner.throughput.cost import read_training
 from planner.trace.kept_step import retrace, traced_step
+
+if TYPE_CHECKING:
+    from planner.estimation.scaling import Scaled
 
 Rows = list[tuple[Model, ResolvedSetting]]
 RowsOnGpus = list[tuple[Gpu, Model, ResolvedSetting]]
 # What shows one estimate, by how it is typed.
 _OF_ONE_ROW = {
-    "--timeline": "timeline", "--time": "times",
-    "--chrome-trace": "chrome_trace",
+    "--timeline": "timeline", "--chrome-trace": "chrome_trace",
 }  # fmt: skip
 
 
@@ -84,8 +86,8 @@ _OF_ONE_ROW = {
     help="Trace the real module on tensors without data (needs torch once), also for a Swin.",
 )
 @click.option("--retrace", is_flag=True, help="Trace again instead of reading the kept trace.")
+@detail_flag
 @click.option("--json", "as_json", is_flag=True, help="One object, or an array for several.")
-@with_time_option
 @click.option("--timeline", is_flag=True, help="Draw the bytes alive over the step.")
 @click.option(
     "--chrome-trace", metavar="FILE", help="Write the step for Perfetto (.json, .json.gz)."
@@ -104,9 +106,8 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     ranked = gpus if len(gpus) > 1 else ()
     gpu = None if ranked or not gpus else gpus[0]
     _refuse_together(given, bool(ranked))
-    for option, name in (("--time", "times"), ("--chrome-trace", "chrome_trace")):
-        if given[name] and gpu is None:
-            raise UsageError(f"{option} needs a device to predict for.", "Name one with --gpu.")
+    if given["chrome_trace"] and gpu is None:
+        raise UsageError("--chrome-trace needs a device to predict for.", "Name one with --gpu.")
     memory = parse_bytes(given["memory"]) if given["memory"] else None
     precision = default_precision(gpu)
     defaults = {"precision": precision}
@@ -115,17 +116,18 @@ def command(model: str, **given: Any) -> None:  # fmt: skip
     chosen, settings = model_and_settings(model, given, defaults)
     for setting in settings:
         check_precision(gpu, setting.precision)
-    given["training"] = _training(given, ranked[0] if ranked else gpu)
+    asked = given["epochs"], given["images_per_epoch"], given["price_per_hour"]
+    given["training"] = read_training(*asked, ranked[0] if ranked else gpu)  # whichever the card
     given["link"] = link_of(given["link"], settings, gpu)
     rows: Rows = [resolve(chosen, setting) for setting in settings]
-    if len(rows) > 1 and not (given["max_batch"] or ranked):
-        _refuse_several(len(rows), given)
+    shown = next((option for option, name in _OF_ONE_ROW.items() if given[name]), None)
+    if shown and len(rows) > 1:
+        raise UsageError(
+            f"{shown} shows one setting, and {len(rows)} were given.",
+            "Give one value to each option.",
+        )
     allocator = read_allocator_option(given["allocator"])
-    if memory is not None and not given["as_json"]:
-        said = f"--memory {given['memory']} is {format_bytes(memory)} ({memory:,} bytes)"
-        if gpu is not None and memory > gpu.memory_bytes:
-            said += f", and {gpu.title} has {format_bytes(gpu.memory_bytes)}"
-        click.echo(f"{said}.\n")
+    given["model"] = model
     if given["max_batch"]:
         _print_largest(rows, gpu, memory, allocator, given)
     elif ranked:
@@ -158,12 +160,6 @@ def _refuse_together(given: dict[str, Any], rank: bool) -> None:
     check_exports(given)
 
 
-def _training(given: dict[str, Any], gpu: Gpu | None) -> Training | None:
-    """What a whole training is; of a ranking, whichever the card."""
-    asked = given["epochs"], given["images_per_epoch"], given["price_per_hour"]
-    return read_training(*asked, gpu)
-
-
 def read_allocator_option(options: str | None) -> AllocatorConfig | None:
     """The caching allocator's options as given, else as torch would find them here."""
     if options is None:
@@ -189,43 +185,61 @@ def _print_estimates(
             for (model, setting), ledger in zip(rows, ledgers, strict=True)
         ]
     if given["gpus"]:
-        _print_scaled(found, gpu, given)
-    elif given["as_json"]:
-        shown = [estimate.to_json() for estimate in found]
-        print_json(shown[0] if is_one else shown)
+        from planner.estimation.scaling import scaled
+
+        beside = scaled(found, gpu, given["traced"])
+        shown = [{**row.estimate.to_json(), "scaling": row.to_json()} for row in beside]
     else:
-        say(_table(found))
-    _draw(on_device(ledgers[0], processors_of(gpu)), found[0], given)
+        beside, shown = [], [estimate.to_json() for estimate in found]
+    if given["as_json"]:
+        print_json(shown[0] if len(shown) == 1 and (is_one or beside) else shown)
+    else:
+        _say(found, memory, allocator, given, scaled=beside)
+    if given["timeline"]:
+        from planner.report.timeline import timeline_text
+
+        drawn = timeline_text(on_device(ledgers[0], processors_of(gpu)))
+        click.echo(f"\n{drawn}", err=given["as_json"])
     write_exports(given, ledgers[0], found[0], gpu, allocator)
 
 
-def _refuse_several(num_rows: int, given: dict[str, Any]) -> None:
-    asked = [option for option, name in _OF_ONE_ROW.items() if given[name]]
-    if asked:
-        raise UsageError(
-            f"{' and '.join(asked)} {'show' if len(asked) > 1 else 'shows'} one setting, and "
-            f"{num_rows} were given.",
-            "Give one value to each option.",
+def _say(
+    found: Sequence[Estimate], memory: int | None, allocator: AllocatorConfig | None,
+    given: dict[str, Any], lead: str = "", said: Sequence[str] = (), scaled: Sequence[Scaled] = (),
+) -> None:  # fmt: skip
+    """The answer of one estimate, or of several."""
+    from planner.report.estimates import estimate_answer, rows_answer
+    from planner.report.pages.answer import said_of
+    from planner.report.text import parts_text
+
+    fields = given_fields(given, ())[0]
+
+    def then(estimate: Estimate) -> str:
+        if estimate.budget_bytes is None:
+            return ""
+        gpu = find_gpu(estimate.gpu) if estimate.gpu else None
+        return said_of(
+            "advise", estimate, given["model"], fields, gpu, memory, given["link"], allocator
         )
 
-
-def _print_scaled(found: Sequence[Estimate], gpu: Gpu | None, given: dict[str, Any]) -> None:
-    """Rows of several devices beside one device."""
-    from planner.estimation.scaling import scaled
-
-    rows = scaled(found, gpu, given["traced"])
-    if given["as_json"]:
-        _print_objects([{**row.estimate.to_json(), "scaling": row.to_json()} for row in rows])
-        return
-    if not given["parallelism"] and any(row.estimate.setting.parallelism == "ddp" for row in rows):
-        click.echo("Several GPUs without --parallelism run ddp.\n")
-    from planner.report.scaling import scaling_table
-
-    say(_table(found) if len(rows) == 1 else scaling_table(rows))
+    said = [*said, *_notes(found, memory, given)]
+    if len(found) == 1 and not lead:
+        parts = estimate_answer(found[0], then, said)
+    else:
+        parts = rows_answer(found, then, lead, said, scaled)
+    say(parts_text(parts, given["detail"]))
 
 
-def _print_objects(shown: list[dict[str, Any]]) -> None:
-    print_json(shown[0] if len(shown) == 1 else shown)
+def _notes(found: Sequence[Estimate], memory: int | None, given: dict[str, Any]) -> Iterator[str]:
+    if memory is not None:
+        said = f"--memory {given['memory']} is {format_bytes(memory)} ({memory:,} bytes)"
+        gpu = find_gpu(found[0].gpu) if found[0].gpu else None
+        if gpu is not None and memory > gpu.memory_bytes:
+            said += f", and {gpu.title} has {format_bytes(gpu.memory_bytes)}"
+        yield f"{said}."
+    ddp = any(estimate.setting.parallelism == "ddp" for estimate in found)
+    if given["gpus"] and not given["parallelism"] and ddp:
+        yield "Several GPUs without --parallelism run ddp."
 
 
 def record_traces(rows: Rows, given: dict[str, Any]) -> list[PlannerError | None]:
@@ -258,26 +272,6 @@ def _traceable(rows: Rows, given: dict[str, Any]) -> Rows:
     for line in dict.fromkeys(lines):
         click.echo(f"{line}\n", err=given["as_json"])
     return left
-
-
-def _table(found: Sequence[Estimate]) -> str:
-    from planner.report.tables import breakdown_table, estimate_table
-
-    return breakdown_table(found[0]) if len(found) == 1 else estimate_table(found)
-
-
-def _draw(ledger: Ledger, found: Estimate, given: dict[str, Any]) -> None:
-    if given["times"]:
-        from planner.report.time import time_tables
-
-        assert found.throughput is not None, "a GPU was named"
-        started = f"The device runs {found.throughput.launches:,} kernels in a step."
-        tables = time_tables("the step", found.throughput)
-        click.echo(f"\n{tables}\n\n{started}", err=given["as_json"])
-    if given["timeline"]:
-        from planner.report.timeline import timeline_text
-
-        click.echo("\n" + timeline_text(ledger), err=given["as_json"])
 
 
 def _print_largest(
@@ -321,33 +315,34 @@ def _print_largest(
         )
         return
     fitting = [best for _, _, best, _ in found if best is not None]
-    if fitting:
-        from planner.report.tables import estimate_table
-
-        click.echo("The largest batch that fits, by setting:\n")
-        say(estimate_table(fitting))
-    for model, setting, best, _ in found:
-        if best is None:
-            say(_nothing_fits(model, setting, given["traced"]))
+    notes = [
+        _nothing_fits(model, setting, given["traced"])
+        for model, setting, best, _ in found if best is None
+    ]  # fmt: skip
     retried = [
         f"{most}{f' ({_kind_of_row(setting)})' if len(found) > 1 else ''}"
         for _, setting, best, most in found
         if most > _batch_size(best)
     ]
     if retried:
-        from planner.report.terminal import wrapped
-
-        larger = (
+        notes.append(
             f"Larger batches, up to {', '.join(retried)}, run only if torch frees cached memory, "
             "which slows at least the first steps."
         )
-        say(f"\n{wrapped(larger)}")
     bound = [best for best in fitting if _is_bound_by_sdpa(best)]
     if bound:
-        say(
-            f"\nBatch {bound[0].setting.batch_size} is all that sdpa takes, however much memory "
+        notes.append(
+            f"Batch {bound[0].setting.batch_size} is all that sdpa takes, however much memory "
             f"there is: its kernel takes {SDPA_WINDOWS:,} windows. --attention eager takes more."
         )
+    if not fitting:
+        say("\n".join(notes))
+        return
+    best = max(fitting, key=lambda one: (images_per_second(one), _batch_size(one)))
+    fastest = ", the fastest" if len(fitting) > 1 and best.throughput else ""
+    lead = f"The largest batch that fits is {_batch_size(best)} ({_kind_of_row(best.setting)}"
+    lead += f"{fastest}){'.' if best.fits_surely else ': to be sure, take a tenth less.'}"
+    _say(fitting, memory, allocator, given, lead, notes)
 
 
 def _batch_size(found: Estimate | None) -> int:
@@ -394,8 +389,9 @@ def on_gpus(rows: Rows, gpus: Sequence[Gpu]) -> tuple[RowsOnGpus, list[str]]:
     said = []
     for precision, names in without.items():
         instead = "fp16 instead" if precision == "bf16" else "left out"
-        cards = ", ".join(dict.fromkeys(names))
-        said.append(f"Without {precision}, and so {instead}: {cards}.")
+        cards = list(dict.fromkeys(names))
+        named = ", ".join(cards) if len(cards) < 9 else f"{len(cards)} cards ('planner gpus')"
+        said.append(f"Without {precision}, and so {instead}: {named}.")
     if not ranked:
         raise UsageError(" ".join(said), "Choose another --precision, or another GPU.")
     return ranked, said
@@ -415,56 +411,14 @@ def _print_ranking(
             ledger = step_ledger(model, setting, given["traced"])
             one = estimate_ledger(model, setting, ledger, gpu, allocator=allocator)
             found.append((gpu, one.with_cost(given["training"])))
-    found.sort(key=lambda pair: (not pair[1].fits, -_images(pair[1])))
+    found.sort(key=lambda pair: (not pair[1].fits, -images_per_second(pair[1])))
     if as_json:
         for said in without:
             click.echo(f"{said}\n", err=True)
         print_json([{"gpu": gpu.name, **estimate.to_json()} for gpu, estimate in found])
         return
-    from planner.cli.output import print_table
-    from planner.report.cost import cost_cells, cost_headers
-    from planner.report.tables import range_notes, total_text
-    from planner.report.terminal import wrapped
-    from planner.report.verdicts import fits_cell
-
-    best = found[0][1]
-    say("\n".join([*map(wrapped, [_fastest(found), *without]), ""]))
-    print_table(
-        [
-            (
-                gpu.name,
-                estimate.setting.batch_size,
-                estimate.setting.precision,
-                estimate.setting.checkpointing,
-                round(_images(estimate)),
-                *cost_cells(estimate.cost),
-                total_text(estimate),
-                format_bytes(gpu.memory_bytes),
-                fits_cell(estimate),
-            )
-            for gpu, estimate in found
-        ],
-        (
-            "gpu", "batch", "precision", "checkpointing", f"{best.unit}/s (predicted)",
-            *cost_headers([one.cost for _, one in found]), "needs", "has", "fits",
-        ),
-    )  # fmt: skip
-    click.echo("\n" + "\n".join(wrapped(n) for n in range_notes([one for _, one in found])))
+    _say([estimate for _, estimate in found], None, allocator, given, said=without)
 
 
-def _fastest(found: Sequence[tuple[Gpu, Estimate]]) -> str:
-    gpu, best = found[0]
-    if not best.fits:
-        return f"None of them has room. Next: 'planner advise' with --gpu {gpu.name} finds ways."
-    rate = f"{_images(best):.0f}"
-    num_alike = sum(1 for _, one in found[1:] if one.fits and f"{_images(one):.0f}" == rate)
-    alike = f", the same of {num_alike} more" if num_alike else ""
-    return (
-        f"The fastest that fits is {gpu.name}, batch {best.setting.batch_size}: {rate} "
-        f"{best.unit}/s (predicted{alike}). Next: 'planner advise' with --gpu {gpu.name} looks for "
-        "faster ways."
-    )
-
-
-def _images(estimate: Estimate) -> float:
+def images_per_second(estimate: Estimate) -> float:
     return estimate.throughput.images_per_second if estimate.throughput else 0.0

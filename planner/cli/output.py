@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -22,25 +21,6 @@ VERDICTS = {
 def print_json(data: Any) -> None:
     """`data` as one JSON value on standard output."""
     click.echo(json.dumps(data, indent=2))
-
-
-def print_table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> None:
-    """`rows` under `headers`, numbers to the right; None is shown as `-`."""
-    from planner.report.terminal import table_text
-
-    cells = [
-        [
-            None if cell is None else f"{cell:g}" if isinstance(cell, float) else f"{cell}"
-            for cell in row
-        ]
-        for row in rows
-    ]
-    sides = ["r" if all(_is_number(row[n]) for row in rows) else "l" for n in range(len(headers))]
-    say(table_text(cells, headers, "".join(sides)))
-
-
-def _is_number(cell: object) -> bool:
-    return cell is None or isinstance(cell, int | float)
 
 
 def tell(text: str) -> None:

@@ -109,7 +109,7 @@ def _steps(model: str, given: dict[str, Any]) -> Iterator[Step]:
 
 def _ranked(model: str, gpus: Sequence[Gpu], given: dict[str, Any]) -> list[Step]:
     """Every GPU of the catalogue that has the precision, the fastest that fits first."""
-    from planner.cli.estimate import on_gpus
+    from planner.cli.estimate import images_per_second, on_gpus
 
     refused = [
         o for o in ("--memory", "--gpus", "--nodes", "--parallelism", "--link") if given[o[2:]]
@@ -125,12 +125,7 @@ def _ranked(model: str, gpus: Sequence[Gpu], given: dict[str, Any]) -> list[Step
     for said in without:
         click.echo(said, err=True)
     steps = _estimated(model, rows, given)
-    return sorted(steps, key=lambda step: (not step.estimate.fits, -_rate(step)))
-
-
-def _rate(step: Step) -> float:
-    time = step.estimate.throughput
-    return time.images_per_second if time is not None else 0.0
+    return sorted(steps, key=lambda s: (not s.estimate.fits, -images_per_second(s.estimate)))
 
 
 def _steps_on(model: str, gpu: Gpu | None, given: dict[str, Any]) -> list[Step]:

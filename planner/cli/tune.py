@@ -12,6 +12,7 @@ import click
 from planner.cli.arguments import (
     MODEL_FLAGS,
     axis_flags,
+    detail_flag,
     given_fields,
     read_piped,
     split_values,
@@ -49,6 +50,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     way_flag,
     *search_flags(SearchOptions),
     quiet_flag,
+    detail_flag,
     click.option("--json", "as_json", is_flag=True, help="Print recommendation.json."),
 ]  # fmt: skip
 
@@ -70,7 +72,8 @@ def command(**given: Any) -> int:
     """
     check_platform()
     from planner.cli.searching import search_and_print
-    from search.report.recommendation import recommendation_text
+    from planner.report.text import parts_text
+    from search.report.recommendation import recommendation_answer
     from search.tuning.tune import tune
 
     asked = _arguments(given)
@@ -78,7 +81,9 @@ def command(**given: Any) -> int:
     return search_and_print(
         lambda on_progress: tune(**asked, on_progress=on_progress),
         f"planner tune {named}",
-        lambda found: recommendation_text(found) + _next(found, given),
+        lambda found: parts_text(
+            recommendation_answer(found, _next(found, given)), given["detail"]
+        ),
         lambda found: found.status == "recommended",
         given["quiet"],
         given["as_json"],
@@ -92,7 +97,7 @@ def _next(found: Recommendation, given: Mapping[str, Any]) -> str:
     if found.setting is None or (given["replay"] and not given["output"]):
         return ""
     folder = shlex.quote(str(given["output"] or default_output(found.model)))
-    return f"\n\nNext: planner emit {folder} --for TRAINER, or planner report {folder}"
+    return f"Next: planner emit {folder} --for TRAINER, or planner report {folder}"
 
 
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:

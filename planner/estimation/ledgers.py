@@ -18,7 +18,6 @@ from planner.core.schema.distribution import DEEPSPEED, SHARDED
 from planner.core.schema.setting import GRAPH_MODES
 from planner.core.terminal import shows_seconds
 from planner.core.torch_version import torch_version
-from planner.ledger import cache as ledger_cache
 from planner.ledger.affine import AffineLedger, Recorder
 from planner.ledger.ledger import Ledger
 from planner.libraries.factory import check_factory
@@ -130,14 +129,11 @@ def record_ledgers(
         for step, _ in missing:
             if not here and isinstance(step.model, FactoryModel):
                 check_factory(step.model.factory)
-        title = missing[0][0].model.title
-        what = f"{title} ({len(missing)} settings)" if len(missing) > 1 else title
         compiles = any(step.setting.compile != "off" for step, _ in missing)
-        wait = "one to three minutes, compiled" if compiles else "some seconds"
-        wait += ", for each" if len(missing) > 1 else ""
-        where = ledger_cache.folder()
+        wait = "one to three minutes" if compiles else "some seconds"
+        wait += f" for each of {len(missing)} settings" if len(missing) > 1 else ""
         tell = say or _say
-        tell(f"Tracing {what} on fake tensors, which takes {wait}; kept in {where}.")
+        tell(f"Tracing {missing[0][0].model.title}, once: {wait} ('planner cache' lists traces).")
 
         def count(num_done: int) -> None:
             if num_done < len(missing):

@@ -1,8 +1,8 @@
-"""Advice as text."""
+"""Advice as an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from planner.advice.advising import Advice, Way
 from planner.advice.bottleneck import WORTH, Bottleneck, Treatment
@@ -10,161 +10,162 @@ from planner.advice.more_gpus import MoreGpus
 from planner.advice.search import NO_TRACE
 from planner.advice.waterfall import Fall
 from planner.core.units import format_bytes, format_range, format_seconds
-from planner.estimation.estimate import Estimate
-from planner.report.cost import cost_cells, cost_headers, cost_notes, cost_text, training_text
+from planner.report.cost import cost_cells, cost_headers, cost_notes, cost_text
+from planner.report.estimates import notes, rate_text
+from planner.report.page.contents import Cell, Copyable, Folded, Number, Part, Table, Text
 from planner.report.settings import describe_setting, in_words
-from planner.report.tables import NOT_TRACED, total_text
-from planner.report.terminal import command_text, table_text, wrapped
-from planner.report.time import time_lines
-from planner.report.verdicts import fits_cell, verdict_text
+from planner.report.time import bound_text, time_parts
+from planner.report.verdicts import (
+    NARROWER,
+    NOT_TRACED,
+    needs_text,
+    total_text,
+    verdict_of,
+    verdict_text,
+)
 
-MAX_WAYS = 8  # rows; --json has them all
-
-
-def advice_text(advice: Advice) -> str:
-    """The answer, the ways, how they came about, what the device waits for, and what else there
-    is."""
-    parts = [
-        _answer(advice),
-        _as_it_stands(advice),
-        _next(advice),
-        _ways(advice),
-        _waterfall(advice),
-        _front(advice),
-        _bottleneck(advice),
-        _cards(advice),
-        _more_gpus(advice),
-        _levers(advice),
-        "Left out:\n" + "\n".join(wrapped(f"- {line}", "  ") for line in advice.left_out),
-    ]
-    return "\n\n".join(part for part in parts if part)
+FIRST_WAYS = 6  # of a first screen
 
 
-def _as_it_stands(advice: Advice) -> str:
+def advice_answer(advice: Advice) -> list[Part]:
+    """Whether it fits as it stands, what to do, the ways (or, where it does not fit, what each
+    change does) and what next; folded, the rest."""
+    ways, falls = _ways(advice), _waterfall(advice)
+    is_first = not advice.plain.estimate.fits
+    first, second = ((falls, "change by change"), (ways, "all ways"))[:: 1 if is_first else -1]
+    return [
+        Text("\n".join([*_as_it_stands(advice), *_answer(advice)])),
+        *first[0],
+        *([Text(_next(advice))] if advice.recommended else []),
+        *([Folded(second[1], second[0])] if second[0] else []),
+        *_front(advice),
+        Folded(
+            "what limits it",
+            [Text("\n".join(_bottleneck(advice))), *time_parts(advice.bottleneck)],
+        ),
+        *_cards(advice),
+        *([Folded("more GPUs", [Text("\n".join(_more(m, advice) for m in advice.more_gpus))])]
+          if advice.more_gpus else []),
+        *notes("what was tried", _levers(advice)),
+        Folded("commands", list(_commands(advice))),
+        *notes("left out", advice.left_out),
+    ]  # fmt: skip
+
+
+def _as_it_stands(advice: Advice) -> Iterator[str]:
     plain = advice.plain
-    said = [
-        f"As it stands: {describe_setting(plain.setting, advice.model)}",
-        f"{verdict_text(plain.estimate)} {'' if plain.estimate.fits else 'With enough memory: '}"
-        f"{_rate(plain, advice)}, {_step(plain)} (predicted).",
-    ]
-    if advice.gpu is None:
-        said.append(
-            f"No GPU was named: ways are ordered, and {advice.unit}/s given, by the rates "
-            f"of {advice.rated}."
+    if advice.recommended is None:
+        assert advice.nearest is not None, "some way needs least"
+        near = advice.nearest.estimate
+        may_fit = near.low_bytes <= advice.budget_bytes
+        yield (
+            f"{'Probably nothing' if may_fit else 'Nothing'} fits in "
+            f"{format_bytes(advice.budget_bytes)}: the nearest way needs {needs_text(near)}."
         )
-    return "\n".join(wrapped(line) for line in said)
+    yield verdict_text(plain.estimate, " as it stands")
+    with_enough = "" if plain.estimate.fits else " with enough memory"
+    setting = describe_setting(plain.setting, advice.model)
+    yield f"{setting}: {_rate(plain, advice)}{with_enough}."
+    if advice.gpu is None:
+        yield f"No GPU was named: {advice.unit}/s are those of {advice.rated}."
 
 
-def _answer(advice: Advice) -> str:
+def _answer(advice: Advice) -> Iterator[str]:
     best = advice.recommended
-    where = f"on {advice.gpu}" if advice.gpu else f"in {format_bytes(advice.budget_bytes)}"
-    what = f"{advice.model.title} {where}"
     if best is None:
         assert advice.nearest is not None, "some way needs least"
-        near = advice.nearest
-        may_fit = near.estimate.low_bytes <= advice.budget_bytes
-        return "\n".join(
-            [
-                f"{'Probably nothing' if may_fit else 'Nothing'} fits for {what}. "
-                "The nearest needs "
-                f"{format_bytes(advice.missing_bytes)} more ({advice.missing_bytes:,} bytes):",
-                f"  {_changes(near.changes)}",
-                f"  {_memory(near.estimate)}, {_rate(near, advice)}",
-                command_text(near.command),
-            ]
-        )
-    lines = [wrapped(f"Recommended for {what}{_standing(best, advice)}:"), *_way(best, advice)]
+        yield f"The nearest: {_way(advice.nearest, advice)}"
+    else:
+        yield f"Recommended{_standing(best, advice)}: {_way(best, advice)}"
     if advice.fastest is not None:
-        lines += ["Perhaps faster, within the error of the figures:", *_way(advice.fastest, advice)]
+        yield f"Perhaps faster, within the error of the figures: {_way(advice.fastest, advice)}"
     if advice.surely is not None:
-        lines += ["The fastest that fits even in the worst case:", *_way(advice.surely, advice)]
-    elif not best.estimate.fits_surely:
-        lines.append("No way was found that fits even in the worst case: 'planner tune' measures.")
-    return "\n".join(lines)
+        yield f"The fastest that fits even in the worst case: {_way(advice.surely, advice)}"
+    elif best is not None and not best.estimate.fits_surely:
+        yield "No way was found that fits even in the worst case: 'planner tune' measures."
+    untraced = _untraced(advice)
+    if untraced:
+        yield (
+            f"Not looked at: {', '.join(untraced)}: no trace of them is kept. --trace looks at "
+            "them, which takes some minutes once."
+        )
+    shown = best or advice.nearest
+    if shown is not None and shown.estimate.as_eager:
+        yield NARROWER
 
 
 def _standing(best: Way, advice: Advice) -> str:
     """What is best about what is recommended."""
     fastest = advice.fastest
     if fastest is None:
-        return ", the fastest that fits"
+        return ", the fastest of what was looked at" if _untraced(advice) else ", the fastest found"
     found = []
     if best.estimate.fits_surely and not fastest.estimate.fits_surely:
         found.append("fits even in the worst case")
     if best.setting.global_batch != fastest.setting.global_batch:
         found.append(f"has a batch nearer to {advice.plain.setting.global_batch}")
-    return f": it {' and '.join(found)}, and no way that fits is known to be faster"
+    return f" (it {' and '.join(found)}, and no way that fits is known to be faster)"
 
 
-def _way(way: Way, advice: Advice) -> list[str]:
-    found = way.estimate
-    assert found.throughput is not None, "advice has rates"
-    return [
-        f"  {_changes(way.changes)}",
-        f"  {_memory(found)}, "
-        f"{_rate(way, advice)} ±{found.throughput.uncertainty:.0%}, {_step(way)}; "
-        + _result(way.effects),
-        *(
-            [f"  {training_text(found.cost)} {advice.unit}: {cost_text(found.cost)}"]
-            if found.cost
-            else []
-        ),
-        command_text(way.command),
-    ]
+def _untraced(advice: Advice) -> list[str]:
+    """What was not looked at, since its step is traced and that takes minutes."""
+    return [v.name for v in advice.levers if any(NO_TRACE in reason for reason in v.reasons)]
 
 
-def _memory(found: Estimate) -> str:
-    if found.as_eager:
-        return f"{total_text(found)} ({NOT_TRACED})"
-    return f"{total_text(found)} (up to {format_bytes(found.high_bytes)})"
+def _way(way: Way, advice: Advice) -> str:
+    found, time = way.estimate, way.estimate.throughput
+    assert time is not None, "advice has rates"
+    each = f" on each of {time.devices} GPUs" if time.devices > 1 else ""
+    text = f"{_changes(way.changes)}.\n  Needs {needs_text(found)}; "
+    text += f"{rate_text(time, advice.unit)}{each}; {format_seconds(time.step_seconds)} a step; "
+    text += _result(way.effects)
+    return f"{text}; {cost_text(found.cost)}." if found.cost else f"{text}."
 
 
-def _ways(advice: Advice) -> str:
+def _ways(advice: Advice) -> list[Part]:
     if not advice.ways:
-        return ""
-    rows = [
+        return []
+    all_fit = all(way.estimate.fits_surely for way in advice.ways)
+    rows: list[list[Cell]] = [
         [
-            str(number),
-            f"{way.images_per_second:,.0f}",
-            total_text(way.estimate),
-            fits_cell(way.estimate),
+            Number(number, str(number)),
+            Number(way.images_per_second, f"{way.images_per_second:,.0f}"),
+            Number(way.estimate.device_total_bytes, total_text(way.estimate)),
+            *([] if all_fit else [verdict_of(way.estimate)]),
             *cost_cells(way.estimate.cost),
-            _effects(way.effects),
+            ", ".join(way.effects),
             _own(way, advice),
         ]
-        for number, way in enumerate(advice.ways[:MAX_WAYS], 1)
+        for number, way in enumerate(advice.ways, 1)
     ]
     costs = [way.estimate.cost for way in advice.ways]
-    headers = ["way", f"{advice.unit}/s", "memory", "fits", *cost_headers(costs)]
-    headers += ["affects", "setting"]
-    more = len(advice.ways) - MAX_WAYS
+    headers = ["way", f"{advice.unit}/s", "needs", *([] if all_fit else ["fits"])]
+    headers += [*cost_headers(costs), "affects", "setting"]
     common = _common(advice)
-    title = "Ways that fit, the recommended first and then by speed"
-    title += f"; all with {_changes(common)}:" if common else ":"
-    text = wrapped(title) + "\n" + table_text(rows, headers, "rrrl")
-    text += f"\nand {more} more, with --json" if more > 0 else ""
-    return "\n".join([text, *map(wrapped, cost_notes(costs, advice.unit))])
+    said = f"Ways that fit{f', all with {_changes(common)}' if common else ''}:"
+    priced = [Text("\n".join(said)) for said in [cost_notes(costs, advice.unit)] if said]
+    return [Table(headers, rows, said, [0], FIRST_WAYS), *priced]
 
 
 def _next(advice: Advice) -> str:
-    """The lines for a shell that go on from the recommended way, and from any."""
-    best = advice.recommended
-    if best is None:
-        return ""
-    held = ""
-    if advice.share is not None:
-        held = f" --global-batch {advice.share * best.setting.world_size}"
-    return "\n".join(
-        [
-            "To measure around it, or to write it for a trainer as predicted:",
-            command_text(f"{best.command} --json | planner tune --from -{held}"),
-            command_text(f"{best.command} --json | planner emit - --for pytorch --output train.py"),
-            wrapped(
-                "For another way, save this answer with --json > advice.json; then 'planner tune "
-                "--from advice.json --way N', or 'planner emit advice.json --way N'."
-            ),
-        ]
+    return (
+        "Next: the same with --json > advice.json, then 'planner tune --from advice.json' "
+        "(--way N for another), or 'planner emit advice.json --for TRAINER'."
     )
+
+
+def _commands(advice: Advice) -> Iterator[Part]:
+    """What estimates the best way, the others that were named, and goes on in one line."""
+    best = advice.recommended
+    named = [best or advice.nearest, advice.fastest, advice.surely]
+    for way in dict.fromkeys(way.command for way in named if way):
+        yield Copyable(way)
+    if best is not None:
+        held = ""
+        if advice.share is not None:
+            held = f" --global-batch {advice.share * best.setting.world_size}"
+        yield Copyable(f"{best.command} --json | planner tune --from -{held}")
+        yield Copyable(f"{best.command} --json | planner emit - --for pytorch --output train.py")
 
 
 def _common(advice: Advice) -> tuple[tuple[str, object], ...]:
@@ -177,73 +178,81 @@ def _own(way: Way, advice: Advice) -> str:
     """What a way changes beside what all of them do."""
     common = _common(advice)
     own = [change for change in way.changes if change not in common]
-    return _changes(own) if own or not common else "nothing else"
+    return _changes(own) if own or not common else "and no more"
 
 
-def _waterfall(advice: Advice) -> str:
+def _waterfall(advice: Advice) -> list[Part]:
     if not advice.waterfall:
-        return ""
+        return []
     plain = advice.plain
     images = plain.setting.batch_size * plain.setting.accumulate
     seconds = plain.estimate.throughput.step_seconds if plain.estimate.throughput else 0.0
-    need = plain.estimate.device_total_bytes
-    rows = [["as it stands", "", format_bytes(need), "", format_seconds(seconds)]]
+    need, none = plain.estimate.device_total_bytes, Number(None, "")
+    rows: list[list[Cell]] = [
+        ["as it stands", Number(need, format_bytes(need)), none, _seconds(seconds), none]
+    ]
     rows += [_fall(fall) for fall in advice.waterfall]
-    headers = ["change", "saves", "memory", "costs", f"{images} {advice.unit} in"]
+    headers = ["change", "needs", "saves", f"{images} {advice.unit} in", "costs"]
     goal = "recommendation" if advice.recommended else "nearest way"
-    table = table_text(rows, headers, "lr")
-    return f"From your setting to the {goal}, change by change:\n{table}"
+    return [Table(headers, rows, f"From your setting to the {goal}, change by change:")]
 
 
-def _fall(fall: Fall) -> list[str]:
+def _seconds(seconds: float) -> Number:
+    return Number(seconds, format_seconds(seconds))
+
+
+def _fall(fall: Fall) -> list[Cell]:
+    needs, saves = format_bytes(fall.num_bytes), format_bytes(fall.saved_bytes)
+    if fall.as_eager:
+        needs, saves = format_range(fall.low_bytes, fall.high_bytes), NOT_TRACED
+    sign = "-" if fall.added_seconds < 0 else "+"
     return [
         _changes(fall.changes),
-        NOT_TRACED if fall.as_eager else format_bytes(fall.saved_bytes),
-        format_range(fall.low_bytes, fall.high_bytes)
-        if fall.as_eager
-        else format_bytes(fall.num_bytes),
-        ("-" if fall.added_seconds < 0 else "+") + format_seconds(abs(fall.added_seconds)),
-        format_seconds(fall.seconds),
+        Number(fall.num_bytes, needs),
+        Number(fall.saved_bytes, saves),
+        _seconds(fall.seconds),
+        Number(fall.added_seconds, sign + format_seconds(abs(fall.added_seconds))),
     ]
 
 
-def _front(advice: Advice) -> str:
+def _front(advice: Advice) -> list[Part]:
     if len(advice.front) < 2:
-        return ""
-    rows = [
-        [total_text(way.estimate), f"{way.images_per_second:,.0f}", _own(way, advice)]
+        return []
+    rows: list[list[Cell]] = [
+        [
+            Number(way.estimate.device_total_bytes, total_text(way.estimate)),
+            Number(way.images_per_second, f"{way.images_per_second:,.0f}"),
+            _own(way, advice),
+        ]
         for way in advice.front
     ]
-    return "Memory against speed (each row is the fastest for its memory):\n" + table_text(
-        rows, ["memory", f"{advice.unit}/s", "setting"], "rrl"
-    )
+    said = "Each row is the fastest for its memory:"
+    table = Table(["needs", f"{advice.unit}/s", "setting"], rows, said)
+    return [Folded("memory against speed", [table])]
 
 
-def _bottleneck(advice: Advice) -> str:
+def _bottleneck(advice: Advice) -> list[str]:
     found = advice.bottleneck
-    lines = time_lines(found.whose, found)
+    lines = [f"{bound_text(found.whose, found.bound_seconds)}."]
     if found.peak_share is not None and found.model_share is not None:
         more = found.peak_share - found.model_share
         again = f", and what is computed again {more:.0%}" if more > 0.005 else ""
         share = f"{found.model_share:.0%} of the card's peak FLOP/s"
         lines.append(f"The model's own arithmetic is {share}{again}.")
-    lines.append(_treatments(found, advice))
-    return "\n".join(wrapped(line) for line in lines)
+    return [*lines, _treatments(found, advice)]
 
 
 def _treatments(found: Bottleneck, advice: Advice) -> str:
-    untraced = [v.name for v in advice.levers if any(NO_TRACE in r for r in v.reasons)]
-    untried = f" Not tried, for want of a trace: {', '.join(untraced)}." if untraced else ""
     if not found.treatments:
         rates = [card.rate for card in advice.cards if card.rate is not None and card.fits]
         best = advice.recommended
         is_card = best is not None and max(rates, default=0.0) > WORTH * best.images_per_second
-        if is_card and not untried:
+        if is_card and not _untraced(advice):
             return "Nothing that was tried makes it faster still: the next step is a larger card."
         waits = f": it waits for the {found.largest}" if found.largest == "host" else ""
-        return f"Nothing that was tried makes it faster still{waits}.{untried}"
+        return f"Nothing that was tried makes it faster still{waits}."
     said = "; ".join(_treatment(t, advice) for t in found.treatments)
-    return f"Faster still, and why not recommended: {said}.{untried}"
+    return f"Faster still, and why not recommended: {said}."
 
 
 def _treatment(treatment: Treatment, advice: Advice) -> str:
@@ -251,28 +260,25 @@ def _treatment(treatment: Treatment, advice: Advice) -> str:
     return f"{_changes(treatment.changes)} ({rate}, {treatment.why})"
 
 
-def _cards(advice: Advice) -> str:
+def _cards(advice: Advice) -> list[Part]:
     if not advice.cards:
-        return ""
-    rows = [
+        return []
+    rows: list[list[Cell]] = [
         [
             card.name,
-            format_bytes(card.memory_bytes),
+            Number(card.memory_bytes, format_bytes(card.memory_bytes)),
             "yes" if card.plain_fits else "no",
-            f"{card.plain_rate:,.0f}" if card.plain_fits else "",
-            f"{card.rate:,.0f}" if card.rate is not None and card.fits else "",
+            _rate_of(card.plain_rate if card.plain_fits else None),
+            _rate_of(card.rate if card.fits else None),
         ]
         for card in advice.cards
     ]
-    per_second = f"{advice.unit}/s"
-    headers = ["larger card", "memory", "fits as\nit stands", f"{per_second} as\nit stands",
-               f"recommended\n{per_second}"]  # fmt: skip
-    return "Your setting and the recommended on larger cards:\n" + table_text(rows, headers, "lrlr")
+    headers = ["larger card", "has", "fits as it stands", f"{advice.unit}/s", "as recommended"]
+    return [Folded("larger cards", [Table(headers, rows)])]
 
 
-def _more_gpus(advice: Advice) -> str:
-    """What other GPUs like it would give, a sentence each."""
-    return "\n".join(wrapped(_more(more, advice)) for more in advice.more_gpus)
+def _rate_of(rate: float | None) -> Number:
+    return Number(rate, "" if rate is None else f"{rate:,.0f}")
 
 
 def _more(more: MoreGpus, advice: Advice) -> str:
@@ -302,16 +308,14 @@ def _all_rate(way: Way) -> float:
     return way.images_per_second * way.setting.world_size
 
 
-def _levers(advice: Advice) -> str:
-    """What became of each lever: those of one fate in a line, with their reasons."""
+def _levers(advice: Advice) -> Iterator[str]:
+    """What became of each: those of one fate in a line, with their reasons."""
     alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for lever in advice.levers:
         alike.setdefault((lever.state, lever.reasons), []).append(lever.name)
-    lines = ["What was tried, and what became of it:"]
     for (state, reasons), names in alike.items():
-        lines.append(wrapped(f"- {state}: {', '.join(names)}", "  "))
-        lines += [wrapped(f"  {reason}", "    ") for reason in reasons]
-    return "\n".join(lines)
+        why = f": {'; '.join(reasons)}" if reasons else ""
+        yield f"{state}: {', '.join(names)}{why}"
 
 
 def _changes(changes: Iterable[tuple[str, object]]) -> str:
@@ -319,19 +323,10 @@ def _changes(changes: Iterable[tuple[str, object]]) -> str:
     return in_words(dict(changes)) or "as it stands"
 
 
-def _effects(effects: Sequence[str]) -> str:
-    return ", ".join(effects)
-
-
 def _result(effects: Sequence[str]) -> str:
-    return "same result" if list(effects) == ["nothing"] else f"affects {_effects(effects)}"
+    return "same result" if list(effects) == ["nothing"] else f"affects {', '.join(effects)}"
 
 
 def _rate(way: Way, advice: Advice) -> str:
     each = f" on each of {way.setting.world_size} GPUs" if way.setting.world_size > 1 else ""
     return f"{way.images_per_second:,.0f} {advice.unit}/s{each}"
-
-
-def _step(way: Way) -> str:
-    assert way.estimate.throughput is not None, "advice has rates"
-    return f"{format_seconds(way.estimate.throughput.step_seconds)} a step"

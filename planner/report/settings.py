@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cache
 
 from planner.core.schema import Model, SwinConfig, TrainSetting
@@ -13,15 +13,17 @@ _NAMED_BY_VALUE = ("precision", "optimizer", "loss")
 _NAMES = {"batch_size": "batch", "clip_grad": "gradient clipping"}
 
 
-def describe_setting(setting: TrainSetting, model: Model | None = None) -> str:
+def describe_setting(
+    setting: TrainSetting, model: Model | None = None, without: Container[str] = ()
+) -> str:
     """`batch 64, bf16, adamw, checkpointing none, accumulate 4`: what is always worth saying, then
     what differs from the default and the recipe of `model`; where no model is at hand, from that of
-    a Swin and of others."""
+    a Swin and of others. Fields in `without` are said elsewhere."""
     for of_swin in (True, False) if model is None else (isinstance(model, SwinConfig),):
         setting = setting.without_recipe(of_swin)
     other = setting.differences(_default())
     always = {field: getattr(setting, field) for field in ALWAYS_SAID}
-    return in_words({**always, **other})
+    return in_words({f: v for f, v in {**always, **other}.items() if f not in without})
 
 
 @cache

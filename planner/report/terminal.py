@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 WIDTH = 100  # characters of a line where there is no terminal
 NARROWEST = 60
+_LEAST_COLUMN = 12  # characters, of a text that is broken to make a table narrower
 
 
 def width() -> int:
@@ -56,10 +57,10 @@ def table_text(
     rows: Sequence[Sequence[str | None]], headers: Sequence[str] = (), align: str = ""
 ) -> str:
     """`rows` of one length, with a line under their headers if they have any; None reads as "-".
-    On a terminal that is narrower, each row is a block of lines, a cell in each.
+    On a terminal that is narrower, its widest text is broken into lines within its column.
 
-    `align` has a letter for each column: "l" for left, "r" for right, "d" for the decimal point;
-    columns after its last are as that one. All are to the left by default.
+    `align` has a letter for each column: "l" for left, "r" for right; columns after its last are as
+    that one. All are to the left by default.
     """
     # Imported here, since `planner estimate --json` has no use for it and is timed.
     from tabulate import tabulate
@@ -67,26 +68,24 @@ def table_text(
     if not rows:
         return ""
     letters = (align or "l").ljust(len(rows[0]), align[-1:] or "l")[: len(rows[0])]
-    sides = [{"l": "left", "r": "right", "d": "decimal"}[letter] for letter in letters]
-    text = tabulate(
-        rows, headers, "simple" if headers else "plain", disable_numparse=True, missingval="-",
-        colalign=sides,
-    )  # fmt: skip
-    if not headers or not sys.stdout.isatty() or max(map(len, text.splitlines())) <= width():
-        return text
-    return _stacked(rows, [header.replace("-\n", "").replace("\n", " ") for header in headers])
-
-
-def _stacked(rows: Sequence[Sequence[str | None]], headers: Sequence[str]) -> str:
-    named = max(map(len, headers)) + 2
-    blocks = [
-        "\n".join(
-            textwrap.fill(
-                f"{header.ljust(named)}{'-' if cell is None else cell}".rstrip(), width(),
-                subsequent_indent=" " * named, break_long_words=False, break_on_hyphens=False,
-            )
-            for header, cell in zip(headers, row, strict=True)
+    cells = [["-" if cell is None else cell for cell in row] for row in rows]
+    widths = _widths([headers, *cells] if headers else cells)
+    texts = [number for number, letter in enumerate(letters) if letter == "l"]
+    over = sum(widths) + 2 * (len(widths) - 1) - width()
+    if over > 0 and texts and sys.stdout.isatty():
+        long = max(texts, key=lambda number: widths[number])
+        breaking = textwrap.TextWrapper(
+            max(widths[long] - over, _LEAST_COLUMN), break_long_words=False, break_on_hyphens=False
         )
-        for row in rows
-    ]  # fmt: skip
-    return "\n\n".join(blocks)
+        cells = [[*row[:long], breaking.fill(row[long]), *row[long + 1 :]] for row in cells]
+        widths = _widths([headers, *cells] if headers else cells)
+    if headers:  # tabulate's own would be two characters wider than what they say
+        cells = [list(headers), ["-" * width for width in widths], *cells]
+    sides = [{"l": "left", "r": "right"}[letter] for letter in letters]
+    return tabulate(cells, tablefmt="plain", colalign=sides, disable_numparse=True)
+
+
+def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
+    """Of each column its longest line."""
+    return [max(len(line) for cell in column for line in cell.split("\n"))
+            for column in zip(*cells, strict=True)]  # fmt: skip

@@ -1,24 +1,16 @@
-"""Where the time of a step goes, as text: three lines, or three tables."""
+"""Where the time of a step goes: in a line, or in tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planner.core.units import format_seconds
-from planner.report.terminal import table_text
+from planner.core.units import format_bytes, format_rate, format_seconds
+from planner.report.page.contents import Cell, Number, Part, Table
 from planner.throughput.parts import Accounts
+from planner.throughput.result import Throughput
 
 # What is less than this share of a step is not named in a line.
 _LEAST_NAMED = 1 / 200
-
-
-def time_lines(whose: str, step: Accounts) -> list[str]:
-    """Where the time of a step goes: by what limits it, by operation and by phase."""
-    return [
-        f"{bound_text(whose, step.bound_seconds)}.",
-        f"By operation: {shares(step.kind_seconds)}.",
-        f"By phase: {shares(step.phase_seconds)}.",
-    ]
 
 
 def bound_text(whose: str, seconds: Mapping[str, float]) -> str:
@@ -40,27 +32,56 @@ def ranked(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(seconds.items(), key=lambda item: -item[1])
 
 
-def time_tables(whose: str, step: Accounts) -> str:
-    """Seconds and share of each phase, then of each kind of operation with what bounds it."""
-    by_phase = _rows(step.phase_seconds, {})
-    by_kind = _rows(step.kind_seconds, {k: shares(step.bounds_of(k)) for k in step.kind_seconds})
-    return "\n\n".join(
-        [
-            f"The time of {whose}, predicted, by phase:\n{_table(by_phase, ['phase'])}",
-            "By kind of operation, and what limits each:\n"
-            + _table(by_kind, ["operation", "limited by"]),
-        ]
-    )
-
-
-def _rows(seconds: Mapping[str, float], notes: Mapping[str, str]) -> list[list[str]]:
-    total = sum(seconds.values())
+def time_parts(step: Accounts) -> list[Part]:
+    """Seconds and share of each phase, then of each kind of operation with what limits it."""
+    total = sum(step.phase_seconds.values())
+    phases: list[list[Cell]] = [
+        [name, *seconds_and_share(seconds, total)] for name, seconds in ranked(step.phase_seconds)
+    ]
+    kinds: list[list[Cell]] = [
+        [name, *seconds_and_share(seconds, total), shares(step.bounds_of(name))]
+        for name, seconds in ranked(step.kind_seconds)
+    ]
     return [
-        [name, format_seconds(part), f"{part / total:.1%}", notes.get(name, "")]
-        for name, part in ranked(seconds)
+        Table(("phase", "time", "share"), phases),
+        Table(("operation", "time", "share", "limited by"), kinds),
     ]
 
 
-def _table(rows: list[list[str]], names: list[str]) -> str:
-    headers = [names[0], "time", "share", *names[1:]]
-    return table_text([row[: len(headers)] for row in rows], headers, "lrrl")
+def time_facts(time: Throughput, unit: str, runs: bool = True) -> list[tuple[str, str]]:
+    """Where a step's seconds and its rate lie, if it `runs`; what the card does for them, and what
+    devices exchange."""
+    low, high = 1 - time.uncertainty, 1 + time.uncertainty
+    rate = time.images_per_second
+    facts = [("Step", _between(time.step_seconds * low, time.step_seconds * high))]
+    if runs:
+        between = f"{format_rate(rate * low)} to {format_rate(rate * high)} {unit}/s"
+        facts.append(("Rate of one device", between))
+    if time.launches:
+        facts.append(("Kernels", f"{time.launches:,} a step"))
+    if time.peak_share is not None:
+        share = f"{time.peak_share:.1%} of the card's FLOP/s in this precision"
+        facts.append(("Matrix units", f"{time.matrix_flops / 1e12:,.3g} TFLOPs a step: {share}"))
+    sent = time.communication
+    if sent is not None:
+        facts += [
+            ("Sent by each device", f"{format_bytes(sent.sent_bytes)} a step over {sent.link}"),
+            (
+                "Communication",
+                f"{format_seconds(sent.seconds)}, of which {format_seconds(sent.exposed_seconds)} "
+                "are exposed: the device waits for them",
+            ),
+            ("Without communication", f"{format_seconds(sent.alone_seconds)} a step"),
+            ("By the link", _between(sent.low_seconds, sent.high_seconds)),
+        ]
+    elif time.devices > 1:
+        facts.append(("Communication", "not counted: no link is named (--link)"))
+    return facts
+
+
+def seconds_and_share(seconds: float, total: float) -> list[Number]:
+    return [Number(seconds, format_seconds(seconds)), Number(seconds, f"{seconds / total:.1%}")]
+
+
+def _between(low: float, high: float) -> str:
+    return f"{format_seconds(low)} to {format_seconds(high)}"

@@ -9,15 +9,7 @@ from statistics import median
 from planner.core.schema import DeviceInfo, MeasurementRecord
 from planner.core.schema.record import noteworthy_bytes
 from planner.core.units import format_bytes
-from planner.report.page.contents import (
-    Facts,
-    Folded,
-    Number,
-    Part,
-    Section,
-    Table,
-    Text,
-)
+from planner.report.page.contents import Facts, Folded, Number, Part, Section, Table, Text
 from planner.report.settings import describe_setting
 from search.loop.study.mixture import describe_mixture
 from search.probe.evidence import is_disturbed

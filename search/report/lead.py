@@ -58,7 +58,7 @@ def group_titles(subjects: Sequence[Subject]) -> list[str]:
 
 
 def step_lead(step: Step) -> str:
-    """`Batch 64 of native:swin_tiny. Fits: 2 GiB of 23.52 GiB free. 412 images/s (±35%).`"""
+    """`Batch 64 of native:swin_tiny. Fits: needs 2 GiB of 23.52 GiB. 412 images/s (±35%).`"""
     estimate, time = step.estimate, step.estimate.throughput
     rate = ""
     if time is not None and is_shown_as_running(estimate):

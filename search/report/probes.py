@@ -7,16 +7,7 @@ from collections.abc import Sequence
 
 from planner.core.schema.world import RankRecord
 from planner.core.units import format_seconds
-from planner.report.page.contents import (
-    Cell,
-    Copyable,
-    Folded,
-    Number,
-    Part,
-    Section,
-    Table,
-    Text,
-)
+from planner.report.page.contents import Cell, Copyable, Folded, Number, Part, Section, Table, Text
 from planner.report.settings import describe_setting
 from search.loop.space import setting_id
 from search.report.run import Probe, Run

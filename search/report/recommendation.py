@@ -1,36 +1,54 @@
-"""What `planner tune` found, and how it goes on, as text."""
+"""What `planner tune` found, and how it goes on, as an answer."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from planner.core.schema import TrainSetting
 from planner.core.schema.loading import Feeding
 from planner.core.schema.record import MeasurementRecord
 from planner.core.schema.result import Recommendation
-from planner.core.units import format_rate, format_seconds
-from planner.report.page.contents import Section, Text
-from planner.report.settings import describe_setting
-from planner.report.terminal import table_text
+from planner.core.units import format_rate
+from planner.report.estimates import apart_fields, notes
+from planner.report.page.contents import Cell, Part, Section, Table, Text
+from planner.report.settings import describe_setting, in_words
 from search.loop.progress_text import memory_text, rate_text
-from search.probe.evidence import rate_interval
 from search.report.run import Run
-from search.report.wording import count, date_text, images_of
+from search.report.wording import (
+    bytes_cell,
+    count,
+    date_text,
+    images_of,
+    rate_cell,
+    seconds_cell,
+    within_text,
+)
 
-MAX_RULED_OUT = 12  # lines; recommendation.json has them all
+# What is said of these is on a first screen; the other notes are folded.
+FIRST_NOTES = ("learning rate", "nothing was run")
 
 
-def recommendation_text(found: Recommendation) -> str:
-    """The setting with its evidence, the others, and what to know about the search."""
+def recommendation_answer(found: Recommendation, then: str = "") -> list[Part]:
+    """The setting with its evidence, the others beside it, and what to type next; folded, what else
+    is to be known of the search."""
     answer = _nothing(found) if found.setting is None else _recommended(found, found.setting)
+    fed = feeding_lines(found.feeding, found.evidence) if found.feeding else []
     probes = count(found.num_probes, "probe")
     ended = (
         f"{probes} of {found.num_candidates} settings; the search ended because "
         f"{found.stopped_because}.{_going_on(found)}"
     )
-    notes = [f"- {note}" for note in (*found.notes, ended)]
-    fed = ["", *feeding_lines(found.feeding, found.evidence)] if found.feeding else []
-    return "\n".join([*answer, *fed, "", *notes, *_ruled_out(found)])
+    first = [note for note in found.notes if any(word in note for word in FIRST_NOTES)]
+    ruled_out = (
+        f"{describe_setting(ruled.setting, found.model)}: {ruled.reason}"
+        for ruled in found.ruled_out
+    )
+    return [
+        Text("\n".join([*answer, *fed])),
+        *_table(found),
+        Text("\n".join([*first, ended])),
+        *([Text(then)] if then else []),
+        *notes("notes", [*(n for n in found.notes if n not in first), *_proof(found.evidence)]),
+        *notes("not probed (these batches and larger ones)", ruled_out),
+    ]
 
 
 def feeding_lines(fed: Feeding, step: MeasurementRecord | None) -> list[str]:
@@ -74,24 +92,16 @@ def _nothing(found: Recommendation) -> list[str]:
 def _recommended(found: Recommendation, setting: TrainSetting) -> list[str]:
     assert found.evidence is not None, "a recommended setting was measured"
     how = "memory measured, times predicted" if found.device.emulated else "measured"
+    gain = "the plain default was not measured"
+    if found.baseline is not None and found.gain is not None:
+        gain = f"{found.gain:.2f} × the plain default"
+    record = found.evidence
     return [
         f"Recommended for {found.model.title} on {found.device.title} ({how}):",
+        f"  {_world(record)}{rate_text(record)}{within_text(record)}, {gain}, "
+        f"{memory_text(record)}",
         f"  {describe_setting(setting, found.model)}",
-        f"  {_evidence(found.evidence)}",
-        f"  {_gain(found)}",
-        "",
-        _table([found.evidence, *found.runners_up], found.baseline),
     ]
-
-
-def _evidence(record: MeasurementRecord) -> str:
-    low, high = rate_interval(images_of(record), record.step_seconds)
-    num = len(record.step_seconds)
-    return (
-        f"{_world(record)}{rate_text(record)} ({low:.4g} to {high:.4g}, "
-        f"{num} step{'s' * (num > 1)}), {memory_text(record)}, probe {record.probe_id[:8]} of "
-        f"{date_text(record.date)}"
-    )
 
 
 def _world(record: MeasurementRecord) -> str:
@@ -100,46 +110,38 @@ def _world(record: MeasurementRecord) -> str:
         return ""
     return (
         f"{record.world_images_per_second or 0:.4g} {record.counts}/s of all "
-        f"{record.world.world_size} "
-        "devices; of each "
+        f"{record.world.world_size} devices; of each "
     )
 
 
-def _gain(found: Recommendation) -> str:
-    if found.baseline is None or found.gain is None:
-        return "The plain default was not measured, so no speed-up is reported."
-    setting = describe_setting(found.baseline.setting, found.model)
-    return f"{found.gain:.2f} × the plain default ({setting}: {rate_text(found.baseline)})"
-
-
-def _table(records: Sequence[MeasurementRecord], baseline: MeasurementRecord | None) -> str:
-    rows = [[str(rank), *_cells(record)] for rank, record in enumerate(records, start=1)]
-    if baseline is not None and baseline not in records:
-        rows.append(["plain", *_cells(baseline)])
-    headers = ("", "setting", f"{records[0].counts}/s", "step", "memory", "compile")
-    return table_text(rows, headers, "lldl")
-
-
-def _cells(record: MeasurementRecord) -> list[str]:
-    compiling = record.compile_seconds
-    rate = record.images_per_second or 0.0
-    return [
-        describe_setting(record.setting, record.model),
-        f"{rate:.4g}",
-        format_seconds(images_of(record) / rate) if rate else "-",
-        memory_text(record),
-        format_seconds(compiling) if compiling else "-",
-    ]
-
-
-def _ruled_out(found: Recommendation) -> list[str]:
-    if not found.ruled_out:
+def _proof(record: MeasurementRecord | None) -> list[str]:
+    if record is None:
         return []
-    shown = found.ruled_out[:MAX_RULED_OUT]
-    lines = [
-        f"    {describe_setting(ruled.setting, found.model)}: {ruled.reason}" for ruled in shown
+    steps = count(len(record.step_seconds), "step")
+    return [f"Proof: probe {record.probe_id[:8]} of {date_text(record.date)}, {steps} timed."]
+
+
+def _table(found: Recommendation) -> list[Part]:
+    """The recommended, the others and the plain default, by what tells them apart."""
+    if found.evidence is None:
+        return []
+    records = [found.evidence, *found.runners_up]
+    baseline = found.baseline
+    if baseline is not None and baseline not in records:
+        records.append(baseline)
+    apart = apart_fields([record.setting for record in records])
+    rows: list[list[Cell]] = [
+        [
+            str(rank),
+            rate_cell(rate),
+            seconds_cell(images_of(record) / rate if rate else None),
+            bytes_cell(record.used_bytes),
+            seconds_cell(record.compile_seconds),
+            in_words({field: getattr(record.setting, field) for field in apart})
+            + (" (plain default)" if record == baseline else ""),
+        ]
+        for rank, record in enumerate(records, start=1)
+        for rate in [record.images_per_second]
     ]
-    more = len(found.ruled_out) - len(shown)
-    if more:
-        lines.append(f"    and {more} more, in recommendation.json")
-    return ["- Not probed (these batches and larger ones):", *lines]
+    headers = ("", f"{records[0].counts}/s", "step", "memory", "compile", "setting")
+    return [Table(headers, rows, marked=(0,), first=8).filled()]

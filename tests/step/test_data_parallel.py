@@ -23,7 +23,6 @@ from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Awaited, Freed, Ledger, Marked, Sent
 from planner.machine.hardware import overheads
 from planner.memory.profile import find_alive, steady_step
-from planner.report.tables import breakdown_table
 from planner.step.reducer import (
     BUCKET_LABEL,
     COMPRESSED_LABEL,
@@ -35,6 +34,7 @@ from planner.step.reducer import (
 from planner.step.training import record_training
 from planner.trace.run import trace_training
 from planner.training.parallel.data_parallel import DataParallel
+from tests.answers import estimate_text
 from tests.building import build_real, on_shapes
 from tests.cpu_memory import measure_cpu_memory_events
 from tests.equality import collectives, first_difference, phase_ends
@@ -236,8 +236,8 @@ def test_the_estimate_says_what_ddp_it_means_and_what_it_leaves_out() -> None:
     found = of()
     assert any("3 gradient buckets" in line for line in found.assumed)
     assert any("NCCL" in line for line in found.left_out)
-    assert "gradients, DDP buckets" in breakdown_table(found)
-    assert "gradients in DDP buckets" in breakdown_table(of(ddp_bucket_view=True))
+    assert "gradients, DDP buckets" in estimate_text(found)
+    assert "gradients in DDP buckets" in estimate_text(of(ddp_bucket_view=True))
     assert any("never rebuilt" in line for line in of(ddp_find_unused=True).assumed)
     assert not any("DistributedDataParallel" in line for line in of(parallelism="none").assumed)
     over_two = of(parallelism="none", world_size=2)
@@ -287,9 +287,9 @@ def test_nccls_own_buffers_lie_beside_the_context(
     assert (several.low_bytes - one.low_bytes) // MIB == low
     assert round((several.high_bytes - one.high_bytes) / MIB) in (high - 1, high)
     assert one.peak_reserved_bytes == several.peak_reserved_bytes
-    table = breakdown_table(several)
+    table = estimate_text(several)
     assert "NCCL's own buffers" in table
-    assert "CUDA context, NCCL (nvidia-smi)" in table
+    assert "CUDA context, NCCL (as nvidia-smi)" in table
     assert of(world_size=8, parallelism="none").device_total_bytes < several.device_total_bytes
 
 

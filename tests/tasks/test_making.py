@@ -15,9 +15,9 @@ from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
 from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
 from planner.estimation.estimate import estimate_ledger, resolve  # noqa: E402
 from planner.ledger.cache import decode, encode  # noqa: E402
-from planner.report.tables import breakdown_table  # noqa: E402
 from planner.trace.ledger import trace_estimate  # noqa: E402
 from planner.training.tasks import ContractError, task_for  # noqa: E402
+from tests.answers import estimate_text  # noqa: E402
 
 OWN = """
     import torch
@@ -123,8 +123,8 @@ def test_a_task_may_make_its_optimizer(own: str) -> None:
     assert "the task makes its optimizer (SGD)" in ledger.notes
     assert encode({}, ledger) != encode({}, with_state)
     assert decode(encode({}, ledger), {}) == ledger
-    shown = breakdown_table(estimate_ledger(model, resolve(model, SETTING)[1], ledger))
-    assert "batch 2, fp32, own optimizer, checkpointing none" in shown
+    shown = estimate_text(estimate_ledger(model, resolve(model, SETTING)[1], ledger))
+    assert "batch 2, fp32, own optimizer, checkpointing none" in " ".join(shown.split())
     task_for(model, SETTING.model_copy(update={"optimizer": "own"}))
     with pytest.raises(UnsupportedError, match="makes its own optimizer, and not adamw-fused"):
         task_for(model, SETTING.model_copy(update={"optimizer": "adamw-fused"}))

@@ -73,12 +73,13 @@ Cell = str | Number | Verdict
 class Table:
     """Rows under headers, which sort when they are clicked. `marked` are the numbers of rows to be
     set apart (the recommended one). `caption` says what it shows. It may have any number of rows:
-    a long one is shown a page of rows at a time."""
+    a long one is shown a page of rows at a time, and on a terminal its `first` ones."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
     marked: Sequence[int] = ()
+    first: int = 9
 
     def filled(self) -> Table:
         """Without the columns of which no row says anything: all read "-"."""

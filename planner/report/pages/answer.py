@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from planner.advice.flags import OPTIONS, allocator_flags, command, memory_flags, setting_flags
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.units import format_bytes
 from planner.estimation.estimate import Estimate, default_precision, resolve
+from planner.machine.hardware.gpu import Gpu
+from planner.memory.allocator_config import AllocatorConfig
 from planner.report.page.contents import Cell, Copyable, Facts, Number, Part, Section, Table, Text
 from planner.report.pages.step import Step
 from planner.report.settings import describe_setting, in_words
@@ -21,7 +25,7 @@ def answer(step: Step) -> Section:
     parts: list[Part] = [
         verdict_of(estimate),
         Facts(_figures(step), "tiles"),
-        Text(_how_sure(estimate)),
+        Text("An estimate: nothing was run."),
         *_ways(step),
         Facts(
             [
@@ -45,31 +49,37 @@ def answer(step: Step) -> Section:
 
 
 def said_again(step: Step, name: str) -> str:
-    """`planner NAME …` for what the step is of. `estimate` and `advise` take different options."""
-    setting = _as_said(step)
+    """`planner NAME …` for what the step is of."""
+    return said_of(
+        name, step.estimate, step.said, step.fields, step.gpu, step.memory_bytes, step.link,
+        step.allocator,
+    )  # fmt: skip
+
+
+def said_of(
+    name: str, estimate: Estimate, said: str, fields: Mapping[str, str], gpu: Gpu | None,
+    memory_bytes: int | None, link: str | None, allocator: AllocatorConfig | None,
+) -> str:  # fmt: skip
+    """`planner NAME …` for an estimate of a model, as it was `said`. `estimate` and `advise` take
+    different options."""
+    setting = _as_said(estimate)
     own = _OF_ADVISE if name == "advise" else OPTIONS
-    link = step.link if setting.world_size > 1 else None
-    chosen = setting_flags(setting, default_precision(step.gpu), own)
-    config = step.allocator.source if step.allocator is not None else ""
+    chosen = setting_flags(setting, default_precision(gpu), own)
+    config = allocator.source if allocator is not None else ""
     return command(
-        _name(step),
-        step.fields,
-        memory_flags(step.gpu, step.memory_bytes, link),
+        said or estimate.model.title,
+        fields,
+        memory_flags(gpu, memory_bytes, link if setting.world_size > 1 else None),
         (*chosen, *allocator_flags(_options(config))),
         name,
     )
 
 
-def _name(step: Step) -> str:
-    return step.said or step.estimate.model.title
-
-
-def _as_said(step: Step) -> TrainSetting:
+def _as_said(estimate: Estimate) -> TrainSetting:
     """The setting, without the recipe and the attention that the model has by itself."""
-    of_swin = isinstance(step.estimate.model, SwinConfig)
-    setting = step.estimate.setting.without_recipe(of_swin)
+    setting = estimate.setting.without_recipe(isinstance(estimate.model, SwinConfig))
     plain = setting.model_copy(update={"attention": "library"})
-    _, resolved = resolve(step.estimate.model, plain)
+    _, resolved = resolve(estimate.model, plain)
     return plain if resolved.attention == setting.attention else setting
 
 
@@ -96,11 +106,6 @@ def _figures(step: Step) -> list[tuple[str, str]]:
     return found
 
 
-def _how_sure(estimate: Estimate) -> str:
-    low, high = format_bytes(estimate.low_bytes), format_bytes(estimate.high_bytes)
-    return f"How sure: an estimate, nothing was run. Expect between {low} and {high} in use."
-
-
 def _rate(estimate: Estimate) -> str:
     time = estimate.throughput
     assert time is not None, "asked for"
@@ -124,6 +129,7 @@ def _ways(step: Step) -> list[Part]:
         ])  # fmt: skip
     said = f"What fits instead, with the same {what} in a step, from planner advise."
     memory = memory_flags(step.gpu, step.memory_bytes, None)
-    best = command(_name(step), step.fields, memory, step.ways[0].flags)
+    name = step.said or step.estimate.model.title
+    best = command(name, step.fields, memory, step.ways[0].flags)
     headers = ["Change", "Fits", f"{what}/s, predicted", "Memory"]
     return [Table(headers, rows, said, [0]), Copyable(best, "The first of these")]

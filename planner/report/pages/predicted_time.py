@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from planner.core.units import format_bytes, format_rate, format_seconds
+from planner.core.units import format_rate, format_seconds
 from planner.report.page.contents import (
     Cell,
     Chart,
@@ -28,7 +28,7 @@ from planner.report.page.plotting import (
 )
 from planner.report.pages.module_tree import LEAST_SHOWN, Node, Way, module_way, tree_part
 from planner.report.pages.step import Step
-from planner.report.time import ranked, shares
+from planner.report.time import ranked, seconds_and_share, shares, time_facts
 from planner.report.verdicts import is_shown_as_running
 from planner.throughput.parts import Cost
 from planner.throughput.result import Throughput, datasheet_rates, exchanges_of, step_costs
@@ -57,7 +57,7 @@ def predicted_time(step: Step, key: str) -> Section:
     costs = costs_of(step)
     parts: list[Part] = [
         Text(_sentence(step, time)),
-        Facts(_facts(step, time)),
+        Facts(time_facts(time, step.estimate.unit, is_shown_as_running(step.estimate))),
         _by_phase(time, f"{key}-time-phase"),
         _by_kind(time, f"{key}-time-bound"),
         _clocks(time, f"{key}-time-clocks"),
@@ -96,33 +96,6 @@ def _sentence(step: Step, time: Throughput) -> str:
         f"{predicted_rate(time, step.estimate.unit).replace(' predicted', '')}. "
         f"What limits it: {shares(time.bound_seconds)}."
     )
-
-
-def _facts(step: Step, time: Throughput) -> list[tuple[str, str]]:
-    low, high = 1 - time.uncertainty, 1 + time.uncertainty
-    rate, what = time.images_per_second, step.estimate.unit
-    facts = [("Step", f"{_seconds_between(time.step_seconds * low, time.step_seconds * high)}")]
-    if is_shown_as_running(step.estimate):
-        between = f"{format_rate(rate * low)} to {format_rate(rate * high)} {what}/s"
-        facts.append(("Rate of one device", between))
-    if time.peak_share is not None and step.gpu is not None:
-        share = f"{time.peak_share:.1%} of the FLOP/s that {step.gpu.title} has in this precision"
-        facts.append(("Matrix units", f"{time.matrix_flops / 1e12:,.3g} TFLOPs a step: {share}"))
-    sent = time.communication
-    if sent is not None:
-        facts += [
-            ("Sent by each device", f"{format_bytes(sent.sent_bytes)} a step over {sent.link}"),
-            (
-                "Communication",
-                f"{format_seconds(sent.seconds)}, of which {format_seconds(sent.exposed_seconds)} "
-                "are exposed: the device waits for them",
-            ),
-            ("Without communication", f"{format_seconds(sent.alone_seconds)} a step"),
-            ("By the link", _seconds_between(sent.low_seconds, sent.high_seconds)),
-        ]
-    elif time.devices > 1:
-        facts.append(("Communication", "not counted: no link is named (--link)"))
-    return facts
 
 
 def _by_phase(time: Throughput, key: str) -> Chart:
@@ -250,7 +223,7 @@ def _costliest(costs: Sequence[Cost], total: float) -> Table:
         ["Operation", "Phase", "Bound by", "Modules", "Time", "Share"],
         [
             [name, phase, bound, _number(len(modules[phase, name, bound])),
-             *_seconds_and_share(seconds[phase, name, bound], total)]
+             *seconds_and_share(seconds[phase, name, bound], total)]
             for phase, name, bound in most
         ],
         f"The {len(most)} costliest of {len(seconds)} operations, all modules together.",
@@ -260,21 +233,13 @@ def _costliest(costs: Sequence[Cost], total: float) -> Table:
 def _table(time: Throughput) -> Table:
     parts = sorted(time.parts, key=lambda part: -part.seconds)
     rows: list[list[Cell]] = [
-        [part.phase, part.kind, part.bound, *_seconds_and_share(part.seconds, time.step_seconds)]
+        [part.phase, part.kind, part.bound, *seconds_and_share(part.seconds, time.step_seconds)]
         for part in parts
         if part.seconds
     ]
-    rows.append(["all", "", "", *_seconds_and_share(time.step_seconds, time.step_seconds)])
+    rows.append(["all", "", "", *seconds_and_share(time.step_seconds, time.step_seconds)])
     said = "Every second of the step once, by phase, kind of operation, and what limits it."
     return Table(["Phase", "Kind", "Bound by", "Time", "Share"], rows, said, [len(rows) - 1])
-
-
-def _seconds_and_share(seconds: float, total: float) -> list[Number]:
-    return [Number(seconds, format_seconds(seconds)), Number(seconds, f"{seconds / total:.1%}")]
-
-
-def _seconds_between(low: float, high: float) -> str:
-    return f"{format_seconds(low)} to {format_seconds(high)}"
 
 
 def _number(count: int) -> Number:

@@ -10,8 +10,7 @@ from planner.report.page.contents import Cell, Chart, Number, Part, Section, Tab
 from planner.report.page.plotting import BLUE, GREY, ORANGE, PURPLE, plot_text, restyled
 from planner.report.pages.step import Step
 from planner.report.settings import in_words, value_text
-from planner.report.tables import NOT_TRACED
-from planner.report.verdicts import is_shown_as_running, verdict_of
+from planner.report.verdicts import NOT_TRACED, is_shown_as_running, verdict_of
 
 Fields = Mapping[str, object]
 _BAR_PX, _AROUND_PX = 24, 110  # of the chart, for each of its two rows

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from planner.core.units import GIB, MIB, format_bytes
 from planner.report.colours import COLOURS, CONTEXT, STACK
-from planner.report.page.contents import Chart, Facts, Folded, Part, Section, Text
+from planner.report.estimates import BREAKDOWN_ROWS, notes, totals_table
+from planner.report.page.contents import Chart, Part, Section
 from planner.report.page.plotting import BLUE, GREY, STEEL, VERMILION, new_figure
 from planner.report.pages.step import Step
-from planner.report.tables import BREAKDOWN_ROWS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -34,9 +33,9 @@ def totals(step: Step, key: str) -> Section:
     bars = waterfall(estimate)
     parts: list[Part] = [
         Chart(f"{key}-totals-chart", _figure(estimate, bars), _said(estimate), 90 + 40 * len(bars)),
-        Facts(_meanings(estimate)),
-        *(_list("Assumed", estimate.assumed)),
-        *(_list("Left out", estimate.left_out)),
+        totals_table(estimate),
+        *notes("Assumed", estimate.assumed),
+        *notes("Left out", estimate.left_out),
     ]
     return Section("totals", "Allocated, reserved, device", parts)
 
@@ -110,60 +109,3 @@ def _said(estimate: Estimate) -> str:
         rest = f"{format_bytes(spare)} below" if spare >= 0 else f"{format_bytes(-spare)} above"
         text += f" The total is {rest} the {format_bytes(budget)} of the device."
     return text
-
-
-def _meanings(estimate: Estimate) -> list[tuple[str, str]]:
-    """A sentence for each total, and for what lies between them."""
-    outside = "The CUDA context lies"
-    if estimate.breakdown.get("communication"):
-        outside = "The CUDA context and NCCL's own buffers lie"
-    workspace, allocated = estimate.breakdown["workspace"], estimate.peak_allocated_bytes
-    free = estimate.peak_reserved_bytes - allocated
-    rounding = allocated - estimate.peak_live_bytes - workspace
-    return [
-        (
-            "Alive at the peak",
-            f"{format_bytes(estimate.peak_live_bytes)} of tensors at one instant, each rounded up "
-            f"to 512 B: {estimate.peak_at}.",
-        ),
-        (
-            "Allocated",
-            f"{format_bytes(allocated)}, as torch.cuda.max_memory_allocated() will report. "
-            f"cuBLAS's workspaces take {format_bytes(workspace)} of it; blocks that are larger "
-            f"than their requests, {format_bytes(rounding)}.",
-        ),
-        (
-            "Reserved",
-            f"{format_bytes(estimate.peak_reserved_bytes)}, as torch.cuda.max_memory_reserved() "
-            f"will report: {format_bytes(free)} more, since PyTorch keeps what it took from the "
-            "driver, in segments that not every request fits into.",
-        ),
-        (
-            "Device",
-            f"{format_bytes(estimate.device_total_bytes)}, as nvidia-smi will report of the "
-            "process. "
-            f"{outside} outside PyTorch's allocator.",
-        ),
-        *_headroom(estimate),
-    ]
-
-
-def _headroom(estimate: Estimate) -> list[tuple[str, str]]:
-    if estimate.headroom_bytes is None or estimate.budget_bytes is None:
-        return []
-    budget = estimate.budget_bytes
-    text = (
-        f"{_spare(estimate.headroom_bytes)} against the {format_bytes(budget)} of the device; "
-        f"{_spare(budget - estimate.high_bytes)} if the device total is the "
-        f"{format_bytes(estimate.high_bytes)} at the top of its range."
-    )
-    return [("Headroom", text)]
-
-
-def _spare(num_bytes: int) -> str:
-    return f"{format_bytes(abs(num_bytes))} {'to spare' if num_bytes >= 0 else 'too much'}"
-
-
-def _list(title: str, lines: Iterable[str]) -> list[Part]:
-    text = "\n".join(f"– {line}" for line in lines)
-    return [Folded(title, [Text(text)])] if text else []

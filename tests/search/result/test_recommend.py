@@ -18,7 +18,7 @@ from search.loop.result.summary import Summary
 from search.loop.space import candidate, make_space
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import generic_prior
-from search.report.recommendation import recommendation_text
+from tests.answers import recommendation_text
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 PLAIN = TrainSetting(precision="fp32", batch_size=16, attention="eager")

@@ -1,4 +1,4 @@
-"""Tables say what an estimate holds, and nothing it does not."""
+"""Answers say what an estimate holds, and nothing it does not; the first screen what decides."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from planner.core.units import format_bytes, format_range
 from planner.estimation.estimate import Estimate, estimate
 from planner.estimation.scaling import scaled
 from planner.machine.hardware import find_gpu
-from planner.report.advice import advice_text
-from planner.report.scaling import scaling_table
-from planner.report.tables import breakdown_table, estimate_table, verdict
+from planner.report.estimates import estimate_answer
+from planner.report.page.contents import Folded, Table, Text
+from planner.report.text import parts_text
+from planner.report.verdicts import verdict_text
 from planner.throughput.result import Throughput
+from tests.answers import advice_text, estimate_text, rows_text
 
 MIB, GIB = 1024**2, 1024**3
 
@@ -44,51 +46,53 @@ def make(**changes: Any) -> Estimate:
     return Estimate(**(values | changes))
 
 
-def test_a_breakdown_shows_each_part_and_where_the_peak_is() -> None:
-    text = breakdown_table(make(assumed=("context 200 MiB",), left_out=("NCCL",)))
+def test_an_answer_in_full_shows_each_part_and_where_the_peak_is() -> None:
+    text = estimate_text(make(assumed=("context 200 MiB",), left_out=("NCCL",)))
     lines = [line.split() for line in text.splitlines()]
-    assert "native:swin_tiny: 28,288,354 parameters" in text
-    assert "Memory at the peak, which is in backward of layers.0.blocks.1.mlp.fc2 (mm)" in text
+    assert "native:swin_tiny, 28,288,354 parameters" in text
+    assert "The peak is in backward of layers.0.blocks.1.mlp.fc2 (mm)." in text
     assert ["activations", "300.00", "MiB", "30.0%"] in lines
-    assert ["device", "total", "1000.00", "MiB", "100.0%"] in lines
+    assert ["everything", "else", "132.00", "MiB", "13.2%"] in lines  # 50 + 50 + 32
     assert not any(line[:1] == ["buffers"] for line in lines)  # there are none
     assert "Assumed:\n- context 200 MiB" in text
     assert "Left out:\n- NCCL" in text
     assert "Predicted" not in text
 
 
+def test_a_first_screen_leaves_out_what_is_folded_and_says_how_to_see_it() -> None:
+    rows = [[str(number)] for number in range(20)]
+    parts = [Table(("n",), rows, first=3), Folded("more of it", [Text("hidden")])]
+    first, whole = parts_text(parts), parts_text(parts, detail=True)
+    assert "2\nand 17 more: --detail" in first
+    assert first.endswith("--detail adds: more of it.")
+    assert "hidden" not in first
+    assert whole.endswith("19\n\nMore of it:\nhidden")
+
+
 def test_lines_stay_within_a_terminal() -> None:
     long = "a workspace of 8,519,680 B for each handle and stream, counted as allocated memory " * 3
     thing = Throughput(0.1234, 518.6, "rates measured on an h100-sxm", 0.2)
     for text in (
-        breakdown_table(make(assumed=(long,), throughput=thing)),
-        estimate_table([make(throughput=thing, fits=True, budget_bytes=GIB)]),
+        estimate_text(make(assumed=(long,), throughput=thing)),
+        rows_text([make(throughput=thing, fits=True, budget_bytes=GIB)]),
     ):
         assert max(map(len, text.splitlines())) <= 118
-    assert "519 images/s, 123 ms a step" in breakdown_table(make(throughput=thing))
+    assert "519 images/s, likely 415–622; 123 ms a step" in estimate_text(make(throughput=thing))
 
 
-def test_a_verdict_says_by_how_much_and_how_surely() -> None:
-    sure = verdict(make(fits=True, budget_bytes=2 * GIB))
-    assert sure.startswith("Fits: 1.02 GiB of 2.00 GiB are free, ")
-    assert "between 950.00 MiB and 1.07 GiB" in sure
-    assert verdict(make(fits=True, budget_bytes=1050 * MIB)).startswith(
-        "Probably fits: 50.00 MiB of 1.03 GiB are free, but the estimate may be "
-    )
-    assert verdict(make(fits=False, budget_bytes=960 * MIB)).startswith(
-        "Probably does not fit: it needs 40.00 MiB more than the 960.00 MiB available, but the "
-        "estimate may be 50.00 MiB high.\n"
-    )
-    assert verdict(make(fits=False, budget_bytes=900 * MIB)).startswith(
-        "Does not fit: it needs 100.00 MiB more than the 900.00 MiB available.\n"
-    )
-    assert verdict(make(fits=False, budget_bytes=1024 * MIB)).startswith(
-        "Probably does not fit: only 24.00 MiB of 1.00 GiB would be free.\n"
-    )
-    assert "--gpu" in verdict(make())
+def test_a_verdict_says_what_is_needed_of_what_there_is() -> None:
+    def said(fits: bool, budget_bytes: int) -> str:
+        return verdict_text(make(fits=fits, budget_bytes=budget_bytes))
+
+    needs = "needs 1000.00 MiB (950.00 MiB–1.07 GiB) of"
+    assert said(True, 2 * GIB) == f"Fits: {needs} 2.00 GiB."
+    assert said(True, 1050 * MIB) == f"Probably fits: {needs} 1.03 GiB."
+    assert said(False, 960 * MIB) == f"Probably does not fit: {needs} 960.00 MiB."
+    assert said(False, 900 * MIB) == f"Does not fit: {needs} 900.00 MiB."
+    assert "--gpu" in verdict_text(make())
 
 
-def test_a_table_says_once_how_sure_it_is_and_what_it_rests_on() -> None:
+def test_rows_say_once_how_sure_they_are_and_what_they_rest_on() -> None:
     settings = [TrainSetting(compile=c) for c in ("off", "default", "max-autotune")]
     shared, own = "context 200 MiB", "tuned by nobody"
     rows = [
@@ -96,10 +100,9 @@ def test_a_table_says_once_how_sure_it_is_and_what_it_rests_on() -> None:
              assumed=(shared, own) if s.compile == "max-autotune" else (shared,))
         for s in settings
     ]  # fmt: skip
-    text = estimate_table(rows)
+    text = rows_text(rows)
     assert text.count("±35%") == text.count("predicted, not measured") == 1
-    assert "Images/s: predicted, not measured, within ±35% (rates of a card)." in text
-    assert "between 95% and 110% of the figure." in text
+    assert "- images/s: rates of a card" in text
     assert text.count(f"- {shared}") == 1
     assert f"- compile max-autotune: {own}" in text
 
@@ -110,13 +113,21 @@ def test_a_compiled_step_that_was_not_traced_is_a_range_in_every_table() -> None
     found = [estimate("native:swin_tiny", compile=mode, gpu="rtx 3090") for mode in modes]
     eager, *compiled = found
     assert [one.as_eager for one in found] == [False, True, True]
-    tables = [estimate_table(found), scaling_table(scaled(found, find_gpu("rtx 3090")))]
-    for text in tables:
-        rows = [line for line in text.splitlines() if line.endswith("backward") or "none  " in line]
+    several = rows_text(found, scaled(found, find_gpu("rtx 3090")))
+    for text in (rows_text(found), several):
+        rows = [line for line in text.splitlines() if line.startswith(" ") or line[:1].isdigit()]
         assert sum(format_bytes(eager.device_total_bytes) in row for row in rows) == 1
         for one in compiled:
-            assert text.count(format_range(one.low_bytes, one.high_bytes)) == 2
-    assert tables[0].count("not traced") == 6
+            between = format_range(one.low_bytes, one.high_bytes)
+            assert sum(between in row for row in rows) == 4  # two rows, of two tables
+        assert sum("not traced  " in line for line in text.splitlines()) == 4
     advice = advise("native:swin_tiny", batch_size=64, gpu="rtx 3090", keep=["checkpointing"])
     assert advice.waterfall[-1].as_eager
     assert "not traced" in advice_text(advice).partition("change by change")[2]
+
+
+def test_an_answer_that_rests_on_no_trace_says_how_to_make_one() -> None:
+    found = estimate("native:swin_tiny", compile="default", gpu="rtx 3090")
+    first = parts_text(estimate_answer(found, lambda _: ""))
+    assert f"needs {format_range(found.low_bytes, found.high_bytes)} of" in first
+    assert "--trace narrows the range" in " ".join(first.split())

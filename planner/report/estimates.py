@@ -1,0 +1,461 @@
+"""Estimates as answers: one in full, or a row for each of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from planner.core.schema import TrainSetting
+from planner.core.units import format_bytes, format_seconds
+from planner.estimation.estimate import Estimate
+from planner.estimation.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
+from planner.report.cost import (
+    LEFT_OUT,
+    cost_cells,
+    cost_headers,
+    cost_notes,
+    cost_text,
+    training_text,
+)
+from planner.report.page.contents import Cell, Copyable, Facts, Folded, Number, Part, Table, Text
+from planner.report.settings import describe_setting, in_words
+from planner.report.time import bound_text, time_facts, time_parts
+from planner.report.verdicts import (
+    NARROWER,
+    NOT_TRACED,
+    between_text,
+    is_shown_as_running,
+    total_text,
+    verdict_of,
+)
+from planner.throughput.result import Throughput
+
+# The order people add up in: tensors first, then what PyTorch and the driver put around them.
+BREAKDOWN_ROWS = {
+    "parameters": "parameters",
+    "buffers": "buffers",
+    "gradients": "gradients",
+    "optimizer_state": "optimizer state",
+    "activations": "activations",
+    "temporaries": "temporaries",
+    "workspace": "library workspaces",
+    "allocator_overhead": "allocator overhead",
+    "cuda_context": "CUDA context",
+    "communication": "NCCL's own buffers",
+}
+NUM_NAMED = 5  # of those, on a first screen
+MAX_NOTES = 10  # of what several rows assume
+Column = tuple[str, Callable[["Row"], Cell]]
+Next = Callable[[Estimate], str]  # the command that goes on from an estimate, "" for none
+
+
+def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) -> list[Part]:
+    """The verdict, the rate, what it is of, where the bytes and the seconds go, and what to type
+    next; folded, all the rest. `said` is what else is to be known first."""
+    total = estimate.device_total_bytes
+    sizes = sorted(estimate.breakdown.items(), key=lambda item: -item[1])
+    rest = sum(num_bytes for _, num_bytes in sizes[NUM_NAMED:])
+    largest = [
+        (path or "-", label.removeprefix("aten."), _bytes(num_bytes))
+        for path, label, num_bytes in estimate.largest_at_peak
+    ]
+    what = f"{estimate.model.title}, {estimate.num_parameters:,} parameters: "
+    what += describe_setting(estimate.setting, estimate.model)
+    time = estimate.throughput
+    limits = [] if time is None else [f"{bound_text('the step', time.bound_seconds)}."]
+    place, _, _ = estimate.peak_at.partition(" (")  # without torch's name of the operation
+    untraced = [NARROWER] if estimate.as_eager else []
+    compiled = "of the step without compile " if estimate.as_eager else ""
+    return [
+        verdict_of(estimate),
+        Text("\n".join([*_rate(estimate), what, *_cost(estimate), *untraced, *said])),
+        Table(
+            ("", "", ""),
+            [
+                *(_share(_title(key, estimate.setting), n, total) for key, n in sizes[:NUM_NAMED]),
+                *([_share("everything else", rest, total)] if rest else []),
+            ],
+            f"Where the {format_bytes(total)} {compiled}go (peak: {place})",
+        ),
+        Text("\n".join([_in_the_log(estimate), *limits])),
+        *([Copyable(then(estimate), "Next")] if then(estimate) else []),
+        Folded("memory at the peak in full", [
+            Text(f"The peak is in {estimate.peak_at}."),
+            Table(
+                ("", "", ""),
+                [_share(title, estimate.breakdown[key], total)
+                 for key in BREAKDOWN_ROWS if estimate.breakdown.get(key)
+                 for title in [_title(key, estimate.setting)]],
+            ),
+            totals_table(estimate),
+        ]),
+        *([Folded("largest tensors", [Table(("", "", ""), largest)])] if largest else []),
+        *_time(estimate),
+        *notes("assumed", estimate.assumed),
+        *notes("left out", estimate.left_out),
+    ]  # fmt: skip
+
+
+def notes(title: str, lines: Iterable[str]) -> list[Part]:
+    """What an answer rests on, where it rests on anything."""
+    text = "\n".join(f"- {line}" for line in lines)
+    return [Folded(title, [Text(text)])] if text else []
+
+
+def rate_text(predicted: Throughput, unit: str) -> str:
+    """`1,132 images/s, likely 736–1,528`"""
+    rate, off = predicted.images_per_second, predicted.uncertainty
+    return (
+        f"{'' if predicted.is_whole else 'up to '}{rate:,.0f} {unit}/s, "
+        f"likely {rate * (1 - off):,.0f}–{rate * (1 + off):,.0f}"
+    )
+
+
+def _rate(estimate: Estimate) -> list[str]:
+    predicted = estimate.throughput
+    if predicted is None:
+        return []
+    text = "" if is_shown_as_running(estimate) else "With enough memory: "
+    text += rate_text(predicted, estimate.unit)
+    if predicted.devices > 1:
+        all_of_them = f"{predicted.all_images_per_second:,.0f}"
+        text += f", on each of {predicted.devices} GPUs ({all_of_them} in all)"
+    return [f"{text}; {format_seconds(predicted.step_seconds)} a step. Predicted, not measured."]
+
+
+def _cost(estimate: Estimate) -> list[str]:
+    cost = estimate.cost
+    if cost is None:
+        return []
+    return [f"{training_text(cost)} {estimate.unit}: {cost_text(cost)}; {LEFT_OUT}."]
+
+
+def _title(key: str, setting: TrainSetting) -> str:
+    if key == "gradients" and setting.parallelism == "ddp":
+        return f"gradients{' in DDP buckets' if setting.ddp_bucket_view else ', DDP buckets'}"
+    return BREAKDOWN_ROWS[key]
+
+
+def _share(title: str, part: int, whole: int) -> tuple[Cell, ...]:
+    return title, _bytes(part), Number(part, f"{part / whole:.1%}")
+
+
+def _bytes(num_bytes: int) -> Number:
+    return Number(num_bytes, format_bytes(num_bytes))
+
+
+def _in_the_log(estimate: Estimate) -> str:
+    if estimate.as_eager:
+        return "In the log: not known of a compiled step that is not traced."
+    return (
+        f"In the log: max_memory_allocated {format_bytes(estimate.peak_allocated_bytes)}, "
+        f"max_memory_reserved {format_bytes(estimate.peak_reserved_bytes)}."
+    )
+
+
+def totals_table(estimate: Estimate) -> Table:
+    """The four totals, each with what it adds to the one before, and how sure the last is."""
+    outside = "CUDA context" + (", NCCL" if "communication" in estimate.breakdown else "")
+    stages = [
+        ("peak live", estimate.peak_live_bytes, "tensors alive at once"),
+        ("peak allocated", estimate.peak_allocated_bytes, "workspaces, block rounding"),
+        ("peak reserved", estimate.peak_reserved_bytes, "free memory that is kept"),
+        ("device total", estimate.device_total_bytes, f"{outside} (as nvidia-smi)"),
+    ]
+    rows: list[Sequence[Cell]] = []
+    before = 0
+    for name, num_bytes, adds in stages:
+        more = f"+ {format_bytes(num_bytes - before)}" if before else ""
+        rows.append((name, _bytes(num_bytes), Number(num_bytes - before, more), adds))
+        before = num_bytes
+    saved = "from forward to backward, of one micro-batch"
+    none = Number(None, "")
+    rows.append(("saved", _bytes(estimate.saved_activation_bytes), none, saved))
+    if estimate.pinned_host_bytes:
+        needs = "the optimizer" if estimate.setting.offload_optimizer != "none" else "backward"
+        held = f"of the host's memory, for what {needs} needs"
+        rows.append(("pinned", _bytes(estimate.pinned_host_bytes), none, held))
+    return Table(("total", "size", "more", "which adds"), rows)
+
+
+def _time(estimate: Estimate) -> list[Part]:
+    predicted = estimate.throughput
+    if predicted is None:
+        return []
+    basis = Text(f"±{predicted.uncertainty:.0%}: {predicted.basis}.")
+    facts = Facts(time_facts(predicted, estimate.unit, is_shown_as_running(estimate)))
+    return [Folded("time", [basis, facts, *time_parts(predicted)])]
+
+
+_SPREAD = ("world_size", "nodes", "parallelism")  # have columns of their own
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of several estimates: `apart` are the fields that tell it from the others, `scaled` is
+    what it is beside one device."""
+
+    estimate: Estimate
+    apart: dict[str, object] = field(default_factory=dict)
+    scaled: Scaled | None = None
+
+    @property
+    def own(self) -> str:
+        """What it is, among the others."""
+        return in_words({f: v for f, v in self.apart.items() if f not in _SPREAD})
+
+    @property
+    def rate(self) -> float:
+        """That of all its devices; 0 where none is predicted."""
+        predicted = self.estimate.throughput
+        return predicted.all_images_per_second if predicted else 0.0
+
+
+def rows_answer(
+    found: Sequence[Estimate], then: Next, lead: str = "", said: Sequence[str] = (),
+    scaled: Sequence[Scaled] = (),
+) -> list[Part]:  # fmt: skip
+    """Which of several to take, what all have in common, a row for each, and what to type next;
+    folded, their other figures and what they rest on. `lead` is said in place of the fastest."""
+    apart = apart_fields([e.setting for e in found])
+    rows = [
+        Row(e, {name: getattr(e.setting, name) for name in apart}, scaled[n] if scaled else None)
+        for n, e in enumerate(found)
+    ]
+    best = _best(rows)
+    keys = _keys(rows)
+    own: list[Column] = [("setting", lambda row: row.own)] if any(row.own for row in rows) else []
+    first = [*keys, *_figures(rows), *own]
+    marked = [] if best is None else [rows.index(best)]
+    best_of = (best or min(rows, key=lambda row: row.estimate.device_total_bytes)).estimate
+    return [
+        Text("\n".join([lead or _lead(rows, best), _common(found, apart), *said])),
+        _table(rows, first, marked=marked),
+        *([Copyable(then(best_of), "Next")] if then(best_of) else []),
+        Folded("memory of each", [_table(rows, [*keys, *some, *own]) for some in _memory(rows)]),
+        *_steps(rows, keys, own),
+        *notes("how sure the figures are", range_notes(found)),
+        *notes("assumed", _of_rows(found, lambda e: e.assumed)),
+        *notes("left out", _of_rows(found, lambda e: e.left_out)),
+    ]
+
+
+def apart_fields(settings: Sequence[TrainSetting]) -> list[str]:
+    """The fields in which not all agree."""
+    return [f for f in TrainSetting.model_fields if len({getattr(s, f) for s in settings}) > 1]
+
+
+def _best(rows: Sequence[Row]) -> Row | None:
+    """The fastest that fits; None where none does, or no rate is known."""
+    fitting = [row for row in rows if row.estimate.fits is not False and row.rate]
+    return max(fitting, key=lambda row: row.rate, default=None)
+
+
+def _lead(rows: Sequence[Row], best: Row | None) -> str:
+    unit, judged = rows[0].estimate.unit, [r for r in rows if r.estimate.fits is not None]
+    fitting = [row for row in judged if row.estimate.fits]
+    if judged and not fitting:
+        least = min(rows, key=lambda row: row.estimate.device_total_bytes)
+        return f"None fits: {_name(least, rows)} needs least. {verdict_of(least.estimate).text}"
+    if best is None:
+        fit = f"{len(fitting)} of {len(rows)} fit" if judged else "Whether they fit is not known"
+        return f"{fit}. For images/s, name a card: --gpu NAME."
+    that = " that fits" if judged else ""
+    share = best.scaled.efficiency if best.scaled else None
+    devices = best.estimate.setting.world_size
+    of_one = f", {share:.0%} of {devices} × one" if share is not None and devices > 1 else ""
+    text = f"The fastest{that} is {_name(best, rows)}: {best.rate:,.0f} {unit}/s{of_one} (predicted"
+    alike = sum(row is not best and f"{row.rate:,.0f}" == f"{best.rate:,.0f}" for row in fitting)
+    text += f", the same of {alike} more)." if alike else ")."
+    predicted = best.estimate.throughput
+    assert predicted is not None, "the fastest has a rate"
+    if alike and predicted.host_seconds > 0.999 * predicted.step_seconds:
+        text += " They wait for the host: compare them at a larger --batch-size."
+    return f"{text} {verdict_of(best.estimate).text}" if judged else text
+
+
+def _name(row: Row, rows: Sequence[Row]) -> str:
+    columns = _keys(rows)
+    named = [
+        f"{show(row)}{'' if name in ('model', 'gpu', 'parallelism') else f' {name}'}"
+        for name, show in columns if name != "has"
+    ]  # fmt: skip
+    return ", ".join(filter(None, [*named, row.own])) or "the first"
+
+
+def _common(found: Sequence[Estimate], apart: Sequence[str]) -> str:
+    first = found[0]
+    title = f"{first.model.title}, " if len({e.model for e in found}) == 1 else ""
+    text = f"All: {title}{describe_setting(first.setting, first.model, without=apart)}."
+    rates = [e.throughput for e in found if e.throughput is not None]
+    if rates:
+        least, most = (f"{f(rate.uncertainty for rate in rates):.0%}" for f in (min, max))
+        text += f" {first.unit[0].upper()}{first.unit[1:]}/s: predicted, not measured, "
+        text += f"±{most}." if least == most else f"±{least} to ±{most}."
+    return f"{text} {NARROWER}" if any(e.as_eager for e in found) else text
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column], marked: Sequence[int] = ()) -> Table:
+    shown = [[show(row) for _, show in columns] for row in rows]
+    return Table([name for name, _ in columns], shown, marked=marked)
+
+
+def _keys(rows: Sequence[Row]) -> list[Column]:
+    """What a row is of, but for the rest of its setting."""
+    estimates = [row.estimate for row in rows]
+    found: list[Column] = []
+    if len({e.model for e in estimates}) > 1:
+        found.append(("model", lambda row: row.estimate.model.title))
+    if len({e.gpu for e in estimates}) > 1:
+        found.append(("gpu", lambda row: row.estimate.gpu or ""))
+    if any(e.setting.world_size > 1 for e in estimates):
+        found.append(("gpus", lambda row: _count(row.estimate.setting.world_size)))
+        if len({e.setting.nodes for e in estimates}) > 1:
+            found.append(("nodes", lambda row: _count(row.estimate.setting.nodes)))
+        found.append(("parallelism", lambda row: row.estimate.setting.parallelism))
+    return found
+
+
+def _figures(rows: Sequence[Row]) -> list[Column]:
+    """Those of a first screen: rates are of all devices, memory of each."""
+    estimates, found = [row.estimate for row in rows], list[Column]()
+    if any(row.rate for row in rows):
+        found.append((f"{estimates[0].unit}/s", _rate_cell))
+    if any(row.scaled and row.scaled.efficiency is not None for row in rows):
+        found.append(("efficiency", _efficiency))
+    found.append(("needs", _needs))
+    if not _keys(rows):
+        found.append(("between", lambda row: between_text(row.estimate)))
+    if any(e.fits is not None for e in estimates):
+        found.append(("fits", lambda row: verdict_of(row.estimate)))
+    names = cost_headers([e.cost for e in estimates])
+    return found + [
+        (name, lambda row, n=number: cost_cells(row.estimate.cost)[n])
+        for number, name in enumerate(names)
+    ]
+
+
+def _count(number: int) -> Number:
+    return Number(number, str(number))
+
+
+def _rate_cell(row: Row) -> Cell:
+    predicted = row.estimate.throughput
+    bound = "up to " if predicted and not predicted.is_whole else ""
+    return Number(row.rate, f"{bound}{row.rate:,.0f}" if row.rate else "")
+
+
+def _needs(row: Row) -> Cell:
+    estimate = row.estimate
+    text = NOT_TRACED if estimate.as_eager else total_text(estimate)
+    return Number(estimate.device_total_bytes, text)
+
+
+def _efficiency(row: Row) -> Cell:
+    share = row.scaled.efficiency if row.scaled else None
+    return Number(share, "" if share is None else f"{share:.0%}")
+
+
+def _memory(rows: Sequence[Row]) -> list[list[Column]]:
+    """Two tables of it; the second not of a compiled step that was not traced."""
+
+    def column(name: str, size: Callable[[Estimate], int]) -> Column:
+        def show(row: Row) -> Cell:
+            return Number(None, NOT_TRACED) if row.estimate.as_eager else _bytes(size(row.estimate))
+
+        return name, show
+
+    between: list[Column] = [("between", lambda row: between_text(row.estimate))]
+    if any(row.estimate.budget_bytes for row in rows):
+        between.append(("has", lambda row: _bytes(row.estimate.budget_bytes or 0)))
+    totals = [
+        column("saved", lambda e: e.saved_activation_bytes),
+        column("allocated", lambda e: e.peak_allocated_bytes),
+        column("reserved", lambda e: e.peak_reserved_bytes),
+        ("peak in", lambda row: row.estimate.peak_at.split()[0]),
+    ]
+    return [between, totals]
+
+
+def _steps(rows: Sequence[Row], keys: list[Column], own: list[Column]) -> list[Part]:
+    """The step of each; of several devices what they lose, and the learning rates."""
+    if not any(row.rate for row in rows):
+        return []
+    columns: list[Column] = [*keys, ("step", _step)]
+    lines = []
+    if any(row.scaled for row in rows):
+        columns += [
+            ("exposed", _exposed),
+            ("global batch", lambda row: _count(row.estimate.setting.global_batch)),
+        ]
+        above = any(r.scaled and (r.scaled.efficiency or 0) >= 1.005 for r in rows)
+        why = " (above 100%: each updates only its share of the weights)" if above else ""
+        lines.append(
+            f"Efficiency: against as many GPUs that each work by themselves{why}. "
+            "Exposed: the part of a step in which a GPU only waits for the others."
+        )
+    if any(row.scaled and row.scaled.linear_rate is not None for row in rows):
+        columns += [
+            (
+                "lr (linear)",
+                lambda row: _lr(row.scaled.linear_rate if row.scaled else None),
+            ),
+            ("lr (root)", lambda row: _lr(row.scaled.root_rate if row.scaled else None)),
+        ]
+        lines.append(
+            f"Learning rates start from 5e-4 for 512 images. {LINEAR_SOURCE}. {ROOT_SOURCE}."
+        )
+    return [Folded("step of each", [_table(rows, [*columns, *own]), Text("\n".join(lines))])]
+
+
+def _step(row: Row) -> Cell:
+    predicted = row.estimate.throughput
+    seconds = predicted.step_seconds if predicted else None
+    return Number(seconds, "" if seconds is None else format_seconds(seconds))
+
+
+def _exposed(row: Row) -> Cell:
+    """Of a step, in which devices only wait for each other."""
+    predicted = row.estimate.throughput
+    if predicted is None or row.estimate.setting.world_size == 1:
+        return Number(None, "")
+    if predicted.communication is None:
+        return Number(None, "not known")
+    seconds = predicted.communication.exposed_seconds
+    return Number(seconds, format_seconds(seconds))
+
+
+def _lr(value: float | None) -> Cell:
+    return Number(value, "" if value is None else f"{value:.3g}")
+
+
+def range_notes(found: Sequence[Estimate]) -> list[str]:
+    """What the rates of several rest on, and what a whole training's figures are of."""
+    bases = dict.fromkeys(e.throughput.basis for e in found if e.throughput is not None)
+    return [*(f"images/s: {basis}" for basis in bases),
+            *cost_notes([e.cost for e in found], found[0].unit)]  # fmt: skip
+
+
+def _of_rows(
+    found: Sequence[Estimate], of_one: Callable[[Estimate], Sequence[str]]
+) -> Iterable[str]:
+    """What the rows rest on, each once; what only some do with those that do."""
+    rows: dict[str, list[Estimate]] = {}
+    for estimate in found:
+        for line in of_one(estimate):
+            rows.setdefault(line, []).append(estimate)
+    for line, those in list(rows.items())[:MAX_NOTES]:
+        yield f"{_whose(those, found)}{line}"
+    if len(rows) > MAX_NOTES:
+        yield f"{len(rows) - MAX_NOTES} more, of some rows: one setting by itself shows all its own"
+
+
+def _whose(those: Sequence[Estimate], found: Sequence[Estimate]) -> str:
+    """`compile default, max-autotune: `, if that is what tells those rows from the others."""
+    if len(those) == len(found):
+        return ""
+    for name in apart_fields([e.setting for e in found]):
+        values = dict.fromkeys(getattr(e.setting, name) for e in those)
+        if len(those) == sum(getattr(e.setting, name) in values for e in found):
+            return f"{in_words({name: ', '.join(map(str, values))})}: "
+    return "some rows: "
