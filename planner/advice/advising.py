@@ -206,32 +206,26 @@ def advise(
         link=link, overrides=overrides,
     )  # fmt: skip
     training = read_training(epochs, images_per_epoch, price_per_hour, wish.gpu)
-    title = str(model) if isinstance(model, str | PathLike) else None
+    title = str(model) if isinstance(model, str | PathLike) else wish.model.title
     of_model = {k: v for k, v in overrides.items() if k not in TrainSetting.model_fields}
-    said = allocator if isinstance(allocator, str) else None
-    return _Advising(wish, title, of_model, said, training, traced).advice()
+    options = allocator if isinstance(allocator, str) else None
+    return _Advising(wish, title, of_model, options, training, traced).advice()
 
 
+@dataclass
 class _Advising:
     """One wish being answered."""
 
-    def __init__(
-        self,
-        wish: Wish,
-        title: str | None,
-        of_model: Mapping[str, Any],
-        allocator: str | None,
-        training: Training | None,
-        traced: bool,
-    ) -> None:
-        self.wish = wish
-        self.title = title or wish.model.title
-        self.of_model = of_model
-        self.allocator = allocator
-        self.training = training
-        self.traced = traced
-        self.notes = record_traces(wish)
-        self.estimates = Estimates(wish)
+    wish: Wish
+    title: str
+    of_model: Mapping[str, Any]
+    allocator: str | None
+    training: Training | None
+    traced: bool
+
+    def __post_init__(self) -> None:
+        self.notes = record_traces(self.wish)
+        self.estimates = Estimates(self.wish)
 
     def advice(self) -> Advice:
         plain = self._way(Choice(self.wish.plain))
@@ -314,14 +308,13 @@ class _Advising:
     def _treat(self, found: Found) -> None:
         """Gives the best every lever that nothing is against; beside it stays only what it is not
         itself: the fastest, and the fastest that fits surely."""
-        estimates = self.estimates
         if found.best is None or found.fastest is None:
             return
-        found.best = best = treated(self.wish, estimates, found.best)
+        found.best = best = treated(self.wish, self.estimates, found.best)
         found.ways = [best, *(choice for choice in found.ways[1:] if choice != best)]
-        if estimates.rate(found.fastest) <= estimates.rate(best):
+        if self.estimates.rate(found.fastest) <= self.estimates.rate(best):
             found.fastest = None
-        if estimates.at(best).fits_surely:
+        if self.estimates.at(best).fits_surely:
             found.surely = None
 
     def _shown(self, choice: Choice | None) -> Way | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from planner.advice.estimates import Estimates
 from planner.advice.wish import Choice, Wish
@@ -53,11 +54,8 @@ def _next(gpus: Iterable[Gpu], precision: str, budget: int) -> Iterable[Gpu]:
 
     larger = [gpu for gpu in gpus if gpu.memory_bytes > LARGER * budget]
     larger.sort(key=lambda gpu: (size(gpu), -(peak_flops(gpu, precision) or 0.0)))
-    seen: set[int] = set()
-    for gpu in larger:
-        if size(gpu) not in seen:
-            seen.add(size(gpu))
-            yield gpu
+    for _, same in groupby(larger, size):
+        yield next(same)
 
 
 def _card(there: Estimates, goal: Choice | None, here: Estimates) -> Card:

@@ -79,12 +79,9 @@ def _changes(wish: Wish) -> Iterator[dict[str, object]]:
         batch //= 2
     yield {"world_size": 2 * plain.world_size, "parallelism": kind, "batch_size": batch}
     if plain.parallelism == "ddp" and plain.world_size > 1:
-        yield {"parallelism": "fsdp", **_defaults("ddp_")}
-
-
-def _defaults(prefix: str) -> dict[str, object]:
-    fields = TrainSetting.model_fields.items()
-    return {name: info.default for name, info in fields if name.startswith(prefix)}
+        fields = TrainSetting.model_fields.items()
+        plain_ddp = {name: info.default for name, info in fields if name.startswith("ddp_")}
+        yield {"parallelism": "fsdp", **plain_ddp}
 
 
 def _on(
