@@ -97,29 +97,6 @@ def test_checkpointing_saves_less_and_changes_nothing(
     assert less < 0.8 * saved_bytes(config, setting())
 
 
-@pytest.mark.parametrize(("library", "version"), covering(BUILT, (1, 2)))
-def test_chosen_blocks_are_the_first_in_forward_order(library: str, version: int) -> None:
-    """Counted over the whole model: of depths (2, 2), the first three, and the first and third."""
-    config = small(library, version)
-    for checkpointing, expected in (
-        ("blocks:3", [True, True, True, False]),
-        ("blocks:every-3", [True, False, False, True]),
-    ):
-        order = blocks_as_they_run(build_real(config, setting(checkpointing=checkpointing)), config)
-        assert [name.startswith("Checkpointed") for name in order] == expected
-
-
-def blocks_as_they_run(module: nn.Module, config: SwinConfig) -> list[str]:
-    """The names of their classes."""
-    order: list[str] = []
-    known = find_library(config.library).block_classes
-    for block in module.modules():
-        if type(block).__name__.removeprefix("Checkpointed") in known:
-            block.register_forward_hook(lambda block, *_: order.append(type(block).__name__))
-    run(module, config)
-    return order
-
-
 @pytest.mark.parametrize("library", ["native", "timm", "transformers"])
 def test_attention_is_what_was_asked_for(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block calls scaled_dot_product_attention, or none does."""

@@ -12,7 +12,7 @@ from planner.memory.allocator_config import AllocatorConfig, parse_allocator_con
 from planner.memory.caching_allocator import CachingAllocator, OutOfMemoryError
 from planner.memory.replay import SteadyPeaks, replay, replay_steady
 from tests.memory.requests import random_requests, random_streams
-from tests.memory.slow_allocator import SlowAllocator, SlowExpandable
+from tests.memory.slow_allocator import SlowAllocator
 
 KIB, MIB = 1024, 1024**2
 EXPANDABLE = AllocatorConfig(expandable_segments=True)
@@ -352,12 +352,10 @@ def test_blocks_never_overlap_and_everything_merges_back(
 SHARES = (None, 0.97, 0.9, 0.8)  # of what a run without a limit reserves
 
 
-@pytest.mark.parametrize(
-    "config", [AllocatorConfig(), AllocatorConfig(max_split_bytes=48 * MIB), EXPANDABLE]
-)
+@pytest.mark.parametrize("config", [AllocatorConfig(), AllocatorConfig(max_split_bytes=48 * MIB)])
 @pytest.mark.parametrize("num_streams", [1, 3])
 def test_equal_to_a_slow_allocator(config: AllocatorConfig, num_streams: int) -> None:
-    for seed, share in enumerate(SHARES * (1 if config.expandable_segments else 2)):
+    for seed, share in enumerate(SHARES * 2):
         equal_to_a_slow_allocator(seed, config, share, num_streams)
 
 
@@ -368,17 +366,13 @@ def equal_to_a_slow_allocator(
     unbound = replay(requests, config, streams=streams)
     capacity = None if share is None else int(share * unbound.peak_reserved_bytes)
     result = replay(requests, config, allowed_bytes=capacity, streams=streams)
-    slow: SlowAllocator | SlowExpandable
-    if config.expandable_segments:
-        slow = SlowExpandable(capacity)
-    else:
-        slow = SlowAllocator(max_split=config.max_split_bytes, capacity=capacity)
+    slow = SlowAllocator(max_split=config.max_split_bytes, capacity=capacity)
     allocated, reserved, stopped = play_slowly(slow, requests, streams)
     assert result.out_of_memory_at == stopped
     assert result.allocated_bytes == allocated
     assert result.reserved_bytes == reserved
     assert result.num_alloc_retries == slow.retries
-    if share is not None and not config.expandable_segments:
+    if share is not None:
         assert result.reserved_bytes != unbound.reserved_bytes
 
 
@@ -389,7 +383,7 @@ def random_of_streams(seed: int, num_streams: int) -> tuple[list[int], list[int]
 
 
 def play_slowly(
-    slow: SlowAllocator | SlowExpandable, requests: list[int], streams: list[int]
+    slow: SlowAllocator, requests: list[int], streams: list[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], int | None]:
     blocks = {}
     allocated, reserved = [], []

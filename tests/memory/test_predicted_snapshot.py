@@ -60,26 +60,6 @@ def test_what_is_alive_at_the_end_is_the_ledgers_by_category() -> None:
     assert any(group.where == "build (parameter)" for group in reading.groups)
 
 
-def test_every_segment_is_filled_and_every_event_is_of_one() -> None:
-    # No segment goes back, so that all are there at the end.
-    snapshot = predicted_snapshot(ledger_of(batch_size=32, cudnn_benchmark=False), WORKSPACE)
-    ranges = []
-    for segment in snapshot["segments"]:
-        assert sum(block["size"] for block in segment["blocks"]) == segment["total_size"]
-        assert segment["address"] % (2 << 20) == 0
-        ranges.append((segment["address"], segment["address"] + segment["total_size"]))
-    trace = snapshot["device_traces"][0]
-    for entry in trace:
-        if entry["action"] == "alloc":
-            assert any(
-                start <= entry["addr"] and entry["addr"] + entry["size"] <= end
-                for start, end in ranges
-            )
-    assert [entry["time_us"] for entry in trace] == list(range(len(trace)))
-    # Without one event of this category MemoryViz.js ends in an error of its own.
-    assert "unknown" in {entry["category"] for entry in trace}
-
-
 def test_frames_say_operation_modules_and_phase() -> None:
     trace = predicted_snapshot(ledger_of(), WORKSPACE)["device_traces"][0]
     found = next(
@@ -129,6 +109,8 @@ def test_torchs_own_tools_take_it(tmp_path: Path) -> None:
         viz.trace_plot(snapshot, filter_freed=True),  # type: ignore[no-untyped-call]
     ):
         assert "MemoryViz.js" in page
+    # Without one event of this category MemoryViz.js ends in an error of its own.
+    assert "unknown" in {e["category"] for e in snapshot["device_traces"][0]}
     # What was never freed is what is alive at the end.
     left = [e for e in snapshot["device_traces"][0] if e["action"] == "alloc"]
     used = [b for s in snapshot["segments"] for b in s["blocks"] if b["state"] != "inactive"]

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from planner import TrainSetting
-from planner.estimation.estimate import choose
-from planner.estimation.ledgers import step_ledger
-from planner.machine.hardware.overheads import overheads_for
 from planner.memory.allocator_config import AllocatorConfig
-from planner.memory.profile import steady_requests
 from planner.memory.replay import (
     MAX_STEPS,
     Player,
@@ -22,7 +17,6 @@ from planner.memory.replay import (
     replay_within,
     steady_course,
 )
-from planner.memory.scratch import on_device
 
 KIB, MIB = 1024, 1024**2
 
@@ -153,25 +147,6 @@ def test_the_course_is_of_the_playing_that_reserves_the_most() -> None:
     course = steady_course([4 * MIB, 6 * MIB, ~0], 1)
     assert course.reserved_bytes == [20 * MIB] * 3
     assert course.allocated_bytes == [4 * MIB, 10 * MIB, 6 * MIB]
-
-
-@pytest.mark.parametrize(
-    ("model", "of_setting"),
-    [
-        ("timm:swin_tiny_patch4_window7_224", {}),
-        ("timm:swin_tiny_patch4_window7_224", {"checkpointing": "blocks", "precision": "fp32"}),
-        ("native:swin_tiny", {"zero_grad_to_none": False, "ema": True}),
-        ("native:swin_tiny", {"accumulate": 2, "precision": "fp16"}),
-    ],
-)
-def test_so_does_a_swin(model: str, of_setting: dict[str, object]) -> None:
-    setting = TrainSetting.model_validate({"batch_size": 16, **of_setting})
-    setting = setting.model_copy(update={"cudnn_benchmark": False})
-    ledger = on_device(
-        step_ledger(*choose(model, setting, None, {})), overheads_for(None).processors
-    )
-    _, requests, start = steady_requests(ledger, 8 * MIB)
-    assert replay_steady(requests, start) == played_to_the_end(requests, start)
 
 
 def test_a_step_is_not_played_again_where_it_must_recur(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,17 +158,6 @@ def test_no_record_at_all(grid: Run) -> None:
     assert html_of(run)
 
 
-def test_however_many_probes_are_all_shown_and_the_page_is_small(grid: Run) -> None:
-    many = tuple(
-        r.model_copy(update={"probe_id": f"{n}"})
-        for n, r in zip(range(200), [*invented_table()] * 10, strict=False)
-    )
-    run = replace(grid, found=None, records=many)
-    table = table_of(run, "probes")
-    assert len(table.rows) == 200
-    assert len(html_of(run)) < 5e6
-
-
 # Texts of others
 
 

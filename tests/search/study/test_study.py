@@ -281,11 +281,6 @@ def test_an_unreachable_storage_shows_no_password(tmp_path: Path) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_storage_that_is_neither_url_nor_journal(tmp_path: Path) -> None:
-    with pytest.raises(PlannerError, match="neither"):
-        open_study(tmp_path, "study")
-
-
 @pytest.mark.parametrize("storage", [None, "study.journal"])
 def test_a_wider_search_goes_on_with_a_study(tmp_path: Path, storage: str | None) -> None:
     """Optuna holds a parameter to its first values: an axis with others gets a name of its own."""
