@@ -31,7 +31,7 @@ from tests.search.report.runs import (
 )
 from tests.search.tables import MODEL, invented_table, make_record
 
-FRONT, ORDER = "-front", "-order"
+FRONT = "-front"
 
 
 def html_of(run: Run) -> str:
