@@ -14,25 +14,13 @@ from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.libraries.registry import SPECS, find_library
 from tests.building import build_real
 from tests.covering import covering
+from tests.trainers.cases import tiny
 
 BUILT = ("native", "timm", "torchvision", "transformers")
 
 
 def small(library: str, version: int, **fields: object) -> SwinConfig:
-    return SwinConfig.model_validate(
-        {
-            "library": library,
-            "version": version,
-            "image_size": 32,
-            "window_size": 4,
-            "embed_dim": 16,
-            "depths": (2, 2),
-            "num_heads": (2, 4),
-            "num_classes": 10,
-            "drop_path_rate": 0.2,
-            **fields,
-        }
-    )
+    return tiny(library, version, **{"num_heads": (2, 4), "drop_path_rate": 0.2, **fields})
 
 
 def setting(**fields: object) -> TrainSetting:

@@ -17,6 +17,7 @@ from planner.libraries.native.attention import Attention
 from planner.libraries.native.module import SwinTransformer, build_swin
 from tests.covering import covering
 from tests.libraries.test_modules import saved_bytes
+from tests.trainers.cases import tiny
 
 TOLERANCE = 1e-5  # the law: equal in fp32, up to the order of sums
 
@@ -43,19 +44,8 @@ ATTENTIONS = ["eager", "sdpa"]
 
 
 def small(version: int, image: int | tuple[int, int], window: int, **fields: object) -> SwinConfig:
-    return SwinConfig.model_validate(
-        {
-            "version": version,
-            "image_size": image,
-            "window_size": window,
-            "embed_dim": 16,
-            "depths": (2, 2),
-            "num_heads": (2, 4),
-            "num_classes": 10,
-            "drop_path_rate": 0.0,
-            **fields,
-        }
-    )
+    shape = {"image_size": image, "window_size": window, "num_heads": (2, 4), **fields}
+    return tiny("native", version, **shape)
 
 
 def randomised(model: SwinTransformer) -> SwinTransformer:
