@@ -80,26 +80,6 @@ def test_a_replay_through_the_command_writes_over_no_measured_run(
     assert list(tmp_path.iterdir()) == [run]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        (["nosuch.models:make", "--device", "cpu"], 2, "there is no module 'nosuch'"),
-        (["native:swin_tiny", "--gpu", "rtx 3090"], 2, "--from advice.json begins there"),
-        (["native:swin_tiny", "--device", "cpu", "--precision", "fp16"], 1, "fp32 and bf16"),
-        (["native:swin_tiny", "--device", "cpu", "--storage", "study"], 2, "neither"),
-        ([], 2, "MODEL"),
-    ],
-)
-def test_bad_input_is_one_clear_error(
-    tmp_path: Path, arguments: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    returned = main(["tune", *arguments, "--output", str(tmp_path)])
-    error = capsys.readouterr().err
-    assert returned == status, error
-    assert said in error
-    assert "Traceback" not in error
-
-
 def test_what_is_typed_wins_over_what_it_begins_at(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,10 @@ def test_what_is_no_search_is_said_in_a_few_lines(
         ("--set embed_dim=24 --set embed-dim=24", 2, "given twice"),
         ("--set frozen_stages=9", 1, "4 stages"),
         ("--replay x --precision bf16", 2, "omit device, precision"),
+        ("--gpu t4", 2, "--from advice.json begins there"),
+        ("--precision fp16", 1, "fp32 and bf16"),
+        ("--storage study", 2, "neither"),
+        ("--set loss=cross-entropy,hinge", 2, "hinge"),
         (f"--output {tmp_path}/file/below", 2, "cannot be made a folder"),
     ):
         output = [] if "--output" in line else ["--output", str(tmp_path / "run")]

@@ -127,15 +127,6 @@ def test_what_is_trained_of_an_own_model_is_refused_before_a_probe() -> None:
     assert space.left_out[0].startswith("1 setting is left out: what is trained is a matter of")
 
 
-def test_what_is_no_axis_and_values_that_a_field_lacks_are_refused() -> None:
-    with pytest.raises(UsageError, match="takes one value"):
-        read_values("accumulate", ("1", "2"))
-    with pytest.raises(UsageError, match=r"Did you mean 'lora_rank'"):
-        read_values("lora_rnk", ("1", "2"))
-    with pytest.raises(UsageError, match="'hinge'"):
-        read_values("loss", ("cross-entropy", "hinge"))
-
-
 @given(st.integers(1, 5000))
 def test_the_ladder_is_multiples_of_eight_where_large(largest: int) -> None:
     ladder = batch_ladder(largest)

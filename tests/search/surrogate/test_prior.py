@@ -53,10 +53,6 @@ def test_three_estimates_an_arm_give_all_batches() -> None:
         assert guess.seconds == pytest.approx(0.01 + 0.002 * c.setting.batch_size, rel=1e-6)
 
 
-def test_no_estimate_at_all_is_the_generic_prior() -> None:
-    assert estimated_prior(SPACE, MODEL, GPU, lambda m, s: None) == generic_prior(SPACE, GPU)
-
-
 @pytest.mark.parametrize("device", [GPU, CPU])
 def test_the_generic_prior_has_the_shape_of_the_trade_off(device: DeviceInfo) -> None:
     prior = generic_prior(SPACE, device)

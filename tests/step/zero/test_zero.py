@@ -93,15 +93,10 @@ def zero(stage: int, precision: str = "bf16", **more: Any) -> TrainSetting:
     )
 
 
-@pytest.mark.parametrize(
-    ("precision", "stage", "overlaps"), [("bf16", 2, False), ("fp32", 1, True)]
-)
-def test_the_last_rank_is_the_fullest_where_gradients_leave_in_backward(
-    precision: str, stage: int, overlaps: bool
-) -> None:
+def test_the_last_rank_is_the_fullest_where_gradients_leave_in_backward() -> None:
     """The one with the most gradients has up to 13.5 MB less, and at most 1.1 MB more."""
-    one = one_device(2, precision)
-    setting = zero(stage, precision, zero_reduce_bucket=4_000_000, zero_overlap=overlaps)
+    one = one_device(2, "fp32")
+    setting = zero(1, "fp32", zero_reduce_bucket=4_000_000, zero_overlap=True)
     peaks = [steady_step(insert_zero_events(one, setting, r).ledger).peak_bytes for r in range(8)]
     assert steady_step(insert_zero_events(one, setting).ledger).peak_bytes == peaks[-1]
     assert peaks[-1] == pytest.approx(max(peaks), rel=0.005)
