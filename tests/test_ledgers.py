@@ -203,15 +203,6 @@ def test_another_process_makes_all_traces_where_torch_is_not_imported(cache: Pat
     assert len(list(cache.iterdir())) == 1
 
 
-MENDED = """
-from torch import nn
-
-
-def build():
-    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1000))
-"""
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [("Adversarial", r"optimizer of its own \(Adam\)"), ("Wrong", "not images -> logits")],

@@ -79,29 +79,6 @@ def test_a_replay_through_the_command_writes_over_no_measured_run(
     assert list(tmp_path.iterdir()) == [run]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        (["native:swin_tny"], 2, "swin_tiny"),
-        (["nosuch.models:make", "--device", "cpu"], 2, "there is no module 'nosuch'"),
-        (["native:swin_tiny", "--strategy", "planer"], 2, "planner"),
-        (["native:swin_tiny", "--gpu", "rtx 3090"], 2, "--from advice.json begins there"),
-        (["native:swin_tiny", "--device", "cpu", "--precision", "fp16"], 1, "fp32 and bf16"),
-        (["native:swin_tiny", "--device", "cpu", "--storage", "study"], 2, "neither"),
-        ([], 2, "MODEL"),
-        (["--replay", "nowhere.jsonl"], 2, "does not exist"),
-    ],
-)
-def test_bad_input_is_one_clear_error(
-    tmp_path: Path, arguments: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    returned = main(["tune", *arguments, "--output", str(tmp_path)])
-    error = capsys.readouterr().err
-    assert returned == status, error
-    assert said in error
-    assert "Traceback" not in error
-
-
 def test_what_is_typed_wins_over_what_it_begins_at(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,20 +106,12 @@ def test_what_is_typed_wins_over_what_it_begins_at(
     assert main(["tune", "--from", str(file), "--way", "99"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        (["--data", "PICTURES", "--num-classes", "1"], 2, "has 2 classes"),
-    ],
-)  # fmt: skip
 def test_data_that_are_none_are_one_error(
-    tmp_path: Path, arguments: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = str(make_folder(tmp_path / "pictures"))
-    given = [folder if a == "PICTURES" else a for a in arguments]
-    returned = main(["tune", *TINY, *given, "--output", str(tmp_path / "run")])
+    given = ["--data", str(make_folder(tmp_path / "pictures")), "--num-classes", "1"]
+    assert main(["tune", *TINY, *given, "--output", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
-    assert returned == status, error
-    assert said in error
+    assert "has 2 classes" in error
     assert "Traceback" not in error
     assert not (tmp_path / "run").exists(), "refused before anything"

@@ -17,9 +17,6 @@ from planner.libraries.registry import find_library
 from planner.step.training import record_training
 from tests.libraries.steps import (
     assert_equal_to_cpu,
-    assert_equal_to_trace,
-    name_of,
-    require,
     setting_of,
 )
 
@@ -32,20 +29,6 @@ SMALL: dict[str, Any] = {
 
 def small(library: str, version: int = 1, **fields: Any) -> SwinConfig:
     return SwinConfig.model_validate({**SMALL, "library": library, "version": version, **fields})
-
-
-# Attention that drops out within its kernel is computed again; all else that draws is too.
-SELECTIVE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("native", {"attn_drop_rate": 0.1, "drop_rate": 0.1, "depths": (1, 1)}, {"attention": "sdpa"}),
-    ("timm", {"depths": (1,), "num_heads": (3,)}, {"lora_rank": 4}),
-]
-
-
-@pytest.mark.parametrize(("library", "fields", "changes"), SELECTIVE, ids=name_of)
-def test_a_selective_step(library: str, fields: dict[str, Any], changes: dict[str, Any]) -> None:
-    require(library)
-    asked = setting_of({"checkpointing": "selective", **changes})
-    assert_equal_to_trace(small(library, 1, **fields), asked)
 
 
 def computed(checkpointing: str, kind: str, **fields: Any) -> dict[str, int]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -87,14 +85,3 @@ def test_an_estimate_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert any("check with --trace" in line for line in estimate(model).assumed)
     monkeypatch.delenv(CHECKOUT_VARIABLE)
     assert not any("check with --trace" in line for line in estimate(model).assumed)
-
-
-def test_nothing_is_imported_to_compare() -> None:
-    code = (
-        "import sys; from planner.libraries.registry import SPECS; "
-        "from planner.core.schema import SwinConfig; "
-        "[s.drift(SwinConfig(library=n)) for n, s in SPECS.items()]; "
-        "print([m for m in ('torch', 'timm', 'torchvision', 'transformers') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from planner import SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
-from planner.cli import main
 from planner.core.errors import UnsupportedError
 from planner.core.schema import DeviceInfo, FactoryModel, Model
 from planner.core.units import GIB
@@ -112,19 +109,6 @@ def test_what_a_card_has_is_what_the_catalogue_rates() -> None:
         assert ("bf16" in offered) == gpu.has_bf16, gpu.name
         assert ("tf32" in offered) <= (gpu.tf32_flops is not None), gpu.name
         assert ("fp16" in offered) == (gpu.fp16_flops is not None), gpu.name
-
-
-def test_all_cards_are_ranked_that_have_the_precision(capsys: pytest.CaptureFixture[str]) -> None:
-    def ranked(precision: str) -> tuple[dict[str, str], str]:
-        arguments = ["estimate", "native:swin_tiny", "--gpu", "all", "--precision", precision]
-        assert main([*arguments, "--json"]) == 0
-        told = capsys.readouterr()
-        rows = json.loads(told.out)
-        return {row["gpu"]: row["setting"]["precision"] for row in rows}, told.err
-
-    in_bf16, said = ranked("bf16")
-    assert (in_bf16["t4"], in_bf16["rtx-3090"]) == ("fp16", "bf16")
-    assert "Without bf16, and so fp16 instead" in said
 
 
 def test_a_result_s_device_decides_what_may_be_emitted() -> None:

@@ -14,25 +14,13 @@ from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.libraries.registry import SPECS, find_library
 from tests.building import build_real
 from tests.covering import covering
+from tests.trainers.cases import tiny
 
 BUILT = ("native", "timm", "torchvision", "transformers")
 
 
 def small(library: str, version: int, **fields: object) -> SwinConfig:
-    return SwinConfig.model_validate(
-        {
-            "library": library,
-            "version": version,
-            "image_size": 32,
-            "window_size": 4,
-            "embed_dim": 16,
-            "depths": (2, 2),
-            "num_heads": (2, 4),
-            "num_classes": 10,
-            "drop_path_rate": 0.2,
-            **fields,
-        }
-    )
+    return tiny(library, version, **{"num_heads": (2, 4), "drop_path_rate": 0.2, **fields})
 
 
 def setting(**fields: object) -> TrainSetting:
@@ -95,29 +83,6 @@ def test_checkpointing_saves_less_and_changes_nothing(
     assert all(torch.equal(plain[name], checkpointed[name]) for name in plain)
     less = saved_bytes(config, setting(checkpointing=checkpointing))
     assert less < 0.8 * saved_bytes(config, setting())
-
-
-@pytest.mark.parametrize(("library", "version"), covering(BUILT, (1, 2)))
-def test_chosen_blocks_are_the_first_in_forward_order(library: str, version: int) -> None:
-    """Counted over the whole model: of depths (2, 2), the first three, and the first and third."""
-    config = small(library, version)
-    for checkpointing, expected in (
-        ("blocks:3", [True, True, True, False]),
-        ("blocks:every-3", [True, False, False, True]),
-    ):
-        order = blocks_as_they_run(build_real(config, setting(checkpointing=checkpointing)), config)
-        assert [name.startswith("Checkpointed") for name in order] == expected
-
-
-def blocks_as_they_run(module: nn.Module, config: SwinConfig) -> list[str]:
-    """The names of their classes."""
-    order: list[str] = []
-    known = find_library(config.library).block_classes
-    for block in module.modules():
-        if type(block).__name__.removeprefix("Checkpointed") in known:
-            block.register_forward_hook(lambda block, *_: order.append(type(block).__name__))
-    run(module, config)
-    return order
 
 
 @pytest.mark.parametrize("library", ["native", "timm", "transformers"])

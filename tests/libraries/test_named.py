@@ -34,10 +34,8 @@ def named(text: str, **overrides: str) -> NamedModel:
     ("text", "task", "size"),
     [
         ("timm:swinv2_cr_tiny_ns_224", "classification", (3, 224, 224)),
-        ("timm:vit_small_patch14_dinov2.lvd142m", "classification", (3, 518, 518)),
         ("torchvision:inception_v3", "classification", (3, 299, 299)),
         ("torchvision:r3d_18", "video", (3, 16, 112, 112)),
-        ("torchvision:deeplabv3_resnet50", "segmentation", (3, 520, 520)),
         ("torchvision:fcos_resnet50_fpn", "detection", (3, 480, 640)),
         ("transformers:ViTForImageClassification", "own-loss", (3, 224, 224)),
         ("transformers:VideoMAEForVideoClassification", "own-loss", (3, 16, 224, 224)),
@@ -98,7 +96,6 @@ def test_a_size_is_named_as_the_configuration_has_it() -> None:
         ("torchvision:swin3d_x", "'swin3d_"),
         ("transformers:ViTForImageClasification", "Did you mean 'ViTForImageClassification'"),
         ("transformers:google/vit-base", "nothing is downloaded"),
-        ("transformers:__name__", "unknown model of transformers"),
         ("transformers:Trainer", "no model with a configuration"),
     ],
 )

@@ -44,6 +44,11 @@ CASES: list[Case] = [
     ("native", 1, {**DROPPING, "depths": (1, 2)},
      {"attention": "eager", "precision": "fp32", "checkpointing": "blocks:2", "batch_size": 1,
       "memory_format": "channels_last", "frozen_stages": 1, "validation_batch_size": 2}),
+    # Attention that drops out within its kernel is computed again; all else that draws is too.
+    ("native", 1, {**DROPPING, "depths": (1, 1)},
+     {"attention": "sdpa", "checkpointing": "selective"}),
+    ("timm", 1, {"depths": (1,), "num_heads": (2,)},
+     {"checkpointing": "selective", "lora_rank": 4}),
     ("timm", 1, {**PADDED, **DROPPING, "drop_path_rate": 0.0},
      {"attention": "eager", "precision": "fp16", "checkpointing": "stages:1"}),
     ("timm", 1, {"image_size": (56, 112), "depths": (1, 2), "drop_path_rate": 0.3,

@@ -12,7 +12,7 @@ from planner.memory.allocator_config import AllocatorConfig, parse_allocator_con
 from planner.memory.caching_allocator import CachingAllocator, OutOfMemoryError
 from planner.memory.replay import SteadyPeaks, replay, replay_steady
 from tests.memory.requests import random_requests, random_streams
-from tests.memory.slow_allocator import SlowAllocator, SlowExpandable
+from tests.memory.slow_allocator import SlowAllocator
 
 KIB, MIB = 1024, 1024**2
 EXPANDABLE = AllocatorConfig(expandable_segments=True)
@@ -61,13 +61,6 @@ def test_a_large_segment_is_shared_and_best_fit_takes_the_smallest_hole() -> Non
     assert result.allocated_bytes == tuple(n * MIB for n in (4, 10, 14, 8, 14))
 
 
-def test_freed_neighbours_merge() -> None:
-    # a and b of 10 MiB would not hold 20 MiB: they are two segments. c and d of 5 MiB are one.
-    assert replay([10 * MIB, 10 * MIB, ~0, ~1, 20 * MIB]).peak_reserved_bytes == 40 * MIB
-    merged = replay([5 * MIB, 5 * MIB, 5 * MIB, ~0, ~2, ~1, 9 * MIB, 9 * MIB])
-    assert merged.peak_reserved_bytes == 20 * MIB
-
-
 def test_a_second_equal_round_can_take_more_from_the_driver() -> None:
     # Round one: 2 MiB opens a 20 MiB segment, 10.5 MiB fit behind it, 11 MiB get their own of 12.
     # Round two: 2 MiB go to the smaller free block, the 12 MiB one; 10.5 MiB to the 20; and now
@@ -77,18 +70,6 @@ def test_a_second_equal_round_can_take_more_from_the_driver() -> None:
     twice = [*once, ~0, ~1, ~2, *once]
     assert replay(once).peak_reserved_bytes == 32 * MIB
     assert replay(twice).peak_reserved_bytes == 44 * MIB
-
-
-def test_small_and_large_pools_do_not_share() -> None:
-    result = replay([2 * MIB, ~0, 512])
-    assert result.peak_reserved_bytes == 22 * MIB
-
-
-def test_a_cached_large_block_serves_a_smaller_request_whole_or_split() -> None:
-    # 100 MiB cached; 60 MiB is split from it, 40 MiB remain and serve 39 MiB, 1 MiB kept unsplit.
-    result = replay([100 * MIB, ~0, 60 * MIB, 39 * MIB])
-    assert result.peak_reserved_bytes == 100 * MIB
-    assert result.allocated_bytes[-1] == 100 * MIB
 
 
 def test_zero_bytes_take_no_block() -> None:
@@ -105,15 +86,6 @@ def test_out_of_memory_releases_whole_cached_segments_first() -> None:
     assert result.reserved_bytes[-1] == 62 * MIB
     assert result.peak_reserved_bytes == 62 * MIB
     assert replay(requests).peak_reserved_bytes == 92 * MIB
-
-
-def test_out_of_memory_where_no_whole_segment_is_free() -> None:
-    # 20 MiB segment, 4 MiB of it in use: its 16 MiB cannot go back, so 60 do not fit into 64.
-    result = replay([4 * MIB, 4 * MIB, ~0, 60 * MIB, 512], allowed_bytes=64 * MIB)
-    assert result.out_of_memory_at == 3
-    assert result.num_alloc_retries == 1
-    assert len(result.allocated_bytes) == 3
-    assert result.allocated_bytes[-1] == 4 * MIB
 
 
 def test_max_split_keeps_large_blocks_whole() -> None:
@@ -246,17 +218,6 @@ def test_before_memory_runs_out_the_caches_of_all_streams_are_returned() -> None
     assert (expandable.num_alloc_retries, expandable.reserved_bytes[-1]) == (1, 60 * MIB)
 
 
-def test_an_oversize_block_of_another_stream_is_not_returned_by_itself() -> None:
-    config = AllocatorConfig(max_split_bytes=64 * MIB)
-    # 80 MiB cached, 30 more in 100. On one stream only the oversize block goes, and no retry
-    # counts; from another stream all caches go, which is a retry.
-    requests = [80 * MIB, ~0, 30 * MIB]
-    alike = replay(requests, config, allowed_bytes=100 * MIB, streams=[1, 1, 1])
-    apart = replay(requests, config, allowed_bytes=100 * MIB, streams=[1, 1, 0])
-    assert (alike.num_alloc_retries, alike.reserved_bytes[-1]) == (0, 30 * MIB)
-    assert (apart.num_alloc_retries, apart.reserved_bytes[-1]) == (1, 30 * MIB)
-
-
 def test_garbage_of_all_streams_is_collected_by_one_count_of_searches() -> None:
     config = AllocatorConfig(garbage_collection_threshold=0.5)
     # As on one stream: b is freed after one more search of the large pools, so that only a, older
@@ -352,12 +313,10 @@ def test_blocks_never_overlap_and_everything_merges_back(
 SHARES = (None, 0.97, 0.9, 0.8)  # of what a run without a limit reserves
 
 
-@pytest.mark.parametrize(
-    "config", [AllocatorConfig(), AllocatorConfig(max_split_bytes=48 * MIB), EXPANDABLE]
-)
+@pytest.mark.parametrize("config", [AllocatorConfig(), AllocatorConfig(max_split_bytes=48 * MIB)])
 @pytest.mark.parametrize("num_streams", [1, 3])
 def test_equal_to_a_slow_allocator(config: AllocatorConfig, num_streams: int) -> None:
-    for seed, share in enumerate(SHARES * (1 if config.expandable_segments else 2)):
+    for seed, share in enumerate(SHARES * 2):
         equal_to_a_slow_allocator(seed, config, share, num_streams)
 
 
@@ -368,17 +327,13 @@ def equal_to_a_slow_allocator(
     unbound = replay(requests, config, streams=streams)
     capacity = None if share is None else int(share * unbound.peak_reserved_bytes)
     result = replay(requests, config, allowed_bytes=capacity, streams=streams)
-    slow: SlowAllocator | SlowExpandable
-    if config.expandable_segments:
-        slow = SlowExpandable(capacity)
-    else:
-        slow = SlowAllocator(max_split=config.max_split_bytes, capacity=capacity)
+    slow = SlowAllocator(max_split=config.max_split_bytes, capacity=capacity)
     allocated, reserved, stopped = play_slowly(slow, requests, streams)
     assert result.out_of_memory_at == stopped
     assert result.allocated_bytes == allocated
     assert result.reserved_bytes == reserved
     assert result.num_alloc_retries == slow.retries
-    if share is not None and not config.expandable_segments:
+    if share is not None:
         assert result.reserved_bytes != unbound.reserved_bytes
 
 
@@ -389,7 +344,7 @@ def random_of_streams(seed: int, num_streams: int) -> tuple[list[int], list[int]
 
 
 def play_slowly(
-    slow: SlowAllocator | SlowExpandable, requests: list[int], streams: list[int]
+    slow: SlowAllocator, requests: list[int], streams: list[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], int | None]:
     blocks = {}
     allocated, reserved = [], []

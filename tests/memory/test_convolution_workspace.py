@@ -8,7 +8,6 @@ from planner import estimate
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.units import MIB
 from planner.estimation.estimate import estimate_ledger
-from planner.estimation.left_out import left_out
 from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked
 from planner.memory.convolution_workspace import ConvolutionWorkspace, convolution_workspace
 
@@ -67,14 +66,6 @@ def test_a_fit_is_no_longer_sure_where_convolutions_may_take_the_rest() -> None:
     assert fits(PAIR[0]).fits_surely
     assert fits(*PAIR).fits
     assert not fits(*PAIR).fits_surely
-
-
-def test_it_is_said() -> None:
-    said = estimate_ledger(MODEL, SETTING, ledger_of(*PAIR)).left_out[0]
-    assert "2 convolutions" in said
-    assert "50.00 MiB" in said
-    assert "patch embedding" in left_out(MODEL, SETTING)[0]
-    assert "cuDNN" not in left_out(MODEL, SETTING, ConvolutionWorkspace(0, 0))[0]
 
 
 def test_swins_range_is_as_it_was() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 
-from planner.estimation.estimate import estimate
 from planner.ledger.ledger import Allocated, Freed, Ledger, Scratch
 from planner.machine.hardware.catalogue import find_gpu
 from planner.machine.hardware.overheads import processors_of
@@ -118,43 +117,6 @@ def test_scratch_takes_memory_on_a_device_only() -> None:
     (taken, freed) = on_device(ledger, RTX_3090).events
     assert taken == Allocated(1, 19_267_584, "aten.sum", "head")
     assert freed == Freed(1)
-
-
-# Three steps on the emulated device, the peaks of the third: torch 2.13.0+cu130, an RTX 3090.
-PEAKS = {
-    ("native:swin_tiny", 64): (4_163_511_808, 4_898_947_072),
-    ("timm:swin_tiny_patch4_window7_224", 64): (4_986_469_376, 5_421_137_920),
-    ("torchvision:swin_v2_t", 32): (4_165_214_208, 4_406_116_352),
-}
-# The same under torch 2.15.0+cu132, whose products give their workspaces back.
-PEAKS_2_15 = {
-    ("native:swin_tiny", 64): (4_146_517_504, 4_882_169_856),
-    ("timm:swin_tiny_patch4_window7_224", 8): (999_705_600, 1_161_822_208),
-    ("torchvision:swin_t", 64): (4_968_805_376, 5_442_109_440),
-    ("transformers:microsoft/swin-tiny-patch4-window7-224", 64): (4_659_068_416, 5_509_218_304),
-}
-
-
-@pytest.mark.parametrize("version", [(2, 13), (2, 15)])
-def test_an_estimate_is_what_torch_allocates(
-    version: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    patch_version(monkeypatch, version)
-    for (model, batch), peaks in (PEAKS if version == (2, 13) else PEAKS_2_15).items():
-        found = estimate(
-            model, gpu="rtx-3090", batch_size=batch, loss="cross-entropy", clip_grad=False
-        )
-        assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == peaks, model
-
-
-def patch_version(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int]) -> None:
-    """All that asks for torch's version is told this one."""
-    for module in (
-        "planner.estimation.ledgers", "planner.memory.profile",
-        "planner.machine.hardware.overheads",
-        "planner.step.attention",
-    ):  # fmt: skip
-        monkeypatch.setattr(f"{module}.torch_version", lambda: version)
 
 
 # The backward of `F.embedding` with int64 indices, torch 2.14.1+cu130.

@@ -2,33 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 
-from planner.core.schema import MeasurementRecord
 from search.loop.replay import Replay
-from search.loop.space import setting_id
 from search.loop.strategies.strategy import Situation, Strategy
-
-
-def pooled(records: Iterable[MeasurementRecord]) -> list[MeasurementRecord]:
-    """One record per setting: of repeats that all ran, their samples together; else the first that
-    did not. For comparing strategies, which should not differ by which repeat they were given."""
-    grouped: dict[str, list[MeasurementRecord]] = {}
-    for record in records:
-        grouped.setdefault(setting_id(record.setting), []).append(record)
-    return [_pool(group) for group in grouped.values()]
-
-
-def _pool(group: list[MeasurementRecord]) -> MeasurementRecord:
-    failed = [r for r in group if r.status != "measured"]
-    if failed or len(group) == 1:
-        return (failed or group)[0]
-    samples = tuple(s for r in group for s in r.step_seconds)
-    setting = group[0].setting
-    rate = setting.batch_size * setting.accumulate / median(samples)
-    return group[0].model_copy(update={"step_seconds": samples, "images_per_second": rate})
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,7 @@ def test_a_full_disk_is_said_with_where_the_record_is(
     assert "Recommended for native:swin_tiny" in out
     kept = next(temporary.glob("planner-*/probes.jsonl"))
     assert len(read_records(kept).records) == 1
+    assert kept.parent.stat().st_mode & 0o777 == 0o700  # nobody else reads it or puts a link there
     assert str(kept) in out
     assert f"The probes are in {kept}" in err
     assert not list(output.glob(".*"))  # no half of a file

@@ -6,14 +6,12 @@ Eight devices of one pair, by seed: a small version of tests/benchmarks/simulate
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from statistics import median
 
 import numpy as np
 import pytest
 
-from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.estimation.estimate import choose
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware import recognise_gpu
@@ -31,7 +29,6 @@ from tests.benchmarks.simulated_draws import (
 from tests.benchmarks.simulated_physics import RECORDED, planners_physics, record_step, step_seconds
 from tests.benchmarks.simulated_worlds import DESCRIBED
 
-TRUTH = Path(__file__).parents[1] / "truth"
 PAIR = "a100-swin-t"
 NUM_DEVICES = 8  # the default run draws two, over a smaller space
 
@@ -101,27 +98,6 @@ def test_eager_settings_are_searched_in_a_dozen_probes(more_devices: list[Device
     assert all(r.ended_by_itself for r in runs)
     assert median(r.probes for r in runs) <= 12
     assert max(r.recommended for r in runs) <= 0.05
-
-
-def test_measured_batches_that_keep_a_card_busy_lie_on_a_line() -> None:
-    """What the assumed ripples of simulated devices are wider than: a Swin-T in fp32, 64 images and
-    more, of which no step waits for its host."""
-    arms: dict[tuple[str, TrainSetting], dict[int, float]] = {}
-    for card in ("h100", "h200"):
-        for line in (TRUTH / card / "rows.jsonl").read_text().splitlines():
-            record = MeasurementRecord.model_validate_json(line)
-            setting = record.setting
-            keeps_busy = setting.precision == "fp32" and setting.batch_size >= 64
-            if keeps_busy and record.model.name == "swin_tiny" and record.step_seconds:
-                arm = arms.setdefault((card, setting.model_copy(update={"batch_size": 1})), {})
-                arm[setting.batch_size] = median(record.step_seconds)
-    ladders = [arm for arm in arms.values() if len(arm) >= 3]
-    assert len(ladders) == 8
-    for arm in ladders:
-        sizes, seconds = np.array([*arm]), np.array([*arm.values()])
-        lines = np.stack([np.ones(len(arm)), sizes], axis=1) / seconds[:, None]
-        fit, *_ = np.linalg.lstsq(lines, np.ones(len(arm)))
-        assert lines @ fit == pytest.approx(1, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,6 @@ def test_what_the_device_lacks_is_refused_and_what_nobody_knows_too() -> None:
         make_space(MODEL, CPU, restrict={"precision": ("bf17",)})
 
 
-def test_a_library_without_fused_attention_refuses_it() -> None:
-    with pytest.raises(UnsupportedError, match="sdpa"):
-        make_space(SwinConfig(library="torchvision"), CPU, restrict={"attention": ("sdpa",)})
-
-
 def test_a_factory_keeps_its_own_attention_and_its_blocks_may_be_checkpointed() -> None:
     space = make_space(FactoryModel(factory="a:b"), CPU, batch_sizes=(8,))
     assert space.choices["attention"] == ("library",)
@@ -132,15 +127,6 @@ def test_what_is_trained_of_an_own_model_is_refused_before_a_probe() -> None:
     assert space.left_out[0].startswith("1 setting is left out: what is trained is a matter of")
 
 
-def test_what_is_no_axis_and_values_that_a_field_lacks_are_refused() -> None:
-    with pytest.raises(UsageError, match="takes one value"):
-        read_values("accumulate", ("1", "2"))
-    with pytest.raises(UsageError, match=r"Did you mean 'lora_rank'"):
-        read_values("lora_rnk", ("1", "2"))
-    with pytest.raises(UsageError, match="'hinge'"):
-        read_values("loss", ("cross-entropy", "hinge"))
-
-
 @given(st.integers(1, 5000))
 def test_the_ladder_is_multiples_of_eight_where_large(largest: int) -> None:
     ladder = batch_ladder(largest)
@@ -156,13 +142,6 @@ def test_a_global_batch_is_held_exactly(share: int, world: int) -> None:
     assert all(c.setting.global_batch == share * world for c in space.candidates)
     assert {c.setting.batch_size for c in space.candidates} <= set(divisors(share))
     assert 1 in space.rungs
-
-
-def test_a_global_batch_that_cannot_be_split_is_refused() -> None:
-    with pytest.raises(UsageError, match="multiple of 4"):
-        make_space(MODEL, CPU, TrainSetting(world_size=4), global_batch=30)
-    with pytest.raises(UsageError, match="divides 30"):
-        make_space(MODEL, CPU, batch_sizes=(7,), global_batch=30)
 
 
 def test_plain_settings_are_simpler() -> None:

@@ -17,10 +17,8 @@ from planner.core.units import GIB
 from search.loop.limits import Limits
 from search.loop.space import make_space
 from search.loop.strategies.strategy import Choice
-from search.loop.study import lock
 from search.loop.study.records import read_records
 from search.probe.failure import CONTRACT
-from search.tuning import tune as tune_file
 from search.tuning.tune import tune
 from tests.search.tables import GPU, MODEL, SMALL, invented_table, make_record
 
@@ -45,13 +43,6 @@ def test_it_recommends_what_it_ran(tmp_path: Path) -> None:
     assert found.gain > 1.5
     assert json.loads((tmp_path / "recommendation.json").read_text())["status"] == "recommended"
     assert any("Other processes hold 2.00 GiB" in note for note in found.notes)
-
-
-@pytest.mark.usefixtures("gpu")
-def test_the_plain_default_is_not_probed_again_where_the_search_has(tmp_path: Path) -> None:
-    run(tmp_path, strategy="exhaustive", batch_size=(8, 16))
-    settings = [r.setting for r in read_records(tmp_path / "probes.jsonl").records]
-    assert len(settings) == len(set(settings))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -225,19 +216,6 @@ def test_a_mode_that_the_budget_ended_before_is_named(
     assert all("default (about " in note for note in said)
 
 
-def test_a_replay_of_another_model_is_refused(table: Path) -> None:
-    with pytest.raises(UsageError, match="not of"):
-        tune(MODEL.model_copy(update={"name": "other"}), replay=table)
-
-
-def test_a_replay_with_a_bad_line_is_read_up_to_it(table: Path) -> None:
-    lines = table.read_bytes().splitlines(keepends=True)
-    table.write_bytes(b"".join(lines[:20]) + b"garbage\n" + b"".join(lines[20:]))
-    found = tune(None, replay=table)
-    assert any("line 21" in note for note in found.notes)
-    assert found.num_candidates == 20
-
-
 def test_the_tuner_imports_no_torch(table: Path) -> None:
     script = (
         "import sys, search.probe.parent.runner; from search.tuning.tune import tune;"
@@ -250,21 +228,6 @@ def test_the_tuner_imports_no_torch(table: Path) -> None:
     assert done.stdout.startswith("recommended")
     assert "nothing was run" in done.stdout
     assert done.stdout.endswith("False\n")
-
-
-@pytest.mark.usefixtures("gpu")
-def test_a_second_tuner_on_the_card_is_told_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: str(tmp_path))
-    card = GPU.model_copy(update={"uuid": "GPU-a"})
-    monkeypatch.setattr(tune_file, "describe_device", lambda wanted: card)
-    given = {"batch_size": 8, "baseline": False}
-    with lock.hold_gpu("GPU-a"):
-        found = run(tmp_path / "second", **given)
-    assert any("Another tuner of this machine is at cuda:0" in note for note in found.notes)
-    found = run(tmp_path / "alone", **given)
-    assert not any("Another tuner" in note for note in found.notes)
 
 
 @pytest.mark.usefixtures("gpu")

@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from planner import SwinConfig, TrainSetting, estimate
 from planner.core.errors import UnsupportedError
@@ -22,22 +21,17 @@ from planner.estimation.estimate import Estimate
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Awaited, Freed, Ledger, Marked, Sent
 from planner.machine.hardware import overheads
-from planner.memory.profile import find_alive, steady_step
 from planner.step.reducer import (
     BUCKET_LABEL,
-    COMPRESSED_LABEL,
     DEFAULT_LIMITS,
     Weight,
     assign_buckets,
-    steps_until_steady,
 )
 from planner.step.training import record_training
 from planner.trace.run import trace_training
 from planner.training.parallel.data_parallel import DataParallel
-from tests.answers import estimate_text
 from tests.building import build_real, on_shapes
-from tests.cpu_memory import measure_cpu_memory_events
-from tests.equality import collectives, first_difference, phase_ends
+from tests.equality import collectives, first_difference
 
 DDP = TrainSetting(batch_size=2, precision="fp32", parallelism="ddp", attention="eager")
 # 9.6 million parameters: three buckets.
@@ -128,22 +122,6 @@ def test_buckets_are_those_of_torchs_own_reducer(group: None, changes: dict[str,
         assert bucket_bytes(ledger) == rebuilt
 
 
-def test_a_step_holds_what_it_does_on_a_cpu(group: None) -> None:
-    setting = DDP.model_copy(update={"optimizer": "sgd-forloop", "accumulate": 2})
-    config, steps = TWO_BUCKETS, steps_until_steady(setting)
-    ledger = record_training(on_shapes(config, setting), config, setting)
-    real = measure_cpu_memory_events(lambda: build_real(config, setting), config, setting, steps)
-    # NCCL holds the first buckets into the second backward; gloo lets them go at once.
-    held = {("zero_grad", 0), ("forward", 1), ("backward", 1)}
-    for mine, theirs in zip(phase_ends(ledger.events), phase_ends(real.events), strict=True):
-        assert mine[:2] == theirs[:2]
-        if mine[:2] in held:
-            continue
-        # DDP keeps a few numbers on the host, which is here the device.
-        assert theirs[2] == pytest.approx(mine[2], abs=4096)
-        assert theirs[3] == pytest.approx(mine[3], abs=4096)
-
-
 @pytest.mark.parametrize(
     "changes", [{"ddp_bucket_view": True, "accumulate": 2}, {"ddp_compression": "fp16"}], ids=str
 )
@@ -196,52 +174,9 @@ def test_nccl_holds_the_first_bucket_into_the_backward_after_the_rebuild(
     assert kept.doubtful_bytes == kept.late_bytes == 0
 
 
-def test_nccl_holds_compressed_copies_until_the_next_backward() -> None:
-    setting = DDP.model_copy(update={"ddp_compression": "bf16"})
-    ledger = record_training(on_shapes(SMALL, setting), SMALL, setting)
-    trained = sum(made_with(ledger))
-    count = len(bucket_bytes(ledger))
-    assert freed_after(ledger, COMPRESSED_LABEL) == [
-        (SECOND_BACKWARD, 1), *[(THIRD_BACKWARD, 1)] * count
-    ]  # fmt: skip
-    plain = record_training(on_shapes(SMALL, DDP), SMALL, DDP)
-    more = steady_step(ledger).before_step - steady_step(plain).before_step
-    assert more == pytest.approx(trained / 2, abs=512 * count)
-    assert ledger.late_bytes == 2 * trained
-
-
 def of(**changes: object) -> Estimate:
     setting = DDP.model_copy(update={"attention": "library"})
     return estimate(SMALL, setting, **changes)
-
-
-@pytest.mark.parametrize("changes", [{}, {"frozen_stages": 1, "precision": "pure-bf16"}])
-def test_the_estimate_holds_the_buckets_besides_the_gradients(changes: dict[str, object]) -> None:
-    """Derived: as many bytes as the parameters that are trained, rounded once a bucket."""
-    with_buckets, without = of(**changes), of(**changes, parallelism="none")
-    ledger = step_ledger(SMALL, with_buckets.setting)
-    start = next(
-        i for i, e in enumerate(ledger.events) if isinstance(e, Marked) and e.step == 2
-    )  # the end of the steady forward: no gradient is there
-    held = [(e, c) for e, c in find_alive(ledger.events, start) if e.label == BUCKET_LABEL]
-    assert {category for _, category in held} == {"gradients"}
-    more = sum(-(-event.num_bytes // 512) * 512 for event, _ in held)
-    trained = with_buckets.num_parameters * (2 if "precision" in changes else 4)
-    assert more >= trained if "frozen_stages" not in changes else 0 < more < trained
-    assert with_buckets.peak_live_bytes == without.peak_live_bytes + more
-    assert with_buckets.breakdown["gradients"] == without.breakdown["gradients"] + more
-
-
-def test_the_estimate_says_what_ddp_it_means_and_what_it_leaves_out() -> None:
-    found = of()
-    assert any("3 gradient buckets" in line for line in found.assumed)
-    assert any("NCCL" in line for line in found.left_out)
-    assert "gradients, DDP buckets" in estimate_text(found)
-    assert "gradients in DDP buckets" in estimate_text(of(ddp_bucket_view=True))
-    assert any("never rebuilt" in line for line in of(ddp_find_unused=True).assumed)
-    assert not any("DistributedDataParallel" in line for line in of(parallelism="none").assumed)
-    over_two = of(parallelism="none", world_size=2)
-    assert any("--parallelism ddp counts them" in line for line in over_two.left_out)
 
 
 def sent_and_awaited(**changes: object) -> list[tuple[str, Any]]:
@@ -272,25 +207,17 @@ def test_each_bucket_is_sent_in_its_order_and_awaited_at_the_end(changes: dict[s
     assert found == [*sent, *(Awaited(e.handle) for e in sent)]
 
 
-@pytest.mark.parametrize(("world_size", "low", "high"), [(2, 24, 657), (8, 24, 1011)])
-def test_nccls_own_buffers_lie_beside_the_context(
-    monkeypatch: pytest.MonkeyPatch, world_size: int, low: int, high: int
-) -> None:
+def test_nccls_own_buffers_lie_beside_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """MiB: derived and quoted in planner/machine/hardware/nccl.py. Reserved memory is here as sure
     on several devices as on one."""
     monkeypatch.setattr(overheads, "RESERVED_ERROR_UNTRIED", overheads.RESERVED_ERROR)
-    one, several = of(), of(world_size=world_size)
+    one, several = of(), of(world_size=8)
     assert "communication" not in one.breakdown
     taken = several.breakdown["communication"]
     assert several.device_total_bytes == one.device_total_bytes + taken
-    assert sum(several.breakdown.values()) == several.device_total_bytes
-    assert (several.low_bytes - one.low_bytes) // MIB == low
-    assert round((several.high_bytes - one.high_bytes) / MIB) in (high - 1, high)
+    assert (several.low_bytes - one.low_bytes) // MIB == 24
+    assert round((several.high_bytes - one.high_bytes) / MIB) in (1010, 1011)
     assert one.peak_reserved_bytes == several.peak_reserved_bytes
-    table = estimate_text(several)
-    assert "NCCL's own buffers" in table
-    assert "CUDA context, NCCL (as nvidia-smi)" in table
-    assert of(world_size=8, parallelism="none").device_total_bytes < several.device_total_bytes
 
 
 def test_a_static_graph_within_no_sync_is_refused_since_torch_fails_there(group: None) -> None:
@@ -303,25 +230,10 @@ def test_a_static_graph_within_no_sync_is_refused_since_torch_fails_there(group:
         wrapped(torch.ones(1, 2)).sum().backward()
 
 
-def test_a_search_for_unused_parameters_is_refused_where_checkpointing_hides_them(
-    group: None,
-) -> None:
+def test_a_search_for_unused_parameters_is_refused_where_checkpointing_hides_them() -> None:
+    """torch: "mark a variable ready only once"."""
     reentrant = SMALL.model_copy(update={"library": "microsoft"})
     changes = {"checkpointing": "blocks", "ddp_find_unused": True}
     with pytest.raises(UnsupportedError, match=r"(?s)reentrant.*ddp_static_graph=true"):
         estimate(reentrant, DDP, **changes)
     estimate(reentrant, DDP, **changes, ddp_static_graph=True)
-    layer = nn.Linear(2, 2)
-    wrapped = DistributedDataParallel(Reentrant(layer), find_unused_parameters=True)
-    output = wrapped(torch.ones(1, 2, requires_grad=True))
-    with pytest.raises(RuntimeError, match="mark a variable ready only once"):
-        output.sum().backward()
-
-
-class Reentrant(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.first, self.layer = nn.Linear(2, 2), layer
-
-    def forward(self, x: Tensor) -> Any:
-        return checkpoint(self.layer, self.first(x), use_reentrant=True)

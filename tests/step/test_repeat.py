@@ -15,19 +15,14 @@ from tests.building import on_shapes
 
 SMALL = {"image_size": (56, 56), "depths": (2, 2), "num_heads": (1, 2), "embed_dim": 32}
 SETTINGS: tuple[dict[str, Any], ...] = (
-    {"accumulate": 2, "checkpointing": "blocks"},
     {"accumulate": 3, "checkpointing": "selective", "precision": "pure-bf16", "clip_grad": True},
-    {"precision": "fp16"},
     {"optimizer": "adamw-fused", "checkpointing": "blocks:3", "ema": True},
     {"optimizer": "adafactor", "clip_grad": True, "validation_batch_size": 8},
-    {"optimizer": "lion", "frozen_stages": 1, "precision": "pure-bf16"},
     {"optimizer": "adamw-8bit", "loss": "soft-target", "memory_format": "channels_last"},
-    {"offload": "activations"},
     {"offload": "activations", "accumulate": 2},
     {"optimizer_in_backward": True},
     {"offload_optimizer": "state-and-gradients"},
     {"parallelism": "ddp"},
-    {"zero_grad_to_none": False, "amsgrad": True},
 )
 
 

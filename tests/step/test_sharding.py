@@ -14,16 +14,14 @@ import pytest
 
 from planner.core.errors import UnsupportedError
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
-from planner.core.units import MIB
 from planner.estimation.ledgers import is_on_shapes
 from planner.ledger.affine import Recorder, in_canonical_order
-from planner.ledger.ledger import Allocated, Awaited, Event, Freed, Ledger, Marked, Sent
+from planner.ledger.ledger import Allocated, Event, Freed, Ledger, Marked
 from planner.libraries.registry import find_library
-from planner.libraries.resolve import resolve_model
 from planner.memory.caching_allocator import rounded
 from planner.step.training import record_training
-from tests.equality import collectives, phase_ends
-from tests.libraries.steps import Changes, generator_state_uncounted, name_of, needs, require
+from tests.equality import collectives
+from tests.libraries.steps import Changes, name_of, needs, require
 
 pytestmark = needs("torch", "timm")
 
@@ -117,79 +115,6 @@ def test_worlds_and_ranks(changes: Changes, rank: int) -> None:
 )
 def test_optimizer_steps_on_shards(changes: Changes) -> None:
     assert_as_torch_does(small(**ONE_BLOCK), changes)
-
-
-def test_real_tensors_on_the_cpu() -> None:
-    """Ends of phases, and the peak within each, where gradients are summed in place, as fake
-    tensors never are. Rows divide by 2: CPU kernels pad what does not, and CUDA's do not."""
-    from planner.trace.sharding import fake_world
-    from planner.training.tasks import as_task
-    from planner.training.tasks.blocks import blocks_to_shard
-    from tests.cpu_memory import measure_cpu_memory_events
-
-    sides = {"depths": (1, 1), "num_heads": (6, 12), "embed_dim": 96, "drop_path_rate": 0.0}
-    config = small(version=2, **sides)
-    setting = resolved(config, {"world_size": 2, "attention": "eager"})
-    spec = find_library("timm")
-    ledger = record_training(spec.on_shapes(config, setting), config, setting)
-    with fake_world(setting, 0) as sharding, generator_state_uncounted():
-
-        def build() -> Any:
-            module = spec.build(config, setting)
-            sharding.shard(
-                module, blocks_to_shard(module, as_task(module, config, setting), config)
-            )
-            return module
-
-        # The module is sharded as it is built: nothing is left to spread.
-        alone = setting.model_copy(update={"parallelism": "none"})
-        real = measure_cpu_memory_events(build, config, alone)
-    assert phase_ends(ledger.events) == phase_ends(real.events)
-
-
-def test_of_swin_b_as_measured() -> None:
-    """timm's Swin-B at batch 4 on the first of 8 devices, fp32, as torch 2.13's own `fully_shard`
-    gave it on fake tensors, with plain cross-entropy: most bytes alive in the steady step, in all
-    and by stream."""
-    config = resolve_model("timm:swin_base_patch4_window7_224")
-    assert isinstance(config, SwinConfig)
-    setting = resolved(config, {"batch_size": 4, "attention": "eager", **PLAIN})
-    ledger = recorded(config, setting)
-    streams = ("all_gather_copy_in", "reduce_scatter", "")
-    peaks = [round(peak_bytes(ledger, only) / MIB, 1) for only in (None, *streams)]
-    assert peaks == [1149.1, 96.1, 41.9, 1131.0]
-    said = " ".join(ledger.notes)
-    assert "over 8 devices" in said
-    assert "the figures are those of rank 0" in said
-
-
-def peak_bytes(ledger: Ledger, stream: str | None) -> int:
-    """Most bytes alive in the second step, on one stream or in all; sizes are not rounded."""
-    sizes: dict[int, int] = {}
-    peak = step = 0
-    for event in ledger.events:
-        if isinstance(event, Allocated) and stream in (None, event.stream):
-            sizes[event.storage] = event.num_bytes
-            if step:
-                peak = max(peak, sum(sizes.values()))
-        elif isinstance(event, Freed):
-            sizes.pop(event.storage, None)
-        elif isinstance(event, Marked) and event.phase == "zero_grad":
-            step = event.step + 1
-    return peak
-
-
-@pytest.mark.parametrize("changes", [{}, {"accumulate": 2, "clip_grad": True}, HSDP], ids=name_of)
-def test_each_collective_is_awaited_once(changes: Changes) -> None:
-    config = small()
-    events = recorded(config, resolved(config, changes)).events
-    sent = [event.handle for event in events if isinstance(event, Sent)]
-    awaited = [event.handle for event in events if isinstance(event, Awaited)]
-    assert sent == [*range(1, len(sent) + 1)]
-    copied = [e.handle for e in events if isinstance(e, Sent) and e.group == "replicate"]
-    steps = copied[: len(copied) // 2], copied[len(copied) // 2 :]
-    before_the_last = {handle for step in steps for handle in step[:-1]}
-    assert sorted(awaited) == [handle for handle in sent if handle not in before_the_last]
 
 
 def test_any_batch_is_read_off_one_line() -> None:

@@ -9,7 +9,6 @@ import torch
 import torch._functorch.config
 from torch import nn
 
-from planner.core.errors import UnsupportedError
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.libraries.checkpointing import checkpoint_in_place, repeated_blocks
 from planner.training.tasks.compiling import compile_as_set
@@ -58,13 +57,6 @@ def test_a_whole_model_is_compiled_beside_itself() -> None:
     assert call._orig_mod is module
     eager = TrainSetting()
     assert compile_as_set(module, as_task(module, OWN, eager), OWN, eager) is None
-
-
-def test_a_module_without_blocks_is_refused() -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
-    setting = TrainSetting(compile="default", compile_scope="blocks")
-    with pytest.raises(UnsupportedError, match="no repeated blocks"):
-        compile_as_set(module, as_task(module, OWN, setting), OWN, setting)
 
 
 def test_some_checkpointed_blocks_are_blocks_among_the_others() -> None:

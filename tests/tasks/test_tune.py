@@ -62,9 +62,6 @@ OWN = """
         def loss(self, module, batch):
             return super().loss(module, batch).detach()
 
-    class Unknown(Volumes):
-        def loss(self, module, batch):
-            return super().loss(module, batch) + log.detach()
 
     def tokens():
         return nn.Embedding(10, 10)
@@ -190,30 +187,15 @@ def test_an_optimizer_of_its_own_is_no_axis(own: Path) -> None:
     assert "step 2/2  rate" in trained(script.text, own)
 
 
-@pytest.mark.parametrize(
-    ("name", "message", "way_out"),
-    [
-        ("Detached", "does not depend on any parameter", "Compute it from what the module returns"),
-        ("Unknown", r"loss\(\) of .* raised NameError at .*: name 'log'", "It was called as loss("),
-    ],
-)
-def test_a_contract_that_is_not_kept_ends_a_search_at_its_first_probe(
-    own: Path, name: str, message: str, way_out: str
-) -> None:
+def test_a_contract_that_is_not_kept_ends_a_search_at_its_first_probe(own: Path) -> None:
     """Nothing is kept of it: once the task is mended, the same command begins where it did."""
-    prober = InThisProcess(name)
-    with pytest.raises(ContractError, match=message) as caught:
+    prober = InThisProcess("Detached")
+    with pytest.raises(ContractError, match="does not depend on any parameter") as caught:
         tune(prober, own / "tuned", trials=5)
-    assert caught.value.way_out.startswith(way_out)
+    assert caught.value.way_out.startswith("Compute it from what the module returns")
     assert prober.num_probes == 1
     assert (own / "tuned" / "probes.jsonl").read_text() == ""
-    mended = (own / "mine.py").read_text().replace(".detach()", "").replace(" + log", "")
+    mended = (own / "mine.py").read_text().replace(".detach()", "")
     (own / "mine.py").write_text(mended)
     del sys.modules["mine"]
     assert tune(prober, own / "tuned").status == "recommended"
-
-
-def test_a_step_that_breaks_in_a_probe_is_told_of_tasks(own: Path) -> None:
-    found = tune(InThisProcess("tokens"), own / "tuned")
-    assert found.status == "nothing_fits"
-    assert "return a task from the factory" in found.advice

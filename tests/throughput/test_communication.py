@@ -56,7 +56,7 @@ def predict(
     return predict_step(made.operations(), device, setting, recorded, exchanges)
 
 
-def buckets(*sizes: float, last_wait: bool = True) -> list[Event]:
+def buckets(*sizes: float) -> list[Event]:
     """Backward of 2 ms for each bucket, sent as it is full; all are awaited at the end."""
     events: list[Event] = [work(1e6), Marked("forward", 1)]
     for handle, size in enumerate(sizes):

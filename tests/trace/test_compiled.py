@@ -159,18 +159,6 @@ def test_the_step_around_the_graph_is_the_eager_one() -> None:
 
 
 @pytest.mark.compiler
-def test_what_else_a_setting_says_is_the_eager_steps() -> None:
-    config = tiny("native", **ONE_STAGE)
-    setting = setting_for(
-        config, precision="fp16", memory_format="channels_last", ema=True,
-        validation_batch_size=3, accumulate=2,
-    )  # fmt: skip
-    compiled, eager = ledger_of(config, setting), eager_ledger_of(config, setting)
-    for phase in ("backward", "optimizer", "validation"):
-        assert Counter(alive_after(compiled, phase)) == Counter(alive_after(eager, phase))
-
-
-@pytest.mark.compiler
 def test_graphs_keep_their_pool_through_the_optimizer() -> None:
     config = tiny("native", **ONE_STAGE)
     default = ledger_of(config, setting_for(config, batch_size=40))

@@ -12,18 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
-from planner.core.torch_version import torch_version  # noqa: E402
-from planner.step.attention import SEED_ON_DEVICE  # noqa: E402
 from planner.trace import cuda_rules  # noqa: E402
 from planner.trace.cuda_rules import as_on_cuda  # noqa: E402
-from planner.trace.run import trace_training  # noqa: E402
-from tests.trace.models import (  # noqa: E402
-    attention_events,
-)
 
 
 def test_policies_are_those_of_the_header() -> None:
@@ -71,38 +63,3 @@ def test_rules_last_as_long_as_their_context() -> None:
                 F.binary_cross_entropy(half.sigmoid(), half.sigmoid())
     assert norm() == torch.bfloat16
     assert {key: sorted(registered(key)) for key in before} == before
-
-
-class Window(nn.Module):
-    """Attention of one head over N tokens with a learned bias, by PyTorch's fused function."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(3, 3 * 32)
-        self.bias = nn.Parameter(torch.zeros(49, 49))
-        self.head = nn.Linear(32, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.qkv(images.flatten(2).transpose(1, 2))
-        q, k, v = x.unflatten(2, (3, 1, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-
-        return self.head(F.scaled_dot_product_attention(q, k, v, self.bias).flatten(1, -2).mean(1))
-
-
-def test_fused_attention_with_a_mask_is_the_memory_efficient_one() -> None:
-    batch, tokens, channels = 4, 49, 32
-    images = FactoryModel(factory="tests:none", image_size=(7, 7), num_classes=10)
-    setting = TrainSetting(batch_size=batch, precision="bf16")
-    trace = trace_training(Window, images, setting, num_steps=1)
-    output = batch * tokens * channels * 2
-    logsumexp = batch * 64 * 4  # one head, rows rounded up to 32
-    gradient_of_bias = batch * tokens * 64 * 2  # rows rounded up to 16
-    forward = attention_events(trace, "_efficient_attention.default")
-    seeds = [] if torch_version() < SEED_ON_DEVICE else [8, 8]  # with the offset; else on the host
-    assert forward == [*seeds, output, logsumexp]
-    backward = attention_events(trace, "_efficient_attention_backward")
-    delta, workspace = batch * tokens * 4, batch * (16 + 64 * 64 * 4)  # one head, one block
-    assert backward == [output, output, output, gradient_of_bias, delta, workspace]
-    padded, gradient = attention_events(trace, "constant_pad_nd")
-    assert padded == tokens * 56 * 2  # rows rounded up to 8
-    assert gradient == tokens * tokens * 2

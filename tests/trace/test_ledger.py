@@ -8,11 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import Tensor, nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
 
-from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
-from planner.estimation.estimate import estimate_ledger  # noqa: E402
+from planner.core.schema import TrainSetting  # noqa: E402
 from planner.ledger.ledger import Allocated, Computed, Freed, Marked, Tagged  # noqa: E402
 from planner.trace.ledger import trace_estimate  # noqa: E402
 from tests.trace.models import (  # noqa: E402
@@ -75,49 +72,3 @@ def test_ledger_counts_work_and_names_modules(timm_ledger) -> None:  # type: ign
     embedding = next(o.flops for _, o in work if o.kind == "conv")
     assert flops["backward"] == 2 * flops["forward"] - embedding
     assert "aten.gelu" in {o.name for _, o in work if o.kind == "pointwise"}
-
-
-def test_a_setting_checkpoints_the_blocks_of_any_module() -> None:
-    """Those that are found, or those that its task names; the notes state which."""
-    model = FactoryModel(factory="tests:none", image_size=(64, 64), num_classes=10)
-
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.wide, self.narrow = nn.Linear(48, 192), nn.Linear(192, 48)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.narrow(F.gelu(self.wide(x)))
-
-    def build() -> nn.Module:
-        return nn.Sequential(
-            nn.PixelUnshuffle(4), nn.Flatten(2), nn.Linear(256, 48), Layer(), Layer(), Layer(),
-            nn.Flatten(), nn.Linear(48 * 48, 10),
-        )  # fmt: skip
-
-    class Named:
-        def module(self) -> nn.Module:
-            return build()
-
-        def batch(self, size: int, device: torch.device) -> Tensor:
-            return torch.randn(size, 3, 64, 64, device=device)
-
-        def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
-            return module(batch).square().mean()
-
-        def blocks(self, module: nn.Module) -> list[nn.Module]:
-            return [module[3]]
-
-    plain, wrapped = (
-        trace_estimate(model, TrainSetting(batch_size=4, checkpointing=kind), build)
-        for kind in ("none", "blocks")
-    )
-    named = trace_estimate(model, TrainSetting(batch_size=4, checkpointing="blocks"), Named)
-    assert wrapped.notes[-1] == "checkpointed: 3 Layer"
-    assert named.notes[-1] == "checkpointed: 1 Layer"
-    ledgers = (plain, named, wrapped)
-    saved = [
-        estimate_ledger(model, TrainSetting(), ledger).saved_activation_bytes for ledger in ledgers
-    ]
-    assert saved == sorted(saved, reverse=True)
-    assert saved[2] < 0.5 * saved[0]

@@ -20,7 +20,6 @@ from planner.ledger.ledger import (  # noqa: E402
     Event,
     Marked,
     Sent,
-    Tagged,
 )
 from planner.trace.ledger import trace_estimate  # noqa: E402
 from planner.trace.run import Trace, trace_training  # noqa: E402
@@ -59,24 +58,6 @@ def steady(trace: Trace) -> list[Event]:
 
 def sent(events: list[Event]) -> list[Sent]:
     return [event for event in events if isinstance(event, Sent)]
-
-
-def tagged_bytes(trace: Trace, category: str) -> int:
-    sizes = {e.storage: e.num_bytes for e in trace.events if isinstance(e, Allocated)}
-    tagged = {e.storage for e in trace.events if isinstance(e, Tagged) and e.category == category}
-    return sum(sizes[storage] for storage in tagged)
-
-
-def test_all_ranks_together_hold_the_optimizers_state_once() -> None:
-    num_devices = 8
-    first = tagged_bytes(traced(world_size=num_devices), "optimizer_state")
-    last = tagged_bytes(traced(num_devices - 1, world_size=num_devices), "optimizer_state")
-    # Two numbers of 4 bytes for each of a rank's rows. Rank 0 has them all padded, but for rows
-    # that there are not: all 10 of the head's where there are 64 devices are the first 10 ranks'.
-    assert first == 8 * padded(num_devices) // num_devices
-    rows = -(-HEAD_ROWS // num_devices)
-    missing = rows - max(0, HEAD_ROWS - rows * (num_devices - 1))
-    assert first - last == 8 * missing * (WIDTH + 1)
 
 
 def test_what_a_step_sends_is_each_weight_gathered_twice_and_summed_once() -> None:

@@ -72,21 +72,3 @@ DEEPSPEED_KEYS: dict[str, frozenset[str]] = {
     "torch_autocast": frozenset({"enabled", "dtype", "lower_precision_safe_modules"}),
     "zero_optimization": frozenset({"stage"}),
 }  # fmt: skip
-
-MMENGINE_KEYS: dict[str, frozenset[str]] = {
-    # mmengine 0.10.7: AmpOptimWrapper and OptimWrapper's parameters, Runner's, `Runner.cfg.compile`
-    # (torch.compile's), loaded by its Config and its registries by hand (2026-11-20); mmpretrain
-    # 1.2 at ee7f2e8: SwinTransformer's and SwinTransformerV2's.
-    "": frozenset({"default_scope", "model", "data_preprocessor", "optim_wrapper",
-                   "param_scheduler", "train_cfg", "val_cfg", "train_dataloader", "val_dataloader",
-                   "val_evaluator", "env_cfg", "compile", "custom_hooks",
-                   "model_wrapper_cfg"}),
-    "optim_wrapper": frozenset({"type", "loss_scale", "dtype", "optimizer", "accumulative_counts",
-                                "clip_grad", "paramwise_cfg"}),
-    "compile": frozenset({"backend", "mode", "dynamic", "fullgraph"}),
-    "backbone": frozenset(
-        {"type", "arch", "img_size", "patch_size", "in_channels", "window_size", "drop_rate",
-         "drop_path_rate", "out_indices", "use_abs_pos_embed", "with_cp", "frozen_stages",
-         "pretrained_window_sizes"}
-    ),
-}  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import itertools
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from tests.trainers.test_pytorch import run_here
 
 declare_missing_operators()
 import torch  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "levers.md"
 
@@ -108,25 +106,6 @@ def test_the_file_says_where_the_loader_s_figures_come_from(target: str) -> None
     assert "It has 8 workers, as Swin's authors use" in " ".join(
         plain.text.replace("#", " ").split()
     )
-
-
-@pytest.mark.parametrize("target", ["accelerate", "lightning", "deepspeed", "mmengine"])
-def test_they_are_arguments_of_a_data_loader(target: str) -> None:
-    result = emitted(target, LoaderSetting(**ODD))
-    names = executed(result)
-    known = set(inspect.signature(DataLoader).parameters)
-    pair = ("train_dataloader", "val_dataloader")
-    training, validation = (
-        names[name] for name in (pair if target == "mmengine" else ("LOADER", "VALIDATION_LOADER"))
-    )
-    assert set(training) <= known
-    # mmengine builds these two itself, from its registries.
-    plain = {k: v for k, v in validation.items() if k not in ("dataset", "sampler")}
-    made = DataLoader(range(8), **plain)
-    assert (made.num_workers, made.prefetch_factor) == (1, 3)
-    assert validation["persistent_workers"] is False, "as many, that do not stay"
-    assert training["drop_last"] is True
-    assert validation.get("drop_last", False) is False
 
 
 def test_the_script_trains_on_a_data_set_of_ones_own(tmp_path: Path) -> None:

@@ -96,12 +96,6 @@ def test_what_no_trainer_can() -> None:
     with pytest.raises(UnsupportedError, match="multiplies fp32 with them"):
         emitted("pytorch", attention="eager", **plain, **several)
     assert emitted("pytorch", attention="sdpa", **plain, **several).text
-    with pytest.raises(UnsupportedError, match="gathered weights to the host"):
-        emitted("pytorch", parallelism="fsdp", offload="activations", **several)
-    with pytest.raises(UnsupportedError, match="fsdp gives a device a part"):
-        emitted("accelerate", parallelism="fsdp", ema=True, **several)
-    with pytest.raises(UnsupportedError, match="no 16-mixed precision"):
-        emitted("lightning", parallelism="fsdp", precision="fp16", **several)
     cpu = DeviceInfo(kind="cpu", name="a processor", total_bytes=16 * GIB)
     setting = TrainSetting(precision="fp32", parallelism="zero2", **several)
     with pytest.raises(UnsupportedError, match="on GPUs only"):
@@ -186,7 +180,6 @@ def test_buckets_fit_the_model() -> None:
     ("library", "version", "checkpointing"),
     [
         ("native", 1, "none"),
-        ("timm", 2, "blocks"),
         ("torchvision", 1, "blocks:1"),
         ("torchvision", 2, "selective"),
         ("transformers", 1, "stages"),

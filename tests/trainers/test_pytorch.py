@@ -29,6 +29,7 @@ from planner.training.tasks import as_task
 from tests.building import build_real
 from tests.covering import covering
 from tests.trainers.cases import FakeEstimator, assert_clean, executed, tiny
+from tests.trainers.running.harness import make_pictures
 
 declare_missing_operators()
 import torch  # noqa: E402
@@ -96,17 +97,6 @@ def test_the_script_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "output").exists(), "nothing is kept of random images"
 
 
-def pictures(folder: Path, train: int = 9, val: int = 5, classes: int = 2) -> Path:
-    """`folder`, with so many in train/ and in val/, of so many classes."""
-    pillow = pytest.importorskip("PIL.Image")
-    for part, count in (("train", train), ("val", val)):
-        for index in range(count):
-            place = folder / part / f"class{index % classes}"
-            place.mkdir(parents=True, exist_ok=True)
-            pillow.new("RGB", (40, 48), (index * 20, 90, 90)).save(place / f"{index}.png")
-    return folder
-
-
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
@@ -125,8 +115,9 @@ def test_every_epoch_sees_every_picture_once(tmp_path: Path) -> None:
     ranks = [iter(shared["Endless"](9, rank, 0, 0)) for rank in range(2)]
     both = [next(each) for _ in range(9) for each in ranks]
     assert sorted(index for index, _ in both[:9]) == list(range(9))
+    data = str(make_pictures(tmp_path / "data", training=9))
     ended = run_here(
-        script(tiny("native"), accumulate=3), tmp_path, str(pictures(tmp_path / "data")),
+        script(tiny("native"), accumulate=3), tmp_path, data,
         "--epochs", "3", "--workers", "0", "--log-every", "1",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
@@ -141,7 +132,7 @@ class _InterruptionError(Exception):
 def test_a_resumed_training_is_an_uninterrupted_one(tmp_path: Path) -> None:
     """Losses, rates, accuracies and weights, to the bit, with all that is random in a training."""
     text = script(tiny("timm", drop_path_rate=0.2), ema=True, precision="fp16", accumulate=2)
-    data = str(pictures(tmp_path / "data"))
+    data = str(make_pictures(tmp_path / "data", training=9))
     arguments = (data, "--epochs", "3", "--warmup-epochs", "1", "--log-every", "1")
     whole = run_here(text, tmp_path, *arguments, "--workers", "0", "--output", "whole")
     assert whole.returncode == 0, whole.stderr
@@ -172,7 +163,7 @@ def test_a_resumed_training_is_an_uninterrupted_one(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_ends_it_and_keeps_the_checkpoint(tmp_path: Path) -> None:
-    data = str(pictures(tmp_path / "data"))
+    data = str(make_pictures(tmp_path / "data", training=9))
     ended = run_here(
         script(tiny("native"), precision="fp32"), tmp_path, data, "--epochs", "2",
         "--workers", "0", "--lr", "1e30", "--warmup-epochs", "0",
@@ -237,7 +228,7 @@ STEPS: list[dict[str, Any]] = [
     {"precision": "fp16", "clip_grad": True, "optimizer": "adamw-fused"},
     {"precision": "pure-bf16", "memory_format": "channels_last", "optimizer": "sgd"},
     {"ema": True, "amsgrad": True, "zero_grad_to_none": False, "offload": "activations"},
-    {"optimizer": "lion"},
+    {"optimizer": "lion", "frozen_stages": 1},
     {"optimizer_in_backward": True, "precision": "bf16", "ema": True},
 ]
 

@@ -57,17 +57,6 @@ def test_what_is_warned_of_stands_in_the_file(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_validation_batch_stands_in_the_file(target: str) -> None:
-    """microsoft's main.py validates with the training batch, and another is refused."""
-    if target == "microsoft":
-        with pytest.raises(UnsupportedError, match="validates with the training batch of 4"):
-            emitted(target, validation_batch_size=17)
-        return
-    result = emitted(target, validation_batch_size=17)
-    assert "17" in result.text + result.code
-
-
-@pytest.mark.parametrize("target", TARGETS)
 def test_a_result_of_the_cpu_says_how_to_run_there(target: str) -> None:
     if target == "microsoft":
         with pytest.raises(UnsupportedError, match="needs CUDA"):

@@ -19,7 +19,7 @@ import timm  # noqa: E402
 import timm.optim  # noqa: E402
 import torch  # noqa: E402
 
-OPTIMIZERS = ("adamw", "adamw-fused", "sgd-fused", "lion", "rmsprop", "radam-forloop")
+OPTIMIZERS = ("adamw-fused", "sgd-fused", "radam-forloop")
 
 
 def values(model: SwinConfig, **fields: Any) -> dict[str, Any]:
@@ -107,7 +107,3 @@ def test_any_classifier_of_timm_goes_to_its_train_py() -> None:
         "smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0, "mixup_switch_prob": 0.5, "clip_grad": 5.0,
         "clip_mode": "norm", "model_ema": True, "model_ema_decay": 0.9999,
     }  # fmt: skip
-    plain = yaml.safe_load(
-        emit_setting(model, setting.model_copy(update={"loss": "cross-entropy"}), "timm").text
-    )
-    assert (plain["smoothing"], plain["mixup"], plain["cutmix"]) == (0.0, 0.0, 0.0)

@@ -13,7 +13,7 @@ from planner.core.schema import TrainSetting
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.trainers.emission import emit_setting
 from tests.trainers.cases import FakeEstimator, executed, tiny
-from tests.trainers.keys import DEEPSPEED_KEYS, MMENGINE_KEYS
+from tests.trainers.keys import DEEPSPEED_KEYS
 
 declare_missing_operators()
 import torch  # noqa: E402
@@ -88,19 +88,3 @@ def test_deepspeed_has_the_keys_it_knows() -> None:
     assert any("activation_checkpointing block does nothing" in w for w in result.warnings)
     assert any("max-autotune-no-cudagraphs" in warning for warning in result.warnings)
     assert "build_optimizer" in executed(result.code)
-
-
-def test_mmengine_has_the_keys_it_knows() -> None:
-    result = emitted("mmengine", ema=True, clip_grad=True)
-    config = executed(result.text)
-    del config["__builtins__"], config["__name__"]
-    assert set(config) <= MMENGINE_KEYS[""]
-    assert set(config["optim_wrapper"]) <= MMENGINE_KEYS["optim_wrapper"]
-    assert set(config["model"]["backbone"]) <= MMENGINE_KEYS["backbone"]
-    assert set(config["compile"]) <= MMENGINE_KEYS["compile"]
-    assert config["optim_wrapper"]["type"] == "AmpOptimWrapper"
-    assert config["optim_wrapper"]["accumulative_counts"] == 4
-    assert config["model"]["backbone"]["with_cp"] is True
-    assert config["model"]["head"]["in_channels"] == 32, "two stages of 16 channels: 16 × 2"
-    plain = executed(emitted("mmengine", precision="fp32").text)
-    assert plain["optim_wrapper"]["type"] == "OptimWrapper"

@@ -10,23 +10,10 @@ import pytest
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.trainers.emission import emit_setting
-from planner.trainers.plan import Plan
-from planner.trainers.transformers import training_arguments
 from tests.trainers.cases import FakeEstimator, executed, tiny
 
 declare_missing_operators()
 import torch  # noqa: E402
-import transformers  # noqa: E402
-import transformers.training_args as training_args  # noqa: E402
-
-
-@pytest.fixture
-def no_device_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bf16, fp16 and tf32 ask for a GPU and nothing else here stands in for one: the two questions
-    about the device are answered yes, everything else of TrainingArguments stays as it is."""
-    monkeypatch.setattr(training_args, "is_torch_bf16_gpu_available", lambda: True, raising=False)
-    monkeypatch.setattr(training_args, "is_torch_tf32_available", lambda: True, raising=False)
-    monkeypatch.setattr(training_args, "enable_tf32", lambda on: None, raising=False)
 
 
 def written(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
@@ -35,29 +22,19 @@ def written(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
     return executed(text)
 
 
-@pytest.mark.usefixtures("no_device_check")
-@pytest.mark.parametrize(
-    ("precision", "optimizer"),
-    [("fp32", "adamw"), ("tf32", "rmsprop"), ("bf16", "adamw-fused"), ("fp16", "lion")],
-)
-def test_the_arguments_load_in_the_real_class(
-    precision: str, optimizer: str, tmp_path: Path
-) -> None:
-    setting = TrainSetting(
-        batch_size=8, accumulate=4, precision=precision, optimizer=optimizer, clip_grad=True,
-        checkpointing="nested", loss="label-smoothing", validation_batch_size=16,
-    )  # fmt: skip
-    arguments = written(tiny("transformers"), setting)["ARGUMENTS"]
-    assert arguments == training_arguments(Plan(tiny("transformers"), setting, ()))
-    loaded = transformers.TrainingArguments(str(tmp_path), **arguments)
-    assert (loaded.per_device_train_batch_size, loaded.gradient_accumulation_steps) == (8, 4)
-    assert loaded.bf16 is (precision == "bf16")
-    assert loaded.fp16 is (precision == "fp16")
-    assert loaded.tf32 is {"fp32": False, "tf32": True}.get(precision)
-    assert loaded.activation_checkpointing is True
-    assert loaded.max_grad_norm == 5.0
-    assert loaded.label_smoothing_factor == 0, "the file's own loss smooths, over the whole step"
-    assert loaded.per_device_eval_batch_size == 16
+def test_a_precision_is_its_own_flag_and_the_file_s_own_loss_smooths() -> None:
+    setting = TrainSetting(loss="label-smoothing", clip_grad=True)
+    for precision, flags in {
+        "fp32": [],
+        "tf32": ["tf32"],
+        "bf16": ["bf16"],
+        "fp16": ["fp16"],
+    }.items():
+        asked = setting.model_copy(update={"precision": precision})
+        arguments = written(tiny("transformers"), asked)["ARGUMENTS"]
+        assert [name for name in ("bf16", "fp16", "tf32") if arguments.get(name)] == flags
+        assert arguments["max_grad_norm"] == 5.0
+        assert not arguments.get("label_smoothing_factor")
 
 
 @pytest.mark.parametrize(

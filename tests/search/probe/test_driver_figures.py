@@ -157,3 +157,30 @@ def test_without_the_drivers_library_cuda_is_asked(
     fake.free = 2 * GIB
     assert cuda.memory().device == GIB + CONTEXT_BYTES
     assert cuda.crowding() == Crowding(7 * GIB + CONTEXT_BYTES, 4 * GIB)
+
+
+def test_what_disturbed_it_is_told_and_a_cap_leaves_room_for_the_context(
+    fake: Torch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stats, shares = {"num_alloc_retries": 5, "num_ooms": 1}, list[float]()
+    for name, stand_in in {
+        "memory_stats": lambda d: stats,
+        "reset_peak_memory_stats": lambda d: None,
+        "set_per_process_memory_fraction": lambda share, d: shares.append(share),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    ours = f"right used={3 * GIB + 500 * MIB} own={500 * MIB}"
+    cuda = fake.begin(f"none used={3 * GIB}", ours)
+    cuda.reset_peak()
+    cuda.observe()
+    stats["num_alloc_retries"] += 2
+    told = cuda.flags()
+    assert "throttled: hw_thermal_slowdown" in told
+    assert any(flag.startswith("2 allocations succeeded only after") for flag in told)
+    cuda.impose_cap(12 * GIB)
+    fake.say(f"right used={3 * GIB + 800 * MIB} own={800 * MIB}")  # kernels were loaded
+    cuda.impose_cap(12 * GIB)
+    assert shares == [(12 * GIB - 500 * MIB) / fake.total], "imposed once"
+    assert sum("emulates a device of 12.00 GiB" in flag for flag in cuda.flags()) == 1
+    with pytest.raises(MemoryError, match=r"context takes 500\.00 MiB \(the driver"):
+        fake.begin(f"none used={3 * GIB}", ours).impose_cap(400 * MIB)

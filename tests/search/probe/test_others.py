@@ -6,13 +6,12 @@ from __future__ import annotations
 import sys
 
 import pytest
-import torch
 
 from planner.core.schema import DeviceInfo
 from planner.core.units import GIB
 from search.probe.device import MemoryInUse
 from search.probe.parent import runner
-from search.probe.worker import measure, meter, precision
+from search.probe.worker import measure, meter
 from search.probe.worker.meter import Crowding
 from search.probe.worker.report import Report
 from tests.search.probes import AMPLE_SECONDS, request_of
@@ -91,12 +90,3 @@ def test_for_a_worker_that_cannot_say_it_the_driver_is_asked(
     )
     assert record.status == "crashed"
     assert (record.free_bytes, record.taken_bytes) == (22 * GIB, taken * GIB)
-
-
-def test_tf32_is_known_without_touching_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: pytest.fail("it was asked"))
-    for capability, has in (((8, 0), True), ((7, 5), False)):
-        known = {"device": "cuda:0", "capability": capability}
-        request = request_of("tiny").model_copy(update=known)
-        assert ("tf32" in precision.offered_precisions(request)) == has

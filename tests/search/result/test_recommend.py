@@ -15,11 +15,9 @@ from search.loop.contenders import choose, contenders, pareto_front
 from search.loop.interrupts import ENDINGS
 from search.loop.result.recommend import recommend
 from search.loop.result.summary import Summary
-from search.loop.space import candidate, make_space
-from search.loop.surrogate.posterior import Posterior
-from search.loop.surrogate.prior import generic_prior
+from search.loop.space import candidate
 from tests.answers import recommendation_text
-from tests.search.tables import GPU, MODEL, SMALL, make_record
+from tests.search.tables import GPU, MODEL, make_record
 
 PLAIN = TrainSetting(precision="fp32", batch_size=16, attention="eager")
 
@@ -106,15 +104,6 @@ def test_a_repeat_from_the_cache_does_not_lower_what_compiling_costs() -> None:
     found = contenders([*records, at(100)], None)
     assert next(c for c in found if c.setting == compiled).compile_seconds == 100
     assert choose(found, images=100_000).setting == PLAIN
-    space = make_space(MODEL, GPU, restrict={**SMALL, "attention": ("eager",)}, batch_sizes=(16,))
-    posterior = Posterior(space, generic_prior(space, GPU), None, images=100_000)
-    index = space.index(records[0].setting.with_recipe(of_swin=True))
-    for record in records:
-        posterior.tell(posterior.space.candidates[index], record)
-    assert posterior.best() == (
-        index,
-        pytest.approx(100_000 / (100 + 100_000 / 105), rel=1e-3),
-    )
 
 
 def test_what_exceeds_the_budget_is_not_recommended() -> None:
@@ -178,16 +167,6 @@ def test_more_time_is_no_way_out_where_nothing_ran() -> None:
     crashed = at(1).model_copy(update={"status": "crashed", "step_seconds": ()})
     found = recommend([crashed], search(stopped_because="the budget has ended"))
     assert "longer --budget" not in recommendation_text(found)
-
-
-def test_rates_are_in_what_a_task_counts() -> None:
-    faster = at(200, change(precision="bf16"), num_bytes=2 * GIB, unit="clips")
-    found = recommend([at(100, unit="clips"), faster], search(images=5000.0))
-    text = recommendation_text(found)
-    assert "200 clips/s (" in text
-    assert "100 clips/s in 1.00 GiB" in text
-    assert "5000 clips of this device" in text
-    assert "images" not in text
 
 
 def test_the_rates_of_an_emulated_gpu_are_called_predicted() -> None:

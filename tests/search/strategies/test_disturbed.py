@@ -17,7 +17,7 @@ from search.loop.result.summary import Summary
 from search.loop.strategies.planner_strategy import PlannerStrategy
 from search.loop.strategies.strategy import Situation
 from search.loop.surrogate.posterior import Posterior
-from tests.search.tables import BUDGET, GPU, MODEL, SMALL, invented_table, true_bytes, true_prior
+from tests.search.tables import BUDGET, GPU, MODEL, invented_table, true_bytes, true_prior
 
 FLAGS = (
     "throttled: hw_thermal_slowdown",
@@ -147,13 +147,6 @@ def test_the_recommendation_says_why_what_measured_faster_is_not_it() -> None:
     assert "pays after" in compiling
 
 
-def test_what_was_seen_on_the_cool_device_is_not_probed_again_for_being_hot() -> None:
-    """What it does on the hot device is told by how others did there."""
-    posterior = warming(1.0).posterior
-    for index, records in posterior.records.items():
-        assert posterior.excluded[index], records[0].setting
-
-
 def test_what_is_slow_for_a_reason_of_its_own_is_not_taken_for_hot() -> None:
     """A batch within 4% of the budget, where memory is given back and asked for again, took a
     quarter longer than it should at that heat. Its own rate counts, not that of its likes."""
@@ -171,22 +164,6 @@ def test_what_is_slow_for_a_reason_of_its_own_is_not_taken_for_hot() -> None:
         posterior.tell(candidate, slowed(replay.probe(candidate), factor=factor))
     rates = {c.setting.batch_size: c.rate for c in posterior.ran().values()}
     assert max(rates, key=lambda batch: rates[batch]) == smaller.setting.batch_size
-
-
-def test_an_attention_whose_only_look_was_disturbed_is_looked_at_again() -> None:
-    """The first probe shared the device, that of the other attention did not: the first attention
-    was believed slow, and never tried again."""
-    axes = {**SMALL, "compile": ("off",), "attention": ("eager", "sdpa")}
-    replay = Replay(invented_table(0.0, axes))
-    strategy = PlannerStrategy(Posterior(replay.space, true_prior(replay), BUDGET))
-    asked = []
-    while (choice := strategy.ask(Situation(seconds_left=600.0))) is not None:
-        record = replay.probe(choice.candidate)
-        disturbed = slowed(record, FLAGS[1], 1.8) if not asked else record
-        strategy.tell(choice.candidate, disturbed)
-        asked.append(choice.candidate.setting)
-    first, *others = [(s.precision, s.attention) for s in asked]
-    assert first in others
 
 
 def test_the_winner_is_probed_again_where_it_was_throttled() -> None:

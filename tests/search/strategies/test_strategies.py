@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from random import Random
-from statistics import median
 
 import numpy as np
 import pytest
@@ -28,7 +25,6 @@ from search.loop.strategies.planner_strategy import (
     PlannerStrategy,
 )
 from search.loop.strategies.strategy import Choice, Situation
-from search.loop.study.records import read_records
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import (
     ESTIMATED_BYTES,
@@ -43,7 +39,7 @@ from search.loop.surrogate.probe_cost import (
     guess_compile_seconds,
 )
 from search.probe.evidence import FROM_CACHE, STOPPED_EARLY, is_feasible
-from tests.search.replays import pooled, probes_to_within, run_strategy
+from tests.search.replays import probes_to_within, run_strategy
 from tests.search.tables import (
     BUDGET,
     GPU,
@@ -58,7 +54,6 @@ from tests.search.tables import (
 )
 
 TABLE = invented_table()
-GRID = Path(__file__).parents[2] / "truth" / "cpu_grid_2026-11-20.jsonl"
 
 
 def planner(replay: Replay, prior: Prior, **options: object) -> PlannerStrategy:
@@ -75,22 +70,6 @@ def test_a_prior_of_the_right_shape_needs_few_probes(seconds: float, num_bytes: 
     steps = run_strategy(planner(replay, true_prior(replay, seconds, num_bytes)), replay, BUDGET)
     arrived = probes_to_within(steps, best_rate(replay), 0.01)
     assert arrived.probes <= 5
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_few_probes_over_a_recorded_table(seed: int) -> None:
-    """With a prior that is 10% off, each setting by itself: within 1% of the table's best."""
-    replay = Replay(pooled(read_records(GRID).records))
-    random = Random(seed)
-    guesses = [
-        Guess(median(r.step_seconds) * random.lognormvariate(0.0, 0.1), float(r.used_bytes or 0))
-        if (r := replay.records[c.id][0]).status == "measured"
-        else Guess(1.0, 2.0**40)
-        for c in replay.space.candidates
-    ]
-    prior = Prior(tuple(guesses), ESTIMATED_SECONDS, ESTIMATED_BYTES, "10% off")
-    steps = run_strategy(planner(replay, prior), replay, BUDGET)
-    assert probes_to_within(steps, best_rate(replay), 0.01).probes <= 8
 
 
 def test_without_an_estimate_it_still_arrives_before_random() -> None:
@@ -338,24 +317,6 @@ def emulated(replay: Replay, setting: TrainSetting) -> MeasurementRecord:
     return record.model_copy(update={"step_seconds": slow})
 
 
-def test_each_attention_is_looked_at_in_the_precision_that_turned_out_to_be_faster() -> None:
-    """What was seen of them in another tells nothing there."""
-    both = {"compile": ("off",), "attention": ("eager", "sdpa")}
-    replay = Replay(invented_table(0.0, {**SMALL, **both}))
-    strategy = planner(replay, true_prior(replay))
-    for c in replay.space.candidates:
-        if c.setting.precision == "bf16" or c.setting.attention == "eager":
-            strategy.tell(c, emulated(replay, c.setting))
-    strategy.ask(Situation(seconds_left=600.0))
-    number, (best, _) = len(replay.space), strategy.posterior.best()
-    predicted = replace(strategy.posterior.predict(), fits=np.ones(number))
-    nothing = np.zeros(number, dtype=bool)
-    open_now = ~predicted.excluded
-    found = strategy._scout(predicted, open_now, np.ones(number), best, nothing, 600.0)
-    looked = replay.space.candidates[found].setting
-    assert (looked.precision, looked.attention, looked.compile) == ("fp32", "sdpa", "off")
-
-
 @pytest.mark.parametrize("seconds_left", [None, 6000.0])
 def test_the_fastest_eager_setting_is_compiled_before_a_search_ends(
     monkeypatch: pytest.MonkeyPatch, seconds_left: float | None
@@ -417,25 +378,6 @@ def plain_hunt(replay: Replay) -> PlainDefaultHunt:
 
 def rungs(hunt: PlainDefaultHunt) -> list[Candidate]:
     return [hunt.space.candidates[i] for i in hunt.ladder]
-
-
-def test_the_plain_default_is_left_the_time_it_will_take() -> None:
-    """A probe and a half of its largest batch, at most what is kept; nothing once it is known."""
-    replay = Replay(TABLE)
-    hunt = plain_hunt(replay)
-    small = rungs(hunt)[0]
-    own = Listening(small)
-    both = WithPlainDefault(own, hunt, at_most=90.0)
-    needed = hunt.needed_seconds()
-    assert both.ask(Situation(seconds_left=500.0)) == Choice(small)
-    both.at_most = 1.0
-    both.ask(Situation(seconds_left=500.0))
-    both.at_most = 90.0
-    for candidate in rungs(hunt):
-        both.tell(candidate, replay.probe(candidate))
-    both.ask(Situation(seconds_left=500.0))
-    assert 0 < needed < 90
-    assert own.heard == [500.0 - needed, 499.0, 500.0]
 
 
 @pytest.mark.parametrize(("times", "phase"), [(1.2, "search"), (0.8, "baseline")])
@@ -525,22 +467,6 @@ def compile_record(setting: TrainSetting, seconds: float) -> MeasurementRecord:
     return make_record(setting).model_copy(update={"compile_seconds": seconds})
 
 
-def test_a_search_in_which_nothing_runs_ends_soon() -> None:
-    """And not after a probe of every arm."""
-    space = make_space(MODEL, GPU, batch_sizes=(8, 32))
-    assert len({candidate.arm for candidate in space.candidates}) > 200
-    strategy = PlannerStrategy(Posterior(space, generic_prior(space, GPU), BUDGET))
-    failed = {"status": "crashed", "step_seconds": (), "images_per_second": None,
-              "peak_allocated_bytes": None, "device_bytes": None}  # fmt: skip
-    probes = 0
-    while (choice := strategy.ask(Situation())) is not None and probes < 100:
-        probes += 1
-        record = make_record(TrainSetting(batch_size=8)).model_copy(update=failed)
-        record = record.model_copy(update={"setting": choice.candidate.setting})
-        strategy.tell(choice.candidate, record)
-    assert MAX_FAILURES < probes < 40
-
-
 def test_an_unsupported_setting_closes_its_arm() -> None:
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
@@ -550,25 +476,6 @@ def test_an_unsupported_setting_closes_its_arm() -> None:
     assert all(
         posterior.excluded[i] == (o.arm == c.arm) for i, o in enumerate(replay.space.candidates)
     )
-
-
-def test_settings_within_noise_are_not_probed_again() -> None:
-    """More probes of two that are as fast as each other would change nothing for anybody."""
-    settings_ = [TrainSetting(batch_size=b, precision="fp32") for b in (16, 32)]
-    records = [
-        make_record(s, probe_id=str(i)).model_copy(
-            update={"step_seconds": tuple(s.batch_size / 100 * (1 + 0.001 * k) for k in range(9)),
-                    "images_per_second": 100.0}
-        )
-        for i, s in enumerate(settings_)
-    ]  # fmt: skip
-    replay = Replay(records)
-    strategy = PlannerStrategy(Posterior(replay.space, true_prior(replay), BUDGET))
-    asked = []
-    while (choice := strategy.ask(Situation())) is not None:
-        asked.append(choice.candidate.id)
-        strategy.tell(choice.candidate, replay.probe(choice.candidate))
-    assert len(asked) == len(set(asked)) <= 2
 
 
 @pytest.mark.parametrize("name", ["tpe", "exhaustive"])

@@ -53,10 +53,6 @@ def test_three_estimates_an_arm_give_all_batches() -> None:
         assert guess.seconds == pytest.approx(0.01 + 0.002 * c.setting.batch_size, rel=1e-6)
 
 
-def test_no_estimate_at_all_is_the_generic_prior() -> None:
-    assert estimated_prior(SPACE, MODEL, GPU, lambda m, s: None) == generic_prior(SPACE, GPU)
-
-
 @pytest.mark.parametrize("device", [GPU, CPU])
 def test_the_generic_prior_has_the_shape_of_the_trade_off(device: DeviceInfo) -> None:
     prior = generic_prior(SPACE, device)
@@ -67,19 +63,6 @@ def test_the_generic_prior_has_the_shape_of_the_trade_off(device: DeviceInfo) ->
         if c.setting.checkpointing == "none":
             assert guess[other.id].num_bytes < guess[c.id].num_bytes
             assert guess[other.id].seconds > guess[c.id].seconds
-
-
-def test_a_probe_makes_its_own_setting_known_and_the_scale_too() -> None:
-    posterior = Posterior(SPACE, generic_prior(SPACE, GPU), 16 * GIB)
-    before = posterior.predict()
-    index = next(i for i, c in enumerate(SPACE.candidates) if c.setting.batch_size == 32)
-    record = make_record(SPACE.candidates[index].setting)
-    assert record.status == "measured"
-    posterior.tell(posterior.space.candidates[index], record)
-    after = posterior.predict()
-    rate = record.images_per_second or 0
-    assert np.exp(after.log_rate[index]) == pytest.approx(rate, rel=0.02)
-    assert (after.log_seconds_sd <= before.log_seconds_sd + 1e-9).all()
 
 
 def test_an_out_of_memory_closes_what_is_as_large_and_raises_the_rest() -> None:

@@ -6,7 +6,6 @@ Tensors below 64 bytes (scalars of the norm and the overflow check) are left out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -16,7 +15,7 @@ from planner.core.errors import PlannerError
 from planner.core.schema import TrainSetting
 from planner.estimation.estimate import choose, estimate
 from planner.estimation.ledgers import step_ledger
-from planner.ledger.ledger import Allocated, Awaited, Event, Freed, Ledger, Marked, Scratch, Sent
+from planner.ledger.ledger import Allocated, Awaited, Freed, Ledger, Marked, Scratch, Sent
 from planner.memory.profile import steady_step
 from planner.step.zero import insert_zero_events, on_one_device
 from planner.step.zero.insert_events import Weight, _registered, weights_of
@@ -79,24 +78,6 @@ def test_bytes_are_those_measured(
     assert most - sharded.doubtful_bytes <= peak <= most
 
 
-def test_weights_are_dealt_out_as_deepspeed_does() -> None:
-    """398,602 parameters over 8: 996,520 B when built in bf16, that is 2A + 4A/N, in DeepSpeed
-    0.19.8."""
-    layout = Layout((128 * 16 + 128, *[131_712] * 3, 1_290), 8)
-    assert layout.num_parameters == 398_602
-    assert layout.aligned == 398_608
-    assert 2 * layout.aligned + 4 * layout.share == 996_520
-
-
-def test_pieces_fill_all_shares() -> None:
-    layout = Layout((5, 30, 1, 1, 7, 100), 4)
-    held = [sum(numel for _, numel in layout.of_rank(rank)) for rank in range(4)]
-    assert sum(held) == layout.num_parameters
-    assert held[:-1] == [layout.share] * 3
-    assert sum(layout.runs(range(6))) == layout.num_parameters
-    assert len(layout.runs(range(6))) == 4
-
-
 SWIN = "timm:swin_tiny_patch4_window7_224"
 
 
@@ -112,33 +93,10 @@ def zero(stage: int, precision: str = "bf16", **more: Any) -> TrainSetting:
     )
 
 
-def state(events: Sequence[Event], phase: str, step: int) -> int:
-    ledger = Ledger(tuple(events), 2, 0)
-    return next(live for name, at, live, _ in ends(ledger) if (name, at) == (phase, step))
-
-
-@pytest.mark.parametrize(("stage", "precision", "size"), [(1, "bf16", 4), (2, "pure-bf16", 2)])
-def test_states_of_a_swin_are_the_closed_form(stage: int, precision: str, size: int) -> None:
-    """Flat weights, fp32 masters of the share from the start, Adam's two states after a step."""
-    one = one_device(2, precision)
-    weights = sum(weight.num_bytes for weight in weights_of(one)[0])
-    layout = Layout((weights // size,), 8)
-    sharded = insert_zero_events(one, zero(stage, precision)).ledger.events
-    given = state(one.events, "build", 0) - weights
-    states = size * layout.aligned + 4 * layout.share
-    assert state(sharded, "build", 0) == given + states
-    assert state(sharded, "zero_grad", 1) == given + states + 8 * layout.share
-
-
-@pytest.mark.parametrize(
-    ("precision", "stage", "overlaps"), [("bf16", 2, False), ("fp32", 1, True)]
-)
-def test_the_last_rank_is_the_fullest_where_gradients_leave_in_backward(
-    precision: str, stage: int, overlaps: bool
-) -> None:
+def test_the_last_rank_is_the_fullest_where_gradients_leave_in_backward() -> None:
     """The one with the most gradients has up to 13.5 MB less, and at most 1.1 MB more."""
-    one = one_device(2, precision)
-    setting = zero(stage, precision, zero_reduce_bucket=4_000_000, zero_overlap=overlaps)
+    one = one_device(2, "fp32")
+    setting = zero(1, "fp32", zero_reduce_bucket=4_000_000, zero_overlap=True)
     peaks = [steady_step(insert_zero_events(one, setting, r).ledger).peak_bytes for r in range(8)]
     assert steady_step(insert_zero_events(one, setting).ledger).peak_bytes == peaks[-1]
     assert peaks[-1] == pytest.approx(max(peaks), rel=0.005)

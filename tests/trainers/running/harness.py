@@ -19,7 +19,6 @@ import pytest
 from planner.core.schema import DeviceInfo, SwinConfig, TrainSetting
 from planner.core.schema.distribution import ALONE
 from planner.core.schema.loading import LoaderSetting
-from planner.core.schema.setting import EMA_DECAY
 from planner.estimation.estimate import estimate, resolve
 from planner.estimation.recipe import UNDECAYED, recipe_of
 from planner.libraries.adapters_on_shapes import named_parameters
@@ -70,7 +69,6 @@ class Case:
 
 def make_pictures(
     folder: Path,
-    side: int = 48,
     training: int = NUM_TRAINING,
 ) -> Path:
     """train/, val/ and validation/, of NUM_TRAINING and NUM_VALIDATION small pictures."""
@@ -84,7 +82,7 @@ def make_pictures(
             place = folder / part / f"class{index % 2}"
             place.mkdir(parents=True, exist_ok=True)
             colour = tuple(made.randrange(256) for _ in range(3))
-            Image.new("RGB", (side, side), colour).save(place / f"{index}.png")
+            Image.new("RGB", (48, 48), colour).save(place / f"{index}.png")
     return folder
 
 
@@ -93,13 +91,12 @@ def train(
     folder: Path,
     script: str = "",
     scripts: dict[str, Path] | None = None,
-    paths: tuple[str, ...] = (),
     environment: dict[str, str] | None = None,
 ) -> Run:
     """Emits for `case`, writes the files into `folder` and follows the launch line.
 
     `script` is what your_script.py says; `scripts` are where a trainer's own lie. All run under the
-    spy. `paths` come first on PYTHONPATH.
+    spy.
     """
     fed = feeding(case.loader) if case.loader is not None else None
     found = recommendation(case.model, case.setting, device=case.device, feeding=fed)
@@ -110,15 +107,14 @@ def train(
     own = folder / "your_script.py"
     own.write_text(f"import tests.trainers.running.spy\n{script}")
     _mend_imports(folder / "site")
-    side = case.model.image_size[0] + (0 if case.target == "microsoft" else 16)
     data = folder / "DATA"
     if not data.exists():
-        make_pictures(data, side)
+        make_pictures(data)
     command = _command(emitted.launch, data, scripts or {}, folder)
     own_paths = (str(ROOT), str(folder / "site"), os.environ.get("PYTHONPATH", ""))
     given = {
         **os.environ, "OMP_NUM_THREADS": "1", "SPY_REPORT": str(folder / "report"),
-        "PYTHONPATH": os.pathsep.join((*paths, *own_paths)),
+        "PYTHONPATH": os.pathsep.join(own_paths),
         "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", **(environment or {}),
     }  # fmt: skip
     tries = 1 if case.setting.world_size == 1 else 2
@@ -322,4 +318,4 @@ def observed(report: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-__all__ = ["CPU", "EMA_DECAY", "RATE", "Case", "Run", "differences", "make_pictures", "train"]
+__all__ = ["CPU", "RATE", "Case", "Run", "differences", "make_pictures", "train"]

@@ -298,29 +298,6 @@ def posterize_as_pillow_12() -> None:
     ImageOps.posterize = posterize
 
 
-def pretend_cuda() -> None:
-    """The CPU for main.py's one GPU: it moves all to CUDA and speaks NCCL, without a word to say
-    otherwise."""
-    nn.Module.cuda = lambda self, *a, **k: self  # type: ignore[method-assign]
-    Tensor.cuda = lambda self, *a, **k: self  # type: ignore[method-assign]
-    for name in ("set_device", "synchronize", "manual_seed"):
-        setattr(torch.cuda, name, lambda *a, **k: None)
-    torch.cuda.max_memory_allocated = lambda *a, **k: 0
-    torch.cuda.amp.GradScaler = lambda: torch.amp.GradScaler("cpu")  # type: ignore[assignment]
-    full = torch.full
-    torch.full = lambda *a, device=None, **k: full(*a, **k)
-    init = torch.distributed.init_process_group
-    torch.distributed.init_process_group = lambda backend, **k: init("gloo", **k)
-    wrap = nn.parallel.DistributedDataParallel.__init__
-
-    def without_devices(self: Any, module: nn.Module, **kwargs: Any) -> None:
-        kwargs.pop("device_ids", None)
-        SEEN["ddp"] = True
-        wrap(self, module, **kwargs)
-
-    nn.parallel.DistributedDataParallel.__init__ = without_devices  # type: ignore[method-assign]
-
-
 def install() -> None:
     count("torch.utils.checkpoint", "checkpoint", "checkpoints")
     count("torch.nn.functional", "scaled_dot_product_attention", "sdpa")
@@ -338,8 +315,6 @@ def install() -> None:
     posterize_as_pillow_12()
     for watch in (watch_backward, watch_loss, watch_clipping, watch_compiling, watch_loading):
         watch()
-    if os.environ.get("SPY_PRETEND_CUDA"):
-        pretend_cuda()
 
 
 install()

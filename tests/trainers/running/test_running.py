@@ -1,9 +1,7 @@
 """What is emitted, followed word for word in each trainer's own code, for two optimizer steps.
 
 On the CPU, over a folder of made pictures; each trainer once, with a setting that shows most of its
-words. What pip installs is run; the others where a variable names what pip does not have:
-TIMM_CHECKOUT (its train.py), SWIN_TRANSFORMER_CHECKOUT and SWIN_TRANSFORMER_TIMM (a folder
-with timm 0.4.12).
+words. What pip installs is run; timm's train.py where TIMM_CHECKOUT names its repository.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import pytest
 
 from planner.core.schema import DeviceInfo
 from planner.core.schema.loading import LoaderSetting
-from planner.estimation.estimate import estimate, resolve
 from planner.estimation.recipe import recipe_of
 from planner.trainers.emission import emit_setting
 from planner.trainers.plan import Emitted
@@ -99,8 +96,6 @@ def test_deepspeed(tmp_path: Path) -> None:
 
 MIXED = {"loss": "soft-target", "clip_grad": True}
 TIMM_CHECKOUT = os.environ.get("TIMM_CHECKOUT")
-SWIN = os.environ.get("SWIN_TRANSFORMER_CHECKOUT")
-OLD_TIMM = os.environ.get("SWIN_TRANSFORMER_TIMM")
 
 
 @pytest.mark.skipif(
@@ -113,25 +108,6 @@ def test_timm(tmp_path: Path) -> None:
     case = Case("timm", tiny("timm"), fields, loader=FED)
     run = train(case, tmp_path, scripts={"train.py": Path(str(TIMM_CHECKOUT), "train.py")})
     assert differences(run, benchmark=None) == []  # which it sets only where there is CUDA
-
-
-@pytest.mark.skipif(
-    not (SWIN and OLD_TIMM),
-    reason="SWIN_TRANSFORMER_CHECKOUT names no checkout, or SWIN_TRANSFORMER_TIMM no timm 0.4.12",
-)
-def test_microsoft(tmp_path: Path) -> None:
-    """CUDA and NCCL are made the CPU and gloo from outside."""
-    model = tiny("microsoft", num_classes=1000)
-    case = Case("microsoft", model, {**MIXED, "checkpointing": "blocks"}, CUDA, FED)
-    run = train(
-        case, tmp_path, scripts={"main.py": Path(str(SWIN), "main.py")}, paths=(str(OLD_TIMM),),
-        environment={"SPY_PRETEND_CUDA": "1"},
-    )  # fmt: skip
-    assert all(report["ddp"] for report in run.reports), "main.py wraps the model, and we say so"
-    # timm's loss keeps one more [images, classes] than torch's: 4 × 1000 numbers of 4 bytes, in
-    # whole 512s.
-    own = estimate(*resolve(case.model, case.setting)).saved_activation_bytes
-    assert differences(run, saved_bytes=own + 32 * 512) == []
 
 
 @pytest.mark.skipif(find_spec("mmpretrain") is None, reason="mmpretrain is not installed")
