@@ -23,7 +23,7 @@ from search.report.wording import (
 )
 
 # What is said of these is on a first screen; the other notes are folded.
-FIRST_NOTES = ("learning rate", "nothing was run", "last record is in")
+FIRST_NOTES = ("learning rate", "nothing was run", "last record is in", "Other processes hold")
 
 
 def recommendation_answer(found: Recommendation, then: str = "") -> list[Part]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,8 @@ from planner.machine.emulated import EmulatedMachine, started
 from planner.machine.hardware import find_gpu
 from search.loop.study.records import read_records
 from tests.emulated.conftest import RTX_3090
-from tests.emulated.test_commands import run as command
 
+ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(400), pytest.mark.usefixtures("libraries")]
 
 STEPS = {
@@ -41,9 +43,12 @@ STEPS = {
 def test_a_probe_takes_what_is_predicted(tmp_path: Path) -> None:
     """At batch 1 the weights are most of it."""
     (tmp_path / "steps.yaml").write_text(json.dumps(STEPS))
-    order = ("validate", "--device", "cuda:0", "--matrix", "steps.yaml", "--record", "r.jsonl")
+    order = ("steps.yaml", "--device", "cuda:0", "--record", "r.jsonl")
     with started(EmulatedMachine((RTX_3090,))) as environment:
-        command(environment, tmp_path, *order)
+        subprocess.run(
+            [sys.executable, "-m", "tests.truth.record", *order], cwd=tmp_path, check=True,
+            env={**environment, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
     records = read_records(tmp_path / "r.jsonl").records
     assert len(records) == 2
     for record in records:
