@@ -2,7 +2,7 @@
 prints now into its block.
 
 A `sh` block holds commands that run, one a line; a `console` block holds `$ command` lines, each
-followed by its output, or by its first lines and "…". The commands of a page run in order in one
+followed by its output, or by its first paragraphs and "…". A page's commands run in order in one
 folder, which has `tests`, `examples`, and each `python` block that begins with "# NAME.py". Blocks
 of other kinds are not run.
 Estimates move with torch's versions: the figures shown are those of the newest that was tried.
@@ -90,7 +90,7 @@ def printed_by(one: Shown) -> str:
     assert ended.exit_code == 0, f"{command}\n{ended.output}"
     if kept and not kept.startswith("~"):  # what a shell would do
         Path(kept).write_text(ended.stdout, encoding="utf-8")
-    return ended.stdout.rstrip()
+    return ended.stdout.lstrip("\n").rstrip()
 
 
 def run(page: Path, folder: Path) -> Iterator[tuple[Shown, str]]:
@@ -113,10 +113,11 @@ def run(page: Path, folder: Path) -> Iterator[tuple[Shown, str]]:
 
 
 def cut_as(shown: str, printed: str) -> str:
-    """The lines of `printed` that a block shows: all, or as many as before "…"."""
+    """What a block shows of `printed`: all, or as many paragraphs as stand before "…"."""
     if not shown.endswith("…"):
         return printed
-    return "\n".join([*printed.splitlines()[: shown.count("\n")], "…"])
+    kept = len(shown.removesuffix("…").rstrip().split("\n\n"))
+    return "\n\n".join(printed.split("\n\n")[:kept]) + "\n…"
 
 
 def refreshed(page: Path) -> str:
