@@ -21,8 +21,10 @@ def first_of(do: str) -> str:
     do = do.replace("|", r"\|")
     if len(do) <= MOST:
         return do
-    clauses = re.match(rf"(.{{1,{MOST - 3}}})[;,.] ", do)
-    return f"{clauses[1]} …" if clauses else shorten(do, MOST, placeholder=" …")
+    for ends in (";.", ":", ","):
+        if clauses := re.match(rf"(.{{40,{MOST - 3}}})[{ends}] ", do):
+            return f"{clauses[1].rstrip('…')} …"
+    return shorten(do, MOST, placeholder=" …")
 
 
 def table() -> str:
