@@ -15,7 +15,7 @@ from planner.cli import cli
 ROOT = Path(__file__).parents[1]
 FOLDERS = (".", "docs", "tests", "tests/truth", "examples")
 PAGES = [page for folder in FOLDERS for page in sorted((ROOT / folder).glob("*.md"))]
-LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(?:#([^)\s]+))?\)")
+LINK = re.compile(r"(?:\]\(|src=\")(?!https?:|mailto:)([^)\s#\"]*)(?:#([^)\s]+))?[)\"]")
 
 
 def anchors(page: Path) -> set[str]:
