@@ -2,7 +2,7 @@
 
 The records of tests/truth/emulated/ were made once (tests/truth/record_emulated.py); nothing
 here needs a GPU, an emulated one or torch's CUDA build. The default run looks at one step in
-thirteen, CI at all. docs/how-it-works.md and truth/TABLES.md show the same tables.
+thirteen, CI at all. truth/TABLES.md shows the same tables.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ from tests.truth.emulated_steps import (
     show_peaks,
 )
 
-PAGES = (
-    Path(__file__).parents[1] / "docs/how-it-works.md",
-    Path(__file__).parent / "truth/TABLES.md",
-)
+PAGE = Path(__file__).parent / "truth/TABLES.md"
 
 
 # Held to the byte; what other versions that are tried allocate is measured, and within the range.
@@ -85,7 +82,7 @@ def test_each_rank_of_fsdp_is_within_half_a_percent(one_in: int) -> None:
 @shares
 def test_ddp_is_off_by_when_its_first_buckets_go(one_in: int) -> None:
     """NCCL's thread gives them up about every 100 ms: whether old and new ones lie side by side at
-    a peak depends on how long a step takes (docs/distributed.md)."""
+    a peak depends on how long a step takes (docs/many-gpus.md)."""
     assert max(map(abs, errors(one_in, "allocated", "ddp"))) <= 0.012
     assert max(map(abs, errors(one_in, "reserved", "ddp"))) <= 0.06
 
@@ -120,6 +117,6 @@ def test_the_emulated_device_allocates_what_real_gpus_did() -> None:
     ],
 )
 def test_the_docs_show_what_the_command_prints(mark: str, table: Callable[[], str]) -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    shown = text.split(f"<!-- python -m {mark} -->\n```\n")[1].split("\n```\n")[0]
+    shown = PAGE.read_text(encoding="utf-8")
+    shown = shown.split(f"<!-- python -m {mark} -->\n```\n")[1].split("\n```\n")[0]
     assert shown.strip() == table().strip()

@@ -1,5 +1,5 @@
-"""Links between pages lead to files that are there, and to headings that they have; and each
-command that a page shows on a line of its own can be typed."""
+"""Links between pages lead to files that are there, and to headings that they have; each command
+that a page shows on a line of its own can be typed; README and docs stay short."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from planner.cli import cli
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (".", "docs", "tests/truth", "examples")
+FOLDERS = (".", "docs", "tests", "tests/truth", "examples")
 PAGES = [page for folder in FOLDERS for page in sorted((ROOT / folder).glob("*.md"))]
-LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(?:#([^)\s]+))?\)")
+LINK = re.compile(r"(?:\]\(|src=\")(?!https?:|mailto:)([^)\s#\"]*)(?:#([^)\s]+))?[)\"]")
 
 
 def anchors(page: Path) -> set[str]:
@@ -38,8 +38,7 @@ COMMAND = re.compile(r"^(?:\$ |    )?(planner [^\n|]*)$", re.MULTILINE)
 
 
 def shown_commands() -> list[str]:
-    pages = [page for page in PAGES if page.name not in ("reference.md", "CHANGELOG.md")]
-    texts = [page.read_text("utf-8").replace("\\\n", "") for page in pages]
+    texts = [page.read_text("utf-8").replace("\\\n", "") for page in PAGES]
     found = [line for text in texts for line in COMMAND.findall(text) if "$" not in line]
     return list(dict.fromkeys(found))
 
@@ -54,3 +53,20 @@ def test_the_commands_of_the_pages_can_be_typed() -> None:
             command.make_context(name, arguments)
         except click.UsageError as error:
             pytest.fail(f"{line}: {error.message}")
+
+
+READ = (ROOT / "README.md", *ROOT.glob("docs/*.md"))  # what users read
+
+
+def test_readme_and_docs_are_short() -> None:
+    words = {page.name: len(page.read_text("utf-8").split()) for page in READ}
+    assert words["README.md"] <= 900
+    assert sum(words.values()) <= 14_000, words
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: page.name)
+def test_no_cell_of_a_table_is_long(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\|(.*)\|$", text, re.MULTILINE)
+    cells = [cell.strip() for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    assert [cell for cell in cells if len(cell) > 120] == []

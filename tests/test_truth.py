@@ -2,7 +2,7 @@
 
 The bounds are what this project promises of rows that were held out of any fit. Without records of
 a GPU there is nothing to hold: the tests that need some are skipped, and README and
-docs/how-it-works.md have to say how many devices were measured (`test_the_papers_say_how_many …`).
+docs/accuracy.md have to say how many devices were measured (`test_the_papers_say_how_many …`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_the_papers_say_how_many_devices_hold_the_promises() -> None:
     records = [r for file in RECORDS for r in read_records(file).records]
     gpus = {r.device.name for r in records if r.device.kind == "cuda"}
     unmeasured = "No device has been measured by this project yet"
-    text = (TRUTH.parents[1] / "docs/how-it-works.md").read_text(encoding="utf-8")
+    text = (TRUTH.parents[1] / "docs/accuracy.md").read_text(encoding="utf-8")
     assert (unmeasured in " ".join(text.split())) == (not gpus)
 
 

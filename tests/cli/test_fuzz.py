@@ -21,7 +21,7 @@ from planner.cli import COMMANDS, cli, main
 from planner.core.errors import PlannerError, shorten
 from planner.core.vocabulary import _words
 from planner.estimation.arguments import ALL_FIELDS
-from tests.reference import command_context
+from tests.cli.contexts import command_context
 
 STATUSES = {0, 1, 2, 130}
 HANGS_SECONDS = 120  # a line of these takes some hundredths of a second on an idle machine

@@ -10,7 +10,7 @@ import pytest
 
 from planner.cli import COMMANDS, EXAMPLES, INSTEAD, cli, main
 from planner.cli.command import OTHERS, Command
-from tests.reference import REFERENCE, command_context, planner_context, reference
+from tests.cli.contexts import command_context, planner_context
 
 ALL = {found.command_path: found for found in map(command_context, COMMANDS)}
 
@@ -18,10 +18,6 @@ ALL = {found.command_path: found for found in map(command_context, COMMANDS)}
 def _shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(arguments) == 0
     return capsys.readouterr().out
-
-
-def test_the_reference_is_that_of_the_commands() -> None:
-    assert REFERENCE.read_text("utf-8") == reference(), "run 'python -m tests.reference'"
 
 
 @pytest.mark.parametrize("path", ALL)

@@ -1,7 +1,7 @@
 """Which of `programs.py` run on a card of each capability, by torch's release.
 
 `python -m tests.emulated.table [CARD…]` runs them with the installed torch, minutes a card, and
-keeps what failed in table.json; docs/how-it-works.md shows it, held by test_programs.py.
+keeps what failed in table.json; truth/TABLES.md shows it, held by test_programs.py.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def test_every_program_runs_on_it(libraries: Path, card: str) -> None:
 
 
 def test_the_papers_show_the_kept_table() -> None:
-    paper = (ROOT / "docs" / "how-it-works.md").read_text()
+    paper = (ROOT / "tests/truth/TABLES.md").read_text()
     assert table.as_text(json.loads(table.KEPT.read_text())) in paper
 
 

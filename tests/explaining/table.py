@@ -5,16 +5,30 @@ python -m tests.explaining.table
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from textwrap import shorten
 
 from planner.core.failures import SIGNS
 
 PAGE = Path(__file__).parents[2] / "docs/troubleshooting.md"
-HEAD = "| what is recognised | what it means | of torch |\n|---|---|---|\n"
+HEAD = "| what is recognised | what to do first |\n|---|---|\n"
+MOST = 100  # characters of a cell
+
+
+def first_of(do: str) -> str:
+    """What fits a cell, up to the end of a clause; `planner explain` says all of it."""
+    do = do.replace("|", r"\|")
+    if len(do) <= MOST:
+        return do
+    for ends in (";.", ":", ","):
+        if clauses := re.match(rf"(.{{40,{MOST - 3}}})[{ends}] ", do):
+            return f"{clauses[1].rstrip('…')} …"
+    return shorten(do, MOST, placeholder=" …")
 
 
 def table() -> str:
-    rows = (f"| {sign.kind} | {sign.means} | {sign.torch or 'any'} |\n" for sign in SIGNS)
+    rows = (f"| {sign.kind} | {first_of(sign.remedies[0].do)} |\n" for sign in SIGNS)
     return HEAD + "".join(rows)
 
 

@@ -27,7 +27,7 @@ Hop = Literal["nvlink", "pcie", "network"]
 
 # Seconds of NCCL's ring with protocol Simple: before all steps, and of a step from one rank to the
 # next (NVIDIA/nccl @5067397, src/graph/tuning.cc, baseLat and hwLat). The other protocols are
-# faster for small arrays by this model, and by less in what was published (docs/distributed.md).
+# faster for small arrays by this model, and by less in what was published (docs/many-gpus.md).
 _START_SECONDS = 8.4e-6
 _HOP_SECONDS: Mapping[Hop, float] = {"nvlink": 3.4e-6, "pcie": 5.7e-6, "network": 14e-6}
 # How far times may be off either way, relative. Two machines of 8 A100 were published at 154 and at

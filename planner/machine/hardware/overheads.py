@@ -50,7 +50,7 @@ CONTEXT_BYTES_LOW = 287_000_000
 CONTEXT_BYTES_HIGH = 667_000_000
 
 # The share of reserved bytes by which a replay may be off. A Swin's eager step on one GPU reserves
-# what is predicted under torch's own CUDA code, on emulated NVIDIA GPUs (docs/how-it-works.md;
+# what is predicted under torch's own CUDA code, on emulated NVIDIA GPUs (docs/accuracy.md;
 # torch 2.9 to 2.15: the worst 1.94%) and on an H200 (from batch 8 on: the worst 1.96%).
 RESERVED_ERROR = 0.02
 # Of every other step: what the trials of cuDNN take in the first one may stay reserved beside a

@@ -23,7 +23,7 @@ _DEVICE = re.compile(r"\b(?:GPU|NPU|XPU) (\d{1,6})(?:;| has a total)")
 _OTHER = re.compile(rf"Process \d{{1,20}} has {_SIZE} memory in use")
 # WSL's driver says 2^64 bytes of a process that it does not know (17179869184.00 GiB).
 _MAX_TIMES_DEVICE = 16
-_CONTEXT_BYTES = GIB  # more than any known: 760 MiB on an H200 (docs/how-it-works.md)
+_CONTEXT_BYTES = GIB  # more than any known: 760 MiB on an H200 (docs/accuracy.md)
 
 
 @dataclass(frozen=True)

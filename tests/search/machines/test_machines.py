@@ -1,4 +1,4 @@
-"""Machines at one study, as docs/distributed.md shows them: nothing is probed twice, all agree."""
+"""Machines at one study, as docs/many-gpus.md shows them: nothing is probed twice, all agree."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def run(park: Park, command: list[str], programs: dict[str, str], **variables: s
 
 def shown() -> list[str]:
     """The blocks of the section, in order: the script, the line."""
-    page = (ROOT / "docs" / "distributed.md").read_text()
-    section = page[page.index("## Many machines") :]
+    page = (ROOT / "docs/many-gpus.md").read_text()
+    section = page[page.index("## How do I search on many machines?") :]
     return re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
 
 
 def test_the_script_of_slurm(park: Park) -> None:
     text = SCRIPT.read_text()
-    assert shown()[0] == text, "docs/distributed.md shows the script as it is"
+    assert shown()[0] == text, "docs/many-gpus.md shows the script as it is"
     asked = dict(re.findall(r"^#SBATCH --(\S+)=(\S+)$", text, re.MULTILINE))
     assert (asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-task"]) == ("2", "8", "1")
     slurm = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1"}
