@@ -6,12 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import click
 
-from planner import __version__
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.core.errors import UsageError
@@ -71,11 +69,10 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
     installed: for the run, PYTHONPATH begins with a folder of ours.
     Exit status: that of COMMAND, or 1 where it does not fit, or that could not be told.
     """
-    from planner.report.emulation import emulation_text, variation_text
-    from planner.report.pages.emulated import emulated_page
+    from planner.report.emulation import emulated_page, emulation_text, variation_text
+    from planner.report.pages import check_page, made_now, write_page
     from planner.watching.emulating.running import InterruptedRun, emulate
     from planner.watching.emulating.varying import vary
-    from search.report.output import check_page, write_page
 
     as_json, steps, report = given.pop("as_json"), given.pop("steps"), given.pop("report")
     is_shown = given.pop("progress") or has_live_terminal(os.environ)
@@ -114,8 +111,7 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
             return interrupts.exit_status
     print_json(run.to_json()) if as_json else say(f"\n{emulation_text(run)}")
     if report is not None:
-        made = f"planner {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M UTC}"
-        say(f"\nWrote {write_page(emulated_page(run, made), report)}.")
+        say(f"\nWrote {write_page(emulated_page(run, made_now()), report)}.")
     return run.status if run.fits else run.status or 1
 
 

@@ -208,8 +208,7 @@ def _say(
     given: dict[str, Any], lead: str = "", said: Sequence[str] = (), scaled: Sequence[Scaled] = (),
 ) -> None:  # fmt: skip
     """The answer of one estimate, or of several."""
-    from planner.report.estimates import estimate_answer, rows_answer
-    from planner.report.pages.answer import said_of
+    from planner.report.estimates import command_of, estimate_answer, rows_answer
     from planner.report.text import parts_text
 
     fields = given_fields(given, ())[0]
@@ -218,7 +217,7 @@ def _say(
         if estimate.budget_bytes is None:
             return ""
         gpu = find_gpu(estimate.gpu) if estimate.gpu else None
-        return said_of(
+        return command_of(
             "advise", estimate, given["model"], fields, gpu, memory, given["link"], allocator
         )
 

@@ -1,17 +1,34 @@
-"""What an emulated program needed, for a terminal: the verdict first."""
+"""What an emulated program needed: the verdict first."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from planner.core.errors import printable
 from planner.core.failures import SIGNS
 from planner.core.units import format_bytes
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
-from planner.report.explanation import relief_text
-from planner.report.page.contents import Cell, Number
-from planner.report.terminal import table_text, wrapped
+from planner.report.explanation import relief_parts
+from planner.report.page.contents import (
+    Cell,
+    Copyable,
+    Facts,
+    Folded,
+    Group,
+    Number,
+    Page,
+    Part,
+    Section,
+    Table,
+    Text,
+    Verdict,
+    VerdictKind,
+    bytes_cell,
+    count_cell,
+)
+from planner.report.text import parts_text
 from planner.watching.emulating.reading import (
     ELSE,
     DevicePeak,
@@ -23,14 +40,12 @@ from planner.watching.emulating.reading import (
 )
 from planner.watching.emulating.running import EXPANDABLE
 from planner.watching.emulating.varying import Variation
-from planner.watching.explaining.snapshot_reading import Group
+from planner.watching.explaining.snapshot_reading import Group as Held
 
 MAX_GROUPS = 12
 MANY_FORWARDS = 4  # more than a step of several models has before its backward
 FRAGMENTS = f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE} (torch 2.1 or later)"
 NODES = "$NNODES, $NODE_RANK, $MASTER_ADDR and $MASTER_PORT"
-ALIVE = "memory", "share", "tensors", "what", "asked for by"
-PROCESSES = "process", "GPU", "steps", "allocated", "reserved", "device total", "peak"
 RETRIES = (
     "Retries: the allocator had no memory left, gave its cache back to the driver and asked again. "
     "On a real card each waits for the device: take a smaller value for speed."
@@ -52,40 +67,77 @@ CAVEAT = (
 
 
 def emulation_text(run: EmulatedRun) -> str:
-    """The verdict, the peak and what was alive then, each rank, and what grew."""
-    parts = ["\n".join(map(wrapped, answer(run)))]
-    fullest = run.fullest
-    if run.selects:
-        parts.append(wrapped(SELECTS))
-    if run.relief is not None:
-        parts.append(known_levers(run.relief))
-    if run.out_of_memory is not None:
-        parts.append(_alive(run.out_of_memory.groups, "Alive when it ran out of memory"))
-    elif fullest is not None and fullest.peaks:
-        groups = fullest.fullest.groups if fullest.fullest else ()
-        parts.append(_alive(groups, f"Alive at the peak of {title_of(fullest)}"))
-    if sum(bool(p.peaks) for p in run.processes) > 1:
-        parts.append(_text(process_rows(run.processes), PROCESSES, "lrrrrrl"))
-    if run.fits and run.retries:
-        parts.append(wrapped(f"{run.retries} {RETRIES.lower()}"))
-    parts += [_grew(p, p.growth) for p in run.processes if p.growth is not None]
-    faults = sorted({fault for process in run.processes for fault in process.faults})
-    parts += [wrapped(f"Our record of it may miss something: {fault}") for fault in faults]
-    return "\n\n".join([*parts, wrapped(CAVEAT)])
+    return parts_text(emulation_answer(run))
 
 
 def variation_text(variation: Variation) -> str:
-    rows = []
+    return parts_text(variation_answer(variation))
+
+
+def emulation_answer(run: EmulatedRun) -> list[Part]:
+    """Whether it fits, the peak and what was alive then, each rank, and what grew."""
+    fullest = run.fullest
+    parts: list[Part] = [Text("\n".join(answer(run)))]
+    parts += [Text(SELECTS)] if run.selects else []
+    parts += known_levers(run.relief) if run.relief is not None else []
+    if run.out_of_memory is not None:
+        parts.append(_alive(run.out_of_memory.groups, "Alive when it ran out of memory:"))
+    elif fullest is not None and fullest.fullest is not None:
+        parts.append(_alive(fullest.fullest.groups, f"Alive at the peak of {title_of(fullest)}:"))
+    if sum(bool(p.peaks) for p in run.processes) > 1:
+        parts.append(_processes(run.processes))
+    if run.fits and run.retries:
+        parts.append(Text(f"{run.retries} {RETRIES.lower()}"))
+    for process in run.processes:
+        if process.growth is not None:
+            parts += [
+                Text(grew(process, process.growth)),
+                _alive(process.growth.groups, "", "more"),
+            ]
+    faults = sorted({fault for process in run.processes for fault in process.faults})
+    parts += [Text(f"Our record of it may miss something: {fault}") for fault in faults]
+    return [*parts, Text(CAVEAT, "note")]
+
+
+def emulated_page(run: EmulatedRun, made: str = "") -> Page:
+    """The same answer, and what each process had alive. `made` as a `Page`'s."""
+    kinds: dict[bool | None, VerdictKind] = {True: "fits", False: "no", None: "unknown"}
+    parts: list[Part] = [Verdict(kinds[run.fits]), *_tiles(run), *emulation_answer(run)]
+    parts.append(Copyable(shlex.join(run.command), "The program"))
+    parts += [
+        Folded(f"{title_of(process)} at its peak", [_alive(process.fullest.groups)])
+        for process in run.processes
+        if process.fullest is not None and process.fullest.groups and process is not run.fullest
+    ]
+    title = f"{' '.join(run.command[:3])} on {run.gpu}"
+    return Page(title, "", [Group("run", "", [Section("answer", "Answer", parts)])], made)
+
+
+def _tiles(run: EmulatedRun) -> list[Part]:
+    peak = run.fullest.fullest if run.fullest else None
+    if peak is None:
+        return []
+    figures = [
+        (f"needed of {format_bytes(peak.total_bytes)}", format_bytes(peak.used_bytes)),
+        ("torch allocates", format_bytes(peak.allocated_bytes)),
+        ("torch reserves", format_bytes(peak.reserved_bytes)),
+        ("steps", str(run.steps)),
+    ]
+    return [Facts(figures, "tiles")]
+
+
+def variation_answer(variation: Variation) -> list[Part]:
+    rows: list[list[Cell]] = []
     ended = variation.next_larger if variation.last_line is not None else None
     for value, run in sorted(variation.runs.items()):
         peak = run.fullest.fullest if run.fullest else None
-        used = [format_bytes(peak.used_bytes), str(peak.retries)] if peak else [None, None]
         fits = "not known" if value == ended else "yes" if run.fits_so_far else "no"
-        rows.append([str(value), fits, *used])
+        used, retries = (peak.used_bytes, peak.retries) if peak else (None, None)
+        rows.append([count_cell(value), fits, bytes_cell(used), count_cell(retries)])
     if variation.last_line is not None:
         first = _ended_early(variation, variation.last_line)
     elif (run := next(iter(variation.runs.values()))).lacks_context:
-        first = wrapped(_no_context(run))
+        first = _no_context(run)
     elif not variation.largest:
         first = f"Not even {variation.argument} 1 fits."
     elif all(run.fits_so_far for run in variation.runs.values()):
@@ -98,15 +150,16 @@ def variation_text(variation: Variation) -> str:
             f"{variation.argument} {variation.largest} is the largest that fits; "
             f"{variation.next_larger} does not."
         )
-    headers = (variation.argument, "fits", "device total", "retries")
-    parts = [first, table_text(rows, headers, align="rlr")]
-    if any(run.selects for run in variation.runs.values()):
-        parts.insert(1, wrapped(SELECTS))
-    if variation.largest:
-        parts[1:1] = [wrapped(f"But {d}.") for d in variation.runs[variation.largest].doubts]
-    if any(run.fits_so_far and run.retries for run in variation.runs.values()):
-        parts.append(wrapped(RETRIES))
-    return "\n\n".join([*parts, wrapped(CAVEAT)])
+    doubts = variation.runs[variation.largest].doubts if variation.largest else ()
+    runs = variation.runs.values()
+    return [
+        Text(first),
+        *(Text(f"But {doubt}.") for doubt in doubts),
+        *([Text(SELECTS)] if any(run.selects for run in runs) else []),
+        Table((variation.argument, "fits", "device total", "retries"), rows, first=len(rows)),
+        *([Text(RETRIES)] if any(run.fits_so_far and run.retries for run in runs) else []),
+        Text(CAVEAT, "note"),
+    ]
 
 
 def _ended_early(variation: Variation, last_line: str) -> str:
@@ -266,14 +319,14 @@ def _expanded(again: EmulatedRun | None) -> str:
     return f"{said} fits: it reserved {reserved} at most, with {spare} to spare.{doubts}"
 
 
-def known_levers(known: KnownRelief) -> str:
+def known_levers(known: KnownRelief) -> list[Part]:
     """What `planner advise` says of the model that was seen."""
     setting = ", ".join(f"{key} {value}" for key, value in known.setting.items())
-    first = wrapped(
+    first = (
         f"The program trains {known.model} ({setting}), by its class and number of parameters. "
         "For a plain step of that, which the program's own may differ from:"
     )
-    return "\n".join([first, *map(wrapped, relief_text(known.relief).split("\n"))])
+    return [Text(first), *relief_parts(known.relief)]
 
 
 def _went_on(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
@@ -314,45 +367,33 @@ def card_of(process: EmulatedProcess, peak: DevicePeak) -> str:
     return f"{peak.device} of node {process.node}" if process.node else str(peak.device)
 
 
-def alive_rows(groups: Sequence[Group]) -> list[tuple[Cell, ...]]:
-    total = sum(group.num_bytes for group in groups)
-    return [
-        (
-            Number(g.num_bytes, format_bytes(g.num_bytes)),
-            Number(g.num_bytes, f"{g.num_bytes / total:.0%}"),
-            Number(g.count, str(g.count)), g.category, g.where,
-        )
-        for g in groups
-    ]  # fmt: skip
-
-
-def _alive(groups: Sequence[Group], title: str) -> str:
-    shown, rest = alive_rows(groups)[:MAX_GROUPS], groups[MAX_GROUPS:]
+def _alive(groups: Sequence[Held], title: str = "", size: str = "memory") -> Table:
+    total = max(sum(group.num_bytes for group in groups), 1)
+    rest = groups[MAX_GROUPS:]
+    shown = [(g.num_bytes, g.count, g.category, g.where) for g in groups[:MAX_GROUPS]]
     if rest:
-        size, total = (sum(group.num_bytes for group in some) for some in (rest, groups))
-        count = str(sum(group.count for group in rest))
-        shown.append((format_bytes(size), f"{size / total:.0%}", count, "the rest", ""))
-    return f"{title}:\n{_text(shown, ALIVE, 'rrrll')}"
+        num_bytes = sum(group.num_bytes for group in rest)
+        shown.append((num_bytes, sum(group.count for group in rest), "the rest", ""))
+    rows: list[list[Cell]] = [
+        [bytes_cell(n), Number(n, f"{n / total:.0%}"), count_cell(count), what, where]
+        for n, count, what, where in shown
+    ]
+    headers = (size, "share", "tensors", "what", "asked for by")
+    return Table(headers, rows, title, first=len(rows))
 
 
-def process_rows(processes: Sequence[EmulatedProcess]) -> list[tuple[Cell, ...]]:
-    return [
-        (
-            title_of(process), card_of(process, peak),
-            Number(process.steps, str(process.steps)),
-            *(
-                Number(size, format_bytes(size))
-                for size in (peak.allocated_bytes, peak.reserved_bytes, peak.used_bytes)
-            ),
+def _processes(processes: Sequence[EmulatedProcess]) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            title_of(process), card_of(process, peak), count_cell(process.steps),
+            *map(bytes_cell, (peak.allocated_bytes, peak.reserved_bytes, peak.used_bytes)),
             place_of(peak),
-        )
+        ]
         for process in processes
         for peak in process.peaks
     ]  # fmt: skip
-
-
-def _text(rows: Sequence[Sequence[Cell]], headers: Sequence[str], align: str) -> str:
-    return table_text([list(map(str, row)) for row in rows], headers, align)
+    headers = ("process", "GPU", "steps", "allocated", "reserved", "device total", "peak")
+    return Table(headers, rows, first=len(rows))
 
 
 def grew(process: EmulatedProcess, growth: Growth) -> str:
@@ -361,9 +402,3 @@ def grew(process: EmulatedProcess, growth: Growth) -> str:
         f"{growth.from_step} to {growth.to_step}. Does the program keep losses, outputs or "
         "gradients?"
     )
-
-
-def _grew(process: EmulatedProcess, growth: Growth) -> str:
-    rows = [[format_bytes(g.num_bytes), g.category, g.where] for g in growth.groups[:MAX_GROUPS]]
-    table = table_text(rows, ("more", "what", "asked for by"), align="rll")
-    return f"{wrapped(grew(process, growth))}\n{table}"

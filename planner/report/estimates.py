@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from planner.core.schema import TrainSetting
+from planner.advice.flags import OPTIONS, allocator_flags, command, memory_flags, setting_flags
+from planner.core.errors import UnsupportedError
+from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.units import format_bytes, format_seconds
-from planner.estimation.estimate import Estimate
+from planner.estimation.estimate import Estimate, default_precision, resolve
 from planner.estimation.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
+from planner.machine.hardware.gpu import Gpu
+from planner.memory.allocator_config import AllocatorConfig
 from planner.report.cost import (
     LEFT_OUT,
     cost_cells,
@@ -43,6 +47,8 @@ BREAKDOWN_ROWS = {
     "cuda_context": "CUDA context",
     "communication": "NCCL's own buffers",
 }
+# The fields that have options of their own in `planner advise`.
+_OF_ADVISE = {field: OPTIONS[field] for field in ("world_size", "nodes", "parallelism")}
 NUM_NAMED = 5  # of those, on a first screen
 MAX_NOTES = 10  # of what several rows assume
 Column = tuple[str, Callable[["Row"], Cell]]
@@ -94,6 +100,43 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
         *notes("assumed", estimate.assumed),
         *notes("left out", estimate.left_out),
     ]  # fmt: skip
+
+
+def command_of(
+    name: str, estimate: Estimate, said: str, fields: Mapping[str, str], gpu: Gpu | None,
+    memory_bytes: int | None, link: str | None, allocator: AllocatorConfig | None,
+) -> str:  # fmt: skip
+    """`planner NAME …` for an estimate of a model, as it was `said`. `estimate` and `advise` take
+    different options."""
+    setting = _as_said(estimate)
+    own = _OF_ADVISE if name == "advise" else OPTIONS
+    chosen = setting_flags(setting, default_precision(gpu), own)
+    config = allocator.source if allocator is not None else ""
+    return command(
+        said or estimate.model.title,
+        fields,
+        memory_flags(gpu, memory_bytes, link if setting.world_size > 1 else None),
+        (*chosen, *allocator_flags(_options(config))),
+        name,
+    )
+
+
+def _as_said(estimate: Estimate) -> TrainSetting:
+    """The setting, without the recipe and the attention that the model has by itself."""
+    setting = estimate.setting.without_recipe(isinstance(estimate.model, SwinConfig))
+    plain = setting.model_copy(update={"attention": "library"})
+    try:
+        _, resolved = resolve(estimate.model, plain)
+    except UnsupportedError:  # the model's own attention takes no such batch
+        return setting
+    return plain if resolved.attention == setting.attention else setting
+
+
+def _options(source: str) -> str:
+    """The allocator's options in what an `AllocatorConfig` says of its source: `--allocator X`,
+    `PYTORCH_ALLOC_CONF=X`, or only `X`."""
+    name, _, rest = source.partition("=")
+    return rest if name.isupper() else source.removeprefix("--allocator ")
 
 
 def notes(title: str, lines: Iterable[str]) -> list[Part]:
@@ -217,11 +260,7 @@ def rows_answer(
 ) -> list[Part]:  # fmt: skip
     """Which of several to take, what all have in common, a row for each, and what to type next;
     folded, their other figures and what they rest on. `lead` is said in place of the fastest."""
-    apart = apart_fields([e.setting for e in found])
-    rows = [
-        Row(e, {name: getattr(e.setting, name) for name in apart}, scaled[n] if scaled else None)
-        for n, e in enumerate(found)
-    ]
+    rows = _rows(found, scaled)
     best = _best(rows)
     keys = _keys(rows)
     own: list[Column] = [("setting", lambda row: row.own)] if any(row.own for row in rows) else []
@@ -229,7 +268,7 @@ def rows_answer(
     marked = [] if best is None else [rows.index(best)]
     best_of = (best or min(rows, key=lambda row: row.estimate.device_total_bytes)).estimate
     return [
-        Text("\n".join([lead or _lead(rows, best), _common(found, apart), *said])),
+        Text("\n".join([lead or _lead(rows, best), _common(found), *said])),
         _table(rows, first, marked=marked),
         *([Copyable(then(best_of), "Next")] if then(best_of) else []),
         Folded("memory of each", [_table(rows, [*keys, *some, *own]) for some in _memory(rows)]),
@@ -237,6 +276,24 @@ def rows_answer(
         *notes("how sure the figures are", range_notes(found)),
         *notes("assumed", _of_rows(found, lambda e: e.assumed)),
         *notes("left out", _of_rows(found, lambda e: e.left_out)),
+    ]
+
+
+def _rows(found: Sequence[Estimate], scaled: Sequence[Scaled] = ()) -> list[Row]:
+    apart = apart_fields([e.setting for e in found])
+    return [
+        Row(e, {name: getattr(e.setting, name) for name in apart}, scaled[n] if scaled else None)
+        for n, e in enumerate(found)
+    ]
+
+
+def row_names(found: Sequence[Estimate]) -> list[str]:
+    """Each by what tells it apart: `rtx-4090, batch 32`; numbered where nothing does."""
+    rows = _rows(found)
+    names = [_name(row, rows) if len(rows) > 1 else row.estimate.model.title for row in rows]
+    return [
+        name if names.count(name) == 1 else f"{name} #{number}"
+        for number, name in enumerate(names, start=1)
     ]
 
 
@@ -283,8 +340,8 @@ def _name(row: Row, rows: Sequence[Row]) -> str:
     return ", ".join(filter(None, [*named, row.own])) or "the first"
 
 
-def _common(found: Sequence[Estimate], apart: Sequence[str]) -> str:
-    first = found[0]
+def _common(found: Sequence[Estimate]) -> str:
+    first, apart = found[0], apart_fields([e.setting for e in found])
     title = f"{first.model.title}, " if len({e.model for e in found}) == 1 else ""
     text = f"All: {title}{describe_setting(first.setting, first.model, without=apart)}."
     rates = [e.throughput for e in found if e.throughput is not None]

@@ -13,6 +13,11 @@ from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import category_bytes, steady_requests, walk_ledger
 from planner.memory.replay import SteadyCourse, steady_course
 
+# From the bottom of a picture to its top: what stays, then what comes and goes.
+STACK: tuple[Category, ...] = (
+    "parameters", "buffers", "optimizer_state", "gradients", "activations", "temporaries",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Phase:

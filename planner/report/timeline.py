@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from planner.core.units import GIB, MIB, format_bytes
 from planner.ledger.ledger import Category, Ledger
-from planner.report.colours import STACK
-from planner.report.live import LiveBytes, Phase, step_live_bytes
+from planner.report.live import STACK, LiveBytes, Phase, step_live_bytes
 
 GLYPHS: dict[Category, str] = {
     "parameters": "█", "buffers": "▪", "optimizer_state": "▓", "gradients": "▒",

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from plotly import graph_objects
 
 from planner.report.page.contents import (
-    Box,
     Chart,
     Copyable,
     Facts,
@@ -22,7 +21,6 @@ from planner.report.page.contents import (
     Table,
     Tabs,
     Text,
-    Tree,
     Verdict,
 )
 from planner.report.page.plotting import new_figure, plot_text
@@ -86,7 +84,6 @@ def parts_of(text: str, key: str) -> list[Part]:
         Copyable(text, text),
         Folded(text, [Text(text)]),
         Verdict("likely", text),
-        Tree(Box(text, 1.0, "#000000", "#ffffff", text), text, Table([text], [[text]], text)),
         Chart(f"{key}-chart", figure, text, data={"name": text}),
         Tabs(f"{key}-tabs", [(text, [Text(text)]), (text, [Text(text)])]),
     ]

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import printable
 from planner.report.page.contents import Chart, Folded, Page, Part, Section, Tabs
-from planner.report.page.figures import figures_of
-from planner.report.page.table_layout import Tables, is_number, is_verdict, read, sorted_by
+from planner.report.page.tables import Tables, figures_of, is_number, is_verdict, read, sorted_by
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
