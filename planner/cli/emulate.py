@@ -70,9 +70,10 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
     Exit status: that of COMMAND, or 1 where it does not fit, or that could not be told.
     """
     from planner.report.emulation import emulated_page, emulation_text, variation_text
-    from planner.report.pages import check_page, made_now, write_page
+    from planner.report.pages import made_now
     from planner.watching.emulating.running import InterruptedRun, emulate
     from planner.watching.emulating.varying import vary
+    from search.runs.writing import check_page, write_page
 
     as_json, steps, report = given.pop("as_json"), given.pop("steps"), given.pop("report")
     is_shown = given.pop("progress") or has_live_terminal(os.environ)

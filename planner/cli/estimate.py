@@ -196,7 +196,7 @@ def _print_estimates(
     else:
         _say(found, memory, allocator, given, scaled=beside)
     if given["timeline"]:
-        from planner.report.timeline import timeline_text
+        from planner.report.live import timeline_text
 
         drawn = timeline_text(on_device(ledgers[0], processors_of(gpu)))
         click.echo(f"\n{drawn}", err=given["as_json"])

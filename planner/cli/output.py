@@ -31,7 +31,7 @@ def tell(text: str) -> None:
 def say(text: str = "") -> None:
     """Lines for a person, no wider than the terminal; names and messages of others cannot steer it
     by them. Their first is bold on a terminal, and coloured where it is a verdict."""
-    from planner.report.terminal import fitted
+    from planner.report.text import fitted
 
     first, newline, rest = fitted(printable(text)).partition("\n")
     plain = {"NO_COLOR", "CI"} & {n for n, v in os.environ.items() if v}

@@ -69,9 +69,15 @@ def command(targets: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     estimates, or more, are shown side by side.
     """
     refuse_empty({"target": targets, **given})
-    from planner.report.pages import check_page, make_page, write_page
+    from planner.report.pages import make_page
     from search.runs.reading import is_run, read_run
-    from search.runs.writing import check_options, check_subjects, check_target
+    from search.runs.writing import (
+        check_options,
+        check_page,
+        check_subjects,
+        check_target,
+        write_page,
+    )
 
     output = check_page(given["output"], given["force"])
     for target in targets:

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from planner import __version__
 from planner.advice.advising import advise
-from planner.core.errors import PlannerError, as_text, shorten
-from planner.core.files import check_output, unwritable, write_output
 from planner.core.schema import MeasurementRecord
 from planner.core.units import GIB, format_bytes, format_rate
 from planner.estimation.largest import largest_batch
 from planner.estimation.ledgers import is_on_shapes
 from planner.machine.hardware import recognise_gpu
 from planner.report.estimates import row_names, rows_answer
-from planner.report.page.contents import (
-    Cell,
-    Folded,
-    Group,
-    Number,
-    Page,
-    Part,
-    Section,
-    Table,
-    Text,
-    bytes_cell,
-    count_cell,
-    rate_cell,
-    sections_of,
-)
+from planner.report.page import contents as doc
 from planner.report.page.plotting import bars
-from planner.report.page.rendering import is_page, page_html
 from planner.report.searches import Run, interval_text, run_group, so_far
 from planner.report.settings import describe_setting
 from planner.report.step import Step, step_group
@@ -44,7 +25,6 @@ Subject = Step | Run
 # Beyond so many subjects a page compares them all, and shows these only one by one: it stays under
 # 5 MB, and readable.
 MOST_GROUPS = 6
-_SNIFFED = 2000  # bytes of a file, in which a page says that it is one
 
 
 def made_now() -> str:
@@ -52,12 +32,12 @@ def made_now() -> str:
     return f"planner {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M UTC}"
 
 
-def make_page(subjects: Sequence[Subject], title: str = "") -> Page:
+def make_page(subjects: Sequence[Subject], title: str = "") -> doc.Page:
     """The page of one subject, or of several side by side."""
     if len(subjects) == 1:
         (one,) = subjects
         group = step_group(with_more(one), "g1") if isinstance(one, Step) else run_group(one, "g1")
-        return Page(title or _title(one), "", [group], made_now())
+        return doc.Page(title or _title(one), "", [group], made_now())
     steps = [subject for subject in subjects if isinstance(subject, Step)]
     runs = [subject for subject in subjects if isinstance(subject, Run)]
     names = iter(row_names([step.estimate for step in steps]))
@@ -75,11 +55,10 @@ def make_page(subjects: Sequence[Subject], title: str = "") -> Page:
             f"{len(left)} more are compared above, and not shown one by one, so that the page "
             f"stays small. Name fewer, {MOST_GROUPS} at most, to see these too: {'; '.join(left)}."
         )
-        beside.append(Section("left-out", "Not shown one by one", [Text(said)]))
-    whole = [
-        Group("beside", "Side by side", beside), *(replace(group, folded=True) for group in groups)
-    ]  # fmt: skip
-    return Page(title or _several_title(steps, runs), "", whole, made_now())
+        beside.append(doc.Section("left-out", "Not shown one by one", [doc.Text(said)]))
+    folded = [replace(group, folded=True) for group in groups]
+    whole = [doc.Group("beside", "Side by side", beside), *folded]
+    return doc.Page(title or _several_title(steps, runs), "", whole, made_now())
 
 
 def with_more(step: Step) -> Step:
@@ -122,19 +101,19 @@ def _several_title(steps: Sequence[Step], runs: Sequence[Run]) -> str:
     return f"{counted} of {models.pop()}" if len(models) == 1 else f"{counted} side by side"
 
 
-def _steps_beside(steps: Sequence[Step]) -> list[Section]:
+def _steps_beside(steps: Sequence[Step]) -> list[doc.Section]:
     """A row for each, as a terminal prints it, and two charts."""
     if len(steps) < 2:
         return []
     found = [step.estimate for step in steps]
-    first, *rest = sections_of(rows_answer(found, lambda _: ""), "Estimates compared")
+    first, *rest = doc.sections_of(rows_answer(found, lambda _: ""), "Estimates compared")
     names = row_names(found)
     ran = {
         name: time for name, one in zip(names, found, strict=True)
         if (time := one.throughput) is not None and is_shown_as_running(one)
     }  # fmt: skip
     needs = {name: one.device_total_bytes / GIB for name, one in zip(names, found, strict=True)}
-    charts: list[Part] = [
+    charts: list[doc.Part] = [
         bars("beside-memory", "What each needs of the memory that there is.", needs, "GiB",
              [(one.low_bytes / GIB, one.high_bytes / GIB) for one in found],
              [one.budget_bytes and one.budget_bytes / GIB for one in found])
@@ -147,24 +126,24 @@ def _steps_beside(steps: Sequence[Step]) -> list[Section]:
             "How fast each that may fit is predicted to be. Where ranges overlap, either may win."
         )
         charts.insert(0, bars("beside-rate", said, rates, f"{found[0].unit}/s", within))
-    more = [Folded(section.title, section.parts) for section in rest]
+    more = [doc.Folded(section.title, section.parts) for section in rest]
     return [replace(first, key="estimates", parts=[*first.parts, *charts, *more])]
 
 
-def _runs_beside(runs: Sequence[Run]) -> list[Section]:
+def _runs_beside(runs: Sequence[Run]) -> list[doc.Section]:
     """What each search recommends, and what it was measured with; the fastest is set apart."""
     if len(runs) < 2:
         return []
     rates = [(r.best and r.best.world_images_per_second) or 0.0 for r in runs]
     same_work = len({run.best.model for run in runs if run.best is not None}) == 1
-    rows: list[list[Cell]] = [
+    rows: list[list[doc.Cell]] = [
         [
             run.title,
-            rate_cell(rate or None),
+            doc.rate_cell(rate or None),
             interval_text(run.interval_of(best)) if best else "-",
-            bytes_cell(best.used_bytes if best else None),
-            Number(gain, f"{gain:.2f} ×" if gain else "-"),
-            count_cell(len(run.records)),
+            doc.bytes_cell(best.used_bytes if best else None),
+            doc.Number(gain, f"{gain:.2f} ×" if gain else "-"),
+            doc.count_cell(len(run.records)),
             describe_setting(best.setting, best.model) if best else so_far(run),
             f"{best.device.title}, torch {best.versions.get('torch', '?')}" if best else "-",
         ]
@@ -177,12 +156,12 @@ def _runs_beside(runs: Sequence[Run]) -> list[Section]:
     if not same_work:
         said += " They are of different models: their rates cannot be compared."
     marked = [rates.index(max(rates))] if same_work else []
-    return [Section("runs", "Runs compared", [Table(headers, rows, said, marked)])]
+    return [doc.Section("runs", "Runs compared", [doc.Table(headers, rows, said, marked)])]
 
 
-def _predicted_and_measured(steps: Sequence[Step], runs: Sequence[Run]) -> Section:
+def _predicted_and_measured(steps: Sequence[Step], runs: Sequence[Run]) -> doc.Section:
     """Estimates beside what runs measured of the same model and setting."""
-    rows: list[list[Cell]] = [
+    rows: list[list[doc.Cell]] = [
         [
             step.estimate.model.title,
             describe_setting(step.estimate.setting, step.estimate.model),
@@ -205,8 +184,8 @@ def _predicted_and_measured(steps: Sequence[Step], runs: Sequence[Run]) -> Secti
         "No probe here has the model and setting of an estimate on its card: estimate the setting "
         "that a run recommends, with --gpu of its card, to compare the two."
     )
-    return Section("measured", "Predicted against measured",
-                   [Table(headers, rows, said) if rows else Text(none)])  # fmt: skip
+    return doc.Section("measured", "Predicted against measured",
+                   [doc.Table(headers, rows, said) if rows else doc.Text(none)])  # fmt: skip
 
 
 def is_of(record: MeasurementRecord, step: Step) -> bool:
@@ -220,40 +199,7 @@ def is_of(record: MeasurementRecord, step: Step) -> bool:
     return record.status == "measured" and is_same and is_there
 
 
-def _pair(predicted: float | None, measured: float | None, written) -> list[Cell]:  # type: ignore[no-untyped-def]
+def _pair(predicted: float | None, measured: float | None, written) -> list[doc.Cell]:  # type: ignore[no-untyped-def]
     off = predicted / measured - 1 if predicted and measured else None
-    sizes = [Number(n, written(n) if n else "-") for n in (predicted, measured)]
-    return [*sizes, Number(off, "-" if off is None else f"{off:+.1%}")]
-
-
-def check_page(output: str | os.PathLike[str], force: bool = False) -> Path:
-    """The file that a page may be written to.
-
-    Raises as `check_output`, and PlannerError where a file is there that is no page of ours and
-    `force` does not say to replace it.
-    """
-    path = check_output(output, "a page", (".html", ".htm"))
-    shown = shorten(as_text(str(path)))
-    try:
-        if path.exists() and not path.is_file():
-            raise PlannerError(f"{shown} is no file that can be replaced.", "Name another file.")
-        if not force and (path.is_symlink() or (path.exists() and _is_anothers(path))):
-            raise PlannerError(
-                f"{shown} exists, and 'planner report' did not write it.",
-                "Name another file, or remove this one ('planner report --force' replaces it).",
-            )
-    except OSError as error:
-        raise unwritable(path, error) from None
-    return path
-
-
-def _is_anothers(path: Path) -> bool:
-    """Whether somebody would miss it: anything that is neither empty nor a page."""
-    with path.open("rb") as file:
-        start = file.read(_SNIFFED)
-    return bool(start) and not is_page(start.decode(errors="replace"))
-
-
-def write_page(page: Page, output: str | os.PathLike[str], force: bool = False) -> Path:
-    """Writes the page, whole or not at all. Raises what `check_page` raises."""
-    return write_output(check_page(output, force), page_html(page).encode())
+    sizes = [doc.Number(n, written(n) if n else "-") for n in (predicted, measured)]
+    return [*sizes, doc.Number(off, "-" if off is None else f"{off:+.1%}")]

@@ -9,8 +9,6 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import exp, log
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import PlannerError, printable
@@ -18,24 +16,7 @@ from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.core.schema.result import Recommendation
 from planner.core.units import GIB, format_bytes, format_rate, format_seconds
 from planner.report.estimates import apart_fields, notes
-from planner.report.page.contents import (
-    Cell,
-    Chart,
-    Copyable,
-    Facts,
-    Folded,
-    Group,
-    Part,
-    Section,
-    Table,
-    Tabs,
-    Text,
-    bytes_cell,
-    count_cell,
-    rate_cell,
-    seconds_cell,
-    sections_of,
-)
+from planner.report.page import contents as doc
 from planner.report.page.plotting import (
     BLUE,
     GREEN,
@@ -62,13 +43,11 @@ ENDS = {
     "unsupported": "not supported", "others": "held up by others",
     "cut_short": "cut short by the budget",
 }  # fmt: skip
-MAX_MESSAGE = 160  # characters in a table's cell; some whole messages stand below it
-MOST_MESSAGES, MOST_CHARACTERS = 40, 1 << 20
+MAX_MESSAGE = 160  # characters in a table's cell; the file of records has all
 FEWEST = 12  # probes that ran, by our judgement: of fewer an importance says nothing
 # PED-ANOVA asks what the best share of trials have in common; Optuna's reference of
 # PedAnovaImportanceEvaluator advises five at least. The share is its default.
 TOP_SHARE, FEWEST_IN_TOP = 0.1, 5
-MOST_TOLD = 10  # times its lower end: an interval that is wider tells nothing, by our judgement
 _FAR = 1.6  # a budget so many times the largest probe is told, not drawn: the probes would be dots
 
 
@@ -125,7 +104,7 @@ def cited(found: Recommendation | None) -> tuple[MeasurementRecord, ...]:
 
 def recommendation_answer(
     found: Recommendation, interval_of: Callable[[MeasurementRecord], Interval], then: str = ""
-) -> list[Part]:
+) -> list[doc.Part]:
     """The setting with its evidence, the others beside it, and what to type next; folded, what else
     is to be known of the search."""
     fed = feeding_lines(found) if found.feeding else []
@@ -140,10 +119,10 @@ def recommendation_answer(
         for ruled in found.ruled_out
     )
     return [
-        Text("\n".join([*_recommended(found, interval_of), *fed])),
+        doc.Text("\n".join([*_recommended(found, interval_of), *fed])),
         *_beside(found),
-        Text("\n".join([*first, ended])),
-        *([Text(then)] if then else []),
+        doc.Text("\n".join([*first, ended])),
+        *([doc.Text(then)] if then else []),
         *notes("notes", [*(n for n in found.notes if n not in first), *_proof(found.evidence)]),
         *notes("not probed (these batches and larger ones)", ruled_out),
     ]
@@ -215,7 +194,7 @@ def _proof(record: MeasurementRecord | None) -> list[str]:
     return [f"Proof: probe {record.probe_id[:8]} of {_date(record)}, {steps} timed."]
 
 
-def _beside(found: Recommendation) -> list[Part]:
+def _beside(found: Recommendation) -> list[doc.Part]:
     """The recommended, the others and the plain default, by what tells them apart."""
     if found.evidence is None:
         return []
@@ -223,15 +202,15 @@ def _beside(found: Recommendation) -> list[Part]:
     if baseline is not None and baseline not in records:
         records.append(baseline)
     apart = apart_fields([record.setting for record in records])
-    rows: list[list[Cell]] = [
+    rows: list[list[doc.Cell]] = [
         [
             str(rank),
-            rate_cell(rate),
-            seconds_cell(
+            doc.rate_cell(rate),
+            doc.seconds_cell(
                 record.setting.batch_size * record.setting.accumulate / rate if rate else None
             ),
-            bytes_cell(record.used_bytes),
-            seconds_cell(record.compile_seconds),
+            doc.bytes_cell(record.used_bytes),
+            doc.seconds_cell(record.compile_seconds),
             in_words({field: getattr(record.setting, field) for field in apart})
             + (" (plain default)" if record == baseline else ""),
         ]
@@ -239,24 +218,24 @@ def _beside(found: Recommendation) -> list[Part]:
         for rate in [record.images_per_second]
     ]
     headers = ("", f"{records[0].counts}/s", "step", "memory", "compile", "setting")
-    return [Table(headers, rows, marked=(0,), first=8).filled()]
+    return [doc.Table(headers, rows, marked=(0,), first=8).filled()]
 
 
-def run_group(run: Run, key: str, title: str = "") -> Group:
+def run_group(run: Run, key: str, title: str = "") -> doc.Group:
     """All sections of a run. `key` is unique on the page: charts and anchors begin with it."""
-    faults: list[Part] = [Text(fault, "warning") for fault in run.faults]
-    rest: list[Section] = []
+    faults: list[doc.Part] = [doc.Text(fault, "warning") for fault in run.faults]
+    rest: list[doc.Section] = []
     if run.found is None:
-        answer = Section("answer", "Answer", [Text(so_far(run), "lead"), *faults])
+        answer = doc.Section("answer", "Answer", [doc.Text(so_far(run), "lead"), *faults])
     else:
-        answer, *rest = sections_of(recommendation_answer(run.found, run.interval_of))
+        answer, *rest = doc.sections_of(recommendation_answer(run.found, run.interval_of))
         answer = replace(answer, parts=[*_tiles(run), *answer.parts, *_launch(run), *faults])
     if not run.records:
-        return Group(key, title, [answer, *rest])
-    probes = [Text(_ended(run)), Text(_expected(run)), _table(run), *_ranks(run), *_messages(run)]
-    return Group(key, title, [
-        answer, *_charts(run, key), *rest, Section("probes", "Probes in order", probes),
-        Section("environment", "Environment", _environment(run)),
+        return doc.Group(key, title, [answer, *rest])
+    probes: list[doc.Part] = [doc.Text(_ended(run)), _table(run)]
+    return doc.Group(key, title, [
+        answer, *_charts(run, key), *rest, doc.Section("probes", "Probes in order", probes),
+        doc.Section("environment", "Environment", _environment(run)),
     ])  # fmt: skip
 
 
@@ -270,7 +249,7 @@ def so_far(run: Run) -> str:
     return f"No recommendation yet. Best of {probes}: {setting}, {rate}, {memory_text(run.best)}."
 
 
-def _tiles(run: Run) -> list[Part]:
+def _tiles(run: Run) -> list[doc.Part]:
     record, budget = run.best, run.budget_bytes
     if record is None:
         return []
@@ -279,38 +258,30 @@ def _tiles(run: Run) -> list[Part]:
     found = [(f"{run.unit}/s", rate), (f"memory{of}", memory_text(record))]
     if run.found is not None and run.found.gain is not None:
         found.append(("the plain default's rate", f"{run.found.gain:.2f} ×"))
-    return [Facts(found, "tiles")]
+    return [doc.Facts(found, "tiles")]
 
 
-def _launch(run: Run) -> list[Part]:
+def _launch(run: Run) -> list[doc.Part]:
     """How to start with it: the file of the trainer that builds the probed library's own model,
-    else the plain script, and its launch line."""
+    else the plain script."""
     found = run.found
     if found is None or found.setting is None:
         return []
     library = found.model.library if isinstance(found.model, SwinConfig) else None
     own = [t for t in TARGETS if library is not None and TRAINERS[t].library == library]
-    for target in dict.fromkeys([*own, "pytorch", *TARGETS]):
+    for target in dict.fromkeys([*own, "pytorch"]):
         try:
             emitted = emit(found, target)
         except PlannerError:
             continue
-        write = shlex.join(
-            ["planner", "emit", run.place, "--for", target, "--output", emitted.filename]
-        )
-        shown = [Copyable(emitted.text, emitted.filename)]
-        shown += [Copyable(text, name) for name, text in emitted.beside.items()]
-        warnings = [Text(warning, "warning") for warning in emitted.warnings]
+        words = ["planner", "emit", run.place, "--for", target, "--output", emitted.filename]
+        line = f"{shlex.join(words)}\n{emitted.launch}"
         others = ", ".join(other for other in TARGETS if other != target)
-        return [
-            Copyable(f"{write}\n{emitted.launch}", f"Start training ({target})"),
-            Text(f"Other trainers: --for {others}.", "note"),
-            Folded(f"{emitted.filename} of {target}", [*warnings, *shown], printed=False),
-        ]
+        return [doc.Copyable(line, f"Start training with {target} (or --for {others})")]
     return []
 
 
-def _charts(run: Run, key: str) -> list[Section]:
+def _charts(run: Run, key: str) -> list[doc.Section]:
     """Memory against rate, the probes in order, and axis by axis, as Optuna draws them."""
     from optuna.importance import PedAnovaImportanceEvaluator
     from optuna.visualization import (
@@ -326,7 +297,7 @@ def _charts(run: Run, key: str) -> list[Section]:
     unit, named = run.unit, {"target_name": plot_text(f"{run.unit}/s")}
     of_each = f"{unit.capitalize()}/s of each probe that ran"
     grey = "; grey ones exceed the budget" if run.budget_bytes is not None else ""
-    front: list[Part] = []
+    front: list[doc.Part] = []
     if any(r.images_per_second and r.used_bytes for r in run.records):
         names = ["memory, GiB", named["target_name"]]
         both = study_of(run, lambda r: (r.used_bytes and r.used_bytes / GIB, r.images_per_second))
@@ -337,20 +308,19 @@ def _charts(run: Run, key: str) -> list[Section]:
         said = (
             f"Memory against {unit}/s: up is faster, left is smaller. {_name_points(run, figure)}"
         )
-        front = [Chart(f"{key}-front", figure, said)]
+        front = [doc.Chart(f"{key}-front", figure, said)]
     history = restyled(plot_optimization_history(study, **named), xaxis_title="probe")
     said = f"{of_each}, in order, and the best so far."
-    sections = [
-        Section("front", f"Memory against {unit}/s", [
-            *front, Chart(f"{key}-order", history, said)
-        ])
-    ]  # fmt: skip
+    front.append(doc.Chart(f"{key}-order", history, said))
+    sections = [doc.Section("front", f"Memory against {unit}/s", front)]
     axes, said = varied_axes(run.records), of_each + grey
-    tabs = [
-        (axis, [Chart(f"{key}-axes-{n}", restyled(plot_slice(study, [axis], **named)), said)])
+    parts: list[doc.Part] = [
+        doc.Chart(
+            f"{key}-axes-{n}", restyled(plot_slice(study, [axis], **named)),
+            f"{axis}: {said[0].lower()}{said[1:]}.", 300,
+        )
         for n, axis in enumerate(map(axis_name, axes), start=1)
     ]  # fmt: skip
-    parts: list[Part] = [Tabs(f"{key}-axes", tabs)] if tabs else []
     if num_ran >= FEWEST and len(axes) > 1:
         top = PedAnovaImportanceEvaluator(target_quantile=max(TOP_SHARE, FEWEST_IN_TOP / num_ran))
         said = (
@@ -358,25 +328,23 @@ def _charts(run: Run, key: str) -> list[Section]:
             "search tried only the best value looks unimportant."
         )
         figure = restyled(plot_param_importances(study, top, **named), showlegend=False)
-        parts.append(Chart(f"{key}-importance", figure, said, 320))
-    return [*sections, *([Section("axes", "Axis by axis", parts)] if parts else [])]
+        parts.append(doc.Chart(f"{key}-importance", figure, said, 320))
+    return [*sections, *([doc.Section("axes", "Axis by axis", parts)] if parts else [])]
 
 
 def _name_points(run: Run, figure: Any) -> str:
     """The recommended and the plain default by their shapes, and the budget; what is said of it."""
     plain = run.found.baseline if run.found is not None else None
-    name = "recommended" if run.found is not None else "best so far"
-    for record, title, symbol, colour in (
-        (plain, "plain default", "square-x-open", PURPLE), (run.best, name, "star", VERMILION)
+    best = "recommended" if run.found is not None else "best so far"
+    for record, name, symbol, colour in (
+        (plain, "plain default", "square-x-open", PURPLE), (run.best, best, "star", VERMILION)
     ):  # fmt: skip
         if record is not None and record.used_bytes is not None:
-            setting = describe_setting(record.setting, record.model)
-            said = f"{rate_text(record, None)}, {memory_text(record)}"
+            said = f"{name}: {describe_setting(record.setting, record.model)}"
             figure.add_scatter(
-                name=title, x=[record.used_bytes / GIB], y=[record.images_per_second],
+                name=name, x=[record.used_bytes / GIB], y=[record.images_per_second],
                 mode="markers", marker={"symbol": symbol, "size": 18, "color": colour},
-                hovertext=[f"{title}<br>{plot_text(setting)}<br>{plot_text(said)}"],
-                hoverinfo="text",
+                hovertext=[plot_text(said)], hoverinfo="text",
             )  # fmt: skip
     if run.budget_bytes is None:
         return ""
@@ -460,41 +428,20 @@ def _ended(run: Run) -> str:
     )
 
 
-def _expected(run: Run) -> str:
-    """How many probes found what the search expected of them."""
-    said = []
-    for name in ("images_per_second", "used_bytes"):
-        found = [
-            (getattr(r, name), *getattr(r.expected, name)) for r in run.records
-            if r.status == "measured" and r.expected and getattr(r.expected, name)
-            and getattr(r, name)
-        ]  # fmt: skip
-        told = [each for each in found if 0 < each[3] <= MOST_TOLD * each[1]]
-        within = sum(low <= value <= high for value, low, _, high in told)
-        if told:
-            off = exp(median(abs(log(value / middle)) for value, _, middle, _ in told)) - 1
-            what = "rate" if name == "images_per_second" else "memory"
-            said.append(
-                f"{within:,} of {len(told):,} probes found a {what} within the interval that "
-                f"should hold 95% of them; half were off by no more than {off:.1%}."
-            )
-    return " ".join(said)
-
-
-def _table(run: Run) -> Table:
+def _table(run: Run) -> doc.Table:
     headers = ["probe", "setting", f"{run.unit}/s", "memory", "ended", "interval", "expected",
                "compile", "took", "date", "flags", "tuner"]  # fmt: skip
-    rows: list[list[Cell]] = [
+    rows: list[list[doc.Cell]] = [
         [
-            count_cell(number),
+            doc.count_cell(number),
             describe_setting(record.setting, record.model),
-            rate_cell(record.images_per_second),
-            bytes_cell(record.used_bytes),
+            doc.rate_cell(record.images_per_second),
+            doc.bytes_cell(record.used_bytes),
             _ended_text(run, record),
             interval_text(run.interval_of(record)),
             _expected_of(record),
-            seconds_cell(record.compile_seconds),
-            seconds_cell(record.probe_seconds),
+            doc.seconds_cell(record.compile_seconds),
+            doc.seconds_cell(record.probe_seconds),
             _date(record),
             "; ".join(map(short, record.flags)) or "-",
             run.tuners.get(record.probe_id, "-"),
@@ -504,7 +451,7 @@ def _table(run: Run) -> Table:
     wanted = run.found.setting if run.found is not None else None
     marked = [n for n, record in enumerate(run.records) if record.setting == wanted]
     said = "Every probe. Those of the recommended setting are set apart."
-    return Table(headers, rows, said if marked else "Every probe.", marked).filled()
+    return doc.Table(headers, rows, said if marked else "Every probe.", marked).filled()
 
 
 def _ended_text(run: Run, record: MeasurementRecord) -> str:
@@ -530,66 +477,25 @@ def _expected_of(record: MeasurementRecord) -> str:
     return " in ".join(said) or "-"
 
 
-def _messages(run: Run) -> list[Part]:
-    """Messages that the table shortens, whole: each once."""
-    numbers: dict[str, list[str]] = {}
-    for number, record in enumerate(run.records, start=1):
-        if len(record.message) > MAX_MESSAGE or "\n" in record.message.strip():
-            numbers.setdefault(record.message[:MOST_CHARACTERS], []).append(str(number))
-    parts: list[Part] = [
-        Copyable(message, f"probe {', '.join(of[:8])}{' …' if len(of) > 8 else ''}")
-        for message, of in list(numbers.items())[:MOST_MESSAGES]
-        for _ in [message]
-    ]
-    return [Folded(f"Whole messages: {len(numbers)}", parts)] if parts else []
-
-
-def _ranks(run: Run) -> list[Part]:
-    """A row for each rank of each probe; none where no probe had several."""
-    rows: list[list[Cell]] = [
-        [
-            count_cell(number), count_cell(rank.rank), rank.device, seconds_cell(rank.step_seconds),
-            seconds_cell(rank.forward_seconds),
-            bytes_cell(rank.peak_allocated_bytes), bytes_cell(rank.peak_reserved_bytes),
-            bytes_cell(rank.device_bytes),
-        ]
-        for number, record in enumerate(run.records, start=1)
-        for rank in record.ranks
-    ]  # fmt: skip
-    headers = ["probe", "rank", "device", "step", "forward", "allocated", "reserved",
-               "of the device"]  # fmt: skip
-    said = (
-        "Of each rank the median of its own steps and its own peaks. Ranks wait for each other in "
-        "every step: a slow one is seen in the first forward, in which it waits for nobody."
-    )
-    return [Folded("Each rank by itself", [Table(headers, rows, said).filled()])] if rows else []
-
-
-def _environment(run: Run) -> list[Part]:
+def _environment(run: Run) -> list[doc.Part]:
     """Where the newest probe ran, what disturbed some, and how to search again."""
     record = run.records[-1]
     device, world = run.found.device if run.found else record.device, record.world
-    facts = [("Device", device.title), ("Memory", format_bytes(device.total_bytes))]
+    memory = format_bytes(device.total_bytes)
     if device.memory_cap_bytes is not None:
-        cap = f"{format_bytes(device.memory_cap_bytes)}: a smaller device is emulated"
-        facts.append(("Capped at", cap))
-    if device.capability is not None:
-        facts.append(("Compute capability", ".".join(map(str, device.capability))))
-    facts += [("Driver", device.driver)] if device.driver else []
+        memory += f", capped at {format_bytes(device.memory_cap_bytes)}: a smaller one is emulated"
+    facts = [("Device", device.title), ("Memory", memory), ("Driver", device.driver or "-")]
     if world is not None and world.world_size > 1:
-        links = "".join(f"; {link}" for link in world.links)
-        nodes = f" on {world.nodes} machines" if world.nodes > 1 else ""
-        facts.append(("Ranks", f"{world.world_size}{nodes} over {world.backend}{links}"))
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items()))
-    facts += [("Software", versions)] if versions else []
+        over = "; ".join([world.backend, *world.links])
+        facts.append(("Ranks", f"{world.world_size} on {world.nodes} machines over {over}"))
+    facts.append(("Software", ", ".join(f"{n} {v}" for n, v in sorted(record.versions.items()))))
     kinds = Counter(
         short(flag.partition(":")[0], 60)
         for r in run.records if r.probe_id in run.disturbed for flag in r.flags
     )  # fmt: skip
     said = ", ".join(f"{flag} ({number})" for flag, number in kinds.most_common(5))
-    disturbed = f"What disturbed probes: {said}." if said else "Nothing disturbed the probes."
-    again = [Copyable(run.again, "Search again")] if run.again else []
-    return [Facts(facts), Text(disturbed, "note"), *again]
+    facts.append(("Disturbed by", said or "nothing, as far as was read"))
+    return [doc.Facts(facts), *([doc.Copyable(run.again, "Search again")] if run.again else [])]
 
 
 def _date(record: MeasurementRecord) -> str:

@@ -13,13 +13,10 @@ from planner.advice.advising import Advice
 from planner.core.units import GIB, MIB, format_bytes
 from planner.estimation.estimate import Estimate, may_reserve
 from planner.ledger.ledger import (
-    IN_BACKWARD,
     Allocated,
     Category,
-    Computed,
     Freed,
     Ledger,
-    Marked,
     Scratch,
     Tagged,
 )
@@ -32,28 +29,11 @@ from planner.memory.scratch import on_device
 from planner.report.advice import advice_answer
 from planner.report.estimates import command_of, estimate_answer
 from planner.report.live import STACK, LiveBytes, step_allocator_bytes, step_live_bytes
-from planner.report.page.contents import (
-    Cell,
-    Chart,
-    Copyable,
-    Facts,
-    Folded,
-    Group,
-    Number,
-    Part,
-    Section,
-    Table,
-    Text,
-    bytes_cell,
-    count_cell,
-    sections_of,
-    share_cell,
-)
+from planner.report.page import contents as doc
 from planner.report.page.plotting import (
     BLUE,
     GREEN,
     GREY,
-    LEGEND_ABOVE,
     LIMIT,
     ORANGE,
     PURPLE,
@@ -112,35 +92,34 @@ class Step:
         )  # fmt: skip
 
 
-def step_group(step: Step, key: str, title: str = "") -> Group:
+def step_group(step: Step, key: str, title: str = "") -> doc.Group:
     """All sections of a step. `key` is unique on the page: charts and anchors begin with it."""
     step = replace(step, ledger=on_device(step.ledger, processors_of(step.gpu)))
     estimate, course = step.estimate, step_course(step)
     has_budget = estimate.budget_bytes is not None
     answer = estimate_answer(estimate, lambda _: step.command("advise") if has_budget else "")
-    first, *rest = sections_of(answer)
-    again = Copyable(step.command("estimate"), "The same in a terminal")
-    parts = [first.parts[0], Facts(_tiles(step), "tiles"), *first.parts[1:], again]
+    first, *rest = doc.sections_of(answer)
+    again = doc.Copyable(step.command("estimate"), "The same in a terminal")
+    parts = [first.parts[0], doc.Facts(_tiles(step), "tiles"), *first.parts[1:], again]
     sections = [replace(first, parts=parts)]
     if step.advice is not None:
-        sections.append(Section("instead", "What fits instead", advice_answer(step.advice)))
+        sections.append(doc.Section("instead", "What fits instead", advice_answer(step.advice)))
     costs = costs_of(step) if estimate.throughput is not None else ()
-    alive = alive_at_peak(step.ledger, course)
-    chart = Chart(
-        f"{key}-memory-chart", _figure(step, course), _said(step, course), 545, "timeline",
-        timeline_data(course), _by_phase(course),
+    alive = alive_at_peak(step.ledger, course.live)
+    chart = doc.Chart(
+        f"{key}-memory-chart", new_figure([]), _said(step, course), 545, "timeline",
+        timeline_data(course, limit_of(step)), _by_phase(course),
     )  # fmt: skip
-    sections.append(Section("memory", "Memory over the step", [chart, *_notes(step, course)]))
-    more: dict[str, list[Part]] = {
-        "memory-at-the-peak-in-full": [_modules(alive, costs), _storages(alive)],
-        "time": _time_charts(step, costs, key),
+    sections.append(doc.Section("memory", "Memory over the step", [chart, *_notes(step, course)]))
+    more: dict[str, list[doc.Part]] = {
+        "memory-at-the-peak-in-full": [_modules(alive, costs)],
+        "time": _time_chart(costs, key),
     }
     for section in rest:
-        if section.key != "largest-tensors":  # the storages say more
-            sections.append(replace(section, parts=[*section.parts, *more.get(section.key, ())]))
+        sections.append(replace(section, parts=[*section.parts, *more.get(section.key, ())]))
     if not costs:
-        sections.append(Section("time", "Time", [Text(NO_CARD)]))
-    return Group(key, title, sections)
+        sections.append(doc.Section("time", "Time", [doc.Text(NO_CARD)]))
+    return doc.Group(key, title, sections)
 
 
 def _tiles(step: Step) -> list[tuple[str, str]]:
@@ -162,17 +141,12 @@ def _tiles(step: Step) -> list[tuple[str, str]]:
 
 class Move(NamedTuple):
     """An allocation or a release: `num_bytes` is below 0 where it is one. `category` is what the
-    bytes become, or were. `label` and `path` name the request that they serve, `during` and `at`
-    the operation that ran last in the phase and its module, "" before the first; `storage` is the
-    number of what they belong to."""
+    bytes become, or were. `label` and `path` name the request that they serve."""
 
     num_bytes: int
     category: Category
     label: str
     path: str
-    during: str
-    at: str
-    storage: int
 
 
 @dataclass(frozen=True)
@@ -222,26 +196,20 @@ def _moves(ledger: Ledger, live: LiveBytes) -> Iterator[Move]:
     wanted = set(live.events[1:])
     move: Move | None = None
     fresh = -1  # the storage that `move` allocates, whose tags may still come
-    during = at = ""
     for index, event in enumerate(ledger.events):
-        if type(event) is Computed:
-            during, at = event.name, event.path
-        elif type(event) is Marked:
-            during = at = ""
-        elif isinstance(event, Allocated | Scratch | Freed):
+        if isinstance(event, Allocated | Scratch | Freed):
             if move is not None:
                 yield move
             move, fresh, sign = None, event.storage, 1
             if not isinstance(event, Freed):
                 asked[event.storage] = event
                 categories[event.storage] = "temporaries"
-                during, at = event.label, event.path
                 of, category = event, categories[event.storage]
             else:
                 of, category, sign = asked.pop(fresh), categories.pop(fresh), -1
             if index in wanted:
                 size = sign * rounded(of.num_bytes)
-                move = Move(size, category, _name(of.label), of.path, _name(during), at, fresh)
+                move = Move(size, category, _name(of.label), of.path)
         elif type(event) is Tagged and event.storage in categories:
             categories[event.storage] = event.category
             if event.storage == fresh and move is not None:
@@ -254,7 +222,7 @@ def _name(operation: str) -> str:
     return operation.removeprefix("aten.")
 
 
-def timeline_data(course: Course) -> dict[str, Any]:
+def timeline_data(course: Course, limit: int | None = None) -> dict[str, Any]:
     """What `assets/timeline.js` needs: every point, in units of 512 B and as differences, which
     compress to little (the first entry is the value at point 0); words are numbers of `words`, and
     shown as they are."""
@@ -268,14 +236,19 @@ def timeline_data(course: Course) -> dict[str, Any]:
     return {
         "unit_bytes": UNIT_BYTES,
         "scale_bytes": course.scale[0],
+        "scale": course.scale[1],
         "stack": course.stack,
+        "colours": {**{c: COLOURS[c] for c in course.stack}, "allocator": PURPLE, "limit": LIMIT},
+        "peak": live.peak,
+        "limit_bytes": limit,
         "series": {
             name: [b // UNIT_BYTES - a // UNIT_BYTES for a, b in pairwise([0, *values])]
             for name, values in series.items()
         },
         "bytes": [move.num_bytes // UNIT_BYTES for move in moves],
         "category": numbers(move.category.replace("_", " ") for move in moves),
-        **{n: numbers(getattr(m, n) for m in moves) for n in ("label", "path", "during", "at")},
+        "label": numbers(move.label for move in moves),
+        "path": numbers(move.path for move in moves),
         "phases": [
             {"name": name, "start": phase.start, "stop": phase.stop}
             for name, phase in zip(course.phases, live.phases, strict=True)
@@ -284,78 +257,12 @@ def timeline_data(course: Course) -> dict[str, Any]:
     }
 
 
-def _figure(step: Step, course: Course) -> Any:
-    """Traces without points: the script draws as many as the chart is wide."""
-    live, (scale, unit) = course.live, course.scale
-    last, top, limit = len(live.total) - 1, max(course.reserved), limit_of(step)
-
-    def line(series: str, name: str, **more: Any) -> dict[str, Any]:
-        return {"type": "scatter", "mode": "lines", "x": [], "y": [], "hoverinfo": "skip",
-                "meta": {"series": series}, "name": name, **more}  # fmt: skip
-
-    def fixed(name: str, points: list[int], size: int, **more: Any) -> dict[str, Any]:
-        return {"type": "scatter", "x": points, "y": [size / scale] * len(points),
-                "hoverinfo": "skip", "meta": {"points": points},
-                "name": f"{name}, {format_bytes(size)}", **more}  # fmt: skip
-
-    traces = [
-        line(
-            c, f"{c.replace('_', ' ')}, {format_bytes(live.by_category[c][live.peak])}",
-            stackgroup="live", line={"width": 0, "shape": "hv"}, fillcolor=COLOURS[c],
-        )
-        for c in course.stack
-    ]  # fmt: skip
-    stroke = {"shape": "hv", "color": PURPLE}
-    traces += [
-        line("live", "live", showlegend=False, hoverinfo="text",
-             line={"shape": "hv", "width": 1, "color": _LINE}),
-        line("allocated", "allocated", line={**stroke, "width": 1, "dash": "dot"}),
-        line("reserved", f"reserved, {format_bytes(top)}", line={**stroke, "width": 2}),
-        fixed("peak", [live.peak], live.peak_bytes, mode="markers", cliponaxis=False, marker={
-            "symbol": "triangle-down", "size": 13, "color": "#ffffff",
-            "line": {"width": 2, "color": "#000000"},
-        }),
-    ]  # fmt: skip
-    if limit is not None and is_near(course, limit):
-        top = max(top, limit)
-        dashed = {"width": 2, "color": LIMIT, "dash": "dash"}
-        traces.append(fixed("limit", [0, last], limit, mode="lines", line=dashed))
-    bands = [
-        {"type": "rect", "xref": "x", "yref": "paper", "x0": phase.start, "x1": phase.stop,
-         "y0": 0, "y1": 1, "line": {"width": 0}, "layer": "below",
-         "fillcolor": _BAND if number % 2 else "rgba(0, 0, 0, 0)"}
-        for number, phase in enumerate(live.phases)
-    ]  # fmt: skip
-    names = [
-        {"xref": "x", "yref": "paper", "x": phase.start, "y": 1, "yanchor": "top", "text": name,
-         "showarrow": False, "font": {"size": 11}, "visible": False}
-        for name, phase in zip(course.phases, live.phases, strict=True)
-    ]  # fmt: skip
-    xaxis = {
-        "title": {"text": "allocations and releases"}, "range": [0, last], "showspikes": True,
-        "spikemode": "across", "spikethickness": 1, "spikedash": "solid", "spikecolor": _LINE,
-        "spikesnap": "hovered data", "showgrid": False, "hoverformat": ",.0f", "tickformat": ",d",
-        "minallowed": 0, "maxallowed": last,
-    }  # fmt: skip
-    yaxis = {"range": [0, _ROOM * top / scale], "fixedrange": True,
-             "title": {"text": f"{unit} of memory"}}  # fmt: skip
-    return new_figure(
-        traces, hovermode="x", hoverdistance=-1, dragmode="zoom", xaxis=xaxis, yaxis=yaxis,
-        legend=LEGEND_ABOVE, shapes=bands, annotations=names,
-    )  # fmt: skip
-
-
 def limit_of(step: Step) -> int | None:
     """What the allocator may reserve at most: the budget less what lies beside it."""
     estimate = step.estimate
     if estimate.budget_bytes is None:
         return None
     return estimate.budget_bytes - (estimate.device_total_bytes - estimate.peak_reserved_bytes)
-
-
-def is_near(course: Course, limit: int) -> bool:
-    """A limit more than twice what is reserved would only squeeze the picture."""
-    return 0 < limit <= 2 * max(course.reserved)
 
 
 def _said(step: Step, course: Course) -> str:
@@ -367,121 +274,67 @@ def _said(step: Step, course: Course) -> str:
     )
 
 
-def _notes(step: Step, course: Course) -> list[Part]:
+def _notes(step: Step, course: Course) -> list[doc.Part]:
     """What the picture does not show by itself."""
-    notes = [
+    said = (
         "Reserved is what PyTorch's allocator holds, in use or cached, once training is warm: it "
         "gives nothing back between steps, so its line is often level."
-    ]
-    accumulate, limit = step.estimate.setting.accumulate, limit_of(step)
-    shown = sum(name.startswith("backward") for name in course.phases)
+    )
+    if (limit := limit_of(step)) is not None:
+        said += (
+            f" It may reserve {format_bytes(max(limit, 0))}: the budget less what lies beside it "
+            "(the CUDA context, and NCCL where there is one)."
+        )
+    accumulate, shown = step.estimate.setting.accumulate, " ".join(course.phases).count("backward")
     if accumulate > shown > 1:
-        notes.append(
-            f"Of the {accumulate} micro-batches of a step {shown} are shown: the others repeat one "
-            "of them."
-        )
-    if limit is not None:
-        drawn = "" if is_near(course, limit) else ", and is not drawn"
-        notes.append(
-            f"PyTorch's allocator may reserve {format_bytes(max(limit, 0))}{drawn}: the budget "
-            "less what lies beside it (the CUDA context, and NCCL where there is one)."
-        )
-    return [Text(note, "note") for note in notes]
+        said += f" Of the {accumulate} micro-batches of a step {shown} are shown."
+    return [doc.Text(said, "note")]
 
 
-def _by_phase(course: Course) -> Table:
+def _by_phase(course: Course) -> doc.Table:
     """The most of each phase."""
-    rows: list[list[Cell]] = []
+    rows: list[list[doc.Cell]] = []
     for name, phase in zip(course.phases, course.live.phases, strict=True):
         first = min(phase.start, len(course.live.total) - 1)  # an empty phase has the one before it
         points = slice(first, max(phase.stop, first + 1))
         all_series = (course.live.total, course.allocated, course.reserved)
-        rows.append([name, *(bytes_cell(max(values[points])) for values in all_series)])
+        rows.append([name, *(doc.bytes_cell(max(values[points])) for values in all_series)])
     headers = ["phase", "alive at most", "allocated at most", "reserved at most"]
-    return Table(headers, rows, "The most of each phase of the step.")
+    return doc.Table(headers, rows, "The most of each phase of the step.")
 
 
-class Alive(NamedTuple):
-    """A storage at the peak. `until` is when it is released: `backward of head (mm)`, or STAYS."""
-
-    num_bytes: int
-    category: Category
-    label: str
-    path: str
-    until: str
-
-
-def alive_at_peak(ledger: Ledger, course: Course) -> list[Alive]:
-    """What is alive at the peak, oldest first."""
-    live, until = course.live, dict[int, str]()
-    for phase in live.phases:
-        for point in range(max(phase.start, live.peak + 1), phase.stop):
-            move = course.moves[point - 1]
-            if move.num_bytes < 0:
-                label = f" ({move.during})" if move.during else ""
-                during = f"{phase.name} of {move.at}{label}" if move.at else f"{phase.name}{label}"
-                until[move.storage] = IN_BACKWARD if move.at == IN_BACKWARD else during
+def alive_at_peak(ledger: Ledger, live: LiveBytes) -> list[tuple[str, Category, int]]:
+    """(module, category, bytes) of each storage at the peak, oldest first."""
     return [
-        Alive(rounded(of.num_bytes), category, _name(of.label), of.path,
-              until.get(of.storage, STAYS))
+        (of.path, category, rounded(of.num_bytes))
         for of, category in find_alive(ledger.events, live.events[live.peak])
-    ]  # fmt: skip
-
-
-def _storages(alive: Sequence[Alive]) -> Part:
-    """Equal ones together, what takes most in all first."""
-    counts = Counter(one._replace(path=starred(one.path), until=starred(one.until))
-                     for one in alive)  # fmt: skip
-    groups = sorted(counts, key=lambda one: -one.num_bytes * counts[one])[:_NUM_STORAGES]
-    total, sizes = sum(one.num_bytes for one in alive), [o.num_bytes * counts[o] for o in groups]
-    rows: list[list[Cell]] = [
-        [
-            f"{one.path} ({one.label})" if one.path else one.label,
-            one.category.replace("_", " "),
-            Number(one.num_bytes, f"{counts[one]:,} × {format_bytes(one.num_bytes)}"),
-            Number(size, f"{format_bytes(size)}, {size / total:.1%}"),
-            one.until,
-        ]
-        for one, size in zip(groups, sizes, strict=True)
     ]
-    caption = (
-        f"The largest storages at the peak, equal ones together (a star stands for any number): "
-        f"{sum(sizes) / total:.1%} of its {format_bytes(total)}. An activation is held for the "
-        "backward that releases it."
-    )
-    headers = ["asked for by", "category", "each", "together", "held until"]
-    return Folded("The largest storages", [Table(headers, rows, caption)], printed=False)
 
 
-def starred(path: str) -> str:
-    """`layers.*.blocks.*.mlp` of `layers.2.blocks.0.mlp`."""
-    return _NUMBER.sub("*", path)
-
-
-def _modules(alive: Sequence[Alive], costs: Sequence[Cost]) -> Part:
+def _modules(alive: Sequence[tuple[str, Category, int]], costs: Sequence[Cost]) -> doc.Part:
     """Bytes at the peak and seconds of the step, by module; a module's are those within it too."""
     held, spent = Counter[str](), Counter[str]()
-    for one in alive:
-        held.update(dict.fromkeys(modules_of(one.path), one.num_bytes))
+    for path, _, size in alive:
+        held.update(dict.fromkeys(modules_of(path), size))
     for cost in costs:
         for module in modules_of(cost.path):
             spent[module] += cost.seconds  # type: ignore[assignment]
-    num_bytes = sum(one.num_bytes for one in alive)
+    num_bytes = sum(size for _, _, size in alive)
     seconds = sum(cost.seconds for cost in costs)
     named = [
         name for name in dict.fromkeys([*held, *spent])
         if held[name] >= _LEAST_MODULE * num_bytes or spent[name] > _LEAST_MODULE * seconds
     ]  # fmt: skip
-    rows: list[list[Cell]] = [
+    rows: list[list[doc.Cell]] = [
         [
-            name, bytes_cell(held[name]), share_cell(held[name], num_bytes),
+            name, doc.bytes_cell(held[name]), doc.share_cell(held[name], num_bytes),
             *(seconds_and_share(spent[name], seconds) if costs else ()),
         ]
         for name in sorted(named, key=lambda name: [_padded(part) for part in name.split(".")])
     ]  # fmt: skip
     headers = ["module", "alive at the peak", "share", *(["time", "share"] if costs else [])]
     caption = "Each module with what lies within it; what has less than 1% of both is left out."
-    return Folded("By module", [Table(headers, rows, caption)])
+    return doc.Folded("By module", [doc.Table(headers, rows, caption)])
 
 
 def modules_of(path: str) -> list[str]:
@@ -507,27 +360,10 @@ def costs_of(step: Step) -> tuple[Cost, ...]:
     return step_costs(step.ledger, setting, rates, exchanges)
 
 
-def _time_charts(step: Step, costs: Sequence[Cost], key: str) -> list[Part]:
-    """What takes most, by phase and kind; the costliest operations, all modules together."""
-    time = step.estimate.throughput
-    if time is None or not costs:
-        return []
-    sums, seconds = Counter[str](), Counter[tuple[str, str, str]]()
-    modules: dict[tuple[str, str, str], set[str]] = {}
+def _time_chart(costs: Sequence[Cost], key: str) -> list[doc.Part]:
+    """What takes most, by phase and kind."""
+    sums = Counter[str]()
     for cost in costs:
         sums[f"{cost.phase}: {cost.kind}"] += 1e3 * cost.seconds  # type: ignore[assignment]
-        named = _name(cost.name) or cost.kind, cost.phase, cost.bound
-        seconds[named] += cost.seconds  # type: ignore[assignment]
-        modules.setdefault(named, set()).add(cost.path)
     said = "Milliseconds of the step by phase and kind of operation, what takes most first."
-    chart = bars(f"{key}-time", said, dict(sums.most_common()), "milliseconds")
-    most = seconds.most_common(_NUM_COSTLIEST)
-    rows: list[list[Cell]] = [
-        [*named, count_cell(len(modules[named])),
-         *seconds_and_share(spent, time.step_seconds)]
-        for named, spent in most
-    ]  # fmt: skip
-    caption = f"The {len(most)} costliest of {len(seconds)} operations, all modules together."
-    headers = ["operation", "phase", "limited by", "modules", "time", "share"]
-    costliest = Folded("The costliest operations", [Table(headers, rows, caption)], printed=False)
-    return [chart, costliest]
+    return [bars(f"{key}-time", said, dict(sums.most_common()), "milliseconds")] if costs else []

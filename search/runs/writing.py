@@ -8,8 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner.core.errors import UsageError, as_text, shorten
-from planner.core.files import NoFileError, named_path
+from planner.core.errors import PlannerError, UsageError, as_text, shorten
+from planner.core.files import (
+    NoFileError,
+    check_output,
+    named_path,
+    unwritable,
+    write_output,
+)
 from planner.core.schema import Model, ResolvedSetting
 from planner.estimation.arguments import (
     MODEL_FIELDS,
@@ -24,13 +30,16 @@ from planner.estimation.ledgers import step_ledger
 from planner.libraries.resolve import CONFIG_SUFFIXES, resolve_model
 from planner.machine.hardware import Gpu
 from planner.memory.allocator_config import AllocatorConfig
-from planner.report.pages import Subject, check_page, make_page, write_page
+from planner.report.page.contents import Page
+from planner.report.page.rendering import is_page, page_html
+from planner.report.pages import Subject, make_page
 from planner.report.searches import Run
 from planner.report.settings import describe_setting
 from planner.report.step import Step
 from search.runs.reading import is_run, read_run
 
 Target = ModelLike | Run | Step
+_SNIFFED = 2000  # bytes of a file, in which a page says that it is one
 MOST_SUBJECTS = 100  # that one page compares: more is a table of `planner estimate`
 WHAT_A_RUN_IS = (
     "A RUN is the --output of a 'planner tune'; a MODEL is LIBRARY:NAME, see 'planner models'."
@@ -182,3 +191,36 @@ def check_subjects(subjects: Iterable[Subject]) -> list[Subject]:
                 "Name fewer values; 'planner estimate' prints a table of any number.",
             )
     return list(found.values())
+
+
+def check_page(output: str | os.PathLike[str], force: bool = False) -> Path:
+    """The file that a page may be written to.
+
+    Raises as `check_output`, and PlannerError where a file is there that is no page of ours and
+    `force` does not say to replace it.
+    """
+    path = check_output(output, "a page", (".html", ".htm"))
+    shown = shorten(as_text(str(path)))
+    try:
+        if path.exists() and not path.is_file():
+            raise PlannerError(f"{shown} is no file that can be replaced.", "Name another file.")
+        if not force and (path.is_symlink() or (path.exists() and _is_anothers(path))):
+            raise PlannerError(
+                f"{shown} exists, and 'planner report' did not write it.",
+                "Name another file, or remove this one ('planner report --force' replaces it).",
+            )
+    except OSError as error:
+        raise unwritable(path, error) from None
+    return path
+
+
+def _is_anothers(path: Path) -> bool:
+    """Whether somebody would miss it: anything that is neither empty nor a page."""
+    with path.open("rb") as file:
+        start = file.read(_SNIFFED)
+    return bool(start) and not is_page(start.decode(errors="replace"))
+
+
+def write_page(page: Page, output: str | os.PathLike[str], force: bool = False) -> Path:
+    """Writes the page, whole or not at all. Raises what `check_page` raises."""
+    return write_output(check_page(output, force), page_html(page).encode())

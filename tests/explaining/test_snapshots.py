@@ -101,7 +101,7 @@ def test_a_failure_is_explained_with_what_was_alive(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(failed_snapshot()))
     found = explain(path)
     assert found.kind == "snapshot"
-    text = explanation_text(found)
+    text = " ".join(explanation_text(found).split())
     assert "A request of 256.00 MiB failed" in text
     assert "the driver had 64.00 MiB" in text
     assert "swin_transformer.py:205 forward" in text

@@ -19,7 +19,6 @@ from planner.report.page.contents import (
     Part,
     Section,
     Table,
-    Tabs,
     Text,
     Verdict,
 )
@@ -85,7 +84,6 @@ def parts_of(text: str, key: str) -> list[Part]:
         Folded(text, [Text(text)]),
         Verdict("likely", text),
         Chart(f"{key}-chart", figure, text, data={"name": text}),
-        Tabs(f"{key}-tabs", [(text, [Text(text)]), (text, [Text(text)])]),
     ]
 
 
@@ -151,7 +149,13 @@ def charts(key: str) -> Section:
             Text("What is alive at each event of a step, stacked by what it is."),
             Chart(f"{key}-memory", over_time, "Bytes alive over the events of one step."),
             Text("The time of the forward by module."),
-            Chart(f"{key}-time", bars, "Milliseconds of four modules, as bars.", 260),
+            Chart(
+                f"{key}-time",
+                bars,
+                "Milliseconds of four modules, as bars.",
+                260,
+                table=Table(["module", "ms"], [["head", "0.3"]]),
+            ),
         ],
     )
 
@@ -200,14 +204,7 @@ def files(key: str) -> Section:
         "Launch it",
         [
             Copyable(launch.strip(), "Launch line"),
-            Tabs(
-                f"{key}-files",
-                [
-                    ("timm", [Copyable("model: swin_tiny\nbatch_size: 256\n", "args.yaml")]),
-                    ("Lightning", [Copyable(script, "trainer.py")]),
-                    ("DeepSpeed", [Text("It needs ZeRO."), charts(f"{key}-tab").parts[3]]),
-                ],
-            ),
+            Folded("Lightning", [Copyable(script, "trainer.py"), charts(f"{key}-tab").parts[3]]),
         ],
     )
 

@@ -104,7 +104,7 @@ def test_rows_say_once_how_sure_they_are_and_what_they_rest_on() -> None:
     assert text.count("±35%") == text.count("predicted, not measured") == 1
     assert "- images/s: rates of a card" in text
     assert text.count(f"- {shared}") == 1
-    assert f"- compile max-autotune: {own}" in text
+    assert f"- some rows: {own}" in text
 
 
 def test_a_compiled_step_that_was_not_traced_is_a_range_in_every_table() -> None:

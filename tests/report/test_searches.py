@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from planner.core.schema.expected import Expected
 from planner.core.units import GIB, format_bytes, format_rate
 from planner.machine.hardware import Gpu, find_gpu
 from planner.report.page.contents import Chart, Copyable, Number, Table, Text
 from planner.report.page.rendering import all_parts, page_html
-from planner.report.pages import MOST_GROUPS, is_of, make_page, write_page
+from planner.report.pages import MOST_GROUPS, is_of, make_page
 from planner.report.searches import FEWEST, Run, varied_axes
 from planner.report.step import Step
 from planner.trainers.emission import emit
@@ -24,10 +23,10 @@ from search.loop.options import SearchOptions
 from search.loop.request import kept_options
 from search.loop.study.records import format_record
 from search.runs.reading import Reader, read_run, search_again
-from search.runs.writing import report_estimate
+from search.runs.writing import report_estimate, write_page
 from search.tuning.tune import tune
 from tests.page.browser import FORMS, looking_at, nameless, sideways, take_picture, unreadable
-from tests.search.tables import BUDGET, invented_table, make_record
+from tests.search.tables import invented_table, make_record
 
 GRID = Path("tests/truth/cpu_grid_2026-11-20.jsonl")
 MODEL = SwinConfig(name="small", image_size=(64, 64), window_size=2, depths=(1, 1, 1, 1))
@@ -108,9 +107,9 @@ def test_the_answer_says_setting_rate_memory_and_gain(grid: Run) -> None:
     assert format_rate(found.evidence.images_per_second) in make_page([grid]).title
     emitted = emit(found, "pytorch")
     copied = {part.label: part.text for part in parts_of(Copyable, grid)}
-    assert copied[emitted.filename] == emitted.text
     start = f"planner emit {grid.place} --for pytorch --output train.py"
-    assert copied["Start training (pytorch)"] == f"{start}\n{emitted.launch}"
+    launch = next(text for label, text in copied.items() if label.startswith("Start training"))
+    assert launch == f"{start}\n{emitted.launch}"
 
 
 @pytest.mark.parametrize("name", ["grid", "trouble"])
@@ -201,22 +200,6 @@ def test_each_axis_has_its_probes_and_matters_only_where_many_ran() -> None:
             assert len(chart.figure.data[0].x) == len(some)
         keys = [chart.key for chart in parts_of(Chart, run)]
         assert ("g1-importance" in keys) == (len(some) >= FEWEST)
-
-
-def test_what_was_expected_is_held_against_what_was_found() -> None:
-    records = []
-    for batch, factor in ((1, 1.05), (2, 0.5), (3, 1.0)):
-        record = make_record(TrainSetting(batch_size=batch, precision="fp32"))
-        rate, size = (record.images_per_second or 0) * factor, (record.used_bytes or 0) * factor
-        expected = Expected.model_validate({
-            "phase": "search", "basis": "probes", "fits": 0.97,
-            "images_per_second": (rate / 1.1, rate, rate * 1.1),
-            "used_bytes": (size / 1.1, size, size * 1.1),
-        })  # fmt: skip
-        records.append(record.judged_in(BUDGET).model_copy(update={"expected": expected}))
-    said = said_by(run_of(records))
-    assert "2 of 3 probes found a rate within the interval" in said
-    assert "off by no more than 5.0%" in said
 
 
 def test_hostile_texts_are_shown_as_text() -> None:

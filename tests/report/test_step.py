@@ -117,11 +117,11 @@ def test_a_limit_and_options_reach_the_line_of_what_is_reserved() -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_is_alive_sums_to_the_peak(name: str) -> None:
     step, course = swin_step(name), course_of(name)
-    alive = alive_at_peak(step.ledger, course)
-    assert sum(one.num_bytes for one in alive) == step.estimate.peak_live_bytes
+    alive = alive_at_peak(step.ledger, course.live)
+    assert sum(size for _, _, size in alive) == step.estimate.peak_live_bytes
     breakdown = step.estimate.breakdown
     for category in CATEGORIES:
-        held = sum(one.num_bytes for one in alive if one.category == category)
+        held = sum(size for _, of, size in alive if of == category)
         assert held == breakdown.get(category, 0)
 
 

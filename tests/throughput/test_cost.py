@@ -11,7 +11,7 @@ import pytest
 from planner import advise, estimate
 from planner.cli import main
 from planner.core.errors import UsageError
-from planner.report.cost import cost_text
+from planner.report.time import cost_text
 from planner.throughput.cost import IMAGENET_IMAGES, Cost, Training, cost_of
 from planner.throughput.result import Throughput
 

@@ -140,14 +140,6 @@ class Copyable:
 
 
 @dataclass(frozen=True)
-class Tabs:
-    """Alternatives of which one is shown: (name, its parts)."""
-
-    key: str
-    tabs: Sequence[tuple[str, Sequence[Part]]]
-
-
-@dataclass(frozen=True)
 class Folded:
     """Parts that are shown when their `summary` is clicked; print shows them where `printed`."""
 
@@ -156,7 +148,7 @@ class Folded:
     printed: bool = True
 
 
-Part = Text | Verdict | Facts | Table | Chart | Copyable | Tabs | Folded
+Part = Text | Verdict | Facts | Table | Chart | Copyable | Folded
 
 
 @dataclass(frozen=True)

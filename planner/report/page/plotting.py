@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import PlannerError, printable
-from planner.report.page.contents import Chart
+from planner.report.page.contents import Cell, Chart, Number, Table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -56,7 +56,8 @@ def new_figure(traces: list[Any], **layout: Any) -> Figure:
             "a report needs plotly, which is not installed.", "pip install plotly"
         ) from None
     margin = {"l": 8, "r": 8, "t": 8, "b": 8}
-    return Figure(traces, {"margin": margin, "colorway": CYCLE, "template": "none", **layout})
+    look = {"margin": margin, "colorway": CYCLE, "template": "none", "legend": LEGEND_ABOVE}
+    return Figure(traces, {**look, **layout})
 
 
 def bars(
@@ -84,11 +85,16 @@ def bars(
         "marker": {"symbol": "line-ns-open", "size": 18, "color": LIMIT, "line": {"width": 3}},
     }  # fmt: skip
     figure = new_figure(
-        [bar, *([limit] if any(limits) else [])], legend=LEGEND_ABOVE,
-        showlegend=any(limits), xaxis={"title": {"text": plot_text(unit)}, "rangemode": "tozero"},
+        [bar, *([limit] if any(limits) else [])], showlegend=any(limits),
+        xaxis={"title": {"text": plot_text(unit)}, "rangemode": "tozero"},
         yaxis={"autorange": "reversed", "type": "category", "dtick": 1, "ticklabelstandoff": 6},
     )  # fmt: skip
-    return Chart(key, figure, said, _AROUND_PX + _BAR_PX * len(names) + (60 if any(limits) else 0))
+    rows: list[list[Cell]] = [
+        [name, Number(n, f"{n:,.4g}" if abs(n) < 1e4 else f"{n:,.0f}")]
+        for name, n in values.items()
+    ]
+    height = _AROUND_PX + _BAR_PX * len(names) + (60 if any(limits) else 0)
+    return Chart(key, figure, said, height, table=Table(["", unit], rows))
 
 
 def restyled(figure: Figure, **layout: Any) -> Figure:

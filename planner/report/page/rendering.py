@@ -9,15 +9,25 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import printable
-from planner.report.page.contents import Chart, Folded, Page, Part, Section, Tabs
-from planner.report.page.tables import Tables, figures_of, is_number, is_verdict, read, sorted_by
+from planner.report.page.contents import (
+    Cell,
+    Chart,
+    Folded,
+    Number,
+    Page,
+    Part,
+    Section,
+    Table,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -36,12 +46,10 @@ def page_html(page: Page) -> str:
     charts = [part for part in all_parts(page) if isinstance(part, Chart)]
     keys = [chart.key for chart in charts]
     assert len(keys) == len(set(keys)), "two charts of one key"
-    tables = Tables()
-    content = _template("content.html.j2").render(page=page, laid_out=tables.lay_out)
+    number = count(1).__next__  # of tables, for their anchors
+    content = _template("content.html.j2").render(page=page, number=number)
     scripts = sorted({chart.script for chart in charts if chart.script})
-    packed_parts = {"rows": packed(json.dumps(tables.rows, allow_nan=False))} if tables.rows else {}
-    if charts:
-        packed_parts |= {"charts": packed(_drawings(charts)), "plotly": _plotly()}
+    packed_parts = {"charts": packed(_drawings(charts)), "plotly": _plotly()} if charts else {}
     return _template("page.html.j2").render(
         page=page,
         generator=_GENERATOR,
@@ -53,13 +61,32 @@ def page_html(page: Page) -> str:
     )
 
 
+def numeric_columns(table: Table) -> list[bool]:
+    """Which columns hold numbers."""
+    return [
+        any(isinstance(row[n], Number) for row in table.rows) for n in range(len(table.headers))
+    ]
+
+
+def read(cell: Cell) -> str:
+    """What a cell reads as."""
+    if isinstance(cell, Verdict):
+        return f"{cell.icon} {cell.word}"
+    return (printable(cell.text) or "-") if isinstance(cell, Number) else printable(cell)
+
+
+def sorted_by(cell: Number) -> str:
+    """What a number sorts by, as an attribute; "" for what is not known, or not finite."""
+    return "" if cell.value is None or not math.isfinite(cell.value) else repr(cell.value)
+
+
 def is_page(start: str) -> bool:
     """Whether a file that begins with `start` is a page of ours: some 1,000 characters tell."""
     return f'<meta name="generator" content="{_GENERATOR}">' in start
 
 
 def all_parts(page: Page) -> Iterator[Part]:
-    """Every part, those within tabs and folds too."""
+    """Every part, those within folds too."""
     for group in page.groups:
         for section in group.sections:
             yield from _within(section)
@@ -70,9 +97,6 @@ def _within(whole: Section | Folded) -> Iterator[Part]:
         yield part
         if isinstance(part, Folded):
             yield from _within(part)
-        elif isinstance(part, Tabs):
-            for _, parts in part.tabs:
-                yield from _within(Folded("", parts))
 
 
 def packed(text: str) -> str:
@@ -112,9 +136,9 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_shown,
     )  # fmt: skip
-    made.tests["number"] = is_number
-    made.tests["verdict"] = is_verdict
-    made.globals["figures_of"] = figures_of
+    made.tests["number"] = lambda cell: isinstance(cell, Number)
+    made.tests["verdict"] = lambda cell: isinstance(cell, Verdict)
+    made.filters["numeric"] = numeric_columns
     made.filters["kind"] = lambda part: type(part).__name__.lower()
     made.filters["sorted_by"] = sorted_by
     made.filters["read"] = read

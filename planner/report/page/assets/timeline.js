@@ -57,14 +57,12 @@ page.timeline.text = (source, point) => {
   const lines = [`<b>${phase.name}</b>, event ${point.toLocaleString("en")} of ${count.toLocaleString("en")}`];
   if (point === 0) lines.push("before the step");
   else {
-    const [of, label, path, during, at, category] =
-      ["bytes", "label", "path", "during", "at", "category"].map((name) =>
+    const [of, label, path, category] = ["bytes", "label", "path", "category"].map((name) =>
         name === "bytes" ? source.bytes[point - 1] : words[source[name][point - 1]]);
     const named = (operation, module) => [operation, module].filter(Boolean).join(" in ");
     if (of > 0) lines.push(`allocates ${bytes(of)} of ${category}`, `by ${named(label, path)}`);
     else {
       lines.push(`frees ${bytes(-of)} of ${category}`, `that ${named(label, path)} asked for`);
-      if (during) lines.push(`after ${named(during, at)}`);
     }
   }
   lines.push(`<b>alive ${bytes(values.live[point])}</b>`);
@@ -73,11 +71,63 @@ page.timeline.text = (source, point) => {
   return lines.join("<br>");
 };
 
-page.scripts.timeline = (target, drawing) => {
+// What is drawn: the stack of what is alive, the allocator's lines, the peak, and the limit where it
+// would not squeeze the picture; a band for each phase. The points come with the first resampling.
+page.timeline.figure = (source) => {
+  const { values, colours, peak } = source;
+  const count = values.live.length;
+  const per = source.scale_bytes / source.unit_bytes;
+  const said = (units) => page.timeline.bytes(units, source);
+  const line = (series, name, style) => ({
+    type: "scatter", mode: "lines", x: [], y: [], hoverinfo: "skip", meta: { series }, name, ...style,
+  });
+  const fixed = (name, points, units, style) => ({
+    type: "scatter", x: points, y: points.map(() => units / per), hoverinfo: "skip",
+    meta: { points }, name: `${name}, ${said(units)}`, ...style,
+  });
+  const top = values.reserved.reduce((a, b) => Math.max(a, b));
+  const limit = source.limit_bytes === null ? null : source.limit_bytes / source.unit_bytes;
+  const isNear = limit !== null && limit > 0 && limit <= 2 * top;
+  const traces = source.stack.map((name) => line(name,
+    `${name.replace("_", " ")}, ${said(values[name][peak])}`,
+    { stackgroup: "live", line: { width: 0, shape: "hv" }, fillcolor: colours[name] }));
+  traces.push(
+    line("live", "live", { showlegend: false, hoverinfo: "text",
+      line: { width: 1, shape: "hv", color: "rgba(128, 128, 128, 0.75)" } }),
+    line("allocated", "allocated", { line: { width: 1, shape: "hv", dash: "dot", color: colours.allocator } }),
+    line("reserved", `reserved, ${said(top)}`, { line: { width: 2, shape: "hv", color: colours.allocator } }),
+    fixed("peak", [peak], values.live[peak], { mode: "markers", cliponaxis: false, marker: {
+      symbol: "triangle-down", size: 13, color: "#ffffff", line: { width: 2, color: "#000000" } } }));
+  if (isNear) traces.push(fixed("limit", [0, count - 1], limit, {
+    mode: "lines", line: { width: 2, dash: "dash", color: colours.limit } }));
+  const layout = {
+    hovermode: "x", hoverdistance: -1, dragmode: page.byFinger ? false : "zoom",
+    "xaxis.title.text": "allocations and releases", "xaxis.range": [0, count - 1],
+    "xaxis.showspikes": true, "xaxis.spikemode": "across", "xaxis.spikethickness": 1,
+    "xaxis.spikedash": "solid", "xaxis.spikecolor": "rgba(128, 128, 128, 0.75)",
+    "xaxis.spikesnap": "hovered data", "xaxis.showgrid": false, "xaxis.hoverformat": ",.0f",
+    "xaxis.tickformat": ",d", "xaxis.minallowed": 0, "xaxis.maxallowed": count - 1,
+    "yaxis.title.text": `${source.scale} of memory`, "yaxis.fixedrange": true,
+    "yaxis.range": [0, (1.2 * Math.max(top, isNear ? limit : 0)) / per], // names stand above
+    shapes: source.phases.map(({ start, stop }, i) => ({
+      type: "rect", xref: "x", yref: "paper", x0: start, x1: stop, y0: 0, y1: 1, layer: "below",
+      line: { width: 0 }, fillcolor: i % 2 ? "rgba(128, 128, 128, 0.11)" : "rgba(0, 0, 0, 0)" })),
+    annotations: source.phases.map(({ name, start }) => ({
+      xref: "x", yref: "paper", x: start, y: 1, yanchor: "top", text: name, showarrow: false,
+      font: { size: 11 }, visible: false })),
+  };
+  return { traces, layout };
+};
+
+page.scripts.timeline = async (target, drawing) => {
   const source = page.timeline.source(drawing.key ?? target.closest("[data-chart]").dataset.chart);
   const count = source.values.live.length;
   const per = source.scale_bytes / source.unit_bytes;
   const end = count - 1;
+  const { traces, layout } = page.timeline.figure(source);
+  await Plotly.addTraces(target, traces);
+  await Plotly.relayout(target, layout);
+  page.makeRoom(target);
 
   const resample = () => {
     const [low, high] = target.layout.xaxis.range;
