@@ -96,7 +96,7 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
                 status.update(f"{argument} {value}: step {steps}, {format_bytes(used_bytes)}")
 
             varied = vary(words, argument, tell=tell, hear=show, **options, **given)
-        print_json(varied.to_json()) if as_json else say(variation_text(varied))
+        print_json(varied) if as_json else say(variation_text(varied))
         return 0 if varied.largest and varied.runs[varied.largest].fits else 1
     hear, output = _saying() if is_shown else None, STDERR if as_json else None
     with handle_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
@@ -108,9 +108,9 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
         except InterruptedRun as interrupted:
             run, until = interrupted.run, f"Until {interrupts.ending}"
             until = "Until it was interrupted" if interrupts.number == signal.SIGINT else until
-            print_json(run.to_json()) if as_json else say(f"\n{until}:\n{emulation_text(run)}")
+            print_json(run) if as_json else say(f"\n{until}:\n{emulation_text(run)}")
             return interrupts.exit_status
-    print_json(run.to_json()) if as_json else say(f"\n{emulation_text(run)}")
+    print_json(run) if as_json else say(f"\n{emulation_text(run)}")
     if report is not None:
         say(f"\nWrote {write_page(emulated_page(run, made_now()), report)}.")
     return run.status if run.fits else run.status or 1

@@ -27,6 +27,7 @@ from planner.cli.output import print_json, say
 from planner.cli.several import link_of
 from planner.core.collector import collect_once
 from planner.core.errors import PlannerError, UsageError
+from planner.core.files import to_json
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.terminal import shows_seconds
 from planner.core.units import format_bytes, parse_bytes
@@ -188,9 +189,9 @@ def _print_estimates(
         from planner.estimation.scaling import scaled
 
         beside = scaled(found, gpu, given["traced"])
-        shown = [{**row.estimate.to_json(), "scaling": row.to_json()} for row in beside]
+        shown = [{**to_json(row.estimate), "scaling": row} for row in beside]
     else:
-        beside, shown = [], [estimate.to_json() for estimate in found]
+        beside, shown = [], to_json(found)
     if given["as_json"]:
         print_json(shown[0] if len(shown) == 1 and (is_one or beside) else shown)
     else:
@@ -307,7 +308,7 @@ def _print_largest(
                     "checkpointing": setting.checkpointing,
                     "largest_batch_size": _batch_size(best),
                     "largest_with_retries": most,
-                    "estimate": best.to_json() if best else None,
+                    "estimate": best,
                 }
                 for _, setting, best, most in found
             ]
@@ -414,7 +415,7 @@ def _print_ranking(
     if as_json:
         for said in without:
             click.echo(f"{said}\n", err=True)
-        print_json([{"gpu": gpu.name, **estimate.to_json()} for gpu, estimate in found])
+        print_json([{"gpu": gpu.name, **to_json(estimate)} for gpu, estimate in found])
         return
     _say([estimate for _, estimate in found], None, allocator, given, said=without)
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from planner.core.errors import printable
+from planner.core.files import to_json
 
 VERDICTS = {
     "Fits for": "yellow", "Fits": "green", "Recommended": "green", "Probably fits": "yellow",
@@ -20,7 +21,7 @@ VERDICTS = {
 
 def print_json(data: Any) -> None:
     """`data` as one JSON value on standard output."""
-    click.echo(json.dumps(data, indent=2))
+    click.echo(json.dumps(to_json(data), indent=2))
 
 
 def tell(text: str) -> None:

@@ -70,24 +70,18 @@ def command(targets: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     """
     refuse_empty({"target": targets, **given})
     from planner.report.pages import make_page
+    from search.runs import writing
     from search.runs.reading import is_run, read_run
-    from search.runs.writing import (
-        check_options,
-        check_page,
-        check_subjects,
-        check_target,
-        write_page,
-    )
 
-    output = check_page(given["output"], given["force"])
+    output = writing.check_page(given["output"], given["force"])
     for target in targets:
-        check_target(target)
-    check_options(_typed(given), targets)
+        writing.check_target(target)
+    writing.check_options(_typed(given), targets)
     subjects: list[Subject] = []
     for target in targets:
         found = [read_run(target, given["study_name"])] if is_run(target) else _steps(target, given)
-        subjects = check_subjects([*subjects, *found])
-    path = write_page(make_page(subjects, given["title"] or ""), output, given["force"])
+        subjects = writing.check_subjects([*subjects, *found])
+    path = writing.write_page(make_page(subjects, given["title"] or ""), output, given["force"])
     say(f"Wrote {path}.")
 
 

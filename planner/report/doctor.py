@@ -36,9 +36,7 @@ def facts_answer(facts: Facts) -> list[doc.Part]:
         told = {"read": first.evidence, "cost": first.cost, "next": first.next_step}
         rows = (f"  {name}  {text}" for name, text in told.items())
         parts.append(doc.Text("\n".join([head, *rows])))
-    if typed := lines_to_type(facts):  # each on one line, to be pasted
-        lines = [f"  # {where}\n  {command}" for where, command in typed]
-        parts.append(doc.Text("\n".join(["To type:", *lines]), "plain"))
+    typed = [doc.Copyable(line, f"To type, {where}") for where, line in lines_to_type(facts)]
     shown = facts.visible
     cards: list[list[doc.Cell]] = [
         [
@@ -52,7 +50,7 @@ def facts_answer(facts: Facts) -> list[doc.Part]:
     ]  # fmt: skip
     headers = ("device", "name", "memory", "in use", "capability", "PCIe", "NVLinks")
     table = doc.Table(headers, cards, first=len(cards))
-    return [*parts, table, doc.Facts(list(_read(facts)))]
+    return [*parts, *typed, table, doc.Facts(list(_read(facts)))]
 
 
 def _verdict(findings: Sequence[Finding]) -> str:

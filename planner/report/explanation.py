@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from planner.core.failures import SAID, sentence
+from planner.core.files import to_json
 from planner.core.units import format_bytes, format_seconds
 from planner.report.page.contents import (
     Cell,
@@ -100,7 +101,7 @@ def _finding(finding: Finding, is_plain: bool) -> str:
 
 def _alive(reading: SnapshotReading, found: Explanation) -> Iterator[Part]:
     counts = {"num_free_blocks": reading.num_free_blocks, "num_segments": reading.num_segments}
-    sizes = {key: size for key, size in reading.to_json().items() if key not in counts}
+    sizes = {key: size for key, size in to_json(reading).items() if key not in counts}
     yield Text(sentence("free blocks", sizes, **counts))
     breakdown = found.expected.breakdown if found.expected else {}
     rows: list[list[Cell]] = []

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from planner.cli import cli
+from planner.core.files import to_json
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.units import GIB
 from planner.estimation.estimate import choose, estimate_ledger
@@ -190,7 +191,7 @@ def test_the_command_on_the_page_estimates_the_same() -> None:
     step = replace(swin_step("fsdp"), said=SWIN, fields={"num_classes": "1000"})
     words = shlex.split(step.command("estimate"))
     done = CliRunner().invoke(cli, [*words[1:], "--json"], catch_exceptions=False)
-    expected = json.loads(json.dumps(step.estimate.to_json()))
+    expected = json.loads(json.dumps(to_json(step.estimate)))
     found = json.loads(done.stdout)
     assert {key: found[key] for key in expected} == expected
 

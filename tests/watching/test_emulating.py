@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.core.errors import PlannerError
+from planner.core.files import to_json
 from planner.core.units import GIB, MIB
 from planner.report.emulation import emulated_page, emulation_text, variation_text
 from planner.report.page.contents import Verdict
@@ -114,7 +115,7 @@ def test_a_verdict_stands_beside_no_finding_that_contradicts_it() -> None:
     for said, more in told.items():
         run = run_of(record(29 * GIB // 2, **{**stepped, **more}))
         text = " ".join(emulation_text(run).split())
-        assert (run.fits, run.to_json()["fits"], len(run.doubts)) == (None, None, 1)
+        assert (run.fits, to_json(run)["fits"], len(run.doubts)) == (None, None, 1)
         assert text.startswith("Fits for the 9 steps that were run, in 24.00 GiB")
         assert f"Not known beyond: {said}" in text
     crashed = run_of(record(GIB, error="ValueError: no\nline"), status=139)
