@@ -201,7 +201,7 @@ def _print_estimates(
 
         drawn = timeline_text(on_device(ledgers[0], processors_of(gpu)))
         click.echo(f"\n{drawn}", err=given["as_json"])
-    write_exports(given, ledgers[0], found[0], gpu, allocator)
+    write_exports(given, ledgers[0], found[0], gpu)
 
 
 def _say(
@@ -209,7 +209,8 @@ def _say(
     given: dict[str, Any], lead: str = "", said: Sequence[str] = (), scaled: Sequence[Scaled] = (),
 ) -> None:  # fmt: skip
     """The answer of one estimate, or of several."""
-    from planner.report.estimates import command_of, estimate_answer, rows_answer
+    from planner.advice.flags import command_of
+    from planner.report.estimates import estimate_answer, rows_answer
     from planner.report.text import parts_text
 
     fields = given_fields(given, ())[0]

@@ -55,16 +55,10 @@ def chrome_trace(
     config, resolved = choose(model, setting, device, overrides)
     ledger = step_ledger(config, resolved, traced)
     found = estimate_ledger(config, resolved, ledger, device, None, chosen, link=link)
-    return trace_of(found, ledger, device, chosen, link)
+    return trace_of(found, ledger, device, link)
 
 
-def trace_of(
-    found: Estimate,
-    ledger: Ledger,
-    gpu: Gpu,
-    allocator: AllocatorConfig | None = None,
-    link: str | None = None,
-) -> dict[str, Any]:
+def trace_of(found: Estimate, ledger: Ledger, gpu: Gpu, link: str | None) -> dict[str, Any]:
     """The trace of an estimate's step."""
     rates = datasheet_rates(gpu, found.model)
     assert rates is not None, "a GPU has rates"
@@ -82,14 +76,11 @@ def trace_of(
         "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {
-            "planner": __version__,
-            "setting": shown,
-            "basis": rates.basis,
+            "planner": __version__, "setting": shown, "basis": rates.basis,
             "step_seconds": found.throughput.step_seconds if found.throughput else None,
-            "micro_batches_shown": step.micro_batches,
-            "micro_batches": setting.accumulate,
+            "micro_batches_shown": step.micro_batches, "micro_batches": setting.accumulate,
         },
-    }
+    }  # fmt: skip
 
 
 def write_trace(trace: Mapping[str, Any], path: str | Path) -> Path:
@@ -100,10 +91,6 @@ def write_trace(trace: Mapping[str, Any], path: str | Path) -> Path:
     if path.suffix.lower() == ".gz":
         data = gzip.compress(data, 6, mtime=0)
     return write_output(path, data)
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)
 
 
 def _names(title: str, step: StepSpans) -> Iterator[Event]:
@@ -146,7 +133,7 @@ def _complete(span: Span, kernels: Sequence[Computed]) -> Event:
 def _event(
     name: str, category: str, track: Track, start: float, end: float, given: dict[str, Any]
 ) -> Event:
-    first, last = _nanoseconds(start), _nanoseconds(end)
+    first, last = round(start * 1e9), round(end * 1e9)
     return {
         "ph": "X", "name": name, "cat": category, "pid": PROCESS, "tid": THREADS[track][0],
         "ts": first / 1000, "dur": (last - first) / 1000, "args": given,

@@ -19,7 +19,6 @@ from planner.watching.emulating.reading import (
     DevicePeak,
     EmulatedProcess,
     EmulatedRun,
-    Growth,
     KnownRelief,
     OutOfMemory,
 )
@@ -65,11 +64,11 @@ def emulation_answer(run: EmulatedRun) -> list[doc.Part]:
     if run.fits and run.retries:
         parts.append(doc.Text(f"{run.retries} {sentence('emulated: retries').lower()}"))
     for process in run.processes:
-        if process.growth is not None:
-            parts += [
-                doc.Text(grew(process, process.growth)),
-                _alive(process.growth.groups, "", "more"),
-            ]
+        if (grown := process.growth) is not None:
+            size, who = format_bytes(grown.bytes_per_step), title_of(process)
+            steps: dict[str, Any] = {"first": grown.from_step, "last": grown.to_step}
+            said = sentence("emulated: grew", process=who, size=size, **steps)
+            parts += [doc.Text(said), _alive(grown.groups, size="more")]
     faults = sorted({fault for process in run.processes for fault in process.faults})
     parts += [doc.Text(f"Our record of it may miss something: {fault}") for fault in faults]
     return [*parts, _said("caveat")]
@@ -286,9 +285,3 @@ def _processes(processes: Sequence[EmulatedProcess]) -> doc.Table:
     ]  # fmt: skip
     headers = ("process", "GPU", "steps", "allocated", "reserved", "device total", "peak")
     return doc.Table(headers, rows, first=len(rows))
-
-
-def grew(process: EmulatedProcess, growth: Growth) -> str:
-    size = format_bytes(growth.bytes_per_step)
-    words: dict[str, Any] = {"first": growth.from_step, "last": growth.to_step}
-    return sentence("emulated: grew", size=size, process=title_of(process), **words)

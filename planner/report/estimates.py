@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from planner.advice.flags import OPTIONS, allocator_flags, command, memory_flags, setting_flags
-from planner.core.errors import UnsupportedError
-from planner.core.schema import SwinConfig, TrainSetting
+from planner.core.schema import TrainSetting
 from planner.core.units import format_bytes, format_seconds
-from planner.estimation.estimate import Estimate, default_precision, resolve
+from planner.estimation.estimate import Estimate
 from planner.estimation.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
-from planner.machine.hardware.gpu import Gpu
-from planner.memory.allocator_config import AllocatorConfig
 from planner.report.page import contents as doc
 from planner.report.settings import describe_setting, in_words
 from planner.report.time import (
@@ -51,8 +47,6 @@ BREAKDOWN_ROWS = {
     "cuda_context": "CUDA context",
     "communication": "NCCL's own buffers",
 }
-# The fields that have options of their own in `planner advise`.
-_OF_ADVISE = {field: OPTIONS[field] for field in ("world_size", "nodes", "parallelism")}
 NUM_NAMED = 5  # of those, on a first screen
 MAX_NOTES = 10  # of what several rows assume
 Column = tuple[str, Callable[["Row"], doc.Cell]]
@@ -104,43 +98,6 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
         *notes("assumed", estimate.assumed),
         *notes("left out", estimate.left_out),
     ]  # fmt: skip
-
-
-def command_of(
-    name: str, estimate: Estimate, said: str, fields: Mapping[str, str], gpu: Gpu | None,
-    memory_bytes: int | None, link: str | None, allocator: AllocatorConfig | None,
-) -> str:  # fmt: skip
-    """`planner NAME …` for an estimate of a model, as it was `said`. `estimate` and `advise` take
-    different options."""
-    setting = _as_said(estimate)
-    own = _OF_ADVISE if name == "advise" else OPTIONS
-    chosen = setting_flags(setting, default_precision(gpu), own)
-    config = allocator.source if allocator is not None else ""
-    return command(
-        said or estimate.model.title,
-        fields,
-        memory_flags(gpu, memory_bytes, link if setting.world_size > 1 else None),
-        (*chosen, *allocator_flags(_options(config))),
-        name,
-    )
-
-
-def _as_said(estimate: Estimate) -> TrainSetting:
-    """The setting, without the recipe and the attention that the model has by itself."""
-    setting = estimate.setting.without_recipe(isinstance(estimate.model, SwinConfig))
-    plain = setting.model_copy(update={"attention": "library"})
-    try:
-        _, resolved = resolve(estimate.model, plain)
-    except UnsupportedError:  # the model's own attention takes no such batch
-        return setting
-    return plain if resolved.attention == setting.attention else setting
-
-
-def _options(source: str) -> str:
-    """The allocator's options in what an `AllocatorConfig` says of its source: `--allocator X`,
-    `PYTORCH_ALLOC_CONF=X`, or only `X`."""
-    name, _, rest = source.partition("=")
-    return rest if name.isupper() else source.removeprefix("--allocator ")
 
 
 def notes(title: str, lines: Iterable[str]) -> list[doc.Part]:

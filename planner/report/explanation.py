@@ -8,16 +8,7 @@ from typing import Any
 from planner.core.failures import SAID, sentence
 from planner.core.files import to_json
 from planner.core.units import format_bytes, format_seconds
-from planner.report.page.contents import (
-    Cell,
-    Copyable,
-    Number,
-    Part,
-    Table,
-    Text,
-    bytes_cell,
-    count_cell,
-)
+from planner.report.page import contents as doc
 from planner.report.settings import in_words
 from planner.report.text import parts_text
 from planner.watching.explaining.explanation import Explanation
@@ -37,24 +28,24 @@ def explanation_text(found: Explanation) -> str:
     return parts_text(explanation_answer(found))
 
 
-def explanation_answer(found: Explanation) -> list[Part]:
+def explanation_answer(found: Explanation) -> list[doc.Part]:
     """What was seen, what it means and what to do; then what was alive, and what would help."""
-    parts: list[Part] = []
+    parts: list[doc.Part] = []
     if not found.findings and found.kind == "log":
-        parts.append(Text(sentence("nothing recognised", source=found.source)))
+        parts.append(doc.Text(sentence("nothing recognised", source=found.source)))
     if found.run:
-        parts.append(Text(_run(found)))
-    parts += [Text(_finding(finding, found.kind == "snapshot")) for finding in found.findings]
+        parts.append(doc.Text(_run(found)))
+    parts += [doc.Text(_finding(finding, found.kind == "snapshot")) for finding in found.findings]
     seen = ((name, found.seen.get(key)) for key, name in SAID["rows"].items())
-    rows: list[list[Cell]] = [
-        [name, bytes_cell(num_bytes)] for name, num_bytes in seen if num_bytes is not None
+    rows: list[list[doc.Cell]] = [
+        [name, doc.bytes_cell(num_bytes)] for name, num_bytes in seen if num_bytes is not None
     ]
-    parts += [Table(("", ""), rows, first=len(rows))]
+    parts += [doc.Table(("", ""), rows, first=len(rows))]
     if found.snapshot is not None:
         parts += _alive(found.snapshot, found)
-    parts.append(Text("\n".join(found.differs)))
+    parts.append(doc.Text("\n".join(found.differs)))
     parts += relief_parts(found.relief) if found.relief is not None else []
-    return [*parts, Text("\n".join(found.notes))]
+    return [*parts, doc.Text("\n".join(found.notes))]
 
 
 def _run(found: Explanation) -> str:
@@ -99,38 +90,42 @@ def _finding(finding: Finding, is_plain: bool) -> str:
     return "\n".join(lines)
 
 
-def _alive(reading: SnapshotReading, found: Explanation) -> Iterator[Part]:
+def _alive(reading: SnapshotReading, found: Explanation) -> Iterator[doc.Part]:
     counts = {"num_free_blocks": reading.num_free_blocks, "num_segments": reading.num_segments}
     sizes = {key: size for key, size in to_json(reading).items() if key not in counts}
-    yield Text(sentence("free blocks", sizes, **counts))
+    yield doc.Text(sentence("free blocks", sizes, **counts))
     breakdown = found.expected.breakdown if found.expected else {}
-    rows: list[list[Cell]] = []
+    rows: list[list[doc.Cell]] = []
     for category, num_bytes in reading.categories.items():
         said = sum(breakdown.get(key, 0) for key in _PREDICTED.get(category, ()))
         rows.append(
-            [category, bytes_cell(num_bytes), Number(said, format_bytes(said) if said else "")]
+            [
+                category,
+                doc.bytes_cell(num_bytes),
+                doc.Number(said, format_bytes(said) if said else ""),
+            ]
         )
     headers = ["alive", "seen", *(["predicted at the peak"] if breakdown else [])]
-    yield Table(headers, [row[: len(headers)] for row in rows], first=len(rows))
+    yield doc.Table(headers, [row[: len(headers)] for row in rows], first=len(rows))
     if reading.has_stacks:
-        places: list[list[Cell]] = [
-            [bytes_cell(g.num_bytes), count_cell(g.count), g.category, g.where]
+        places: list[list[doc.Cell]] = [
+            [doc.bytes_cell(g.num_bytes), doc.count_cell(g.count), g.category, g.where]
             for g in reading.groups
         ]
-        yield Table(["bytes", "blocks", "what", "where"], places, first=len(places))
+        yield doc.Table(["bytes", "blocks", "what", "where"], places, first=len(places))
 
 
-def relief_parts(relief: Relief) -> list[Part]:
+def relief_parts(relief: Relief) -> list[doc.Part]:
     need = f"{format_bytes(relief.needed_bytes)} must become free"
     if not relief.levers:
-        return [Text(f"{need}: {relief.why_none}.")]
+        return [doc.Text(f"{need}: {relief.why_none}.")]
     first, *others = (lever.changes.items() for lever in relief.levers)
     shared = {k: v for k, v in first if others and all((k, v) in other for other in others)}
-    rows: list[list[Cell]] = [
+    rows: list[list[doc.Cell]] = [
         [
             in_words({k: v for k, v in lever.changes.items() if k not in shared}) or "nothing else",
-            bytes_cell(lever.freed_bytes),
-            Number(lever.images_per_second, f"{lever.images_per_second:.3g}"),
+            doc.bytes_cell(lever.freed_bytes),
+            doc.Number(lever.images_per_second, f"{lever.images_per_second:.3g}"),
             ", ".join(lever.effects) or "nothing",
         ]
         for lever in relief.levers
@@ -144,6 +139,6 @@ def relief_parts(relief: Relief) -> list[Part]:
     )
     headers = ["setting", "frees", "images/s", "affects"]
     return [
-        Table(headers, rows, said.replace("\n", " "), first=len(rows)),
-        Copyable(relief.levers[0].command, "The first"),
+        doc.Table(headers, rows, said.replace("\n", " "), first=len(rows)),
+        doc.Copyable(relief.levers[0].command, "The first"),
     ]

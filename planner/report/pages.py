@@ -166,13 +166,14 @@ def _predicted_and_measured(steps: Sequence[Step], runs: Sequence[Run]) -> doc.S
             step.estimate.model.title,
             describe_setting(step.estimate.setting, step.estimate.model),
             f"{run.title}, {record.device.name}",
-            *_pair(step.estimate.device_total_bytes, record.used_bytes, format_bytes),
-            *_pair(
-                time.all_images_per_second if (time := step.estimate.throughput) else None,
-                record.world_images_per_second, format_rate,
-            ),
+            doc.bytes_cell(needs), doc.bytes_cell(record.used_bytes),
+            _off(needs, record.used_bytes), doc.rate_cell(rate),
+            doc.rate_cell(record.world_images_per_second),
+            _off(rate, record.world_images_per_second),
         ]
         for step in steps for run in runs for record in run.records if is_of(record, step)
+        for needs, time in [(step.estimate.device_total_bytes, step.estimate.throughput)]
+        for rate in [time.all_images_per_second if time else None]
     ]  # fmt: skip
     headers = ["model", "setting", "run", "memory predicted", "measured", "off",
                "rate predicted", "measured", "off"]  # fmt: skip
@@ -199,7 +200,6 @@ def is_of(record: MeasurementRecord, step: Step) -> bool:
     return record.status == "measured" and is_same and is_there
 
 
-def _pair(predicted: float | None, measured: float | None, written) -> list[doc.Cell]:  # type: ignore[no-untyped-def]
+def _off(predicted: float | None, measured: float | None) -> doc.Number:
     off = predicted / measured - 1 if predicted and measured else None
-    sizes = [doc.Number(n, written(n) if n else "-") for n in (predicted, measured)]
-    return [*sizes, doc.Number(off, "-" if off is None else f"{off:+.1%}")]
+    return doc.Number(off, "-" if off is None else f"{off:+.1%}")

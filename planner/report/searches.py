@@ -37,12 +37,6 @@ if TYPE_CHECKING:
 Interval = tuple[float, float] | None
 # What is said of these is on a first screen; the other notes are folded.
 FIRST_NOTES = ("learning rate", "nothing was run")
-# What a probe that did not end well is called.
-ENDS = {
-    "over_budget": "over the budget", "timed_out": "out of time", "non_finite": "not finite",
-    "unsupported": "not supported", "others": "held up by others",
-    "cut_short": "cut short by the budget",
-}  # fmt: skip
 MAX_MESSAGE = 160  # characters in a table's cell; the file of records has all
 FEWEST = 12  # probes that ran, by our judgement: of fewer an importance says nothing
 # PED-ANOVA asks what the best share of trials have in common; Optuna's reference of
@@ -57,7 +51,8 @@ class Run:
     they ended. `best` is what it recommends, or else the best so far. `interval_of` is where a
     record's rate lies, `tuners` say who made a probe, by its id, `disturbed` are the ids of those
     that something slowed. `place` is what `planner emit` takes, `again` the command that searches
-    again; `faults` say what could not be read, or does not belong together."""
+    again; `faults` say what could not be read, or does not belong together. `studies` have the
+    probes as trials: by their rates, and by memory and rates."""
 
     title: str
     found: Recommendation | None
@@ -69,6 +64,7 @@ class Run:
     faults: tuple[str, ...] = ()
     tuners: Mapping[str, str] = field(default_factory=dict)
     disturbed: frozenset[str] = frozenset()
+    studies: Sequence[Study] = ()
 
     @property
     def budget_bytes(self) -> int | None:
@@ -86,14 +82,15 @@ class Run:
         return said.pop() if len(said) == 1 else "images"
 
     def end_of(self, record: MeasurementRecord) -> str:
-        """How a probe ended: "measured", a status, or a key of ENDS."""
+        """How a probe ended, in words: "measured", "out of memory" …"""
         if record.cut_short:
-            return "cut_short"
+            return "cut short by the budget"
         if record.inconclusive and not record.lost_device:
-            return "others"
+            return "held up by others"
         used, budget = record.used_bytes, self.budget_bytes
-        over = budget is not None and used is not None and used > budget
-        return "over_budget" if over and record.status == "measured" else record.status
+        if record.status == "measured" and budget is not None and (used or 0) > budget:
+            return "over the budget"
+        return record.status.replace("_", " ")
 
 
 def cited(found: Recommendation | None) -> tuple[MeasurementRecord, ...]:
@@ -113,6 +110,10 @@ def recommendation_answer(
         f"because {found.stopped_because}.{_going_on(found)}"
     )
     first = [note for note in found.notes if any(word in note for word in FIRST_NOTES)]
+    rest = [note for note in found.notes if note not in first]
+    if (record := found.evidence) is not None:
+        steps = count(len(record.step_seconds), "step")
+        rest.append(f"Proof: probe {record.probe_id[:8]} of {_date(record)}, {steps} timed.")
     ruled_out = (
         f"{describe_setting(ruled.setting, found.model)}: {ruled.reason}"
         + (f" (expected {format_bytes(ruled.predicted_bytes)})" if ruled.predicted_bytes else "")
@@ -123,7 +124,7 @@ def recommendation_answer(
         *_beside(found),
         doc.Text("\n".join([*first, ended])),
         *([doc.Text(then)] if then else []),
-        *notes("notes", [*(n for n in found.notes if n not in first), *_proof(found.evidence)]),
+        *notes("notes", rest),
         *notes("not probed (these batches and larger ones)", ruled_out),
     ]
 
@@ -185,13 +186,6 @@ def interval_text(interval: Interval) -> str:
 
 def memory_text(record: MeasurementRecord) -> str:
     return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
-
-
-def _proof(record: MeasurementRecord | None) -> list[str]:
-    if record is None:
-        return []
-    steps = count(len(record.step_seconds), "step")
-    return [f"Proof: probe {record.probe_id[:8]} of {_date(record)}, {steps} timed."]
 
 
 def _beside(found: Recommendation) -> list[doc.Part]:
@@ -291,16 +285,16 @@ def _charts(run: Run, key: str) -> list[doc.Section]:
         plot_slice,
     )
 
-    study, num_ran = study_of(run), sum(bool(r.images_per_second) for r in run.records)
-    if not num_ran:
+    num_ran = sum(bool(r.images_per_second) for r in run.records)
+    if not num_ran or not run.studies:
         return []
+    study, both = run.studies
     unit, named = run.unit, {"target_name": plot_text(f"{run.unit}/s")}
     of_each = f"{unit.capitalize()}/s of each probe that ran"
     grey = "; grey ones exceed the budget" if run.budget_bytes is not None else ""
     front: list[doc.Part] = []
     if any(r.images_per_second and r.used_bytes for r in run.records):
         names = ["memory, GiB", named["target_name"]]
-        both = study_of(run, lambda r: (r.used_bytes and r.used_bytes / GIB, r.images_per_second))
         figure = restyled(plot_pareto_front(both, target_names=names))
         looks = (("over the budget", GREY), ("probe", BLUE), ("unbeaten", GREEN))
         for trace, (name, colour) in zip(figure.data, looks, strict=True):
@@ -313,13 +307,13 @@ def _charts(run: Run, key: str) -> list[doc.Section]:
     said = f"{of_each}, in order, and the best so far."
     front.append(doc.Chart(f"{key}-order", history, said))
     sections = [doc.Section("front", f"Memory against {unit}/s", front)]
-    axes, said = varied_axes(run.records), of_each + grey
+    axes, said = list(study.trials[-1].params), of_each + grey
     parts: list[doc.Part] = [
         doc.Chart(
             f"{key}-axes-{n}", restyled(plot_slice(study, [axis], **named)),
             f"{axis}: {said[0].lower()}{said[1:]}.", 300,
         )
-        for n, axis in enumerate(map(axis_name, axes), start=1)
+        for n, axis in enumerate(axes, start=1)
     ]  # fmt: skip
     if num_ran >= FEWEST and len(axes) > 1:
         top = PedAnovaImportanceEvaluator(target_quantile=max(TOP_SHARE, FEWEST_IN_TOP / num_ran))
@@ -355,65 +349,10 @@ def _name_points(run: Run, figure: Any) -> str:
     return f"The budget is {format_bytes(run.budget_bytes)}{', far to the right' * is_far}."
 
 
-def study_of(
-    run: Run,
-    values: Callable[[MeasurementRecord], tuple[float | None, ...]] = lambda record: (
-        record.images_per_second,
-    ),
-) -> Study:
-    """Probes as the trials of a study in memory, whose parameters are the axes that were varied.
-    Those that measured no value have failed; those over the budget break a constraint."""
-    import optuna
-    from optuna.trial import TrialState, create_trial
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    directions = ["minimize", "maximize"] if len(values(run.records[0])) > 1 else ["maximize"]
-    study = optuna.create_study(directions=directions)
-    study.add_trial(create_trial(state=TrialState.FAIL))  # Optuna counts from 0, our tables from 1
-    known = {a: _distribution(run.records, a) for a in varied_axes(run.records)}
-    for record in run.records:
-        found = values(record)
-        ran = record.status == "measured" and None not in found
-        study.add_trial(
-            create_trial(
-                state=TrialState.COMPLETE if ran else TrialState.FAIL,
-                values=found if ran else None,
-                params={axis_name(a): _value(record, a) for a in known},
-                distributions={axis_name(a): d for a, d in known.items()},
-                constraints={"budget": float(run.end_of(record) != "measured")},
-            )
-        )
-    return study
-
-
-def varied_axes(records: Sequence[MeasurementRecord]) -> list[str]:
-    return apart_fields([record.setting for record in records])
-
-
-def axis_name(axis: str) -> str:
-    """As settings are described: `batch`, `memory format`."""
-    return "batch" if axis == "batch_size" else axis.replace("_", " ")
-
-
-def _distribution(records: Sequence[MeasurementRecord], axis: str) -> Any:
-    from optuna.distributions import CategoricalDistribution, IntDistribution
-
-    values = [_value(record, axis) for record in records]
-    if all(type(value) is int for value in values):
-        return IntDistribution(min(values), max(values), log=axis == "batch_size")
-    return CategoricalDistribution(sorted(set(values), key=str))
-
-
-def _value(record: MeasurementRecord, axis: str) -> Any:
-    """What a parameter of a study may be: other values as texts."""
-    value = getattr(record.setting, axis)
-    return value if isinstance(value, str | int | float | None) else str(value)
-
-
 def _ended(run: Run) -> str:
     """How many probes, how they ended, in what time, and by whom."""
     ends = Counter(end for r in run.records if (end := run.end_of(r)) != "measured")
-    failed = "".join(f", {number} {end_text(end)}" for end, number in ends.items())
+    failed = "".join(f", {number} {end}" for end, number in ends.items())
     spent = format_seconds(sum(record.probe_seconds for record in run.records))
     compiling = sum(record.compile_seconds or 0.0 for record in run.records)
     dates = sorted(_date(record) for record in run.records)  # ISO 8601 sorts as text
@@ -459,11 +398,7 @@ def _ended_text(run: Run, record: MeasurementRecord) -> str:
     end = run.end_of(record)
     where = f" in {short(record.phase, 40)}" if end != "measured" and record.phase else ""
     why = f": {short(record.message)}" if record.message else ""
-    return f"{end_text(end)}{where}{why}"
-
-
-def end_text(end: str) -> str:
-    return ENDS.get(end, end.replace("_", " "))
+    return f"{end}{where}{why}"
 
 
 def _expected_of(record: MeasurementRecord) -> str:

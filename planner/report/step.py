@@ -10,16 +10,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from planner.advice.advising import Advice
+from planner.advice.flags import command_of
 from planner.core.units import GIB, MIB, format_bytes
 from planner.estimation.estimate import Estimate, may_reserve
-from planner.ledger.ledger import (
-    Allocated,
-    Category,
-    Freed,
-    Ledger,
-    Scratch,
-    Tagged,
-)
+from planner.ledger.ledger import Allocated, Category, Freed, Ledger, Scratch, Tagged
 from planner.machine.hardware import Gpu
 from planner.machine.hardware.overheads import overheads_for, processors_of
 from planner.memory.allocator_config import AllocatorConfig
@@ -27,7 +21,7 @@ from planner.memory.caching_allocator import UNIT_BYTES, rounded
 from planner.memory.profile import find_alive
 from planner.memory.scratch import on_device
 from planner.report.advice import advice_answer
-from planner.report.estimates import command_of, estimate_answer
+from planner.report.estimates import estimate_answer
 from planner.report.live import STACK, LiveBytes, step_allocator_bytes, step_live_bytes
 from planner.report.page import contents as doc
 from planner.report.page.plotting import (
@@ -115,8 +109,7 @@ def step_group(step: Step, key: str, title: str = "") -> doc.Group:
         "memory-at-the-peak-in-full": [_modules(alive, costs)],
         "time": _time_chart(costs, key),
     }
-    for section in rest:
-        sections.append(replace(section, parts=[*section.parts, *more.get(section.key, ())]))
+    sections += [replace(s, parts=[*s.parts, *more.get(s.key, ())]) for s in rest]
     if not costs:
         sections.append(doc.Section("time", "Time", [doc.Text(NO_CARD)]))
     return doc.Group(key, title, sections)
@@ -330,7 +323,7 @@ def _modules(alive: Sequence[tuple[str, Category, int]], costs: Sequence[Cost]) 
             name, doc.bytes_cell(held[name]), doc.share_cell(held[name], num_bytes),
             *(seconds_and_share(spent[name], seconds) if costs else ()),
         ]
-        for name in sorted(named, key=lambda name: [_padded(part) for part in name.split(".")])
+        for name in sorted(named, key=lambda name: re.sub(r"\d+", lambda n: n[0].rjust(4), name))
     ]  # fmt: skip
     headers = ["module", "alive at the peak", "share", *(["time", "share"] if costs else [])]
     caption = "Each module with what lies within it; what has less than 1% of both is left out."
@@ -347,10 +340,6 @@ def modules_of(path: str) -> list[str]:
             found.pop()
         found.append(where)
     return found[:_DEPTH] if path else ["in no module"]
-
-
-def _padded(name: str) -> str:
-    return name.rjust(6) if name.isdecimal() else name
 
 
 def costs_of(step: Step) -> tuple[Cost, ...]:

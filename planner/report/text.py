@@ -14,11 +14,6 @@ NARROWEST = 60
 _LEAST_COLUMN = 12  # characters, of a text that is broken to make a table narrower
 
 
-FITS: dict[doc.VerdictKind, str] = {
-    "fits": "yes", "likely": "probably", "unlikely": "probably not", "no": "no", "unknown": "",
-}  # fmt: skip
-
-
 def parts_text(parts: Sequence[doc.Part], detail: bool = False) -> str:
     """Paragraphs in the order of `parts`. What is folded, and the rows of a table beyond its first
     ones, is there only in `detail`; without it the last line says what there is."""
@@ -78,7 +73,7 @@ def _table(table: doc.Table, detail: bool) -> str:
 
 
 def _cell(cell: doc.Cell) -> str:
-    return FITS[cell.kind] if isinstance(cell, doc.Verdict) else str(cell)
+    return doc.VERDICTS[cell.kind][2] if isinstance(cell, doc.Verdict) else str(cell)
 
 
 def width() -> int:

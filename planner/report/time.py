@@ -67,13 +67,10 @@ def time_facts(time: Throughput, unit: str, runs: bool = True) -> list[tuple[str
         facts.append(("Matrix units", f"{time.matrix_flops / 1e12:,.3g} TFLOPs a step: {share}"))
     sent = time.communication
     if sent is not None:
+        exposed = f"{format_seconds(sent.exposed_seconds)} are exposed: the device waits for them"
         facts += [
             ("Sent by each device", f"{format_bytes(sent.sent_bytes)} a step over {sent.link}"),
-            (
-                "Communication",
-                f"{format_seconds(sent.seconds)}, of which {format_seconds(sent.exposed_seconds)} "
-                "are exposed: the device waits for them",
-            ),
+            ("Communication", f"{format_seconds(sent.seconds)}, of which {exposed}"),
             ("Without communication", f"{format_seconds(sent.alone_seconds)} a step"),
             ("By the link", _between(sent.low_seconds, sent.high_seconds)),
         ]

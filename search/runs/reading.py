@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +31,8 @@ from search.loop.request import model_flags, read_options, tune_command
 from search.loop.study.mixture import describe_mixture
 from search.loop.study.records import parse_record, read_records
 from search.loop.study.study import STUDY_NAME, is_replayed
-from search.probe.evidence import is_disturbed, rate_interval
+from search.probe.evidence import is_disturbed, is_feasible, rate_interval
+from search.runs.studies import studies_of
 
 FILES = (TUNE_RESULT, TUNE_PROBES, STUDY)
 STORAGES = (".db", ".journal", ".log")
@@ -110,7 +112,10 @@ class Reader:
             self.tuners, frozenset(r.probe_id for r in records if is_disturbed(r)),
         )  # fmt: skip
         ran = contenders(records, run.budget_bytes)
-        return run if run.best or not ran else replace(run, best=choose(ran).evidence)
+        if run.best is None and ran:
+            run = replace(run, best=choose(ran).evidence)
+        is_within = partial(is_feasible, budget_bytes=run.budget_bytes)
+        return replace(run, studies=studies_of(records, is_within)) if records else run
 
     def read_folder(self, folder: Path, study_name: str | None) -> None:
         self.place = str(folder)

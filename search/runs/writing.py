@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.core.errors import PlannerError, UsageError, as_text, shorten
-from planner.core.files import (
-    NoFileError,
-    check_output,
-    named_path,
-    unwritable,
-    write_output,
-)
+from planner.core.files import NoFileError, check_output, named_path, unwritable, write_output
 from planner.core.schema import Model, ResolvedSetting
 from planner.estimation.arguments import (
     MODEL_FIELDS,

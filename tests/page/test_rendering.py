@@ -23,15 +23,7 @@ from planner.report.page.contents import (
     Text,
     Verdict,
 )
-from planner.report.page.plotting import (
-    CYCLE,
-    LIMIT,
-    MAX_LABEL,
-    STEEL,
-    bars,
-    luminance,
-    plot_text,
-)
+from planner.report.page.plotting import CYCLE, LIMIT, MAX_LABEL, STEEL, bars, luminance, plot_text
 from planner.report.page.rendering import page_html
 from tests.page import pages
 from tests.page.reading import Element, read_page, unpacked

@@ -12,10 +12,11 @@ import pytest
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.units import GIB, format_bytes, format_rate
 from planner.machine.hardware import Gpu, find_gpu
+from planner.report.estimates import apart_fields
 from planner.report.page.contents import Chart, Copyable, Number, Table, Text
 from planner.report.page.rendering import all_parts, page_html
 from planner.report.pages import MOST_GROUPS, is_of, make_page
-from planner.report.searches import FEWEST, Run, varied_axes
+from planner.report.searches import FEWEST, Run
 from planner.report.step import Step
 from planner.trainers.emission import emit
 from search.loop.contenders import contenders, pareto_front
@@ -195,7 +196,7 @@ def test_each_axis_has_its_probes_and_matters_only_where_many_ran() -> None:
     for some in (ran[: FEWEST - 1], ran):
         run = run_of(some)
         charts = [chart for chart in parts_of(Chart, run) if "-axes-" in chart.key]
-        assert len(charts) == len(varied_axes(some))
+        assert len(charts) == len(apart_fields([record.setting for record in some]))
         for chart in charts:
             assert len(chart.figure.data[0].x) == len(some)
         keys = [chart.key for chart in parts_of(Chart, run)]

@@ -43,12 +43,12 @@ class Number:
 
 VerdictKind = Literal["fits", "likely", "unlikely", "no", "unknown"]
 # The icon says the same as the colour, to those who see none, and the word says both.
-VERDICTS: Mapping[VerdictKind, tuple[str, str]] = {
-    "fits": ("✓", "Fits"),
-    "likely": ("≈", "Probably fits"),
-    "unlikely": ("!", "Probably does not fit"),
-    "no": ("✕", "Does not fit"),
-    "unknown": ("?", "Not known whether it fits"),
+VERDICTS: Mapping[VerdictKind, tuple[str, str, str]] = {  # and whether it fits, in a cell of text
+    "fits": ("✓", "Fits", "yes"),
+    "likely": ("≈", "Probably fits", "probably"),
+    "unlikely": ("!", "Probably does not fit", "probably not"),
+    "no": ("✕", "Does not fit", "no"),
+    "unknown": ("?", "Not known whether it fits", ""),
 }
 
 
