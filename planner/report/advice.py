@@ -9,7 +9,16 @@ from planner.advice.bottleneck import WORTH, Bottleneck, Treatment
 from planner.advice.search import NO_TRACE
 from planner.advice.waterfall import Fall
 from planner.core.units import format_bytes, format_range, format_seconds
-from planner.report.estimates import notes, rate_text
+from planner.report.estimates import (
+    NARROWER,
+    NOT_TRACED,
+    needs_text,
+    notes,
+    rate_text,
+    total_text,
+    verdict_of,
+    verdict_text,
+)
 from planner.report.page import contents as doc
 from planner.report.settings import describe_setting, in_words
 from planner.report.time import (
@@ -20,14 +29,6 @@ from planner.report.time import (
     cost_text,
     time_parts,
 )
-from planner.report.verdicts import (
-    NARROWER,
-    NOT_TRACED,
-    needs_text,
-    total_text,
-    verdict_of,
-    verdict_text,
-)
 
 FIRST_WAYS = 6  # of a first screen
 
@@ -35,7 +36,7 @@ FIRST_WAYS = 6  # of a first screen
 def advice_answer(advice: Advice) -> list[doc.Part]:
     """Whether it fits as it stands, what to do, the ways (or, where it does not fit, what each
     change does) and what next; folded, the rest."""
-    ways, falls = _ways(advice), _waterfall(advice)
+    ways, falls, found = _ways(advice), _waterfall(advice), advice.bottleneck
     is_first = not advice.plain.estimate.fits
     first, second = ((falls, "change by change"), (ways, "all ways"))[:: 1 if is_first else -1]
     return [
@@ -43,10 +44,8 @@ def advice_answer(advice: Advice) -> list[doc.Part]:
         *first[0],
         *([doc.Text(_next(advice))] if advice.recommended else []),
         *([doc.Folded(second[1], second[0])] if second[0] else []),
-        doc.Folded(
-            "what limits it",
-            [doc.Text("\n".join(_bottleneck(advice))), *time_parts(advice.bottleneck)],
-        ),
+        *_front(advice),
+        doc.Folded("what limits it", [doc.Text(_bottleneck(advice)), *time_parts(found)]),
         *_cards(advice),
         *_more(advice),
         *notes("what was tried", _levers(advice)),
@@ -131,9 +130,9 @@ def _ways(advice: Advice) -> list[doc.Part]:
     all_fit = all(way.estimate.fits_surely for way in advice.ways)
     rows: list[list[doc.Cell]] = [
         [
-            doc.Number(number, str(number)),
-            doc.Number(way.images_per_second, f"{way.images_per_second:,.0f}"),
-            doc.Number(way.estimate.device_total_bytes, total_text(way.estimate)),
+            doc.count_cell(number),
+            _rate_of(way.images_per_second),
+            _needs(way),
             *([] if all_fit else [verdict_of(way.estimate)]),
             *cost_cells(way.estimate.cost),
             ", ".join(way.effects),
@@ -220,7 +219,22 @@ def _fall(fall: Fall) -> list[doc.Cell]:
     ]
 
 
-def _bottleneck(advice: Advice) -> list[str]:
+def _front(advice: Advice) -> list[doc.Part]:
+    if len(advice.front) < 2:
+        return []
+    rows: list[list[doc.Cell]] = [
+        [_needs(way), _rate_of(way.images_per_second), _own(way, advice)] for way in advice.front
+    ]
+    said = "Each row is the fastest for its memory:"
+    table = doc.Table(["needs", f"{advice.unit}/s", "setting"], rows, said)
+    return [doc.Folded("memory against speed", [table])]
+
+
+def _needs(way: Way) -> doc.Number:
+    return doc.Number(way.estimate.device_total_bytes, total_text(way.estimate))
+
+
+def _bottleneck(advice: Advice) -> str:
     found = advice.bottleneck
     lines = [f"{bound_text(found.whose, found.bound_seconds)}."]
     if found.peak_share is not None and found.model_share is not None:
@@ -228,7 +242,7 @@ def _bottleneck(advice: Advice) -> list[str]:
         again = f", and what is computed again {more:.0%}" if more > 0.005 else ""
         share = f"{found.model_share:.0%} of the card's peak FLOP/s"
         lines.append(f"The model's own arithmetic is {share}{again}.")
-    return [*lines, _treatments(found, advice)]
+    return "\n".join([*lines, _treatments(found, advice)])
 
 
 def _treatments(found: Bottleneck, advice: Advice) -> str:
@@ -289,10 +303,11 @@ def _more(advice: Advice) -> list[doc.Part]:
         for rate in [more.images_per_second if more.fits else None]
         for all_of_best in [best.images_per_second * best.setting.world_size if best else 1.0]
     ]
-    headers = ["GPUs", "by", "batch on each", "fits", "needs", f"{advice.unit}/s",
-               "of recommended", *cost_headers([more.cost for more in found]),
+    headers = ["GPUs", "by", "batch", "fits", "needs", f"{advice.unit}/s",
+               "gain", *cost_headers([more.cost for more in found]),
                "without"]  # fmt: skip
-    return [doc.Folded("more GPUs", [doc.Table(headers, rows)])] if rows else []
+    said = "As it stands: batch and memory of each GPU, images of all, gain over the recommended."
+    return [doc.Folded("more GPUs", [doc.Table(headers, rows, said)])] if rows else []
 
 
 def _levers(advice: Advice) -> Iterator[str]:

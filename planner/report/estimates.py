@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from planner.core.schema import TrainSetting
-from planner.core.units import format_bytes, format_seconds
+from planner.core.units import format_bytes, format_range, format_seconds
 from planner.estimation.estimate import Estimate
 from planner.estimation.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
 from planner.report.page import contents as doc
@@ -24,16 +24,10 @@ from planner.report.time import (
     time_parts,
     training_text,
 )
-from planner.report.verdicts import (
-    NARROWER,
-    NOT_TRACED,
-    between_text,
-    is_shown_as_running,
-    total_text,
-    verdict_of,
-)
 from planner.throughput.result import Throughput
 
+NOT_TRACED = "not traced"
+NARROWER = "Compile is not traced: --trace narrows the range, in one to three minutes."
 # The order people add up in: tensors first, then what PyTorch and the driver put around them.
 BREAKDOWN_ROWS = {
     "parameters": "parameters",
@@ -51,6 +45,58 @@ NUM_NAMED = 5  # of those, on a first screen
 MAX_NOTES = 10  # of what several rows assume
 Column = tuple[str, Callable[["Row"], doc.Cell]]
 Next = Callable[[Estimate], str]  # the command that goes on from an estimate, "" for none
+
+
+def verdict_of(estimate: Estimate) -> doc.Verdict:
+    """The word, and what it rests on: `Needs 5.00 GiB (4.73–5.27 GiB) of 23.52 GiB.`"""
+    return doc.Verdict(_kind(estimate), _why(estimate))
+
+
+def verdict_text(estimate: Estimate, when: str = "") -> str:
+    """The same as one sentence: `Fits: needs 5.00 GiB (4.73–5.27 GiB) of 23.52 GiB.`"""
+    found = verdict_of(estimate)
+    return f"{found.word}{when}: {found.text[0].lower()}{found.text[1:]}"
+
+
+def is_shown_as_running(estimate: Estimate) -> bool:
+    """Whether a rate may stand for it: what does not fit does not run."""
+    return estimate.fits is not False
+
+
+def total_text(estimate: Estimate) -> str:
+    """The device total; of a compiled step that was not traced between what it is expected."""
+    if estimate.as_eager:
+        return between_text(estimate)
+    return format_bytes(estimate.device_total_bytes)
+
+
+def between_text(estimate: Estimate) -> str:
+    return format_range(estimate.low_bytes, estimate.high_bytes)
+
+
+def needs_text(estimate: Estimate) -> str:
+    """`5.00 GiB (4.73–5.27 GiB)`"""
+    total, between = total_text(estimate), between_text(estimate)
+    return total if total == between else f"{total} ({between})"
+
+
+def _kind(estimate: Estimate) -> doc.VerdictKind:
+    if estimate.fits is None or estimate.budget_bytes is None:
+        return "unknown"
+    if estimate.fits:
+        return "fits" if estimate.fits_surely else "likely"
+    return "unlikely" if estimate.low_bytes <= estimate.budget_bytes else "no"
+
+
+def _why(estimate: Estimate) -> str:
+    needs, budget = f"Needs {needs_text(estimate)}", estimate.budget_bytes
+    if budget is None:
+        text = f"{needs}. No memory was named: pass --gpu NAME or --memory SIZE"
+    else:
+        text = f"{needs} of {format_bytes(budget)}"
+        if estimate.num_alloc_retries:
+            text += ", only by freeing cached memory, which is slower"
+    return f"{text}."
 
 
 def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) -> list[doc.Part]:
@@ -450,4 +496,7 @@ def _of_rows(lines: Sequence[Sequence[str]]) -> list[str]:
     counts = Counter(line for of_row in lines for line in dict.fromkeys(of_row))
     found = [f"{'some rows: ' * (n < len(lines))}{line}" for line, n in counts.items()]
     more = len(found) - MAX_NOTES
-    return [*found[:MAX_NOTES], *([f"{more} more, of some rows"] if more > 0 else [])]
+    return [
+        *found[:MAX_NOTES],
+        *([f"{more} more, of some rows: one setting by itself shows its own"] if more > 0 else []),
+    ]

@@ -13,13 +13,12 @@ from planner.core.units import GIB, format_bytes, format_rate
 from planner.estimation.largest import largest_batch
 from planner.estimation.ledgers import is_on_shapes
 from planner.machine.hardware import recognise_gpu
-from planner.report.estimates import row_names, rows_answer
+from planner.report.estimates import is_shown_as_running, row_names, rows_answer, verdict_of
 from planner.report.page import contents as doc
 from planner.report.page.plotting import bars
 from planner.report.searches import Run, interval_text, run_group, so_far
 from planner.report.settings import describe_setting
 from planner.report.step import Step, step_group
-from planner.report.verdicts import is_shown_as_running, verdict_of
 
 Subject = Step | Run
 # Beyond so many subjects a page compares them all, and shows these only one by one: it stays under

@@ -21,7 +21,7 @@ from planner.memory.caching_allocator import UNIT_BYTES, rounded
 from planner.memory.profile import find_alive
 from planner.memory.scratch import on_device
 from planner.report.advice import advice_answer
-from planner.report.estimates import estimate_answer
+from planner.report.estimates import estimate_answer, is_shown_as_running
 from planner.report.live import STACK, LiveBytes, step_allocator_bytes, step_live_bytes
 from planner.report.page import contents as doc
 from planner.report.page.plotting import (
@@ -38,7 +38,6 @@ from planner.report.page.plotting import (
     plot_text,
 )
 from planner.report.time import seconds_and_share
-from planner.report.verdicts import is_shown_as_running
 from planner.throughput.parts import Cost
 from planner.throughput.result import datasheet_rates, exchanges_of, step_costs
 

@@ -6,11 +6,11 @@ What cannot be read is told and does not keep the rest from being shown.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from planner.core.errors import PlannerError, UsageError
 from planner.core.files import (
@@ -23,7 +23,9 @@ from planner.core.files import (
 )
 from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.core.schema.result import Recommendation
+from planner.core.units import GIB
 from planner.libraries.registry import find_library
+from planner.report.estimates import apart_fields
 from planner.report.searches import Run, cited
 from planner.trainers.emission import read_result
 from search.loop.contenders import choose, contenders
@@ -32,7 +34,9 @@ from search.loop.study.mixture import describe_mixture
 from search.loop.study.records import parse_record, read_records
 from search.loop.study.study import STUDY_NAME, is_replayed
 from search.probe.evidence import is_disturbed, is_feasible, rate_interval
-from search.runs.studies import studies_of
+
+if TYPE_CHECKING:
+    from optuna import Study
 
 FILES = (TUNE_RESULT, TUNE_PROBES, STUDY)
 STORAGES = (".db", ".journal", ".log")
@@ -238,3 +242,51 @@ def _is_result(path: Path) -> bool:
     except UsageError:
         return False
     return isinstance(data, dict) and "num_probes" in data
+
+
+def studies_of(
+    records: Sequence[MeasurementRecord], is_within: Callable[[MeasurementRecord], bool]
+) -> tuple[Study, Study]:
+    """By images/s, and by memory in GiB and images/s. The parameters are the axes that were varied;
+    what measured no value has failed, and what is not within the budget breaks a constraint."""
+    import optuna
+    from optuna.trial import TrialState, create_trial
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    axes = apart_fields([record.setting for record in records])
+    names = {axis: "batch" if axis == "batch_size" else axis.replace("_", " ") for axis in axes}
+    known = {names[axis]: _distribution(records, axis) for axis in axes}
+    alone = optuna.create_study(directions=["maximize"])
+    both = optuna.create_study(directions=["minimize", "maximize"])
+    for study in (alone, both):  # Optuna counts from 0, our tables from 1
+        study.add_trial(create_trial(state=TrialState.FAIL))
+    for record in records:
+        size = record.used_bytes and record.used_bytes / GIB
+        rate = record.images_per_second
+        for study, values in ((alone, (rate,)), (both, (size, rate))):
+            ran = record.status == "measured" and None not in values
+            study.add_trial(
+                create_trial(
+                    state=TrialState.COMPLETE if ran else TrialState.FAIL,
+                    values=values if ran else None,
+                    params={names[axis]: _value(record, axis) for axis in axes},
+                    distributions=known,
+                    constraints={"budget": float(not is_within(record))},
+                )
+            )
+    return alone, both
+
+
+def _distribution(records: Sequence[MeasurementRecord], axis: str) -> Any:
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
+    values = [_value(record, axis) for record in records]
+    if all(type(value) is int for value in values):
+        return IntDistribution(min(values), max(values), log=axis == "batch_size")
+    return CategoricalDistribution(sorted(set(values), key=str))
+
+
+def _value(record: MeasurementRecord, axis: str) -> Any:
+    """What a parameter of a study may be: other values as texts."""
+    value = getattr(record.setting, axis)
+    return value if isinstance(value, str | int | float | None) else str(value)

@@ -10,10 +10,9 @@ from planner.core.units import format_bytes, format_range
 from planner.estimation.estimate import Estimate, estimate
 from planner.estimation.scaling import scaled
 from planner.machine.hardware import find_gpu
-from planner.report.estimates import estimate_answer
+from planner.report.estimates import estimate_answer, verdict_text
 from planner.report.page.contents import Folded, Table, Text
 from planner.report.text import parts_text
-from planner.report.verdicts import verdict_text
 from planner.throughput.result import Throughput
 from tests.answers import advice_text, estimate_text, rows_text
 
