@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from search.loader import find_loader
-    from search.report.report import report_estimate, write_report
+    from search.runs.writing import report_estimate, write_report
     from search.tuning.tune import tune
 
 _HOMES = {
     "find_loader": "search.loader",
-    "report_estimate": "search.report.report",
+    "report_estimate": "search.runs.writing",
     "tune": "search.tuning.tune",
-    "write_report": "search.report.report",
+    "write_report": "search.runs.writing",
 }
 _PROBING = ("find_loader", "tune")
 

@@ -10,8 +10,9 @@ from planner.estimation.estimate import Estimate
 from planner.estimation.scaling import Scaled
 from planner.report.advice import advice_answer
 from planner.report.estimates import estimate_answer, rows_answer
+from planner.report.searches import recommendation_answer
 from planner.report.text import parts_text
-from search.report.recommendation import recommendation_answer
+from search.runs.reading import interval_of
 
 
 def advice_text(found: Advice) -> str:
@@ -27,4 +28,4 @@ def rows_text(found: Sequence[Estimate], scaled: Sequence[Scaled] = ()) -> str:
 
 
 def recommendation_text(found: Recommendation) -> str:
-    return parts_text(recommendation_answer(found), detail=True)
+    return parts_text(recommendation_answer(found, interval_of), detail=True)

@@ -22,8 +22,7 @@ from rich.text import Text
 
 from planner.cli import main, searching
 from planner.cli.progress import Show
-from search.report.live_table import live_table
-from search.report.status import Status
+from search.runs.live import Status, live_panel
 
 PICTURE = Path(__file__).parents[1] / "docs/pictures/live.svg"
 COMMAND = (
@@ -82,7 +81,7 @@ def draw(show: Recorded) -> str:
     console.print(Text(f"$ {COMMAND}", style="bold"))
     for line in show.lines[-NUM_LINES:]:
         console.print(Text(line))
-    console.print(live_table(*show.taken, COLUMNS, 24))
+    console.print(live_panel(*show.taken, COLUMNS))
     found = console.export_svg(
         title="planner tune", theme=MONOKAI, code_format=without_fonts(), unique_id="live"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
@@ -47,26 +47,16 @@ class Way:
         assert self.estimate.throughput is not None, "advice has rates"
         return self.estimate.throughput.images_per_second
 
-    def to_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
+        found = self.estimate
+        names = ("unit", "is_task", "allocator", "device_total_bytes", "low_bytes", "high_bytes",
+                 "fits", "fits_surely", "as_eager", "cost")  # fmt: skip
+        uncertainty = found.throughput and found.throughput.uncertainty
+        own = {name: value for name, value in vars(self).items() if name != "estimate"}
         return {
-            "setting": self.setting.model_dump(mode="json"),
-            "unit": self.estimate.unit,
-            "is_task": self.estimate.is_task,
-            "allocator": self.estimate.allocator,
-            "changes": dict(self.changes),
-            "effects": list(self.effects),
-            "device_total_bytes": self.estimate.device_total_bytes,
-            "low_bytes": self.estimate.low_bytes,
-            "high_bytes": self.estimate.high_bytes,
-            "fits": self.estimate.fits,
-            "fits_surely": self.estimate.fits_surely,
-            "as_eager": self.estimate.as_eager,
-            "images_per_second": self.images_per_second,
-            "cost": self.estimate.cost.to_json() if self.estimate.cost else None,
-            "rate_uncertainty": self.estimate.throughput and self.estimate.throughput.uncertainty,
-            "flags": list(self.flags),
-            "command": self.command,
-        }
+            **own, **{name: getattr(found, name) for name in names}, "changes": dict(self.changes),
+            "images_per_second": self.images_per_second, "rate_uncertainty": uncertainty,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -100,6 +90,7 @@ class Advice:
     the card whose rates order the ways. `left_out` says what was not looked at.
     """
 
+    computed = ("fits",)
     model: Model
     gpu: str | None
     rated: str
@@ -132,40 +123,10 @@ class Advice:
         """What an item of a batch is called."""
         return self.plain.estimate.unit
 
-    def to_json(self) -> dict[str, Any]:
-        """The object that `planner advise --json` prints: sizes are integers in bytes."""
-        return {
-            "model": self.model.model_dump(mode="json"),
-            "gpu": self.gpu,
-            "rated": self.rated,
-            "budget_bytes": self.budget_bytes,
-            "share": self.share,
-            "fits": self.plain.estimate.fits,
-            **{
-                name: way.to_json() if (way := getattr(self, name)) else None
-                for name in ("plain", "recommended", "fastest", "surely", "nearest")
-            },
-            "missing_bytes": self.missing_bytes,
-            "ways": [way.to_json() for way in self.ways],
-            "front": [way.to_json() for way in self.front],
-            "waterfall": [
-                {**asdict(fall), "changes": dict(fall.changes)} for fall in self.waterfall
-            ],
-            "bottleneck": {
-                **asdict(self.bottleneck),
-                **self.bottleneck.accounts_json(),
-                "largest": self.bottleneck.largest,
-                "treatments": [
-                    {**asdict(t), "changes": dict(t.changes)} for t in self.bottleneck.treatments
-                ],
-            },
-            "cards": [asdict(card) for card in self.cards],
-            "more_gpus": [
-                {**asdict(more), "in_place_of": dict(more.in_place_of)} for more in self.more_gpus
-            ],
-            "levers": [asdict(lever) for lever in self.levers],
-            "left_out": list(self.left_out),
-        }
+    @property
+    def fits(self) -> bool | None:
+        """Whether the wish fits as it stands."""
+        return self.plain.estimate.fits
 
 
 def advise(

@@ -38,6 +38,7 @@ class Bottleneck(Accounts):
     share of the card's peak FLOP/s at which the step's matrix products run, recomputed ones
     included; `model_share` counts only those that the model needs (model FLOP utilisation)."""
 
+    computed = (*Accounts.computed, "largest")
     setting_is_recommended: bool
     step_seconds: float
     parts: tuple[Part, ...]

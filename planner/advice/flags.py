@@ -6,10 +6,12 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from planner.advice.wish import Choice, Wish
+from planner.core.errors import UnsupportedError
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.units import exact_bytes
-from planner.estimation.estimate import default_precision
+from planner.estimation.estimate import Estimate, default_precision, resolve
 from planner.machine.hardware.gpu import Gpu
+from planner.memory.allocator_config import AllocatorConfig
 
 # Fields that have an option of their own; of the others --set takes the name.
 OPTIONS = {
@@ -82,3 +84,44 @@ def memory_flags(gpu: Gpu | None, memory_bytes: int | None, link: str | None) ->
     if link is not None:
         found += ["--link", link]
     return tuple(found)
+
+
+# The fields that have options of their own in `planner advise`.
+_OF_ADVISE = {field: OPTIONS[field] for field in ("world_size", "nodes", "parallelism")}
+
+
+def command_of(
+    name: str, estimate: Estimate, said: str, fields: Mapping[str, str], gpu: Gpu | None,
+    memory_bytes: int | None, link: str | None, allocator: AllocatorConfig | None,
+) -> str:  # fmt: skip
+    """`planner NAME …` for an estimate of a model, as it was `said`. `estimate` and `advise` take
+    different options."""
+    setting = _as_said(estimate)
+    own = _OF_ADVISE if name == "advise" else OPTIONS
+    chosen = setting_flags(setting, default_precision(gpu), own)
+    config = allocator.source if allocator is not None else ""
+    return command(
+        said or estimate.model.title,
+        fields,
+        memory_flags(gpu, memory_bytes, link if setting.world_size > 1 else None),
+        (*chosen, *allocator_flags(_options(config))),
+        name,
+    )
+
+
+def _as_said(estimate: Estimate) -> TrainSetting:
+    """The setting, without the recipe and the attention that the model has by itself."""
+    setting = estimate.setting.without_recipe(isinstance(estimate.model, SwinConfig))
+    plain = setting.model_copy(update={"attention": "library"})
+    try:
+        _, resolved = resolve(estimate.model, plain)
+    except UnsupportedError:  # the model's own attention takes no such batch
+        return setting
+    return plain if resolved.attention == setting.attention else setting
+
+
+def _options(source: str) -> str:
+    """The allocator's options in what an `AllocatorConfig` says of its source: `--allocator X`,
+    `PYTORCH_ALLOC_CONF=X`, or only `X`."""
+    name, _, rest = source.partition("=")
+    return rest if name.isupper() else source.removeprefix("--allocator ")

@@ -237,7 +237,7 @@ def _as_field(error: click.ClickException) -> str | None:
 
 
 def _fail(message: str, status: int) -> int:
-    from planner.report.terminal import fitted
+    from planner.report.text import fitted
 
     with suppress(OSError):  # nobody can be told
         click.echo(fitted(f"Error: {printable(message)}"), err=True)

@@ -111,7 +111,7 @@ def command(model: str, **given: Any) -> int:
         **overrides,
     )
     if given["as_json"]:
-        print_json(advice.to_json())
+        print_json(advice)
     else:
         from planner.report.advice import advice_answer
         from planner.report.text import parts_text

@@ -15,7 +15,7 @@ from planner.core.units import format_bytes, format_seconds
 from planner.ledger import cache as ledger_cache
 from planner.ledger.cache import Entry
 from planner.ledger.key import ANY_BATCH
-from planner.report.terminal import table_text
+from planner.report.text import table_text
 
 HEADERS = ("model", "kept", "setting", "size", "last used")
 

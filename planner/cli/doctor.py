@@ -62,7 +62,7 @@ def command(
         typed = [line for _, line in lines_to_type(facts)]
         found = {"healthy": is_healthy, "findings": [asdict(f) for f in findings]}
         rated = measured and asdict(measured)
-        print_json({**found, "to_type": typed, "machine": facts.to_json(), "rates": rated})
+        print_json({**found, "to_type": typed, "machine": facts, "rates": rated})
     else:
         say(facts_text(facts))
         if measured:

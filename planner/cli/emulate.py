@@ -6,12 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import click
 
-from planner import __version__
 from planner.cli.command import Command
 from planner.cli.output import print_json, say
 from planner.core.errors import UsageError
@@ -71,11 +69,11 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
     installed: for the run, PYTHONPATH begins with a folder of ours.
     Exit status: that of COMMAND, or 1 where it does not fit, or that could not be told.
     """
-    from planner.report.emulation import emulation_text, variation_text
-    from planner.report.pages.emulated import emulated_page
+    from planner.report.emulation import emulated_page, emulation_text, variation_text
+    from planner.report.pages import made_now
     from planner.watching.emulating.running import InterruptedRun, emulate
     from planner.watching.emulating.varying import vary
-    from search.report.output import check_page, write_page
+    from search.runs.writing import check_page, write_page
 
     as_json, steps, report = given.pop("as_json"), given.pop("steps"), given.pop("report")
     is_shown = given.pop("progress") or has_live_terminal(os.environ)
@@ -98,7 +96,7 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
                 status.update(f"{argument} {value}: step {steps}, {format_bytes(used_bytes)}")
 
             varied = vary(words, argument, tell=tell, hear=show, **options, **given)
-        print_json(varied.to_json()) if as_json else say(variation_text(varied))
+        print_json(varied) if as_json else say(variation_text(varied))
         return 0 if varied.largest and varied.runs[varied.largest].fits else 1
     hear, output = _saying() if is_shown else None, STDERR if as_json else None
     with handle_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
@@ -110,12 +108,11 @@ def command(words: tuple[str, ...], argument: str | None, **given: Any) -> int:
         except InterruptedRun as interrupted:
             run, until = interrupted.run, f"Until {interrupts.ending}"
             until = "Until it was interrupted" if interrupts.number == signal.SIGINT else until
-            print_json(run.to_json()) if as_json else say(f"\n{until}:\n{emulation_text(run)}")
+            print_json(run) if as_json else say(f"\n{until}:\n{emulation_text(run)}")
             return interrupts.exit_status
-    print_json(run.to_json()) if as_json else say(f"\n{emulation_text(run)}")
+    print_json(run) if as_json else say(f"\n{emulation_text(run)}")
     if report is not None:
-        made = f"planner {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M UTC}"
-        say(f"\nWrote {write_page(emulated_page(run, made), report)}.")
+        say(f"\nWrote {write_page(emulated_page(run, made_now()), report)}.")
     return run.status if run.fits else run.status or 1
 
 

@@ -27,6 +27,7 @@ from planner.cli.output import print_json, say
 from planner.cli.several import link_of
 from planner.core.collector import collect_once
 from planner.core.errors import PlannerError, UsageError
+from planner.core.files import to_json
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.terminal import shows_seconds
 from planner.core.units import format_bytes, parse_bytes
@@ -188,19 +189,19 @@ def _print_estimates(
         from planner.estimation.scaling import scaled
 
         beside = scaled(found, gpu, given["traced"])
-        shown = [{**row.estimate.to_json(), "scaling": row.to_json()} for row in beside]
+        shown = [{**to_json(row.estimate), "scaling": row} for row in beside]
     else:
-        beside, shown = [], [estimate.to_json() for estimate in found]
+        beside, shown = [], to_json(found)
     if given["as_json"]:
         print_json(shown[0] if len(shown) == 1 and (is_one or beside) else shown)
     else:
         _say(found, memory, allocator, given, scaled=beside)
     if given["timeline"]:
-        from planner.report.timeline import timeline_text
+        from planner.report.live import timeline_text
 
         drawn = timeline_text(on_device(ledgers[0], processors_of(gpu)))
         click.echo(f"\n{drawn}", err=given["as_json"])
-    write_exports(given, ledgers[0], found[0], gpu, allocator)
+    write_exports(given, ledgers[0], found[0], gpu)
 
 
 def _say(
@@ -208,8 +209,8 @@ def _say(
     given: dict[str, Any], lead: str = "", said: Sequence[str] = (), scaled: Sequence[Scaled] = (),
 ) -> None:  # fmt: skip
     """The answer of one estimate, or of several."""
+    from planner.advice.flags import command_of
     from planner.report.estimates import estimate_answer, rows_answer
-    from planner.report.pages.answer import said_of
     from planner.report.text import parts_text
 
     fields = given_fields(given, ())[0]
@@ -218,7 +219,7 @@ def _say(
         if estimate.budget_bytes is None:
             return ""
         gpu = find_gpu(estimate.gpu) if estimate.gpu else None
-        return said_of(
+        return command_of(
             "advise", estimate, given["model"], fields, gpu, memory, given["link"], allocator
         )
 
@@ -308,7 +309,7 @@ def _print_largest(
                     "checkpointing": setting.checkpointing,
                     "largest_batch_size": _batch_size(best),
                     "largest_with_retries": most,
-                    "estimate": best.to_json() if best else None,
+                    "estimate": best,
                 }
                 for _, setting, best, most in found
             ]
@@ -415,7 +416,7 @@ def _print_ranking(
     if as_json:
         for said in without:
             click.echo(f"{said}\n", err=True)
-        print_json([{"gpu": gpu.name, **estimate.to_json()} for gpu, estimate in found])
+        print_json([{"gpu": gpu.name, **to_json(estimate)} for gpu, estimate in found])
         return
     _say([estimate for _, estimate in found], None, allocator, given, said=without)
 

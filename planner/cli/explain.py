@@ -62,7 +62,7 @@ def command(source: str, model: str | None, **given: Any) -> int:
             allocator=given["allocator"],
         )  # fmt: skip
     if given["as_json"]:
-        print_json(found.to_json())
+        print_json(found)
     else:
         from planner.report.explanation import explanation_text
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from planner.estimation.estimate import Estimate
     from planner.ledger.ledger import Ledger
     from planner.machine.hardware import Gpu
-    from planner.memory.allocator_config import AllocatorConfig
 
 
 def check_exports(given: Mapping[str, Any]) -> None:
@@ -30,14 +29,13 @@ def write_exports(
     ledger: Ledger,
     found: Estimate,
     gpu: Gpu | None,
-    allocator: AllocatorConfig | None,
 ) -> None:
     """Writes what was asked for of one estimate, and says so."""
     if given["chrome_trace"]:
         from planner.report.chrome_trace import trace_of, write_trace
 
         assert gpu is not None, "it was asked for"
-        trace = trace_of(found, ledger, gpu, allocator, given["link"])
+        trace = trace_of(found, ledger, gpu, given["link"])
         path = write_trace(trace, given["chrome_trace"])
         said = f"{path}: the predicted step in time."
         click.echo(printable(f"\nWrote {said}"), err=given["as_json"])

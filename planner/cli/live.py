@@ -16,7 +16,7 @@ from rich.text import Text
 from planner.cli.progress import WAY_OUT, Show
 from planner.core.errors import printable
 from search.loop.interrupts import is_ending
-from search.report.live_table import live_table
+from search.runs.live import live_panel
 
 ENDING = "ending: what was measured is kept"
 
@@ -34,7 +34,7 @@ class LiveTable(Show):
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         drawn = replace(self.status, way_out=ENDING) if is_ending() else self.status
-        yield live_table(drawn, time.monotonic(), *console.size)
+        yield live_panel(drawn, time.monotonic(), console.width)
 
     def __enter__(self) -> Self:
         with suppress(OSError):

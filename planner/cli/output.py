@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from planner.core.errors import printable
+from planner.core.files import to_json
 
 VERDICTS = {
     "Fits for": "yellow", "Fits": "green", "Recommended": "green", "Probably fits": "yellow",
@@ -20,7 +21,7 @@ VERDICTS = {
 
 def print_json(data: Any) -> None:
     """`data` as one JSON value on standard output."""
-    click.echo(json.dumps(data, indent=2))
+    click.echo(json.dumps(to_json(data), indent=2))
 
 
 def tell(text: str) -> None:
@@ -31,7 +32,7 @@ def tell(text: str) -> None:
 def say(text: str = "") -> None:
     """Lines for a person, no wider than the terminal; names and messages of others cannot steer it
     by them. Their first is bold on a terminal, and coloured where it is a verdict."""
-    from planner.report.terminal import fitted
+    from planner.report.text import fitted
 
     first, newline, rest = fitted(printable(text)).partition("\n")
     plain = {"NO_COLOR", "CI"} & {n for n, v in os.environ.items() if v}

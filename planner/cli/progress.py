@@ -13,7 +13,7 @@ import click
 from planner.core.errors import printable
 from planner.core.terminal import has_live_terminal
 from search.loop.progress_text import progress_line
-from search.report.status import Status, after
+from search.runs.live import Status, after
 
 if TYPE_CHECKING:
     from search.loop.progress import Progress

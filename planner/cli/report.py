@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from planner.machine.hardware import Gpu
-    from planner.report.pages.step import Step
-    from search.report.lead import Subject
+    from planner.report.pages import Subject
+    from planner.report.step import Step
 
 
 @click.command(
@@ -69,20 +69,19 @@ def command(targets: tuple[str, ...], **given: Any) -> None:  # fmt: skip
     estimates, or more, are shown side by side.
     """
     refuse_empty({"target": targets, **given})
-    from search.report.output import check_page, write_page
-    from search.report.reading import is_run, read_run
-    from search.report.targets import check_options, check_subjects, check_target
-    from search.report.writing import make_page
+    from planner.report.pages import make_page
+    from search.runs import writing
+    from search.runs.reading import is_run, read_run
 
-    output = check_page(given["output"], given["force"])
+    output = writing.check_page(given["output"], given["force"])
     for target in targets:
-        check_target(target)
-    check_options(_typed(given), targets)
+        writing.check_target(target)
+    writing.check_options(_typed(given), targets)
     subjects: list[Subject] = []
     for target in targets:
         found = [read_run(target, given["study_name"])] if is_run(target) else _steps(target, given)
-        subjects = check_subjects([*subjects, *found])
-    path = write_page(make_page(subjects, given["title"] or ""), output, given["force"])
+        subjects = writing.check_subjects([*subjects, *found])
+    path = writing.write_page(make_page(subjects, given["title"] or ""), output, given["force"])
     say(f"Wrote {path}.")
 
 
@@ -145,7 +144,7 @@ def _estimated(
 ) -> list[Step]:
     """Each row as a step of the page; traces are made all at once."""
     from planner.cli.estimate import read_allocator_option, record_traces
-    from search.report.report import step_of
+    from search.runs.writing import step_of
 
     memory = parse_bytes(given["memory"]) if given["memory"] else None
     allocator = read_allocator_option(given["allocator"])

@@ -72,8 +72,9 @@ def command(**given: Any) -> int:
     """
     check_platform()
     from planner.cli.searching import search_and_print
+    from planner.report.searches import recommendation_answer
     from planner.report.text import parts_text
-    from search.report.recommendation import recommendation_answer
+    from search.runs.reading import interval_of
     from search.tuning.tune import tune
 
     asked = _arguments(given)
@@ -82,7 +83,7 @@ def command(**given: Any) -> int:
         lambda on_progress: tune(**asked, on_progress=on_progress),
         f"planner tune {named}",
         lambda found: parts_text(
-            recommendation_answer(found, _next(found, given)), given["detail"]
+            recommendation_answer(found, interval_of, _next(found, given)), given["detail"]
         ),
         lambda found: found.status == "recommended",
         given["quiet"],

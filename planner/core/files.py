@@ -8,7 +8,9 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -21,8 +23,9 @@ if TYPE_CHECKING:
 # What lies in the --output of `planner tune`.
 TUNE_RESULT, TUNE_PROBES, STUDY = "recommendation.json", "probes.jsonl", "study.db"
 
-STANDARD_INPUT = "-"
+STANDARD_INPUT, _ANOTHER = "-", "name another file"
 _GZIP = b"\x1f\x8b"
+_PAIRS = ("changes", "in_place_of")
 _KEPT_BYTES = 64 * MIB  # of a pipe in memory; what is more lies in a file
 _WAIT_SECONDS = 5.0  # for somebody who writes into a named pipe
 
@@ -108,9 +111,8 @@ def read_text(path: Path, limit_bytes: int) -> str:
     except IsADirectoryError:
         raise UsageError(f"{path} is a folder, and not a file.", "Name a file in it.") from None
     except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
-        raise UsageError(
-            f"{path} cannot be read: {_reason(error)}.", "Name a file that 'cat' can print."
-        ) from None
+        way_out = "Name a file that 'cat' can print."
+        raise UsageError(f"{path} cannot be read: {_reason(error)}.", way_out) from None
     if len(data) > limit_bytes:
         raise UsageError(
             f"{path} cannot be read: it is larger than {format_bytes(limit_bytes)}.",
@@ -119,9 +121,8 @@ def read_text(path: Path, limit_bytes: int) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UsageError(
-            f"{path} cannot be read: it is not text.", "Save it as UTF-8, or name another file."
-        ) from None
+        way_out = "Save it as UTF-8, or name another file."
+        raise UsageError(f"{path} cannot be read: it is not text.", way_out) from None
 
 
 def parse_json(text: str, source: str) -> Any:
@@ -131,10 +132,8 @@ def parse_json(text: str, source: str) -> Any:
         data = json.loads(text, object_pairs_hook=_without_twins)
     except json.JSONDecodeError as error:
         reason = f"line {error.lineno}: {error.msg}"
-        raise UsageError(
-            f"{source} is not whole JSON ({reason}).",
-            "Mend it there, or write it anew; 'python -m json.tool FILE' shows the place.",
-        ) from None
+        way_out = "Mend it there, or write it anew; 'python -m json.tool FILE' shows the place."
+        raise UsageError(f"{source} is not whole JSON ({reason}).", way_out) from None
     except RecursionError:
         raise _too_deep(source) from None
     except ValueError as error:  # a key twice, or a number of thousands of digits
@@ -142,6 +141,25 @@ def parse_json(text: str, source: str) -> Any:
     if any(depth > MAX_DEPTH for depth in _depths(data)):
         raise _too_deep(source)
     return data
+
+
+def to_json(value: Any) -> Any:
+    """What `--json` prints. Of a dataclass its fields and the properties that its `computed` names,
+    or what its own `as_json` picks; changes, which are pairs, as objects; all else as pydantic has
+    it."""
+    from pydantic_core import to_jsonable_python
+
+    if hasattr(value, "as_json"):
+        return to_json(value.as_json())
+    if is_dataclass(value):
+        names = (*(field.name for field in fields(value)), *getattr(value, "computed", ()))
+        return {n: to_json(dict(v) if n in _PAIRS else v)
+                for n, v in ((n, getattr(value, n)) for n in names)}  # fmt: skip
+    if isinstance(value, Mapping):
+        return {str(key): to_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(inner) for inner in value]
+    return to_jsonable_python(value)
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -194,10 +212,8 @@ def check_output(path: str | os.PathLike[str], what: str, endings: Sequence[str]
                 "Make the folder, or name a file in another.",
             )
         if not os.access(path.parent, os.W_OK):
-            raise PlannerError(
-                f"{shown} cannot be written: its folder may not be written to.",
-                "Name a file in another folder.",
-            )
+            said = f"{shown} cannot be written: its folder may not be written to."
+            raise PlannerError(said, "Name a file in another folder.")
     except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
         raise unwritable(path, error) from None
     return path
@@ -213,14 +229,10 @@ def write_output(path: Path, data: bytes) -> Path:
     return path
 
 
-def unwritable(
-    path: Path | str, error: Exception, instead: str = "name another file"
-) -> PlannerError:
+def unwritable(path: Path | str, error: Exception, instead: str = _ANOTHER) -> PlannerError:
     """That nothing can be written there, and what to do: by what is wrong, or `instead`."""
-    return PlannerError(
-        f"{shorten(as_text(str(path)))} cannot be written: {_reason(error)}.",
-        way_to_write(error, instead),
-    )
+    said = f"{shorten(as_text(str(path)))} cannot be written: {_reason(error)}."
+    return PlannerError(said, way_to_write(error, instead))
 
 
 def way_to_write(error: Exception, instead: str) -> str:
@@ -271,13 +283,8 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _twin(keys: Iterable[str]) -> str:
-    """The first key that was there before; "" where none was."""
-    seen: set[str] = set()
-    for key in keys:
-        if key in seen:
-            return key
-        seen.add(key)
-    return ""
+    """The first key that is there twice; "" where none is."""
+    return next((key for key, number in Counter(keys).items() if number > 1), "")
 
 
 def _depths(data: Any) -> Iterator[int]:
@@ -302,17 +309,15 @@ def _check_nodes(root: Node, source: str) -> None:
         node, depth = open_.pop()
         num_values += 1
         if num_values > MAX_YAML_VALUES:
-            raise UsageError(
-                f"{source} holds more than {MAX_YAML_VALUES:,} values, its aliases written out."
-            )
+            most = f"{MAX_YAML_VALUES:,} values"
+            raise UsageError(f"{source} holds more than {most}, its aliases written out.")
         if depth > MAX_DEPTH:
             raise _too_deep(source)
         if isinstance(node, MappingNode):
             if twin := _twin(key.value for key, _ in node.value if isinstance(key, ScalarNode)):
                 line = node.start_mark.line + 1
-                raise UsageError(
-                    f"{source} cannot be read: {twin[:80]!r} is there twice (from line {line} on)."
-                )
+                said = f"{twin[:80]!r} is there twice (from line {line} on)"
+                raise UsageError(f"{source} cannot be read: {said}.")
             open_ += [(inner, depth + 1) for pair in node.value for inner in pair]
         elif isinstance(node, SequenceNode):
             open_ += [(inner, depth + 1) for inner in node.value]

@@ -121,41 +121,14 @@ class Estimate:
         """The same, with what a whole training costs, where that is asked."""
         return replace(self, cost=cost_of(training, self.throughput))
 
-    def to_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The object that `planner estimate --json` prints: sizes are integers in bytes."""
-        return {
-            "model": self.model.model_dump(mode="json"),
-            "setting": self.setting.model_dump(mode="json"),
-            "unit": self.unit,
-            "is_task": self.is_task,
-            "gpu": self.gpu,
-            "allocator": self.allocator,
-            "parameters": self.num_parameters,
-            "breakdown": dict(self.breakdown),
-            "saved_activation_bytes": self.saved_activation_bytes,
-            "pinned_host_bytes": self.pinned_host_bytes,
-            "peak_live_bytes": self.peak_live_bytes,
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "peak_reserved_bytes": self.peak_reserved_bytes,
-            "device_total_bytes": self.device_total_bytes,
-            "peak_at": self.peak_at,
-            "live_bytes": dict(self.live_bytes),
-            "largest_at_peak": [
-                {"path": path, "operation": label, "bytes": num_bytes}
-                for path, label, num_bytes in self.largest_at_peak
-            ],
-            "fits": self.fits,
-            "fits_surely": self.fits_surely,
-            "budget_bytes": self.budget_bytes,
-            "headroom_bytes": self.headroom_bytes,
-            "num_alloc_retries": self.num_alloc_retries,
-            "as_eager": self.as_eager,
-            "uncertainty": {"low_bytes": self.low_bytes, "high_bytes": self.high_bytes},
-            "assumed": list(self.assumed),
-            "left_out": list(self.left_out),
-            "throughput": self.throughput.to_json() if self.throughput else None,
-            "cost": self.cost.to_json() if self.cost else None,
-        }
+        found = {**vars(self), "parameters": self.num_parameters, "fits_surely": self.fits_surely}
+        ends = {name: found.pop(name) for name in ("low_bytes", "high_bytes")}
+        names = ("path", "operation", "bytes")
+        largest = [dict(zip(names, one, strict=True)) for one in self.largest_at_peak]
+        del found["num_parameters"]
+        return {**found, "largest_at_peak": largest, "uncertainty": ends}
 
 
 def estimate(

@@ -37,17 +37,15 @@ class Scaled:
     linear_rate: float | None
     root_rate: float | None
 
-    def to_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """As `planner estimate --json` prints it, under "scaling"."""
         setting, predicted = self.estimate.setting, self.estimate.throughput
         return {
-            "gpus": setting.world_size,
-            "nodes": setting.nodes,
-            "global_batch": setting.global_batch,
+            "gpus": setting.world_size, "nodes": setting.nodes,
+            "global_batch": setting.global_batch, "efficiency": self.efficiency,
             "all_images_per_second": predicted.all_images_per_second if predicted else None,
-            "efficiency": self.efficiency,
             "learning_rate": {"linear": self.linear_rate, "square_root": self.root_rate},
-        }
+        }  # fmt: skip
 
 
 def scaled(estimates: Sequence[Estimate], gpu: Gpu | None, traced: bool = False) -> list[Scaled]:

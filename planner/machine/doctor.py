@@ -11,16 +11,15 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import pynvml
 
 from planner import __version__
 from planner.core.errors import UsageError, shorten
-from planner.core.files import MAX_RESULT_BYTES, parse_json, read_text
+from planner.core.files import MAX_RESULT_BYTES, parse_json, read_text, to_json
 from planner.core.units import format_bytes
 from planner.machine import nvml
 from planner.machine.hardware.catalogue import recognise_gpu
@@ -150,9 +149,6 @@ class Facts:
         """Whether a variable that is a switch is on."""
         return self.variables.get(variable, "0") not in ("", "0")
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def read_facts(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> Facts:
     """Asks everything. Takes the seconds that importing torch takes in another process."""
@@ -244,7 +240,8 @@ def _watts(milliwatts: int | None) -> float | None:
 
 
 def facts_from_json(found: object, where: str) -> Facts:
-    """The machine in what `planner doctor --json` wrote, or in a `to_json`. Raises UsageError."""
+    """The machine in what `planner doctor --json` wrote, or as `to_json` has it. Raises
+    UsageError."""
     from pydantic import TypeAdapter, ValidationError
 
     raw = found.get("machine", found) if isinstance(found, dict) else found
@@ -286,7 +283,7 @@ _PASSING = {
 
 def compare(machines: Mapping[str, Facts]) -> dict[str, list[str]]:
     """In what machines differ: what -> the value of each, "" where it has none."""
-    tables = [dict(_flat(facts.to_json())) for facts in machines.values()]
+    tables = [dict(_flat(to_json(facts))) for facts in machines.values()]
     names = dict.fromkeys(name for table in tables for name in table)
     rows = {name: [table.get(name, "") for table in tables] for name in names}
     return {name: values for name, values in rows.items() if len(set(values)) > 1}

@@ -6,48 +6,50 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from planner.advice.advising import Advice, Way
 from planner.advice.bottleneck import WORTH, Bottleneck, Treatment
-from planner.advice.more_gpus import MoreGpus
 from planner.advice.search import NO_TRACE
 from planner.advice.waterfall import Fall
 from planner.core.units import format_bytes, format_range, format_seconds
-from planner.report.cost import cost_cells, cost_headers, cost_notes, cost_text
-from planner.report.estimates import notes, rate_text
-from planner.report.page.contents import Cell, Copyable, Folded, Number, Part, Table, Text
-from planner.report.settings import describe_setting, in_words
-from planner.report.time import bound_text, time_parts
-from planner.report.verdicts import (
+from planner.report.estimates import (
     NARROWER,
     NOT_TRACED,
     needs_text,
+    notes,
+    rate_text,
     total_text,
     verdict_of,
     verdict_text,
+)
+from planner.report.page import contents as doc
+from planner.report.settings import describe_setting, in_words
+from planner.report.time import (
+    bound_text,
+    cost_cells,
+    cost_headers,
+    cost_notes,
+    cost_text,
+    time_parts,
 )
 
 FIRST_WAYS = 6  # of a first screen
 
 
-def advice_answer(advice: Advice) -> list[Part]:
+def advice_answer(advice: Advice) -> list[doc.Part]:
     """Whether it fits as it stands, what to do, the ways (or, where it does not fit, what each
     change does) and what next; folded, the rest."""
-    ways, falls = _ways(advice), _waterfall(advice)
+    ways, falls, found = _ways(advice), _waterfall(advice), advice.bottleneck
     is_first = not advice.plain.estimate.fits
     first, second = ((falls, "change by change"), (ways, "all ways"))[:: 1 if is_first else -1]
     return [
-        Text("\n".join([*_as_it_stands(advice), *_answer(advice)])),
+        doc.Text("\n".join([*_as_it_stands(advice), *_answer(advice)])),
         *first[0],
-        *([Text(_next(advice))] if advice.recommended else []),
-        *([Folded(second[1], second[0])] if second[0] else []),
+        *([doc.Text(_next(advice))] if advice.recommended else []),
+        *([doc.Folded(second[1], second[0])] if second[0] else []),
         *_front(advice),
-        Folded(
-            "what limits it",
-            [Text("\n".join(_bottleneck(advice))), *time_parts(advice.bottleneck)],
-        ),
+        doc.Folded("what limits it", [doc.Text(_bottleneck(advice)), *time_parts(found)]),
         *_cards(advice),
-        *([Folded("more GPUs", [Text("\n".join(_more(m, advice) for m in advice.more_gpus))])]
-          if advice.more_gpus else []),
+        *_more(advice),
         *notes("what was tried", _levers(advice)),
-        Folded("commands", list(_commands(advice))),
+        doc.Folded("commands", list(_commands(advice))),
         *notes("left out", advice.left_out),
     ]  # fmt: skip
 
@@ -122,15 +124,15 @@ def _way(way: Way, advice: Advice) -> str:
     return f"{text}; {cost_text(found.cost)}." if found.cost else f"{text}."
 
 
-def _ways(advice: Advice) -> list[Part]:
+def _ways(advice: Advice) -> list[doc.Part]:
     if not advice.ways:
         return []
     all_fit = all(way.estimate.fits_surely for way in advice.ways)
-    rows: list[list[Cell]] = [
+    rows: list[list[doc.Cell]] = [
         [
-            Number(number, str(number)),
-            Number(way.images_per_second, f"{way.images_per_second:,.0f}"),
-            Number(way.estimate.device_total_bytes, total_text(way.estimate)),
+            doc.count_cell(number),
+            _rate_of(way.images_per_second),
+            _needs(way),
             *([] if all_fit else [verdict_of(way.estimate)]),
             *cost_cells(way.estimate.cost),
             ", ".join(way.effects),
@@ -143,8 +145,8 @@ def _ways(advice: Advice) -> list[Part]:
     headers += [*cost_headers(costs), "affects", "setting"]
     common = _common(advice)
     said = f"Ways that fit{f', all with {_changes(common)}' if common else ''}:"
-    priced = [Text("\n".join(said)) for said in [cost_notes(costs, advice.unit)] if said]
-    return [Table(headers, rows, said, [0], FIRST_WAYS), *priced]
+    priced = [doc.Text("\n".join(said)) for said in [cost_notes(costs, advice.unit)] if said]
+    return [doc.Table(headers, rows, said, [0], FIRST_WAYS), *priced]
 
 
 def _next(advice: Advice) -> str:
@@ -154,18 +156,20 @@ def _next(advice: Advice) -> str:
     )
 
 
-def _commands(advice: Advice) -> Iterator[Part]:
+def _commands(advice: Advice) -> Iterator[doc.Part]:
     """What estimates the best way, the others that were named, and goes on in one line."""
     best = advice.recommended
     named = [best or advice.nearest, advice.fastest, advice.surely]
     for way in dict.fromkeys(way.command for way in named if way):
-        yield Copyable(way)
+        yield doc.Copyable(way)
     if best is not None:
         held = ""
         if advice.share is not None:
             held = f" --global-batch {advice.share * best.setting.world_size}"
-        yield Copyable(f"{best.command} --json | planner tune --from -{held}")
-        yield Copyable(f"{best.command} --json | planner emit - --for pytorch --output train.py")
+        yield doc.Copyable(f"{best.command} --json | planner tune --from -{held}")
+        yield doc.Copyable(
+            f"{best.command} --json | planner emit - --for pytorch --output train.py"
+        )
 
 
 def _common(advice: Advice) -> tuple[tuple[str, object], ...]:
@@ -181,57 +185,56 @@ def _own(way: Way, advice: Advice) -> str:
     return _changes(own) if own or not common else "and no more"
 
 
-def _waterfall(advice: Advice) -> list[Part]:
+def _waterfall(advice: Advice) -> list[doc.Part]:
     if not advice.waterfall:
         return []
     plain = advice.plain
     images = plain.setting.batch_size * plain.setting.accumulate
     seconds = plain.estimate.throughput.step_seconds if plain.estimate.throughput else 0.0
-    need, none = plain.estimate.device_total_bytes, Number(None, "")
-    rows: list[list[Cell]] = [
-        ["as it stands", Number(need, format_bytes(need)), none, _seconds(seconds), none]
+    need, none = plain.estimate.device_total_bytes, doc.Number(None, "")
+    rows: list[list[doc.Cell]] = [
+        ["as it stands", doc.Number(need, format_bytes(need)), none, _seconds(seconds), none]
     ]
     rows += [_fall(fall) for fall in advice.waterfall]
     headers = ["change", "needs", "saves", f"{images} {advice.unit} in", "costs"]
     goal = "recommendation" if advice.recommended else "nearest way"
-    return [Table(headers, rows, f"From your setting to the {goal}, change by change:")]
+    return [doc.Table(headers, rows, f"From your setting to the {goal}, change by change:")]
 
 
-def _seconds(seconds: float) -> Number:
-    return Number(seconds, format_seconds(seconds))
+def _seconds(seconds: float) -> doc.Number:
+    return doc.Number(seconds, format_seconds(seconds))
 
 
-def _fall(fall: Fall) -> list[Cell]:
+def _fall(fall: Fall) -> list[doc.Cell]:
     needs, saves = format_bytes(fall.num_bytes), format_bytes(fall.saved_bytes)
     if fall.as_eager:
         needs, saves = format_range(fall.low_bytes, fall.high_bytes), NOT_TRACED
     sign = "-" if fall.added_seconds < 0 else "+"
     return [
         _changes(fall.changes),
-        Number(fall.num_bytes, needs),
-        Number(fall.saved_bytes, saves),
+        doc.Number(fall.num_bytes, needs),
+        doc.Number(fall.saved_bytes, saves),
         _seconds(fall.seconds),
-        Number(fall.added_seconds, sign + format_seconds(abs(fall.added_seconds))),
+        doc.Number(fall.added_seconds, sign + format_seconds(abs(fall.added_seconds))),
     ]
 
 
-def _front(advice: Advice) -> list[Part]:
+def _front(advice: Advice) -> list[doc.Part]:
     if len(advice.front) < 2:
         return []
-    rows: list[list[Cell]] = [
-        [
-            Number(way.estimate.device_total_bytes, total_text(way.estimate)),
-            Number(way.images_per_second, f"{way.images_per_second:,.0f}"),
-            _own(way, advice),
-        ]
-        for way in advice.front
+    rows: list[list[doc.Cell]] = [
+        [_needs(way), _rate_of(way.images_per_second), _own(way, advice)] for way in advice.front
     ]
     said = "Each row is the fastest for its memory:"
-    table = Table(["needs", f"{advice.unit}/s", "setting"], rows, said)
-    return [Folded("memory against speed", [table])]
+    table = doc.Table(["needs", f"{advice.unit}/s", "setting"], rows, said)
+    return [doc.Folded("memory against speed", [table])]
 
 
-def _bottleneck(advice: Advice) -> list[str]:
+def _needs(way: Way) -> doc.Number:
+    return doc.Number(way.estimate.device_total_bytes, total_text(way.estimate))
+
+
+def _bottleneck(advice: Advice) -> str:
     found = advice.bottleneck
     lines = [f"{bound_text(found.whose, found.bound_seconds)}."]
     if found.peak_share is not None and found.model_share is not None:
@@ -239,7 +242,7 @@ def _bottleneck(advice: Advice) -> list[str]:
         again = f", and what is computed again {more:.0%}" if more > 0.005 else ""
         share = f"{found.model_share:.0%} of the card's peak FLOP/s"
         lines.append(f"The model's own arithmetic is {share}{again}.")
-    return [*lines, _treatments(found, advice)]
+    return "\n".join([*lines, _treatments(found, advice)])
 
 
 def _treatments(found: Bottleneck, advice: Advice) -> str:
@@ -260,13 +263,13 @@ def _treatment(treatment: Treatment, advice: Advice) -> str:
     return f"{_changes(treatment.changes)} ({rate}, {treatment.why})"
 
 
-def _cards(advice: Advice) -> list[Part]:
+def _cards(advice: Advice) -> list[doc.Part]:
     if not advice.cards:
         return []
-    rows: list[list[Cell]] = [
+    rows: list[list[doc.Cell]] = [
         [
             card.name,
-            Number(card.memory_bytes, format_bytes(card.memory_bytes)),
+            doc.Number(card.memory_bytes, format_bytes(card.memory_bytes)),
             "yes" if card.plain_fits else "no",
             _rate_of(card.plain_rate if card.plain_fits else None),
             _rate_of(card.rate if card.fits else None),
@@ -274,38 +277,37 @@ def _cards(advice: Advice) -> list[Part]:
         for card in advice.cards
     ]
     headers = ["larger card", "has", "fits as it stands", f"{advice.unit}/s", "as recommended"]
-    return [Folded("larger cards", [Table(headers, rows)])]
+    return [doc.Folded("larger cards", [doc.Table(headers, rows)])]
 
 
-def _rate_of(rate: float | None) -> Number:
-    return Number(rate, "" if rate is None else f"{rate:,.0f}")
+def _rate_of(rate: float | None) -> doc.Number:
+    return doc.Number(rate, "" if rate is None else f"{rate:,.0f}")
 
 
-def _more(more: MoreGpus, advice: Advice) -> str:
-    verb = "fits" if more.fits else "does not fit"
-    over = f" over {more.link}" if more.link else ""
-    need = format_bytes(more.device_total_bytes)
-    text = (
-        f"{more.gpus} GPUs ({more.parallelism}{over}): batch {more.batch_size} on each, as it "
-        f"stands, {verb} ({need if more.images_per_second else f'at least {need}'} each)"
-    )
-    if not more.fits or not more.images_per_second:
-        return f"{text}."
-    text += f"; {more.images_per_second:,.0f} {advice.unit}/s in all"
-    best = advice.recommended
-    if best is not None:
-        times = more.images_per_second / _all_rate(best)
-        text += f", {times:.2f} times the recommended rate"
-    if more.in_place_of:
-        text += f", without {_changes(more.in_place_of)}"
-    if more.cost is not None:
-        text += f"; {cost_text(more.cost)}"
-    return f"{text}."
-
-
-def _all_rate(way: Way) -> float:
-    """Images per second of all devices."""
-    return way.images_per_second * way.setting.world_size
+def _more(advice: Advice) -> list[doc.Part]:
+    """As it stands, on each of so many GPUs: what it needs, and how fast all of them are."""
+    best, found = advice.recommended, advice.more_gpus
+    rows: list[list[doc.Cell]] = [
+        [
+            doc.count_cell(more.gpus),
+            f"{more.parallelism}{f' over {more.link}' if more.link else ''}",
+            doc.count_cell(more.batch_size),
+            "yes" if more.fits else "no",
+            ("" if more.images_per_second else "at least ") + format_bytes(more.device_total_bytes),
+            _rate_of(rate),
+            doc.Number(rate, f"{rate / all_of_best:.2f} ×" if rate and best else ""),
+            *cost_cells(more.cost),
+            in_words(dict(more.in_place_of)),
+        ]
+        for more in found
+        for rate in [more.images_per_second if more.fits else None]
+        for all_of_best in [best.images_per_second * best.setting.world_size if best else 1.0]
+    ]
+    headers = ["GPUs", "by", "batch", "fits", "needs", f"{advice.unit}/s",
+               "gain", *cost_headers([more.cost for more in found]),
+               "without"]  # fmt: skip
+    said = "As it stands: batch and memory of each GPU, images of all, gain over the recommended."
+    return [doc.Folded("more GPUs", [doc.Table(headers, rows, said)])] if rows else []
 
 
 def _levers(advice: Advice) -> Iterator[str]:

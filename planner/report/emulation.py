@@ -1,157 +1,147 @@
-"""What an emulated program needed, for a terminal: the verdict first."""
+"""What an emulated program needed: the verdict first."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from planner.core.errors import printable
-from planner.core.failures import SIGNS
+from planner.core.failures import SIGNS, sentence
 from planner.core.units import format_bytes
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
-from planner.report.explanation import relief_text
-from planner.report.page.contents import Cell, Number
-from planner.report.terminal import table_text, wrapped
+from planner.report.explanation import relief_parts
+from planner.report.page import contents as doc
+from planner.report.text import parts_text
 from planner.watching.emulating.reading import (
     ELSE,
     DevicePeak,
     EmulatedProcess,
     EmulatedRun,
-    Growth,
     KnownRelief,
     OutOfMemory,
 )
 from planner.watching.emulating.running import EXPANDABLE
 from planner.watching.emulating.varying import Variation
-from planner.watching.explaining.snapshot_reading import Group
+from planner.watching.explaining.snapshot_reading import Group as Held
 
 MAX_GROUPS = 12
 MANY_FORWARDS = 4  # more than a step of several models has before its backward
-FRAGMENTS = f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE} (torch 2.1 or later)"
-NODES = "$NNODES, $NODE_RANK, $MASTER_ADDR and $MASTER_PORT"
-ALIVE = "memory", "share", "tensors", "what", "asked for by"
-PROCESSES = "process", "GPU", "steps", "allocated", "reserved", "device total", "peak"
-RETRIES = (
-    "Retries: the allocator had no memory left, gave its cache back to the driver and asked again. "
-    "On a real card each waits for the device: take a smaller value for speed."
-)
-SELECTS = (
-    "Its steps select by values on the GPU (a boolean index, nonzero, masked_select, unique or "
-    "bincount), which nothing computed: masks select nothing here, and unique finds one value. A "
-    "real card may need more."
-)
 NOT_EMULATED = re.compile(r"CU\w+_NOT_SUPPORTED|operation not supported|No execution plans support")
-NO_SUCH_FUNCTION = "The emulated GPU has no such function: the program is not at fault."
 BY_VALUES = "AssertionError", "ValueError", "IndexError", "KeyError", "ZeroDivisionError"
-NO_VALUES = "If that follows from a value on the GPU, it proves nothing: none was computed."
-CAVEAT = (
-    "Emulated: torch's own CUDA code asked for this memory, and its kernels computed nothing. "
-    "Losses and outputs are no results, and no time says anything. What cuDNN, cuBLAS and NCCL "
-    "take for themselves, and the CUDA context (assumed), may differ on a real card."
-)
+
+
+def _said(key: str) -> doc.Text:
+    return doc.Text(sentence(f"emulated: {key}"))
+
+
+def _sizes(found: object) -> dict[str, int]:
+    """What is known of it in bytes, by name."""
+    return {name: getattr(found, name) for name in dir(found) if name.endswith("_bytes")}
 
 
 def emulation_text(run: EmulatedRun) -> str:
-    """The verdict, the peak and what was alive then, each rank, and what grew."""
-    parts = ["\n".join(map(wrapped, answer(run)))]
-    fullest = run.fullest
-    if run.selects:
-        parts.append(wrapped(SELECTS))
-    if run.relief is not None:
-        parts.append(known_levers(run.relief))
-    if run.out_of_memory is not None:
-        parts.append(_alive(run.out_of_memory.groups, "Alive when it ran out of memory"))
-    elif fullest is not None and fullest.peaks:
-        groups = fullest.fullest.groups if fullest.fullest else ()
-        parts.append(_alive(groups, f"Alive at the peak of {title_of(fullest)}"))
-    if sum(bool(p.peaks) for p in run.processes) > 1:
-        parts.append(_text(process_rows(run.processes), PROCESSES, "lrrrrrl"))
-    if run.fits and run.retries:
-        parts.append(wrapped(f"{run.retries} {RETRIES.lower()}"))
-    parts += [_grew(p, p.growth) for p in run.processes if p.growth is not None]
-    faults = sorted({fault for process in run.processes for fault in process.faults})
-    parts += [wrapped(f"Our record of it may miss something: {fault}") for fault in faults]
-    return "\n\n".join([*parts, wrapped(CAVEAT)])
+    return parts_text(emulation_answer(run))
 
 
 def variation_text(variation: Variation) -> str:
-    rows = []
+    return parts_text(variation_answer(variation))
+
+
+def emulation_answer(run: EmulatedRun) -> list[doc.Part]:
+    """Whether it fits, the peak and what was alive then, each rank, and what grew."""
+    fullest = run.fullest
+    parts: list[doc.Part] = [doc.Text("\n".join(answer(run)))]
+    parts += [_said("selects")] if run.selects else []
+    parts += known_levers(run.relief) if run.relief is not None else []
+    if run.out_of_memory is not None:
+        parts.append(_alive(run.out_of_memory.groups, "Alive when it ran out of memory:"))
+    elif fullest is not None and fullest.fullest is not None:
+        parts.append(_alive(fullest.fullest.groups, f"Alive at the peak of {title_of(fullest)}:"))
+    if sum(bool(p.peaks) for p in run.processes) > 1:
+        parts.append(_processes(run.processes))
+    if run.fits and run.retries:
+        parts.append(doc.Text(f"{run.retries} {sentence('emulated: retries').lower()}"))
+    for process in run.processes:
+        if (grown := process.growth) is not None:
+            size, who = format_bytes(grown.bytes_per_step), title_of(process)
+            steps: dict[str, Any] = {"first": grown.from_step, "last": grown.to_step}
+            said = sentence("emulated: grew", process=who, size=size, **steps)
+            parts += [doc.Text(said), _alive(grown.groups, size="more")]
+    faults = sorted({fault for process in run.processes for fault in process.faults})
+    parts += [doc.Text(f"Our record of it may miss something: {fault}") for fault in faults]
+    return [*parts, _said("caveat")]
+
+
+def emulated_page(run: EmulatedRun, made: str = "") -> doc.Page:
+    """The same answer. `made` as a `Page`'s."""
+    kinds: dict[bool | None, doc.VerdictKind] = {True: "fits", False: "no", None: "unknown"}
+    program = doc.Copyable(shlex.join(run.command), "The program")
+    sections = doc.sections_of([doc.Verdict(kinds[run.fits]), *emulation_answer(run), program])
+    title = f"{' '.join(run.command[:3])} on {run.gpu}"
+    return doc.Page(title, "", [doc.Group("run", "", sections)], made)
+
+
+def variation_answer(variation: Variation) -> list[doc.Part]:
+    rows: list[list[doc.Cell]] = []
     ended = variation.next_larger if variation.last_line is not None else None
     for value, run in sorted(variation.runs.items()):
         peak = run.fullest.fullest if run.fullest else None
-        used = [format_bytes(peak.used_bytes), str(peak.retries)] if peak else [None, None]
         fits = "not known" if value == ended else "yes" if run.fits_so_far else "no"
-        rows.append([str(value), fits, *used])
+        used, retries = (peak.used_bytes, peak.retries) if peak else (None, None)
+        rows.append([doc.count_cell(value), fits, doc.bytes_cell(used), doc.count_cell(retries)])
+    words: dict[str, Any] = {"argument": variation.argument, "largest": variation.largest}
     if variation.last_line is not None:
         first = _ended_early(variation, variation.last_line)
     elif (run := next(iter(variation.runs.values()))).lacks_context:
-        first = wrapped(_no_context(run))
+        first = _no_context(run)
     elif not variation.largest:
         first = f"Not even {variation.argument} 1 fits."
     elif all(run.fits_so_far for run in variation.runs.values()):
-        first = (
-            f"{variation.argument} {variation.largest} fits, and no value that was tried does not. "
-            "Does the program make such a batch of its data?"
-        )
+        first = sentence("emulated: vary all fit", **words)
     else:
-        first = (
-            f"{variation.argument} {variation.largest} is the largest that fits; "
-            f"{variation.next_larger} does not."
-        )
-    headers = (variation.argument, "fits", "device total", "retries")
-    parts = [first, table_text(rows, headers, align="rlr")]
-    if any(run.selects for run in variation.runs.values()):
-        parts.insert(1, wrapped(SELECTS))
-    if variation.largest:
-        parts[1:1] = [wrapped(f"But {d}.") for d in variation.runs[variation.largest].doubts]
-    if any(run.fits_so_far and run.retries for run in variation.runs.values()):
-        parts.append(wrapped(RETRIES))
-    return "\n\n".join([*parts, wrapped(CAVEAT)])
+        first = sentence("emulated: vary", **words, next=variation.next_larger)
+    doubts = variation.runs[variation.largest].doubts if variation.largest else ()
+    runs = variation.runs.values()
+    return [
+        doc.Text(first),
+        *(doc.Text(f"But {doubt}.") for doubt in doubts),
+        *([_said("selects")] if any(run.selects for run in runs) else []),
+        doc.Table((variation.argument, "fits", "device total", "retries"), rows, first=len(rows)),
+        *([_said("retries")] if any(run.fits_so_far and run.retries for run in runs) else []),
+        _said("caveat"),
+    ]
 
 
 def _ended_early(variation: Variation, last_line: str) -> str:
     value = variation.next_larger
     largest = f"{variation.argument} {variation.largest} is the largest"
-    known = largest if variation.largest else "No value is"
-    ended = f"With {value} the program ended by itself ({_ended(variation.runs[value])})"
-    said = f", and said last: {printable(last_line)}" if last_line else ", and said nothing."
-    return f"{known} known to fit.\n{ended}{said}"
+    return sentence(
+        "emulated: vary ended", known=largest if variation.largest else "No value is", value=value,
+        ended=_ended(variation.runs[value]),
+        said=f", and said last: {printable(last_line)}" if last_line else ", and said nothing.",
+    )  # fmt: skip
 
 
 def answer(run: EmulatedRun) -> list[str]:
     """Lines: whether it fits, by how much, and where the peak is."""
-    failed, fullest = run.out_of_memory, run.fullest
+    failed, peak = run.out_of_memory, run.fullest.fullest if run.fullest else None
     if failed is not None and failed.is_absurd:
-        first = (
-            f"Not known: {format_bytes(failed.requested_bytes)} were asked for at once, "
-            f"{failed.requested_bytes // failed.total_bytes:,} times what the card has. The "
-            "emulated GPU did not compute the value that it follows from, or it is the program's "
-            "fault."
-        )
-        return [first, f"Where: {place_of(failed)}."]
+        times = failed.requested_bytes // failed.total_bytes
+        where = place_of(failed)
+        return [sentence("emulated: absurd", _sizes(failed), times=times, where=where)]
     if failed is not None:
         return _does_not_fit(run, failed)
     if run.lacks_context:
         return [_no_context(run)]
     if not run.is_recorded:
-        return [
-            f"Not known: no Python of the program loaded our record (exit status {run.status}), "
-            "which it finds by PYTHONPATH. Start python without -I, -E and -S, and do not set "
-            "PYTHONPATH anew."
-        ]
+        return [sentence("emulated: not recorded", status=run.status)]
     if run.is_apart:
-        return [
-            f"Not known: the {run.nodes} nodes did not train together, as each had the same ranks. "
-            "torchrun joins them by itself where its command says nothing of nodes; hand any other "
-            f"launcher {NODES}, as \"sh -c '…'\" can."
-        ]
-    if fullest is None or not fullest.peaks:
-        why = "no process used the GPU through torch. Does it train on 'cuda', by a CUDA build?"
-        if run.processes or run.status:
-            why = f"it ended (exit status {run.status}) before a step of it was seen."
-        return [f"Not known: {why} What it printed last is above.", *_error(run)]
-    peak = fullest.fullest
-    assert peak is not None
+        return [sentence("emulated: apart", nodes=run.nodes)]
+    if peak is None:
+        key = "no step" if run.processes or run.status else "no GPU"
+        return [sentence(f"emulated: {key}", status=run.status), *_error(run)]
     total, spare = format_bytes(peak.total_bytes), format_bytes(peak.spare_bytes)
     used = f"{format_bytes(peak.used_bytes)} at most, {spare} to spare"
     more = _error(run)
@@ -159,21 +149,22 @@ def answer(run: EmulatedRun) -> list[str]:
         first = f"Fits for the {run.steps} steps that were run, in {total} of {run.gpu}: {used}."
         if run.is_cut:
             such = "" if any(p.is_evaluated for p in run.processes) else ", such as an evaluation"
-            more = [f"Not run: what comes after them{such}. Without --steps it runs to its end."]
+            more = [sentence("emulated: not run", such=such)]
         more[:0] = [f"Not known beyond: {doubt}." for doubt in run.doubts]
     else:
         first = f"Fits in {total} of {run.gpu}: {used} ({_ended(run)})."
         more += [f"Room is left for it, though {text}." for _, text in run.grows]
     if not run.fits_so_far:
-        first = f"Not known whether a training fits: no optimizer of torch made a step. {used}."
+        first = sentence("emulated: no optimizer", used=used)
         if run.steps or run.status:
             why = ", and the second step is the first with all of an optimizer's state"
-            first = f"Not known whether it fits: it ended early ({_ended(run)})"
-            first += f"{'' if run.error else why}. Until then {used}."
+            why = "" if run.error else why
+            first = sentence("emulated: ended early", ended=_ended(run), why=why, used=used)
         more = _error(run)
     elif peak.spare_bytes < (unsure := CONTEXT_BYTES_HIGH - run.context_bytes):
         more.append(f"Barely: a real CUDA context may take {format_bytes(unsure)} more.")
-    return [first, *more, _figures(peak)]
+    figures = sentence("emulated: figures", _sizes(peak), step=peak.step, where=place_of(peak))
+    return [first, *more, figures]
 
 
 def _error(run: EmulatedRun) -> list[str]:
@@ -184,118 +175,71 @@ def _error(run: EmulatedRun) -> list[str]:
     if sign := next((sign for sign in SIGNS if sign.is_sure(run.error)), None):
         return [f"{said}: {sign.means} {' '.join(sign.todo())}"]
     if NOT_EMULATED.search(run.error):
-        return [f"{said}. {NO_SUCH_FUNCTION}"]
-    return [f"{said}. {NO_VALUES}" if run.error.startswith(BY_VALUES) else f"{said}."]
+        return [sentence("emulated: no such function", said=said)]
+    is_of_values = run.error.startswith(BY_VALUES)
+    return [sentence("emulated: by values", said=said) if is_of_values else f"{said}."]
 
 
 def _no_context(run: EmulatedRun) -> str:
-    return (
-        f"Does not fit in {format_bytes(run.memory_bytes)} of {run.gpu}: the CUDA context alone "
-        f"needs {format_bytes(run.context_bytes)} (assumed), and {format_bytes(run.free_bytes)} "
-        "are free."
-    )
+    return sentence("emulated: no context", _sizes(run), gpu=run.gpu)
 
 
 def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
-    missing = format_bytes(failed.missing_bytes)
-    return [
-        f"Does not fit in {format_bytes(failed.total_bytes)} of {run.gpu}: out of memory in step "
-        f"{failed.step} ({_ended(run)}).",
-        f"{format_bytes(failed.requested_bytes)} were asked for with "
-        f"{format_bytes(failed.free_bytes)} free: at least {missing} are missing. torch had "
-        f"{format_bytes(failed.allocated_bytes)} allocated and "
-        f"{format_bytes(failed.reserved_bytes)} reserved.",
-        f"Where: {place_of(failed)}.",
-        *_went_on(run, failed),
-        *_error(run),
-        *(_by_kind(run, failed) if run.relief is None or failed.is_fragmented else []),
-    ]
+    words: dict[str, Any] = {"gpu": run.gpu, "step": failed.step, "ended": _ended(run)}
+    where = place_of(failed)
+    lines = [sentence("emulated: does not fit", _sizes(failed), where=where, **words)]
+    if not run.status and run.steps >= failed.step:  # what is after that is not what was asked
+        times = "once" if failed.times == 1 else f"{failed.times} times"
+        lines.append(sentence("emulated: went on", times=times, ended=_ended(run)))
+    is_told = run.relief is not None and not failed.is_fragmented
+    return [*lines, *_error(run), *([] if is_told else [_by_kind(run, failed)])]
 
 
-def _by_kind(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
+def _by_kind(run: EmulatedRun, failed: OutOfMemory) -> str:
     """What helps any model, by the state of the allocator and what was alive."""
-    alive = max(sum(group.num_bytes for group in failed.groups), 1)
+    alive, sizes = max(sum(group.num_bytes for group in failed.groups), 1), _sizes(failed)
     if failed.requested_bytes > failed.total_bytes:
-        said = "this one request is more than the whole card: ask for less at once there."
-    elif failed.grown_bytes:
-        grown = format_bytes(failed.grown_bytes)
-        said = f"each step left {grown} more alive. Keep no losses, outputs or gradients."
-    elif failed.is_fragmented:
-        said = (
-            f"torch held {format_bytes(failed.unused_bytes)} in free pieces, each too small. "
-            f"{_expanded(run.expanded)}"
-        )
-    elif failed.forwards >= MANY_FORWARDS:
-        said = (
-            f"{failed.forwards} forwards had run since the last backward, and kept what it would "
-            "need. An evaluation belongs under torch.no_grad(); of a loss that is summed up keep "
-            "loss.detach()."
-        )
-    elif failed.state_bytes >= alive / 2:
-        said = (
-            f"{failed.state_bytes / alive:.0%} of what was alive is parameters and optimizer "
-            "state, which no smaller batch frees: an optimizer with less state, LoRA, or sharding "
-            "over more GPUs needs less."
-        )
-    elif failed.batch_bytes >= alive / 2 or not failed.groups:
-        said = (
-            f"{failed.batch_bytes / alive:.0%} of what was alive is activations and batches, which "
-            "grow with the batch: a smaller one with accumulation, checkpointing, or bf16 autocast "
-            "where it is off needs less; --vary ARGUMENT finds the largest that fits."
-        )
-    else:
-        first = failed.groups[0]
-        said = (
-            f"the largest part of what was alive, {first.num_bytes / alive:.0%}, was asked for by "
-            f"one line, in {first.count} pieces: {first.where}."
-        )
-    return [f"Next: {said}"]
+        return sentence("emulated: one request")
+    if failed.grown_bytes:
+        return sentence("emulated: grown", sizes)
+    if failed.is_fragmented:
+        return sentence("emulated: fragments", sizes, again=_expanded(run.expanded))
+    if failed.forwards >= MANY_FORWARDS:
+        return sentence("emulated: forwards", forwards=failed.forwards)
+    if failed.state_bytes >= alive / 2:
+        return sentence("emulated: state", share=failed.state_bytes / alive)
+    if failed.batch_bytes >= alive / 2 or not failed.groups:
+        return sentence("emulated: batch", share=failed.batch_bytes / alive)
+    first = failed.groups[0]
+    words: dict[str, Any] = {"count": first.count, "where": first.where}
+    return sentence("emulated: largest", share=first.num_bytes / alive, **words)
 
 
 def _expanded(again: EmulatedRun | None) -> str:
     """What a second run with expandable segments came to."""
+    option = f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}"
     if again is None:
-        return f"Run it with {FRAGMENTS}: they may join."
-    said, peak, failed = f"A second run with {FRAGMENTS}", again.fullest, again.out_of_memory
+        return sentence("emulated: expand", option=option)
+    peak, failed = again.fullest.fullest if again.fullest else None, again.out_of_memory
     if failed is not None:
-        return f"{said} ran out of memory too, in step {failed.step}."
-    if not again.fits_so_far or peak is None or peak.fullest is None:
-        return f"{said} ended early ({_ended(again)}), and so tells nothing."
-    reserved, spare = map(format_bytes, (peak.fullest.reserved_bytes, peak.fullest.spare_bytes))
+        return sentence("emulated: expanded failed", option=option, step=failed.step)
+    if not again.fits_so_far or peak is None:
+        return sentence("emulated: expanded ended", option=option, ended=_ended(again))
     doubts = "".join(f" Not known beyond: {doubt}." for doubt in again.doubts)
-    return f"{said} fits: it reserved {reserved} at most, with {spare} to spare.{doubts}"
+    return sentence("emulated: expanded", _sizes(peak), option=option, doubts=doubts)
 
 
-def known_levers(known: KnownRelief) -> str:
+def known_levers(known: KnownRelief) -> list[doc.Part]:
     """What `planner advise` says of the model that was seen."""
     setting = ", ".join(f"{key} {value}" for key, value in known.setting.items())
-    first = wrapped(
-        f"The program trains {known.model} ({setting}), by its class and number of parameters. "
-        "For a plain step of that, which the program's own may differ from:"
-    )
-    return "\n".join([first, *map(wrapped, relief_text(known.relief).split("\n"))])
-
-
-def _went_on(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
-    """Where the program caught the error: what it is after that is no longer what was asked."""
-    if run.status or run.steps < failed.step:
-        return []
-    times = "once" if failed.times == 1 else f"{failed.times} times"
-    return [f"The program caught that {times} and went on, to {_ended(run)}."]
+    said = sentence("emulated: known", model=known.model, setting=setting)
+    return [doc.Text(said), *relief_parts(known.relief)]
 
 
 def _ended(run: EmulatedRun) -> str:
     steps = f"{run.steps} step{'' if run.steps == 1 else 's'}"
     is_told = run.status and not run.is_interrupted
     return f"{steps}, exit status {run.status}" if is_told else steps
-
-
-def _figures(peak: DevicePeak) -> str:
-    return (
-        f"torch allocates {format_bytes(peak.allocated_bytes)} at most and reserves "
-        f"{format_bytes(peak.reserved_bytes)}; {format_bytes(peak.outside_bytes)} are outside of "
-        f"it. Peak: step {peak.step}, {place_of(peak)}."
-    )
 
 
 def place_of(found: DevicePeak | OutOfMemory) -> str:
@@ -314,56 +258,30 @@ def card_of(process: EmulatedProcess, peak: DevicePeak) -> str:
     return f"{peak.device} of node {process.node}" if process.node else str(peak.device)
 
 
-def alive_rows(groups: Sequence[Group]) -> list[tuple[Cell, ...]]:
-    total = sum(group.num_bytes for group in groups)
-    return [
-        (
-            Number(g.num_bytes, format_bytes(g.num_bytes)),
-            Number(g.num_bytes, f"{g.num_bytes / total:.0%}"),
-            Number(g.count, str(g.count)), g.category, g.where,
-        )
-        for g in groups
-    ]  # fmt: skip
-
-
-def _alive(groups: Sequence[Group], title: str) -> str:
-    shown, rest = alive_rows(groups)[:MAX_GROUPS], groups[MAX_GROUPS:]
+def _alive(groups: Sequence[Held], title: str = "", size: str = "memory") -> doc.Table:
+    total = max(sum(group.num_bytes for group in groups), 1)
+    rest = groups[MAX_GROUPS:]
+    shown = [(g.num_bytes, g.count, g.category, g.where) for g in groups[:MAX_GROUPS]]
     if rest:
-        size, total = (sum(group.num_bytes for group in some) for some in (rest, groups))
-        count = str(sum(group.count for group in rest))
-        shown.append((format_bytes(size), f"{size / total:.0%}", count, "the rest", ""))
-    return f"{title}:\n{_text(shown, ALIVE, 'rrrll')}"
+        num_bytes = sum(group.num_bytes for group in rest)
+        shown.append((num_bytes, sum(group.count for group in rest), "the rest", ""))
+    rows: list[list[doc.Cell]] = [
+        [doc.bytes_cell(n), doc.Number(n, f"{n / total:.0%}"), doc.count_cell(count), what, where]
+        for n, count, what, where in shown
+    ]
+    headers = (size, "share", "tensors", "what", "asked for by")
+    return doc.Table(headers, rows, title, first=len(rows))
 
 
-def process_rows(processes: Sequence[EmulatedProcess]) -> list[tuple[Cell, ...]]:
-    return [
-        (
-            title_of(process), card_of(process, peak),
-            Number(process.steps, str(process.steps)),
-            *(
-                Number(size, format_bytes(size))
-                for size in (peak.allocated_bytes, peak.reserved_bytes, peak.used_bytes)
-            ),
+def _processes(processes: Sequence[EmulatedProcess]) -> doc.Table:
+    rows: list[list[doc.Cell]] = [
+        [
+            title_of(process), card_of(process, peak), doc.count_cell(process.steps),
+            *map(doc.bytes_cell, (peak.allocated_bytes, peak.reserved_bytes, peak.used_bytes)),
             place_of(peak),
-        )
+        ]
         for process in processes
         for peak in process.peaks
     ]  # fmt: skip
-
-
-def _text(rows: Sequence[Sequence[Cell]], headers: Sequence[str], align: str) -> str:
-    return table_text([list(map(str, row)) for row in rows], headers, align)
-
-
-def grew(process: EmulatedProcess, growth: Growth) -> str:
-    return (
-        f"Grew in {title_of(process)}: {format_bytes(growth.bytes_per_step)} a step from step "
-        f"{growth.from_step} to {growth.to_step}. Does the program keep losses, outputs or "
-        "gradients?"
-    )
-
-
-def _grew(process: EmulatedProcess, growth: Growth) -> str:
-    rows = [[format_bytes(g.num_bytes), g.category, g.where] for g in growth.groups[:MAX_GROUPS]]
-    table = table_text(rows, ("more", "what", "asked for by"), align="rll")
-    return f"{wrapped(grew(process, growth))}\n{table}"
+    headers = ("process", "GPU", "steps", "allocated", "reserved", "device total", "peak")
+    return doc.Table(headers, rows, first=len(rows))

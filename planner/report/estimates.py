@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from planner.core.schema import TrainSetting
-from planner.core.units import format_bytes, format_seconds
+from planner.core.units import format_bytes, format_range, format_seconds
 from planner.estimation.estimate import Estimate
 from planner.estimation.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
-from planner.report.cost import (
+from planner.report.page import contents as doc
+from planner.report.settings import describe_setting, in_words
+from planner.report.time import (
     LEFT_OUT,
+    bound_text,
     cost_cells,
     cost_headers,
     cost_notes,
     cost_text,
+    time_facts,
+    time_parts,
     training_text,
-)
-from planner.report.page.contents import Cell, Copyable, Facts, Folded, Number, Part, Table, Text
-from planner.report.settings import describe_setting, in_words
-from planner.report.time import bound_text, time_facts, time_parts
-from planner.report.verdicts import (
-    NARROWER,
-    NOT_TRACED,
-    between_text,
-    is_shown_as_running,
-    total_text,
-    verdict_of,
 )
 from planner.throughput.result import Throughput
 
+NOT_TRACED = "not traced"
+NARROWER = "Compile is not traced: --trace narrows the range, in one to three minutes."
 # The order people add up in: tensors first, then what PyTorch and the driver put around them.
 BREAKDOWN_ROWS = {
     "parameters": "parameters",
@@ -45,18 +43,70 @@ BREAKDOWN_ROWS = {
 }
 NUM_NAMED = 5  # of those, on a first screen
 MAX_NOTES = 10  # of what several rows assume
-Column = tuple[str, Callable[["Row"], Cell]]
+Column = tuple[str, Callable[["Row"], doc.Cell]]
 Next = Callable[[Estimate], str]  # the command that goes on from an estimate, "" for none
 
 
-def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) -> list[Part]:
+def verdict_of(estimate: Estimate) -> doc.Verdict:
+    """The word, and what it rests on: `Needs 5.00 GiB (4.73–5.27 GiB) of 23.52 GiB.`"""
+    return doc.Verdict(_kind(estimate), _why(estimate))
+
+
+def verdict_text(estimate: Estimate, when: str = "") -> str:
+    """The same as one sentence: `Fits: needs 5.00 GiB (4.73–5.27 GiB) of 23.52 GiB.`"""
+    found = verdict_of(estimate)
+    return f"{found.word}{when}: {found.text[0].lower()}{found.text[1:]}"
+
+
+def is_shown_as_running(estimate: Estimate) -> bool:
+    """Whether a rate may stand for it: what does not fit does not run."""
+    return estimate.fits is not False
+
+
+def total_text(estimate: Estimate) -> str:
+    """The device total; of a compiled step that was not traced between what it is expected."""
+    if estimate.as_eager:
+        return between_text(estimate)
+    return format_bytes(estimate.device_total_bytes)
+
+
+def between_text(estimate: Estimate) -> str:
+    return format_range(estimate.low_bytes, estimate.high_bytes)
+
+
+def needs_text(estimate: Estimate) -> str:
+    """`5.00 GiB (4.73–5.27 GiB)`"""
+    total, between = total_text(estimate), between_text(estimate)
+    return total if total == between else f"{total} ({between})"
+
+
+def _kind(estimate: Estimate) -> doc.VerdictKind:
+    if estimate.fits is None or estimate.budget_bytes is None:
+        return "unknown"
+    if estimate.fits:
+        return "fits" if estimate.fits_surely else "likely"
+    return "unlikely" if estimate.low_bytes <= estimate.budget_bytes else "no"
+
+
+def _why(estimate: Estimate) -> str:
+    needs, budget = f"Needs {needs_text(estimate)}", estimate.budget_bytes
+    if budget is None:
+        text = f"{needs}. No memory was named: pass --gpu NAME or --memory SIZE"
+    else:
+        text = f"{needs} of {format_bytes(budget)}"
+        if estimate.num_alloc_retries:
+            text += ", only by freeing cached memory, which is slower"
+    return f"{text}."
+
+
+def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) -> list[doc.Part]:
     """The verdict, the rate, what it is of, where the bytes and the seconds go, and what to type
     next; folded, all the rest. `said` is what else is to be known first."""
     total = estimate.device_total_bytes
     sizes = sorted(estimate.breakdown.items(), key=lambda item: -item[1])
     rest = sum(num_bytes for _, num_bytes in sizes[NUM_NAMED:])
     largest = [
-        (path or "-", label.removeprefix("aten."), _bytes(num_bytes))
+        (path or "-", label.removeprefix("aten."), doc.bytes_cell(num_bytes))
         for path, label, num_bytes in estimate.largest_at_peak
     ]
     what = f"{estimate.model.title}, {estimate.num_parameters:,} parameters: "
@@ -68,8 +118,8 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
     compiled = "of the step without compile " if estimate.as_eager else ""
     return [
         verdict_of(estimate),
-        Text("\n".join([*_rate(estimate), what, *_cost(estimate), *untraced, *said])),
-        Table(
+        doc.Text("\n".join([*_rate(estimate), what, *_cost(estimate), *untraced, *said])),
+        doc.Table(
             ("", "", ""),
             [
                 *(_share(_title(key, estimate.setting), n, total) for key, n in sizes[:NUM_NAMED]),
@@ -77,11 +127,11 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
             ],
             f"Where the {format_bytes(total)} {compiled}go (peak: {place})",
         ),
-        Text("\n".join([_in_the_log(estimate), *limits])),
-        *([Copyable(then(estimate), "Next")] if then(estimate) else []),
-        Folded("memory at the peak in full", [
-            Text(f"The peak is in {estimate.peak_at}."),
-            Table(
+        doc.Text("\n".join([_in_the_log(estimate), *limits])),
+        *([doc.Copyable(then(estimate), "Next")] if then(estimate) else []),
+        doc.Folded("memory at the peak in full", [
+            doc.Text(f"The peak is in {estimate.peak_at}."),
+            doc.Table(
                 ("", "", ""),
                 [_share(title, estimate.breakdown[key], total)
                  for key in BREAKDOWN_ROWS if estimate.breakdown.get(key)
@@ -89,17 +139,17 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
             ),
             totals_table(estimate),
         ]),
-        *([Folded("largest tensors", [Table(("", "", ""), largest)])] if largest else []),
+        *([doc.Folded("largest tensors", [doc.Table(("", "", ""), largest)])] if largest else []),
         *_time(estimate),
         *notes("assumed", estimate.assumed),
         *notes("left out", estimate.left_out),
     ]  # fmt: skip
 
 
-def notes(title: str, lines: Iterable[str]) -> list[Part]:
+def notes(title: str, lines: Iterable[str]) -> list[doc.Part]:
     """What an answer rests on, where it rests on anything."""
     text = "\n".join(f"- {line}" for line in lines)
-    return [Folded(title, [Text(text)])] if text else []
+    return [doc.Folded(title, [doc.Text(text)])] if text else []
 
 
 def rate_text(predicted: Throughput, unit: str) -> str:
@@ -136,12 +186,8 @@ def _title(key: str, setting: TrainSetting) -> str:
     return BREAKDOWN_ROWS[key]
 
 
-def _share(title: str, part: int, whole: int) -> tuple[Cell, ...]:
-    return title, _bytes(part), Number(part, f"{part / whole:.1%}")
-
-
-def _bytes(num_bytes: int) -> Number:
-    return Number(num_bytes, format_bytes(num_bytes))
+def _share(title: str, part: int, whole: int) -> tuple[doc.Cell, ...]:
+    return title, doc.bytes_cell(part), doc.share_cell(part, whole)
 
 
 def _in_the_log(estimate: Estimate) -> str:
@@ -153,7 +199,7 @@ def _in_the_log(estimate: Estimate) -> str:
     )
 
 
-def totals_table(estimate: Estimate) -> Table:
+def totals_table(estimate: Estimate) -> doc.Table:
     """The four totals, each with what it adds to the one before, and how sure the last is."""
     outside = "CUDA context" + (", NCCL" if "communication" in estimate.breakdown else "")
     stages = [
@@ -162,29 +208,29 @@ def totals_table(estimate: Estimate) -> Table:
         ("peak reserved", estimate.peak_reserved_bytes, "free memory that is kept"),
         ("device total", estimate.device_total_bytes, f"{outside} (as nvidia-smi)"),
     ]
-    rows: list[Sequence[Cell]] = []
+    rows: list[Sequence[doc.Cell]] = []
     before = 0
     for name, num_bytes, adds in stages:
         more = f"+ {format_bytes(num_bytes - before)}" if before else ""
-        rows.append((name, _bytes(num_bytes), Number(num_bytes - before, more), adds))
+        rows.append((name, doc.bytes_cell(num_bytes), doc.Number(num_bytes - before, more), adds))
         before = num_bytes
     saved = "from forward to backward, of one micro-batch"
-    none = Number(None, "")
-    rows.append(("saved", _bytes(estimate.saved_activation_bytes), none, saved))
+    none = doc.Number(None, "")
+    rows.append(("saved", doc.bytes_cell(estimate.saved_activation_bytes), none, saved))
     if estimate.pinned_host_bytes:
         needs = "the optimizer" if estimate.setting.offload_optimizer != "none" else "backward"
         held = f"of the host's memory, for what {needs} needs"
-        rows.append(("pinned", _bytes(estimate.pinned_host_bytes), none, held))
-    return Table(("total", "size", "more", "which adds"), rows)
+        rows.append(("pinned", doc.bytes_cell(estimate.pinned_host_bytes), none, held))
+    return doc.Table(("total", "size", "more", "which adds"), rows)
 
 
-def _time(estimate: Estimate) -> list[Part]:
+def _time(estimate: Estimate) -> list[doc.Part]:
     predicted = estimate.throughput
     if predicted is None:
         return []
-    basis = Text(f"±{predicted.uncertainty:.0%}: {predicted.basis}.")
-    facts = Facts(time_facts(predicted, estimate.unit, is_shown_as_running(estimate)))
-    return [Folded("time", [basis, facts, *time_parts(predicted)])]
+    basis = doc.Text(f"±{predicted.uncertainty:.0%}: {predicted.basis}.")
+    facts = doc.Facts(time_facts(predicted, estimate.unit, is_shown_as_running(estimate)))
+    return [doc.Folded("time", [basis, facts, *time_parts(predicted)])]
 
 
 _SPREAD = ("world_size", "nodes", "parallelism")  # have columns of their own
@@ -214,14 +260,10 @@ class Row:
 def rows_answer(
     found: Sequence[Estimate], then: Next, lead: str = "", said: Sequence[str] = (),
     scaled: Sequence[Scaled] = (),
-) -> list[Part]:  # fmt: skip
+) -> list[doc.Part]:  # fmt: skip
     """Which of several to take, what all have in common, a row for each, and what to type next;
     folded, their other figures and what they rest on. `lead` is said in place of the fastest."""
-    apart = apart_fields([e.setting for e in found])
-    rows = [
-        Row(e, {name: getattr(e.setting, name) for name in apart}, scaled[n] if scaled else None)
-        for n, e in enumerate(found)
-    ]
+    rows = _rows(found, scaled)
     best = _best(rows)
     keys = _keys(rows)
     own: list[Column] = [("setting", lambda row: row.own)] if any(row.own for row in rows) else []
@@ -229,14 +271,32 @@ def rows_answer(
     marked = [] if best is None else [rows.index(best)]
     best_of = (best or min(rows, key=lambda row: row.estimate.device_total_bytes)).estimate
     return [
-        Text("\n".join([lead or _lead(rows, best), _common(found, apart), *said])),
+        doc.Text("\n".join([lead or _lead(rows, best), _common(found), *said])),
         _table(rows, first, marked=marked),
-        *([Copyable(then(best_of), "Next")] if then(best_of) else []),
-        Folded("memory of each", [_table(rows, [*keys, *some, *own]) for some in _memory(rows)]),
+        *([doc.Copyable(then(best_of), "Next")] if then(best_of) else []),
+        doc.Folded("memory of each", [_table(rows, [*keys, *_memory(rows), *own])]),
         *_steps(rows, keys, own),
         *notes("how sure the figures are", range_notes(found)),
-        *notes("assumed", _of_rows(found, lambda e: e.assumed)),
-        *notes("left out", _of_rows(found, lambda e: e.left_out)),
+        *notes("assumed", _of_rows([e.assumed for e in found])),
+        *notes("left out", _of_rows([e.left_out for e in found])),
+    ]
+
+
+def _rows(found: Sequence[Estimate], scaled: Sequence[Scaled] = ()) -> list[Row]:
+    apart = apart_fields([e.setting for e in found])
+    return [
+        Row(e, {name: getattr(e.setting, name) for name in apart}, scaled[n] if scaled else None)
+        for n, e in enumerate(found)
+    ]
+
+
+def row_names(found: Sequence[Estimate]) -> list[str]:
+    """Each by what tells it apart: `rtx-4090, batch 32`; numbered where nothing does."""
+    rows = _rows(found)
+    names = [_name(row, rows) if len(rows) > 1 else row.estimate.model.title for row in rows]
+    return [
+        name if names.count(name) == 1 else f"{name} #{number}"
+        for number, name in enumerate(names, start=1)
     ]
 
 
@@ -283,8 +343,8 @@ def _name(row: Row, rows: Sequence[Row]) -> str:
     return ", ".join(filter(None, [*named, row.own])) or "the first"
 
 
-def _common(found: Sequence[Estimate], apart: Sequence[str]) -> str:
-    first = found[0]
+def _common(found: Sequence[Estimate]) -> str:
+    first, apart = found[0], apart_fields([e.setting for e in found])
     title = f"{first.model.title}, " if len({e.model for e in found}) == 1 else ""
     text = f"All: {title}{describe_setting(first.setting, first.model, without=apart)}."
     rates = [e.throughput for e in found if e.throughput is not None]
@@ -295,9 +355,9 @@ def _common(found: Sequence[Estimate], apart: Sequence[str]) -> str:
     return f"{text} {NARROWER}" if any(e.as_eager for e in found) else text
 
 
-def _table(rows: Sequence[Row], columns: Sequence[Column], marked: Sequence[int] = ()) -> Table:
+def _table(rows: Sequence[Row], columns: Sequence[Column], marked: Sequence[int] = ()) -> doc.Table:
     shown = [[show(row) for _, show in columns] for row in rows]
-    return Table([name for name, _ in columns], shown, marked=marked)
+    return doc.Table([name for name, _ in columns], shown, marked=marked)
 
 
 def _keys(rows: Sequence[Row]) -> list[Column]:
@@ -309,9 +369,9 @@ def _keys(rows: Sequence[Row]) -> list[Column]:
     if len({e.gpu for e in estimates}) > 1:
         found.append(("gpu", lambda row: row.estimate.gpu or ""))
     if any(e.setting.world_size > 1 for e in estimates):
-        found.append(("gpus", lambda row: _count(row.estimate.setting.world_size)))
+        found.append(("gpus", lambda row: doc.count_cell(row.estimate.setting.world_size)))
         if len({e.setting.nodes for e in estimates}) > 1:
-            found.append(("nodes", lambda row: _count(row.estimate.setting.nodes)))
+            found.append(("nodes", lambda row: doc.count_cell(row.estimate.setting.nodes)))
         found.append(("parallelism", lambda row: row.estimate.setting.parallelism))
     return found
 
@@ -335,59 +395,56 @@ def _figures(rows: Sequence[Row]) -> list[Column]:
     ]
 
 
-def _count(number: int) -> Number:
-    return Number(number, str(number))
-
-
-def _rate_cell(row: Row) -> Cell:
+def _rate_cell(row: Row) -> doc.Cell:
     predicted = row.estimate.throughput
     bound = "up to " if predicted and not predicted.is_whole else ""
-    return Number(row.rate, f"{bound}{row.rate:,.0f}" if row.rate else "")
+    return doc.Number(row.rate, f"{bound}{row.rate:,.0f}" if row.rate else "")
 
 
-def _needs(row: Row) -> Cell:
+def _needs(row: Row) -> doc.Cell:
     estimate = row.estimate
     text = NOT_TRACED if estimate.as_eager else total_text(estimate)
-    return Number(estimate.device_total_bytes, text)
+    return doc.Number(estimate.device_total_bytes, text)
 
 
-def _efficiency(row: Row) -> Cell:
+def _efficiency(row: Row) -> doc.Cell:
     share = row.scaled.efficiency if row.scaled else None
-    return Number(share, "" if share is None else f"{share:.0%}")
+    return doc.Number(share, "" if share is None else f"{share:.0%}")
 
 
-def _memory(rows: Sequence[Row]) -> list[list[Column]]:
-    """Two tables of it; the second not of a compiled step that was not traced."""
+def _memory(rows: Sequence[Row]) -> list[Column]:
+    """Between what it is expected, and the parts of it; these not of a step that is not traced."""
 
     def column(name: str, size: Callable[[Estimate], int]) -> Column:
-        def show(row: Row) -> Cell:
-            return Number(None, NOT_TRACED) if row.estimate.as_eager else _bytes(size(row.estimate))
+        def show(row: Row) -> doc.Cell:
+            traced = not row.estimate.as_eager
+            return doc.bytes_cell(size(row.estimate)) if traced else doc.Number(None, NOT_TRACED)
 
         return name, show
 
-    between: list[Column] = [("between", lambda row: between_text(row.estimate))]
-    if any(row.estimate.budget_bytes for row in rows):
-        between.append(("has", lambda row: _bytes(row.estimate.budget_bytes or 0)))
-    totals = [
+    has: Column = ("has", lambda row: doc.bytes_cell(row.estimate.budget_bytes or 0))
+    between: Column = ("between", lambda row: between_text(row.estimate))
+    return [
+        between,
+        *([has] if any(row.estimate.budget_bytes for row in rows) else []),
         column("saved", lambda e: e.saved_activation_bytes),
         column("allocated", lambda e: e.peak_allocated_bytes),
         column("reserved", lambda e: e.peak_reserved_bytes),
-        ("peak in", lambda row: row.estimate.peak_at.split()[0]),
     ]
-    return [between, totals]
 
 
-def _steps(rows: Sequence[Row], keys: list[Column], own: list[Column]) -> list[Part]:
+def _steps(rows: Sequence[Row], keys: list[Column], own: list[Column]) -> list[doc.Part]:
     """The step of each; of several devices what they lose, and the learning rates."""
     if not any(row.rate for row in rows):
         return []
     columns: list[Column] = [*keys, ("step", _step)]
     lines = []
     if any(row.scaled for row in rows):
-        columns += [
-            ("exposed", _exposed),
-            ("global batch", lambda row: _count(row.estimate.setting.global_batch)),
-        ]
+        batch: Column = (
+            "global batch",
+            lambda row: doc.count_cell(row.estimate.setting.global_batch),
+        )
+        columns += [("exposed", _exposed), batch]
         above = any(r.scaled and (r.scaled.efficiency or 0) >= 1.005 for r in rows)
         why = " (above 100%: each updates only its share of the weights)" if above else ""
         lines.append(
@@ -395,38 +452,36 @@ def _steps(rows: Sequence[Row], keys: list[Column], own: list[Column]) -> list[P
             "Exposed: the part of a step in which a GPU only waits for the others."
         )
     if any(row.scaled and row.scaled.linear_rate is not None for row in rows):
-        columns += [
-            (
-                "lr (linear)",
-                lambda row: _lr(row.scaled.linear_rate if row.scaled else None),
-            ),
-            ("lr (root)", lambda row: _lr(row.scaled.root_rate if row.scaled else None)),
-        ]
+        columns += [(f"lr ({name})", partial(_learning_rate, name)) for name in ("linear", "root")]
         lines.append(
             f"Learning rates start from 5e-4 for 512 images. {LINEAR_SOURCE}. {ROOT_SOURCE}."
         )
-    return [Folded("step of each", [_table(rows, [*columns, *own]), Text("\n".join(lines))])]
+    return [
+        doc.Folded("step of each", [_table(rows, [*columns, *own]), doc.Text("\n".join(lines))])
+    ]
 
 
-def _step(row: Row) -> Cell:
+def _step(row: Row) -> doc.Cell:
     predicted = row.estimate.throughput
-    seconds = predicted.step_seconds if predicted else None
-    return Number(seconds, "" if seconds is None else format_seconds(seconds))
+    return doc.seconds_cell(predicted.step_seconds if predicted else None)
 
 
-def _exposed(row: Row) -> Cell:
+def _global_batch(row: Row) -> doc.Cell:
+    return doc.count_cell(row.estimate.setting.global_batch)
+
+
+def _exposed(row: Row) -> doc.Cell:
     """Of a step, in which devices only wait for each other."""
     predicted = row.estimate.throughput
     if predicted is None or row.estimate.setting.world_size == 1:
-        return Number(None, "")
-    if predicted.communication is None:
-        return Number(None, "not known")
-    seconds = predicted.communication.exposed_seconds
-    return Number(seconds, format_seconds(seconds))
+        return doc.Number(None, "")
+    sent = predicted.communication
+    return doc.seconds_cell(sent.exposed_seconds) if sent else doc.Number(None, "not known")
 
 
-def _lr(value: float | None) -> Cell:
-    return Number(value, "" if value is None else f"{value:.3g}")
+def _learning_rate(name: str, row: Row) -> doc.Cell:
+    value = getattr(row.scaled, f"{name}_rate", None)
+    return doc.Number(value, "" if value is None else f"{value:.3g}")
 
 
 def range_notes(found: Sequence[Estimate]) -> list[str]:
@@ -436,26 +491,12 @@ def range_notes(found: Sequence[Estimate]) -> list[str]:
             *cost_notes([e.cost for e in found], found[0].unit)]  # fmt: skip
 
 
-def _of_rows(
-    found: Sequence[Estimate], of_one: Callable[[Estimate], Sequence[str]]
-) -> Iterable[str]:
-    """What the rows rest on, each once; what only some do with those that do."""
-    rows: dict[str, list[Estimate]] = {}
-    for estimate in found:
-        for line in of_one(estimate):
-            rows.setdefault(line, []).append(estimate)
-    for line, those in list(rows.items())[:MAX_NOTES]:
-        yield f"{_whose(those, found)}{line}"
-    if len(rows) > MAX_NOTES:
-        yield f"{len(rows) - MAX_NOTES} more, of some rows: one setting by itself shows all its own"
-
-
-def _whose(those: Sequence[Estimate], found: Sequence[Estimate]) -> str:
-    """`compile default, max-autotune: `, if that is what tells those rows from the others."""
-    if len(those) == len(found):
-        return ""
-    for name in apart_fields([e.setting for e in found]):
-        values = dict.fromkeys(getattr(e.setting, name) for e in those)
-        if len(those) == sum(getattr(e.setting, name) in values for e in found):
-            return f"{in_words({name: ', '.join(map(str, values))})}: "
-    return "some rows: "
+def _of_rows(lines: Sequence[Sequence[str]]) -> list[str]:
+    """What the rows rest on, each once; the JSON of each has its own."""
+    counts = Counter(line for of_row in lines for line in dict.fromkeys(of_row))
+    found = [f"{'some rows: ' * (n < len(lines))}{line}" for line, n in counts.items()]
+    more = len(found) - MAX_NOTES
+    return [
+        *found[:MAX_NOTES],
+        *([f"{more} more, of some rows: one setting by itself shows its own"] if more > 0 else []),
+    ]

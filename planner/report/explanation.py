@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from planner.core.failures import SAID, sentence
+from planner.core.files import to_json
 from planner.core.units import format_bytes, format_seconds
+from planner.report.page import contents as doc
 from planner.report.settings import in_words
-from planner.report.terminal import table_text
+from planner.report.text import parts_text
 from planner.watching.explaining.explanation import Explanation
 from planner.watching.explaining.log_reading import MANY, MAX_SHOWN, Finding
 from planner.watching.explaining.relief import Relief
@@ -23,25 +25,27 @@ _PREDICTED = {
 
 
 def explanation_text(found: Explanation) -> str:
-    return "\n\n".join(part for part in _parts(found) if part)
+    return parts_text(explanation_answer(found))
 
 
-def _parts(found: Explanation) -> Iterator[str]:
+def explanation_answer(found: Explanation) -> list[doc.Part]:
+    """What was seen, what it means and what to do; then what was alive, and what would help."""
+    parts: list[doc.Part] = []
     if not found.findings and found.kind == "log":
-        yield sentence("nothing recognised", source=found.source)
+        parts.append(doc.Text(sentence("nothing recognised", source=found.source)))
     if found.run:
-        yield _run(found)
-    yield from (_finding(finding, found.kind == "snapshot") for finding in found.findings)
+        parts.append(doc.Text(_run(found)))
+    parts += [doc.Text(_finding(finding, found.kind == "snapshot")) for finding in found.findings]
     seen = ((name, found.seen.get(key)) for key, name in SAID["rows"].items())
-    rows = [[name, format_bytes(num_bytes)] for name, num_bytes in seen if num_bytes is not None]
-    if rows:
-        yield table_text(rows, align="lr")
+    rows: list[list[doc.Cell]] = [
+        [name, doc.bytes_cell(num_bytes)] for name, num_bytes in seen if num_bytes is not None
+    ]
+    parts += [doc.Table(("", ""), rows, first=len(rows))]
     if found.snapshot is not None:
-        yield _alive(found.snapshot, found)
-    yield "\n".join(found.differs)
-    if found.relief is not None:
-        yield relief_text(found.relief)
-    yield "\n".join(found.notes)
+        parts += _alive(found.snapshot, found)
+    parts.append(doc.Text("\n".join(found.differs)))
+    parts += relief_parts(found.relief) if found.relief is not None else []
+    return [*parts, doc.Text("\n".join(found.notes))]
 
 
 def _run(found: Explanation) -> str:
@@ -86,49 +90,55 @@ def _finding(finding: Finding, is_plain: bool) -> str:
     return "\n".join(lines)
 
 
-def _alive(reading: SnapshotReading, found: Explanation) -> str:
-    breakdown = found.expected.breakdown if found.expected else {}
-    rows = []
-    for category, num_bytes in reading.categories.items():
-        keys = _PREDICTED.get(category, ())
-        said = sum(breakdown.get(key, 0) for key in keys) if breakdown and keys else None
-        rows.append([category, format_bytes(num_bytes), format_bytes(said) if said else ""])
-    headers = ["alive", "seen", *(["predicted at the peak"] if breakdown else [])]
-    table = table_text([row[: len(headers)] for row in rows], headers, "lr")
-    places = table_text(
-        [[format_bytes(g.num_bytes), str(g.count), g.category, g.where] for g in reading.groups],
-        ["bytes", "blocks", "what", "where"],
-        "rrl",
-    )
+def _alive(reading: SnapshotReading, found: Explanation) -> Iterator[doc.Part]:
     counts = {"num_free_blocks": reading.num_free_blocks, "num_segments": reading.num_segments}
-    sizes = {key: size for key, size in reading.to_json().items() if key not in counts}
-    free = sentence("free blocks", sizes, **counts)
-    return "\n\n".join(
-        [free, *([table] if rows else []), *([places] if reading.has_stacks else [])]
-    )
+    sizes = {key: size for key, size in to_json(reading).items() if key not in counts}
+    yield doc.Text(sentence("free blocks", sizes, **counts))
+    breakdown = found.expected.breakdown if found.expected else {}
+    rows: list[list[doc.Cell]] = []
+    for category, num_bytes in reading.categories.items():
+        said = sum(breakdown.get(key, 0) for key in _PREDICTED.get(category, ()))
+        rows.append(
+            [
+                category,
+                doc.bytes_cell(num_bytes),
+                doc.Number(said, format_bytes(said) if said else ""),
+            ]
+        )
+    headers = ["alive", "seen", *(["predicted at the peak"] if breakdown else [])]
+    yield doc.Table(headers, [row[: len(headers)] for row in rows], first=len(rows))
+    if reading.has_stacks:
+        places: list[list[doc.Cell]] = [
+            [doc.bytes_cell(g.num_bytes), doc.count_cell(g.count), g.category, g.where]
+            for g in reading.groups
+        ]
+        yield doc.Table(["bytes", "blocks", "what", "where"], places, first=len(places))
 
 
-def relief_text(relief: Relief) -> str:
+def relief_parts(relief: Relief) -> list[doc.Part]:
     need = f"{format_bytes(relief.needed_bytes)} must become free"
     if not relief.levers:
-        return f"{need}: {relief.why_none}."
+        return [doc.Text(f"{need}: {relief.why_none}.")]
     first, *others = (lever.changes.items() for lever in relief.levers)
     shared = {k: v for k, v in first if others and all((k, v) in other for other in others)}
-    rows = [
+    rows: list[list[doc.Cell]] = [
         [
             in_words({k: v for k, v in lever.changes.items() if k not in shared}) or "nothing else",
-            format_bytes(lever.freed_bytes),
-            f"{lever.images_per_second:.3g}",
+            doc.bytes_cell(lever.freed_bytes),
+            doc.Number(lever.images_per_second, f"{lever.images_per_second:.3g}"),
             ", ".join(lever.effects) or "nothing",
         ]
         for lever in relief.levers
     ]
     now = relief.images_per_second
-    table = table_text(rows, ["setting", "frees", "images/s", "affects"], "lrrl")
     as_it_is = f" (as it is: {now:.3g})" if now else ""
     all_with = f", all with {in_words(shared)}" if shared else ""
-    return (
+    said = (
         f"{need}. By prediction these free it{all_with};\n"
-        f"rates are predicted for {relief.rated}{as_it_is}:\n{table}\n"
-        f"The first: {relief.levers[0].command}"
+        f"rates are predicted for {relief.rated}{as_it_is}:"
     )
+    headers = ["setting", "frees", "images/s", "affects"]
+    return [
+        doc.Table(headers, rows, said.replace("\n", " "), first=len(rows)),
+        doc.Copyable(relief.levers[0].command, "The first"),
+    ]

@@ -1,5 +1,5 @@
 """A ledger's memory over one optimizer step: what is alive, by category, and what the allocator
-makes of it. All timelines draw this."""
+makes of it. All timelines draw this, that of a terminal here."""
 
 from __future__ import annotations
 
@@ -8,10 +8,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from planner.core.errors import PlannerError
+from planner.core.units import GIB, MIB, format_bytes
 from planner.ledger.ledger import Allocated, Category, Ledger
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import category_bytes, steady_requests, walk_ledger
 from planner.memory.replay import SteadyCourse, steady_course
+from planner.report.text import wrapped
+
+# From the bottom of a picture to its top: what stays, then what comes and goes.
+STACK: tuple[Category, ...] = (
+    "parameters", "buffers", "optimizer_state", "gradients", "activations", "temporaries",
+)  # fmt: skip
+
+GLYPHS: dict[Category, str] = {
+    "parameters": "█", "buffers": "▪", "optimizer_state": "▓", "gradients": "▒",
+    "activations": "░", "temporaries": "•",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,20 +77,16 @@ class LiveBytes:
         return chosen, bounds
 
 
-def step_live_bytes(ledger: Ledger, step: int | None = None) -> LiveBytes:
-    """What happens in optimizer step `step` (the last one by default).
-
-    Raises PlannerError for a ledger with no such step.
-    """
+def step_live_bytes(ledger: Ledger) -> LiveBytes:
+    """What happens in the last optimizer step. Raises PlannerError for a ledger without any."""
     walked = walk_ledger(ledger)
     marks = walked.marks
     steps = [mark.step for _, mark in marks if mark.step >= 0]
-    if not steps or (step is not None and step not in steps):
+    if not steps:
         raise PlannerError(
-            f"the ledger has no optimizer step {step if step is not None else 'at all'}.",
-            "Record one with planner.estimate, which runs two.",
+            "the ledger has no optimizer step.", "Record one with planner.estimate, which runs two."
         )
-    wanted = max(steps) if step is None else step
+    wanted = max(steps)
     ends = [(i, mark.phase) for i, mark in marks if mark.step == wanted]
     first = max((i + 1 for i, mark in marks if mark.step < wanted), default=0)
     by_category = category_bytes(ledger.events, first, ends[-1][0])
@@ -122,3 +130,39 @@ def step_allocator_bytes(
         [max(played.allocated_bytes[entry:end]) for entry, end in spans],
         [max(played.reserved_by_stream[entry:end], key=sum) for entry, end in spans],
     )
+
+
+def timeline_text(ledger: Ledger, width: int = 100, height: int = 20) -> str:
+    """The steady step as `height` rows of cells, no line wider than `width` characters. A cell
+    shows the category that is in its middle."""
+    live = step_live_bytes(ledger)
+    points, bounds = live.thin(max(width - 9, 10))
+    unit, name = (GIB, "GiB") if live.peak_bytes >= GIB else (MIB, "MiB")
+    lines = [" " * (9 + points.index(live.peak)) + "▼"]
+    for row in range(height, 0, -1):
+        has_label = row in (height, 1) or row % 5 == 0
+        label = f"{live.peak_bytes * row / height / unit:.3g}" if has_label else ""
+        middle = live.peak_bytes * (row - 0.5) / height
+        lines.append(f"{label:>7} │" + "".join(_glyph(live, point, middle) for point in points))
+    lines.append(f"{name:>7} └{'─' * len(points)}")
+    marks = ["" for _ in bounds]
+    for phase in live.phases:
+        columns = [c for c, first in enumerate(bounds) if phase.start <= first < phase.stop]
+        for column, letter in zip(columns, f"│{phase.name}".ljust(len(columns)), strict=False):
+            marks[column] = letter
+    lines.append(" " * 9 + "".join(mark or " " for mark in marks))
+    entries = [
+        f"{GLYPHS[c]} {c.replace('_', ' ')} {format_bytes(live.by_category[c][live.peak])}"
+        for c in STACK if max(live.by_category[c])
+    ]  # fmt: skip
+    said = f"peak {format_bytes(live.peak_bytes)}: {live.peak_at}; then {', '.join(entries)}"
+    return "\n".join([*(line.rstrip() for line in lines), wrapped(said)])
+
+
+def _glyph(live: LiveBytes, point: int, size: float) -> str:
+    base = 0
+    for category in STACK:
+        base += live.by_category[category][point]
+        if size < base:
+            return GLYPHS[category]
+    return " "

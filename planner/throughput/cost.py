@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
-from typing import Any
 
 from planner.core.errors import UsageError, shorten
 from planner.machine.hardware.gpu import Gpu
@@ -41,10 +40,6 @@ class Cost:
     price: float | None
     low_price: float | None
     high_price: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """As it stands under "cost" of `planner estimate --json`."""
-        return asdict(self)
 
 
 def cost_of(training: Training | None, predicted: Throughput | None) -> Cost | None:

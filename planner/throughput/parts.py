@@ -15,6 +15,9 @@ class Part(NamedTuple):
     bound: str
     seconds: float
 
+    def as_json(self) -> dict[str, object]:
+        return self._asdict()
+
 
 class Cost(NamedTuple):
     """Seconds of a step that one operation takes in one module and phase, all its calls together;
@@ -31,6 +34,7 @@ class Cost(NamedTuple):
 class Accounts:
     """The same seconds, summed three ways. A mixin of what has `parts`."""
 
+    computed: tuple[str, ...] = ("phase_seconds", "kind_seconds", "bound_seconds")
     parts: tuple[Part, ...]
 
     @property
@@ -48,15 +52,6 @@ class Accounts:
     def bounds_of(self, kind: str) -> Mapping[str, float]:
         """What bounds the operations of one kind."""
         return _sums((part.bound, part.seconds) for part in self.parts if part.kind == kind)
-
-    def accounts_json(self) -> dict[str, object]:
-        """The parts and their three sums, as `--json` prints them."""
-        return {
-            "phase_seconds": self.phase_seconds,
-            "kind_seconds": self.kind_seconds,
-            "bound_seconds": self.bound_seconds,
-            "parts": [part._asdict() for part in self.parts],
-        }
 
 
 def _sums(entries: Iterable[tuple[str, float]]) -> Mapping[str, float]:

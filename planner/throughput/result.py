@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from planner.core.schema import Model, SwinConfig, TrainSetting
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
@@ -29,6 +29,7 @@ class Throughput(Accounts):
     exchange, where that is known. With `host_updates` the host updates weights, which is left out.
     """
 
+    computed = (*Accounts.computed, "all_images_per_second")
     step_seconds: float
     images_per_second: float
     basis: str
@@ -52,10 +53,6 @@ class Throughput(Accounts):
         """Whether it holds what devices exchange, and all updates; else the rate is an upper
         bound."""
         return not self.host_updates and (self.devices == 1 or self.communication is not None)
-
-    def to_json(self) -> dict[str, Any]:
-        rate = {"all_images_per_second": self.all_images_per_second}
-        return {**asdict(self), **rate, **self.accounts_json()}
 
 
 def datasheet_rates(gpu: Gpu | None, model: Model | None = None) -> DeviceRates | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from planner.core.errors import UnsupportedError, UsageError, shorten
 from planner.core.files import (
@@ -17,6 +17,7 @@ from planner.core.files import (
     named_path,
     parse_json,
     read_text,
+    to_json,
 )
 from planner.core.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
 from planner.core.schema.distribution import Distribution
@@ -67,9 +68,9 @@ Estimator = Callable[[SwinConfig, TrainSetting, DeviceInfo | None], Judged]
 
 
 class Answer(Protocol):
-    """An Estimate or an Advice: what is printed of it as JSON."""
+    """A dataclass: an Estimate or an Advice."""
 
-    def to_json(self) -> dict[str, Any]: ...
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 Result = Recommendation | Answer | Mapping[str, Any] | Sequence[Any] | str | Path
@@ -103,15 +104,13 @@ def emit(
     source = "result"
     if isinstance(result, str | Path):
         result, source = _read_json(result)
-    elif hasattr(result, "to_json"):
-        source, result = type(result).__name__, result.to_json()
+    elif is_dataclass(result):
+        source, result = type(result).__name__, to_json(result)
     elif not isinstance(result, Recommendation | Mapping | Sequence):
-        raise UsageError(
-            f"{shorten(result)} is no result.",
-            "Pass what planner.estimate, planner.advise or search.tune returned, or a path.",
-        )
+        way_out = "Pass what planner.estimate, planner.advise or search.tune returned, or a path."
+        raise UsageError(f"{shorten(result)} is no result.", way_out)
     elif not isinstance(result, Recommendation | Mapping):
-        result = [e.to_json() if hasattr(e, "to_json") else e for e in result]
+        result = to_json(result)
     path = PurePath(output) if output is not None else None
     if is_predicted(result):
         predicted = read_predicted(result, source, way)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import UsageError
-from planner.core.files import named_path
+from planner.core.files import named_path, to_json
 
 if TYPE_CHECKING:
     from planner.core.schema.result import Recommendation
@@ -36,9 +36,9 @@ class Expectation:
     def figures(self) -> dict[str, Any]:
         """What an interval's line has beside what was measured."""
         shown = ("images_per_second", "peak_allocated_bytes", "peak_reserved_bytes")
-        return {key: value for key, value in self.to_json().items() if key in shown}
+        return {key: value for key, value in self.as_json().items() if key in shown}
 
-    def to_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
@@ -54,8 +54,8 @@ def read_expectation(plan: Any) -> Expectation | None:
         return _of_mapping(plan, "the plan")
     if hasattr(plan, "evidence") and hasattr(plan, "feeding"):
         return _of_recommendation(plan, "a recommendation")
-    if hasattr(plan, "to_json") and hasattr(plan, "peak_allocated_bytes"):
-        return _of_estimate(plan.to_json(), "an estimate")
+    if hasattr(plan, "peak_allocated_bytes"):
+        return _of_estimate(to_json(plan), "an estimate")
     raise UsageError(
         f"a plan is a recommendation, an estimate or a path, and this is a {type(plan).__name__}.",
         "Pass the folder that 'planner tune' wrote, or what planner.estimate returned.",

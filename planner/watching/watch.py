@@ -127,7 +127,7 @@ class Watch:
             "kind": "start", "format": LOG_FORMAT, "rank": self._rank, "world_size": world,
             "date": datetime.now(UTC).isoformat(timespec="seconds"), "process": self._process,
             "device": described, "versions": _versions(),
-            "plan": self._expected.to_json() if self._expected else None,
+            "plan": self._expected.as_json() if self._expected else None,
             "interval_seconds": self._interval_seconds,
         })  # fmt: skip
         atexit.register(self._at_exit)

@@ -27,7 +27,7 @@ from zlib import crc32
 import numpy as np
 
 from planner.core.schema import TrainSetting
-from planner.report.terminal import table_text
+from planner.report.text import table_text
 from search.loop.phases import PLAIN_DEFAULT_SHARE
 from search.loop.surrogate.probe_cost import ALIKE_SHARE
 from tests.benchmarks.described_devices import describe

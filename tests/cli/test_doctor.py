@@ -33,7 +33,7 @@ def test_a_recorded_machine_is_judged(
     out = capsys.readouterr().out
     assert ("Something must be fixed first" in out) == has_faults
     assert ("No problems found" in out) == (not expected(name))
-    told, _, typed = out.partition("To type:")
+    told, _, typed = out.partition("To type, ")
     assert max(map(len, told.splitlines()[2:])) <= 100
     assert all(command in typed.splitlines() or f"  {command}" in typed.splitlines()
                for _, command in lines_to_type(recorded(name)))  # fmt: skip

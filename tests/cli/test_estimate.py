@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from planner.cli import cli, main
 from planner.cli.arguments import split_values
-from planner.report import terminal
+from planner.report import text as terminal
 
 TINY = {
     "image_size": 56, "depths": [2, 2], "num_heads": [1, 2], "embed_dim": 32, "num_classes": 10,

@@ -14,6 +14,7 @@ from threading import Thread
 import pytest
 
 from planner.cli import main
+from planner.core.files import to_json
 from planner.watching.explaining.explanation import explain
 from tests.explaining.messages import MESSAGES
 from tests.explaining.test_snapshots import failed_snapshot
@@ -72,13 +73,13 @@ def test_a_pipe_is_read_once(what: str, tmp_path: Path, monkeypatch) -> None:  #
     data = gzip.compress(data) if what == "gzip" else data
     file = tmp_path / "file"
     file.write_bytes(data)
-    expected = explain(file).to_json()
+    expected = to_json(explain(file))
     assert expected["findings"][0]["kind"] == "out of memory"
     ours = piped(data)
     try:
-        found = explain(f"/dev/fd/{ours}").to_json()
+        found = to_json(explain(f"/dev/fd/{ours}"))
     finally:
         os.close(ours)
     assert found == {**expected, "source": f"/dev/fd/{ours}"}
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(os.fdopen(piped(data), "rb")))
-    assert explain("-").to_json() == {**expected, "source": "standard input"}
+    assert to_json(explain("-")) == {**expected, "source": "standard input"}

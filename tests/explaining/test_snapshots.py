@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from planner.core.errors import PlannerError
+from planner.core.files import to_json
 from planner.memory.snapshot import replay_snapshot
 from planner.report.explanation import explanation_text
 from planner.watching.explaining.explanation import explain
@@ -101,12 +102,12 @@ def test_a_failure_is_explained_with_what_was_alive(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(failed_snapshot()))
     found = explain(path)
     assert found.kind == "snapshot"
-    text = explanation_text(found)
+    text = " ".join(explanation_text(found).split())
     assert "A request of 256.00 MiB failed" in text
     assert "the driver had 64.00 MiB" in text
     assert "swin_transformer.py:205 forward" in text
     assert "expandable_segments" not in text, "its free blocks are less than what is missing"
-    assert found.to_json()["snapshot"]["missing_bytes"] == 192 * MIB
+    assert to_json(found)["snapshot"]["missing_bytes"] == 192 * MIB
     path.write_bytes(pickle.dumps(failed_snapshot(110 * MIB)))
     assert "expandable_segments:True lets most" in explanation_text(explain(path))
 

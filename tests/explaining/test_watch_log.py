@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import planner
+from planner.core.files import to_json
 from planner.report.explanation import explanation_text
 from planner.watching.explaining.explanation import explain
 from tests.trainers.cases import tiny
@@ -28,7 +29,7 @@ def test_a_real_log_is_told(tmp_path: Path) -> None:
         text = explanation_text(found)
         assert "8 steps" in text
         assert "finished" in text
-        assert json.dumps(found.to_json())
+        assert json.dumps(to_json(found))
 
 
 def test_only_the_last_run_counts_and_torn_lines_are_passed_over(tmp_path: Path) -> None:
@@ -83,4 +84,4 @@ def test_a_log_that_somebody_else_wrote_is_told_without_what_is_wrong_in_it(
         found = explain(path, tiny(), batch_size=4, gpu="rtx 3090")
         assert found.kind == "watch", line
         assert explanation_text(found), line
-        assert json.loads(json.dumps(found.to_json(), allow_nan=False))["kind"] == "watch", line
+        assert json.loads(json.dumps(to_json(found), allow_nan=False))["kind"] == "watch", line

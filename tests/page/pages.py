@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from plotly import graph_objects
 
 from planner.report.page.contents import (
-    Box,
     Chart,
     Copyable,
     Facts,
@@ -20,9 +19,7 @@ from planner.report.page.contents import (
     Part,
     Section,
     Table,
-    Tabs,
     Text,
-    Tree,
     Verdict,
 )
 from planner.report.page.plotting import new_figure, plot_text
@@ -86,9 +83,7 @@ def parts_of(text: str, key: str) -> list[Part]:
         Copyable(text, text),
         Folded(text, [Text(text)]),
         Verdict("likely", text),
-        Tree(Box(text, 1.0, "#000000", "#ffffff", text), text, Table([text], [[text]], text)),
         Chart(f"{key}-chart", figure, text, data={"name": text}),
-        Tabs(f"{key}-tabs", [(text, [Text(text)]), (text, [Text(text)])]),
     ]
 
 
@@ -154,7 +149,13 @@ def charts(key: str) -> Section:
             Text("What is alive at each event of a step, stacked by what it is."),
             Chart(f"{key}-memory", over_time, "Bytes alive over the events of one step."),
             Text("The time of the forward by module."),
-            Chart(f"{key}-time", bars, "Milliseconds of four modules, as bars.", 260),
+            Chart(
+                f"{key}-time",
+                bars,
+                "Milliseconds of four modules, as bars.",
+                260,
+                table=Table(["module", "ms"], [["head", "0.3"]]),
+            ),
         ],
     )
 
@@ -203,14 +204,7 @@ def files(key: str) -> Section:
         "Launch it",
         [
             Copyable(launch.strip(), "Launch line"),
-            Tabs(
-                f"{key}-files",
-                [
-                    ("timm", [Copyable("model: swin_tiny\nbatch_size: 256\n", "args.yaml")]),
-                    ("Lightning", [Copyable(script, "trainer.py")]),
-                    ("DeepSpeed", [Text("It needs ZeRO."), charts(f"{key}-tab").parts[3]]),
-                ],
-            ),
+            Folded("Lightning", [Copyable(script, "trainer.py"), charts(f"{key}-tab").parts[3]]),
         ],
     )
 

@@ -59,20 +59,10 @@ def test_phases_last_what_the_estimate_says(overrides: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("overrides", SETTINGS)
-def test_counters_reach_the_peaks(overrides: dict[str, Any]) -> None:
-    events, found = made(**overrides)
-    live = [e["args"] for e in events if e["name"] == "live bytes"]
-    assert max(sum(series.values()) for series in live) == found.peak_live_bytes
-    held = [e["args"] for e in events if e["name"] == "allocator bytes"]
-    assert max(series["allocated"] for series in held) == found.peak_allocated_bytes
-    assert max(series["reserved"] for series in held) == found.peak_reserved_bytes
-
-
-@pytest.mark.parametrize("overrides", SETTINGS)
 def test_spans_of_a_track_nest_and_never_overlap(overrides: dict[str, Any]) -> None:
     events, _ = made(**overrides)
     for event in events:
-        assert event["ph"] in {"X", "C", "M"}
+        assert event["ph"] in {"X", "M"}
         assert isinstance(event["name"], str)
         assert event["ts"] >= 0
         assert event["pid"] == 1
@@ -81,8 +71,6 @@ def test_spans_of_a_track_nest_and_never_overlap(overrides: dict[str, Any]) -> N
             found = [e for e in spans(events, track, category) if category or e["cat"] != "phase"]
             ends = [(round(e["ts"] * 1000), round((e["ts"] + e["dur"]) * 1000)) for e in found]
             assert all(end <= start for (_, end), (start, _) in pairwise(ends))
-    counters = [e["ts"] for e in events if e["name"] == "live bytes"]
-    assert counters == sorted(counters)
 
 
 def test_collectives_have_a_track_of_their_own() -> None:

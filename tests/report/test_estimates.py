@@ -10,10 +10,9 @@ from planner.core.units import format_bytes, format_range
 from planner.estimation.estimate import Estimate, estimate
 from planner.estimation.scaling import scaled
 from planner.machine.hardware import find_gpu
-from planner.report.estimates import estimate_answer
+from planner.report.estimates import estimate_answer, verdict_text
 from planner.report.page.contents import Folded, Table, Text
 from planner.report.text import parts_text
-from planner.report.verdicts import verdict_text
 from planner.throughput.result import Throughput
 from tests.answers import advice_text, estimate_text, rows_text
 
@@ -104,7 +103,7 @@ def test_rows_say_once_how_sure_they_are_and_what_they_rest_on() -> None:
     assert text.count("±35%") == text.count("predicted, not measured") == 1
     assert "- images/s: rates of a card" in text
     assert text.count(f"- {shared}") == 1
-    assert f"- compile max-autotune: {own}" in text
+    assert f"- some rows: {own}" in text
 
 
 def test_a_compiled_step_that_was_not_traced_is_a_range_in_every_table() -> None:

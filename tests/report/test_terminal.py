@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from planner.report import terminal
+from planner.report import text as terminal
 
 COMMAND = (
     "planner estimate timm:swin_large_patch4_window7_224 --batch-size 64 --compile reduce-overhead "

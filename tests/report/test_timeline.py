@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.report.live import step_live_bytes
-from planner.report.timeline import timeline_text
+from planner.report.live import step_live_bytes, timeline_text
 from tests.report.ledgers import layered_ledger
 
 MIB = 1024**2
@@ -54,7 +53,7 @@ PICTURE = """\
         │    ░░░░░░░░░░░░░░░░░░
     263 │    ░░░░░░░░░░░░░░░░░░•  •
         │ ░░░░░░░░░░░░░░░░░░░░░░░░░
-        │ ░░░░░░░░░░░░░░░░░░░░░░░░░•  ▒
+        │ ░░░░░░░░░░░░░░░░░░░░░░░░░•  •
         │▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓
    52.6 │███████████████████████████████████
     MiB └───────────────────────────────────
@@ -63,8 +62,7 @@ PICTURE = """\
 
 
 def test_the_terminal_form_is_a_picture_of_the_figures() -> None:
-    # 35 columns for the 35 points before and after each event. Ten rows of 52.6 MiB: the weights
-    # (32) are most of the first; state (to 96) is most of the second, 43.4 of it; a layer's saved
-    # 100 MiB are about two rows, its scratch of 30 shows where it fills most of a row.
+    # 35 columns for the 35 points before and after each event. Ten rows of 52.6 MiB, each with what
+    # is in its middle: the weights (32) in the first (26.3), state (to 96) in the second (78.9).
     text = timeline_text(layered_ledger(), 44, 10)
     assert text.splitlines()[1:13] == PICTURE.splitlines()

@@ -31,7 +31,7 @@ from search.probe.parent.runner import _record
 from search.probe.protocol import ProbeRequest
 from search.probe.worker.measure import measure
 from search.probe.worker.report import Report
-from search.report.report import write_report
+from search.runs.writing import write_report
 from search.tuning.own_model import with_own_optimizer
 from tests.answers import recommendation_text
 from tests.libraries.steps import needs

@@ -11,7 +11,8 @@ import pytest
 from planner import advise, estimate
 from planner.cli import main
 from planner.core.errors import UsageError
-from planner.report.cost import cost_text
+from planner.core.files import to_json
+from planner.report.time import cost_text
 from planner.throughput.cost import IMAGENET_IMAGES, Cost, Training, cost_of
 from planner.throughput.result import Throughput
 
@@ -62,7 +63,7 @@ def test_estimates_ways_and_more_gpus_have_it_and_the_command_says_the_same(
     rows = json.loads(capsys.readouterr().out)
     alone = estimate("native:swin_tiny", gpu="a100-sxm-80gb", epochs=9, price_per_hour=2)
     assert alone.cost is not None
-    assert rows[0]["cost"] == alone.cost.to_json()
+    assert rows[0]["cost"] == to_json(alone.cost)
     assert rows[1]["cost"]["devices"] == 2
     ways = advise(
         "native:swin_tiny", gpu="a100-sxm-80gb", batch_size=64, epochs=9, price_per_hour=2,
@@ -71,7 +72,7 @@ def test_estimates_ways_and_more_gpus_have_it_and_the_command_says_the_same(
     assert ways.plain.estimate.cost == alone.cost
     best = ways.recommended
     assert best is not None
-    assert best.to_json()["cost"]["seconds"] < alone.cost.seconds
+    assert to_json(best)["cost"]["seconds"] < alone.cost.seconds
     assert ways.more_gpus[0].cost is not None
     assert ways.more_gpus[0].cost.devices == 2
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from planner.core.errors import PlannerError
+from planner.core.files import to_json
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.schema.loading import LoaderSetting
 from planner.estimation.estimate import estimate
@@ -46,7 +47,7 @@ def of_a_task() -> dict[str, Any]:
 
 
 def of_an_estimate() -> dict[str, Any]:
-    return estimate(tiny(), TrainSetting(batch_size=2), gpu="rtx-3090").to_json()
+    return to_json(estimate(tiny(), TrainSetting(batch_size=2), gpu="rtx-3090"))
 
 
 def places(value: Any, here: Place = ()) -> Iterator[Place]:

@@ -10,6 +10,7 @@ import pytest
 
 from planner import Advice, Estimate, advise, emit, estimate
 from planner.core.errors import UnsupportedError, UsageError
+from planner.core.files import to_json
 from planner.core.schema import FactoryModel
 from planner.core.units import GIB
 from tests.trainers.cases import tiny
@@ -31,7 +32,7 @@ def advice() -> Advice:
 
 @pytest.mark.parametrize("form", ["object", "mapping", "array", "file"])
 def test_an_estimate_is_read_in_every_form(form: str, found: Estimate, tmp_path: Path) -> None:
-    data = json.loads(json.dumps(found.to_json()))
+    data = json.loads(json.dumps(to_json(found)))
     file = tmp_path / "e.json"
     file.write_text(json.dumps(data))
     given: Any = {"object": found, "mapping": data, "array": [data], "file": file}[form]
@@ -53,11 +54,11 @@ def test_a_way_of_advice_is_what_it_says(advice: Advice) -> None:
         assert f"BATCH_SIZE = {setting.batch_size}\n" in emitted.text
         assert (EXPANDABLE in emitted.launch) == ("allocator" in dict(way.changes))
         assert "within 500.00 MiB" in emitted.warnings[0]
-    assert emit(advice, "pytorch").text == emit(advice.to_json(), "pytorch", way=1).text
+    assert emit(advice, "pytorch").text == emit(to_json(advice), "pytorch", way=1).text
 
 
 def test_of_several_one_is_chosen() -> None:
-    rows = [estimate(MODEL, gpu="rtx 3090", batch_size=n).to_json() for n in (8, 16)]
+    rows = [to_json(estimate(MODEL, gpu="rtx 3090", batch_size=n)) for n in (8, 16)]
     with pytest.raises(UsageError, match=r"2 settings: 1 is batch_size=8; 2 is batch_size=16") as e:
         emit(rows, "timm")
     assert e.value.way_out == "Choose one with --way N."
@@ -83,7 +84,7 @@ def test_what_does_not_fit_is_refused(advice: Advice) -> None:
 
 def test_a_task_is_trained_by_its_own_loss(found: Estimate) -> None:
     """The file gave it images and took logits: nobody had kept that it is a task."""
-    data = found.to_json()
+    data = to_json(found)
     data |= {"model": FactoryModel(factory="mine:make").model_dump(), "setting": {"batch_size": 4}}
     for told in ({"is_task": True, "unit": "pairs"}, {"is_task": False, "unit": "images"}):
         text = emit({**data, **told}, "pytorch").text

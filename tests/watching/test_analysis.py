@@ -10,6 +10,7 @@ import pytest
 
 import planner
 from planner.core.errors import PlannerError
+from planner.core.files import to_json
 from planner.core.units import GIB
 from planner.watching.analysis import judge
 from planner.watching.expectation import Expectation, read_expectation
@@ -92,7 +93,7 @@ def test_plans_are_read_from_all_that_planner_writes(tmp_path: Path) -> None:
     assert said.basis == "measured"
     assert said.images_per_second == found.evidence.images_per_second  # type: ignore[union-attr]
     estimate = planner.estimate("native:swin_tiny", batch_size=8, accumulate=2, gpu="rtx 3090")
-    (tmp_path / "estimate.json").write_text(json.dumps([estimate.to_json()]))
+    (tmp_path / "estimate.json").write_text(json.dumps([to_json(estimate)]))
     for plan in (estimate, tmp_path / "estimate.json", str(tmp_path / "estimate.json")):
         said = read_expectation(plan)
         assert said is not None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
+
+from planner.core.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -40,12 +43,12 @@ class Number:
 
 VerdictKind = Literal["fits", "likely", "unlikely", "no", "unknown"]
 # The icon says the same as the colour, to those who see none, and the word says both.
-VERDICTS: Mapping[VerdictKind, tuple[str, str]] = {
-    "fits": ("✓", "Fits"),
-    "likely": ("≈", "Probably fits"),
-    "unlikely": ("!", "Probably does not fit"),
-    "no": ("✕", "Does not fit"),
-    "unknown": ("?", "Not known whether it fits"),
+VERDICTS: Mapping[VerdictKind, tuple[str, str, str]] = {  # and whether it fits, in a cell of text
+    "fits": ("✓", "Fits", "yes"),
+    "likely": ("≈", "Probably fits", "probably"),
+    "unlikely": ("!", "Probably does not fit", "probably not"),
+    "no": ("✕", "Does not fit", "no"),
+    "unknown": ("?", "Not known whether it fits", ""),
 }
 
 
@@ -67,6 +70,26 @@ class Verdict:
 
 
 Cell = str | Number | Verdict
+
+
+def bytes_cell(num_bytes: int | None) -> Number:
+    return Number(num_bytes, "-" if num_bytes is None else format_bytes(num_bytes))
+
+
+def seconds_cell(seconds: float | None) -> Number:
+    return Number(seconds, "-" if seconds is None else format_seconds(seconds))
+
+
+def rate_cell(rate: float | None) -> Number:
+    return Number(rate, format_rate(rate))
+
+
+def count_cell(number: int | None) -> Number:
+    return Number(number, "-" if number is None else f"{number:,}")
+
+
+def share_cell(share: float, whole: float = 1.0) -> Number:
+    return Number(share, f"{share / (whole or 1.0):.1%}")
 
 
 @dataclass(frozen=True)
@@ -109,42 +132,11 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Box:
-    """A box of a `Tree`. It is as high as its `amount` beside its neighbours'; `details` are shown
-    under the pointer."""
-
-    label: str
-    amount: float
-    colour: str
-    ink: str
-    details: str
-    boxes: Sequence[Box] = ()
-
-
-@dataclass(frozen=True)
-class Tree:
-    """Boxes within boxes, from left to right, which the page's style lays out without a script.
-    `description` is as a `Chart`'s, and `table` has its figures."""
-
-    root: Box
-    description: str
-    table: Table
-
-
-@dataclass(frozen=True)
 class Copyable:
     """A text to take away (a command, a file), with a button that copies it."""
 
     text: str
     label: str = ""
-
-
-@dataclass(frozen=True)
-class Tabs:
-    """Alternatives of which one is shown: (name, its parts)."""
-
-    key: str
-    tabs: Sequence[tuple[str, Sequence[Part]]]
 
 
 @dataclass(frozen=True)
@@ -156,7 +148,7 @@ class Folded:
     printed: bool = True
 
 
-Part = Text | Verdict | Facts | Table | Chart | Tree | Copyable | Tabs | Folded
+Part = Text | Verdict | Facts | Table | Chart | Copyable | Folded
 
 
 @dataclass(frozen=True)
@@ -168,6 +160,22 @@ class Section:
     title: str
     parts: Sequence[Part]
     printed: bool = True
+
+
+def sections_of(parts: Sequence[Part], title: str = "Answer") -> list[Section]:
+    """An answer's parts as a page has them: what stands on a terminal's first screen under `title`,
+    and a section for each that is folded there."""
+    first = [part for part in parts if not isinstance(part, Folded)]
+    folded = [part for part in parts if isinstance(part, Folded)]
+    rest = [
+        Section(_key(each.summary), f"{each.summary[0].upper()}{each.summary[1:]}", each.parts)
+        for each in folded
+    ]
+    return [Section(_key(title), title, first), *rest]
+
+
+def _key(title: str) -> str:
+    return re.sub(r"[^a-z]+", "-", title.partition("(")[0].lower()).strip("-")
 
 
 @dataclass(frozen=True)

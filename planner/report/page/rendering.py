@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
+import math
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import printable
-from planner.report.page.contents import Chart, Folded, Page, Part, Section, Tabs
-from planner.report.page.figures import figures_of
-from planner.report.page.table_layout import Tables, is_number, is_verdict, read, sorted_by
+from planner.report.page import contents as doc
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template
+    from jinja2 import Environment
 
 _HERE = Path(__file__).parent
 _GENERATOR = "planner report"
@@ -32,26 +31,39 @@ PLOTLY = "plotly-basic.min.js"
 DRAWN = {"scatter", "bar"}
 
 
-def page_html(page: Page) -> str:
+def page_html(page: doc.Page) -> str:
     """The page, whole. Raises PlannerError where plotly is missing."""
-    charts = [part for part in all_parts(page) if isinstance(part, Chart)]
+    charts = [part for part in all_parts(page) if isinstance(part, doc.Chart)]
     keys = [chart.key for chart in charts]
     assert len(keys) == len(set(keys)), "two charts of one key"
-    tables = Tables()
-    content = _template("content.html.j2").render(page=page, laid_out=tables.lay_out)
+    number = count(1).__next__  # of tables, for their anchors
+    content = _environment().get_template("content.html.j2").render(page=page, number=number)
     scripts = sorted({chart.script for chart in charts if chart.script})
-    packed_parts = {"rows": packed(json.dumps(tables.rows, allow_nan=False))} if tables.rows else {}
-    if charts:
-        packed_parts |= {"charts": packed(_drawings(charts)), "plotly": _plotly()}
-    return _template("page.html.j2").render(
-        page=page,
-        generator=_GENERATOR,
-        content=_safe(content),
-        style=_asset("page.css"),
-        first=_asset("first.js"),
-        scripts=[_asset(f"{name}.js") for name in ("page", "frame", "tables", *scripts)],
-        packed=packed_parts,
-    )
+    drawn = {"charts": packed(_drawings(charts)), "plotly": packed(_asset(PLOTLY))} if keys else {}
+    names = ("page", "frame", "tables", *scripts)
+    return _environment().get_template("page.html.j2").render(
+        page=page, generator=_GENERATOR, content=content, packed=drawn, style=_asset("page.css"),
+        first=_asset("first.js"), scripts=[_asset(f"{name}.js") for name in names],
+    )  # fmt: skip
+
+
+def numeric_columns(table: doc.Table) -> list[bool]:
+    """Which columns hold numbers."""
+    return [
+        any(isinstance(row[n], doc.Number) for row in table.rows) for n in range(len(table.headers))
+    ]
+
+
+def read(cell: doc.Cell) -> str:
+    """What a cell reads as."""
+    if isinstance(cell, doc.Verdict):
+        return f"{cell.icon} {cell.word}"
+    return (printable(cell.text) or "-") if isinstance(cell, doc.Number) else printable(cell)
+
+
+def sorted_by(cell: doc.Number) -> str:
+    """What a number sorts by, as an attribute; "" for what is not known, or not finite."""
+    return "" if cell.value is None or not math.isfinite(cell.value) else repr(cell.value)
 
 
 def is_page(start: str) -> bool:
@@ -59,21 +71,18 @@ def is_page(start: str) -> bool:
     return f'<meta name="generator" content="{_GENERATOR}">' in start
 
 
-def all_parts(page: Page) -> Iterator[Part]:
-    """Every part, those within tabs and folds too."""
+def all_parts(page: doc.Page) -> Iterator[doc.Part]:
+    """Every part, those within folds too."""
     for group in page.groups:
         for section in group.sections:
             yield from _within(section)
 
 
-def _within(whole: Section | Folded) -> Iterator[Part]:
+def _within(whole: doc.Section | doc.Folded) -> Iterator[doc.Part]:
     for part in whole.parts:
         yield part
-        if isinstance(part, Folded):
+        if isinstance(part, doc.Folded):
             yield from _within(part)
-        elif isinstance(part, Tabs):
-            for _, parts in part.tabs:
-                yield from _within(Folded("", parts))
 
 
 def packed(text: str) -> str:
@@ -81,7 +90,7 @@ def packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _drawings(charts: Sequence[Chart]) -> str:
+def _drawings(charts: Sequence[doc.Chart]) -> str:
     """Charts by key, as JSON. The look of a figure is the page's, and no figure brings its own."""
     from plotly.io.json import to_json_plotly
 
@@ -96,11 +105,6 @@ def _drawings(charts: Sequence[Chart]) -> str:
     return text
 
 
-@cache
-def _plotly() -> str:
-    return packed(_asset(PLOTLY))
-
-
 def _asset(name: str) -> str:
     return (_HERE / "assets" / name).read_text(encoding="utf-8")
 
@@ -113,23 +117,13 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_shown,
     )  # fmt: skip
-    made.tests["number"] = is_number
-    made.tests["verdict"] = is_verdict
-    made.globals["figures_of"] = figures_of
+    made.tests["number"] = lambda cell: isinstance(cell, doc.Number)
+    made.tests["verdict"] = lambda cell: isinstance(cell, doc.Verdict)
+    made.filters["numeric"] = numeric_columns
     made.filters["kind"] = lambda part: type(part).__name__.lower()
     made.filters["sorted_by"] = sorted_by
     made.filters["read"] = read
     return made
-
-
-def _template(name: str) -> Template:
-    return _environment().get_template(name)
-
-
-def _safe(html: str) -> str:
-    from markupsafe import Markup
-
-    return Markup(html)
 
 
 def _shown(value: Any) -> Any:

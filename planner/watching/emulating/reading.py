@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from planner.core.units import format_bytes
@@ -177,6 +177,8 @@ class EmulatedRun:
     which levers would help where a known model ran out of memory; `expanded`, what it needed with
     expandable segments, where it ran a second time."""
 
+    emulated = True
+    computed = ("emulated", "fits", "fits_so_far", "doubts", "is_cut", "steps")
     command: tuple[str, ...]
     gpu: str
     gpus: int
@@ -283,12 +285,6 @@ class EmulatedRun:
     def steps(self) -> int:
         """That every process made which steps at all."""
         return min((p.steps for p in self.processes if p.steps), default=0)
-
-    def to_json(self) -> dict[str, Any]:
-        first = {"emulated": True, "fits": self.fits, "fits_so_far": self.fits_so_far}
-        said = {"doubts": list(self.doubts), "is_cut": self.is_cut, "steps": self.steps}
-        expanded = self.expanded and self.expanded.to_json()
-        return {**first, **said, **asdict(self), "expanded": expanded}
 
 
 def read_processes(records: Sequence[Mapping[str, Any]]) -> tuple[EmulatedProcess, ...]:

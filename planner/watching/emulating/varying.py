@@ -29,13 +29,6 @@ class Variation:
     runs: dict[int, EmulatedRun]
     last_line: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        runs = {str(value): run.to_json() for value, run in sorted(self.runs.items())}
-        return {
-            "argument": self.argument, "largest": self.largest, "next_larger": self.next_larger,
-            "last_line": self.last_line, "runs": runs,
-        }  # fmt: skip
-
 
 def vary(
     command: Sequence[str],

@@ -60,7 +60,8 @@ class AllocatorMessage:
                 found["rest_bytes"] = found["outside_bytes"] - found["beside_bytes"]
         return {key: value for key, value in found.items() if value > 0}
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def sizes(self) -> dict[str, Any]:
         return {**self.known, **self.derived}
 
 
@@ -98,7 +99,7 @@ def read_message(text: str) -> AllocatorMessage | None:
 
 def ways_out(message: AllocatorMessage, torch: Versions) -> Iterator[str]:
     """What the figures say and advise, most certain first, to whoever has one of these torches."""
-    sizes = message.to_json()
+    sizes = message.sizes
     requested, missing = sizes["requested_bytes"], sizes.get("missing_bytes", 0)
     total, free = sizes.get("total_bytes", 0), sizes.get("free_bytes")
     slack = noteworthy_bytes(total)

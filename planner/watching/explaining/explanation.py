@@ -51,14 +51,8 @@ class Explanation:
     relief: Relief | None = None
     notes: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        parts = {"snapshot": self.snapshot, "expected": self.expected, "relief": self.relief}
-        return {
-            **vars(self),
-            "findings": [finding.to_json() for finding in self.findings],
-            "run": self.run or None,
-            **{name: part.to_json() if part else None for name, part in parts.items()},
-        }
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "run": self.run or None}
 
 
 def explain(
@@ -129,7 +123,7 @@ def _of_log(name: str, reading: LogReading) -> Explanation:
     found.findings.sort(key=lambda finding: finding.evidence[0][0])
     if reading.first is not None:
         rank, message = reading.first
-        found.seen = message.to_json()
+        found.seen = message.sizes
         if len(reading.messages) > 1:
             words = f", rank {rank}" if rank is not None else ""
             found.notes.append(sentence("ranks", ranks=len(reading.messages), rank=words))
@@ -188,7 +182,7 @@ def _of_watch(name: str, file: IO[bytes]) -> Explanation:
     if OUT_OF_MEMORY in findings:
         found.seen = dict(findings[OUT_OF_MEMORY].figures)
         if said := read_message(str(found.seen.get("text"))):
-            found.seen |= said.to_json()
+            found.seen |= said.sizes
             findings[OUT_OF_MEMORY].todo = tuple(ways_out(said, said.torch))
     if "end" not in run:
         found.notes.append(sentence("no last line"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 from planner.core import failures
@@ -53,12 +53,9 @@ class Finding:
         if rank is not None and rank not in self.ranks:
             self.ranks = tuple(sorted((*self.ranks, rank)))[:64]
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "certain": not self.apart,
-            "evidence": [{"line": number, "text": text} for number, text in self.evidence],
-        }
+    def as_json(self) -> dict[str, Any]:
+        evidence = [{"line": number, "text": text} for number, text in self.evidence]
+        return {**vars(self), "certain": not self.apart, "evidence": evidence}
 
 
 @dataclass
@@ -202,7 +199,7 @@ class LogReading:
         if failed is None or failed.apart:
             return
         if self.first is not None:
-            failed.figures = self.first[1].to_json()
+            failed.figures = self.first[1].sizes
             oldest, newest = self.torch
             if self.is_windows:  # where expandable segments are not: what torch 2.0 had is
                 oldest, newest = min(oldest, (2, 0)), min(newest, (2, 0))

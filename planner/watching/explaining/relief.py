@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from planner.advice.advising import advise
@@ -37,9 +37,6 @@ class Relief:
     levers: tuple[Lever, ...]
     rated: str = ""
     why_none: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def find_relief(

@@ -41,6 +41,7 @@ class SnapshotReading:
     free; `requested_bytes` the request that failed, where the history holds it, and
     `device_free_bytes` what the driver had then."""
 
+    computed = ("missing_bytes",)
     device: int
     reserved_bytes: int
     allocated_bytes: int
@@ -65,9 +66,6 @@ class SnapshotReading:
         if self.requested_bytes is None:
             return None
         return max(self.requested_bytes - (self.device_free_bytes or 0), 1)
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "missing_bytes": self.missing_bytes}
 
     def ways_out(self) -> Iterator[str]:
         sizes, unused = asdict(self), self.free_bytes

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
+from planner.core.files import to_json
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model
 from planner.core.schema.record import RECORD_FORMAT
 
@@ -19,10 +20,8 @@ class StudyIdentity(Protocol):
     @property
     def of_what(self) -> str: ...
 
-    def to_json(self) -> dict[str, Any]: ...
-
     def differences(self, known: dict[str, Any]) -> tuple[str, ...]:
-        """How this differs from another's `to_json`, a line for each field."""
+        """How this differs from what `to_json` made of another, a line for each field."""
 
     def has(self, record: MeasurementRecord) -> bool:
         """Whether a record is of this identity."""
@@ -32,6 +31,8 @@ class StudyIdentity(Protocol):
 class Identity:
     """What a study's probes have in common; any difference makes them another study's."""
 
+    format = RECORD_FORMAT
+    computed = ("format",)
     model: Model
     device: DeviceInfo
     versions: dict[str, str]
@@ -40,16 +41,8 @@ class Identity:
     def of_what(self) -> str:
         return "model, device or software"
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "format": RECORD_FORMAT,
-            "model": self.model.model_dump(mode="json"),
-            "device": self.device.model_dump(mode="json"),
-            "versions": dict(sorted(self.versions.items())),
-        }
-
     def differences(self, known: dict[str, Any]) -> tuple[str, ...]:
-        """How this differs from another's `to_json`, a line for each field."""
+        """How this differs from what `to_json` made of another, a line for each field."""
         return tuple(differences_between(known, _as_known(known, self)))
 
     def has(self, record: MeasurementRecord) -> bool:
@@ -61,7 +54,7 @@ class Identity:
 def _as_known(known: dict[str, Any], identity: Identity) -> dict[str, Any]:
     """The identity in the words of the one known, where a device differs only by how it was read:
     the memory of one card is told in two ways, and which of several alike is no difference."""
-    ours = identity.to_json()
+    ours: dict[str, Any] = to_json(identity)
     ours["device"].pop("uuid")
     theirs = {k: v for k, v in known.get("device", {}).items() if k != "uuid"}
     try:

@@ -23,7 +23,7 @@ from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from planner.core.files import STUDY, TUNE_PROBES
+from planner.core.files import STUDY, TUNE_PROBES, to_json
 from planner.core.schema import MeasurementRecord
 from search.loop.space import Candidate, Space
 from search.loop.study.clock import shared_clock
@@ -100,7 +100,7 @@ class OptunaStudy:
     def _found(self, identity: StudyIdentity) -> dict[str, Any]:
         """The identity of a study that has none yet: ours, unless another tuner comes first at the
         same instant. Trial numbers, given out one at a time, say who did."""
-        attributes = {FOUNDER: identity.to_json()}
+        attributes = {FOUNDER: to_json(identity)}
         self.study.add_trial(
             optuna.create_trial(state=TrialState.FAIL, params={}, user_attrs=attributes)
         )

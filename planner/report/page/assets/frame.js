@@ -1,5 +1,5 @@
 "use strict";
-// The frame: theme, contents, tabs, copying, and what print needs.
+// The frame: theme, contents, copying, and what print needs.
 page.theme = () => {
   const button = document.getElementById("theme");
   const preferred = matchMedia("(prefers-color-scheme: dark)");
@@ -50,37 +50,6 @@ page.contents = () => {
   sections.forEach((section) => seen.observe(section));
 };
 
-// As ARIA has it: one tab is in the order of Tab; arrows, Home and End go to the others.
-page.tabs = () => {
-  for (const list of document.querySelectorAll("[role=tablist]")) {
-    const tabs = [...list.children];
-    const choose = (chosen) => {
-      for (const tab of tabs) {
-        const panel = document.getElementById(tab.getAttribute("aria-controls"));
-        tab.setAttribute("aria-selected", String(tab === chosen));
-        tab.tabIndex = tab === chosen ? 0 : -1;
-        panel.classList.toggle("chosen", tab === chosen);
-        if (tab === chosen) page.resize(panel);
-      }
-    };
-    tabs.forEach((tab) => tab.addEventListener("click", () => choose(tab)));
-    list.addEventListener("keydown", (event) => {
-      const at = tabs.indexOf(document.activeElement);
-      const to = {
-        ArrowRight: (at + 1) % tabs.length, ArrowLeft: (at - 1 + tabs.length) % tabs.length,
-        Home: 0, End: tabs.length - 1,
-      }[event.key];
-      if (at < 0 || to === undefined) return;
-      event.preventDefault();
-      tabs[to].focus();
-      choose(tabs[to]);
-    });
-  }
-  for (const fold of document.querySelectorAll("details")) {
-    fold.addEventListener("toggle", () => { if (fold.open) page.resize(fold); });
-  }
-};
-
 // Some browsers give files no clipboard: then a field that holds the text is copied, and where that
 // is refused too, the text is selected for the person.
 page.copyText = async (pre) => {
@@ -114,7 +83,7 @@ page.copying = () => {
   }
 };
 
-// Paper shows everything: folds open, all tabs, all charts, as wide as a page and in light colours,
+// Paper shows everything: folds open, all charts, as wide as a page and in light colours,
 // high ones lower than on a screen.
 page.PAPER_PX = 700;
 page.print = (yes) => {
@@ -138,8 +107,10 @@ page.print = (yes) => {
 page.frame = () => {
   page.theme();
   page.contents();
-  page.tabs();
   page.copying();
+  for (const fold of document.querySelectorAll("details")) {
+    fold.addEventListener("toggle", () => { if (fold.open) page.resize(fold); });
+  }
   addEventListener("beforeprint", () => page.print(true));
   addEventListener("afterprint", () => page.print(false));
   matchMedia("print").addEventListener("change", (event) => page.print(event.matches));

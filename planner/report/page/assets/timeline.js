@@ -17,21 +17,11 @@ page.timeline.source = (key) => {
   const live = new Float64Array(source.values.reserved.length);
   for (const name of data.stack) source.values[name].forEach((value, i) => { live[i] += value; });
   source.values.live = live;
-  if (data.nanoseconds.length) source.clock = sum(data.nanoseconds).map((each) => each / 1e6);
   page.timeline.sources.set(key, source);
   return source;
 };
 
-// The first point at or after `x`, in order or on the clock.
-page.timeline.pointAt = (clock, count, x) => {
-  if (!clock) return Math.min(Math.max(Math.ceil(x), 0), count - 1);
-  let [low, high] = [0, count - 1];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (clock[middle] < x) low = middle + 1; else high = middle;
-  }
-  return low;
-};
+page.timeline.pointAt = (count, x) => Math.min(Math.max(Math.ceil(x), 0), count - 1);
 
 // Points from `first` to `last` in `columns` columns: the maxima of each, and both ends.
 page.timeline.thin = (values, first, last, columns) => {
@@ -63,23 +53,16 @@ page.timeline.text = (source, point) => {
   const { words, values } = source;
   const bytes = (units) => page.timeline.bytes(units, source);
   const phase = source.phases.find((each) => point < each.stop) ?? source.phases.at(-1);
-  const kind = source.stretches.find(([, start, stop]) => start <= point && point < stop)?.[0];
-  const where = phase.name + (phase.micro_batch ? `, micro-batch ${phase.micro_batch}` : "")
-    + (kind ? ` (${kind})` : "");
   const count = values.live.length - 1;
-  const lines = [`<b>${where}</b>, event ${point.toLocaleString("en")} of ${count.toLocaleString("en")}`];
-  if (source.clock) lines[0] += `, ${source.clock[point].toFixed(2)} ms`;
+  const lines = [`<b>${phase.name}</b>, event ${point.toLocaleString("en")} of ${count.toLocaleString("en")}`];
   if (point === 0) lines.push("before the step");
   else {
-    const [of, label, path, during, at, category, stream] =
-      ["bytes", "label", "path", "during", "at", "category", "stream"].map((name) =>
+    const [of, label, path, category] = ["bytes", "label", "path", "category"].map((name) =>
         name === "bytes" ? source.bytes[point - 1] : words[source[name][point - 1]]);
     const named = (operation, module) => [operation, module].filter(Boolean).join(" in ");
-    const pool = stream ? `, of the stream ${stream}` : "";
-    if (of > 0) lines.push(`allocates ${bytes(of)} of ${category}${pool}`, `by ${named(label, path)}`);
+    if (of > 0) lines.push(`allocates ${bytes(of)} of ${category}`, `by ${named(label, path)}`);
     else {
-      lines.push(`frees ${bytes(-of)} of ${category}${pool}`, `that ${named(label, path)} asked for`);
-      if (during) lines.push(`after ${named(during, at)}`);
+      lines.push(`frees ${bytes(-of)} of ${category}`, `that ${named(label, path)} asked for`);
     }
   }
   lines.push(`<b>alive ${bytes(values.live[point])}</b>`);
@@ -88,27 +71,77 @@ page.timeline.text = (source, point) => {
   return lines.join("<br>");
 };
 
-page.scripts.timeline = (target, drawing) => {
+// What is drawn: the stack of what is alive, the allocator's lines, the peak, and the limit where it
+// would not squeeze the picture; a band for each phase. The points come with the first resampling.
+page.timeline.figure = (source) => {
+  const { values, colours, peak } = source;
+  const count = values.live.length;
+  const per = source.scale_bytes / source.unit_bytes;
+  const said = (units) => page.timeline.bytes(units, source);
+  const line = (series, name, style) => ({
+    type: "scatter", mode: "lines", x: [], y: [], hoverinfo: "skip", meta: { series }, name, ...style,
+  });
+  const fixed = (name, points, units, style) => ({
+    type: "scatter", x: points, y: points.map(() => units / per), hoverinfo: "skip",
+    meta: { points }, name: `${name}, ${said(units)}`, ...style,
+  });
+  const top = values.reserved.reduce((a, b) => Math.max(a, b));
+  const limit = source.limit_bytes === null ? null : source.limit_bytes / source.unit_bytes;
+  const isNear = limit !== null && limit > 0 && limit <= 2 * top;
+  const traces = source.stack.map((name) => line(name,
+    `${name.replace("_", " ")}, ${said(values[name][peak])}`,
+    { stackgroup: "live", line: { width: 0, shape: "hv" }, fillcolor: colours[name] }));
+  traces.push(
+    line("live", "live", { showlegend: false, hoverinfo: "text",
+      line: { width: 1, shape: "hv", color: "rgba(128, 128, 128, 0.75)" } }),
+    line("allocated", "allocated", { line: { width: 1, shape: "hv", dash: "dot", color: colours.allocator } }),
+    line("reserved", `reserved, ${said(top)}`, { line: { width: 2, shape: "hv", color: colours.allocator } }),
+    fixed("peak", [peak], values.live[peak], { mode: "markers", cliponaxis: false, marker: {
+      symbol: "triangle-down", size: 13, color: "#ffffff", line: { width: 2, color: "#000000" } } }));
+  if (isNear) traces.push(fixed("limit", [0, count - 1], limit, {
+    mode: "lines", line: { width: 2, dash: "dash", color: colours.limit } }));
+  const layout = {
+    hovermode: "x", hoverdistance: -1, dragmode: page.byFinger ? false : "zoom",
+    "xaxis.title.text": "allocations and releases", "xaxis.range": [0, count - 1],
+    "xaxis.showspikes": true, "xaxis.spikemode": "across", "xaxis.spikethickness": 1,
+    "xaxis.spikedash": "solid", "xaxis.spikecolor": "rgba(128, 128, 128, 0.75)",
+    "xaxis.spikesnap": "hovered data", "xaxis.showgrid": false, "xaxis.hoverformat": ",.0f",
+    "xaxis.tickformat": ",d", "xaxis.minallowed": 0, "xaxis.maxallowed": count - 1,
+    "yaxis.title.text": `${source.scale} of memory`, "yaxis.fixedrange": true,
+    "yaxis.range": [0, (1.2 * Math.max(top, isNear ? limit : 0)) / per], // names stand above
+    shapes: source.phases.map(({ start, stop }, i) => ({
+      type: "rect", xref: "x", yref: "paper", x0: start, x1: stop, y0: 0, y1: 1, layer: "below",
+      line: { width: 0 }, fillcolor: i % 2 ? "rgba(128, 128, 128, 0.11)" : "rgba(0, 0, 0, 0)" })),
+    annotations: source.phases.map(({ name, start }) => ({
+      xref: "x", yref: "paper", x: start, y: 1, yanchor: "top", text: name, showarrow: false,
+      font: { size: 11 }, visible: false })),
+  };
+  return { traces, layout };
+};
+
+page.scripts.timeline = async (target, drawing) => {
   const source = page.timeline.source(drawing.key ?? target.closest("[data-chart]").dataset.chart);
   const count = source.values.live.length;
   const per = source.scale_bytes / source.unit_bytes;
-  let clock = null; // the point's time, where the axis is time
-  const xOf = (point) => (point === null ? null : clock ? clock[point] : point);
-  const end = () => xOf(count - 1);
+  const end = count - 1;
+  const { traces, layout } = page.timeline.figure(source);
+  await Plotly.addTraces(target, traces);
+  await Plotly.relayout(target, layout);
+  page.makeRoom(target);
 
   const resample = () => {
     const [low, high] = target.layout.xaxis.range;
-    const first = Math.max(page.timeline.pointAt(clock, count, low) - 1, 0);
-    const last = Math.max(page.timeline.pointAt(clock, count, high), first);
+    const first = Math.max(page.timeline.pointAt(count, low) - 1, 0);
+    const last = Math.max(page.timeline.pointAt(count, high), first);
     const columns = Math.max(Math.floor(target._fullLayout?._size?.w ?? 600), 100);
     const points = page.timeline.thin(source.values, first, last, columns);
-    const x = Array.from(points, xOf);
+    const x = Array.from(points);
     const update = { x: [], y: [], text: [] };
     const traces = [];
     target.data.forEach((trace, number) => {
       const { series, points: fixed } = trace.meta;
       traces.push(number);
-      update.x.push(fixed ? fixed.map(xOf) : x);
+      update.x.push(fixed ?? x);
       update.y.push(fixed ? trace.y : Array.from(points, (i) => source.values[series][i] / per));
       update.text.push(trace.hoverinfo === "text" ? Array.from(points, (i) => page.timeline.text(source, i)) : null);
     });
@@ -122,7 +155,7 @@ page.scripts.timeline = (target, drawing) => {
     const [low, high] = target.layout.xaxis.range;
     const update = {};
     source.phases.forEach((phase, i) => {
-      const [start, stop] = [xOf(phase.start), xOf(Math.min(phase.stop, count - 1))];
+      const [start, stop] = [phase.start, Math.min(phase.stop, end)];
       const [left, right] = [Math.max(start, low), Math.min(stop, high)];
       const width = ((right - left) / (high - low)) * (target._fullLayout?._size?.w ?? 600);
       Object.assign(update, {
@@ -146,9 +179,9 @@ page.scripts.timeline = (target, drawing) => {
   };
   target.on("plotly_relayout", (change) => {
     if (busy || !Object.keys(change).some((name) => /^xaxis\.(range|autorange)/.test(name))) return;
-    redraw(change["xaxis.autorange"] ? [0, end()] : null);
+    redraw(change["xaxis.autorange"] ? [0, end] : null);
   });
-  target.on("plotly_doubleclick", () => { redraw([0, end()]); return false; });
+  target.on("plotly_doubleclick", () => { redraw([0, end]); return false; });
 
   // The same with the keyboard.
   const tools = document.createElement("div");
@@ -163,30 +196,11 @@ page.scripts.timeline = (target, drawing) => {
     tools.append(button);
     return button;
   };
-  add("whole step", () => redraw([0, end()]));
+  add("whole step", () => redraw([0, end]));
   source.phases.forEach((phase) => {
     if (phase.stop - phase.start < 2) return;
-    const name = phase.name + (phase.micro_batch ? ` ${phase.micro_batch}` : "");
-    add(name, () => redraw([xOf(phase.start), xOf(Math.min(phase.stop, count - 1))]));
+    add(phase.name, () => redraw([phase.start, Math.min(phase.stop, end)]));
   });
-  if (source.clock) {
-    const [byEvent, byTime] = ["by event", "by predicted time"].map((name, number) =>
-      add(name, async () => {
-        const [low, high] = target.layout.xaxis.range;
-        const [from, to] = [low, high].map((x) => page.timeline.pointAt(clock, count, x));
-        clock = number ? source.clock : null;
-        byEvent.setAttribute("aria-pressed", String(!number));
-        byTime.setAttribute("aria-pressed", String(!!number));
-        await Plotly.relayout(target, {
-          "xaxis.title.text": number ? "predicted milliseconds of the device" : "allocations and releases",
-          "xaxis.tickformat": number ? "" : ",d", "xaxis.hoverformat": number ? ".2f" : ",.0f",
-          "xaxis.maxallowed": end(),
-        });
-        redraw([xOf(from), xOf(to)]);
-      }));
-    byEvent.setAttribute("aria-pressed", "true");
-    byTime.setAttribute("aria-pressed", "false");
-  }
   target.before(tools);
   redraw();
 };

@@ -11,7 +11,7 @@ from planner.core.errors import UsageError
 from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.study.identity import Identity
 from search.loop.study.records import format_record
-from search.report.reading import is_run, read_run
+from search.runs.reading import is_run, read_run
 from search.tuning.tune import tune
 from tests.search.study.test_study import open_study, probe_one
 from tests.search.tables import GPU, MODEL, invented_table, make_record
@@ -98,7 +98,8 @@ def never(*asked: object) -> MeasurementRecord:
 @pytest.mark.parametrize("name", ["", "recommendation.json", "probes.jsonl"])
 def test_a_folder_or_one_of_its_files_is_the_same_run(replayed: Path, name: str) -> None:
     assert is_run(str(replayed / name))
-    assert read_run(replayed / name) == read_run(replayed)
+    named, folder = read_run(replayed / name), read_run(replayed)
+    assert (named.found, named.records, named.place) == (folder.found, folder.records, folder.place)
 
 
 def test_a_torn_line_and_a_faulty_recommendation_are_said(replayed: Path) -> None:

@@ -1,0 +1,449 @@
+"""What a search found: as a terminal says it, and as a page with the probes that prove it.
+
+The figures are Optuna's own, of a study in memory that has the probes as its trials.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from planner.core.errors import PlannerError, printable
+from planner.core.schema import MeasurementRecord, SwinConfig
+from planner.core.schema.result import Recommendation
+from planner.core.units import GIB, format_bytes, format_rate, format_seconds
+from planner.report.estimates import apart_fields, notes
+from planner.report.page import contents as doc
+from planner.report.page.plotting import (
+    BLUE,
+    GREEN,
+    GREY,
+    LIMIT,
+    PURPLE,
+    VERMILION,
+    plot_text,
+    restyled,
+)
+from planner.report.settings import describe_setting, in_words
+from planner.trainers.emission import TARGETS, emit
+from planner.trainers.registry import TRAINERS
+
+if TYPE_CHECKING:
+    from optuna import Study
+
+Interval = tuple[float, float] | None
+# What is said of these is on a first screen; the other notes are folded.
+FIRST_NOTES = ("learning rate", "nothing was run", "last record is in", "Other processes hold")
+MAX_MESSAGE = 160  # characters in a table's cell; the file of records has all
+FEWEST = 12  # probes that ran, by our judgement: of fewer an importance says nothing
+# PED-ANOVA asks what the best share of trials have in common; Optuna's reference of
+# PedAnovaImportanceEvaluator advises five at least. The share is its default.
+TOP_SHARE, FEWEST_IN_TOP = 0.1, 5
+_FAR = 1.6  # a budget so many times the largest probe is told, not drawn: the probes would be dots
+
+
+@dataclass(frozen=True)
+class Run:
+    """A search of settings: what was recommended (None while it runs), and every probe in the order
+    they ended. `best` is what it recommends, or else the best so far. `interval_of` is where a
+    record's rate lies, `tuners` say who made a probe, by its id, `disturbed` are the ids of those
+    that something slowed. `place` is what `planner emit` takes, `again` the command that searches
+    again; `faults` say what could not be read, or does not belong together. `studies` have the
+    probes as trials: by their rates, and by memory and rates."""
+
+    title: str
+    found: Recommendation | None
+    records: tuple[MeasurementRecord, ...]
+    best: MeasurementRecord | None
+    interval_of: Callable[[MeasurementRecord], Interval]
+    place: str = ""
+    again: str = ""
+    faults: tuple[str, ...] = ()
+    tuners: Mapping[str, str] = field(default_factory=dict)
+    disturbed: frozenset[str] = frozenset()
+    studies: Sequence[Study] = ()
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """What a setting may take by the search, as the newest probe was judged. None where no
+        search asked."""
+        asked = (r.allowed_bytes for r in (*cited(self.found), *reversed(self.records)))
+        return next((n for n in asked if n is not None), None)
+
+    @property
+    def unit(self) -> str:
+        """What a batch counts: images, unless all records are of another task."""
+        said = {r.counts for r in self.records if r.images_per_second} or {
+            r.counts for r in self.records
+        }
+        return said.pop() if len(said) == 1 else "images"
+
+    def end_of(self, record: MeasurementRecord) -> str:
+        """How a probe ended, in words: "measured", "out of memory" …"""
+        if record.cut_short:
+            return "cut short by the budget"
+        if record.inconclusive and not record.lost_device:
+            return "held up by others"
+        used, budget = record.used_bytes, self.budget_bytes
+        if record.status == "measured" and budget is not None and (used or 0) > budget:
+            return "over the budget"
+        return record.status.replace("_", " ")
+
+
+def cited(found: Recommendation | None) -> tuple[MeasurementRecord, ...]:
+    """The records that the recommendation itself holds, each once."""
+    held = (found.evidence, *found.runners_up, found.baseline) if found else ()
+    return tuple({repr(record): record for record in held if record is not None}.values())
+
+
+def recommendation_answer(
+    found: Recommendation, interval_of: Callable[[MeasurementRecord], Interval], then: str = ""
+) -> list[doc.Part]:
+    """The setting with its evidence, the others beside it, and what to type next; folded, what else
+    is to be known of the search."""
+    fed = feeding_lines(found) if found.feeding else []
+    ended = (
+        f"{count(found.num_probes, 'probe')} of {found.num_candidates} settings; the search ended "
+        f"because {found.stopped_because}.{_going_on(found)}"
+    )
+    first = [note for note in found.notes if any(word in note for word in FIRST_NOTES)]
+    rest = [note for note in found.notes if note not in first]
+    if (record := found.evidence) is not None:
+        steps = count(len(record.step_seconds), "step")
+        rest.append(f"Proof: probe {record.probe_id[:8]} of {_date(record)}, {steps} timed.")
+    ruled_out = (
+        f"{describe_setting(ruled.setting, found.model)}: {ruled.reason}"
+        + (f" (expected {format_bytes(ruled.predicted_bytes)})" if ruled.predicted_bytes else "")
+        for ruled in found.ruled_out
+    )
+    return [
+        doc.Text("\n".join([*_recommended(found, interval_of), *fed])),
+        *_beside(found),
+        doc.Text("\n".join([*first, ended])),
+        *([doc.Text(then)] if then else []),
+        *notes("notes", rest),
+        *notes("not probed (these batches and larger ones)", ruled_out),
+    ]
+
+
+def feeding_lines(found: Recommendation) -> list[str]:
+    """What the data cost: the loader by itself, and the emitted script's own thirty steps."""
+    fed, step = found.feeding, found.evidence
+    assert fed is not None, "asked for"
+    data = fed.data
+    alone = f"{format_rate(data.images_per_second)} images/s by itself, bound by its {data.bound}"
+    lines = [f"Fed from {data.location} by {data.setting.title}: {alone}."]
+    if fed.images_per_second is not None and fed.waited is not None:
+        step_rate = step.images_per_second if step is not None else None
+        share = f", {fed.images_per_second / step_rate:.0%} of the step alone" if step_rate else ""
+        lines.append(
+            f"  The emitted script trained {format_rate(fed.images_per_second)} images/s on them "
+            f"({fed.steps} steps, measured){share}; waiting for data {fed.waited:.0%} of the time."
+        )
+    return [*lines, *(f"  {note}" for note in (*data.notes, *fed.notes))]
+
+
+def _going_on(found: Recommendation) -> str:
+    """Where nothing ran its advice says what would help."""
+    if "the budget" in found.stopped_because and found.setting is not None:
+        return " Give a longer --budget to go on."
+    return " Run the same command to go on." if "interrupted" in found.stopped_because else ""
+
+
+def _recommended(
+    found: Recommendation, interval_of: Callable[[MeasurementRecord], Interval]
+) -> list[str]:
+    record = found.evidence
+    if record is None or found.setting is None:
+        probes = count(found.num_probes, "probe")
+        return [f"Nothing to recommend after {probes}: {found.stopped_because}.", found.advice]
+    how = "memory measured, times predicted" if found.device.emulated else "measured"
+    gain = "the plain default was not measured"
+    if found.baseline is not None and found.gain is not None:
+        gain = f"{found.gain:.2f} × the plain default"
+    return [
+        f"Recommended for {found.model.title} on {found.device.title} ({how}):",
+        f"  {rate_text(record, interval_of(record))}, {gain}, {memory_text(record)}",
+        f"  {describe_setting(found.setting, found.model)}",
+    ]
+
+
+def rate_text(record: MeasurementRecord, interval: Interval) -> str:
+    """`1,261 images/s (1,229 to 1,293)`; of several devices what all reach together, first."""
+    text = f"{record.images_per_second or 0:.4g} {record.counts}/s"
+    if record.setting.world_size > 1:
+        every = f"{record.world_images_per_second or 0:.4g} {record.counts}/s"
+        text = f"{every} of all {record.setting.world_size} devices; of each {text}"
+    return f"{text} ({interval_text(interval)})" if interval else text
+
+
+def interval_text(interval: Interval) -> str:
+    return f"{format_rate(interval[0])} to {format_rate(interval[1])}" if interval else "-"
+
+
+def memory_text(record: MeasurementRecord) -> str:
+    return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
+
+
+def _beside(found: Recommendation) -> list[doc.Part]:
+    """The recommended, the others and the plain default, by what tells them apart."""
+    if found.evidence is None:
+        return []
+    baseline, records = found.baseline, [found.evidence, *found.runners_up]
+    if baseline is not None and baseline not in records:
+        records.append(baseline)
+    apart = apart_fields([record.setting for record in records])
+    rows: list[list[doc.Cell]] = [
+        [
+            str(rank),
+            doc.rate_cell(rate),
+            doc.seconds_cell(
+                record.setting.batch_size * record.setting.accumulate / rate if rate else None
+            ),
+            doc.bytes_cell(record.used_bytes),
+            doc.seconds_cell(record.compile_seconds),
+            in_words({field: getattr(record.setting, field) for field in apart})
+            + (" (plain default)" if record == baseline else ""),
+        ]
+        for rank, record in enumerate(records, start=1)
+        for rate in [record.images_per_second]
+    ]
+    headers = ("", f"{records[0].counts}/s", "step", "memory", "compile", "setting")
+    return [doc.Table(headers, rows, marked=(0,), first=8).filled()]
+
+
+def run_group(run: Run, key: str, title: str = "") -> doc.Group:
+    """All sections of a run. `key` is unique on the page: charts and anchors begin with it."""
+    faults: list[doc.Part] = [doc.Text(fault, "warning") for fault in run.faults]
+    rest: list[doc.Section] = []
+    if run.found is None:
+        answer = doc.Section("answer", "Answer", [doc.Text(so_far(run), "lead"), *faults])
+    else:
+        answer, *rest = doc.sections_of(recommendation_answer(run.found, run.interval_of))
+        answer = replace(answer, parts=[*_tiles(run), *answer.parts, *_launch(run), *faults])
+    if not run.records:
+        return doc.Group(key, title, [answer, *rest])
+    probes: list[doc.Part] = [doc.Text(_ended(run)), _table(run)]
+    return doc.Group(key, title, [
+        answer, *_charts(run, key), *rest, doc.Section("probes", "Probes in order", probes),
+        doc.Section("environment", "Environment", _environment(run)),
+    ])  # fmt: skip
+
+
+def so_far(run: Run) -> str:
+    """The fastest of what was measured, where nothing is recommended (yet)."""
+    probes = count(len(run.records), "probe")
+    if run.best is None:
+        return f"No recommendation yet: of {probes} none ran well."
+    setting = describe_setting(run.best.setting, run.best.model)
+    rate = rate_text(run.best, run.interval_of(run.best))
+    return f"No recommendation yet. Best of {probes}: {setting}, {rate}, {memory_text(run.best)}."
+
+
+def _tiles(run: Run) -> list[doc.Part]:
+    record, budget = run.best, run.budget_bytes
+    if record is None:
+        return []
+    of = f" of {format_bytes(budget)} allowed" if budget is not None else ""
+    rate = format_rate(record.world_images_per_second)
+    found = [(f"{run.unit}/s", rate), (f"memory{of}", memory_text(record))]
+    if run.found is not None and run.found.gain is not None:
+        found.append(("the plain default's rate", f"{run.found.gain:.2f} ×"))
+    return [doc.Facts(found, "tiles")]
+
+
+def _launch(run: Run) -> list[doc.Part]:
+    """How to start with it: the file of the trainer that builds the probed library's own model,
+    else the plain script."""
+    found = run.found
+    if found is None or found.setting is None:
+        return []
+    library = found.model.library if isinstance(found.model, SwinConfig) else None
+    own = [t for t in TARGETS if library is not None and TRAINERS[t].library == library]
+    for target in dict.fromkeys([*own, "pytorch"]):
+        try:
+            emitted = emit(found, target)
+        except PlannerError:
+            continue
+        words = ["planner", "emit", run.place, "--for", target, "--output", emitted.filename]
+        line = f"{shlex.join(words)}\n{emitted.launch}"
+        others = ", ".join(other for other in TARGETS if other != target)
+        return [doc.Copyable(line, f"Start training with {target} (or --for {others})")]
+    return []
+
+
+def _charts(run: Run, key: str) -> list[doc.Section]:
+    """Memory against rate, the probes in order, and axis by axis, as Optuna draws them."""
+    from optuna.importance import PedAnovaImportanceEvaluator
+    from optuna.visualization import (
+        plot_optimization_history,
+        plot_param_importances,
+        plot_pareto_front,
+        plot_slice,
+    )
+
+    num_ran = sum(bool(r.images_per_second) for r in run.records)
+    if not num_ran or not run.studies:
+        return []
+    study, both = run.studies
+    unit, named = run.unit, {"target_name": plot_text(f"{run.unit}/s")}
+    of_each = f"{unit.capitalize()}/s of each probe that ran"
+    grey = "; grey ones exceed the budget" if run.budget_bytes is not None else ""
+    front: list[doc.Part] = []
+    if any(r.images_per_second and r.used_bytes for r in run.records):
+        names = ["memory, GiB", named["target_name"]]
+        figure = restyled(plot_pareto_front(both, target_names=names))
+        looks = (("over the budget", GREY), ("probe", BLUE), ("unbeaten", GREEN))
+        for trace, (name, colour) in zip(figure.data, looks, strict=True):
+            trace.update(name=name, showlegend=True, marker={"color": colour})
+        said = (
+            f"Memory against {unit}/s: up is faster, left is smaller. {_name_points(run, figure)}"
+        )
+        front = [doc.Chart(f"{key}-front", figure, said)]
+    history = restyled(plot_optimization_history(study, **named), xaxis_title="probe")
+    said = f"{of_each}, in order, and the best so far."
+    front.append(doc.Chart(f"{key}-order", history, said))
+    sections = [doc.Section("front", f"Memory against {unit}/s", front)]
+    axes, said = list(study.trials[-1].params), of_each + grey
+    parts: list[doc.Part] = [
+        doc.Chart(
+            f"{key}-axes-{n}", restyled(plot_slice(study, [axis], **named)),
+            f"{axis}: {said[0].lower()}{said[1:]}.", 300,
+        )
+        for n, axis in enumerate(axes, start=1)
+    ]  # fmt: skip
+    if num_ran >= FEWEST and len(axes) > 1:
+        top = PedAnovaImportanceEvaluator(target_quantile=max(TOP_SHARE, FEWEST_IN_TOP / num_ran))
+        said = (
+            "How much each axis decides, by Optuna; of probed settings only: an axis of which the "
+            "search tried only the best value looks unimportant."
+        )
+        figure = restyled(plot_param_importances(study, top, **named), showlegend=False)
+        parts.append(doc.Chart(f"{key}-importance", figure, said, 320))
+    return [*sections, *([doc.Section("axes", "Axis by axis", parts)] if parts else [])]
+
+
+def _name_points(run: Run, figure: Any) -> str:
+    """The recommended and the plain default by their shapes, and the budget; what is said of it."""
+    plain = run.found.baseline if run.found is not None else None
+    best = "recommended" if run.found is not None else "best so far"
+    for record, name, symbol, colour in (
+        (plain, "plain default", "square-x-open", PURPLE), (run.best, best, "star", VERMILION)
+    ):  # fmt: skip
+        if record is not None and record.used_bytes is not None:
+            said = f"{name}: {describe_setting(record.setting, record.model)}"
+            figure.add_scatter(
+                name=name, x=[record.used_bytes / GIB], y=[record.images_per_second],
+                mode="markers", marker={"symbol": symbol, "size": 18, "color": colour},
+                hovertext=[plot_text(said)], hoverinfo="text",
+            )  # fmt: skip
+    if run.budget_bytes is None:
+        return ""
+    is_far = run.budget_bytes > _FAR * max(r.used_bytes or 0 for r in run.records)
+    if not is_far:
+        line = {"color": LIMIT, "dash": "dash"}
+        figure.add_vline(run.budget_bytes / GIB, line=line, annotation_text="budget")
+    return f"The budget is {format_bytes(run.budget_bytes)}{', far to the right' * is_far}."
+
+
+def _ended(run: Run) -> str:
+    """How many probes, how they ended, in what time, and by whom."""
+    ends = Counter(end for r in run.records if (end := run.end_of(r)) != "measured")
+    failed = "".join(f", {number} {end}" for end, number in ends.items())
+    spent = format_seconds(sum(record.probe_seconds for record in run.records))
+    compiling = sum(record.compile_seconds or 0.0 for record in run.records)
+    dates = sorted(_date(record) for record in run.records)  # ISO 8601 sorts as text
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    of_it = f", {format_seconds(compiling)} of it compiling" if compiling else ""
+    tuners = len(set(run.tuners.values()))
+    by = f" {tuners} tuners shared the search." if tuners > 1 else ""
+    ran = len(run.records) - ends.total()
+    return (
+        f"{count(len(run.records), 'probe')}: {ran} ran{failed}. Together they took {spent} "
+        f"({when} UTC){of_it}.{by}"
+    )
+
+
+def _table(run: Run) -> doc.Table:
+    headers = ["probe", "setting", f"{run.unit}/s", "memory", "ended", "interval", "expected",
+               "compile", "took", "date", "flags", "tuner"]  # fmt: skip
+    rows: list[list[doc.Cell]] = [
+        [
+            doc.count_cell(number),
+            describe_setting(record.setting, record.model),
+            doc.rate_cell(record.images_per_second),
+            doc.bytes_cell(record.used_bytes),
+            _ended_text(run, record),
+            interval_text(run.interval_of(record)),
+            _expected_of(record),
+            doc.seconds_cell(record.compile_seconds),
+            doc.seconds_cell(record.probe_seconds),
+            _date(record),
+            "; ".join(map(short, record.flags)) or "-",
+            run.tuners.get(record.probe_id, "-"),
+        ]
+        for number, record in enumerate(run.records, start=1)
+    ]
+    wanted = run.found.setting if run.found is not None else None
+    marked = [n for n, record in enumerate(run.records) if record.setting == wanted]
+    said = "Every probe. Those of the recommended setting are set apart."
+    return doc.Table(headers, rows, said if marked else "Every probe.", marked).filled()
+
+
+def _ended_text(run: Run, record: MeasurementRecord) -> str:
+    """How a probe ended, where, and why: `out of memory in backward: …`."""
+    end = run.end_of(record)
+    where = f" in {short(record.phase, 40)}" if end != "measured" and record.phase else ""
+    why = f": {short(record.message)}" if record.message else ""
+    return f"{end}{where}{why}"
+
+
+def _expected_of(record: MeasurementRecord) -> str:
+    """What the search expected of it."""
+    expected, said = record.expected, []
+    if expected is not None and expected.images_per_second is not None:
+        low, middle, high = map(format_rate, expected.images_per_second)
+        said.append(f"{middle} {record.counts}/s ({low} to {high})")
+    if expected is not None and expected.used_bytes is not None:
+        said.append(format_bytes(int(expected.used_bytes[1])))
+    return " in ".join(said) or "-"
+
+
+def _environment(run: Run) -> list[doc.Part]:
+    """Where the newest probe ran, what disturbed some, and how to search again."""
+    record = run.records[-1]
+    device, world = run.found.device if run.found else record.device, record.world
+    memory = format_bytes(device.total_bytes)
+    if device.memory_cap_bytes is not None:
+        memory += f", capped at {format_bytes(device.memory_cap_bytes)}: a smaller one is emulated"
+    facts = [("Device", device.title), ("Memory", memory), ("Driver", device.driver or "-")]
+    if world is not None and world.world_size > 1:
+        over = "; ".join([world.backend, *world.links])
+        facts.append(("Ranks", f"{world.world_size} on {world.nodes} machines over {over}"))
+    facts.append(("Software", ", ".join(f"{n} {v}" for n, v in sorted(record.versions.items()))))
+    kinds = Counter(
+        short(flag.partition(":")[0], 60)
+        for r in run.records if r.probe_id in run.disturbed for flag in r.flags
+    )  # fmt: skip
+    said = ", ".join(f"{flag} ({number})" for flag, number in kinds.most_common(5))
+    facts.append(("Disturbed by", said or "nothing, as far as was read"))
+    return [doc.Facts(facts), *([doc.Copyable(run.again, "Search again")] if run.again else [])]
+
+
+def _date(record: MeasurementRecord) -> str:
+    """`2026-11-20 19:36`, of a date in ISO 8601."""
+    return record.date[:16].replace("T", " ")
+
+
+def short(message: str, length: int = MAX_MESSAGE) -> str:
+    """A message as one line, no longer than a table bears."""
+    line = " ".join(printable(message[: 4 * length]).split())
+    return line if len(line) <= length else f"{line[:length]}…"
+
+
+def count(number: int, one: str) -> str:
+    """`1 probe`, `12 probes`."""
+    return f"{number:,} {one}{'s' * (number != 1)}"

@@ -1,0 +1,357 @@
+"""A predicted step as a page: the answer that a terminal prints, and what can only be drawn."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from planner.advice.advising import Advice
+from planner.advice.flags import command_of
+from planner.core.units import GIB, MIB, format_bytes
+from planner.estimation.estimate import Estimate, may_reserve
+from planner.ledger.ledger import Allocated, Category, Freed, Ledger, Scratch, Tagged
+from planner.machine.hardware import Gpu
+from planner.machine.hardware.overheads import overheads_for, processors_of
+from planner.memory.allocator_config import AllocatorConfig
+from planner.memory.caching_allocator import UNIT_BYTES, rounded
+from planner.memory.profile import find_alive
+from planner.memory.scratch import on_device
+from planner.report.advice import advice_answer
+from planner.report.estimates import estimate_answer, is_shown_as_running
+from planner.report.live import STACK, LiveBytes, step_allocator_bytes, step_live_bytes
+from planner.report.page import contents as doc
+from planner.report.page.plotting import (
+    BLUE,
+    GREEN,
+    GREY,
+    LIMIT,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    bars,
+    new_figure,
+    plot_text,
+)
+from planner.report.time import seconds_and_share
+from planner.throughput.parts import Cost
+from planner.throughput.result import datasheet_rates, exchanges_of, step_costs
+
+COLOURS: dict[Category, str] = {
+    "parameters": BLUE, "buffers": GREY, "optimizer_state": SKY, "gradients": GREEN,
+    "activations": ORANGE, "temporaries": VERMILION,
+}  # fmt: skip
+NO_CARD = "Time is predicted for a card, and none is named: pass --gpu NAME, as --gpu rtx4090."
+STAYS = "beyond the step"
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_NUM_STORAGES, _NUM_COSTLIEST = 60, 25
+_DEPTH, _LEAST_MODULE = 3, 0.01  # modules of a table: how deep, and which share of either sum
+_BAND, _LINE = "rgba(128, 128, 128, 0.11)", "rgba(128, 128, 128, 0.75)"
+_ROOM = 1.2  # of what is drawn: the names of phases stand above it
+
+
+@dataclass(frozen=True)
+class Step:
+    """One estimate with what it was made of. `link` is what joins several devices, as `planner
+    estimate --link` takes it. `memory_bytes` is what was to be fitted into, `said` how the model
+    was typed, `fields` what of it was. `largest` is at the largest batch that fits, and `advice`
+    is what fits in place of it: both only where they were looked for."""
+
+    estimate: Estimate
+    ledger: Ledger
+    gpu: Gpu | None = None
+    allocator: AllocatorConfig | None = None
+    link: str | None = None
+    memory_bytes: int | None = None
+    said: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    largest: Estimate | None = None
+    advice: Advice | None = None
+
+    @property
+    def title(self) -> str:
+        device = f" on {self.gpu.name}" if self.gpu is not None else ""
+        return f"{self.estimate.model.title}{device}"
+
+    def command(self, name: str) -> str:
+        """`planner NAME …` for what it is of."""
+        return command_of(
+            name, self.estimate, self.said, self.fields, self.gpu, self.memory_bytes, self.link,
+            self.allocator,
+        )  # fmt: skip
+
+
+def step_group(step: Step, key: str, title: str = "") -> doc.Group:
+    """All sections of a step. `key` is unique on the page: charts and anchors begin with it."""
+    step = replace(step, ledger=on_device(step.ledger, processors_of(step.gpu)))
+    estimate, course = step.estimate, step_course(step)
+    has_budget = estimate.budget_bytes is not None
+    answer = estimate_answer(estimate, lambda _: step.command("advise") if has_budget else "")
+    first, *rest = doc.sections_of(answer)
+    again = doc.Copyable(step.command("estimate"), "The same in a terminal")
+    parts = [first.parts[0], doc.Facts(_tiles(step), "tiles"), *first.parts[1:], again]
+    sections = [replace(first, parts=parts)]
+    if step.advice is not None:
+        sections.append(doc.Section("instead", "What fits instead", advice_answer(step.advice)))
+    costs = costs_of(step) if estimate.throughput is not None else ()
+    alive = alive_at_peak(step.ledger, course.live)
+    chart = doc.Chart(
+        f"{key}-memory-chart", new_figure([]), _said(step, course), 545, "timeline",
+        timeline_data(course, limit_of(step)), _by_phase(course),
+    )  # fmt: skip
+    sections.append(doc.Section("memory", "Memory over the step", [chart, *_notes(step, course)]))
+    more: dict[str, list[doc.Part]] = {
+        "memory-at-the-peak-in-full": [_modules(alive, costs)],
+        "time": _time_chart(costs, key),
+    }
+    sections += [replace(s, parts=[*s.parts, *more.get(s.key, ())]) for s in rest]
+    if not costs:
+        sections.append(doc.Section("time", "Time", [doc.Text(NO_CARD)]))
+    return doc.Group(key, title, sections)
+
+
+def _tiles(step: Step) -> list[tuple[str, str]]:
+    """The few to be seen first; what is needed before all."""
+    estimate = step.estimate
+    budget, spare, time = estimate.budget_bytes, estimate.headroom_bytes, estimate.throughput
+    of = f" of {format_bytes(budget)}" if budget is not None else ""
+    found = [(f"needed{of}", format_bytes(estimate.device_total_bytes))]
+    if time is not None and is_shown_as_running(estimate):
+        rate = f"{time.all_images_per_second:,.0f} ±{time.uncertainty:.0%}"
+        found.append((f"{estimate.unit}/s, predicted", rate))
+    if spare is not None:
+        found.append(("free" if spare >= 0 else "too much", format_bytes(abs(spare))))
+    if step.largest is not None:
+        sure = "" if step.largest.fits_surely else ", probably"
+        found.append((f"largest batch that fits{sure}", f"{step.largest.setting.batch_size:,}"))
+    return found
+
+
+class Move(NamedTuple):
+    """An allocation or a release: `num_bytes` is below 0 where it is one. `category` is what the
+    bytes become, or were. `label` and `path` name the request that they serve."""
+
+    num_bytes: int
+    category: Category
+    label: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Course:
+    """The steady step. Point 0 is the moment before it, each allocation and release makes one more:
+    `moves[i]` leads to point i + 1. Bytes at each point: `allocated` in blocks, `reserved` from the
+    driver. `phases` are named as people count them."""
+
+    live: LiveBytes
+    moves: list[Move]
+    allocated: list[int]
+    reserved: list[int]
+    phases: list[str]
+
+    @property
+    def stack(self) -> list[Category]:
+        """The categories of which anything is ever alive, from the bottom up."""
+        return [c for c in STACK if max(self.live.by_category[c])]
+
+    @property
+    def scale(self) -> tuple[int, str]:
+        return (GIB, "GiB") if max(self.reserved) >= GIB else (MIB, "MiB")
+
+
+def step_course(step: Step) -> Course:
+    """The steady step of a subject, with what its device's allocator makes of it."""
+    ledger, live = step.ledger, step_live_bytes(step.ledger)
+    played = step_allocator_bytes(
+        ledger, live, overheads_for(step.gpu, ledger.environment).workspace_bytes, step.allocator,
+        may_reserve(step.gpu, step.memory_bytes, step.allocator),
+    )  # fmt: skip
+    names = [phase.name for phase in live.phases]
+    several = names.count("backward") > 1  # micro-batches
+    phases = [
+        name.replace("_", " ")
+        + (f" {1 + names[:n].count('backward')}" * (several and name in ("forward", "backward")))
+        for n, name in enumerate(names)
+    ]
+    moves = list(_moves(ledger, live))
+    return Course(live, moves, played.allocated_bytes, played.reserved_bytes, phases)
+
+
+def _moves(ledger: Ledger, live: LiveBytes) -> Iterator[Move]:
+    """What leads to each point but the first."""
+    asked: dict[int, Allocated | Scratch] = {}
+    categories: dict[int, Category] = {}
+    wanted = set(live.events[1:])
+    move: Move | None = None
+    fresh = -1  # the storage that `move` allocates, whose tags may still come
+    for index, event in enumerate(ledger.events):
+        if isinstance(event, Allocated | Scratch | Freed):
+            if move is not None:
+                yield move
+            move, fresh, sign = None, event.storage, 1
+            if not isinstance(event, Freed):
+                asked[event.storage] = event
+                categories[event.storage] = "temporaries"
+                of, category = event, categories[event.storage]
+            else:
+                of, category, sign = asked.pop(fresh), categories.pop(fresh), -1
+            if index in wanted:
+                size = sign * rounded(of.num_bytes)
+                move = Move(size, category, _name(of.label), of.path)
+        elif type(event) is Tagged and event.storage in categories:
+            categories[event.storage] = event.category
+            if event.storage == fresh and move is not None:
+                move = move._replace(category=event.category)
+    if move is not None:
+        yield move
+
+
+def _name(operation: str) -> str:
+    return operation.removeprefix("aten.")
+
+
+def timeline_data(course: Course, limit: int | None = None) -> dict[str, Any]:
+    """What `assets/timeline.js` needs: every point, in units of 512 B and as differences, which
+    compress to little (the first entry is the value at point 0); words are numbers of `words`, and
+    shown as they are."""
+    live, moves, known = course.live, course.moves, dict[str, int]()
+    series: dict[str, Sequence[int]] = {c: live.by_category[c] for c in course.stack}
+    series |= {"allocated": course.allocated, "reserved": course.reserved}
+
+    def numbers(texts: Iterable[str]) -> list[int]:
+        return [known.setdefault(text, len(known)) for text in texts]
+
+    return {
+        "unit_bytes": UNIT_BYTES,
+        "scale_bytes": course.scale[0],
+        "scale": course.scale[1],
+        "stack": course.stack,
+        "colours": {**{c: COLOURS[c] for c in course.stack}, "allocator": PURPLE, "limit": LIMIT},
+        "peak": live.peak,
+        "limit_bytes": limit,
+        "series": {
+            name: [b // UNIT_BYTES - a // UNIT_BYTES for a, b in pairwise([0, *values])]
+            for name, values in series.items()
+        },
+        "bytes": [move.num_bytes // UNIT_BYTES for move in moves],
+        "category": numbers(move.category.replace("_", " ") for move in moves),
+        "label": numbers(move.label for move in moves),
+        "path": numbers(move.path for move in moves),
+        "phases": [
+            {"name": name, "start": phase.start, "stop": phase.stop}
+            for name, phase in zip(course.phases, live.phases, strict=True)
+        ],
+        "words": list(map(plot_text, known)),
+    }
+
+
+def limit_of(step: Step) -> int | None:
+    """What the allocator may reserve at most: the budget less what lies beside it."""
+    estimate = step.estimate
+    if estimate.budget_bytes is None:
+        return None
+    return estimate.budget_bytes - (estimate.device_total_bytes - estimate.peak_reserved_bytes)
+
+
+def _said(step: Step, course: Course) -> str:
+    return (
+        f"Bytes alive during a step of a warm training, by category: at most "
+        f"{format_bytes(course.live.peak_bytes)}, in {step.estimate.peak_at}. The legend "
+        "gives each category's share of that instant, and the most that is reserved. Point at the "
+        "chart for what was allocated or freed; drag to zoom, double-click for the whole step."
+    )
+
+
+def _notes(step: Step, course: Course) -> list[doc.Part]:
+    """What the picture does not show by itself."""
+    said = (
+        "Reserved is what PyTorch's allocator holds, in use or cached, once training is warm: it "
+        "gives nothing back between steps, so its line is often level."
+    )
+    if (limit := limit_of(step)) is not None:
+        said += (
+            f" It may reserve {format_bytes(max(limit, 0))}: the budget less what lies beside it "
+            "(the CUDA context, and NCCL where there is one)."
+        )
+    accumulate, shown = step.estimate.setting.accumulate, " ".join(course.phases).count("backward")
+    if accumulate > shown > 1:
+        said += f" Of the {accumulate} micro-batches of a step {shown} are shown."
+    return [doc.Text(said, "note")]
+
+
+def _by_phase(course: Course) -> doc.Table:
+    """The most of each phase."""
+    rows: list[list[doc.Cell]] = []
+    for name, phase in zip(course.phases, course.live.phases, strict=True):
+        first = min(phase.start, len(course.live.total) - 1)  # an empty phase has the one before it
+        points = slice(first, max(phase.stop, first + 1))
+        all_series = (course.live.total, course.allocated, course.reserved)
+        rows.append([name, *(doc.bytes_cell(max(values[points])) for values in all_series)])
+    headers = ["phase", "alive at most", "allocated at most", "reserved at most"]
+    return doc.Table(headers, rows, "The most of each phase of the step.")
+
+
+def alive_at_peak(ledger: Ledger, live: LiveBytes) -> list[tuple[str, Category, int]]:
+    """(module, category, bytes) of each storage at the peak, oldest first."""
+    return [
+        (of.path, category, rounded(of.num_bytes))
+        for of, category in find_alive(ledger.events, live.events[live.peak])
+    ]
+
+
+def _modules(alive: Sequence[tuple[str, Category, int]], costs: Sequence[Cost]) -> doc.Part:
+    """Bytes at the peak and seconds of the step, by module; a module's are those within it too."""
+    held, spent = Counter[str](), Counter[str]()
+    for path, _, size in alive:
+        held.update(dict.fromkeys(modules_of(path), size))
+    for cost in costs:
+        for module in modules_of(cost.path):
+            spent[module] += cost.seconds  # type: ignore[assignment]
+    num_bytes = sum(size for _, _, size in alive)
+    seconds = sum(cost.seconds for cost in costs)
+    named = [
+        name for name in dict.fromkeys([*held, *spent])
+        if held[name] >= _LEAST_MODULE * num_bytes or spent[name] > _LEAST_MODULE * seconds
+    ]  # fmt: skip
+    rows: list[list[doc.Cell]] = [
+        [
+            name, doc.bytes_cell(held[name]), doc.share_cell(held[name], num_bytes),
+            *(seconds_and_share(spent[name], seconds) if costs else ()),
+        ]
+        for name in sorted(named, key=lambda name: re.sub(r"\d+", lambda n: n[0].rjust(4), name))
+    ]  # fmt: skip
+    headers = ["module", "alive at the peak", "share", *(["time", "share"] if costs else [])]
+    caption = "Each module with what lies within it; what has less than 1% of both is left out."
+    return doc.Folded("By module", [doc.Table(headers, rows, caption)])
+
+
+def modules_of(path: str) -> list[str]:
+    """`layers.0` and `layers.0.blocks.1` of `layers.0.blocks.1.mlp`, and so on down to _DEPTH: a
+    list of modules computes nothing itself."""
+    found, where = list[str](), ""
+    for name in path.split("."):
+        where = f"{where}.{name}" if where else name
+        if name.isdecimal() and found:
+            found.pop()
+        found.append(where)
+    return found[:_DEPTH] if path else ["in no module"]
+
+
+def costs_of(step: Step) -> tuple[Cost, ...]:
+    """The seconds of the estimate's step, by operation and module."""
+    setting, rates = step.estimate.setting, datasheet_rates(step.gpu, step.estimate.model)
+    exchanges = exchanges_of(step.ledger, setting, step.gpu, step.link)
+    return step_costs(step.ledger, setting, rates, exchanges)
+
+
+def _time_chart(costs: Sequence[Cost], key: str) -> list[doc.Part]:
+    """What takes most, by phase and kind."""
+    sums = Counter[str]()
+    for cost in costs:
+        sums[f"{cost.phase}: {cost.kind}"] += 1e3 * cost.seconds  # type: ignore[assignment]
+    said = "Milliseconds of the step by phase and kind of operation, what takes most first."
+    return [bars(f"{key}-time", said, dict(sums.most_common()), "milliseconds")] if costs else []

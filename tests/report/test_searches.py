@@ -1,0 +1,290 @@
+"""What the page shows of searches, of several subjects, and of both, is what the records hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
+from planner.core.units import GIB, format_bytes, format_rate
+from planner.machine.hardware import Gpu, find_gpu
+from planner.report.estimates import apart_fields
+from planner.report.page.contents import Chart, Copyable, Number, Table, Text
+from planner.report.page.rendering import all_parts, page_html
+from planner.report.pages import MOST_GROUPS, is_of, make_page
+from planner.report.searches import FEWEST, Run
+from planner.report.step import Step
+from planner.trainers.emission import emit
+from search.loop.contenders import contenders, pareto_front
+from search.loop.options import SearchOptions
+from search.loop.request import kept_options
+from search.loop.study.records import format_record
+from search.runs.reading import Reader, read_run, search_again
+from search.runs.writing import report_estimate, write_page
+from search.tuning.tune import tune
+from tests.page.browser import FORMS, looking_at, nameless, sideways, take_picture, unreadable
+from tests.search.tables import invented_table, make_record
+
+GRID = Path("tests/truth/cpu_grid_2026-11-20.jsonl")
+MODEL = SwinConfig(name="small", image_size=(64, 64), window_size=2, depths=(1, 1, 1, 1))
+CARD = find_gpu("rtx-4090")
+DEVICE = DeviceInfo(
+    kind="cuda", name=CARD.device_names[0], total_bytes=CARD.memory_bytes, driver="580.1"
+)
+FAILED: dict[str, Any] = {
+    "step_seconds": (), "images_per_second": None, "peak_allocated_bytes": None,
+    "device_bytes": None, "compile_seconds": None,
+}  # fmt: skip
+HOSTILE = '<script>alert("1")</script><b>&amp;\x1b[31m\x00'
+
+
+def ended(record: MeasurementRecord, status: str, message: str = "") -> MeasurementRecord:
+    """The same probe, had it ended so."""
+    return record.model_copy(update={**FAILED, "status": status, "message": message})
+
+
+def run_of(records: Sequence[MeasurementRecord], name: str = "run") -> Run:
+    return Reader(name, None, tuple(records)).run()
+
+
+def searched(tmp_path: Path, records: Sequence[MeasurementRecord]) -> Run:
+    table = tmp_path / "table.jsonl"
+    table.write_bytes(b"".join(format_record(r) for r in records))
+    tune(None, replay=table, output=tmp_path / "run", estimator=None, strategy="exhaustive",
+         budget_seconds=1e6, headroom=0.3)  # fmt: skip
+    return read_run(tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The grid that was measured, searched again."""
+    folder = tmp_path_factory.mktemp("grid")
+    tune(None, replay=GRID, output=folder, estimator=None)
+    return read_run(folder)
+
+
+@pytest.fixture(scope="module")
+def trouble(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """An invented search in which probes fail in every way."""
+    statuses = ("crashed", "timed_out", "unsupported", "non_finite")
+    return searched(tmp_path_factory.mktemp("trouble"), [
+        ended(r, statuses[i % 4], f"failure {i}") if i % 5 == 2 and r.status == "measured" else r
+        for i, r in enumerate(invented_table()[::3])
+    ])  # fmt: skip
+
+
+def html_of(*subjects: Step | Run) -> str:
+    return page_html(make_page(subjects))
+
+
+def parts_of(kind: type, *subjects: Step | Run) -> Iterator[Any]:
+    return (part for part in all_parts(make_page(subjects)) if isinstance(part, kind))
+
+
+def traces_of(run: Run, key: str) -> dict[str, Any]:
+    (chart,) = [chart for chart in parts_of(Chart, run) if chart.key.endswith(key)]
+    return {trace["name"]: trace for trace in chart.figure.to_plotly_json()["data"]}
+
+
+def said_by(*subjects: Step | Run) -> str:
+    return "\n".join(part.text for part in parts_of(Text, *subjects))
+
+
+def table_with(header: str, *subjects: Step | Run) -> Table:
+    return next(table for table in parts_of(Table, *subjects) if header in table.headers)
+
+
+def test_the_answer_says_setting_rate_memory_and_gain(grid: Run) -> None:
+    found, said = grid.found, said_by(grid)
+    assert found is not None
+    assert found.evidence is not None
+    assert "batch 128, bf16, adamw" in said
+    assert format_bytes(found.evidence.used_bytes or 0) in said
+    assert f"{found.gain:.2f} × the plain default" in said
+    assert format_rate(found.evidence.images_per_second) in make_page([grid]).title
+    emitted = emit(found, "pytorch")
+    copied = {part.label: part.text for part in parts_of(Copyable, grid)}
+    start = f"planner emit {grid.place} --for pytorch --output train.py"
+    launch = next(text for label, text in copied.items() if label.startswith("Start training"))
+    assert launch == f"{start}\n{emitted.launch}"
+
+
+@pytest.mark.parametrize("name", ["grid", "trouble"])
+def test_memory_against_rate_has_every_probe_and_the_front(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    run: Run = request.getfixturevalue(name)
+    drawn = traces_of(run, "-front")
+    points = {
+        name: sorted(zip(drawn[name]["x"], drawn[name]["y"], strict=True))
+        for name in ("over the budget", "probe", "unbeaten")
+    }
+    measured = [r for r in run.records if r.status == "measured"]
+    assert sorted(at for held in points.values() for at in held) == sorted(
+        ((r.used_bytes or 0) / GIB, r.images_per_second) for r in measured
+    )
+    front = pareto_front(contenders(run.records, run.budget_bytes))
+    assert points["unbeaten"] == [((c.num_bytes or 0) / GIB, c.rate) for c in front]
+    assert all(x * GIB > (run.budget_bytes or 0) for x, _ in points["over the budget"])
+
+
+def test_the_table_has_every_probe_with_its_reason(trouble: Run) -> None:
+    table = table_with("ended", trouble)
+    for number, (row, record) in enumerate(zip(table.rows, trouble.records, strict=True), 1):
+        cells: dict[str, Any] = dict(zip(table.headers, row, strict=True))
+        assert cells["probe"] == Number(number, str(number))
+        rate, memory = cells["images/s"], cells["memory"]
+        assert (rate.value, memory.value) == (record.images_per_second, record.used_bytes)
+        assert record.message in cells["ended"]
+    assert trouble.found is not None
+    assert {trouble.records[i].setting for i in table.marked} == {trouble.found.setting}
+
+
+def test_the_command_that_repeats_a_search_has_its_options(grid: Run) -> None:
+    assert "planner tune --replay" in grid.again
+    found = grid.found
+    assert found is not None
+    asked = kept_options(SearchOptions.of({"restrict": {"precision": "bf16"}, "trials": 9}))
+    records = tuple(r.model_copy(update={"probe_id": f"{n}"}) for n, r in enumerate(grid.records))
+    named = SwinConfig.model_validate({"library": "native", "name": "no published one"})
+    for model in (found.model, named):  # whose name alone does not say it
+        again = search_again(
+            found.model_copy(update={"asked": asked, "model": model}), records, "x"
+        )
+        assert again == ""
+    published = report_estimate("native:swin_tiny").estimate.model
+    known = found.model_copy(update={"model": published, "asked": asked})
+    options = "--precision bf16 --trials 9 --output x"
+    assert search_again(known, records, "x") == f"planner tune native:swin_tiny {options}"
+    assert search_again(known.model_copy(update={"asked": {"a": 1}}), records, "x") == ""
+
+
+def test_nothing_fits(tmp_path: Path) -> None:
+    run = searched(
+        tmp_path, [ended(r, "out_of_memory", "CUDA out of memory") for r in invented_table()[:9]]
+    )
+    assert run.found is not None
+    assert run.found.setting is None
+    assert run.found.advice in said_by(run)
+    assert html_of(run)
+
+
+@pytest.mark.parametrize("status", ["measured", "crashed"])
+def test_one_probe_of_a_run_that_goes_on(status: str) -> None:
+    record = make_record(TrainSetting(batch_size=8))
+    run = run_of([record if status == "measured" else ended(record, status)])
+    assert ("Best of 1 probe" in said_by(run)) == (status == "measured")
+    keys = [chart.key for chart in parts_of(Chart, run)]
+    assert ("g1-front" in keys) == (status == "measured")
+    assert html_of(replace(run, records=(), best=None, faults=("line 1 is torn",)))
+
+
+def test_each_axis_has_its_probes_and_matters_only_where_many_ran() -> None:
+    records = invented_table(wobble=0.0)
+    ran = [r for r in records if r.status == "measured"]
+    for some in (ran[: FEWEST - 1], ran):
+        run = run_of(some)
+        charts = [chart for chart in parts_of(Chart, run) if "-axes-" in chart.key]
+        assert len(charts) == len(apart_fields([record.setting for record in some]))
+        for chart in charts:
+            assert len(chart.figure.data[0].x) == len(some)
+        keys = [chart.key for chart in parts_of(Chart, run)]
+        assert ("g1-importance" in keys) == (len(some) >= FEWEST)
+
+
+def test_hostile_texts_are_shown_as_text() -> None:
+    model = MODEL.model_copy(update={"name": HOSTILE})
+    record = ended(make_record(TrainSetting(batch_size=8), model=model), "crashed", HOSTILE)
+    record = record.model_copy(update={"phase": HOSTILE, "versions": {HOSTILE: HOSTILE}})
+    good = make_record(TrainSetting(batch_size=4), model=model)
+    good = good.model_copy(update={"flags": (HOSTILE,), "unit": HOSTILE})
+    run = run_of((record, good), HOSTILE.replace("/", "").replace("\x00", ""))
+    for html in (html_of(run), html_of(run, run_of([good], "two"), step_with(8))):
+        assert "<script>alert" not in html
+        assert "&lt;script&gt;alert" in html
+        assert "\x1b" not in html
+
+
+# Several subjects
+
+
+def step_with(batch: int = 8, gpu: Gpu | None = CARD, **fields: Any) -> Step:
+    return report_estimate(MODEL, TrainSetting(batch_size=batch, **fields), gpu=gpu)
+
+
+def measured(batch: int, model: SwinConfig = MODEL) -> MeasurementRecord:
+    setting = TrainSetting(batch_size=batch, precision="bf16").with_recipe(of_swin=True)
+    return make_record(setting, model=model, device=DEVICE, probe_id=f"probe-{batch}")
+
+
+def test_runs_are_told_by_their_rates_memory_settings_and_probes() -> None:
+    runs = [run_of([measured(8), measured(16)], "one"), run_of([measured(64)], "two")]
+    table = table_with("run", *runs)
+    assert [row[0] for row in table.rows] == ["one", "two"]
+    rates = [row[1].value for row in table.rows if isinstance(row[1], Number)]
+    assert rates == [measured(16).images_per_second, measured(64).images_per_second]
+    assert table.marked == [1]
+    settings = [str(row[table.headers.index("setting")]) for row in table.rows]
+    assert [text.partition(",")[0] for text in settings] == ["batch 16", "batch 64"]
+
+
+def test_an_estimate_stands_beside_the_probe_of_the_same_setting_on_its_card() -> None:
+    step, run = step_with(8), run_of([measured(8), measured(16)])
+    assert [record.probe_id for record in run.records if is_of(record, step)] == ["probe-8"]
+    (row,) = table_with("memory predicted", step, run).rows
+    error, used = row[5], measured(8).used_bytes
+    assert isinstance(error, Number)
+    assert error.value == pytest.approx(step.estimate.device_total_bytes / (used or 1) - 1)
+
+
+def test_bars_are_what_each_needs_and_how_fast_it_is() -> None:
+    steps = [step_with(batch, card, attention="eager")
+             for card in (CARD, find_gpu("a100-sxm-80gb")) for batch in (2, 40_000)]  # fmt: skip
+    assert [step.estimate.fits for step in steps] == [True, False, True, False]
+    charts = {chart.key: chart.figure.data for chart in parts_of(Chart, *steps)}
+    memory, limits = charts["beside-memory"]
+    assert list(memory.x) == [step.estimate.device_total_bytes / GIB for step in steps]
+    assert list(limits.x) == [(step.estimate.budget_bytes or 0) / GIB for step in steps]
+    (rates,) = charts["beside-rate"]
+    ran = [step.estimate.throughput for step in steps if step.estimate.fits]
+    assert list(rates.x) == [time.all_images_per_second for time in ran if time]
+    reach = [time.uncertainty * time.all_images_per_second for time in ran if time]
+    assert [*rates.error_x.array, *rates.error_x.arrayminus] == pytest.approx(reach * 2)
+    assert list(rates.y) == ["rtx-4090, batch 2", "a100-sxm-80gb, batch 2"]
+
+
+def test_forty_subjects_are_all_compared_and_few_shown_one_by_one() -> None:
+    step = step_with(8)
+    steps = [
+        replace(step, estimate=replace(step.estimate, gpu=f"card-{n}"),
+                gpu=replace(CARD, name=f"card-{n}"))
+        for n in range(40)
+    ]  # fmt: skip
+    page = make_page(steps)
+    assert len(page.groups) == 1 + MOST_GROUPS
+    assert f"{40 - MOST_GROUPS} more are compared above" in said_by(*steps)
+    assert len(table_with("needs", *steps).rows) == 40
+    assert len(page_html(page).encode()) < 5_000_000
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("form", FORMS)
+def test_several_subjects_are_readable_in_every_window(tmp_path: Path, form: str) -> None:
+    """With a name that would run, and a message that would open a dialog."""
+    model = MODEL.model_copy(update={"name": HOSTILE})
+    worst = ended(measured(4), "crashed", HOSTILE * 2000)
+    runs = [run_of([measured(8 * n, model), measured(8), worst], f"run-{n}") for n in (1, 2)]
+    steps = [step_with(8), step_with(64), step_with(8, world_size=2, parallelism="ddp")]
+    path = write_page(make_page([*steps, *runs]), tmp_path / "page.html")
+    with looking_at(path, form) as page:
+        for fold in page.locator("details.group > summary").all():
+            fold.click()
+        take_picture(page, tmp_path, f"beside-{form}")
+        assert sideways(page) <= 0
+        assert unreadable(page) == []
+        assert nameless(page) == []
+        assert page.locator("b", has_text="bold").count() == 0
