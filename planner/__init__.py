@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from planner.estimation.largest import largest_batch
     from planner.libraries.resolve import resolve_model
     from planner.machine.hardware import Gpu, all_gpus, find_gpu
-    from planner.report.chrome_trace import chrome_trace
     from planner.trainers.emission import emit, emit_setting
     from planner.watching.emulating.reading import EmulatedRun
     from planner.watching.emulating.running import emulate
@@ -43,7 +42,6 @@ _HOMES = {
     "Explanation": "planner.watching.explaining.explanation",
     "explain": "planner.watching.explaining.explanation",
     "largest_batch": "planner.estimation.largest",
-    "chrome_trace": "planner.report.chrome_trace",
     "Gpu": "planner.machine.hardware", "all_gpus": "planner.machine.hardware",
     "find_gpu": "planner.machine.hardware",
     "resolve_model": "planner.libraries.resolve",
@@ -56,7 +54,7 @@ _HOMES = {
 __all__ = [
     "Advice", "EmulatedRun", "Estimate", "Explanation", "Gpu", "MeasurementRecord",
     "PlannerError", "Recommendation", "SwinConfig", "TrainSetting", "UnsupportedError",
-    "UsageError", "Watch", "__version__", "advise", "all_gpus", "chrome_trace", "emit",
+    "UsageError", "Watch", "__version__", "advise", "all_gpus", "emit",
     "emit_setting", "emulate", "estimate", "explain", "find_gpu", "largest_batch",
     "resolve_model", "watch",
 ]  # fmt: skip

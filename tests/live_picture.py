@@ -13,6 +13,7 @@ import re
 import shlex
 import tempfile
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -20,8 +21,9 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-from planner.cli import main, searching
-from planner.cli.progress import Show
+from planner.cli import main, measure
+from planner.cli.show import Show
+from search.loop.progress import Progress
 from search.runs.live import Status, live_panel
 
 PICTURE = Path(__file__).parents[1] / "docs/pictures/live.svg"
@@ -48,8 +50,9 @@ class Recorded(Show):
         if self.taken is None:
             self.lines.append(line)
 
-    def show_status(self, status: Status) -> None:
-        super().show_status(status)
+    def hear(self, progress: Progress) -> None:
+        super().hear(progress)
+        status = self.status
         steps = re.search(r"timing steps: (\d+) so far", status.doing)
         is_late = steps is not None and int(steps[1]) >= STEPS_BEFORE
         if status.num_done >= PROBES_BEFORE and is_late and self.taken is None:
@@ -61,11 +64,11 @@ def search() -> Recorded:
     """The search of COMMAND up to the moment."""
     shown: list[Recorded] = []
 
-    def show_on(heading: str, quiet: bool) -> Recorded:
+    def show_on(heading: str, quiet: bool) -> AbstractContextManager[Recorded]:
         shown.append(Recorded(heading))
-        return shown[0]
+        return nullcontext(shown[0])
 
-    searching.show_on = show_on  # type: ignore[assignment]
+    measure.show_on = show_on  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as folder:
         main([*shlex.split(COMMAND)[1:], "--output", folder])
     return shown[0]

@@ -49,7 +49,6 @@ BEFORE_LAUNCH = (
     ["models"],
     ["estimate", "native:swin_base", "--batch-size", "64", "--json"],
     ["estimate", "timm:swinv2_tiny_window8_256", "--gpu", "rtx3090"],
-    ["estimate", "native:swin_tiny", "--gpu", "rtx3090", "--chrome-trace", "step.json"],
     ["bench", "attention", "--device", "cpu", "--list", "--library", "native"],
 )
 

@@ -8,18 +8,14 @@ from collections.abc import Iterable, Mapping
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import UnsupportedError
 from planner.core.schema import SwinConfig, TrainSetting
+from planner.core.schema.options import declared_options
 from planner.core.units import exact_bytes
 from planner.estimation.estimate import Estimate, default_precision, resolve
 from planner.machine.hardware.gpu import Gpu
 from planner.memory.allocator_config import AllocatorConfig
 
 # Fields that have an option of their own; of the others --set takes the name.
-OPTIONS = {
-    "batch_size": "--batch-size", "accumulate": "--accumulate", "precision": "--precision",
-    "checkpointing": "--checkpointing", "compile": "--compile", "attention": "--attention",
-    "optimizer": "--optimizer", "world_size": "--gpus", "nodes": "--nodes",
-    "parallelism": "--parallelism",
-}  # fmt: skip
+OPTIONS = {name: said.flag_of(name) for name, said in declared_options(TrainSetting).items()}
 
 
 def flags(choice: Choice, allocator: str | None, wish: Wish) -> tuple[str, ...]:

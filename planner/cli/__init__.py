@@ -7,20 +7,21 @@ SIGTERM, 129 by SIGHUP), 141 where the reader of standard output has left.
 from __future__ import annotations
 
 import errno
-import importlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import groupby
+from pkgutil import resolve_name
 
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from planner import __version__
-from planner.cli.command import HELP_SETTINGS
 from planner.core.errors import PlannerError, UsageError, as_text, printable, shorten, unknown_name
 
+HELP_SETTINGS = {"help_option_names": ["-h", "--help"]}
 COMPLETION = "_PLANNER_COMPLETE"  # click's variable: what a shell's script asks in it
 # What is no command, or no longer, and what to do instead.
 INSTEAD = {
@@ -29,46 +30,35 @@ INSTEAD = {
     "help": "'planner COMMAND --help' explains a command, 'planner --help' lists them.",
     "completion": "'_PLANNER_COMPLETE=bash_source planner' prints the script for bash (or "
     "zsh_source, fish_source).",
-    "validate": "'planner tune MODEL --output run' measures, and 'planner report run' shows each "
-    "probe beside what was predicted.",
-    "bench": "'python examples/window_attention.py' times window attention.",
 }
 NO_OPTION = {
+    "--chrome-trace": "'planner profile MODEL' writes a measured one; 'planner report MODEL' draws "
+    "the predicted step.",
     "--plot": "'planner report MODEL' draws a step as a page.",
     "--snapshot": "'planner emulate --snapshot FILE -- python train.py' keeps torch's own.",
+    "--gpu": "This measures the device that is here (--device); 'planner advise MODEL --gpu NAME "
+    "--json > x.json' answers for another, and 'planner tune --from x.json' begins there.",
 }
-MAX_SAID = 600  # characters of click's own message, which holds what was typed
 INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 
-# heading -> name -> (where its click command is, what `planner --help` says of it)
-GROUPS = {
-    "Before you launch": {
-        "estimate": ("planner.cli.estimate:command", "Predict a training step's memory and time."),
-        "advise": ("planner.cli.advise:command", "Find the fastest ways to fit, change by change."),
-        "emulate": ("planner.cli.emulate:command", "Run your own program on an emulated GPU."),
-    },
-    "On your device": {
-        "tune": ("planner.cli.tune:command", "Find the fastest setting by short training runs."),
-        "data": ("planner.cli.data:command", "Measure how fast this machine feeds a training."),
-        "profile": ("planner.cli.profile:command", "Measure where a step's time goes."),
-    },
-    "Into your trainer": {
-        "emit": ("planner.cli.emit:command", "Write a result as a trainer's configuration."),
-    },
-    "To look at": {
-        "report": ("planner.cli.report:command", "Draw runs and estimates as one page."),
-    },
-    "When something is wrong": {
-        "doctor": ("planner.cli.doctor:command", "Find what slows this environment down."),
-        "explain": ("planner.cli.explain:command", "Say why a training ended, from its log."),
-    },
-    "Lists and files": {
-        "gpus": ("planner.cli.gpus:command", "List the GPUs that --gpu knows."),
-        "models": ("planner.cli.models:command", "List the published models of each library."),
-        "cache": ("planner.cli.cache:command", "List or remove the traces that estimates keep."),
-    },
-}  # fmt: skip
-COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
+WRONG = "When something is wrong"
+BEFORE, DEVICE, LISTS = "Before you launch", "On your device", "Lists and files"
+# name -> (where its click command is, its heading in `planner --help`, what that says of it)
+COMMANDS = {
+    "estimate": ("estimate:estimate", BEFORE, "Predict a training step's memory and time."),
+    "advise": ("estimate:advise", BEFORE, "Find the fastest ways to fit, change by change."),
+    "emulate": ("emulate:command", BEFORE, "Run your own program on an emulated GPU."),
+    "tune": ("measure:tune", DEVICE, "Find the fastest setting by short training runs."),
+    "data": ("measure:data", DEVICE, "Measure how fast this machine feeds a training."),
+    "profile": ("measure:profile", DEVICE, "Measure where a step's time goes."),
+    "emit": ("emit:command", "Into your trainer", "Write a result as a trainer's configuration."),
+    "report": ("estimate:report", "To look at", "Draw runs and estimates as one page."),
+    "doctor": ("diagnose:doctor", WRONG, "Find what slows this environment down."),
+    "explain": ("diagnose:explain", WRONG, "Say why a training ended, from its log."),
+    "gpus": ("lists:gpus", LISTS, "List the GPUs that --gpu knows."),
+    "models": ("lists:models", LISTS, "List the published models of each library."),
+    "cache": ("lists:cache", LISTS, "List or remove the steps that were recorded and are kept."),
+}
 EXAMPLES = (
     "planner estimate native:swin_tiny --batch-size 64 --gpu 'RTX 3090'",
     "planner advise native:swin_tiny --batch-size 256 --gpu 'RTX 3060'",
@@ -84,12 +74,8 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
+        where = COMMANDS.get(cmd_name, ("",))[0]
+        return resolve_name(f"planner.cli.{where}") if where else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -103,22 +89,18 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
-        for heading, group in GROUPS.items():
+        for heading, group in groupby(COMMANDS, lambda name: COMMANDS[name][1]):
             with formatter.section(heading):
-                formatter.write_dl([(name.ljust(width), text) for name, (_, text) in group.items()])
+                formatter.write_dl([(name.ljust(width), COMMANDS[name][2]) for name in group])
         with formatter.section("For example"):
-            for example in EXAMPLES:
-                formatter.write(f"  {example}\n")
+            formatter.write("".join(f"  {example}\n" for example in EXAMPLES))
         formatter.write_paragraph()
         formatter.write_text("'planner COMMAND --help' explains a command.")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names of commands, and what is said of them, without their files."""
-        found = [
-            CompletionItem(name, help=text)
-            for name, (_, text) in COMMANDS.items()
-            if name.startswith(incomplete)
-        ]
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=COMMANDS[name][-1]) for name in names]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
 
@@ -126,7 +108,11 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="planner", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Train a Swin Transformer as fast as the card allows without running out of memory."""
+    """Train a vision model as fast as your GPU allows, without running out of memory.
+
+    It predicts what a training needs before you launch it, finds the fastest setting, and says why
+    a training failed. MODEL is any model of timm, torchvision or transformers, or one of your own.
+    """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -139,8 +125,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _open_streams()
     try:
-        status = _run(sys.argv[1:] if arguments is None else list(arguments))
+        if asked := os.environ.get(COMPLETION):
+            return shell_complete(cli, {}, "planner", COMPLETION, asked)
+        # Not click's own main, which ends the process where standard output has no reader.
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        with cli.make_context("planner", words) as context:
+            status = cli.invoke(context)
         sys.stdout.flush()
+    except click.exceptions.Exit as done:
+        sys.stdout.flush()
+        return done.exit_code
     except PlannerError as error:
         return _fail(str(error), error.exit_status)
     except click.ClickException as error:
@@ -155,20 +149,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         name = shorten(as_text(os.fsdecode(error.filename)))
         return _fail(f"{name} is longer than the name of any file.", 2)
-    return status
-
-
-def _run(arguments: list[str]) -> int:
-    """The status of the command. Not click's own main, which ends the process by itself where
-    standard output has no reader."""
-    asked = os.environ.get(COMPLETION)
-    if asked:
-        return shell_complete(cli, {}, "planner", COMPLETION, asked)
-    try:
-        with cli.make_context("planner", arguments) as context:
-            status = cli.invoke(context)
-    except click.exceptions.Exit as done:
-        return done.exit_code
     return status if isinstance(status, int) else 0
 
 
@@ -182,14 +162,11 @@ def _open_streams() -> None:
     number, and what is printed would end in it. What we print there ourselves fails as it would. A
     terminal without a sign shows its escape."""
     is_closed = sys.stdout is None
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != number:
-                os.dup2(null, number)
-                os.close(null)
-            mode = "w" if number else "r"
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+            file = open(os.devnull, mode)  # noqa: SIM115, PTH123 (the lowest number that is free)
+            setattr(sys, name, file)
+            setattr(sys, f"__{name}__", file)
     if is_closed:
         sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w")  # noqa: PTH123, SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -197,43 +174,31 @@ def _open_streams() -> None:
 
 
 def _usage(error: click.ClickException) -> str:
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    said = error.format_message()
-    said = said if len(said) <= MAX_SAID else f"{said[:MAX_SAID]}…"
-    if context is None:
-        return said
-    return f"{_as_field(error) or said}\nSee '{context.command_path} --help'."
+    context, said = getattr(error, "ctx", None), error.format_message()
+    if context is not None and isinstance(error, click.NoSuchOption):
+        way = _instead(error.option_name, context.command)
+        said = f"No such option '{error.option_name}'{way}" if way else said
+    said = f"{said[:600]}…" if len(said) > 600 else said  # it holds what was typed
+    return said if context is None else f"{said}\nSee '{context.command_path} --help'."
 
 
-def _as_field(error: click.ClickException) -> str | None:
-    """What to write in place of an option that is no option, and a field or another library's word
-    for one: its own option where the command has one, else --set."""
-    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
-        return None
-    if error.option_name in NO_OPTION:
-        return f"No such option '{error.option_name}'. {NO_OPTION[error.option_name]}"
-    if (error.ctx.info_name, error.option_name) == ("tune", "--gpu"):
-        return (
-            "No such option '--gpu'. A tune measures the device that is here (--device); "
-            "'planner advise MODEL --gpu NAME --json > advice.json' answers for another, and "
-            "--from advice.json begins there."
-        )
-    from planner.cli.arguments import MODEL_OPTIONS, SEVERAL_OPTIONS
+def _instead(option: str, command: click.Command) -> str:
+    """What to write in place of an option that is none: where it is a field or another library's
+    word for one its own option, if the command has one, else --set."""
     from planner.core.vocabulary import find_word
     from planner.estimation.arguments import ALL_FIELDS
 
-    field = error.option_name.lstrip("-").replace("-", "_")
-    taken = {param.name for param in error.ctx.command.params}
+    taken = {param.name: param.opts[0] for param in command.params}
+    field = option.lstrip("-").replace("-", "_")
     word = None if field in ALL_FIELDS else find_word(field)
+    if option in NO_OPTION:
+        return f". {NO_OPTION[option]}"
     if "fields" not in taken or (field not in ALL_FIELDS and word is None):
-        return None
+        return ""
     if word is not None:
-        written = word.written(before="--set ")
-        return f"No such option '{error.option_name}', a word of {word.source}. {written}"
-    named = {f: option for option, f in {**MODEL_OPTIONS, **SEVERAL_OPTIONS}.items()}
-    own = named.get(field, field)
-    way_out = f"--{own.replace('_', '-')}" if own in taken else f"--set {field}=VALUE"
-    return f"No such option '{error.option_name}'. Write {way_out}."
+        return f", a word of {word.source}. {word.written(before='--set ')}"
+    own = "gpus" if field == "world_size" and "gpus" in taken else field
+    return f". Write {taken.get(own, f'--set {field}=VALUE')}."
 
 
 def _fail(message: str, status: int) -> int:

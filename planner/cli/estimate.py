@@ -1,425 +1,364 @@
-"""`planner estimate`: will it fit, and how fast is it, before anything is launched."""
+"""`planner estimate`, `planner advise` and `planner report`: what a training needs, predicted."""
 
 from __future__ import annotations
 
-import itertools
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from planner.cli.arguments import (
-    detail_flag,
-    given_fields,
-    model_and_settings,
-    read_gpus_option,
-    refuse_empty,
-    split_fields,
-    with_cost_options,
-    with_model_options,
-    with_several_options,
-)
-from planner.cli.command import Command
-from planner.cli.exports import check_exports, write_exports
-from planner.cli.output import print_json, say
-from planner.cli.several import link_of
+from planner.cli.options import TO_FILE, Fields, Printed, argument, of_schema, reads, refuse_if
+from planner.cli.rows import Costed, OnDevice, Rows, check_link, model_and_settings, read_gpu
+from planner.cli.show import answer, say, tell
 from planner.core.collector import collect_once
-from planner.core.errors import PlannerError, UsageError
 from planner.core.files import to_json
-from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
+from planner.core.schema import Model, ResolvedSetting, TrainSetting, parse
+from planner.core.schema.options import option, switch
 from planner.core.terminal import shows_seconds
-from planner.core.units import format_bytes, parse_bytes
+from planner.core.units import format_bytes
+from planner.estimation.arguments import read_setting
 from planner.estimation.estimate import Estimate, default_precision, estimate_ledger, resolve
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
-from planner.libraries.limits import SDPA_WINDOWS, batch_unit, largest_sdpa_batch
+from planner.libraries.limits import batch_unit
 from planner.machine.hardware import Gpu, find_gpu
+from planner.machine.hardware.fabric import find_fabric
 from planner.machine.hardware.overheads import processors_of
-from planner.machine.hardware.precisions import check_precision, lacks
-from planner.memory.allocator_config import (
-    AllocatorConfig,
-    environment_allocator,
-    parse_allocator_config,
-)
+from planner.machine.hardware.precisions import check_precision
 from planner.memory.scratch import on_device
-from planner.throughput.cost import read_training
-from planner.trace.kept_step import retrace, traced_step
+from planner.throughput.cost import Training
+from planner.trace.kept_step import retrace
 
 if TYPE_CHECKING:
     from planner.estimation.scaling import Scaled
+    from planner.report.page.contents import Part
+    from planner.report.step import Step
 
-Rows = list[tuple[Model, ResolvedSetting]]
-RowsOnGpus = list[tuple[Gpu, Model, ResolvedSetting]]
-# What shows one estimate, by how it is typed.
-_OF_ONE_ROW = {
-    "--timeline": "timeline", "--chrome-trace": "chrome_trace",
-}  # fmt: skip
+# Options that have no effect where several GPUs are ranked, or the largest batch is sought.
+NOT_RANKED = {
+    "--memory": "each GPU is judged by its own memory",
+    "--price-per-hour": "each GPU has its own price",
+    **dict.fromkeys(("--gpus", "--link", "--max-batch", "--timeline"), "name one GPU, or omit it"),
+}
+NOT_LARGEST = {
+    "--batch-size": "it is what --max-batch finds",
+    "--images-per-step": "--max-batch finds the images of a device",
+    "--timeline": "draw one batch, with --batch-size",
+}
+Row = tuple[Gpu | None, Model, ResolvedSetting]
 
 
-@click.command(
-    cls=Command,
-    examples=(
-        'planner estimate native:swin_tiny --batch-size 64 --gpu "RTX 3090"',
-        "planner estimate timm:swin_base_patch4_window7_224 --max-batch --memory 24GiB",
-        'planner estimate native:swin_tiny --gpu "A100 SXM 80GB" --gpus 1,2,4,8',
-    ),
-)
-@click.argument("model")
-@with_model_options
-@with_several_options
-@with_cost_options
-@click.option("--gpu", metavar="NAME", help="A GPU of 'planner gpus'; several, or all, are ranked.")
-@click.option("--memory", metavar="SIZE", help="Memory to fit into: 24GiB, 24GB.")
-@click.option(
-    "--allocator",
-    metavar="OPTIONS",
-    help="expandable_segments:True,…: used in place of PYTORCH_ALLOC_CONF.",
-)
-@click.option(
-    "--max-batch", is_flag=True,
-    help="The largest batch that fits, for each precision and checkpointing.",
-)  # fmt: skip
-@click.option(
-    "--trace",
-    "traced",
-    is_flag=True,
-    help="Trace the real module on tensors without data (needs torch once), also for a Swin.",
-)
-@click.option("--retrace", is_flag=True, help="Trace again instead of reading the kept trace.")
-@detail_flag
-@click.option("--json", "as_json", is_flag=True, help="One object, or an array for several.")
-@click.option("--timeline", is_flag=True, help="Draw the bytes alive over the step.")
-@click.option(
-    "--chrome-trace", metavar="FILE", help="Write the step for Perfetto (.json, .json.gz)."
-)
-def command(model: str, **given: Any) -> None:  # fmt: skip
-    """Estimate the memory and time of training MODEL, before you launch it.
+class EstimateRequest(Costed, Rows, Printed):
+    """What `planner estimate` was asked."""
 
-    MODEL is LIBRARY:NAME (see 'planner models'), a YAML or JSON file, or package.module:factory.
-    Several values for an option make one row per combination; --gpus 1,2,4,8 makes a table of what
-    many GPUs reach together. A model that is not a Swin of 'planner models' is traced once;
-    'planner cache' lists the kept traces.
+    model: str = argument("MODEL", "models")
+    max_batch: bool = switch("The largest batch that fits, by precision and checkpointing.",
+                             heading="Setting")  # fmt: skip
+    retrace: bool = switch("Record again what was recorded before.", heading="Recording")
+    timeline: bool = switch("Draw the bytes alive over the step.")
+
+
+@reads(EstimateRequest)
+def estimate(request: EstimateRequest) -> None:
+    """Predict the memory and time of training MODEL, before you launch it.
+
+    MODEL is LIBRARY:NAME (any model of timm, torchvision or transformers: timm:resnet50), a YAML or
+    JSON file, or package.module:factory. Several values for an option make one row per
+    combination; --gpus 1,2,4,8 shows what many GPUs reach together. A Swin of 'planner models' is
+    predicted at once; any other model's step is recorded first, once, which takes up to minutes.
+
+    Examples:
+      planner estimate native:swin_tiny --batch-size 64 --gpu "RTX 3090"
+      planner estimate timm:swin_base_patch4_window7_224 --max-batch --memory 24GiB
+      planner estimate native:swin_tiny --gpu "A100 SXM 80GB" --gpus 1,2,4,8
     """
     collect_once()
-    refuse_empty({"model": model, **given})
-    gpus = read_gpus_option(given["gpu"])
-    ranked = gpus if len(gpus) > 1 else ()
-    gpu = None if ranked or not gpus else gpus[0]
-    _refuse_together(given, bool(ranked))
-    if given["chrome_trace"] and gpu is None:
-        raise UsageError("--chrome-trace needs a device to predict for.", "Name one with --gpu.")
-    memory = parse_bytes(given["memory"]) if given["memory"] else None
-    precision = default_precision(gpu)
-    defaults = {"precision": precision}
-    if given["max_batch"]:  # per precision and checkpointing, unless they are named
+    if len(request.gpus) > 1:
+        request.refuse(f"--gpu {request.gpu}", NOT_RANKED)
+    elif request.max_batch:
+        request.refuse("--max-batch", NOT_LARGEST)
+    defaults = {}
+    if request.max_batch:  # per precision and checkpointing, unless they are named
+        precision = default_precision(request.only_gpu)
         defaults = {"precision": f"fp32,{precision}", "checkpointing": "none,blocks"}
-    chosen, settings = model_and_settings(model, given, defaults)
-    for setting in settings:
-        check_precision(gpu, setting.precision)
-    asked = given["epochs"], given["images_per_epoch"], given["price_per_hour"]
-    given["training"] = read_training(*asked, ranked[0] if ranked else gpu)  # whichever the card
-    given["link"] = link_of(given["link"], settings, gpu)
-    rows: Rows = [resolve(chosen, setting) for setting in settings]
-    shown = next((option for option, name in _OF_ONE_ROW.items() if given[name]), None)
-    if shown and len(rows) > 1:
-        raise UsageError(
-            f"{shown} shows one setting, and {len(rows)} were given.",
-            "Give one value to each option.",
-        )
-    allocator = read_allocator_option(given["allocator"])
-    given["model"] = model
-    if given["max_batch"]:
-        _print_largest(rows, gpu, memory, allocator, given)
-    elif ranked:
-        _print_ranking(on_gpus(rows, ranked), allocator, given)
+    rows, said = read_rows(request.model, request, request.gpus, defaults)
+    law = f"--timeline shows one setting, and {len(rows)} were given."
+    refuse_if(request.timeline and len(rows) > 1, law, "Give one value to each option.")
+    training = request.training(next(iter(request.gpus), None))
+    if request.max_batch:
+        _print_largest(request, rows, training)
     else:
-        _print_estimates(rows, gpu, memory, allocator, given)
+        _print_estimates(request, rows, said, training)
 
 
-def _refuse_together(given: dict[str, Any], rank: bool) -> None:
-    """Raises UsageError for options that have no effect beside others: none is ignored silently."""
-    pictures = [(option, given[name]) for option, name in _OF_ONE_ROW.items()]
-    sized = given["batch_size"] or "batch_size" in split_fields(given["fields"])[1]
-    refused: list[tuple[str, object, str]] = []
-    if rank:
-        way_out = "name one GPU, or omit it"
-        refused += [(o, v, way_out) for o, v in pictures]
-        refused += [("--max-batch", given["max_batch"], way_out)]
-        refused += [("--memory", given["memory"], "each GPU is judged by its own memory")]
-        refused += [(o, given[o.strip("-")], way_out) for o in ("--gpus", "--link")]
-        refused += [("--price-per-hour", given["price_per_hour"], "each GPU has its own price")]
-    elif given["max_batch"]:
-        refused += [(o, v, "draw one batch, with --batch-size") for o, v in pictures]
-        refused += [("--batch-size", sized, "it is what --max-batch finds")]
-        found = "--max-batch finds the images of a device"
-        refused += [("--global-batch", given["global_batch"], found)]
-    together = f"--gpu {given['gpu']}" if rank else "--max-batch"
-    faults = [f"  {option}: {way_out}" for option, value, way_out in refused if value]
-    if faults:
-        raise UsageError("\n".join([f"{together} does not go with these options:", *faults]))
-    check_exports(given)
+def read_rows(
+    model: str, asked: Rows, gpus: Sequence[Gpu], defaults: dict[str, str]
+) -> tuple[list[Row], list[str]]:
+    """What to estimate, a row for each setting, on each of several GPUs in a precision that it has;
+    and what is said of rows that are not as they were asked. Raises UsageError and
+    UnsupportedError."""
+    only = gpus[0] if len(gpus) == 1 else None
+    defaults = {"precision": default_precision(only), **defaults}
+    chosen, settings = model_and_settings(model, asked.fields, defaults, asked.images_per_step)
+    for setting in settings:
+        check_precision(only, setting.precision)
+    check_link(asked.link, settings, only)
+    resolved = [resolve(chosen, setting) for setting in settings]
+    if len(gpus) < 2:
+        return [(only, *row) for row in resolved], []
+    from planner.estimation.scaling import on_gpus
+
+    return on_gpus(resolved, gpus)
 
 
-def read_allocator_option(options: str | None) -> AllocatorConfig | None:
-    """The caching allocator's options as given, else as torch would find them here."""
-    if options is None:
-        return environment_allocator(os.environ)
-    return replace(parse_allocator_config(options), source=f"--allocator {options}")
+def _recorded(request: EstimateRequest, rows: list[Row]) -> list[Row]:
+    """Records, all at once, what takes a recording and has none. Those that have one then; why
+    others cannot have is said. Raises PlannerError where none can."""
+    every = dict.fromkeys(row[1:] for row in rows)
+    needed = [row for row in every if not is_on_shapes(*row, request.traced)]
+    law = "--retrace is for what is recorded, and this model is estimated without that."
+    refuse_if(request.retrace and not needed, law, "Omit it, or add --trace.")
+    for row in needed if request.retrace else ():
+        retrace(*row)
+    errors = {row: e for row, e in zip(needed, record_ledgers(needed), strict=True) if e}
+    left = [row for row in rows if row[1:] not in errors]
+    if not left:
+        raise next(iter(errors.values()))
+    for line in dict.fromkeys(f"Without {_kind(s)}: {e.message}\n" for (_, s), e in errors.items()):
+        tell(line) if request.as_json else say(line)
+    return left
 
 
 def _print_estimates(
-    rows: Rows,
-    gpu: Gpu | None,
-    memory: int | None,
-    allocator: AllocatorConfig | None,
-    given: dict[str, Any],
+    request: EstimateRequest, rows: list[Row], said: list[str], training: Training | None
 ) -> None:
-    is_one = len(rows) == 1
-    rows = _traceable(rows, given)
+    """The rows in their order; of several GPUs the fastest that fits first."""
+    is_one, is_ranked, link = len(rows) == 1, len(request.gpus) > 1, request.link
+    rows, only = _recorded(request, rows), request.only_gpu
     with shows_seconds():
-        ledgers = [step_ledger(*row, given["traced"]) for row in rows]
+        ledgers = [step_ledger(*row[1:], request.traced) for row in rows]
         found = [
             estimate_ledger(
-                model, setting, ledger, gpu, memory, allocator, link=given["link"], retries=True
-            ).with_cost(given["training"])
-            for (model, setting), ledger in zip(rows, ledgers, strict=True)
-        ]
-    if given["gpus"]:
-        from planner.estimation.scaling import scaled
+                model, setting, ledger, gpu, request.memory_bytes, request.config, link=link,
+                retries=not is_ranked,
+            ).with_cost(training)
+            for (gpu, model, setting), ledger in zip(rows, ledgers, strict=True)
+        ]  # fmt: skip
+    scaled: Sequence[Scaled] = ()
+    if is_ranked:
+        found.sort(key=rank)
+    elif "world_size" in request.fields.setting:
+        from planner.estimation import scaling
 
-        beside = scaled(found, gpu, given["traced"])
-        shown = [{**to_json(row.estimate), "scaling": row} for row in beside]
-    else:
-        beside, shown = [], to_json(found)
-    if given["as_json"]:
-        print_json(shown[0] if len(shown) == 1 and (is_one or beside) else shown)
-    else:
-        _say(found, memory, allocator, given, scaled=beside)
-    if given["timeline"]:
+        scaled = scaling.scaled(found, only, request.traced)
+
+    def shown() -> Any:
+        rows = [{**({"gpu": one.gpu} if is_ranked else {}), **to_json(one)} for one in found]
+        if scaled:
+            rows = [{**to_json(row.estimate), "scaling": row} for row in scaled]
+        return rows[0] if len(rows) == 1 and (is_one or scaled) else rows
+
+    for line in said if request.as_json else ():
+        tell(f"{line}\n")
+    answer(request, shown, lambda: _parts(request, found, "", said, scaled))
+    below = tell if request.as_json else say
+    if request.timeline:
         from planner.report.live import timeline_text
 
-        drawn = timeline_text(on_device(ledgers[0], processors_of(gpu)))
-        click.echo(f"\n{drawn}", err=given["as_json"])
-    write_exports(given, ledgers[0], found[0], gpu)
+        below(f"\n{timeline_text(on_device(ledgers[0], processors_of(only)))}")
 
 
-def _say(
-    found: Sequence[Estimate], memory: int | None, allocator: AllocatorConfig | None,
-    given: dict[str, Any], lead: str = "", said: Sequence[str] = (), scaled: Sequence[Scaled] = (),
-) -> None:  # fmt: skip
+def rank(one: Estimate) -> tuple[bool, float]:
+    """The fastest that fits comes first."""
+    return not one.fits, -(one.throughput.images_per_second if one.throughput else 0.0)
+
+
+def _kind(setting: Any) -> str:
+    return f"{setting.precision}, checkpointing {setting.checkpointing}"
+
+
+def _parts(
+    request: EstimateRequest, found: Sequence[Estimate], lead: str, said: Sequence[str],
+    scaled: Sequence[Scaled] = (),
+) -> Sequence[Part]:  # fmt: skip
     """The answer of one estimate, or of several."""
     from planner.advice.flags import command_of
     from planner.report.estimates import estimate_answer, rows_answer
-    from planner.report.text import parts_text
-
-    fields = given_fields(given, ())[0]
 
     def then(estimate: Estimate) -> str:
         if estimate.budget_bytes is None:
             return ""
         gpu = find_gpu(estimate.gpu) if estimate.gpu else None
         return command_of(
-            "advise", estimate, given["model"], fields, gpu, memory, given["link"], allocator
-        )
+            "advise", estimate, request.model, request.fields.model, gpu, request.memory_bytes,
+            request.link, request.config,
+        )  # fmt: skip
 
-    said = [*said, *_notes(found, memory, given)]
-    if len(found) == 1 and not lead:
-        parts = estimate_answer(found[0], then, said)
-    else:
-        parts = rows_answer(found, then, lead, said, scaled)
-    say(parts_text(parts, given["detail"]))
-
-
-def _notes(found: Sequence[Estimate], memory: int | None, given: dict[str, Any]) -> Iterator[str]:
+    notes, memory, only = list(said), request.memory_bytes, request.only_gpu
     if memory is not None:
-        said = f"--memory {given['memory']} is {format_bytes(memory)} ({memory:,} bytes)"
-        gpu = find_gpu(found[0].gpu) if found[0].gpu else None
-        if gpu is not None and memory > gpu.memory_bytes:
-            said += f", and {gpu.title} has {format_bytes(gpu.memory_bytes)}"
-        yield f"{said}."
+        line = f"--memory {request.memory} is {format_bytes(memory)} ({memory:,} bytes)"
+        if only is not None and memory > only.memory_bytes:
+            line += f", and {only.title} has {format_bytes(only.memory_bytes)}"
+        notes.append(f"{line}.")
+    typed = request.fields.setting
     ddp = any(estimate.setting.parallelism == "ddp" for estimate in found)
-    if given["gpus"] and not given["parallelism"] and ddp:
-        yield "Several GPUs without --parallelism run ddp."
+    if "world_size" in typed and "parallelism" not in typed and ddp:
+        notes.append("Several GPUs without --parallelism run ddp.")
+    if len(found) == 1 and not lead:
+        return estimate_answer(found[0], then, notes)
+    return rows_answer(found, then, lead, notes, scaled)
 
 
-def record_traces(rows: Rows, given: dict[str, Any]) -> list[PlannerError | None]:
-    """Traces, all at once, what takes a trace and is not kept; by row the error it ended with."""
-    traced = [row for row in rows if not is_on_shapes(*row, given["traced"])]
-    if given["retrace"]:
-        if not traced:
-            raise UsageError(
-                "--retrace is for what is traced, and this model is estimated without a trace.",
-                "Omit it, or add --trace.",
-            )
-        for row in traced:
-            retrace(*row)
-    errors = iter(record_ledgers(traced))
-    return [None if is_on_shapes(*row, given["traced"]) else next(errors) for row in rows]
+def _print_largest(request: EstimateRequest, rows: list[Row], training: Training | None) -> None:
+    from planner.estimation.largest import Largest, find_largest, largest_notes
 
-
-def _traceable(rows: Rows, given: dict[str, Any]) -> Rows:
-    """Those that can be traced; why others cannot is said. Raises PlannerError where none can."""
-    errors = record_traces(rows, given)
-    left: Rows = []
-    lines = []
-    for row, error in zip(rows, errors, strict=True):
-        if error is None:
-            left.append(row)
-        else:
-            lines.append(f"Without {_kind_of_row(row[1])}: {error.message}")
-    if not left:
-        raise next(error for error in errors if error)
-    for line in dict.fromkeys(lines):
-        click.echo(f"{line}\n", err=given["as_json"])
-    return left
-
-
-def _print_largest(
-    rows: Rows,
-    gpu: Gpu | None,
-    memory: int | None,
-    allocator: AllocatorConfig | None,
-    given: dict[str, Any],
-) -> None:
-    from planner.estimation.largest import largest_batch
-
-    smallest = [
-        (model, setting.model_copy(update={"batch_size": 2 * batch_unit(setting)}))
-        for model, setting in rows
+    rows = [
+        (gpu, model, setting.model_copy(update={"batch_size": 2 * batch_unit(setting)}))
+        for gpu, model, setting in rows
     ]
-    found = []
-    for model, setting in _traceable(smallest, given):
+    found: list[Largest] = []
+    for gpu, model, setting in _recorded(request, rows):
         with shows_seconds():
-            best, most = (
-                largest_batch(
-                    model, setting, gpu, memory, allocator=allocator, traced=given["traced"],
-                    link=given["link"], retries=retries,
+            found.append(
+                find_largest(
+                    model, setting, gpu, request.memory_bytes, request.config, request.traced,
+                    request.link, training,
                 )
-                for retries in (False, True)
             )  # fmt: skip
-        most_images = max(_batch_size(best), _batch_size(most))
-        best = best.with_cost(given["training"]) if best else None
-        found.append((model, setting, best, most_images))
-    if given["as_json"]:
-        print_json(
-            [
-                {
-                    "precision": setting.precision,
-                    "checkpointing": setting.checkpointing,
-                    "largest_batch_size": _batch_size(best),
-                    "largest_with_retries": most,
-                    "estimate": best,
-                }
-                for _, setting, best, most in found
-            ]
-        )
-        return
-    fitting = [best for _, _, best, _ in found if best is not None]
-    notes = [
-        _nothing_fits(model, setting, given["traced"])
-        for model, setting, best, _ in found if best is None
-    ]  # fmt: skip
-    retried = [
-        f"{most}{f' ({_kind_of_row(setting)})' if len(found) > 1 else ''}"
-        for _, setting, best, most in found
-        if most > _batch_size(best)
+    fitting = [one.best for one in found if one.best is not None]
+
+    def shown() -> Any:
+        notes = largest_notes(found, request.traced)
+        if not fitting:
+            return "\n".join(notes)
+        best = min(fitting, key=lambda one: (rank(one)[1], -one.setting.batch_size))
+        fastest = ", the fastest" if len(fitting) > 1 and best.throughput else ""
+        lead = f"The largest batch that fits is {best.setting.batch_size} ({_kind(best.setting)}"
+        lead += f"{fastest}){'.' if best.fits_surely else ': to be sure, take a tenth less.'}"
+        return _parts(request, fitting, lead, notes)
+
+    answer(request, found, shown)
+
+
+OF_PAGE = ("--targets", "--output", "--force", "--title")
+
+
+class ReportRequest(Rows):
+    """What `planner report` was asked."""
+
+    targets: tuple[str, ...] = argument("RUN|MODEL…", "models")
+    output: str = option("The page, one .html file.", *TO_FILE, default="report.html")
+    force: bool = switch("Also replace what 'planner report' did not write.")
+    title: str | None = option("The page's title.", "TEXT", "Output")
+    study_name: str | None = option("Which study, where a storage holds several.", "NAME", "Study")
+
+
+@reads(ReportRequest)
+def report(request: ReportRequest) -> None:
+    """Draw RUNs and MODELs as one HTML page that opens offline.
+
+    A RUN is the --output of 'planner tune' (also while it runs), a file of
+    records, or the --storage of a study. A MODEL is estimated with the options of 'planner
+    estimate': several values make several estimates, and --gpu all ranks every GPU. Two runs or
+    estimates, or more, are shown side by side.
+
+    Examples:
+      planner report run
+      planner report native:swin_tiny --batch-size 64 --gpu "RTX 3090,RTX 4090"
+    """
+    from search.runs.reading import is_run
+    from search.runs.writing import check_options, check_page, check_target, write_report
+
+    check_page(request.output, request.force)
+    for target in request.targets:
+        check_target(target)
+    typed = {flag: value for flag, value in request.typed.items() if flag not in OF_PAGE}
+    check_options(typed, request.targets)
+    shown: list[str | Step] = []
+    for target in request.targets:
+        shown += [target] if is_run(target) else _steps(target, request)
+    how: Any = {"title": request.title or "", "force": request.force}
+    say(f"Wrote {write_report(shown, request.output, study_name=request.study_name, **how)}.")
+
+
+def _steps(model: str, request: ReportRequest) -> list[Step]:
+    """The estimates that the options mean: one for each GPU and each combination of values, of all
+    GPUs the fastest that fits first."""
+    from search.runs.writing import step_of
+
+    is_ranked = (request.gpu or "").casefold() == "all"
+    if is_ranked:
+        request.refuse("--gpu all", NOT_RANKED)
+    each: list[tuple[Gpu, ...]] = [(gpu,) for gpu in request.gpus] or [()]
+    rows: list[Row] = []
+    for gpus in [request.gpus] if is_ranked else each:
+        more, said = read_rows(model, request, gpus, {})
+        rows += more
+        for line in said:
+            tell(line)
+    every = dict.fromkeys(row[1:] for row in rows)
+    record_ledgers([row for row in every if not is_on_shapes(*row, request.traced)])
+    link, of_model, traced = request.link, request.fields.model, request.traced
+    steps = [
+        step_of(config, setting, gpu, request.memory_bytes, request.config, link, traced)
+        for gpu, config, setting in rows
     ]
-    if retried:
-        notes.append(
-            f"Larger batches, up to {', '.join(retried)}, run only if torch frees cached memory, "
-            "which slows at least the first steps."
-        )
-    bound = [best for best in fitting if _is_bound_by_sdpa(best)]
-    if bound:
-        notes.append(
-            f"Batch {bound[0].setting.batch_size} is all that sdpa takes, however much memory "
-            f"there is: its kernel takes {SDPA_WINDOWS:,} windows. --attention eager takes more."
-        )
-    if not fitting:
-        say("\n".join(notes))
-        return
-    best = max(fitting, key=lambda one: (images_per_second(one), _batch_size(one)))
-    fastest = ", the fastest" if len(fitting) > 1 and best.throughput else ""
-    lead = f"The largest batch that fits is {_batch_size(best)} ({_kind_of_row(best.setting)}"
-    lead += f"{fastest}){'.' if best.fits_surely else ': to be sure, take a tenth less.'}"
-    _say(fitting, memory, allocator, given, lead, notes)
+    steps = [replace(step, said=model, fields=of_model) for step in steps]
+    return sorted(steps, key=lambda step: rank(step.estimate)) if is_ranked else steps
 
 
-def _batch_size(found: Estimate | None) -> int:
-    return found.setting.batch_size if found else 0
+class AdviseRequest(Costed, OnDevice, Printed):
+    """What `planner advise` was asked."""
+
+    model: str = argument("MODEL", "models")
+    fields: Fields = of_schema("one")
+    gpu: str | None = option("A GPU of 'planner gpus'.", "NAME", "Device", values="gpus")
+    keep: tuple[str, ...] = option(
+        "Leave these fields as they are, or refuse changes of rounding, recipe or learning-rate.",
+        "FIELD[,FIELD…]", "What may change", default=(), values="kept",
+    )  # fmt: skip
+    allow: tuple[str, ...] = option(
+        "Also try recipe (other optimizers, 8 bits) or adapters (train only a part).",
+        "EFFECT[,EFFECT…]", "What may change", default=(), values="allowed",
+    )  # fmt: skip
+    traced: bool = switch("Record what is not looked at without (compile), once: minutes.",
+                          "--trace", "Recording")  # fmt: skip
 
 
-def _is_bound_by_sdpa(best: Estimate) -> bool:
-    if best.setting.attention != "sdpa" or not isinstance(best.model, SwinConfig):
-        return False
-    return best.setting.batch_size == largest_sdpa_batch(best.model, best.setting)
+@reads(AdviseRequest)
+def advise(request: AdviseRequest) -> int:
+    """Say how to train MODEL as fast as possible in a GPU's memory, before you launch it.
+
+    Does it fit as it stands (bf16, or fp16 on a GPU without it, adamw, no checkpointing, not
+    compiled, unless options say otherwise)? If not: the fastest ways to make it fit, what each
+    change saves and costs, and what the GPU waits for. Each way keeps the images of a step.
+    Exit status 1 where nothing fits.
+
+    Examples:
+      planner advise native:swin_tiny --batch-size 256 --gpu "RTX 3060"
+      planner advise native:swin_tiny --memory 6GiB --keep compile,offload
+    """
+    collect_once()
+    from planner.advice import advising
+    from planner.report.advice import advice_answer
+
+    of_setting: dict[str, Any] = dict(request.fields.setting)
+    gpu, batch_size = read_gpu(request.gpu), None
+    if of_setting.get("world_size", "1") != "1":
+        check_link(request.link, [read_setting(of_setting, {})], gpu)
+    elif request.link is not None:  # of the GPUs that advice adds
+        find_fabric(gpu, 1, request.link)
+    if size := of_setting.pop("batch_size", None):
+        batch_size = parse(TrainSetting, {"batch_size": size}, "the setting").batch_size
+    advice = advising.advise(
+        request.model, gpu=gpu, memory_bytes=request.memory, batch_size=batch_size,
+        global_batch=request.images_per_step, keep=_words(request.keep),
+        allow=_words(request.allow), allocator=request.allocator, link=request.link,
+        epochs=request.epochs, images_per_epoch=request.images_per_epoch,
+        price_per_hour=request.price_per_hour, traced=request.traced,
+        **{**request.fields.model, **of_setting},
+    )  # fmt: skip
+    answer(request, advice, lambda: advice_answer(advice))
+    return 0 if advice.recommended is not None else 1
 
 
-def _kind_of_row(setting: TrainSetting) -> str:
-    return f"{setting.precision}, checkpointing {setting.checkpointing}"
-
-
-def _nothing_fits(model: Model, setting: ResolvedSetting, traced: bool) -> str:
-    ways = ["a smaller image or model"]
-    if setting.checkpointing == "none":
-        ways.insert(0, "--checkpointing blocks")
-    if setting.precision in ("fp32", "tf32"):
-        ways.insert(0, "--precision bf16")
-    if setting.optimizer_family != "sgd":
-        ways.append("--optimizer sgd")
-    error = None if is_on_shapes(model, setting, traced) else traced_step(model, setting).error(1)
-    least = f"batch {batch_unit(setting)} fits"
-    if error is not None:
-        least = "batch 2 fits, and batch 1 does not run,"
-    return f"Not even {least} with {_kind_of_row(setting)}. Try {', '.join(ways)}."
-
-
-def on_gpus(rows: Rows, gpus: Sequence[Gpu]) -> tuple[RowsOnGpus, list[str]]:
-    """`rows` on each GPU that has their precision, fp16 where it has no bf16; and which have not, a
-    line for each precision."""
-    ranked: RowsOnGpus = []
-    without: dict[str, list[str]] = {}
-    for (model, setting), gpu in itertools.product(rows, gpus):
-        if lacks(gpu, setting.precision):
-            without.setdefault(setting.precision, []).append(gpu.name)
-            if setting.precision != "bf16":
-                continue
-            setting = setting.model_copy(update={"precision": "fp16"})
-        ranked.append((gpu, model, setting))
-    said = []
-    for precision, names in without.items():
-        instead = "fp16 instead" if precision == "bf16" else "left out"
-        cards = list(dict.fromkeys(names))
-        named = ", ".join(cards) if len(cards) < 9 else f"{len(cards)} cards ('planner gpus')"
-        said.append(f"Without {precision}, and so {instead}: {named}.")
-    if not ranked:
-        raise UsageError(" ".join(said), "Choose another --precision, or another GPU.")
-    return ranked, said
-
-
-def _print_ranking(
-    rows: tuple[RowsOnGpus, list[str]], allocator: AllocatorConfig | None, given: dict[str, Any]
-) -> None:
-    """Each GPU that has the precision, the fastest that fits first."""
-    as_json = given["as_json"]
-    ranked, without = rows
-    left = _traceable(list(dict.fromkeys((m, setting) for _, m, setting in ranked)), given)
-    ranked = [row for row in ranked if row[1:] in left]
-    found = []
-    with shows_seconds():
-        for gpu, model, setting in ranked:
-            ledger = step_ledger(model, setting, given["traced"])
-            one = estimate_ledger(model, setting, ledger, gpu, allocator=allocator)
-            found.append((gpu, one.with_cost(given["training"])))
-    found.sort(key=lambda pair: (not pair[1].fits, -images_per_second(pair[1])))
-    if as_json:
-        for said in without:
-            click.echo(f"{said}\n", err=True)
-        print_json([{"gpu": gpu.name, **to_json(estimate)} for gpu, estimate in found])
-        return
-    _say([estimate for _, estimate in found], None, allocator, given, said=without)
-
-
-def images_per_second(estimate: Estimate) -> float:
-    return estimate.throughput.images_per_second if estimate.throughput else 0.0
+def _words(said: tuple[str, ...]) -> list[str]:
+    return [word for text in said for word in text.split(",") if word.strip()]

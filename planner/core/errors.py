@@ -46,6 +46,12 @@ def unknown_name(kind: str, name: object, known: Iterable[str], way_out: str = "
     return UsageError(f"unknown {kind} {shorten(name)}.{hint}", way_out)
 
 
+def refuse_if(is_wrong: object, law: str, way_out: str = "Omit one of them.") -> None:
+    """Raises UsageError where something `is_wrong`: the law that was broken, and the way out."""
+    if is_wrong:
+        raise UsageError(law, way_out)
+
+
 def alternatives(words: Iterable[str], last: str = "or") -> str:
     """`a`, `a or b`, `a, b or c`: as a sentence lists them."""
     *first, end = words

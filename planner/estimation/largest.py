@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -20,9 +20,10 @@ from planner.estimation.arguments import (
 from planner.estimation.estimate import Estimate, estimate_ledger, least_bytes, read_choice, resolve
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.ledger.ledger import Ledger
-from planner.libraries.limits import batch_unit, largest_sdpa_batch
+from planner.libraries.limits import SDPA_WINDOWS, batch_unit, largest_sdpa_batch
 from planner.machine.hardware.gpu import Gpu
 from planner.memory.allocator_config import AllocatorConfig
+from planner.throughput.cost import Training
 from planner.trace.kept_step import traced_step
 
 # Batches looked at above the one that bisection finds: next to it, where larger ones that fit were
@@ -103,6 +104,92 @@ def largest_batch(
         return None
     notes = _notes(best * unit, (near * unit, last * unit), stride, ceiling * unit)
     return replace(at(best), assumed=(*at(best).assumed, *notes))
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest batch of a setting: `best` fits, None where none does, and `most` runs where
+    torch frees cached memory."""
+
+    model: Model
+    setting: ResolvedSetting
+    best: Estimate | None
+    most: int
+
+    @property
+    def batch_size(self) -> int:
+        return self.best.setting.batch_size if self.best else 0
+
+    @property
+    def kind(self) -> str:
+        return f"{self.setting.precision}, checkpointing {self.setting.checkpointing}"
+
+    def as_json(self) -> dict[str, Any]:
+        """As `planner estimate --max-batch --json` prints it."""
+        return {
+            "precision": self.setting.precision,
+            "checkpointing": self.setting.checkpointing,
+            "largest_batch_size": self.batch_size,
+            "largest_with_retries": self.most,
+            "estimate": self.best,
+        }
+
+
+def find_largest(
+    model: Model, setting: ResolvedSetting, gpu: Gpu | None, memory_bytes: int | None,
+    allocator: AllocatorConfig | None, traced: bool, link: str | None, training: Training | None,
+) -> Largest:  # fmt: skip
+    """The largest batch that fits, with what a whole training costs, and the largest that runs."""
+    best, most = (
+        largest_batch(
+            model, setting, gpu, memory_bytes, allocator=allocator, traced=traced, link=link,
+            retries=retries,
+        )
+        for retries in (False, True)
+    )  # fmt: skip
+    sizes = [one.setting.batch_size for one in (best, most) if one]
+    best = best.with_cost(training) if best else None
+    return Largest(model, setting, best, max(sizes, default=0))
+
+
+def largest_notes(found: Sequence[Largest], traced: bool) -> list[str]:
+    """What is to be said of them: what fits nowhere, and what a larger batch would take."""
+    notes = [_nothing_fits(one, traced) for one in found if one.best is None]
+    retried = [
+        f"{one.most}{f' ({one.kind})' if len(found) > 1 else ''}"
+        for one in found if one.most > one.batch_size
+    ]  # fmt: skip
+    if retried:
+        notes.append(
+            f"Larger batches, up to {', '.join(retried)}, run only if torch frees cached memory, "
+            "which slows at least the first steps."
+        )
+    bound = [
+        one.batch_size for one in found
+        if one.best and one.setting.attention == "sdpa" and isinstance(one.model, SwinConfig)
+        and one.batch_size == largest_sdpa_batch(one.model, one.setting)
+    ]  # fmt: skip
+    if bound:
+        notes.append(
+            f"Batch {bound[0]} is all that sdpa takes, however much memory there is: its kernel "
+            f"takes {SDPA_WINDOWS:,} windows. --attention eager takes more."
+        )
+    return notes
+
+
+def _nothing_fits(one: Largest, traced: bool) -> str:
+    setting = one.setting
+    ways = ["a smaller image or model"]
+    if setting.checkpointing == "none":
+        ways.insert(0, "--checkpointing blocks")
+    if setting.precision in ("fp32", "tf32"):
+        ways.insert(0, "--precision bf16")
+    if setting.optimizer_family != "sgd":
+        ways.append("--optimizer sgd")
+    least, is_known = f"batch {batch_unit(setting)} fits", is_on_shapes(one.model, setting, traced)
+    if not is_known and traced_step(one.model, setting).error(1) is not None:
+        least = "batch 2 fits, and batch 1 does not run,"
+    return f"Not even {least} with {one.kind}. Try {', '.join(ways)}."
 
 
 def runs_at_1(model: Model, setting: ResolvedSetting, traced: bool = False) -> bool:

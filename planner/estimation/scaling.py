@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
+from planner.core.errors import refuse_if
+from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.distribution import ALONE
 from planner.estimation.estimate import Estimate
 from planner.estimation.ledgers import step_ledger
 from planner.estimation.recipe import BASE_LR, BASE_LR_IMAGES, learning_rate, rounded
 from planner.machine.hardware.gpu import Gpu
+from planner.machine.hardware.precisions import lacks
 from planner.throughput.result import datasheet_rates, step_time
 
 LINEAR_SOURCE = (
@@ -60,6 +63,29 @@ def scaled(estimates: Sequence[Estimate], gpu: Gpu | None, traced: bool = False)
             alone[like] = _alone(min(rows, key=lambda e: e.setting.world_size), gpu, traced)
         found.append(_scaled(estimate, alone[like]))
     return found
+
+
+def on_gpus(
+    rows: Sequence[tuple[Model, ResolvedSetting]], gpus: Sequence[Gpu]
+) -> tuple[list[tuple[Gpu | None, Model, ResolvedSetting]], list[str]]:
+    """`rows` on each GPU that has their precision, fp16 where it has no bf16; and which have not, a
+    line for each precision. Raises UsageError where none has."""
+    found: list[tuple[Gpu | None, Model, ResolvedSetting]] = []
+    without: dict[str, dict[str, None]] = {}
+    for (model, setting), gpu in itertools.product(rows, gpus):
+        if lacks(gpu, setting.precision):
+            without.setdefault(setting.precision, {})[gpu.name] = None
+            if setting.precision != "bf16":
+                continue
+            setting = setting.model_copy(update={"precision": "fp16"})
+        found.append((gpu, model, setting))
+    said = []
+    for precision, cards in without.items():
+        instead = "fp16 instead" if precision == "bf16" else "left out"
+        named = ", ".join(cards) if len(cards) < 9 else f"{len(cards)} cards ('planner gpus')"
+        said.append(f"Without {precision}, and so {instead}: {named}.")
+    refuse_if(not found, " ".join(said), "Choose another --precision, or another GPU.")
+    return found, said
 
 
 def on_one_device(setting: TrainSetting) -> ResolvedSetting:

@@ -92,7 +92,7 @@ def _unknown_bare_name(name: str) -> UsageError:
         return unknown_name("model", name, _all_names(), f"Write LIBRARY:NAME. {LIST_MODELS}")
     libraries = ["transformers"] if "/" in name else ["timm", "torchvision"]
     meant = alternatives(f"{library}:{shorten(name)[1:-1]}" for library in libraries)
-    way_out = f"Only Swins go without their library: write {meant}. {LIST_MODELS}"
+    way_out = f"Did you mean {meant}? Only Swins go without their library. {LIST_MODELS}"
     return unknown_name("model", name, (), way_out)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypedDict
@@ -17,7 +17,9 @@ from typing import Any, TypedDict
 from planner.core.errors import UsageError, shorten, unknown_name
 from planner.core.files import named_path
 from planner.core.schema import TrainSetting, parse
+from planner.core.schema.distribution import SEVERAL
 from planner.core.schema.model import MAX_SIZE
+from planner.core.schema.options import declared_options, option, switch
 from planner.core.units import (
     MAX_SECONDS,
     exact,
@@ -34,46 +36,7 @@ from search.loop.strategies.strategy import TOLERANCE
 from search.loop.study.study import STUDY_NAME
 
 MANY = 1 << 40
-
-
-@dataclass(frozen=True)
-class Option:
-    """How an option is said. `text` explains its flag on the command line ("" where it has none of
-    its own), `typed` makes a value of what was typed there and `written` is its inverse, `read`
-    makes one of what `tune` was given; `bounds` are those of a whole number, `shown` is the default
-    as one would type it."""
-
-    text: str = ""
-    flag: str = ""
-    metavar: str | None = None
-    shown: str = ""
-    typed: Callable[[str], Any] | None = None
-    written: Callable[[Any], str] = str
-    read: Callable[[Any], Any] | None = None
-    bounds: tuple[int, int] | None = None
-    is_switch: bool = False  # its flag takes no value and turns the default around
-
-
-def option(
-    default: Any, text: str = "", *, typed: Callable[[str], Any] | None = None, **how: Any
-) -> Any:
-    """A field of `SearchOptions`. A default that is written as it would be typed is read so."""
-    if typed is not None:
-        how, default = {"shown": default, "typed": typed, **how}, typed(default)
-    metadata = {"option": Option(text, **how)}
-    if isinstance(default, type):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def flag_of(name: str, said: Option) -> str:
-    """What is typed for the option of a field: `--batch-size`."""
-    return said.flag or f"--{name.replace('_', '-')}"
-
-
-def declared_options(kind: type[Any] | None = None) -> dict[str, Option]:
-    """How each field of `SearchOptions` (or of another such class) is said, by its name."""
-    return {f.name: f.metadata["option"] for f in fields(kind or SearchOptions)}
+SEARCH, DEVICE, TRAINING = "Search", "Device", "Whole training"  # headings of --help
 
 
 def read_keywords(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,8 +186,8 @@ def _is_number(value: object, whole: bool = False) -> bool:
     return math.isfinite(value)
 
 
-class AnySearchKeywords(TypedDict, total=False):
-    """The keywords of any search, in the forms in which people say them."""
+class SearchKeywords(TypedDict, total=False):
+    """The keywords of `tune`; `SearchOptions` has what they mean, and the defaults."""
 
     device: str
     trials: int | None
@@ -236,11 +199,6 @@ class AnySearchKeywords(TypedDict, total=False):
     output: Path | str | None
     accept_different: bool
     seed: int
-
-
-class SearchKeywords(AnySearchKeywords, total=False):
-    """The keywords of `tune`; `SearchOptions` has what they mean, and the defaults."""
-
     gpus: int | None
     nodes: int | None
     memory_bytes: int | str | None
@@ -264,94 +222,84 @@ class SearchOptions:
     """What `tune` was asked, beyond the model; the fields are its parameters. Raises UsageError,
     with every fault, where they are out of their bounds or contradict each other."""
 
-    batch_size: tuple[int, ...] | None = option(None, read=read_batch_sizes)
-    base: TrainSetting = option(TrainSetting, read=read_base)
-    restrict: Restriction | None = option(None, read=read_restrictions)
+    batch_size: tuple[int, ...] | None = option(read=read_batch_sizes)
+    base: TrainSetting = option(default=TrainSetting, read=read_base)
+    restrict: Restriction | None = option(read=read_restrictions)
     start: TrainSetting | None = option(
-        None, "Probe this first, and search around it: batch_size=32,precision=bf16.",
-        metavar="FIELD=VALUE,…", read=read_start, written=start_text,
+        "Probe this first, and search around it: batch_size=32,precision=bf16.",
+        "FIELD=VALUE,…", SEARCH, read=read_start, written=start_text,
     )  # fmt: skip
     global_batch: int | None = option(
-        None, "Hold micro-batch × accumulation × GPUs at exactly N.",
-        metavar="N", bounds=(1, MAX_SIZE),
+        "Hold the images of an optimizer step, on all GPUs, at exactly N.", "N", SEVERAL,
+        "--images-per-step", "--global-batch", bounds=(1, MAX_SIZE),
     )  # fmt: skip
-    device: str = option("auto", "auto, cpu, cuda:0 …", shown="auto", metavar="DEVICE")
+    device: str = option("auto, cpu, cuda:0 …", "DEVICE", DEVICE, default="auto", values="devices")
     gpus: int | None = option(
-        None, "Probe over N GPUs, a rank on each (with --device cpu: N processes).",
-        metavar="N", bounds=(1, MAX_SIZE),
+        "Probe over N GPUs, a process on each (with --device cpu: N processes).", "N", SEVERAL,
+        bounds=(1, MAX_SIZE),
     )  # fmt: skip
     nodes: int | None = option(
-        None, "Machines that hold the GPUs: 1, or more to rehearse a launch on the CPU.",
-        metavar="M", bounds=(1, MAX_SIZE),
+        "Machines that hold the GPUs: 1, or more to rehearse a launch on the CPU.", "M", SEVERAL,
+        bounds=(1, MAX_SIZE),
     )  # fmt: skip
     memory_bytes: int | None = option(
-        None, "Emulate a smaller device: 24GiB, 24GB.",
-        flag="--memory", metavar="SIZE", read=read_memory, written=exact_bytes,
+        "Emulate a smaller device: 24GiB, 24GB.", "SIZE", DEVICE, "--memory", read=read_memory,
+        written=exact_bytes,
     )  # fmt: skip
     allocator: str | None = option(
-        None, "Used in place of PYTORCH_ALLOC_CONF.", metavar="OPTIONS", read=read_allocator_text
+        "Used in place of PYTORCH_ALLOC_CONF.", "OPTIONS", DEVICE, read=read_allocator_text
     )
     headroom: float = option(
-        "5%", "Memory to keep free.", typed=parse_percent, written=exact, metavar="SHARE"
+        "Memory to keep free.", "SHARE", DEVICE, default="5%", typed=parse_percent, written=exact
     )
-    trials: int | None = option(
-        None, "At most N probes in the study.", metavar="N", bounds=(0, MANY)
-    )
+    trials: int | None = option("At most N probes in the study.", "N", SEARCH, bounds=(0, MANY))
     budget_seconds: float | None = option(
-        "10m", "Time for probes (90s, 10m, 1h30m), or none.",
-        flag="--budget", metavar="TIME", typed=read_budget, written=_budget_text,
+        "Time for probes (90s, 10m, 1h30m), or none.", "TIME", SEARCH, "--budget", default="10m",
+        typed=read_budget, written=_budget_text,
     )  # fmt: skip
     tolerance: float = option(
-        f"{TOLERANCE:.1%}", "Stop when no probe is expected to raise images/s by more.",
-        typed=parse_percent, written=exact, metavar="SHARE",
+        "Stop when no probe is expected to raise images/s by more.", "SHARE", SEARCH,
+        default=f"{TOLERANCE:.1%}", typed=parse_percent, written=exact,
     )  # fmt: skip
     strategy: str = option(
-        "planner", f"One of {', '.join(STRATEGIES)}.", shown="planner", metavar="NAME"
-    )
-    steps: int | None = option(
-        None, "Rank by the total time of N optimizer steps, compilation included.",
-        metavar="N", bounds=(1, MANY),
+        f"One of {', '.join(STRATEGIES)}.", "NAME", SEARCH, default="planner",
+        values=tuple(STRATEGIES),
     )  # fmt: skip
-    epochs: float | None = option(None, "As --steps, for N epochs.", metavar="N", written=exact)
-    images_per_epoch: int = option(
-        IMAGENET_IMAGES,
-        "Images in an epoch (default: ImageNet-1k's).",
-        metavar="N",
+    steps: int | None = option(
+        "Rank by the total time of N optimizer steps, compilation included.", "N", TRAINING,
         bounds=(1, MANY),
-    )
+    )  # fmt: skip
+    epochs: float | None = option("As --steps, for N epochs.", "N", TRAINING, written=exact)
+    images_per_epoch: int = option(
+        "Images in an epoch.", "N", TRAINING, default=IMAGENET_IMAGES, shown="ImageNet-1k's",
+        bounds=(1, MANY),
+    )  # fmt: skip
     replay: Path | None = option(
-        None,
-        "Search recorded probes in place of a device.",
-        metavar="FILE",
+        "Search recorded probes in place of a device.", "FILE", SEARCH, values="file",
         read=path_reader("replay"),
-    )
-    storage: str | None = option(None, "An Optuna storage, or a .journal file.", metavar="URL")
+    )  # fmt: skip
+    storage: str | None = option("An Optuna storage, or a .journal file.", "URL", "Study")
     study_name: str = option(
-        STUDY_NAME, "The study's name in the storage.", shown=STUDY_NAME, metavar="NAME"
+        "The study's name in the storage.", "NAME", "Study", default=STUDY_NAME
     )
     output: Path | None = option(
-        None,
-        "Folder for the results (default: tune-LIBRARY-NAME).",
-        metavar="DIR",
+        "Folder for the results.", "DIR", "Output", shown="tune-LIBRARY-NAME", values="dir",
         read=path_reader("output"),
-    )
-    data: str | None = option(
-        None, "End with 30 steps of the emitted script on these data: pictures, or a Dataset.",
-        metavar="DIR|MODULE:FACTORY", read=read_data,
     )  # fmt: skip
-    accept_different: bool = option(
-        False, "Go on with a study of another device or software.", is_switch=True
+    data: str | None = option(
+        "End with 30 steps of the emitted script on these data: pictures, or a Dataset.",
+        "DIR|MODULE:FACTORY", "Data", values="dir", read=read_data,
+    )  # fmt: skip
+    accept_different: bool = switch(
+        "Go on with a study of another device or software.", heading="Study"
     )
     baseline: bool = option(
-        True, "Do not measure the plain default.", flag="--no-baseline", is_switch=True
+        "Do not measure the plain default.", "", SEARCH, "--no-baseline", default=True
     )
     seed: int = option(
-        0,
-        "Seed of the strategies that draw at random.",
-        shown="0",
+        "Seed of the strategies that draw at random.", "N", SEARCH, default=0,
         bounds=(0, (1 << 32) - 1),
-        metavar="N",
-    )
+    )  # fmt: skip
 
     @classmethod
     def of(cls, given: SearchKeywords) -> SearchOptions:

@@ -12,14 +12,17 @@ from pydantic_core import to_jsonable_python
 
 from planner.advice.flags import field_flags
 from planner.core.errors import UsageError
-from planner.core.schema import FactoryModel, Model, SwinConfig, TrainSetting
+from planner.core.schema import FactoryModel, Model, SwinConfig, TrainSetting, parse
+from planner.core.schema.distribution import Distribution
+from planner.core.schema.options import Option, declared_options
 from planner.core.schema.setting import FORMER_RECIPE
+from planner.estimation.kept import Predicted
 from search.loop.axes import AXES, implementations
-from search.loop.options import Option, SearchOptions, declared_options, flag_of, start_text
+from search.loop.options import SearchKeywords, SearchOptions, start_text
 
 # What `base` says of devices, which --gpus and --nodes do on a command line.
 _WORLD = {"gpus": "world_size", "nodes": "nodes"}
-_MODEL_OPTIONS = {"image_size": "--image-size", "num_classes": "--num-classes"}
+_MODEL_OPTIONS = {n: said.flag_of(n) for n, said in declared_options(SwinConfig).items()}
 
 
 def kept_options(options: SearchOptions) -> dict[str, JsonValue]:
@@ -50,6 +53,28 @@ def read_options(kept: Mapping[str, Any]) -> SearchOptions:
         return SearchOptions.of(read)
     except UsageError as error:
         raise UsageError(f"the search's options are not of this planner: {error.message}") from None
+
+
+def begin_at(found: Predicted, typed: SearchKeywords, held: Mapping[str, str]) -> dict[str, Any]:
+    """The keywords of a search that begins at a predicted setting; those that were `typed` win, and
+    what is `held` of every setting. Raises UsageError."""
+    setting = found.setting.without_recipe(isinstance(found.model, SwinConfig))
+    sized = typed["batch_size"] is not None or "global_batch" in typed
+    share = None if sized or "accumulate" in held else found.share
+    gone = {*AXES, "batch_size", *({"accumulate"} if sized or share else ())}
+    if "gpus" in typed or "world_size" in held:  # spread as it is typed
+        gone |= set(Distribution.model_fields)
+    base = {**setting.model_dump(exclude=gone), **held}
+    if setting.optimizer_implementation in ("foreach", "fused"):
+        base["optimizer"] = setting.optimizer_family
+    limits = {
+        "memory_bytes": found.memory_bytes,
+        "allocator": found.allocator,
+        "global_batch": share and share * setting.world_size,
+        "start": None if found.lacks else setting.model_dump(include={*AXES, "batch_size"}),
+    }
+    given = {name: value for name, value in limits.items() if value is not None}
+    return {**given, **typed, "base": parse(TrainSetting, base, found.source)}
 
 
 def tune_command(model: str, options: SearchOptions, more: Iterable[str] = ()) -> str:
@@ -86,8 +111,8 @@ def model_flags(model: Model) -> list[str]:
 
 
 def _flag(name: str, said: Option, value: object) -> list[str]:
-    flag = flag_of(name, said)
-    return [flag] if said.is_switch else [flag, said.written(value)]
+    flag = said.flag_of(name)
+    return [flag] if isinstance(value, bool) else [flag, said.written(value)]
 
 
 def _setting_flags(options: SearchOptions) -> list[str]:

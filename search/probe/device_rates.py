@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
+from planner.core.files import cache_directory, unwritable
 from planner.core.schema import DeviceInfo
 from planner.core.schema.record import noteworthy_bytes
 from planner.core.units import format_bytes
@@ -22,12 +23,7 @@ from planner.machine.emulated import is_emulated
 from planner.machine.hardware import recognise_gpu
 from planner.machine.hardware.throttling import DISTURBING_REASONS
 from planner.machine.nvml import NvmlDevice
-from planner.throughput.measured import (
-    load_rates,
-    measuring_environment,
-    save_rates,
-    why_impossible,
-)
+from planner.throughput import measured as measuring
 from planner.throughput.prediction import DeviceRates
 from search.probe.device import ask_process, driver_device, memory_in_use
 
@@ -58,22 +54,33 @@ def device_rates(
     if budget_seconds is not None and budget_seconds < LEAST_BUDGET_SECONDS:
         return None
     say(f"Measuring what {device.name} achieves, once (under 20 s).")
+    deadline = min(DEADLINE_SECONDS, budget_seconds or DEADLINE_SECONDS)
+
+    def measure() -> DeviceRates | None:
+        measured = _measure_apart(where, deadline)
+        return measured and replace(measured, name=device.name)
+
+    return watched_rates(where, measure, _memory_bytes(device), say)
+
+
+def watched_rates(
+    where: str, measure: Callable[[], DeviceRates | None], memory_bytes: int | None,
+    say: Callable[[str], None],
+) -> DeviceRates | None:  # fmt: skip
+    """What `measure` finds of a device, kept unless something disturbed it, which `say` hears; None
+    where it found nothing, or what cannot be."""
     with watched(where) as disturbances:
-        measured = _measure_apart(where, min(DEADLINE_SECONDS, budget_seconds or DEADLINE_SECONDS))
-    if measured is None:
-        say("It could not be measured: the first probes will have to tell.")
+        measured = measure()
+    why = measured and measuring.why_impossible(measured, memory_bytes)
+    if measured is None or why:
+        say(f"Not used, and not kept: {why or 'it could not be measured'}.")
         return None
-    measured = replace(measured, name=device.name)
-    if why := why_impossible(measured, _memory_bytes(device)):
-        say(f"Not used, and not kept: {why}.")
-        return None
-    if disturbances:
-        say(f"The rates are not kept for the next time: {'; '.join(disturbances)}.")
-        return measured
     try:
-        save_rates(measured, memory_bytes=_memory_bytes(device))
+        lost = "; ".join(dict.fromkeys(disturbances))
+        path = lost or measuring.save_rates(measured, memory_bytes=memory_bytes)
+        say(f"Not kept for the next time: {lost}." if lost else f"Kept in {path}")
     except OSError as error:
-        say(f"The rates could not be kept: {error}.")
+        say(f"Not kept: {unwritable(cache_directory(), error, 'set PLANNER_CACHE_DIR')}")
     return measured
 
 
@@ -81,7 +88,7 @@ def kept_rates(device: DeviceInfo, torch_version: str | None = None) -> DeviceRa
     """What was measured on such a device before, under this version of torch (None: the installed
     one). Another one's rates may be many times as high: on a CPU, bf16 is fast only where oneDNN
     has a kernel for it."""
-    return load_rates(device.name, torch_version, _memory_bytes(device))
+    return measuring.load_rates(device.name, torch_version, _memory_bytes(device))
 
 
 def _memory_bytes(device: DeviceInfo) -> int | None:
@@ -153,10 +160,8 @@ def main() -> None:
     supervisor.set_process_option(supervisor.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[2]):  # it died before the line above took effect
         sys.exit(1)
-    from planner.throughput.measured import measure_rates
-
-    with measuring_environment():
-        print(json.dumps(asdict(measure_rates(sys.argv[1]))))
+    with measuring.measuring_environment():
+        print(json.dumps(asdict(measuring.measure_rates(sys.argv[1]))))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def test_the_wish_is_what_a_person_would_run(advice: Advice) -> None:
 
 def test_every_row_is_the_estimate_of_its_own_command(advice: Advice) -> None:
     """The flags are typed, and bytes and rate come out the same."""
-    from planner.cli.estimate import command
+    from planner.cli.estimate import estimate as command
 
     rows = [advice.plain, advice.recommended, *advice.ways, *advice.front]
     unique = {row.flags: row for row in rows if row is not None}

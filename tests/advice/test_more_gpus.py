@@ -8,10 +8,11 @@ import pytest
 
 from planner.advice.advising import Advice, advise
 from planner.advice.more_gpus import MoreGpus
+from planner.cli import main
 from planner.core.units import MIB
 from planner.estimation.estimate import estimate
 from tests.answers import advice_text
-from tests.cli.test_estimate import TINY, run, tiny
+from tests.cli.test_estimate import TINY, tiny
 
 __all__ = ["tiny"]
 
@@ -82,13 +83,10 @@ def test_what_a_second_gpu_does_in_place_of_another_lever_is_said() -> None:
 
 
 def test_the_command_takes_gpus_and_says_what_each_reaches(
-    tiny: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("advise", tiny, "--gpu", "a100-sxm-80gb", "--gpus", "2", "--parallelism", "fsdp")
-    status, out, _ = run(capsys, monkeypatch, *arguments, "--batch-size", "16")
-    assert status == 0
-    assert "images/s on each of 2 GPUs" in " ".join(out.split())
-
-    status, _, err = run(capsys, monkeypatch, *arguments, "--link", "nvlnk")
-    assert status == 2
-    assert "unknown link 'nvlnk'" in err
+    assert main([*arguments, "--batch-size", "16"]) == 0
+    assert "images/s on each of 2 GPUs" in " ".join(capsys.readouterr().out.split())
+    assert main([*arguments, "--link", "nvlnk"]) == 2
+    assert "unknown link 'nvlnk'" in capsys.readouterr().err

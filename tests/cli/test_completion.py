@@ -7,14 +7,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
+import click
 import pytest
 from click.shell_completion import FishComplete
 
 from planner.cli import COMMANDS, COMPLETION, cli
+from planner.core.schema import TrainSetting
+from planner.core.schema.options import declared_options
 from planner.libraries.registry import SPECS
 from planner.machine.hardware import all_gpus
 from planner.trainers.registry import TARGETS
+from tests.cli.contexts import command_context
 
 PLANNER = Path(sys.executable).with_name("planner")
 
@@ -32,6 +37,19 @@ def test_commands_and_options_are_completed() -> None:
     assert complete("estimate", "--max") == ["--max-batch"]
 
 
+@pytest.mark.parametrize("field", declared_options(TrainSetting))
+def test_a_field_with_an_option_has_all_of_it(field: str) -> None:
+    """Of `estimate`, `report`, `advise` and `tune`, of which it says the default and the values."""
+    said, kind = declared_options(TrainSetting)[field], TrainSetting.model_fields[field]
+    flag = said.flag_of(field)
+    for name in ("estimate", "report", "advise", "tune"):
+        option = next(p for p in command_context(name).command.params if flag in p.opts)
+        assert isinstance(option, click.Option)
+        assert "(default: " in (option.help or "") or name == "tune"
+    values = said.values or get_args(kind.annotation)
+    assert complete("estimate", "m", flag, "") == list(values)
+
+
 def test_values_are_completed_by_what_they_are_of() -> None:
     models = [f"{library}:{name}" for library, spec in SPECS.items() for name in spec.published]
     gpus = [gpu.name for gpu in all_gpus()]
@@ -40,6 +58,8 @@ def test_values_are_completed_by_what_they_are_of() -> None:
     assert complete("estimate", "m", "--gpu", "") == complete("gpus", "") == gpus
     assert complete("report", "m", "--gpu", "rtx-3090,rtx-409") == ["rtx-3090,rtx-4090"]
     assert complete("estimate", "m", "--precision", "fp32,b") == ["fp32,bf16"]
+    assert "nvlink-a100" in complete("advise", "m", "--link", "")
+    assert complete("advise", "m", "--keep", "batch") == ["batch_size"]
     assert complete("emit", "run", "--for", "") == list(TARGETS)
     assert complete("estimate", "m", "--set", "ema=t") == ["ema=true"]
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pyte", reason="pyte is the terminal, and not installed")
 
 from planner.cli import main
-from planner.cli.progress import PlainLines, Show, show_on
+from planner.cli.show import Show, show_on
 from planner.core import terminal
 from planner.core.terminal import has_live_terminal, shows_seconds
 from tests.cli.terminals import Terminal, python
@@ -63,8 +63,8 @@ def test_a_table_only_where_a_person_watches(monkeypatch: pytest.MonkeyPatch) ->
         assert not has_live_terminal(environment)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert not has_live_terminal({"TERM": "xterm"})
-    assert type(show_on("planner tune")) is PlainLines
-    assert type(show_on("planner tune", quiet=True)) is Show
+    with show_on("planner tune") as show:
+        assert type(show) is Show
 
 
 @pytest.mark.parametrize(

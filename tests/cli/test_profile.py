@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
-from planner.cli.profile import _asked
+from planner.cli.measure import asked
+from planner.cli.options import Fields
 from planner.core.errors import UsageError
 from planner.core.schema import TrainSetting
 from planner.core.schema.result import Recommendation
@@ -26,13 +27,13 @@ def test_a_run_gives_its_model_and_setting_and_options_change_them(tmp_path: Pat
     found = recommendation(MODEL, TrainSetting(precision="fp32", batch_size=8))
     run = write(tmp_path / "run", found)
     for target in (run, run / "recommendation.json"):
-        model, setting = _asked(str(target), {"fields": ()})
+        model, setting = asked(str(target), Fields({}, {}))
         assert model == found.model
         assert (setting.precision, setting.batch_size) == ("fp32", 8)
-    changed = _asked(str(run), {"batch_size": "4", "fields": ("checkpointing=blocks",)})[1]
+    changed = asked(str(run), Fields({}, {"batch_size": "4", "checkpointing": "blocks"}))[1]
     assert (changed.batch_size, changed.checkpointing) == (4, "blocks")
     with pytest.raises(UsageError, match="embed_dim would make another model"):
-        _asked(str(run), {"fields": ("embed_dim=64",)})
+        asked(str(run), Fields({"embed_dim": "64"}, {}))
 
 
 @pytest.mark.parametrize(

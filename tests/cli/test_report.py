@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import search
 from planner.cli import cli
-from planner.cli.report import command
+from planner.cli.estimate import report as command
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import TrainSetting
 from planner.report.page.rendering import is_page

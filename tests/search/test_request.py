@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from planner.cli.arguments import given_fields
-from planner.cli.tune import _arguments, command
+from planner.cli.measure import TuneRequest, keywords
+from planner.cli.measure import tune as command
 from planner.core.errors import UsageError
 from planner.core.schema import FactoryModel, NamedModel, TrainSetting
+from planner.core.schema.options import declared_options
 from planner.libraries.named import override_named
 from planner.libraries.resolve import resolve_model
-from search.loop.options import SearchOptions, declared_options
+from search.loop.options import SearchOptions
 from search.loop.request import kept_options, model_flags, read_options, tune_command
 
 # Each way to say every option, with values that a shell or a parser could spoil.
@@ -42,9 +43,9 @@ def typed(line: str) -> SearchOptions:
     """What the command itself makes of a line for a shell."""
     program, name, *words = shlex.split(line)
     assert (program, name) == ("planner", "tune")
-    keywords = _arguments(command.make_context("tune", words).params)
-    del keywords["model"]
-    return SearchOptions.of(keywords)  # type: ignore[typeddict-item]
+    asked = keywords(TuneRequest.read(command.make_context("tune", words).params))
+    del asked["model"]
+    return SearchOptions.of(asked)  # type: ignore[typeddict-item]
 
 
 @pytest.mark.parametrize("said", SAID)
@@ -78,7 +79,8 @@ def test_what_a_model_s_title_leaves_open_is_said(
 ) -> None:
     """Break: the command of another model of that name."""
     assert tune_command(model.title, SearchOptions(), model_flags(model)) == f"planner tune {line}"
-    of_model, _ = given_fields(command.make_context("tune", shlex.split(line)).params, ())
+    params = command.make_context("tune", shlex.split(line)).params
+    of_model = TuneRequest.read(params).fields.model
     if isinstance(model, FactoryModel):
         assert resolve_model(model.factory, of_model) == model
     else:

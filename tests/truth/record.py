@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from planner.cli.arguments import read_duration
+from planner.cli.rows import read_duration
 from planner.core.errors import PlannerError
 from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.core.schema.record import BUDGET_ENDED

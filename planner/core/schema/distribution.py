@@ -9,17 +9,16 @@ torch/distributed/fsdp/_fully_shard/_fully_shard.py) and DeepSpeed 0.19.8's
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, Field
 
 from planner.core.schema.faults import Fault
 from planner.core.schema.model import MAX_SIZE
+from planner.core.schema.options import Option
 
 Parallelism = Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3"]
-PARALLELISMS: tuple[Parallelism, ...] = (
-    "none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3",
-)  # fmt: skip
+PARALLELISMS: tuple[Parallelism, ...] = get_args(Parallelism)
 # Those that keep a part of the weights on each device, and those that DeepSpeed runs.
 SHARDED: frozenset[Parallelism] = frozenset(("fsdp", "hsdp"))
 DEEPSPEED: frozenset[Parallelism] = frozenset(("zero1", "zero2", "zero3"))
@@ -28,6 +27,7 @@ Devices = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 # The largest takes 400 GB in fp32: more than any device has.
 Elements = Annotated[int, Field(ge=0, le=10**11)]
 
+SEVERAL = "Several GPUs"  # a heading of --help
 # What each option belongs to, by how its name begins.
 _OPTIONS_OF: Mapping[str, frozenset[Parallelism]] = {
     "ddp_": frozenset(("ddp",)), "fsdp_": SHARDED, "zero_": DEEPSPEED,
@@ -61,9 +61,11 @@ class Distribution(BaseModel):
     `overlap_comm` (None: DeepSpeed's own, true in stage 3).
     """
 
-    world_size: Devices = 1
-    nodes: Devices = 1
-    parallelism: Parallelism = "none"
+    world_size: Annotated[Devices, Option("GPUs in all.", heading=SEVERAL, flag="--gpus")] = 1
+    nodes: Annotated[Devices, Option("Machines that hold the GPUs.", heading=SEVERAL)] = 1
+    parallelism: Annotated[
+        Parallelism, Option(heading=SEVERAL, values=PARALLELISMS[1:], shown="ddp on several GPUs")
+    ] = "none"
     gradient_sync: Literal["last", "every"] = "last"
     ddp_bucket_mb: Annotated[int, Field(ge=1, le=MAX_SIZE)] | None = None
     ddp_bucket_view: bool = False

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from planner.core.schema.faults import CrossFieldError, Fault
+from planner.core.schema.options import Option
 
 Library = Literal["native", "timm", "torchvision", "transformers", "microsoft"]
-LIBRARIES: tuple[Library, ...] = ("native", "timm", "torchvision", "transformers", "microsoft")
+LIBRARIES: tuple[Library, ...] = get_args(Library)
 
 
 # The one bound on sizes: of a batch, an image's side, a layer's channels. No device trains a tenth
@@ -82,10 +83,12 @@ class SwinConfig(BaseModel):
     library: Library = "native"
     name: Name | None = Field(default=None, description="the published name this came from, if any")
     version: Annotated[Literal[1, 2], BeforeValidator(_version)] = 1
-    image_size: ImageSize = (224, 224)
+    image_size: Annotated[
+        ImageSize, Option("In pixels: 384, or 256,192 (height, width).", "PX", "Model")
+    ] = (224, 224)
     patch_size: Side = 4
     in_channels: Side = 3
-    num_classes: Side = 1000
+    num_classes: Annotated[Side, Option("Number of classes.", heading="Model")] = 1000
     embed_dim: Side = 96
     depths: Annotated[tuple[Blocks, ...], PerStage, BeforeValidator(_as_tuple)] = (2, 2, 6, 2)
     num_heads: Annotated[tuple[Side, ...], PerStage, BeforeValidator(_as_tuple)] = (3, 6, 12, 24)
@@ -94,7 +97,9 @@ class SwinConfig(BaseModel):
     qkv_bias: bool = True
     drop_rate: Rate = 0.0
     attn_drop_rate: Rate = 0.0
-    drop_path_rate: Rate = 0.1
+    drop_path_rate: Annotated[
+        Rate, Option("Stochastic depth.", "RATE", "Model", flag="--drop-path")
+    ] = 0.1
     patch_norm: bool = True
     absolute_position_embedding: bool = False
     pretrained_window_size: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NewType
+from typing import Annotated, Any, Literal, NewType, get_args
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -12,6 +12,7 @@ from planner.core.errors import UnsupportedError, alternatives
 from planner.core.schema.distribution import DEEPSPEED, Distribution
 from planner.core.schema.faults import CrossFieldError, Fault
 from planner.core.schema.model import MAX_SIZE
+from planner.core.schema.options import Option
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "fp8"]
 CompileMode = Literal[
@@ -22,10 +23,8 @@ FORMER_RECIPE: Mapping[str, Any] = {"loss": "cross-entropy", "clip_grad": False}
 """The defaults until 2026-11-24: what a file of before means that says nothing of them."""
 Loss = Literal["library", "cross-entropy", "label-smoothing", "soft-target"]
 
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "pure-bf16", "fp8")
-COMPILE_MODES: tuple[CompileMode, ...] = (
-    "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs",
-)  # fmt: skip
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+COMPILE_MODES: tuple[CompileMode, ...] = get_args(CompileMode)
 ATTENTIONS: tuple[Attention, ...] = ("eager", "sdpa")  # of those that one may choose
 # One of each form: `blocks:6` stands for any number, `stages:0,1` for any stages.
 CHECKPOINTINGS = (
@@ -41,6 +40,7 @@ OPTIMIZER_CLASSES = {
 }  # fmt: skip
 OWN_OPTIMIZER = "own"  # the one that a task makes
 OPTIMIZER_FAMILIES = tuple(OPTIMIZER_CLASSES)
+OPTIMIZERS = "adamw, adam, sgd, …, also with -foreach, -fused or -forloop after it."
 FUSED_FAMILIES = ("adamw", "adam", "sgd")  # of those above, as torch 2.13 has them
 AMSGRAD_OPTIMIZERS = frozenset(
     family + suffix for family in ("adam", "adamw") for suffix in ("", *IMPLEMENTATIONS)
@@ -101,18 +101,18 @@ class TrainSetting(Distribution):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    batch_size: Count = 64
-    accumulate: Count = 1
-    precision: Precision = "bf16"
-    checkpointing: str = "none"
+    batch_size: Annotated[Count, Option("Images in the micro-batch of one GPU.")] = 64
+    accumulate: Annotated[Count, Option("Micro-batches per step.")] = 1
+    precision: Annotated[Precision, Option(shown="bf16; fp16 on a GPU without it")] = "bf16"
+    checkpointing: Annotated[str, Option(values=CHECKPOINTINGS)] = "none"
     offload: Literal["none", "activations"] = "none"
-    compile: CompileMode = "off"
+    compile: Annotated[CompileMode, Option()] = "off"
     compile_scope: Literal["model", "blocks"] = "model"
     compile_dynamic: bool = False
     compile_fullgraph: bool = False
     activation_memory_budget: Annotated[float, Field(ge=0, le=1)] = 1.0
-    attention: Attention = "library"
-    optimizer: str = "adamw"
+    attention: Annotated[Attention, Option(values=ATTENTIONS, shown="the library's")] = "library"
+    optimizer: Annotated[str, Option(OPTIMIZERS, values=OPTIMIZER_FAMILIES)] = "adamw"
     optimizer_in_backward: bool = False
     offload_optimizer: Literal["none", "state", "state-and-gradients"] = "none"
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"

@@ -1,0 +1,157 @@
+"""`planner doctor` and `planner explain`: what is wrong here, and why a training ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.cli.options import WORLD, Fields, Json, argument, of_schema, reads
+from planner.cli.rows import one_setting, read_gpu
+from planner.cli.show import answer, tell
+from planner.core.errors import PlannerError, refuse_if, shorten
+from planner.core.files import is_pipe
+from planner.core.schema.options import option, switch
+from planner.core.terminal import shows_seconds
+from planner.estimation.estimate import default_precision
+from planner.machine.doctor import Facts, compare, load_facts, read_facts
+from planner.machine.findings import judge
+from planner.machine.hardware.detect import read_device
+from planner.machine.set_up import lines_to_type
+from planner.machine.torch_build import why_not_usable
+from planner.report.doctor import comparison_text, facts_text, rates_text
+
+if TYPE_CHECKING:
+    from planner.throughput.prediction import DeviceRates
+
+TRAINING = "The training"  # a heading of --help
+
+
+class DoctorRequest(Json):
+    """What `planner doctor` was asked."""
+
+    files: tuple[str, ...] = argument("[FILE]…", "file", default=())
+    compare: bool = switch("Show what differs between the FILEs.")
+    rates: bool = switch("Measure what the device achieves (under 20 s).")
+    device: str | None = option("What --rates measures: auto, cuda:1, cpu.", "D", shown="auto",
+                                values="devices")  # fmt: skip
+
+
+@reads(DoctorRequest)
+def doctor(request: DoctorRequest) -> int:
+    """Show what is installed, which devices are available, and what slows them down.
+
+    Exits with status 1 if something must be fixed first. A FILE holds a machine as --json wrote it:
+    it is judged in place of this one. With --compare the status is 1 if the FILEs differ.
+
+    Examples:
+      planner doctor
+      planner doctor --rates
+      planner doctor --compare here.json there.json
+    """
+    files = request.files
+    # A typing error is told before anything is examined.
+    where = read_device(request.device or "auto")
+    rates, is_few = request.rates, len(files) < 2
+    law = f"--compare needs two FILEs or more, not {len(files)}."
+    way_out = "Write each with 'planner doctor --json > NAME.json' and name them all."
+    refuse_if(request.compare and is_few, law, way_out)
+    law = f"{len(files)} files were given."
+    refuse_if(not (request.compare or is_few), law, "Name one, or add --compare.")
+    refuse_if(files and rates, "--rates measures this machine, and a FILE is of another.")
+    law = "--device says what --rates measures."
+    refuse_if(request.device is not None and not rates, law, "Add it, or omit --device.")
+    if request.compare:
+        is_plain = len({Path(file).stem for file in files}) == len(files)
+        machines = {Path(file).stem if is_plain else file: load_facts(file) for file in files}
+        differences = compare(machines)
+        findings = {title: judge(facts) for title, facts in machines.items()}
+        data = {"differences": differences, "findings": findings}
+        answer(request, data, lambda: comparison_text(machines, differences))
+        return 1 if differences else 0
+    facts = load_facts(files[0]) if files else read_facts()
+    measured = _measure(_device(where, facts), facts) if request.rates else None
+    is_healthy = all(finding.level != "fault" for finding in judge(facts))
+    typed = [line for _, line in lines_to_type(facts)]
+    found = {"healthy": is_healthy, "findings": judge(facts), "to_type": typed}
+    data = {**found, "machine": facts, "rates": measured}
+    texts = [facts_text(facts), *([rates_text(measured)] if measured else [])]
+    answer(request, data, lambda: "\n".join(texts))
+    return 0 if is_healthy else 1
+
+
+def _device(device: str, facts: Facts) -> str:
+    """ "auto", "cpu" or "cuda:N" as a device that can be used. Raises PlannerError."""
+    if device == "auto":
+        why = why_not_usable(facts.torch)
+        if why is not None and facts.cards:
+            tell(f"Measuring the CPU: {why}.")
+        return "cuda:0" if why is None else "cpu"
+    why = why_not_usable(facts.torch, int(device[5:])) if device != "cpu" else None
+    if why is not None:
+        raise PlannerError(f"{device!r} cannot be used: {why}.", "Pass auto or cpu.")
+    return device
+
+
+def _measure(device: str, facts: Facts) -> DeviceRates:
+    """The rates of `device`, numbered by its bus as everywhere here; kept, unless others or
+    throttling disturbed them."""
+    from planner.throughput.measured import measure_rates, measuring_environment
+    from search.probe.device_rates import watched_rates
+
+    def measure() -> DeviceRates:
+        with measuring_environment():
+            return measure_rates(device)
+
+    kind, _, index = device.partition(":")
+    memory_bytes = facts.torch.gpus[int(index or 0)].total_bytes if kind == "cuda" else None
+    where = device if kind == "cpu" else f"cuda:{index or 0}"
+    tell(f"Measuring {device} …")
+    measured = watched_rates(where, measure, memory_bytes, tell)
+    if measured is None:
+        raise PlannerError(f"{device} has no rates.", "Is this GPU emulated, or shared?")
+    return measured
+
+
+class ExplainRequest(Json):
+    """What `planner explain` was asked."""
+
+    source: str = argument("SNAPSHOT|LOG", "file")
+    model: str | None = argument("MODEL", "models", default=None)
+    plan: str | None = option("What 'planner tune' wrote: the setting that trained.", "RUN",
+                              TRAINING, values="file")  # fmt: skip
+    gpu: str | None = option("The card, of 'planner gpus'.", "NAME", TRAINING, values="gpus")
+    allocator: str | None = option("Used in place of PYTORCH_ALLOC_CONF.", "OPTIONS", TRAINING)
+    fields: Fields = of_schema("one", without=WORLD)
+
+
+@reads(ExplainRequest)
+def explain(request: ExplainRequest) -> int:
+    """Explain a training that failed or runs badly, from its log (of any size and many ranks; - is
+    standard input), the watch.jsonl of planner.watch, or a snapshot of torch's allocator.
+
+    With --plan RUN, or MODEL and its setting, it compares what it saw with the prediction, and
+    names the changes that free enough memory, with their predicted rates. Exit status 1 where
+    nothing is recognised.
+
+    Examples:
+      planner explain train.log
+      planner explain train.log --plan run
+      planner explain - --plan run
+    """
+    from planner.report.explanation import explanation_text
+    from planner.watching.explaining import explanation
+
+    chosen: Any = None
+    setting, source = None, request.source
+    if request.model is not None:
+        precision = default_precision(read_gpu(request.gpu))
+        chosen, setting = one_setting(request.model, request.fields, precision, "a training")
+    law = "a setting needs a model."
+    refuse_if(request.fields.flags and not chosen, law, "Name MODEL behind the log.")
+    until = ", until its writer ends (Ctrl-C ends this)" if is_pipe(Path(source)) else ""
+    with shows_seconds(f"Still reading {shorten(source)}{until}"):
+        found = explanation.explain(
+            source, chosen, setting, plan=request.plan, gpu=request.gpu, allocator=request.allocator
+        )
+    answer(request, found, lambda: explanation_text(found))
+    return 0 if found.findings or found.kind != "log" else 1

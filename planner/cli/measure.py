@@ -1,0 +1,263 @@
+"""`planner tune`, `planner data` and `planner profile`: what runs on this machine, measured."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from planner.cli.options import WORLD, Fields, Json, Printed, argument, declared, of_schema, reads
+from planner.cli.rows import one_setting, read_duration, read_piped, split_values
+from planner.cli.show import answer, show_on, tell
+from planner.core.errors import UsageError, refuse_if
+from planner.core.files import MAX_RESULT_BYTES, TUNE_RESULT, parse_json, read_text
+from planner.core.schema import Model, TrainSetting, parse
+from planner.core.schema.loading import MAX_WORKERS
+from planner.core.schema.model import MAX_SIZE
+from planner.core.schema.options import option, switch
+from planner.core.units import format_seconds
+from planner.estimation.arguments import read_model
+from planner.estimation.estimate import resolve
+from planner.estimation.kept import is_predicted, read_predicted
+from planner.libraries.resolve import resolve_model
+from search import check_platform
+from search.loop.axes import HELD, held_error
+from search.loop.interrupts import handle_signals
+from search.loop.options import SEARCH, SearchKeywords, SearchOptions
+from search.loop.request import begin_at
+
+if TYPE_CHECKING:
+    from search.probe.parent.runner import ProbeEvent
+
+PROFILING = "Profiling"  # a heading of --help
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Pipeline = Literal["torchvision", "timm"]
+_TOLD = {
+    "build": "Building the model", "compile": "Compiling", "measure": "Timing plain steps",
+    "profile": "Profiling",
+}  # fmt: skip
+
+
+class DataRequest(Json):
+    """What `planner data` was asked."""
+
+    data: str = argument("DIR|MODULE:FACTORY", "dir")
+    batch_size: int = option("Images in a micro-batch.", default=64, bounds=(1, MAX_SIZE))
+    image_size: int = option("In pixels.", "PX", default=224, bounds=(1, MAX_SIZE))
+    pipeline: Pipeline = option("Whose transforms make tensors of pictures.", "P",
+                                default="torchvision", values=get_args(Pipeline))  # fmt: skip
+    max_workers: int | None = option("At most so many worker processes.", bounds=(1, MAX_WORKERS),
+                                     shown="twice the processors")  # fmt: skip
+    device: str = option("auto, cpu, cuda:0 …", "DEVICE", default="auto", values="devices")
+    budget: str = option("Begin no further loader after this time.", "TIME", default="90s")
+    quiet: bool = switch("Show only the result and errors.", also="-q")
+
+
+@reads(DataRequest)
+def data(request: DataRequest) -> int:
+    """Find how fast this machine feeds a training, and with which DataLoader.
+
+    The data are a folder with a folder of pictures per class, or package.module:factory, which
+    returns a Dataset. Nothing is written. Workers 0, 1, 2, 4 … are measured until two
+    doublings gain less than 5%; Ctrl-C ends with the best so far.
+
+    Examples:
+      planner data pictures --batch-size 64
+      planner data my_data:build --budget 30s --json
+    """
+    check_platform()
+    seconds = read_duration("--budget", request.budget)
+    try:
+        from search.loader import find_loader, loader_text
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise UsageError(
+            "a DataLoader is torch's, and torch is not installed.", "pip install torch"
+        ) from None
+    with handle_signals(*SIGNALS) as interrupts:
+        found = find_loader(
+            request.data, pipeline=request.pipeline, batch_size=request.batch_size,
+            image_size=(request.image_size, request.image_size), max_workers=request.max_workers,
+            device=request.device, seconds=seconds,
+            on_progress=(lambda line: None) if request.quiet else tell,
+        )  # fmt: skip
+        answer(request, found, lambda: loader_text(found))
+        return 0 if interrupts.number is None else interrupts.exit_status
+
+
+class ProfileRequest(Json):
+    """What `planner profile` was asked."""
+
+    target: str = argument("RUN|MODEL", "models")
+    fields: Fields = of_schema("one", without=WORLD)
+    device: str = option("cpu, cuda, cuda:1.", "D", "Device", default="auto", values="devices")
+    steps: int = option("Steps under the profiler.", "N", PROFILING, default=3, bounds=(1, 100))
+    deadline: str = option("End it after this time.", "TIME", PROFILING, default="15m")
+    output: str = option("Where its files go.", "DIR", "Output", default="profile", values="dir")
+
+
+@reads(ProfileRequest)
+def profile(request: ProfileRequest) -> int:
+    """Run a setting under torch's profiler: where its time goes, measured beside predicted.
+
+    RUN is a folder or a recommendation.json of 'planner tune': its recommended setting runs,
+    changed by the options given. MODEL is as for 'planner estimate'. DIR then holds the profile
+    (open trace.json.gz at ui.perfetto.dev) and profile.json.
+
+    Examples:
+      planner profile run
+      planner profile native:swin_tiny --device cpu --batch-size 2 --steps 1
+    """
+    check_platform()
+    deadline = read_duration("--deadline", request.deadline)
+    model, setting = asked(request.target, request.fields)
+    from planner.report.profile import profile_text
+    from search.tuning import profiling
+
+    phase = ""
+
+    def hear(event: ProbeEvent) -> None:
+        nonlocal phase
+        if event.phase != phase and event.phase in _TOLD:
+            phase = event.phase
+            tell(f"{_TOLD[phase]} ({format_seconds(event.elapsed_seconds)})")
+
+    with handle_signals(*SIGNALS) as interrupts:
+        try:
+            found = profiling.profile(
+                model, setting, Path(request.output), device=request.device, steps=request.steps,
+                deadline_seconds=deadline, on_event=hear, say=tell,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            tell("Error: interrupted: no profile was written.")
+            return interrupts.exit_status
+    answer(request, found, lambda: profile_text(found))
+    if not request.as_json:
+        tell(f"\nWrote {', '.join(found.files)} into {request.output}.")
+    return 0
+
+
+def asked(target: str, fields: Fields) -> tuple[Model, TrainSetting]:
+    """The model and the one setting meant, as the library runs it. Raises UsageError."""
+    from planner.trainers.emission import read_result
+
+    path = Path(target)
+    if path.name != TUNE_RESULT and (not path.is_dir() or (path / "config.json").is_file()):
+        try:  # it is no run: a folder with a config.json is a model of transformers
+            return resolve(*one_setting(target, fields, "bf16", "a profile"))
+        except UsageError as error:
+            is_unknown = ":" not in target and error.message.startswith("unknown model")
+            way_out = "RUN is a folder that 'planner tune' wrote; 'planner models' lists models."
+            refuse_if(is_unknown, f"there is no run {target} and no such model.", way_out)
+            raise
+    found = read_result(target)
+    law = f"{', '.join(fields.model)} would make another model than the one that was tuned."
+    refuse_if(fields.model, law, "Name the MODEL in place of the run.")
+    if found.setting is None:
+        raise UsageError(f"{target} recommends nothing: {found.stopped_because}.", found.advice)
+    changed = parse(TrainSetting, {**found.setting.model_dump(), **fields.setting}, "the setting")
+    return resolve(found.model, changed)
+
+
+class TuneRequest(Printed):
+    """What `planner tune` was asked."""
+
+    model: str | None = argument("MODEL", "models", default=None)
+    fields: Fields = of_schema("searched", one=tuple(HELD), without=("world_size", "nodes"))
+    from_: str | None = option(
+        "Begin at what 'planner advise' or 'planner estimate' printed with --json (- is standard "
+        "input): its model, memory and setting; options typed here win.", "FILE", SEARCH, "--from",
+        values="file",
+    )  # fmt: skip
+    way: int | None = option("Which way of an advice, or which of several estimates.", "N", SEARCH,
+                             shown="the recommended", bounds=(1, MAX_SIZE))  # fmt: skip
+    search: SearchKeywords = declared(SearchOptions)
+    quiet: bool = switch("Show no progress: only the result, warnings and errors.", also="-q")
+
+
+@reads(TuneRequest)
+def tune(request: TuneRequest) -> int:
+    """Find the fastest way to train MODEL on a device, by short real training runs (probes).
+
+    MODEL is LIBRARY:NAME, a YAML or JSON file, or package.module:factory; with --replay or --from
+    it may be omitted. Run the same command again to continue where it stopped; Ctrl-C ends it with
+    the best setting so far. Several GPUs run ddp, unless --parallelism names what to search.
+    Exit status 1 where nothing was found.
+
+    Examples:
+      planner tune native:swin_tiny --budget 10m --output run
+      planner tune native:swin_tiny --precision bf16 --checkpointing none,blocks --trials 20
+    """
+    check_platform()
+    from planner.report.searches import recommendation_answer
+    from search.loop.result_file import ResultNotWrittenError
+    from search.runs.reading import interval_of
+    from search.tuning import tune as tuning
+
+    asked = keywords(request)
+    named = request.model or request.search.get("replay") or asked["model"].title
+    unwritten: ResultNotWrittenError | None = None
+    with handle_signals(*SIGNALS) as interrupts:
+        try:
+            with show_on(f"planner tune {named}", request.quiet) as show:
+                found = tuning.tune(**asked, on_progress=show.hear)
+        except KeyboardInterrupt:
+            tell("Error: interrupted before anything was found.")
+            return interrupts.exit_status
+        except ResultNotWrittenError as error:
+            found, unwritten = error.recommendation, error
+        output, next_ = request.search.get("output"), ""
+        if found.setting is not None and (output or "replay" not in request.search):  # it is kept
+            folder = shlex.quote(str(output or tuning.default_output(found.model)))
+            next_ = f"Next: planner emit {folder} --for TRAINER, or planner report {folder}"
+        text = partial(recommendation_answer, found, interval_of, next_)
+        answer(request, found, text)
+        if interrupts.number is not None:
+            return interrupts.exit_status
+    if unwritten is not None:
+        raise unwritten
+    return 0 if found.status == "recommended" else 1
+
+
+def keywords(request: TuneRequest) -> dict[str, Any]:
+    """What was typed, as the parameters of `tune`, which may begin at what --from names. Raises
+    UsageError and UnsupportedError."""
+    of_setting = dict(request.fields.setting)
+    sizes = of_setting.pop("batch_size", None)
+    held = {field: of_setting.pop(field) for field in HELD if field in of_setting}
+    for field, text in held.items():
+        if "," in text:
+            raise held_error(field)
+    typed: SearchKeywords = {
+        "batch_size": None if sizes is None else cast("Any", tuple(sizes.split(","))),
+        "base": parse(TrainSetting, held, "--set"),
+        "restrict": {field: tuple(split_values(text)) for field, text in of_setting.items()},
+        **request.search,
+    }
+    of_model, model = request.fields.model, None
+    if request.model is not None:
+        model = resolve_model(request.model, of_model)
+    elif request.from_ is None:
+        example = "Write for example 'planner tune timm:resnet50'."
+        refuse_if("replay" not in typed, "no MODEL was named.", example)
+        law = f"--replay reads the model from its file, so {', '.join(of_model)} cannot be changed."
+        refuse_if(of_model, law, "Name a MODEL, or omit these options.")
+    if request.from_ is None:
+        law = "--way chooses among what --from names."
+        refuse_if(request.way is not None, law, "Add --from FILE.")
+        return {"model": model, **typed}
+    refuse_if("replay" in typed, "--from begins on a device, and --replay needs none.")
+    path = request.from_
+    data, source = read_piped(path), "standard input"
+    if path != "-":
+        data, source = parse_json(read_text(Path(path), MAX_RESULT_BYTES), path), path
+    law = f"{source} is not what `planner advise` or `planner estimate` prints with --json."
+    refuse_if(not is_predicted(data), law, "A study is continued by the command that began it.")
+    found = read_predicted(data, source, request.way)
+    how = f"is not probed first: it {found.lacks}" if found.lacks else "is probed first"
+    tell(f"From {found.source}, the setting predicted at {found.said} on {found.where} {how}.")
+    model = model or read_model(found.model, of_model)
+    return {"model": model, **begin_at(found, typed, held)}
