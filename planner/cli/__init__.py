@@ -34,7 +34,7 @@ INSTEAD = {
 NO_OPTION = {
     "--chrome-trace": "'planner profile MODEL' writes a measured one; 'planner report MODEL' draws "
     "the predicted step.",
-    "--plot": "'planner report MODEL' draws a step as a page.",
+    **dict.fromkeys(("--plot", "--timeline"), "'planner report MODEL' draws a step as a page."),
     "--snapshot": "'planner emulate --snapshot FILE -- python train.py' keeps torch's own.",
     "--gpu": "This measures the device that is here (--device); 'planner advise MODEL --gpu NAME "
     "--json > x.json' answers for another, and 'planner tune --from x.json' begins there.",

@@ -21,9 +21,7 @@ from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.libraries.limits import batch_unit
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.fabric import find_fabric
-from planner.machine.hardware.overheads import processors_of
 from planner.machine.hardware.precisions import check_precision
-from planner.memory.scratch import on_device
 from planner.throughput.cost import Training
 from planner.trace.kept_step import retrace
 
@@ -36,12 +34,11 @@ if TYPE_CHECKING:
 NOT_RANKED = {
     "--memory": "each GPU is judged by its own memory",
     "--price-per-hour": "each GPU has its own price",
-    **dict.fromkeys(("--gpus", "--link", "--max-batch", "--timeline"), "name one GPU, or omit it"),
+    **dict.fromkeys(("--gpus", "--link", "--max-batch"), "name one GPU, or omit it"),
 }
 NOT_LARGEST = {
     "--batch-size": "it is what --max-batch finds",
     "--images-per-step": "--max-batch finds the images of a device",
-    "--timeline": "draw one batch, with --batch-size",
 }
 Row = tuple[Gpu | None, Model, ResolvedSetting]
 
@@ -53,7 +50,6 @@ class EstimateRequest(Costed, Rows, Printed):
     max_batch: bool = switch("The largest batch that fits, by precision and checkpointing.",
                              heading="Setting")  # fmt: skip
     retrace: bool = switch("Record again what was recorded before.", heading="Recording")
-    timeline: bool = switch("Draw the bytes alive over the step.")
 
 
 @reads(EstimateRequest)
@@ -80,8 +76,6 @@ def estimate(request: EstimateRequest) -> None:
         precision = default_precision(request.only_gpu)
         defaults = {"precision": f"fp32,{precision}", "checkpointing": "none,blocks"}
     rows, said = read_rows(request.model, request, request.gpus, defaults)
-    law = f"--timeline shows one setting, and {len(rows)} were given."
-    refuse_if(request.timeline and len(rows) > 1, law, "Give one value to each option.")
     training = request.training(next(iter(request.gpus), None))
     if request.max_batch:
         _print_largest(request, rows, training)
@@ -159,11 +153,6 @@ def _print_estimates(
     for line in said if request.as_json else ():
         tell(f"{line}\n")
     answer(request, shown, lambda: _parts(request, found, "", said, scaled))
-    below = tell if request.as_json else say
-    if request.timeline:
-        from planner.report.live import timeline_text
-
-        below(f"\n{timeline_text(on_device(ledgers[0], processors_of(only)))}")
 
 
 def rank(one: Estimate) -> tuple[bool, float]:

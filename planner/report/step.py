@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from planner.advice.advising import Advice
 from planner.advice.flags import command_of
+from planner.core.errors import PlannerError
 from planner.core.units import GIB, MIB, format_bytes
 from planner.estimation.estimate import Estimate, may_reserve
 from planner.ledger.ledger import Allocated, Category, Freed, Ledger, Scratch, Tagged
@@ -18,11 +20,11 @@ from planner.machine.hardware import Gpu
 from planner.machine.hardware.overheads import overheads_for, processors_of
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import UNIT_BYTES, rounded
-from planner.memory.profile import find_alive
+from planner.memory.profile import category_bytes, find_alive, steady_requests, walk_ledger
+from planner.memory.replay import SteadyCourse, steady_course
 from planner.memory.scratch import on_device
 from planner.report.advice import advice_answer
 from planner.report.estimates import estimate_answer, is_shown_as_running
-from planner.report.live import STACK, LiveBytes, step_allocator_bytes, step_live_bytes
 from planner.report.page import contents as doc
 from planner.report.page.plotting import (
     BLUE,
@@ -41,6 +43,10 @@ from planner.report.time import seconds_and_share
 from planner.throughput.parts import Cost
 from planner.throughput.result import datasheet_rates, exchanges_of, step_costs
 
+# From the bottom of a picture to its top: what stays, then what comes and goes.
+STACK: tuple[Category, ...] = (
+    "parameters", "buffers", "optimizer_state", "gradients", "activations", "temporaries",
+)  # fmt: skip
 COLOURS: dict[Category, str] = {
     "parameters": BLUE, "buffers": GREY, "optimizer_state": SKY, "gradients": GREEN,
     "activations": ORANGE, "temporaries": VERMILION,
@@ -52,6 +58,101 @@ _NUM_STORAGES, _NUM_COSTLIEST = 60, 25
 _DEPTH, _LEAST_MODULE = 3, 0.01  # modules of a table: how deep, and which share of either sum
 _BAND, _LINE = "rgba(128, 128, 128, 0.11)", "rgba(128, 128, 128, 0.75)"
 _ROOM = 1.2  # of what is drawn: the names of phases stand above it
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of points, from `start` up to, not including, `stop`."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class LiveBytes:
+    """Live bytes after each allocation and release of one optimizer step, in order.
+
+    `by_category[c][i]` are the bytes of category c at point i, `total[i]` their sum; point 0 is the
+    moment before the step. `events[i]` is the index of the event behind point i, and of the one
+    before the step at point 0. `peak` is the first point with the most; `peak_phase`,
+    `peak_label` and `peak_path` say what was asking for memory then.
+    """
+
+    by_category: dict[Category, list[int]]
+    total: list[int]
+    events: list[int]
+    phases: tuple[Phase, ...]
+    peak: int
+    peak_phase: str
+    peak_label: str
+    peak_path: str
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.total[self.peak]
+
+    @property
+    def peak_at(self) -> str:
+        """The peak's instant in the words of an estimate: `backward of layers.0.mlp.fc1 (mm)`."""
+        where = f"{self.peak_phase} of {self.peak_path}" if self.peak_path else self.peak_phase
+        label = self.peak_label.removeprefix("aten.")
+        return f"{where} ({label})" if label else where
+
+
+def step_live_bytes(ledger: Ledger) -> LiveBytes:
+    """What happens in the last optimizer step. Raises PlannerError for a ledger without any."""
+    walked = walk_ledger(ledger)
+    marks = walked.marks
+    steps = [mark.step for _, mark in marks if mark.step >= 0]
+    if not steps:
+        raise PlannerError(
+            "the ledger has no optimizer step.", "Record one with planner.estimate, which runs two."
+        )
+    wanted = max(steps)
+    ends = [(i, mark.phase) for i, mark in marks if mark.step == wanted]
+    first = max((i + 1 for i, mark in marks if mark.step < wanted), default=0)
+    by_category = category_bytes(ledger.events, first, ends[-1][0])
+    total = [sum(point) for point in zip(*by_category.values(), strict=True)]
+    moves = [first - 1, *(i for i in walked.moves if first <= i < ends[-1][0])]
+    stops = [bisect_left(moves, end) for end, _ in ends]
+    phases = tuple(
+        Phase(name, start, stop)
+        for (_, name), start, stop in zip(ends, [0, *stops], stops, strict=False)
+    )
+    peak = total.index(max(total))
+    source = ledger.events[moves[peak]] if peak else None
+    label, path = ("", "") if not isinstance(source, Allocated) else (source.label, source.path)
+    return LiveBytes(
+        by_category=by_category,
+        total=total,
+        events=moves,
+        phases=phases,
+        peak=peak,
+        peak_phase=next(p.name for p in phases if p.start <= peak < p.stop),
+        peak_label=label,
+        peak_path=path,
+    )
+
+
+def step_allocator_bytes(
+    ledger: Ledger,
+    live: LiveBytes,
+    workspace_bytes: int,
+    config: AllocatorConfig | None = None,
+    allowed_bytes: int | None = None,
+) -> SteadyCourse:
+    """The most that the caching allocator has given out and reserved from each point of `live`, the
+    last step of `ledger`, until the next: workspaces come and go in between. The arguments are
+    those of `planner.memory.profile.profile_memory`."""
+    walked, requests, start = steady_requests(ledger, workspace_bytes)
+    played = steady_course(requests, start, config, allowed_bytes, walked.streams, walked.emptied)
+    entries = [bisect_right(walked.events, event) - start for event in live.events]
+    spans = list(pairwise([*entries, len(played.allocated_bytes)]))
+    return SteadyCourse(
+        [max(played.allocated_bytes[entry:end]) for entry, end in spans],
+        [max(played.reserved_by_stream[entry:end], key=sum) for entry, end in spans],
+    )
 
 
 @dataclass(frozen=True)

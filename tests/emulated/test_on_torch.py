@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import signal
 import socket
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from planner.core.units import GIB, MIB
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
+from planner.memory.allocator_config import parse_allocator_config
+from planner.memory.replay import replay
 from tests.emulated.conftest import RTX_3090, Run, answer
+from tests.memory.requests import random_requests, random_streams
 
 pytestmark = pytest.mark.emulated
 
@@ -50,6 +55,42 @@ def test_statistics_and_what_the_driver_sees_agree_with_every_allocator(run: Run
     for found in (plain, expandable, pooled, fused):
         assert found["reserved"] >= found["allocated"]
         assert found["held"] == found["reserved"] + RTX_3090.context_bytes
+
+
+REQUESTS = """
+import json, os, torch
+requests, of_streams = json.loads(os.environ["REQUESTS"])
+streams = [torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+blocks, found = {}, []
+for index, (entry, number) in enumerate(zip(requests, of_streams)):
+    with torch.cuda.stream(streams[number]):
+        if entry >= 0:
+            blocks[index] = torch.empty(entry, dtype=torch.uint8, device="cuda")
+        else:
+            del blocks[~entry]
+    found.append([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("options", ["", "max_split_size_mb:30", "roundup_power2_divisions:4"])
+@pytest.mark.parametrize("share", [1.0, 0.9])
+def test_our_allocator_holds_what_torchs_own_holds_after_each_request(
+    options: str, share: float, run: Run
+) -> None:
+    """Also where memory is short, so that both give segments back and ask again."""
+    source = Random(options)
+    requests = random_requests(source, 400)
+    streams, config = random_streams(source, requests, 3), parse_allocator_config(options)
+    free = int(share * max(replay(requests, config, streams=streams).reserved_bytes))
+    free = free // (2 * MIB) * 2 * MIB
+    card = dataclasses.replace(RTX_3090, memory_bytes=RTX_3090.context_bytes + free)
+    ours = replay(requests, config, streams=streams, allowed_bytes=free)
+    assert ours.out_of_memory_at is None
+    assert (ours.num_alloc_retries > 0) == (share < 1)
+    asked = {"REQUESTS": json.dumps([requests, streams]), "PYTORCH_CUDA_ALLOC_CONF": options}
+    pairs = zip(ours.allocated_bytes, ours.reserved_bytes, strict=True)
+    assert run(REQUESTS, EmulatedMachine((card,)), **asked) == [list(pair) for pair in pairs]
 
 
 def test_out_of_memory_in_torchs_own_words(run: Run) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from planner.core.errors import PlannerError
 from planner.core.files import to_json
-from planner.memory.snapshot import replay_snapshot
 from planner.report.explanation import explanation_text
 from planner.watching.explaining.explanation import explain
 from planner.watching.explaining.snapshot_reading import NO_STACK, place_of, read_snapshot
@@ -90,11 +89,6 @@ def test_a_snapshot_of_an_older_torch_keeps_stacks_in_a_history() -> None:
             if "frames" in block:
                 block["history"] = [{"frames": block.pop("frames")}]
     assert set(read_snapshot(snapshot).categories) == set(STACKS)
-
-
-def test_a_history_that_ends_in_a_failure_can_be_replayed() -> None:
-    """torch writes `device_free` in the place of an address there."""
-    assert replay_snapshot(failed_snapshot()).difference == ""
 
 
 def test_a_failure_is_explained_with_what_was_alive(tmp_path: Path) -> None:

@@ -7,29 +7,18 @@ from typing import Any
 from tests.memory.slow_allocator import Block, SlowAllocator
 
 
-def recorded_history(
-    requests: list[int],
-    *,
-    start: int = 0,
-    descending: bool = False,
-    capacity: int | None = None,
-    streams: list[int] | None = None,
-) -> dict[str, Any]:
-    """What a device with the slow allocator would have recorded from request `start` on. Stream n
-    is called 1000 * n, as a device's names are no small numbers."""
-    slow = SlowAllocator(capacity=capacity, descending=descending)
+def recorded_history(requests: list[int]) -> dict[str, Any]:
+    """What a device with the slow allocator would have recorded."""
+    slow = SlowAllocator()
     blocks: dict[int, Block] = {}
-    unrecorded = 0
     for index, entry in enumerate(requests):
-        if index == start:
-            unrecorded = len(slow.log)
         if entry >= 0:
-            blocks[index] = slow.allocate(entry, streams[index] if streams else 0)
+            blocks[index] = slow.allocate(entry, 0)
         else:
             slow.free(blocks.pop(~entry), requests[~entry])
     trace = [
         {"action": action, "addr": address, "size": size, "stream": 1000 * stream}
-        for action, address, size, stream in slow.log[unrecorded:]
+        for action, address, size, stream in slow.log
     ]
     segments = [recorded_segment(slow, number) for number in slow.sizes]
     return {"segments": segments, "device_traces": [trace], "allocator_settings": {}}

@@ -29,7 +29,6 @@ class SlowAllocator:
     max_split: int | None = None
     max_rounding: int = 20 * MIB
     capacity: int | None = None
-    descending: bool = False
     blocks: list[Block] = field(default_factory=list)
     bases: list[int] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)
@@ -102,7 +101,7 @@ class SlowAllocator:
             raise MemoryError
         # Segments touch, as a driver's may: blocks of two segments must not merge all the same.
         past = sum(taken for action, _, taken, _ in self.log if action == "segment_alloc")
-        base = TOP - past - total if self.descending else TOP + past
+        base = TOP + past
         self.bases.append(base)
         segment = len(self.bases) - 1
         self.sizes[segment] = total

@@ -17,6 +17,7 @@ from planner.core.errors import PlannerError, UsageError
 from planner.core.failures import OUT_OF_MEMORY, SAID, sentence
 from planner.core.files import STANDARD_INPUT, named_path, opened_whole
 from planner.core.units import MAX_MEMORY_BYTES, MAX_SECONDS, MIB
+from planner.memory.snapshot import read_pickle
 from planner.watching.explaining.allocator_message import read_message, ways_out
 from planner.watching.explaining.log_reading import MAX_SHOWN, Finding, LogReading
 from planner.watching.explaining.snapshot_reading import SnapshotReading, read_snapshot
@@ -86,8 +87,6 @@ def explain(
 
 
 def _read(path: Path) -> Explanation:
-    from planner.memory.snapshot import read_pickle
-
     if path.is_dir():
         if not (path / "watch.jsonl").is_file():
             raise UsageError(
