@@ -28,13 +28,13 @@ from search.runs.live import Status, live_panel
 
 PICTURE = Path(__file__).parents[1] / "docs/pictures/live.svg"
 COMMAND = (
-    "planner tune native:swin_tiny --image-size 64 --set embed_dim=32 --set depths=2,2 "
-    "--set num_heads=1,2 --set window_size=4 --batch-size 16,32,64 --precision fp32,bf16 "
+    "planner tune native:swin_tiny --image-size 112 --set embed_dim=32 --set depths=2,2 "
+    "--set num_heads=1,2 --set window_size=7 --batch-size 16,32,64 --precision fp32,bf16 "
     "--checkpointing none,blocks --compile off --optimizer adamw --device cpu --budget 10m"
 )
 COLUMNS, NUM_LINES = 108, 7
-# The moment: from the fourth probe on, once two steps were timed.
-PROBES_BEFORE, STEPS_BEFORE = 3, 2
+# The moment: from the third probe on, once two steps were timed.
+PROBES_BEFORE, STEPS_BEFORE = 2, 2
 FONTS = 'ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace'
 
 

@@ -55,7 +55,8 @@ def make_page(subjects: Sequence[Subject], title: str = "") -> doc.Page:
             f"stays small. Name fewer, {MOST_GROUPS} at most, to see these too: {'; '.join(left)}."
         )
         beside.append(doc.Section("left-out", "Not shown one by one", [doc.Text(said)]))
-    folded = [replace(group, folded=True) for group in groups]
+    is_folded = max(len(steps), len(runs)) > 1  # they are compared: of one kind, or of both
+    folded = [replace(group, folded=is_folded) for group in groups]
     whole = [doc.Group("beside", "Side by side", beside), *folded]
     return doc.Page(title or _several_title(steps, runs), "", whole, made_now())
 

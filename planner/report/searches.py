@@ -304,6 +304,7 @@ def _charts(run: Run, key: str) -> list[doc.Section]:
         )
         front = [doc.Chart(f"{key}-front", figure, said)]
     history = restyled(plot_optimization_history(study, **named), xaxis_title="probe")
+    history.update_traces(name="best so far", selector={"name": "Best Value"})
     said = f"{of_each}, in order, and the best so far."
     front.append(doc.Chart(f"{key}-order", history, said))
     sections = [doc.Section("front", f"Memory against {unit}/s", front)]

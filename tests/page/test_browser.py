@@ -139,9 +139,7 @@ def test_print_shows_everything_and_no_buttons(showcase: Path, tmp_path: Path) -
         until(page, "page.printing")
         settle(page)
         assert page.locator("[data-drawn]").count() == page.locator("[data-chart]").count() == 4
-        assert page.locator(".alternative").all_inner_texts() == ["timm", "Lightning", "DeepSpeed"]
-        for text in ("It needs ZeRO.", "The context takes 480 MiB.", "model: swin_tiny"):
-            assert page.get_by_text(text).first.is_visible()
+        assert page.get_by_text("The context takes 480 MiB.").first.is_visible()
         for control in ("#theme", "button.copy", ".tools input", "nav"):
             assert not page.locator(control).first.is_visible(), control
         assert page.evaluate("page.colour('--paper')") == "#ffffff"

@@ -98,8 +98,8 @@ def bars(
 
 
 def restyled(figure: Figure, **layout: Any) -> Figure:
-    """Another library's figure in the page's look: without a title, a width and colours that say
-    the order of its points."""
+    """Another library's figure in the page's look: without a title, a width, colours that say the
+    order of its points, and quotes around texts."""
     figure.update_layout(
         title=None, width=None, template="none", colorway=CYCLE, legend=LEGEND_ABOVE,
         margin={"l": 8, "r": 8, "t": 36, "b": 8}, **layout,
@@ -107,4 +107,6 @@ def restyled(figure: Figure, **layout: Any) -> Figure:
     for trace in figure.select_traces({"type": "scatter"}):
         if trace.marker.colorscale is not None:
             trace.marker.update(color=None, colorscale=None, colorbar=None, showscale=False, size=9)
+        trace.x = [x.strip("'") if isinstance(x, str) else x for x in trace.x or ()]
+    figure.update_xaxes(categoryarray=None)
     return figure
