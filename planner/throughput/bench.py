@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -19,6 +20,7 @@ from torch.utils.benchmark import Timer
 from torch.utils.benchmark import timer as synchronized
 
 from planner.ledger.ledger import OperationKind
+from planner.throughput.prediction import DeviceRates
 
 _TILE = 7  # the window's side in tokens, as in most published models
 _HEAD_DIM = 32  # of every published Swin
@@ -26,6 +28,10 @@ _ROUNDS = 40  # at most, in the time there is
 _TRIAL_SECONDS = 0.7  # of one trial's samples at most: a dozen and a half of them stay under 20 s
 # A backward of attention is five matmuls where its forward is two, as the ledger counts them.
 _ATTENTION_STEP = 3.5
+_OF_KERNELS = (
+    "kernel_seconds", "graph_kernel_seconds", "launch_seconds", "compiled_launch_seconds",
+    "graph_seconds",
+)  # fmt: skip
 # A thread's clock coarser than this cannot time a sample.
 _COARSEST_SECONDS = 1e-3
 
@@ -155,9 +161,13 @@ class Bench:
             "zero_grad": backward,
         }
 
-    def kernel_seconds(self) -> tuple[float, float]:
-        """For one small kernel the host's time without autograd, and the device's in a CUDA
-        graph."""
+    def kernel_seconds(self) -> dict[str, Any]:
+        """The fields of `DeviceRates` for what a small kernel costs: of a GPU the host's time
+        without autograd, and the device's in a CUDA graph. Outside of one the next kernel is
+        fetched as well: the assumed difference is kept. A CPU computes where it issues: its start
+        is in `host_seconds`, and there is no launch to save."""
+        if self.device.type == "cpu":
+            return dict.fromkeys(_OF_KERNELS, 0.0)
         x, graph, count = torch.zeros(32, device=self.device), torch.cuda.CUDAGraph(), 200
 
         @torch.no_grad()
@@ -170,7 +180,9 @@ class Bench:
         with torch.cuda.graph(graph):
             many()
         took = self._least({"launch": Trial(many), "replay": Trial(graph.replay)})
-        return took["launch"] / count, took["replay"] / count
+        launched, graphed = took["launch"] / count, took["replay"] / count
+        apart = DeviceRates.kernel_seconds - DeviceRates.graph_kernel_seconds
+        return dict(zip(_OF_KERNELS, (graphed + apart, graphed, launched), strict=False))
 
     def _dtypes(self) -> tuple[str, ...]:
         if self.device.type != "cuda":
