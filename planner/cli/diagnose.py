@@ -95,13 +95,13 @@ def _device(device: str, facts: Facts) -> str:
 def _measure(device: str, facts: Facts) -> DeviceRates:
     """The rates of `device`, numbered by its bus as everywhere here; kept, unless others or
     throttling disturbed them."""
-    from search.probe.device_rates import measure_apart, watched_rates
+    from search.probe.device_rates import watched_rates
 
     kind, _, index = device.partition(":")
     memory_bytes = facts.torch.gpus[int(index or 0)].total_bytes if kind == "cuda" else None
     where = device if kind == "cpu" else f"cuda:{index or 0}"
     tell(f"Measuring {device} …")
-    measured = watched_rates(where, lambda: measure_apart(where), memory_bytes, tell)
+    measured = watched_rates(where, memory_bytes, tell)
     if measured is None:
         raise PlannerError(f"{device} has no rates.", "Is this GPU emulated, or shared?")
     return measured

@@ -59,22 +59,18 @@ def device_rates(
         return None
     say(f"Measuring what {device.name} achieves, once (under 20 s).")
     deadline = min(DEADLINE_SECONDS, budget_seconds or DEADLINE_SECONDS)
-
-    def measure() -> DeviceRates | None:
-        measured = measure_apart(where, deadline)
-        return measured and replace(measured, name=device.name)
-
-    return watched_rates(where, measure, _memory_bytes(device), say)
+    return watched_rates(where, _memory_bytes(device), say, deadline, device.name)
 
 
 def watched_rates(
-    where: str, measure: Callable[[], DeviceRates | None], memory_bytes: int | None,
-    say: Callable[[str], None],
+    where: str, memory_bytes: int | None, say: Callable[[str], None],
+    deadline_seconds: float = DEADLINE_SECONDS, name: str = "",
 ) -> DeviceRates | None:  # fmt: skip
-    """What `measure` finds of a device, kept unless something disturbed it, which `say` hears; None
-    where it found nothing, or what cannot be."""
+    """The rates of a device, measured now and kept for it (or for `name`), unless something
+    disturbed them, which `say` hears; None where there are none, or what cannot be."""
     with watched(where) as disturbances:
-        measured = measure()
+        measured = _measure_apart(where, deadline_seconds)
+    measured = measured and replace(measured, name=name or measured.name)
     why = measured and measuring.why_impossible(measured, memory_bytes)
     if measured is None or why:
         say(f"Not used, and not kept: {why or 'it could not be measured'}.")
@@ -154,8 +150,7 @@ class _Watch(threading.Thread):
         self.look()
 
 
-def measure_apart(where: str, deadline_seconds: float = DEADLINE_SECONDS) -> DeviceRates | None:
-    """The rates of a device, measured now in a process of its own; None where that failed."""
+def _measure_apart(where: str, deadline_seconds: float) -> DeviceRates | None:
     found = ask_process(["-m", __name__, where, str(os.getpid())], deadline_seconds)
     return None if found is None else DeviceRates(**found)
 

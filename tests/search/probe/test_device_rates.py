@@ -39,7 +39,7 @@ def test_they_are_measured_once_by_another_process(monkeypatch: pytest.MonkeyPat
 def test_nothing_is_measured_where_the_catalogue_knows_or_time_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rates, "measure_apart", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr(rates, "_measure_apart", lambda *_: pytest.fail("it was measured"))
     assert rates.device_rates("cuda:0", H100, None) is None
     assert rates.device_rates("cpu", describe_device("cpu"), 10.0) is None
 
@@ -73,7 +73,7 @@ def test_what_was_disturbed_is_used_but_not_kept(
     in_use = MemoryInUse(40 * GIB, used, 40 * GIB - used)
     monkeypatch.setattr(rates, "driver_device", lambda where: card)
     monkeypatch.setattr(rates, "memory_in_use", lambda where: in_use)
-    monkeypatch.setattr(rates, "measure_apart", lambda *_: measured)
+    monkeypatch.setattr(rates, "_measure_apart", lambda *_: measured)
     heard: list[str] = []
     found = rates.device_rates("cuda:0", UNKNOWN, None, heard.append)
     assert found == replace(measured, name=UNKNOWN.name)
