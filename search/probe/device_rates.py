@@ -53,9 +53,8 @@ def device_rates(
     kept = kept_rates(device)
     if kept is not None:
         return kept
-    if device.kind == "cuda" and recognise_gpu(device.name, device.total_bytes) is not None:
-        return None
-    if budget_seconds is not None and budget_seconds < LEAST_BUDGET_SECONDS:
+    is_known = device.kind == "cuda" and recognise_gpu(device.name, device.total_bytes) is not None
+    if is_known or (budget_seconds or LEAST_BUDGET_SECONDS) < LEAST_BUDGET_SECONDS:
         return None
     say(f"Measuring what {device.name} achieves, once (under 20 s).")
     deadline = min(DEADLINE_SECONDS, budget_seconds or DEADLINE_SECONDS)
