@@ -3,8 +3,8 @@
 Quoted from PyTorch's c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h: constants
 from torch 2.13's own header; search, split, merge, release, garbage collection and expandable
 segments from the 2.7 sources, which later versions kept; `large_segment_size` and
-`max_non_split_rounding` from 2.13. Held to figures derived by hand and to a slow second
-implementation (tests/memory/test_allocator.py).
+`max_non_split_rounding` from 2.13. Held to torch's own allocator on an emulated GPU, request by
+request (tests/emulated/test_on_torch.py).
 
 A block belongs to the CUDA stream it was allocated on and serves only requests of that stream:
 each stream has a small and a large pool of its own, with segments (expandable ones too) that no
@@ -153,7 +153,6 @@ class CachingAllocator:
     ) -> None:
         config = config or AllocatorConfig()
         self.reserved_units = 0
-        self.num_segments = 0
         self.num_alloc_retries = 0
         # Only then does it give memory back: otherwise what is reserved only grows.
         self.is_limited = allowed_bytes is not None
@@ -276,7 +275,6 @@ class CachingAllocator:
         address = self._new_address(segment)
         pool.segments[address] = segment
         self._reserve(pool, segment)
-        self.num_segments += 1
         return address, segment
 
     def _reserve(self, pool: Pool, units: int) -> None:
@@ -303,7 +301,6 @@ class CachingAllocator:
         pool.remove(address, size)
         del pool.segments[address]
         self._reserve(pool, -size)
-        self.num_segments -= 1
 
     def _release_oversize(self, pool: Pool, units: int) -> bool:
         """Under max_split_size, return as many unsplittable segments as make room; whether enough
@@ -362,7 +359,6 @@ class CachingAllocator:
         page = pool.page
         address = -(-self._new_address(_VIRTUAL_UNITS + page) // page) * page
         pool.unmapped[address] = _VIRTUAL_UNITS // page * page
-        self.num_segments += 1
         return address
 
     def _map(self, pool: Pool, address: int, units: int) -> Block:

@@ -49,7 +49,6 @@ class Replay:
 
     allocated_bytes: tuple[int, ...] = field(repr=False)
     reserved_bytes: tuple[int, ...] = field(repr=False)
-    num_segments: int
     num_alloc_retries: int
     out_of_memory_at: int | None
 
@@ -109,7 +108,6 @@ def replay(
     return Replay(
         allocated_bytes=tuple(_allocated(requests, player.blocks))[1:],
         reserved_bytes=tuple(map(sum, reserved)),
-        num_segments=player.allocator.num_segments,
         num_alloc_retries=player.allocator.num_alloc_retries,
         out_of_memory_at=out_of_memory_at,
     )

@@ -1,20 +1,16 @@
-"""A library's Swin on shapes laid beside its real module: one step for each of two oracles."""
+"""A library's Swin on shapes laid beside its real module."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE, named_checkout
 from planner.libraries.registry import find_library
-from planner.step.training import record_training
-from tests.equality import assert_equal_steps, phase_ends
+from tests.equality import assert_equal_steps
 
 Changes = dict[str, Any]
 
@@ -40,34 +36,6 @@ def assert_equal_to_trace(config: SwinConfig, setting: TrainSetting) -> None:
     setting = spec.resolve(config, setting)
     on_shapes = spec.on_shapes(config, setting)
     assert_equal_steps(on_shapes, lambda: spec.build(config, setting), config, setting)
-
-
-def assert_equal_to_cpu(config: SwinConfig, setting: TrainSetting) -> None:
-    """Ends of phases, and the peak within each, with the real module on real CPU tensors, which
-    shows what fake ones hide: gradients summed in place, `as_strided` after an in-place operation.
-
-    For fp32 and eager attention without dropout, which CUDA and the CPU run alike.
-    """
-    from tests.cpu_memory import measure_cpu_memory_events
-
-    spec = find_library(config.library)
-    setting = spec.resolve(config, setting)
-    ledger = record_training(spec.on_shapes(config, setting), config, setting)
-    with generator_state_uncounted():
-        real = measure_cpu_memory_events(lambda: spec.build(config, setting), config, setting)
-    assert phase_ends(ledger.events) == phase_ends(real.events)
-
-
-@contextmanager
-def generator_state_uncounted() -> Iterator[None]:
-    """Checkpointing keeps the state of the CPU's generator, on the host wherever the step runs."""
-    import torch
-
-    with (
-        mock.patch.object(torch, "get_rng_state", return_value=None),
-        mock.patch.object(torch, "set_rng_state"),
-    ):
-        yield
 
 
 def setting_of(changes: Changes) -> TrainSetting:

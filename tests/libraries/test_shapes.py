@@ -8,15 +8,12 @@ and what else of a model changes the events.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from planner.core.schema import SwinConfig
 from planner.libraries.registry import find_library
 from tests.libraries.steps import (
     Changes,
-    assert_equal_to_cpu,
     assert_equal_to_trace,
     name_of,
     require,
@@ -81,24 +78,6 @@ def small(library: str, version: int, changes: Changes) -> SwinConfig:
 def test_a_step(library: str, version: int, model: Changes, setting: Changes) -> None:
     require(library)
     assert_equal_to_trace(small(library, version, model), setting_of(setting))
-
-
-# The profiler's events leave out what has 8 bytes or less, so nothing here has.
-WIDE: Changes = {"num_heads": (3, 6), "embed_dim": 48}
-REAL: list[Case] = [
-    ("native", 1, PADDED, {"checkpointing": "stages"}),
-    ("timm", 2, {}, {"checkpointing": "blocks:2"}),
-    ("torchvision", 1, PADDED, {"accumulate": 2, "checkpointing": "blocks"}),
-    ("torchvision", 2, {}, {"checkpointing": "selective"}),
-    ("transformers", 2, {"drop_path_rate": 0.0}, {"batch_size": 1}),
-]
-
-
-@pytest.mark.parametrize(("library", "version", "model", "setting"), REAL, ids=name_of)
-def test_real_tensors(library: str, version: int, model: Changes, setting: Changes) -> None:
-    require(library)
-    how: dict[str, Any] = {"precision": "fp32", "attention": "eager", "batch_size": 3}
-    assert_equal_to_cpu(small(library, version, {**WIDE, **model}), setting_of({**how, **setting}))
 
 
 PUBLISHED = [

@@ -1,38 +1,29 @@
-"""What a device with the slow allocator would have recorded of its requests."""
+"""What a device would have recorded of requests of whole segments."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.memory.slow_allocator import Block, SlowAllocator
+TOP = 1 << 46
 
 
 def recorded_history(requests: list[int]) -> dict[str, Any]:
-    """What a device with the slow allocator would have recorded."""
-    slow = SlowAllocator()
-    blocks: dict[int, Block] = {}
-    for index, entry in enumerate(requests):
+    """Each of some units of 2 MiB, 10 MiB at least: of a segment of its own. Releases come last."""
+    trace: list[dict[str, Any]] = []
+    segments: list[dict[str, Any]] = []
+    for entry in requests:
         if entry >= 0:
-            blocks[index] = slow.allocate(entry, 0)
+            address = TOP + sum(segment["total_size"] for segment in segments)
+            block = {"size": entry, "state": "active_allocated"}
+            segments.append({
+                "device": 0, "address": address, "total_size": entry, "stream": 0,
+                "segment_pool_id": (0, 0), "blocks": [block],
+            })  # fmt: skip
+            actions: tuple[str, ...] = ("segment_alloc", "alloc")
         else:
-            slow.free(blocks.pop(~entry), requests[~entry])
-    trace = [
-        {"action": action, "addr": address, "size": size, "stream": 1000 * stream}
-        for action, address, size, stream in slow.log
-    ]
-    segments = [recorded_segment(slow, number) for number in slow.sizes]
+            segments[~entry]["blocks"][0]["state"] = "inactive"
+            actions = ("free_completed",)
+        made = segments[~entry if entry < 0 else -1]
+        asked = {"addr": made["address"], "size": made["total_size"], "stream": 0}
+        trace += [{"action": action, **asked} for action in actions]
     return {"segments": segments, "device_traces": [trace], "allocator_settings": {}}
-
-
-def recorded_segment(slow: SlowAllocator, number: int) -> dict[str, Any]:
-    blocks = sorted((b for b in slow.blocks if b.segment == number), key=lambda b: b.offset)
-    return {
-        "device": 0,
-        "address": slow.bases[number],
-        "total_size": slow.sizes[number],
-        "stream": 1000 * blocks[0].stream,
-        "segment_pool_id": (0, 0),
-        "blocks": [
-            {"size": b.size, "state": "inactive" if b.free else "active_allocated"} for b in blocks
-        ],
-    }

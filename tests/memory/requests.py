@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from planner.core.units import MIB
+from planner.core.units import KIB, MIB
 
 
 def random_requests(source: random.Random, count: int) -> list[int]:
@@ -12,6 +12,7 @@ def random_requests(source: random.Random, count: int) -> list[int]:
     sizes = [source.randint(1, 2 * MIB) for _ in range(6)]
     sizes += [source.randint(MIB, 12 * MIB) for _ in range(6)]
     sizes += [source.randint(10 * MIB, 90 * MIB) for _ in range(5)]
+    sizes += [0, 512, MIB, MIB + 1, 10 * MIB - 512, 10 * MIB, 11 * MIB, 11 * MIB + 200 * KIB]
     requests: list[int] = []
     held: list[int] = []
     while len(requests) < count:

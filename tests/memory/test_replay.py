@@ -165,14 +165,6 @@ def test_a_step_is_not_played_again_where_it_must_recur(monkeypatch: pytest.Monk
     assert num_served([512, 512, ~0, ~1, 512], 3) == 3
 
 
-def test_peaks_count_from_the_steady_step() -> None:
-    requests = [100 * MIB, ~0, 10 * MIB, 20 * MIB, ~2, ~3]
-    # 100 MiB stay reserved (a cached segment), but only 10 + 20 are allocated: 10 is split off 100.
-    assert replay_steady(requests, 2) == SteadyPeaks(30 * MIB, 100 * MIB)
-    # Nothing happens after the reset: what is held is the peak.
-    assert replay_steady([10 * MIB, 20 * MIB, ~1], 3) == SteadyPeaks(10 * MIB, 30 * MIB)
-
-
 def test_what_a_step_hands_on_is_released_by_the_next() -> None:
     # Step one (entries 0-2) leaves a; step two (3-6) leaves b and releases a: so does each further.
     requests = [100, 7, ~1, 100, 9, ~4, ~0]

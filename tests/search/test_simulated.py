@@ -77,22 +77,6 @@ def test_within_ten_minutes_it_finds_something_fast_on_every_device(
 
 
 @pytest.mark.release
-def test_without_a_compiler_it_ends_by_itself_with_the_best_eager_setting(
-    more_devices: list[Device],
-) -> None:
-    for device in more_devices[:3]:
-        refused = [
-            "unsupported: no compiler" if c.setting.compile != "off" else why
-            for c, why in zip(device.pair.space.candidates, device.refused, strict=True)
-        ]
-        run = search_device(replace(device, refused=refused), "budget", budget_seconds=600.0)
-        assert not run.nothing
-        assert run.ended_by_itself, run.stopped_because
-        assert run.recommended <= 0.03
-        assert run.probes <= 16
-
-
-@pytest.mark.release
 def test_eager_settings_are_searched_in_a_dozen_probes(more_devices: list[Device]) -> None:
     runs = [search_device(restricted(d, EAGER), "eager") for d in more_devices]
     assert all(r.ended_by_itself for r in runs)

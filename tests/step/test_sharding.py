@@ -1,13 +1,12 @@
 """FSDP2 on shapes laid beside torch's own under the fake process group: event by event the same.
 
-Shown with torch 2.13.0. Equal are every allocation in order, in bytes and by stream (scratch of
-attention rounded to the allocator's 512 B), the releases between two allocations, and what is sent
-and awaited.
+Shown with torch 2.14.1. Equal is what `tests/equality.py` says, and the stream of each allocation,
+and what is sent and awaited.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,11 +15,10 @@ from planner.core.errors import UnsupportedError
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.estimation.ledgers import is_on_shapes
 from planner.ledger.affine import Recorder, in_canonical_order
-from planner.ledger.ledger import Allocated, Event, Freed, Ledger, Marked
+from planner.ledger.ledger import Allocated, Event, Ledger, Marked
 from planner.libraries.registry import find_library
-from planner.memory.caching_allocator import rounded
 from planner.step.training import record_training
-from tests.equality import collectives
+from tests.equality import collectives, first_difference
 from tests.libraries.steps import Changes, name_of, needs, require
 
 pytestmark = needs("torch", "timm")
@@ -32,7 +30,6 @@ SMALL: dict[str, Any] = {
 ONE_BLOCK = {"depths": (1,), "num_heads": (3,)}
 FSDP: Changes = {"batch_size": 2, "precision": "fp32", "parallelism": "fsdp", "world_size": 8}
 HSDP: Changes = {"parallelism": "hsdp", "fsdp_shard_size": 2}
-PLAIN: Changes = {"loss": "cross-entropy", "clip_grad": False}
 BF16: Changes = {"precision": "bf16", "fsdp_param_dtype": "bf16"}
 
 
@@ -49,33 +46,10 @@ def recorded(config: SwinConfig, setting: ResolvedSetting, rank: int = 0) -> Led
     return record_training(build, config, setting, in_place_sums=False, rank=rank)
 
 
-def rows_of(events: Iterable[Event]) -> list[tuple[Any, ...]]:
-    """The events of the steps: allocations with bytes and stream, releases between them sorted."""
-    sizes: dict[int, tuple[int, str]] = {}
-    rows: list[tuple[Any, ...]] = []
-    freed: list[tuple[int, str]] = []
-    for event in events:
-        if isinstance(event, Freed):
-            freed += [sizes.pop(event.storage)] if event.storage in sizes else []
-            continue
-        if not isinstance(event, Allocated | Marked):
-            continue
-        is_scratch = isinstance(event, Allocated) and "attention" in event.label
-        if isinstance(event, Allocated):
-            size = rounded(event.num_bytes) if is_scratch else event.num_bytes
-            sizes[event.storage] = size, event.stream
-            if not size:
-                continue
-        if any(size for size, _ in freed):
-            rows.append(("freed", *sorted(pair for pair in freed if pair[0])))
-        freed.clear()
-        if isinstance(event, Allocated):
-            rows.append(("allocated", *sizes[event.storage]))
-        elif event.phase == "build":
-            rows.clear()
-        else:
-            rows.append(("end of", event.phase, event.step))
-    return rows
+def streams_of(events: Sequence[Event]) -> list[str]:
+    """Of what is allocated in the steps."""
+    steps = events[events.index(Marked("build", 0)) :]
+    return [e.stream for e in steps if isinstance(e, Allocated) and e.num_bytes]
 
 
 def assert_as_torch_does(config: SwinConfig, changes: Changes, rank: int = 0) -> None:
@@ -86,10 +60,9 @@ def assert_as_torch_does(config: SwinConfig, changes: Changes, rank: int = 0) ->
     assert is_on_shapes(config, setting)
     on_shapes = recorded(config, setting, rank % setting.shard_size).events
     traced = trace_sharded(config, setting, rank)
-    ours, theirs = rows_of(on_shapes), rows_of(traced)
-    for place, (mine, real) in enumerate(zip(ours, theirs, strict=False)):
-        assert mine == real, f"row {place}: {ours[place - 5 : place]}"
-    assert len(ours) == len(theirs)
+    difference = first_difference(on_shapes, traced)
+    assert not difference, difference
+    assert streams_of(on_shapes) == streams_of(traced)
     assert collectives(on_shapes) == collectives(traced)
 
 

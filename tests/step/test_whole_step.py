@@ -26,7 +26,6 @@ from planner.training.step import make_optimizer
 from tests.building import build_real, on_shapes
 from tests.libraries.steps import (
     Changes,
-    assert_equal_to_cpu,
     assert_equal_to_trace,
     name_of,
     needs,
@@ -157,20 +156,6 @@ TRAINED_IN_PART = [
 def test_frozen_stages_and_adapters(library: str, version: int, changes: Changes) -> None:
     needs_library(library)
     assert_equal_to_trace(small(library, version=version, depths=(1, 1)), setting_of(changes))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"lora_rank": 4, "lora_targets": "all", "frozen_stages": 1, "validation_batch_size": 5},
-        {"loss": "label-smoothing"},
-        {"loss": "soft-target"},
-    ],
-    ids=name_of,
-)
-def test_real_tensors(changes: Changes) -> None:
-    setting = setting_of({"precision": "fp32", "attention": "eager", **changes})
-    assert_equal_to_cpu(small(num_classes=1000, drop_path_rate=0.0, depths=(1, 1)), setting)
 
 
 @pytest.mark.parametrize(("library", "version"), KINDS)

@@ -13,17 +13,11 @@ from planner.core.schema import SwinConfig, TrainSetting  # noqa: E402
 from planner.estimation.estimate import choose  # noqa: E402
 from planner.estimation.ledgers import is_on_shapes  # noqa: E402
 from planner.ledger.ledger import Ledger  # noqa: E402
-from planner.libraries.building import build_for  # noqa: E402
 from planner.libraries.limits import multiplies_in_8_bits  # noqa: E402
 from planner.machine.hardware import find_gpu  # noqa: E402
 from planner.throughput.prediction import rates_for  # noqa: E402
-from planner.trace.cuda_rules import as_on_cuda  # noqa: E402
 from planner.trace.ledger import trace_estimate  # noqa: E402
-from planner.trace.run import trace_training  # noqa: E402
 from planner.trainers.emission import emit_setting  # noqa: E402
-from planner.training.step import use_float8  # noqa: E402
-from tests.cpu_memory import measure_cpu_memory_events  # noqa: E402
-from tests.equality import phase_ends  # noqa: E402
 
 # One stage of 64 channels, so that all four layers of a block are converted, and 10 classes.
 SMALL = SwinConfig(
@@ -49,25 +43,6 @@ def test_linear_layers_multiply_in_8_bits_and_the_rest_as_in_bf16() -> None:
     tokens = 16 * 14 * 14
     assert max(o.flops for o in of_8_bits) == 2 * tokens * 64 * 256
     assert "4 of 5 linear layers multiply in 8 bits, by torchao" in ledger.notes
-
-
-def test_live_bytes_are_those_of_the_real_module_on_real_tensors() -> None:
-    """torch._scaled_mm has a kernel for CPUs, and autocast's rules hold for real tensors too.
-
-    Of one window: that kernel is slow, and was nearly all of what this test took.
-    """
-    config, setting = choose(SMALL, None, None, {**FP8, "image_size": (16, 16), "window_size": 4})
-
-    def converted() -> torch.nn.Module:
-        module: torch.nn.Module = build_for(config, setting)()
-        use_float8(module)
-        return module
-
-    trace = trace_training(build_for(config, setting), config, setting, gradient_sums="in_place")
-    with as_on_cuda():
-        real = measure_cpu_memory_events(converted, config, setting)
-    traced, measured = ([end[:3] for end in phase_ends(t.events)] for t in (trace, real))
-    assert traced == measured
 
 
 def test_what_products_of_8_bits_cannot_have_is_refused() -> None:

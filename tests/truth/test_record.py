@@ -53,9 +53,6 @@ def test_a_matrix_with_faults_names_them(tmp_path: Path) -> None:
     assert "repeats" in str(caught.value)
 
 
-OTHERS = "2 other processes on the GPU hold 3.00 GiB"
-
-
 @pytest.mark.parametrize(
     ("found", "is_done"),
     [

@@ -1,6 +1,6 @@
 """ZeRO by formula, beside what DeepSpeed 0.19.8 itself allocated, byte by byte.
 
-The plain step of the same module is recorded, and ZeRO inserted into that is what DeepSpeed made.
+The plain step of the same module is traced, and ZeRO inserted into that is what DeepSpeed made.
 Tensors below 64 bytes (scalars of the norm and the overflow check) are left out on both sides.
 """
 
@@ -10,9 +10,11 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from planner.core.errors import PlannerError
-from planner.core.schema import TrainSetting
+from planner.core.schema import FactoryModel, TrainSetting
 from planner.estimation.estimate import choose, estimate
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Awaited, Freed, Ledger, Marked, Scratch, Sent
@@ -20,11 +22,37 @@ from planner.memory.profile import steady_step
 from planner.step.zero import insert_zero_events, on_one_device
 from planner.step.zero.insert_events import Weight, _registered, weights_of
 from planner.step.zero.layout import Layout
-from tests.step.zero.plain_step import record_mlp
+from planner.trace.ledger import trace_estimate
 
-LEAST = 64
+LEAST, ACTIVATION = 64, 4 * 128 * 4  # bytes; [4, 128] in fp32
 
 ONE_AT_A_TIME = {"zero_max_reuse": 0, "zero_prefetch_bucket": 0}
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return found
+
+
+class Mlp:
+    """A task of vectors: the module that DeepSpeed was given."""
+
+    def module(self) -> nn.Module:
+        blocks = (Block(128) for _ in range(3))
+        return nn.Sequential(nn.Linear(64, 128), *blocks, nn.Linear(128, 24))
+
+    def batch(self, size: int, device: torch.device) -> Tensor:
+        return torch.randn(size, 64, device=device)
+
+    def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
+        output: Tensor = module(batch)
+        return output.float().sum()
 
 
 def ends(ledger: Ledger) -> list[tuple[str, int, int, int]]:
@@ -65,17 +93,23 @@ MEASURED: list[tuple[tuple[str, int, int, int], dict[str, Any], int, int, int]] 
 def test_bytes_are_those_measured(
     which: tuple[str, int, int, int], more: dict[str, Any], built: int, steady: int, peak: int
 ) -> None:
-    """Of stage 3 the peak lies in the range, and what stays is equal to the byte."""
+    """What stays is equal to the byte. A peak is up to two activations higher, since a gradient
+    counts from where it is made, and DeepSpeed has it once its operation freed what it used; that
+    of stage 3 lies in its range."""
     precision, stage, world_size, rank = which
     fields = {"zero_reduce_bucket": 100_000, "zero_overlap": False, **more}
     setting = zero(stage, precision, world_size=world_size, **fields)
-    inserted = insert_zero_events(record_mlp(setting), setting, None if stage == 3 else rank)
+    alone = TrainSetting(
+        batch_size=4, precision=precision, accumulate=on_one_device(setting).accumulate
+    )
+    plain = trace_estimate(FactoryModel(factory="tests:none"), alone, Mlp)
+    inserted = insert_zero_events(plain, setting, None if stage == 3 else rank)
     sharded, found = inserted.ledger, ends(inserted.ledger)
     assert (found[0][2], found[-1][2]) == (built, steady)
     most = max(
         most for phase, step, _, most in found if step and (phase == "backward" or stage == 3)
     )
-    assert most - sharded.doubtful_bytes <= peak <= most
+    assert most - sharded.doubtful_bytes - 2 * ACTIVATION <= peak <= most
 
 
 SWIN = "timm:swin_tiny_patch4_window7_224"
