@@ -137,8 +137,9 @@ class Pool:
 class CachingAllocator:
     """The allocator's state: which blocks are free, and what was taken from the driver.
 
-    `allowed_bytes` is the cap of `torch.cuda.set_per_process_memory_fraction`, without which torch
-    does not collect garbage either, and memory never runs out here.
+    `allowed_bytes` are what the driver has, or, where the options have a fraction, what torch
+    allows itself: it collects garbage then, and counts expandable segments by what is asked for,
+    where a driver refuses the page that is too much. Without them memory never runs out here.
 
     Addresses are invented: each segment lies above all earlier ones. Of blocks of one size the
     lowest is taken, so a driver that hands out addresses in another order may end elsewhere.
@@ -157,6 +158,7 @@ class CachingAllocator:
         # Only then does it give memory back: otherwise what is reserved only grows.
         self.is_limited = allowed_bytes is not None
         self._expandable = config.expandable_segments
+        self._is_capped = config.per_process_memory_fraction is not None
         self._allowed = _NO_LIMIT if allowed_bytes is None else allowed_bytes >> UNIT_BITS
         max_split = config.max_split_bytes
         self._max_split = _NO_LIMIT if max_split is None else max_split >> UNIT_BITS
@@ -268,10 +270,11 @@ class CachingAllocator:
     def _grow(self, pool: Pool, units: int) -> Block | None:
         """A fresh block of `units` or more from the driver, or None when it has no more."""
         segment = self._segment_units(units)
-        if self.reserved_units + segment > self._allowed:
-            return None
-        if self._expandable:
+        is_over = self.reserved_units + segment > self._allowed
+        if self._expandable and not (self._is_capped and is_over):
             return self._expand(pool, units)
+        if is_over:
+            return None
         address = self._new_address(segment)
         pool.segments[address] = segment
         self._reserve(pool, segment)
@@ -338,16 +341,17 @@ class CachingAllocator:
 
     # Expandable segments: one range of addresses per pool, of which pages are mapped as needed.
 
-    def _expand(self, pool: Pool, units: int) -> Block:
+    def _expand(self, pool: Pool, units: int) -> Block | None:
         """`try_allocate_expandable_block`: map pages at the lowest address where free and unmapped
-        memory together have room."""
+        memory together have room; None where the driver has too few (those it gave stay)."""
         address = self._find_room(pool, units)
         block: Block = address, pool.starts.get(address, 0)
-        if address in pool.unmapped:
-            block = self._map(pool, address, min(units, pool.unmapped[address]))
         while block[1] < units:
             end = block[0] + block[1]
-            block = self._map(pool, end, min(units - block[1], pool.unmapped[end]))
+            wanted = min(units - block[1], pool.unmapped[end])
+            if self.reserved_units + -(-wanted // pool.page) * pool.page > self._allowed:
+                return None
+            block = self._map(pool, end, wanted)
         pool.remove(*block)
         return block
 

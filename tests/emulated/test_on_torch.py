@@ -80,7 +80,8 @@ HALF = "per_process_memory_fraction:0.5"
     [
         "", "max_split_size_mb:30", "max_split_size_mb:40,large_segment_size_mb:32",
         "roundup_power2_divisions:4", "roundup_power2_divisions:[1:8,4:2,16:4,>:1]",
-        f"{HALF},expandable_segments:True", f"{HALF},garbage_collection_threshold:0.5",
+        "expandable_segments:True", f"{HALF},expandable_segments:True",
+        f"{HALF},garbage_collection_threshold:0.5",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("share", [1.2, 0.9])
