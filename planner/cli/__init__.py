@@ -56,7 +56,7 @@ COMMANDS = {
     "doctor": ("diagnose:doctor", WRONG, "Find what slows this environment down."),
     "explain": ("diagnose:explain", WRONG, "Say why a training ended, from its log."),
     "gpus": ("lists:gpus", LISTS, "List the GPUs that --gpu knows."),
-    "models": ("lists:models", LISTS, "List the published models of each library."),
+    "models": ("lists:models", LISTS, "List the Swins that are estimated without torch."),
     "cache": ("lists:cache", LISTS, "List or remove the steps that were recorded and are kept."),
 }
 EXAMPLES = (
@@ -178,6 +178,8 @@ def _usage(error: click.ClickException) -> str:
     if context is not None and isinstance(error, click.NoSuchOption):
         way = _instead(error.option_name, context.command)
         said = f"No such option '{error.option_name}'{way}" if way else said
+    if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
+        said = f"{error.param.opts[0]} is missing: {error.param.help}"
     said = f"{said[:600]}…" if len(said) > 600 else said  # it holds what was typed
     return said if context is None else f"{said}\nSee '{context.command_path} --help'."
 
@@ -196,7 +198,9 @@ def _instead(option: str, command: click.Command) -> str:
     if "fields" not in taken or (field not in ALL_FIELDS and word is None):
         return ""
     if word is not None:
-        return f", a word of {word.source}. {word.written(before='--set ')}"
+        said, typed = word.written(before="--set "), f"--set {word.field}="
+        own = f"{taken[word.field]} " if word.field in taken else typed
+        return f", a word of {word.source}. {said.replace(typed, own)}"
     own = "gpus" if field == "world_size" and "gpus" in taken else field
     return f". Write {taken.get(own, f'--set {field}=VALUE')}."
 

@@ -103,7 +103,8 @@ def models(request: ModelsRequest) -> None:
     found = [(name, config) for name, config in known if text.casefold() in name.casefold()]
     if not found:
         names = [name.partition(":")[2] for name, _ in known]
-        raise unknown_name("model", text, names, "List all models with 'planner models'.")
+        way_out = "Swins are listed here; of timm, torchvision and transformers any name will do: "
+        raise unknown_name("Swin", text, names, f"{way_out}timm:resnet50.")
     rows = [_model_row(*one) for one in found]
     table = Table(("image", "classes", "model"), [[*row[:2], row[-1]] for row in rows])
     if not (text or library):

@@ -192,7 +192,8 @@ def _option(
     if shown and kind != "bool":
         text = f"{text.removesuffix('.')} (default: {shown})."
     how = {"is_flag": True} if kind == "bool" else {
-        "type": value, "multiple": is_repeated, "default": default, "required": is_needed,
+        "type": value, "multiple": is_repeated,
+        **({"required": True} if is_needed else {"default": default}),  # click takes None for one
         "metavar": said.metavar or (None if kind.startswith("Literal") else "N"),
     }  # fmt: skip
     flags = [said.flag_of(name), *([said.also] if said.also else []), name]

@@ -39,13 +39,14 @@ def say(text: str = "") -> None:
     by them. Their first is bold on a terminal, and coloured where it is a verdict."""
     from planner.report.text import fitted
 
-    first, newline, rest = fitted(printable(text)).partition("\n")
+    bare = text.lstrip("\n")
+    first, newline, rest = fitted(printable(bare)).partition("\n")
     plain = {"NO_COLOR", "CI"} & {n for n, v in os.environ.items() if v}
     if newline and sys.stdout.isatty() and not plain and os.environ.get("TERM", "dumb") != "dumb":
         of_verdicts = {MAYBE: "yellow", YES: "green", NO: "red"}.items()
         colour = next((c for words, c in of_verdicts if first.startswith(words)), None)
         first = click.style(first, bold=True, fg=colour)
-    click.echo(f"{first}{newline}{rest}")
+    click.echo(f"{text.removesuffix(bare)}{first}{newline}{rest}")
 
 
 def answer(request: Json, data: Any, shown: Callable[[], str | Sequence[Part]]) -> None:

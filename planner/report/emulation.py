@@ -104,6 +104,12 @@ def variation_answer(variation: Variation) -> list[doc.Part]:
         first = sentence("emulated: vary", **words, next=variation.next_larger)
     doubts = variation.runs[variation.largest].doubts if variation.largest else ()
     runs = variation.runs.values()
+    surely = max((value for value, run in variation.runs.items() if run.fits_surely), default=0)
+    if surely and surely < variation.largest:
+        first += (
+            f"\nOn a real card take {surely}, the largest that was tried and needs no retries, "
+        )
+        first += "with room to spare for the CUDA context."
     return [
         doc.Text(first),
         *(doc.Text(f"But {doubt}.") for doubt in doubts),
@@ -163,7 +169,8 @@ def answer(run: EmulatedRun) -> list[str]:
         more = _error(run)
     elif peak.spare_bytes < (unsure := CONTEXT_BYTES_HIGH - run.context_bytes):
         more.append(f"Barely: a real CUDA context may take {format_bytes(unsure)} more.")
-    figures = sentence("emulated: figures", _sizes(peak), step=peak.step, where=place_of(peak))
+    when = f"step {peak.step}" if peak.step <= run.steps else f"after step {run.steps}"
+    figures = sentence("emulated: figures", _sizes(peak), when=when, where=place_of(peak))
     return [first, *more, figures]
 
 

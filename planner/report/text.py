@@ -11,7 +11,7 @@ from planner.report.page import contents as doc
 
 WIDTH = 100  # characters of a line where there is no terminal
 NARROWEST = 60
-_LEAST_COLUMN = 12  # characters, of a text that is broken to make a table narrower
+_LEAST_COLUMN = 14  # characters, of a text that is broken to make a table narrower
 
 
 def parts_text(parts: Sequence[doc.Part], detail: bool = False) -> str:
@@ -121,7 +121,7 @@ def table_text(
     rows: Sequence[Sequence[str | None]], headers: Sequence[str] = (), align: str = ""
 ) -> str:
     """`rows` of one length, with a line under their headers if they have any; None reads as "-".
-    On a terminal that is narrower, its widest text is broken into lines within its column.
+    On a terminal that is narrower, its widest texts are broken into lines within their columns.
 
     `align` has a letter for each column: "l" for left, "r" for right; columns after its last are as
     that one. All are to the left by default.
@@ -135,14 +135,12 @@ def table_text(
     cells = [["-" if cell is None else cell for cell in row] for row in rows]
     widths = _widths([headers, *cells] if headers else cells)
     texts = [number for number, letter in enumerate(letters) if letter == "l"]
-    over = sum(widths) + 2 * (len(widths) - 1) - width()
-    if over > 0 and texts and sys.stdout.isatty():
-        long = max(texts, key=lambda number: widths[number])
-        breaking = textwrap.TextWrapper(
-            max(widths[long] - over, _LEAST_COLUMN), break_long_words=False, break_on_hyphens=False
-        )
-        cells = [[*row[:long], breaking.fill(row[long]), *row[long + 1 :]] for row in cells]
-        widths = _widths([headers, *cells] if headers else cells)
+    for long in sorted(texts, key=lambda number: -widths[number]) if sys.stdout.isatty() else ():
+        if (over := sum(widths) + 2 * (len(widths) - 1) - width()) > 0:
+            room = max(widths[long] - over, _LEAST_COLUMN)
+            breaking = textwrap.TextWrapper(room, break_on_hyphens=False)
+            cells = [[*row[:long], breaking.fill(row[long]), *row[long + 1 :]] for row in cells]
+            widths = _widths([headers, *cells] if headers else cells)
     if headers:  # tabulate's own would be two characters wider than what they say
         cells = [list(headers), ["-" * width for width in widths], *cells]
     sides = [{"l": "left", "r": "right"}[letter] for letter in letters]

@@ -256,10 +256,10 @@ def _notes(plan: Plan) -> tuple[str, ...]:
 
 def _named_notes(plan: Plan) -> list[str]:
     found = [
-        "The schedule, weight decay, augmentation and whatever else of the recipe this file does "
-        "not say is as train.py and the model have it: nobody asked otherwise.",
-        "train.py gives input_size to the data only: a model of one size, as a ViT is, takes "
-        "another than its own where you add model_kwargs: {img_size: [HEIGHT, WIDTH]}.",
+        "This file does not set the schedule, weight decay, augmentation and the rest of a recipe: "
+        "the defaults of train.py and of the model hold.",
+        "train.py gives input_size to the data only: to train a model of one size, as a ViT is, at "
+        "another, add model_kwargs: {img_size: [HEIGHT, WIDTH]}.",
     ]
     if plan.setting.checkpointing != "none":
         found.append(

@@ -101,7 +101,7 @@ def live_panel(status: Status, now: float, width: int) -> Panel:
 
 def _now(status: Status) -> str:
     if not status.title:
-        return "between two" if status.num_done else "preparing"
+        return "choosing the next probe" if status.num_done else "preparing"
     of = f" of {status.num_all}" if status.num_all else ""
     phase = f" [{status.phase}]" if status.phase else ""
     return f"probe {status.number}{of}{phase}: {status.title}"

@@ -8,8 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner.core.errors import PlannerError, UsageError, as_text, shorten
-from planner.core.files import NoFileError, check_output, named_path, unwritable, write_output
+from planner.core.errors import PlannerError, UsageError, as_text, refuse_if, shorten
+from planner.core.files import (
+    MAX_RESULT_BYTES,
+    NoFileError,
+    check_output,
+    named_path,
+    parse_json,
+    read_text,
+    unwritable,
+    write_output,
+)
 from planner.core.schema import Model, ResolvedSetting
 from planner.estimation.arguments import (
     MODEL_FIELDS,
@@ -20,6 +29,7 @@ from planner.estimation.arguments import (
     read_memory,
 )
 from planner.estimation.estimate import choose, estimate_ledger
+from planner.estimation.kept import is_predicted
 from planner.estimation.ledgers import step_ledger
 from planner.libraries.resolve import CONFIG_SUFFIXES, resolve_model
 from planner.machine.hardware import Gpu
@@ -135,6 +145,10 @@ def check_target(target: str) -> None:
             raise UsageError(f"{shown} does not exist.", WHAT_A_RUN_IS)
         if not is_config:
             raise UsageError(f"{shown} is neither a run nor a model.", WHAT_A_RUN_IS)
+        kept = read_text(Path(target), MAX_RESULT_BYTES) if target.endswith(".json") else "{}"
+        law = f"{shown} holds an estimate or advice, and a page draws a run or a model."
+        way_out = "Write: planner report MODEL, with the options of 'planner estimate'."
+        refuse_if(is_predicted(parse_json(kept, shown)), law, way_out)
         return
     try:
         resolve_model(target)

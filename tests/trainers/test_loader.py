@@ -99,7 +99,7 @@ def test_every_field_is_written_or_said_to_be_otherwise(target: str) -> None:
 def test_the_file_says_where_the_loader_s_figures_come_from(target: str) -> None:
     text = " ".join(emitted(target, LoaderSetting(**ODD)).text.replace("#", " ").split())
     text = text.replace("\\u00d7", "×").replace('", "', " ")
-    assert "Loader: torchvision, 1 worker × 3, measured at 812.3 images/s" in text
+    assert "Loader: torchvision, 1 worker, prefetch 3, measured at 812.3 images/s" in text
     assert "on 16 processors, bound by its processors" in text
     setting = TrainSetting(batch_size=4, precision="fp32")
     plain = emit_setting(model_for(target), setting, target, estimator=FakeEstimator())

@@ -49,9 +49,9 @@ class LoaderSetting(BaseModel):
 
     @property
     def title(self) -> str:
-        """As a person would say it: `torchvision, 8 workers × 2, pinned`."""
+        """As a person would say it: `torchvision, 8 workers, prefetch 2, pinned`."""
         number = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
-        loads = f"{number} × {self.prefetch_factor}" if self.workers else "no workers"
+        loads = f"{number}, prefetch {self.prefetch_factor}" if self.workers else "no workers"
         return f"{self.pipeline}, {loads}{', pinned' if self.pin_memory else ''}"
 
 

@@ -14,7 +14,7 @@ from planner.libraries.timm.module import set_attention
 
 # What is trained where the published weights end in features, without a classifier.
 NUM_CLASSES = 1000
-LIST = "List names: python -c \"import timm; print(*timm.list_models('*swin*'))\"."
+LIST = "List names: python -c \"import timm; print(*timm.list_models('*{}*'))\"."
 
 
 def look_up(name: str) -> dict[str, Any]:
@@ -27,7 +27,8 @@ def look_up(name: str) -> dict[str, Any]:
 
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
-        raise unknown_name("model of timm", name, timm.list_models(), LIST)
+        kind = "".join(filter(str.isalpha, name.partition("_")[0]))
+        raise unknown_name("model of timm", name, timm.list_models(), LIST.format(kind))
     try:
         weights = timm.models.get_pretrained_cfg(name)
     except RuntimeError:  # timm's own answer to a tag that it does not know
@@ -36,10 +37,10 @@ def look_up(name: str) -> dict[str, Any]:
             f"weights of timm's {architecture}", name, tags, f"Omit the tag: timm:{architecture}."
         ) from None
     if weights is None:
-        raise UnsupportedError(
-            f"timm does not say what images {name} takes.",
-            "Name a factory of your own, package.module:factory, that calls timm.create_model.",
+        way_out = (
+            "Name a factory of your own, package.module:factory, that calls timm.create_model."
         )
+        raise UnsupportedError(f"timm does not say what images {name} takes.", way_out)
     channels, *size = weights.input_size
     return {
         "task": "classification",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.core.units import format_bytes
+from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 from planner.watching.emulating.inside import grown
 from planner.watching.explaining.relief import Relief
 from planner.watching.explaining.snapshot_reading import NO_STACK, Group, place_of
@@ -230,6 +231,13 @@ class EmulatedRun:
             return False
         is_known = any(p.steps >= FEWEST_STEPS for p in self.processes) and not self.is_apart
         return True if is_known else None
+
+    @property
+    def fits_surely(self) -> bool:
+        """As far as it ran, without retries, and with room for the largest of CUDA's contexts."""
+        peak = self.fullest and self.fullest.fullest
+        room = CONTEXT_BYTES_HIGH - self.context_bytes
+        return bool(self.fits_so_far and not self.retries and peak and peak.spare_bytes >= room)
 
     @property
     def fits(self) -> bool | None:

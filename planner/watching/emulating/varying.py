@@ -45,8 +45,7 @@ def vary(
     value = _value(command, argument)
     runs: dict[int, EmulatedRun] = {}
     low, high = 0, MAX_VALUE
-    while high - low > 1:
-        value = _next(low, high, value, runs)
+    while value := _next(low, high, value, runs):
         with tempfile.TemporaryFile("w+", errors="replace") as said:
             run = emulate(
                 _with(command, argument, value),
@@ -67,15 +66,23 @@ def vary(
         tell(value, run)
         if run.lacks_context:
             break
-        low, high = (value, high) if run.fits_so_far else (low, value)
+        if run.fits_so_far:
+            low = max(low, value)
+        elif value > low:
+            high = value
     return Variation(argument, low, high, runs)
 
 
 def _next(low: int, high: int, first: int, runs: dict[int, EmulatedRun]) -> int:
     """The first value; then up or down by twos until both sides are known; then where a line
-    through the two largest that fit meets the device's memory, or halfway."""
+    through the two largest that fit meets the device's memory, or halfway. Where no value
+    near the largest fits surely, a tenth less is tried, and two; 0 is the end."""
     if not runs:
         return min(first, high - 1)
+    if high - low == 1:
+        surely = max((value for value, run in runs.items() if run.fits_surely), default=0)
+        less = (tenths * low // 10 for tenths in (9, 8))
+        return next((value for value in less if value > surely and value not in runs), 0)
     if high == MAX_VALUE:
         return min(2 * low, high - 1)
     if low == 0:
