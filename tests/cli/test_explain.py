@@ -34,7 +34,7 @@ def test_a_log_is_explained_with_levers(tmp_path: Path, capsys) -> None:  # type
     assert main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "log"
-    assert found["relief"]["levers"]
+    assert found["relief"]["advice"]["ways"]
     assert found["expected"]["setting"]["batch_size"] == 64
 
 
