@@ -50,18 +50,15 @@ class Remedy:
     over: tuple[tuple[str, str | int], ...] = ()
     more: tuple[Remedies, ...] = ()
 
-    def told(self, torch: Versions, figures: Figures) -> str | None:
-        """None where it does not apply."""
-        oldest, newest = torch
-        for name, other in self.over:
-            size, least = figures.get(name), figures.get(str(other), other)
-            if not (isinstance(size, int) and isinstance(least, int) and size > least):
-                return None
-        if newest < self.since or oldest > self.until:
-            return None
+    def applies(self, torch: Versions, figures: Figures) -> bool:
+        pairs = ((figures.get(one), figures.get(str(other), other)) for one, other in self.over)
+        is_over = (isinstance(a, int) and isinstance(b, int) and a > b for a, b in pairs)
+        return torch[1] >= self.since and torch[0] <= self.until and all(is_over)
+
+    def told(self, torch: Versions, figures: Figures) -> str:
         more = ("".join(told([group], torch, figures)) for group in self.more)
         do = self.do.format(*more, **_shown(figures))
-        if oldest >= self.since:
+        if torch[0] >= self.since:
             return do
         return f"{do.removesuffix('.')} (torch {self.since[0]}.{self.since[1]} or later)."
 
@@ -74,8 +71,8 @@ Groups = Sequence[Remedies]
 
 def told(groups: Groups, torch: Versions, figures: Figures) -> tuple[str, ...]:
     """Of each group the first remedy that applies."""
-    found = (filter(None.__ne__, (one.told(torch, figures) for one in group)) for group in groups)
-    return tuple(filter(None, (next(one, None) for one in found)))
+    firsts = (next((r for r in group if r.applies(torch, figures)), None) for group in groups)
+    return tuple(filter(None, (first.told(torch, figures) for first in firsts if first)))
 
 
 @dataclass(frozen=True)

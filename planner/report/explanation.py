@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from planner.core.failures import SAID, sentence
 from planner.core.units import format_bytes, format_rate, format_seconds
@@ -12,7 +13,7 @@ from planner.report.page import contents as doc
 from planner.report.text import parts_text
 from planner.watching.explaining.explanation import Explanation, Relief
 from planner.watching.explaining.log_reading import MANY, MAX_SHOWN, Finding
-from planner.watching.explaining.snapshot_reading import SnapshotReading
+from planner.watching.explaining.snapshot_reading import NO_STACK, SnapshotReading
 
 MAX_WAYS = 3
 
@@ -27,7 +28,8 @@ def explanation_answer(found: Explanation) -> list[doc.Part]:
     if not found.findings and found.kind == "log":
         parts.append(doc.Text(sentence("nothing recognised", source=found.source)))
     if found.run:
-        parts.append(doc.Text("\n".join(_run(found))))
+        calm = [] if found.findings else ["- nothing was out of the ordinary"]
+        parts.append(doc.Text("\n".join([*_run(found.run), *calm])))
     parts += [doc.Text("\n".join(_finding(one))) for one in found.findings]
     rows: list[list[doc.Cell]] = [
         [name, doc.bytes_cell(found.seen[key])]
@@ -48,9 +50,9 @@ def _table(headers: Sequence[str], rows: list[list[doc.Cell]], caption: str = ""
     return doc.Table(headers, rows, caption, first=len(rows))
 
 
-def _run(found: Explanation) -> Iterator[str]:
-    start, end = found.run.get("start", {}), found.run.get("end", {})
-    interval, plan = found.run.get("interval", {}), start.get("plan", {})
+def _run(run: Mapping[str, Any]) -> Iterator[str]:
+    start, interval, end = (run.get(kind, {}) for kind in ("start", "interval", "end"))
+    plan = start.get("plan", {})
     figures = {**interval, **end.get("steady", {}), **end}
     name, date = start.get("device", {}).get("name", "a device"), start.get("date", "?")
     yield f"{name!s:.{MAX_SHOWN}}, begun {date!s:.{MAX_SHOWN}}:"
@@ -62,8 +64,6 @@ def _run(found: Explanation) -> Iterator[str]:
                 for of in (figures, plan) if key in of]  # fmt: skip
         if key in figures:
             yield f"- {said[0]}{f' (plan: {said[1]})' if plan.get(key) else ''}"
-    if not found.findings:
-        yield "- nothing was out of the ordinary"
 
 
 def _finding(finding: Finding) -> Iterator[str]:
@@ -84,7 +84,7 @@ def _alive(reading: SnapshotReading, predicted: Mapping[str, int]) -> Iterator[d
         said = sum(predicted.get(key, 0) for key in SAID["breakdown"].get(category, ()))
         rows.append([category, doc.bytes_cell(num_bytes), doc.bytes_cell(said or None)])
     yield _table(("alive", "seen", "predicted at the peak"), rows).filled()
-    if reading.has_stacks:
+    if reading.categories.keys() != {NO_STACK}:
         places: list[list[doc.Cell]] = [
             [doc.bytes_cell(g.num_bytes), doc.count_cell(g.count), g.category, g.where]
             for g in reading.groups

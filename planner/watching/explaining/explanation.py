@@ -20,7 +20,7 @@ from planner.core.units import MAX_MEMORY_BYTES, MIB
 from planner.memory.snapshot import read_pickle
 from planner.watching.explaining.failed_request import FailedRequest, read_message
 from planner.watching.explaining.log_reading import MAX_SHOWN, Finding, LogReading
-from planner.watching.explaining.snapshot_reading import SnapshotReading, read_snapshot
+from planner.watching.explaining.snapshot_reading import NO_STACK, SnapshotReading, read_snapshot
 from planner.watching.watch import MAX_LOG_BYTES
 
 if TYPE_CHECKING:
@@ -58,14 +58,11 @@ class Explanation:
     findings: list[Finding] = field(default_factory=list)
     seen: dict[str, Any] = field(default_factory=dict)
     snapshot: SnapshotReading | None = None
-    run: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] | None = None
     expected: Estimate | None = None
     differs: tuple[str, ...] = ()
     relief: Relief | None = None
     notes: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return {**vars(self), "run": self.run or None}
 
 
 def explain(
@@ -142,7 +139,7 @@ def _of_snapshot(name: str, reading: SnapshotReading) -> Explanation:
         found.seen = failed.figures
         means, todo = sentence("snapshot failed", found.seen), failed.ways_out()
         found.findings = [Finding(OUT_OF_MEMORY, means, count=1, figures=found.seen, todo=todo)]
-    if not reading.has_stacks and reading.groups:
+    if reading.categories.keys() == {NO_STACK}:
         found.notes.append(sentence("no stacks"))
     return found
 

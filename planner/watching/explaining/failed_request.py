@@ -19,7 +19,6 @@ _FIGURES = {  # sizes are bounded: a line of digits is read in time in proportio
     key: re.compile("|".join(patterns).replace("{size}", _WORDED["size"]))
     for key, patterns in _WORDED["figures"].items()
 }
-_DEVICE = re.compile(_WORDED["device"])
 _WORDINGS = TypeAdapter(dict[str, Versions]).validate_python(_WORDED["wordings"])
 # WSL's driver says 2^64 bytes of a process that it does not know (17179869184.00 GiB).
 _MAX_TIMES_DEVICE = 16
@@ -50,9 +49,8 @@ class FailedRequest:
         holds beside it (the context, libraries), and the rest, which others do."""
         known, held = self.known, self.held_bytes
         allowed = max(known.get("allowed_bytes", MAX_MEMORY_BYTES) - held, 0)
-        found = {
-            "missing_bytes": known["requested_bytes"] - min(known.get("free_bytes", 0), allowed)
-        }
+        room = min(known.get("free_bytes", 0), allowed)
+        found = {"missing_bytes": known["requested_bytes"] - room}
         if known.keys() >= {"allocated_bytes", "process_bytes"}:
             found["beside_bytes"] = known["process_bytes"] - held
         if known.keys() >= {"total_bytes", "free_bytes", "allocated_bytes"}:
@@ -82,8 +80,6 @@ def read_message(text: str) -> FailedRequest | None:
     found = {key: first[0] for key, first in sizes.items() if first}
     if "requested_bytes" not in found:
         return None
-    if device := _DEVICE.search(text):
-        found["device"] = int(device[1])
     if (reserved := found.pop("reserved_bytes", None)) is not None:
         found["unused_bytes"] = max(reserved - found.get("allocated_bytes", 0), 0)
     if found.get("process_bytes", 0) > _MAX_TIMES_DEVICE * found.get("total_bytes", 0):
@@ -102,5 +98,6 @@ def read_message(text: str) -> FailedRequest | None:
 
 
 def _size(match: re.Match[str]) -> int:
-    number, unit = filter(None, match.groups())
-    return int(float(number) * _WORDED["scale"][unit])
+    """A size, or a number without a unit."""
+    number, *unit = filter(None, match.groups())
+    return int(float(number) * _WORDED["scale"]["".join(unit) or "B"])

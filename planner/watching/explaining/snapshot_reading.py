@@ -47,10 +47,6 @@ class SnapshotReading:
     categories: dict[str, int]
     groups: tuple[Group, ...]
 
-    @property
-    def has_stacks(self) -> bool:
-        return any(group.category != NO_STACK for group in self.groups)
-
 
 def read_snapshot(snapshot: Mapping[str, Any]) -> SnapshotReading:
     """The device that ran out of memory, or else the one that holds most. Raises PlannerError."""
