@@ -75,7 +75,7 @@ def test_a_stack_says_what_a_block_is(category: str) -> None:
 
 
 def test_what_is_alive_and_what_is_free_add_up() -> None:
-    found = read_snapshot(failed_snapshot())
+    found = read_snapshot(failed_snapshot(), "it")
     seen = found.figures
     assert seen["allocated_bytes"] + seen["unused_bytes"] == seen["reserved_bytes"]
     assert sum(found.categories.values()) == seen["allocated_bytes"]
@@ -90,7 +90,7 @@ def test_a_snapshot_of_an_older_torch_keeps_stacks_in_a_history() -> None:
         for block in segment["blocks"]:
             if "frames" in block:
                 block["history"] = [{"frames": block.pop("frames")}]
-    assert set(read_snapshot(snapshot).categories) == set(STACKS)
+    assert set(read_snapshot(snapshot, "it").categories) == set(STACKS)
 
 
 def test_a_failure_is_explained_with_what_was_alive(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def _read(path: Path) -> Explanation:
             head = file.read(_HEAD_BYTES)
             file.seek(0)
             if head.startswith(_PICKLE):
-                return _of_snapshot(name, read_snapshot(read_pickle(file, name)))
+                return _of_snapshot(name, read_snapshot(read_pickle(file, name), name))
             if head.startswith(_UTF16):
                 file = cast("IO[bytes]", codecs.EncodedFile(file, "utf-8", "utf-16", "replace"))
             elif b"\x00" in head[:4096]:

@@ -64,11 +64,10 @@ class FailedRequest:
         """What the figures say and advise, most certain first, to whoever has one of these."""
         figures = self.figures
         total = figures.get("total_bytes")
-        whole = figures.get("reserved_bytes", 0) if total is None else total
         bounds = {
             "limit_bytes": figures.get("allowed_bytes", total), "held_bytes": self.held_bytes,
             "joinable_bytes": figures.get("unused_bytes") if self.is_cuda else None,
-            "noteworthy_bytes": noteworthy_bytes(whole),
+            "noteworthy_bytes": noteworthy_bytes(total or figures.get("reserved_bytes", 0)),
         }  # fmt: skip
         return told(WAYS_OUT, torch, figures | bounds)
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.core.errors import PlannerError
 from planner.core.failures import SAID
 from planner.core.units import MAX_MEMORY_BYTES
+from planner.memory.snapshot import unreadable
 
 Entry = Mapping[str, Any]
 Frame = tuple[str, Any, str]  # file, line and function, as Python has them
@@ -48,15 +48,13 @@ class SnapshotReading:
     groups: tuple[Group, ...]
 
 
-def read_snapshot(snapshot: Mapping[str, Any]) -> SnapshotReading:
-    """The device that ran out of memory, or else the one that holds most. Raises PlannerError."""
+def read_snapshot(snapshot: Mapping[str, Any], name: str) -> SnapshotReading:
+    """The device that ran out of memory, or else the one that holds most. Raises PlannerError,
+    where what was read from `name` is not as torch writes it."""
     try:
         return _read(snapshot["segments"], snapshot["device_traces"])
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise PlannerError(
-            f"the snapshot is not as torch writes it: {type(error).__name__}: {error}.",
-            "Write one with torch.cuda.memory._dump_snapshot(path).",
-        ) from None
+        raise unreadable(name, f"{type(error).__name__}: {error}.") from None
 
 
 def _size(entry: Entry, key: str = "size") -> int:
