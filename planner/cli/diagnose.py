@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from planner.cli.options import WORLD, Fields, Json, argument, of_schema, reads
 from planner.cli.rows import one_setting, read_gpu
@@ -12,7 +12,7 @@ from planner.core.errors import PlannerError, refuse_if, shorten
 from planner.core.files import is_pipe
 from planner.core.schema.options import option, switch
 from planner.core.terminal import shows_seconds
-from planner.estimation.estimate import default_precision
+from planner.estimation.estimate import default_precision, estimate
 from planner.machine.doctor import Facts, compare, load_facts, read_facts
 from planner.machine.findings import judge
 from planner.machine.hardware.detect import read_device
@@ -136,17 +136,17 @@ def explain(request: ExplainRequest) -> int:
     from planner.report.explanation import explanation_text
     from planner.watching.explaining import explanation
 
-    chosen: Any = None
-    setting, source = None, request.source
-    if request.model is not None:
-        precision = default_precision(read_gpu(request.gpu))
-        chosen, setting = one_setting(request.model, request.fields, precision, "a training")
+    plan: object = request.plan
+    gpu, allocator, source = request.gpu, request.allocator, request.source
     law = "a setting needs a model."
-    refuse_if(request.fields.flags and not chosen, law, "Name MODEL behind the log.")
+    refuse_if(request.fields.flags and not request.model, law, "Name MODEL behind the log.")
+    if request.model is not None:
+        refuse_if(plan, "a plan says the model and its setting.", "Omit --plan, or MODEL.")
+        precision = default_precision(read_gpu(gpu))
+        chosen, setting = one_setting(request.model, request.fields, precision, "a training")
+        plan = estimate(chosen, setting, gpu=gpu, allocator=allocator)
     until = ", until its writer ends (Ctrl-C ends this)" if is_pipe(Path(source)) else ""
     with shows_seconds(f"Still reading {shorten(source)}{until}"):
-        found = explanation.explain(
-            source, chosen, setting, plan=request.plan, gpu=request.gpu, allocator=request.allocator
-        )
+        found = explanation.explain(source, plan, gpu=gpu, allocator=allocator)
     answer(request, found, lambda: explanation_text(found))
     return 0 if found.findings or found.kind != "log" else 1

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, TypeAdapter
 
 from planner.core.units import format_bytes
 
 OUT_OF_MEMORY, GROWTH = "out of memory", "memory grew"
-_LIBRARY, _HOST = "library out of memory", "out of host memory"
 _BEFORE = 60  # characters before a match that may take its meaning away
 _ADVICE = re.compile(
     r"(?i)\b(?:avoid\w*|prevents?|in case of|fix(?:es)?|if you (?:see|get|hit|encounter|run into))"
@@ -29,28 +30,49 @@ _SOURCE = re.compile(
     r"[\W\d]*(?:rank\d+\]:\W*)?(?:(?:raise|if|elif|except|assert|return|export)\b"
     r"|print\(|[\w.]{1,40}\.(?:error|warn|warning|info|debug)\()|\s*(?:#|//)"
 )
-Version = tuple[int, int]
+Version = Annotated[tuple[int, int], BeforeValidator(lambda text: text.split("."))]
 Versions = tuple[Version, Version]  # of torch: the oldest and the newest that it may be
-_OLDEST, _NEWEST = (0, 0), (99, 0)
-ANY_TORCH: Versions = (_OLDEST, _NEWEST)
+ANY_TORCH: Versions = ((0, 0), (99, 0))
+Figures = Mapping[str, Any]  # sizes and counts by name, as `free_bytes`
+Pattern = Annotated[re.Pattern[str], BeforeValidator("|".join)]
+_NEVER = re.compile("(?!)")
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A way out, and the first and the last torch that has it."""
+    """What is told to whoever has a torch from `since` to `until`, where of each pair in `over` the
+    first figure is larger than the second (a figure or a number). For {0}, {1} … in it `more` has
+    alternatives each."""
 
     do: str
-    since: Version = _OLDEST
-    until: Version = _NEWEST
+    since: Version = ANY_TORCH[0]
+    until: Version = ANY_TORCH[1]
+    over: tuple[tuple[str, str | int], ...] = ()
+    more: tuple[Remedies, ...] = ()
 
-    def told(self, torch: Versions) -> str:
-        """As it is told to whoever has one of these; nothing where none of them has it."""
-        oldest, newest = torch
-        if newest < self.since or oldest > self.until:
-            return ""
-        if oldest >= self.since:
-            return self.do
-        return f"{self.do.removesuffix('.')} (torch {self.since[0]}.{self.since[1]} or later)."
+    def applies(self, torch: Versions, figures: Figures) -> bool:
+        pairs = ((figures.get(one), figures.get(str(other), other)) for one, other in self.over)
+        is_over = (isinstance(a, int) and isinstance(b, int) and a > b for a, b in pairs)
+        return torch[1] >= self.since and torch[0] <= self.until and all(is_over)
+
+    def told(self, torch: Versions, figures: Figures) -> str:
+        more = ("".join(told([group], torch, figures)) for group in self.more)
+        do = self.do.format(*more, **_shown(figures))
+        if torch[0] >= self.since:
+            return do
+        return f"{do.removesuffix('.')} (torch {self.since[0]}.{self.since[1]} or later)."
+
+
+Remedies = tuple[
+    Annotated[Remedy, BeforeValidator(lambda do: {"do": do} if isinstance(do, str) else do)], ...
+]
+Groups = Sequence[Remedies]
+
+
+def told(groups: Groups, torch: Versions, figures: Figures) -> tuple[str, ...]:
+    """Of each group the first remedy that applies."""
+    firsts = (next((r for r in group if r.applies(torch, figures)), None) for group in groups)
+    return tuple(filter(None, (first.told(torch, figures) for first in firsts if first)))
 
 
 @dataclass(frozen=True)
@@ -60,15 +82,14 @@ class Sign:
     which is quick where they are not."""
 
     kind: str
-    pattern: re.Pattern[str]
-    maybe: re.Pattern[str]
-    unless: re.Pattern[str]
-    gate: re.Pattern[str]
     words: tuple[bytes, ...]
     means: str
-    remedies: tuple[Remedy, ...]
-    apart: str
-    torch: str
+    todo: Remedies
+    pattern: Pattern = _NEVER
+    maybe: Pattern = _NEVER
+    unless: Pattern = _NEVER
+    gate: Pattern = re.compile("")
+    apart: str = ""
 
     def is_sure(self, line: str) -> bool | None:
         """Whether a line says it surely, or may mean it; None where it does neither."""
@@ -83,8 +104,8 @@ class Sign:
                     return sure
         return None
 
-    def todo(self, torch: Versions = ANY_TORCH) -> tuple[str, ...]:
-        return tuple(filter(None, (remedy.told(torch) for remedy in self.remedies)))
+    def told(self, torch: Versions = ANY_TORCH) -> tuple[str, ...]:
+        return told([(remedy,) for remedy in self.todo], torch, {})
 
 
 def is_source(line: str) -> bool:
@@ -92,64 +113,42 @@ def is_source(line: str) -> bool:
     return bool(_SOURCE.match(line))
 
 
-def remedy_of(said: str | Mapping[str, str]) -> Remedy:
-    if isinstance(said, str):
-        return Remedy(said)
-    return Remedy(said["do"], *versions_of(said))
+def _shown(figures: Figures) -> dict[str, Any]:
+    """Bytes in words: `free_bytes` is a sentence's {free}."""
+    return {
+        key.removesuffix("_bytes"): format_bytes(size)
+        if key.endswith("_bytes") and isinstance(size, int) else size
+        for key, size in figures.items()
+    }  # fmt: skip
 
 
-def versions_of(said: Mapping[str, str]) -> Versions:
-    major, _, minor = said["since"].partition(".")
-    last, _, least = said.get("until", "99.0").partition(".")
-    return (int(major), int(minor)), (int(last), int(least))
+def sentence(key: str, figures: Figures | None = None, **words: object) -> str:
+    """One of the sentences of `failures.json`."""
+    return str(SAID["sentences"][key].format(**_shown({**(figures or {}), **words})))
 
 
-def sentence(key: str, sizes: Mapping[str, int | None] | None = None, **words: object) -> str:
-    """One of the sentences of `failures.json`, with bytes by name (`free_bytes` is its `free`)."""
-    shown = {
-        name.removesuffix("_bytes"): format_bytes(size)
-        for name, size in (sizes or {}).items()
-        if isinstance(size, int)
-    }
-    return str(SAID["sentences"][key].format(**shown, **words))
-
-
-def _sign(said: Mapping[str, Any]) -> Sign:
-    def pattern(key: str, default: str = "(?!)") -> re.Pattern[str]:
-        return re.compile("|".join(said.get(key, ())) or default)
-
-    return Sign(
-        said["kind"], pattern("pattern"), pattern("maybe"), pattern("unless"),
-        pattern("gate", ""),
-        tuple(word.encode() for word in said["words"]), said["means"],
-        tuple(map(remedy_of, said["todo"])), said.get("apart", ""), said.get("torch", ""),
-    )  # fmt: skip
+def _any_of(key: str) -> re.Pattern[str]:
+    return re.compile("|".join(said["pattern"] for said in SAID[key]))
 
 
 SAID: Mapping[str, Any] = json.loads(
     Path(__file__).with_name("failures.json").read_text(encoding="utf-8")
 )
-SIGNS: tuple[Sign, ...] = tuple(map(_sign, SAID["signs"]))
+SIGNS = TypeAdapter(tuple[Sign, ...]).validate_python(SAID["signs"])
 BY_KIND = {sign.kind: sign for sign in SIGNS}
-ON_FRAGMENTS = tuple(map(remedy_of, SAID["on_fragments"]))
+WAYS_OUT = TypeAdapter(Groups).validate_python(SAID["ways_out"])
+AGAINST_PLAN = TypeAdapter(Groups).validate_python(SAID["against_plan"])
 # What libraries say when they find no memory, and also when something else is wrong: where the
 # device's free memory can be read, it decides.
-_AMBIGUOUS = re.compile("|".join(said["pattern"] for said in SAID["ambiguous"]))
-_ONEDNN = re.compile(SAID["probe_out_of_memory"]["pattern"], re.MULTILINE)
-_LOST_PEER = re.compile(SAID["lost_peer"]["pattern"])
-
-
-def _may_say(kind: str, text: str) -> bool:
-    """Of a probe's error what may be so counts too."""
-    sign = BY_KIND[kind]
-    return bool(sign.pattern.search(text) or sign.maybe.search(text))
+_AMBIGUOUS, _LOST_PEER = _any_of("ambiguous"), _any_of("lost_peer")
+_NO_MEMORY = [_AMBIGUOUS, _any_of("probe_out_of_memory")]
+for _kind in (OUT_OF_MEMORY, "library out of memory", "out of host memory"):
+    _NO_MEMORY += [BY_KIND[_kind].pattern, BY_KIND[_kind].maybe]
 
 
 def is_allocation_failure(text: str) -> bool:
-    """Whether an error's text says that there was no memory, or may well mean it."""
-    if any(_may_say(kind, text) for kind in (OUT_OF_MEMORY, _LIBRARY, _HOST)):
-        return True
-    return bool(_ONEDNN.search(text) or _AMBIGUOUS.search(text))
+    """Whether a probe's error says that there was no memory, or may well mean it."""
+    return any(pattern.search(text) for pattern in _NO_MEMORY)
 
 
 def is_ambiguous(text: str) -> bool:

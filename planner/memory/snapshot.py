@@ -29,9 +29,9 @@ def read_pickle(file: IO[bytes], name: str) -> dict[str, Any]:
         with _memory_limited(_BYTES_PER_BYTE * len(data.getbuffer()) + _FLOOR_BYTES):
             snapshot = _PlainUnpickler(data).load()
     except MemoryError:
-        raise _unreadable(name, f"its {size} ask for more memory than they can fill") from None
+        raise unreadable(name, f"its {size} ask for more memory than they can fill") from None
     except Exception as error:  # of damaged ones pickle's manual names no complete list
-        raise _unreadable(name, f"{type(error).__name__}: {error}"[:MAX_SHOWN]) from None
+        raise unreadable(name, f"{type(error).__name__}: {error}"[:MAX_SHOWN]) from None
     if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
         raise PlannerError(
             f"{name} holds no memory snapshot.",
@@ -72,7 +72,7 @@ def _memory_limited(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _unreadable(name: str, reason: object) -> PlannerError:
+def unreadable(name: str, reason: object) -> PlannerError:
     return PlannerError(
         f"{name} cannot be read as a memory snapshot: {reason}",
         "Write one with torch.cuda.memory._dump_snapshot(path).",

@@ -127,6 +127,12 @@ def _way(way: Way, advice: Advice) -> str:
 def _ways(advice: Advice) -> list[doc.Part]:
     if not advice.ways:
         return []
+    costs = [way.estimate.cost for way in advice.ways]
+    priced = [doc.Text("\n".join(said)) for said in [cost_notes(costs, advice.unit)] if said]
+    return [ways_table(advice, "Ways that fit"), *priced]
+
+
+def ways_table(advice: Advice, said: str) -> doc.Table:
     all_fit = all(way.estimate.fits_surely for way in advice.ways)
     rows: list[list[doc.Cell]] = [
         [
@@ -144,9 +150,8 @@ def _ways(advice: Advice) -> list[doc.Part]:
     headers = ["way", f"{advice.unit}/s", "needs", *([] if all_fit else ["fits"])]
     headers += [*cost_headers(costs), "affects", "setting"]
     common = _common(advice)
-    said = f"Ways that fit{f', all with {_changes(common)}' if common else ''}:"
-    priced = [doc.Text("\n".join(said)) for said in [cost_notes(costs, advice.unit)] if said]
-    return [doc.Table(headers, rows, said, [0], FIRST_WAYS), *priced]
+    said = f"{said}{f', all with {_changes(common)}' if common else ''}:"
+    return doc.Table(headers, rows, said, [0], FIRST_WAYS)
 
 
 def _next(advice: Advice) -> str:

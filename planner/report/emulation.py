@@ -180,7 +180,7 @@ def _error(run: EmulatedRun) -> list[str]:
         return []
     said = f"It ended by {printable(run.error).splitlines()[0].rstrip('.')}"
     if sign := next((sign for sign in SIGNS if sign.is_sure(run.error)), None):
-        return [f"{said}: {sign.means} {' '.join(sign.todo())}"]
+        return [f"{said}: {sign.means} {' '.join(sign.told())}"]
     if NOT_EMULATED.search(run.error):
         return [sentence("emulated: no such function", said=said)]
     is_of_values = run.error.startswith(BY_VALUES)

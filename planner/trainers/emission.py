@@ -46,7 +46,7 @@ from planner.trainers.plan import Emitted, Plan, Trainer, Written, refuse
 from planner.trainers.ported_model import port_model, setting_refusals
 from planner.trainers.registry import TARGETS, TRAINERS, find_trainer
 
-__all__ = ["TARGETS", "Emitted", "emit", "emit_setting", "read_result"]
+__all__ = ["TARGETS", "Emitted", "as_result", "emit", "emit_setting", "read_json", "read_result"]
 
 TASK_TRAINER = "pytorch"  # the one that trains any task
 
@@ -103,7 +103,7 @@ def emit(
     trainer = find_trainer(target)
     source = "result"
     if isinstance(result, str | Path):
-        result, source = _read_json(result)
+        result, source = read_json(result)
     elif is_dataclass(result):
         source, result = type(result).__name__, to_json(result)
     elif not isinstance(result, Recommendation | Mapping | Sequence):
@@ -120,7 +120,7 @@ def emit(
     if way is not None:
         raise UsageError(f"--way chooses among predicted settings, and {source} was measured.",
                          "Omit --way.")  # fmt: skip
-    found = result if isinstance(result, Recommendation) else _as_result(result, source)
+    found = result if isinstance(result, Recommendation) else as_result(result, source)
     if found.setting is None or found.evidence is None:
         raise UnsupportedError(
             f"there is nothing to emit: no setting of {found.model.title} "
@@ -214,11 +214,11 @@ def read_result(path: str | PathLike[str]) -> Recommendation:
 
     Raises UsageError: no such file, not JSON, another format version, or fields that do not fit.
     """
-    data, source = _read_json(path)
-    return _as_result(data, source)
+    data, source = read_json(path)
+    return as_result(data, source)
 
 
-def _read_json(path: str | PathLike[str]) -> tuple[Any, str]:
+def read_json(path: str | PathLike[str]) -> tuple[Any, str]:
     """What is in a result's file, and the path of that."""
     file = named_path(path, "result")
     if file.is_dir():
@@ -239,7 +239,7 @@ def _read_json(path: str | PathLike[str]) -> tuple[Any, str]:
         ) from None
 
 
-def _as_result(data: object, source: str) -> Recommendation:
+def as_result(data: object, source: str) -> Recommendation:
     if not isinstance(data, Mapping):
         raise UsageError(f"{source} holds no recommendation: it is not a JSON object.")
     version = data.get("format")

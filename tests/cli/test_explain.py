@@ -34,8 +34,13 @@ def test_a_log_is_explained_with_levers(tmp_path: Path, capsys) -> None:  # type
     assert main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "log"
-    assert found["relief"]["levers"]
+    assert found["relief"]["advice"]["ways"]
     assert found["expected"]["setting"]["batch_size"] == 64
+    plan = tmp_path / "estimate.json"
+    assert main(["estimate", *asked[2:], "--json"]) == 0
+    plan.write_text(capsys.readouterr().out)
+    assert main(["explain", str(log), "--plan", str(plan), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["relief"] == found["relief"]
 
 
 def test_what_is_not_recognised_is_status_1_and_what_is_wrong_2(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]

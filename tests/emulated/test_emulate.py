@@ -239,7 +239,7 @@ def test_levers_stand_beside_an_out_of_memory(tmp_path: Path) -> None:
     assert run.relief is not None
     assert run.relief.model == "torchvision:swin_t"
     assert run.relief.setting == {"batch_size": 64, "precision": "bf16", "optimizer": "adamw"}
-    assert run.relief.relief.levers
+    assert run.relief.relief.advice
 
 
 def test_a_program_that_catches_its_end_is_ended(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def first_of(do: str) -> str:
 
 
 def table() -> str:
-    rows = (f"| {sign.kind} | {first_of(sign.remedies[0].do)} |\n" for sign in SIGNS)
+    rows = (f"| {sign.kind} | {first_of(sign.todo[0].do)} |\n" for sign in SIGNS)
     return HEAD + "".join(rows)
 
 

@@ -51,7 +51,7 @@ def test_an_out_of_memory_event_is_held_against_a_plan(tmp_path: Path) -> None:
     }  # fmt: skip
     path = tmp_path / "watch.jsonl"
     path.write_text(path.read_text() + json.dumps(event) + "\n")
-    found = explain(path, tiny(), batch_size=64, gpu="rtx 3090")
+    found = explain(path, planner.estimate(tiny(), batch_size=64, gpu="rtx 3090"))
     assert found.seen["missing_bytes"] == 2 << 20
     assert found.relief is not None
     assert found.relief.needed_bytes == 2 << 20
@@ -79,9 +79,10 @@ def test_a_log_that_somebody_else_wrote_is_told_without_what_is_wrong_in_it(
 ) -> None:
     start = '{"kind": "start", "planner": 1, "plan": {"images_per_second": "9", "wait_share": 0.1}}'
     path = tmp_path / "watch.jsonl"
+    plan = planner.estimate(tiny(), batch_size=4, gpu="rtx 3090")
     for line in _FOREIGN:
         path.write_text(f"{start}\n{line}\n")
-        found = explain(path, tiny(), batch_size=4, gpu="rtx 3090")
+        found = explain(path, plan)
         assert found.kind == "watch", line
         assert explanation_text(found), line
         assert json.loads(json.dumps(to_json(found), allow_nan=False))["kind"] == "watch", line

@@ -12,7 +12,7 @@ from planner.libraries.registry import SPECS
 from planner.libraries.resolve import override
 from planner.machine.hardware import find_gpu
 from planner.watching.emulating.reading import EmulatedRun, KnownRelief
-from planner.watching.explaining.relief import find_relief
+from planner.watching.explaining.explanation import find_relief
 
 CLASSES = {  # how the module of a class begins
     "timm.models.": "timm", "torchvision.models.": "torchvision",
@@ -37,7 +37,7 @@ def find_levers(run: EmulatedRun, gpu: str) -> KnownRelief | None:
         predicted = estimate(model, setting, gpu=card)
         if predicted.device_total_bytes <= room:
             return None
-        relief = find_relief(predicted, predicted.device_total_bytes - room, room, card, None)
+        relief = find_relief(predicted, predicted.device_total_bytes - room, room)
     except PlannerError:
         return None
     return KnownRelief(model.title, setting, relief)

@@ -9,7 +9,7 @@ from typing import Any
 from planner.core.units import format_bytes
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 from planner.watching.emulating.inside import grown
-from planner.watching.explaining.relief import Relief
+from planner.watching.explaining.explanation import Relief
 from planner.watching.explaining.snapshot_reading import NO_STACK, Group, place_of
 
 BACKWARD = "backward: gradients and temporaries"
@@ -333,8 +333,7 @@ def _placed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _place(stack: Sequence[tuple[str, int, str]]) -> tuple[str, str]:
-    frames = [{"filename": file, "line": line, "name": name} for file, line, name in stack]
-    category, where = place_of(frames)
+    category, where = place_of(stack)
     return (BACKWARD, NO_PYTHON) if category == NO_STACK else (category, where)
 
 

@@ -6,7 +6,6 @@ import codecs
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import PathLike
@@ -14,31 +13,44 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from planner.core.errors import PlannerError, UsageError
-from planner.core.failures import OUT_OF_MEMORY, SAID, sentence
+from planner.core.failures import AGAINST_PLAN, ANY_TORCH, OUT_OF_MEMORY, SAID, sentence, told
 from planner.core.files import STANDARD_INPUT, named_path, opened_whole
-from planner.core.units import MAX_MEMORY_BYTES, MAX_SECONDS, MIB
+from planner.core.schema import TrainSetting
+from planner.core.units import MAX_MEMORY_BYTES, MIB
 from planner.memory.snapshot import read_pickle
-from planner.watching.explaining.allocator_message import read_message, ways_out
+from planner.watching.explaining.failed_request import FailedRequest, read_message
 from planner.watching.explaining.log_reading import MAX_SHOWN, Finding, LogReading
-from planner.watching.explaining.snapshot_reading import SnapshotReading, read_snapshot
+from planner.watching.explaining.snapshot_reading import NO_STACK, SnapshotReading, read_snapshot
 from planner.watching.watch import MAX_LOG_BYTES
 
 if TYPE_CHECKING:
-    from planner.estimation.arguments import ModelLike, SettingLike
+    from planner.advice.advising import Advice
     from planner.estimation.estimate import Estimate
     from planner.machine.hardware.gpu import Gpu
-    from planner.watching.explaining.relief import Relief
 
 _HEAD_BYTES = 65_536  # the first line of a watch.jsonl has the plan in it
 _PICKLE = b"\x80"
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
-_MAX_KINDS = 64  # of a watch's events
+_WRITE_ONE = "Write one with torch.cuda.memory._dump_snapshot(path)."
+# How the keys of a watch's figures end, and those of its objects.
+_FIGURES = "_bytes", "step", "rank", "seconds", "_per_second", "_share"
+_OBJECTS = "plan", "steady", "device"
+
+
+@dataclass(frozen=True)
+class Relief:
+    """`needed_bytes` must become free at least; `advice` says which ways to train the same free
+    them, and `why_none` why there are none."""
+
+    needed_bytes: int
+    advice: Advice | None = None
+    why_none: str = ""
 
 
 @dataclass
 class Explanation:
-    """What was found in `source`. `seen` are the bytes at the failure, by name, `expected` what the
-    plan's setting needs at its peak; `differs` says how they differ, `relief` which levers free
+    """What was found in `source`. `seen` are the figures at the failure, by name, `expected` what
+    the plan's setting needs at its peak; `differs` says how they differ, `relief` which levers free
     enough. `run` is of a `watch.jsonl`, `snapshot` of a snapshot."""
 
     source: str
@@ -46,38 +58,33 @@ class Explanation:
     findings: list[Finding] = field(default_factory=list)
     seen: dict[str, Any] = field(default_factory=dict)
     snapshot: SnapshotReading | None = None
-    run: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] | None = None
     expected: Estimate | None = None
-    differs: list[str] = field(default_factory=list)
+    differs: tuple[str, ...] = ()
     relief: Relief | None = None
     notes: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return {**vars(self), "run": self.run or None}
 
 
 def explain(
     source: str | PathLike[str],
-    model: ModelLike | None = None,
-    setting: SettingLike | None = None,
-    *,
     plan: object = None,
+    *,
     gpu: str | Gpu | None = None,
     allocator: str | None = None,
-    **overrides: Any,
 ) -> Explanation:
     """What `source` (a log, a `watch.jsonl`, a snapshot of torch's allocator; also gzipped, also a
     pipe; "-" is standard input) says of a training that failed, and what to do.
 
-    `plan` is what was to be trained: a Recommendation, its file or its folder; or else `model` and
-    `setting` with `overrides`, as `planner.estimate` takes them. With either, what was seen is held
-    against what was predicted, and the levers that free enough are named. Raises UsageError for
-    what cannot be read.
+    `plan` is what was to be trained: an Estimate, a Recommendation, or the file or the folder of
+    one. What was seen is then held against what was predicted, on `gpu` and with `allocator` where
+    the plan does not say, and the levers that free enough are named. Raises UsageError for what
+    cannot be read.
     """
-    found = _read(named_path(source, "source"))
-    meant = _meant(model, setting, plan, gpu, overrides)
-    if meant is not None:
-        _compare(found, *meant, allocator)
+    from planner.estimation.arguments import read_gpu
+
+    card, found = read_gpu(gpu), _read(named_path(source, "source"))
+    if plan is not None:
+        _compare(found, _predicted(plan, card, allocator))
     elif found.kind != "watch" and found.seen:
         found.notes.append(sentence("add a plan"))
     return found
@@ -88,26 +95,22 @@ def explain(
 
 def _read(path: Path) -> Explanation:
     if path.is_dir():
-        if not (path / "watch.jsonl").is_file():
-            raise UsageError(
-                f"{path} is a folder without a watch.jsonl.",
-                "Name a log, a snapshot or a watch.jsonl.",
-            )
         path /= "watch.jsonl"
+        if not path.is_file():
+            law = f"{path.parent} is a folder without a watch.jsonl."
+            raise UsageError(law, "Name a log, a snapshot or a watch.jsonl.")
     name = "standard input" if str(path) == STANDARD_INPUT else str(path)
     try:
         with opened_whole(path) as file:
             head = file.read(_HEAD_BYTES)
             file.seek(0)
             if head.startswith(_PICKLE):
-                return _of_snapshot(name, read_snapshot(read_pickle(file, name)))
+                return _of_snapshot(name, read_snapshot(read_pickle(file, name), name))
             if head.startswith(_UTF16):
                 file = cast("IO[bytes]", codecs.EncodedFile(file, "utf-8", "utf-16", "replace"))
             elif b"\x00" in head[:4096]:
-                raise UsageError(
-                    f"{name} is neither text nor a snapshot of torch's allocator.",
-                    "Write one with torch.cuda.memory._dump_snapshot(path).",
-                )
+                law = f"{name} is neither text nor a snapshot of torch's allocator."
+                raise UsageError(law, _WRITE_ONE)
             first = _line(head.partition(b"\n")[0])
             if first.get("kind") == "start" and "planner" in json.dumps(first):
                 return _of_watch(name, file)
@@ -121,8 +124,8 @@ def _of_log(name: str, reading: LogReading) -> Explanation:
     found = Explanation(name, "log", list(reading.findings.values()))
     found.findings.sort(key=lambda finding: finding.evidence[0][0])
     if reading.first is not None:
-        rank, message = reading.first
-        found.seen = message.sizes
+        rank, failed = reading.first
+        found.seen = failed.figures
         if len(reading.messages) > 1:
             words = f", rank {rank}" if rank is not None else ""
             found.notes.append(sentence("ranks", ranks=len(reading.messages), rank=words))
@@ -130,30 +133,15 @@ def _of_log(name: str, reading: LogReading) -> Explanation:
 
 
 def _of_snapshot(name: str, reading: SnapshotReading) -> Explanation:
-    found = Explanation(name, "snapshot", snapshot=reading)
-    found.seen = {
-        "device": reading.device,
-        "allocated_bytes": reading.allocated_bytes,
-        "unused_bytes": reading.free_bytes,
-        "reserved_bytes": reading.reserved_bytes,
-    }
-    if reading.requested_bytes is not None:
-        figures = {
-            "requested_bytes": reading.requested_bytes,
-            "free_bytes": reading.device_free_bytes or 0,
-            "missing_bytes": reading.missing_bytes,
-        }
-        found.seen |= figures
-        largest = {"largest_free_bytes": reading.largest_free_bytes}
-        means = sentence("snapshot failed", figures | largest)
-        todo = tuple(reading.ways_out())
-        found.findings.append(Finding(OUT_OF_MEMORY, means, count=1, figures=figures, todo=todo))
-    if not reading.has_stacks and reading.allocated_bytes:
+    found = Explanation(name, "snapshot", seen=reading.figures, snapshot=reading)
+    if "requested_bytes" in reading.figures:
+        failed = FailedRequest(reading.figures)
+        found.seen = failed.figures
+        means, todo = sentence("snapshot failed", found.seen), failed.ways_out()
+        found.findings = [Finding(OUT_OF_MEMORY, means, count=1, figures=found.seen, todo=todo)]
+    if reading.categories.keys() == {NO_STACK}:
         found.notes.append(sentence("no stacks"))
     return found
-
-
-# ---------------------------------------------------------------- watch.jsonl
 
 
 def _of_watch(name: str, file: IO[bytes]) -> Explanation:
@@ -170,19 +158,19 @@ def _of_watch(name: str, file: IO[bytes]) -> Explanation:
             run[str(kind)] = line
         elif kind == "event":
             event = str(line.get("event") or "an event")[:MAX_SHOWN]
-            if event in findings or len(findings) < _MAX_KINDS:
-                message = str(line.get("message", ""))[:MAX_SHOWN]
+            message = str(line.get("message", ""))[:MAX_SHOWN]
+            if event not in findings:
                 todo = tuple(SAID["watch_events"].get(event, ()))
-                one = findings.setdefault(event, Finding(event, message, todo=todo))
-                one.see(number, message, run.get("start", {}).get("rank"))
-                told = ("kind", "event", "message", "seconds")
-                one.figures = one.figures or {k: v for k, v in line.items() if k not in told}
+                shown = ("kind", "event", "message", "seconds")
+                figures = {key: value for key, value in line.items() if key not in shown}
+                findings[event] = Finding(event, message, figures=figures, todo=todo)
+            findings[event].see(number, message, run.get("start", {}).get("rank"))
     found = Explanation(name, "watch", list(findings.values()), run=run)
     if OUT_OF_MEMORY in findings:
         found.seen = dict(findings[OUT_OF_MEMORY].figures)
         if said := read_message(str(found.seen.get("text"))):
-            found.seen |= said.sizes
-            findings[OUT_OF_MEMORY].todo = tuple(ways_out(said, said.torch))
+            found.seen |= said.figures
+            findings[OUT_OF_MEMORY].todo = said.ways_out(said.torch)
     if "end" not in run:
         found.notes.append(sentence("no last line"))
     return found
@@ -192,8 +180,9 @@ def _line(raw: bytes) -> dict[str, Any]:
     """What is of the kind that a watch writes: anybody may have written the file."""
     try:
         line = json.loads(
-            raw, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_sound
-        )
+            raw, parse_float=_finite, parse_constant=_finite,
+            object_pairs_hook=lambda pairs: {k: v for k, v in pairs if _is_sound(k, v)},
+        )  # fmt: skip
     except (ValueError, RecursionError):
         return {}
     return line if isinstance(line, dict) else {}
@@ -203,74 +192,69 @@ def _finite(text: str) -> float | None:
     return float(text) if math.isfinite(float(text)) else None
 
 
-def _sound(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: value for key, value in pairs if _is_sound(key, value)}
-
-
 def _is_sound(key: str, value: Any) -> bool:
-    if key.endswith("_bytes") or key in ("step", "rank"):
-        return type(value) is int and 0 <= value <= MAX_MEMORY_BYTES
-    if key.endswith(("seconds", "_per_second", "_share")):
-        return type(value) in (int, float) and 0 <= value <= MAX_SECONDS
-    return key not in ("plan", "steady") or isinstance(value, dict)
+    if key.endswith(_FIGURES):
+        return type(value) in (int, float) and 0 <= value <= MAX_MEMORY_BYTES
+    return key not in _OBJECTS or isinstance(value, dict)
 
 
 # ---------------------------------------------------------------- held against a plan
 
 
-def _meant(
-    model: Any, setting: Any, plan: Any, gpu: Any, overrides: Mapping[str, Any]
-) -> tuple[Any, Any, Gpu | None] | None:
-    """The model and the setting that were to be trained, and the card where it is known."""
-    from planner.estimation.arguments import read_gpu
+def _predicted(plan: Any, card: Gpu | None, allocator: str | None) -> Estimate:
+    from planner.estimation.estimate import Estimate, estimate
+    from planner.estimation.kept import Predicted, is_predicted, read_predicted
     from planner.machine.hardware.catalogue import find_gpu
+    from planner.trainers.emission import as_result, read_json
 
-    card = read_gpu(gpu)
-    if plan is not None:
-        if model is not None or overrides:
-            raise UsageError(
-                "a plan says the model and its setting already.", "Omit --plan, or the model."
-            )
-        from planner.trainers.emission import read_result
-
-        result = read_result(named_path(plan, "plan")) if isinstance(plan, str | PathLike) else plan
-        if result.setting is None:
-            raise UsageError(f"{plan} recommends nothing: no setting fitted.")
-        if card is None and result.device.kind == "cuda":
-            with suppress(PlannerError):  # a card that the catalogue does not have
-                card = find_gpu(result.device.name)
-        return result.model, result.setting, card
-    if model is None:
-        if overrides or setting is not None:
-            raise UsageError("a setting needs a model.", "Name MODEL behind the log.")
-        return None
-    from planner.estimation.estimate import read_choice
-
-    return (*read_choice(model, setting, card, overrides), card)
+    if isinstance(plan, str | PathLike):
+        data, source = read_json(named_path(plan, "plan"))
+        plan = read_predicted(data, source) if is_predicted(data) else as_result(data, source)
+    if isinstance(plan, Estimate):
+        return plan
+    if plan.setting is None:
+        raise UsageError("the plan recommends nothing: no setting fitted.")
+    if isinstance(plan, Predicted):
+        card, allocator = card or plan.gpu, allocator or plan.allocator
+    elif card is None and plan.device.kind == "cuda":
+        with suppress(PlannerError):  # a card that the catalogue does not have
+            card = find_gpu(plan.device.name)
+    return estimate(plan.model, plan.setting, gpu=card, allocator=allocator)
 
 
-def _compare(
-    found: Explanation, model: Any, setting: Any, gpu: Gpu | None, allocator: str | None
-) -> None:
-    from planner.estimation.estimate import estimate
-    from planner.watching.explaining.relief import find_relief
-
-    predicted = found.expected = estimate(model, setting, gpu=gpu, allocator=allocator)
-    seen = found.seen
-    found.differs += _differences(seen, predicted)
-    missing = seen.get("missing_bytes") or seen.get("requested_bytes")
-    if missing is not None:
-        total = seen.get("total_bytes") or (gpu.memory_bytes if gpu else None)
-        room = total - seen.get("other_bytes", 0) if total is not None else None
-        found.relief = find_relief(predicted, int(missing), room, gpu, allocator)
-
-
-def _differences(seen: Mapping[str, Any], predicted: Estimate) -> Iterator[str]:
-    peak = predicted.peak_allocated_bytes
+def _compare(found: Explanation, predicted: Estimate) -> None:
+    seen, peak = found.seen, predicted.peak_allocated_bytes
+    overhead = predicted.peak_reserved_bytes - peak
+    sizes = {"peak_bytes": peak, "overhead_bytes": overhead}
+    sizes["tolerated_bytes"] = 2 * overhead + 64 * MIB
     if allocated := seen.get("allocated_bytes"):
         wanted = allocated + seen.get("requested_bytes", 0)
-        key = "more than planned" if wanted > peak else "on the way"
-        yield sentence(key, {"wanted": wanted, "peak": peak, "more": wanted - peak})
-    overhead = predicted.peak_reserved_bytes - peak
-    if (seen.get("unused_bytes") or 0) > 2 * overhead + 64 * MIB:
-        yield sentence("unused unplanned", {**seen, "overhead": overhead})
+        sizes |= {"wanted_bytes": wanted, "more_bytes": wanted - peak}
+    found.expected, found.differs = predicted, told(AGAINST_PLAN, ANY_TORCH, seen | sizes)
+    missing = seen.get("missing_bytes") or seen.get("requested_bytes")
+    if missing is not None:
+        total = seen.get("total_bytes") or predicted.budget_bytes
+        room = total - seen.get("other_bytes", 0) if total else None
+        found.relief = find_relief(predicted, int(missing), room)
+
+
+def find_relief(predicted: Estimate, missing_bytes: int, room_bytes: int | None) -> Relief:
+    """Ways to train the same that need at least `missing_bytes` less than `predicted`, and no more
+    than `room_bytes` (the card, less what others hold)."""
+    from planner.advice.advising import advise
+
+    total = predicted.device_total_bytes
+    target = min(total - missing_bytes, total if room_bytes is None else room_bytes)
+    needed = total - target
+    target -= target % MIB  # as the ways' commands are to be read
+    if target <= 0:
+        return Relief(needed, why_none="that is more than the whole step needs")
+    setting = TrainSetting.model_validate(predicted.setting.model_dump())
+    try:
+        advice = advise(predicted.model, setting, gpu=predicted.gpu, memory_bytes=target,
+                        allocator=predicted.allocator)  # fmt: skip
+    except PlannerError as error:
+        return Relief(needed, why_none=error.message)
+    return Relief(
+        needed, advice, "" if advice.ways else "no change that planner knows frees so much"
+    )

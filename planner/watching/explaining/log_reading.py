@@ -9,11 +9,11 @@ from typing import IO, Any
 
 from planner.core import failures
 from planner.core.failures import OUT_OF_MEMORY, Sign
-from planner.watching.explaining.allocator_message import AllocatorMessage, read_message, ways_out
+from planner.watching.explaining.failed_request import FailedRequest, read_message
 
 MAX_EVIDENCE = 3  # lines shown of one finding
 MAX_SHOWN = 300  # characters of one
-MANY = 10_000  # lines of a kind that are counted; it is not looked for in later ones
+MANY = 100_000  # lines of a kind that are counted; it is not looked for in later ones
 _CHUNK_BYTES = 1 << 20
 _FOLLOWING = 8  # lines that a message may go on over
 _BETWEEN = 100  # lines of other ranks that may lie within a message
@@ -90,7 +90,7 @@ class LogReading:
 
     def __init__(self) -> None:
         self.findings: dict[str, Finding] = {}
-        self.messages: dict[int | None, AllocatorMessage] = {}
+        self.messages: dict[int | None, FailedRequest] = {}
         self.torch: failures.Versions = failures.ANY_TORCH
         self.is_windows = False
         self._open: dict[int | None, list[str]] = {}  # messages that may go on, newest last
@@ -108,7 +108,7 @@ class LogReading:
         return self
 
     @property
-    def first(self) -> tuple[int | None, AllocatorMessage] | None:
+    def first(self) -> tuple[int | None, FailedRequest] | None:
         """The first message of the log, with its rank."""
         return next(iter(self.messages.items()), None)
 
@@ -117,7 +117,8 @@ class LogReading:
         than patterns. What a log says many thousand times is not counted to its end."""
         if b"\x1b" in chunk:  # colours, also within a word
             chunk = _ANSI.sub(b"", chunk)
-        looked_for = (sign for sign in failures.SIGNS if not self._is_counted(sign.kind))
+        counted = {kind for kind, found in self.findings.items() if found.count >= MANY}
+        looked_for = (sign for sign in failures.SIGNS if sign.kind not in counted)
         here = [(word, sign) for sign in looked_for for word in sign.words if word in chunk]
         if here or self._open:
             for index, raw in enumerate(chunk.removesuffix(b"\n").split(b"\n")):
@@ -136,83 +137,63 @@ class LogReading:
             column = self._columns.setdefault(match[1] or b"GPU_mem", Column())
             column.read(float(match[2] or match[3]), line)
 
-    def _is_counted(self, kind: str) -> bool:
-        found = self.findings.get(kind)
-        return found is not None and found.count >= (10 * MANY if found.apart else MANY)
-
     def _see(self, number: int, line: str, signs: Iterable[Sign]) -> None:
+        """One that is sure takes the place of those that may be."""
         rank = rank_of(line)
-        if signs and failures.is_source(line):
-            signs = ()
-        kinds = {sign.kind for sign in signs if self._add(sign, number, line, rank)}
-        if OUT_OF_MEMORY in kinds:
-            self._close(rank)
-            self._open[rank] = [line]
-            self._opened_at = number
-        elif self._open:
-            self._go_on(rank, line, number)
-
-    def _add(self, sign: Sign, number: int, line: str, rank: int | None) -> bool:
-        """Whether the line has the sign. One that is sure takes the place of those that may be."""
-        is_sure = sign.is_sure(line)
-        if is_sure is None:
-            return False
-        found = self.findings.get(sign.kind)
-        if found is None or (is_sure and found.apart):
-            found = Finding(sign.kind, sign.means, apart="" if is_sure else sign.apart)
-            self.findings[sign.kind] = found
-        if is_sure or found.apart:
-            found.see(number, line, rank)
-        return True
-
-    def _go_on(self, rank: int | None, line: str, number: int) -> None:
-        """A line of a rank belongs to its own message, one without a rank to the newest."""
-        owner = rank if rank is not None else next(reversed(self._open))
+        for sign in () if failures.is_source(line) else signs:
+            is_sure = sign.is_sure(line)
+            if is_sure is None:
+                continue
+            found = self.findings.get(sign.kind)
+            if found is None or (is_sure and found.apart):
+                found = Finding(sign.kind, sign.means, apart="" if is_sure else sign.apart)
+                self.findings[sign.kind] = found
+            if is_sure or found.apart:
+                found.see(number, line, rank)
+            if sign.kind == OUT_OF_MEMORY:
+                self._close(rank)
+                self._open[rank], self._opened_at = [], number
+        # A line of a rank belongs to its own message, one without a rank to the newest.
+        owner = rank if rank is not None else next(reversed(self._open), None)
         if owner in self._open:
             self._open[owner].append(_RANK.sub("", line))
-            if len(self._open[owner]) > _FOLLOWING:
-                self._close(owner)
-        if number - self._opened_at > _BETWEEN:
-            for other in list(self._open):
+        for other, lines in list(self._open.items()):
+            if len(lines) > _FOLLOWING or number - self._opened_at > _BETWEEN:
                 self._close(other)
 
     def _close(self, rank: int | None) -> None:
         """Lines were broken between words or within them: the reading that tells more is right."""
-        lines = self._open.pop(rank, None)
-        if lines is None or len(self.messages) >= _MAX_RANKS:
-            return
+        lines = self._open.pop(rank, [])
         readings = (read_message(joint.join(lines)) for joint in (" ", ""))
         known = [reading for reading in readings if reading is not None]
-        if known:
+        if known and len(self.messages) < _MAX_RANKS:
             self.findings[OUT_OF_MEMORY].apart = ""  # no other words have these figures
             self.messages.setdefault(rank, max(known, key=lambda reading: len(reading.known)))
 
     def _judge(self) -> None:
         """What only the whole log shows: its torch, what that has to offer, a memory that grew."""
-        if self.first is not None:
-            oldest, newest = self.first[1].torch
-            if not oldest <= self.torch[0] <= newest:
-                self.torch = oldest, newest
-        for kind, found in self.findings.items():
-            found.todo = failures.BY_KIND[kind].todo(self.torch)
-        failed = self.findings.get(OUT_OF_MEMORY)
-        if failed is None or failed.apart:
+        failed = self.first[1] if self.first else None
+        if failed is not None and not failed.torch[0] <= self.torch[0] <= failed.torch[1]:
+            self.torch = failed.torch
+        for found in self.findings.values():
+            found.todo = failures.BY_KIND[found.kind].told(self.torch)
+        out = self.findings.get(OUT_OF_MEMORY)
+        if out is None or out.apart:
             return
-        if self.first is not None:
-            failed.figures = self.first[1].sizes
+        if failed is not None:
             oldest, newest = self.torch
             if self.is_windows:  # where expandable segments are not: what torch 2.0 had is
                 oldest, newest = min(oldest, (2, 0)), min(newest, (2, 0))
-            failed.todo = tuple(ways_out(self.first[1], (oldest, newest)))
+            out.figures, out.todo = failed.figures, failed.ways_out((oldest, newest))
         grown = [(name, column) for name, column in self._columns.items() if column.grows]
         if grown:
             name, column = max(grown, key=lambda one: len(one[1].levels))
             sign = failures.BY_KIND[failures.GROWTH]
-            found = Finding(sign.kind, sign.means, todo=sign.todo(), apart=sign.apart)
+            grew = Finding(sign.kind, sign.means, todo=sign.told(), apart=sign.apart)
             for _, value, line in (column.levels[0], column.levels[-1]):
-                found.see(line, f"{name.decode()} {value:g}", None)
-            found.count = column.count
-            self.findings[sign.kind] = found
+                grew.see(line, f"{name.decode()} {value:g}", None)
+            grew.count = column.count
+            self.findings[grew.kind] = grew
 
 
 def rank_of(line: str) -> int | None:
@@ -228,12 +209,6 @@ def clean(raw: bytes) -> str:
 
 
 def _chunks(file: IO[bytes]) -> Iterator[bytes]:
-    """Pieces of whole lines; a longer line is cut."""
-    rest = b""
+    """Pieces that end with a line; a longer line is cut."""
     while data := file.read(_CHUNK_BYTES):
-        whole, newline, rest = (rest + data).rpartition(b"\n")
-        yield whole + newline
-        if len(rest) > _CHUNK_BYTES:
-            yield rest
-            rest = b""
-    yield rest
+        yield data + file.readline(_CHUNK_BYTES)
