@@ -37,9 +37,7 @@ def look_up(name: str) -> dict[str, Any]:
             f"weights of timm's {architecture}", name, tags, f"Omit the tag: timm:{architecture}."
         ) from None
     if weights is None:
-        way_out = (
-            "Name a factory of your own, package.module:factory, that calls timm.create_model."
-        )
+        way_out = "Name a factory of yours, package.module:factory, that calls timm.create_model."
         raise UnsupportedError(f"timm does not say what images {name} takes.", way_out)
     channels, *size = weights.input_size
     return {
