@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -99,6 +100,11 @@ def _why(estimate: Estimate) -> str:
     return f"{text}."
 
 
+def peak_text(estimate: Estimate) -> str:
+    """Where its peak is: `backward of layers.3.blocks.1.mlp.fc1, in torch's mm`."""
+    return re.sub(r" \((\w+)\)", r", in torch's \1", estimate.peak_at)
+
+
 def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) -> list[doc.Part]:
     """The verdict, the rate, what it is of, where the bytes and the seconds go, and what to type
     next; folded, all the rest. `said` is what else is to be known first."""
@@ -130,7 +136,7 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
         doc.Text("\n".join([_in_the_log(estimate), *limits])),
         *([doc.Copyable(then(estimate), "Next")] if then(estimate) else []),
         doc.Folded("memory at the peak in full", [
-            doc.Text(f"The peak is in {estimate.peak_at}."),
+            doc.Text(f"The peak is in {peak_text(estimate)}."),
             doc.Table(
                 ("", "", ""),
                 [_share(title, estimate.breakdown[key], total)

@@ -23,8 +23,9 @@ def explanation_text(found: Explanation) -> str:
 
 
 def explanation_answer(found: Explanation) -> list[doc.Part]:
-    """What was seen, what it means and what to do; then what was alive, and what would help."""
-    parts: list[doc.Part] = []
+    """What would help, where that is known; what was seen, what it means and what to do; then what
+    was alive."""
+    parts = relief_parts(found.relief) if found.relief is not None else []
     if not found.findings and found.kind == "log":
         parts.append(doc.Text(sentence("nothing recognised", source=found.source)))
     if found.run:
@@ -40,9 +41,7 @@ def explanation_answer(found: Explanation) -> list[doc.Part]:
     if found.snapshot is not None:
         parts.append(doc.Text(sentence("free blocks", found.snapshot.figures)))
         parts += _alive(found.snapshot, found.expected.breakdown if found.expected else {})
-    parts.append(doc.Text("\n".join(found.differs)))
-    parts += relief_parts(found.relief) if found.relief is not None else []
-    return [*parts, doc.Text("\n".join(found.notes))]
+    return [*parts, doc.Text("\n".join(found.differs)), doc.Text("\n".join(found.notes))]
 
 
 def _table(headers: Sequence[str], rows: list[list[doc.Cell]], caption: str = "") -> doc.Table:
@@ -98,6 +97,7 @@ def relief_parts(relief: Relief) -> list[doc.Part]:
         return [doc.Text(f"{need}: {relief.why_none}.")]
     now = format_bytes(advice.plain.estimate.device_total_bytes)
     rate = f"{format_rate(advice.plain.images_per_second)} {advice.unit}/s on {advice.rated}"
+    rate += "" if advice.gpu else " (name yours with --gpu)"
     said = f"{need}. As it is, it should need {now} and do {rate}; by prediction these free it"
     table = ways_table(advice, said)
     first = doc.Copyable(advice.ways[0].command, "The first")

@@ -114,7 +114,7 @@ def _steps_beside(steps: Sequence[Step]) -> list[doc.Section]:
     }  # fmt: skip
     needs = {name: one.device_total_bytes / GIB for name, one in zip(names, found, strict=True)}
     charts: list[doc.Part] = [
-        bars("beside-memory", "What each needs of the memory that there is.", needs, "GiB",
+        bars("beside-memory", "Memory needed, of what each card has.", needs, "GiB",
              [(one.low_bytes / GIB, one.high_bytes / GIB) for one in found],
              [one.budget_bytes and one.budget_bytes / GIB for one in found])
     ]  # fmt: skip

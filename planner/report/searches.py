@@ -113,7 +113,7 @@ def recommendation_answer(
     rest = [note for note in found.notes if note not in first]
     if (record := found.evidence) is not None:
         steps = count(len(record.step_seconds), "step")
-        rest.append(f"Proof: probe {record.probe_id[:8]} of {_date(record)}, {steps} timed.")
+        rest.append(f"Measured {_date(record)}, {steps} timed (probe {record.probe_id[:8]}).")
     ruled_out = (
         f"{describe_setting(ruled.setting, found.model)}: {ruled.reason}"
         + (f" (expected {format_bytes(ruled.predicted_bytes)})" if ruled.predicted_bytes else "")
@@ -291,12 +291,16 @@ def _charts(run: Run, key: str) -> list[doc.Section]:
     study, both = run.studies
     unit, named = run.unit, {"target_name": plot_text(f"{run.unit}/s")}
     of_each = f"{unit.capitalize()}/s of each probe that ran"
-    grey = "; grey ones exceed the budget" if run.budget_bytes is not None else ""
+    grey = "; grey ones exceed the memory limit" if run.budget_bytes is not None else ""
     front: list[doc.Part] = []
     if any(r.images_per_second and r.used_bytes for r in run.records):
         names = ["memory, GiB", named["target_name"]]
         figure = restyled(plot_pareto_front(both, target_names=names))
-        looks = (("over the budget", GREY), ("probe", BLUE), ("unbeaten", GREEN))
+        looks = (
+            ("over the memory limit", GREY),
+            ("probe", BLUE),
+            ("fastest for its memory", GREEN),
+        )
         for trace, (name, colour) in zip(figure.data, looks, strict=True):
             trace.update(name=name, showlegend=True, marker={"color": colour})
         said = (
@@ -346,8 +350,8 @@ def _name_points(run: Run, figure: Any) -> str:
     is_far = run.budget_bytes > _FAR * max(r.used_bytes or 0 for r in run.records)
     if not is_far:
         line = {"color": LIMIT, "dash": "dash"}
-        figure.add_vline(run.budget_bytes / GIB, line=line, annotation_text="budget")
-    return f"The budget is {format_bytes(run.budget_bytes)}{', far to the right' * is_far}."
+        figure.add_vline(run.budget_bytes / GIB, line=line, annotation_text="limit")
+    return f"The memory limit is {format_bytes(run.budget_bytes)}{', far to the right' * is_far}."
 
 
 def _ended(run: Run) -> str:

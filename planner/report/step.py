@@ -24,7 +24,7 @@ from planner.memory.profile import category_bytes, find_alive, steady_requests, 
 from planner.memory.replay import SteadyCourse, steady_course
 from planner.memory.scratch import on_device
 from planner.report.advice import advice_answer
-from planner.report.estimates import estimate_answer, is_shown_as_running
+from planner.report.estimates import estimate_answer, is_shown_as_running, peak_text
 from planner.report.page import contents as doc
 from planner.report.page.plotting import (
     BLUE,
@@ -361,7 +361,7 @@ def limit_of(step: Step) -> int | None:
 def _said(step: Step, course: Course) -> str:
     return (
         f"Bytes alive during a step of a warm training, by category: at most "
-        f"{format_bytes(course.live.peak_bytes)}, in {step.estimate.peak_at}. The legend "
+        f"{format_bytes(course.live.peak_bytes)}, in {peak_text(step.estimate)}. The legend "
         "gives each category's share of that instant, and the most that is reserved. Point at the "
         "chart for what was allocated or freed; drag to zoom, double-click for the whole step."
     )
@@ -373,12 +373,14 @@ def _notes(step: Step, course: Course) -> list[doc.Part]:
         "Reserved is what PyTorch's allocator holds, in use or cached, once training is warm: it "
         "gives nothing back between steps, so its line is often level."
     )
-    if (limit := limit_of(step)) is not None:
+    estimate = step.estimate
+    if limit_of(step) is not None:
         said += (
-            f" It may reserve {format_bytes(max(limit, 0))}: the budget less what lies beside it "
-            "(the CUDA context, and NCCL where there is one)."
+            f" With {format_bytes(estimate.device_total_bytes - estimate.peak_reserved_bytes)} beside "
+            f"it (the CUDA context, NCCL where there is one) the step needs "
+            f"{format_bytes(estimate.device_total_bytes)}; the limit leaves room for that."
         )
-    accumulate, shown = step.estimate.setting.accumulate, " ".join(course.phases).count("backward")
+    accumulate, shown = estimate.setting.accumulate, " ".join(course.phases).count("backward")
     if accumulate > shown > 1:
         said += f" Of the {accumulate} micro-batches of a step {shown} are shown."
     return [doc.Text(said, "note")]
