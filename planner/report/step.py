@@ -376,8 +376,8 @@ def _notes(step: Step, course: Course) -> list[doc.Part]:
     estimate = step.estimate
     if limit_of(step) is not None:
         said += (
-            f" With {format_bytes(estimate.device_total_bytes - estimate.peak_reserved_bytes)} beside "
-            f"it (the CUDA context, NCCL where there is one) the step needs "
+            f" With {format_bytes(estimate.device_total_bytes - estimate.peak_reserved_bytes)} "
+            "beside it (the CUDA context, NCCL where there is one) the step needs "
             f"{format_bytes(estimate.device_total_bytes)}; the limit leaves room for that."
         )
     accumulate, shown = estimate.setting.accumulate, " ".join(course.phases).count("backward")

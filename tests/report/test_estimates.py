@@ -49,7 +49,7 @@ def test_an_answer_in_full_shows_each_part_and_where_the_peak_is() -> None:
     text = estimate_text(make(assumed=("context 200 MiB",), left_out=("NCCL",)))
     lines = [line.split() for line in text.splitlines()]
     assert "native:swin_tiny, 28,288,354 parameters" in text
-    assert "The peak is in backward of layers.0.blocks.1.mlp.fc2 (mm)." in text
+    assert "The peak is in backward of layers.0.blocks.1.mlp.fc2, in torch's mm." in text
     assert ["activations", "300.00", "MiB", "30.0%"] in lines
     assert ["everything", "else", "132.00", "MiB", "13.2%"] in lines  # 50 + 50 + 32
     assert not any(line[:1] == ["buffers"] for line in lines)  # there are none
