@@ -121,7 +121,7 @@ def test_memory_against_rate_has_every_probe_and_the_front(
     drawn = traces_of(run, "-front")
     points = {
         name: sorted(zip(drawn[name]["x"], drawn[name]["y"], strict=True))
-        for name in ("over the limit", "probe", "fastest for its memory")
+        for name in ("over the memory limit", "probe", "fastest for its memory")
     }
     measured = [r for r in run.records if r.status == "measured"]
     assert sorted(at for held in points.values() for at in held) == sorted(
@@ -129,7 +129,7 @@ def test_memory_against_rate_has_every_probe_and_the_front(
     )
     front = pareto_front(contenders(run.records, run.budget_bytes))
     assert points["fastest for its memory"] == [((c.num_bytes or 0) / GIB, c.rate) for c in front]
-    assert all(x * GIB > (run.budget_bytes or 0) for x, _ in points["over the limit"])
+    assert all(x * GIB > (run.budget_bytes or 0) for x, _ in points["over the memory limit"])
 
 
 def test_the_table_has_every_probe_with_its_reason(trouble: Run) -> None:
