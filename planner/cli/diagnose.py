@@ -112,7 +112,7 @@ class ExplainRequest(Json):
 
     source: str = argument("SNAPSHOT|LOG", "file")
     model: str | None = argument("MODEL", "models", default=None)
-    plan: str | None = option("What 'planner tune' wrote: the setting that trained.", "RUN",
+    plan: str | None = option("What 'planner tune' or 'planner estimate --json' wrote.", "RUN",
                               TRAINING, values="file")  # fmt: skip
     gpu: str | None = option("The card, of 'planner gpus'.", "NAME", TRAINING, values="gpus")
     allocator: str | None = option("Used in place of PYTORCH_ALLOC_CONF.", "OPTIONS", TRAINING)
