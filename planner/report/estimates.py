@@ -131,7 +131,7 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
             ],
             f"Where the {format_bytes(total)} {compiled}go (peak: {place})",
         ),
-        doc.Text("\n".join([_printed(estimate), *limits])),
+        doc.Text("\n".join([_in_script(estimate), *limits])),
         *([doc.Copyable(then(estimate), "Next")] if then(estimate) else []),
         doc.Folded("memory at the peak in full", [
             doc.Text(f"The peak is in {estimate.peak_at}."),
@@ -190,12 +190,12 @@ def _share(title: str, part: int, whole: int) -> tuple[doc.Cell, ...]:
     return title, doc.bytes_cell(part), doc.share_cell(part, whole)
 
 
-def _printed(estimate: Estimate) -> str:
+def _in_script(estimate: Estimate) -> str:
     if estimate.as_eager:
-        return "What your script would print is not known of a compiled step that is not traced."
+        return "In your script: not known of a compiled step that is not traced."
     sizes = {"allocated": estimate.peak_allocated_bytes, "reserved": estimate.peak_reserved_bytes}
     said = (f"max_memory_{name} {format_bytes(size)}" for name, size in sizes.items())
-    return f"Your script would print: {', '.join(said)}."
+    return f"In your script: {', '.join(said)}."
 
 
 def totals_table(estimate: Estimate) -> doc.Table:
@@ -349,7 +349,7 @@ def _lead(rows: Sequence[Row], alike: Sequence[Row]) -> str:
     best, *alike = alike
     share = best.scaled.efficiency if best.scaled else None
     devices = best.estimate.setting.world_size
-    of_one = f", {share:.0%} of {devices} × one" if share is not None and devices > 1 else ""
+    of_one = f", {share:.0%} of {devices} × one GPU's" if share is not None and devices > 1 else ""
     what = "best" if any(row.rate > best.rate for row in alike) else "fastest"
     what += " that fits" if judged else ""
     text = f"The {what} is {_name(best, rows)}: {best.rate:,.0f} {unit}/s{of_one} (predicted)."
