@@ -144,7 +144,7 @@ def refuse_several(typed: Fields, what: str, gpu: str | None = None) -> None:
     texts = {OWN[name].flag_of(name): said for name, said in typed.setting.items() if name in OWN}
     named = {**texts, "--gpu": gpu or ""}.items()
     several = [f"{n} {said}" for n, said in named if len(split_values(said)) > 1 or said == "all"]
-    law = f"{what} is for one setting on one card, not for {' and '.join(several)}."
+    law = f"{what} is for one setting, not for {' and '.join(several)}."
     refuse_if(several, law, "Give each option one value: 'planner estimate' compares several.")
 
 
