@@ -121,7 +121,7 @@ for line in (
     )
     assert "Traceback" not in ended.stderr, ended.stderr
     assert ended.returncode == 0
-    assert "In the log: max_memory_allocated " in ended.stdout
+    assert "In your script: max_memory_allocated " in ended.stdout
     assert "processors 192" in ended.stdout
 
 

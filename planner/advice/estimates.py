@@ -32,7 +32,7 @@ from planner.memory.compiled import (
 from planner.memory.profile import steady_step, walk_ledger
 from planner.step.zero import unknown
 from planner.throughput.prediction import DeviceRates, StepTime, rates_for
-from planner.throughput.result import exchanges_of, step_time
+from planner.throughput.result import APART, exchanges_of, is_slower, step_time
 from planner.trace.kept_step import alike, traced_step
 
 MAX_LEDGERS = 16  # held at once, each of some 10 MiB
@@ -40,9 +40,6 @@ MAX_LEDGERS = 16  # held at once, each of some 10 MiB
 # few thousand requests of a step.
 ROUNDING = 2 * MIB
 _BYTES = 4  # of a gradient
-# Times as long: rates closer than this are not told apart. Of published rates on one card, those
-# that differ by a tenth are all predicted in their order (tests/throughput/test_public_order.py).
-APART = 1.1
 MOST_DOUBT = 0.9  # links may be doubtful by more
 _EAGER = {"compile": "off", "activation_memory_budget": 1.0}
 
@@ -257,29 +254,15 @@ class Estimates:
         return self.least_bytes(choice) > self.least_bytes(base)
 
     def is_slower(self, choice: Choice, fastest: Choice) -> bool:
-        """Whether a choice is slower than `fastest`, whatever the card's rates are within their
-        uncertainty: both have the same rates, so that what both wait for alike cancels out, and
-        less than APART counts for nothing."""
-        more = self._seconds_by_bound(choice)
-        for bound, seconds in self._seconds_by_bound(fastest).items():
-            more[bound] = more.get(bound, 0.0) - seconds
-        doubt = self._doubt(choice, fastest) * sum(map(abs, more.values()))
-        is_apart = self.rate(choice) * APART < self.rate(fastest)
-        return is_apart and sum(more.values()) > doubt
+        """Whether a choice is slower than `fastest`, whatever the card's rates are."""
+        return is_slower(self._time(choice), self._time(fastest))
 
     def slowest_alike(self, fastest: Choice) -> float:
         """As many times as long what `is_slower` cannot tell from `fastest` takes at most."""
-        doubt = max(self.rates.uncertainty, self.rates.other_uncertainty, self._doubt(fastest))
+        rates = self.rates
+        doubt = max(rates.uncertainty, rates.other_uncertainty, self._time(fastest).uncertainty)
         doubt = min(doubt, MOST_DOUBT)
         return max(APART, (1 + doubt) / (1 - doubt))
-
-    def _doubt(self, *choices: Choice) -> float:
-        return max(self._time(choice).uncertainty for choice in choices)
-
-    def _seconds_by_bound(self, choice: Choice) -> dict[str, float]:
-        """Of one image."""
-        images = choice.setting.batch_size * choice.setting.accumulate
-        return {b: s / images for b, s in self._time(choice).bound_seconds.items()}
 
     def _time(self, choice: Choice) -> StepTime:
         setting = self.resolved(choice.setting)

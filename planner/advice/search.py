@@ -20,12 +20,13 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import pairwise
 
-from planner.advice.estimates import APART, Estimates
+from planner.advice.estimates import Estimates
 from planner.advice.levers import ALLOCATOR, LEVERS, Lever
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import TrainSetting
 from planner.memory.caching_allocator import SMALL_SEGMENT_BYTES
+from planner.throughput.result import APART
 
 MAX_MICRO_BATCHES = 12  # looked at for one combination of the other levers
 NO_TRACE = "its step is traced, and no trace is kept"

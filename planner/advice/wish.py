@@ -154,12 +154,6 @@ def read_wish(
     device, memory = read_gpu(gpu), read_memory(memory_bytes)
     if device is None and memory is None:
         raise UsageError("advice needs a memory to fit into.", "Add --gpu NAME or --memory SIZE.")
-    sized = batch_size is not None or "batch_size" in overrides
-    if sized and global_batch is not None:
-        raise UsageError(
-            "--batch-size and --global-batch say the same thing twice.",
-            "Name the images of a step with one of them: ways to accumulate them are sought.",
-        )
     kept, allowed = _kept(keep), _allowed(allow)
     given = dict(overrides)
     if batch_size is not None:
@@ -185,8 +179,8 @@ def _split_batch(given: Mapping[str, Any], global_batch: int | None) -> dict[str
     """A global batch, over the devices and the micro-batches that were named beside it."""
     if global_batch is None:
         return dict(given)
-    parts = (int(given.get(field, 1)) for field in ("world_size", "accumulate"))
-    return {**given, "batch_size": share_of(global_batch, *parts)}
+    gpus, parts = (int(given.get(field, 1)) for field in ("world_size", "accumulate"))
+    return {**given, "batch_size": share_of(global_batch, gpus, parts, "batch_size" in given)}
 
 
 def _as_said(

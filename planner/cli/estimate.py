@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +152,7 @@ def _print_estimates(
 
     for line in said if request.as_json else ():
         tell(f"{line}\n")
-    answer(request, shown, lambda: _parts(request, found, "", said, scaled))
+    answer(request, shown, lambda: _parts(request, found, said, scaled))
 
 
 def rank(one: Estimate) -> tuple[bool, float]:
@@ -165,8 +165,8 @@ def _kind(setting: Any) -> str:
 
 
 def _parts(
-    request: EstimateRequest, found: Sequence[Estimate], lead: str, said: Sequence[str],
-    scaled: Sequence[Scaled] = (),
+    request: EstimateRequest, found: Sequence[Estimate], said: Sequence[str],
+    scaled: Sequence[Scaled] = (), sizes: Sequence[Mapping[str, int]] = (),
 ) -> Sequence[Part]:  # fmt: skip
     """The answer of one estimate, or of several."""
     from planner.advice.flags import command_of
@@ -191,9 +191,9 @@ def _parts(
     ddp = any(estimate.setting.parallelism == "ddp" for estimate in found)
     if "world_size" in typed and "parallelism" not in typed and ddp:
         notes.append("Several GPUs without --parallelism run ddp.")
-    if len(found) == 1 and not lead:
+    if len(found) == 1 and not sizes:
         return estimate_answer(found[0], then, notes)
-    return rows_answer(found, then, lead, notes, scaled)
+    return rows_answer(found, then, notes, scaled, sizes)
 
 
 def _print_largest(request: EstimateRequest, rows: list[Row], training: Training | None) -> None:
@@ -212,17 +212,13 @@ def _print_largest(request: EstimateRequest, rows: list[Row], training: Training
                     request.link, training,
                 )
             )  # fmt: skip
-    fitting = [one.best for one in found if one.best is not None]
+    fitting = [one for large in found if (one := large.sure or large.best)]
 
     def shown() -> Any:
         notes = largest_notes(found, request.traced)
         if not fitting:
             return "\n".join(notes)
-        best = min(fitting, key=lambda one: (rank(one)[1], -one.setting.batch_size))
-        fastest = ", the fastest" if len(fitting) > 1 and best.throughput else ""
-        lead = f"The largest batch that fits is {best.setting.batch_size} ({_kind(best.setting)}"
-        lead += f"{fastest}){'.' if best.fits_surely else ': to be sure, take a tenth less.'}"
-        return _parts(request, fitting, lead, notes)
+        return _parts(request, fitting, notes, (), [one.sizes for one in found if one.best])
 
     answer(request, found, shown)
 
@@ -318,8 +314,8 @@ def advise(request: AdviseRequest) -> int:
 
     Does it fit as it stands (bf16, or fp16 on a GPU without it, adamw, no checkpointing, not
     compiled, unless options say otherwise)? If not: the fastest ways to make it fit, what each
-    change saves and costs, and what the GPU waits for. Each way keeps the images of a step.
-    Exit status 1 where nothing fits.
+    change does to memory and time, and what the GPU waits for. Each way keeps the images of a step.
+    An option has one value: 'planner estimate' compares several. Exit status 1 where nothing fits.
 
     Examples:
       planner advise native:swin_tiny --batch-size 256 --gpu "RTX 3060"
@@ -327,8 +323,10 @@ def advise(request: AdviseRequest) -> int:
     """
     collect_once()
     from planner.advice import advising
+    from planner.cli.rows import refuse_several
     from planner.report.advice import advice_answer
 
+    refuse_several(request.fields, "advice", request.gpu)
     of_setting: dict[str, Any] = dict(request.fields.setting)
     gpu, batch_size = read_gpu(request.gpu), None
     if of_setting.get("world_size", "1") != "1":

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from planner.cli.options import Fields, Request, of_schema, option, refuse_if, switch
+from planner.cli.options import OWN, Fields, Request, of_schema, option, refuse_if, switch
 from planner.core.errors import UsageError
 from planner.core.files import MAX_RESULT_BYTES, parse_json
 from planner.core.schema import Model, TrainSetting, parse
@@ -134,10 +134,18 @@ def model_and_settings(
 
 def one_setting(text: str, typed: Fields, precision: str, what: str) -> tuple[Model, TrainSetting]:
     """The model, and the one setting that `what` is of. Raises UsageError."""
+    refuse_several(typed, what)
     model, settings = model_and_settings(text, typed, {"precision": precision})
-    law = f"{what} is of one setting, and {len(settings)} were given."
-    refuse_if(len(settings) > 1, law, "Give one value to each option.")
     return model, settings[0]
+
+
+def refuse_several(typed: Fields, what: str, gpu: str | None = None) -> None:
+    """Raises UsageError for options that have several values, where `what` is of one."""
+    texts = {OWN[name].flag_of(name): said for name, said in typed.setting.items() if name in OWN}
+    named = {**texts, "--gpu": gpu or ""}.items()
+    several = [f"{n} {said}" for n, said in named if len(split_values(said)) > 1 or said == "all"]
+    law = f"{what} is for one setting, not for {' and '.join(several)}."
+    refuse_if(several, law, "Give each option one value: 'planner estimate' compares several.")
 
 
 def _spread(rows: Sequence[Row], images_per_step: int | None) -> list[Row]:
@@ -157,11 +165,9 @@ def _spread(rows: Sequence[Row], images_per_step: int | None) -> list[Row]:
         if kind in PARALLELISMS and (len(counts) > 1 or len(kinds) > 1):
             made = {field: value for field, value in made.items() if kind in owners(field)}
         if images_per_step is not None:
-            law = "--batch-size and --images-per-step say the same thing twice."
-            refuse_if("batch_size" in made, law, "Name the images of each device, or of all.")
             held = {f: text for f, text in made.items() if f in ("world_size", "accumulate")}
-            parts = parse(TrainSetting, held, "the setting")
-            share = share_of(images_per_step, parts.world_size, parts.accumulate)
+            by = parse(TrainSetting, held, "the setting")
+            share = share_of(images_per_step, by.world_size, by.accumulate, "batch_size" in made)
             made["batch_size"] = str(share)
         if made not in found:
             found.append(made)

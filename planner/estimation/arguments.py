@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from planner.core.errors import UsageError, alternatives, nearest, shorten
+from planner.core.errors import UsageError, alternatives, nearest, refuse_if, shorten
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting, parse
 from planner.core.units import check_memory, parse_bytes
 from planner.core.vocabulary import find_word
@@ -142,13 +142,16 @@ def unknown_field(field: str, value: object, before: str = "") -> UsageError:
     return UsageError(message + hint, "'planner estimate MODEL --json' prints all fields of both.")
 
 
-def share_of(global_batch: int, devices: int, micro_batches: int) -> int:
-    """The images of each micro-batch on each device. Raises UsageError where that is no number."""
+def share_of(global_batch: int, devices: int, micro_batches: int, is_sized: bool = False) -> int:
+    """The images of each micro-batch on each device. Raises UsageError where that is no number, and
+    where it was said besides."""
+    law = "--batch-size is of each GPU, and --images-per-step (--global-batch) of all together."
+    refuse_if(is_sized, law, "Give one of the two.")
     parts = devices * micro_batches
     if min(global_batch, devices, micro_batches) < 1 or global_batch % parts:
         raise UsageError(
-            f"a global batch of {global_batch} cannot be split into {parts} equal parts "
-            f"({devices} devices × {micro_batches} micro-batches).",
+            f"{global_batch} images of a step cannot be split into {parts} equal parts "
+            f"({devices} GPUs × {micro_batches} micro-batches).",
             f"Choose a multiple of {max(parts, 1)}.",
         )
     return global_batch // parts

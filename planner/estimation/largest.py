@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from planner.core.errors import UnsupportedError
@@ -29,6 +29,7 @@ from planner.trace.kept_step import traced_step
 # Batches looked at above the one that bisection finds: next to it, where larger ones that fit were
 # met (up to 58 above 668: Swin-B, blocks, 24 GiB), and further up, where none was.
 NEAR_LOOKS, FAR_LOOKS = 64, 16
+RETRIED = "run only if torch frees cached memory, which slows at least the first steps"
 
 
 def largest_batch(
@@ -41,12 +42,14 @@ def largest_batch(
     traced: bool = False,
     link: str | None = None,
     retries: bool = False,
+    surely: bool = False,
     **overrides: Any,
 ) -> Estimate | None:
     """The estimate at the largest batch up to `ceiling` that fits, or None where none does; with
     sdpa no larger one than its kernel takes, with fp8 only multiples of 16. `allocator` None means
     torch's defaults; with `retries` a step fits, too, that runs only where the allocator frees
-    cached memory; all else is as `planner.estimate` takes it.
+    cached memory; all else is as `planner.estimate` takes it. With `surely` it is one up to which
+    even the upper end of what is expected fits, found by bisection alone.
 
     What is live rises with the batch; what the allocator keeps beside it goes up and down, so a
     larger batch may fit where a smaller one does not. Bisection finds a batch that fits, and the
@@ -93,10 +96,12 @@ def largest_batch(
         return least_bytes(ledger_at(batch), device) <= budget
 
     def fits(batch: int) -> bool:
-        return may_fit(batch) and bool(at(batch).fits)
+        return may_fit(batch) and bool(at(batch).fits_surely if surely else at(batch).fits)
 
     last = _last(may_fit, ceiling)
     low = _last(fits, last)
+    if surely:
+        return at(low) if low else None
     near = min(low + NEAR_LOOKS, last)
     stride = max(1, -(-(last - near) // FAR_LOOKS))
     best = _largest(fits, (low, near, last), stride)
@@ -108,17 +113,25 @@ def largest_batch(
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest batch of a setting: `best` fits, None where none does, and `most` runs where
-    torch frees cached memory."""
+    """The largest batch of a setting: `sure` surely fits, `best` does by the figures, None where
+    none does, and `most` runs where torch frees cached memory."""
 
     model: Model
     setting: ResolvedSetting
     best: Estimate | None
     most: int
+    sure: Estimate | None = None
 
     @property
     def batch_size(self) -> int:
         return self.best.setting.batch_size if self.best else 0
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of its batches: one that surely fits (0: none), the largest that does by the figures, and
+        the largest that runs with retries."""
+        surely = self.sure.setting.batch_size if self.sure else 0
+        return {"surely": surely, "probably": self.batch_size, "retries": self.most}
 
     @property
     def kind(self) -> str:
@@ -139,31 +152,23 @@ def find_largest(
     model: Model, setting: ResolvedSetting, gpu: Gpu | None, memory_bytes: int | None,
     allocator: AllocatorConfig | None, traced: bool, link: str | None, training: Training | None,
 ) -> Largest:  # fmt: skip
-    """The largest batch that fits, with what a whole training costs, and the largest that runs."""
-    best, most = (
-        largest_batch(
-            model, setting, gpu, memory_bytes, allocator=allocator, traced=traced, link=link,
-            retries=retries,
-        )
-        for retries in (False, True)
+    """The largest batches that fit, with what a whole training costs, and the largest that runs."""
+    find = partial(
+        largest_batch, model, setting, gpu, memory_bytes, allocator=allocator, traced=traced,
+        link=link,
     )  # fmt: skip
+    best, most = find(), find(retries=True)
     sizes = [one.setting.batch_size for one in (best, most) if one]
-    best = best.with_cost(training) if best else None
-    return Largest(model, setting, best, max(sizes, default=0))
+    sure = best
+    if best and not best.fits_surely:
+        sure = find(ceiling=best.setting.batch_size, surely=True)
+    best, sure = (one and one.with_cost(training) for one in (best, sure))
+    return Largest(model, setting, best, max(sizes, default=0), sure)
 
 
 def largest_notes(found: Sequence[Largest], traced: bool) -> list[str]:
     """What is to be said of them: what fits nowhere, and what a larger batch would take."""
     notes = [_nothing_fits(one, traced) for one in found if one.best is None]
-    retried = [
-        f"{one.most}{f' ({one.kind})' if len(found) > 1 else ''}"
-        for one in found if one.most > one.batch_size
-    ]  # fmt: skip
-    if retried:
-        notes.append(
-            f"Larger batches, up to {', '.join(retried)}, run only if torch frees cached memory, "
-            "which slows at least the first steps."
-        )
     bound = [
         one.batch_size for one in found
         if one.best and one.setting.attention == "sdpa" and isinstance(one.model, SwinConfig)
@@ -189,7 +194,8 @@ def _nothing_fits(one: Largest, traced: bool) -> str:
     least, is_known = f"batch {batch_unit(setting)} fits", is_on_shapes(one.model, setting, traced)
     if not is_known and traced_step(one.model, setting).error(1) is not None:
         least = "batch 2 fits, and batch 1 does not run,"
-    return f"Not even {least} with {one.kind}. Try {', '.join(ways)}."
+    more = f" Batches up to {one.most} {RETRIED}." if one.most else ""
+    return f"Not even {least} with {one.kind}. Try {', '.join(ways)}.{more}"
 
 
 def runs_at_1(model: Model, setting: ResolvedSetting, traced: bool = False) -> bool:

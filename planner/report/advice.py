@@ -31,6 +31,7 @@ from planner.report.time import (
 )
 
 FIRST_WAYS = 6  # of a first screen
+_CALLED = {"memory format": "channels_last", "memory budget": "compile's activation memory budget"}
 
 
 def advice_answer(advice: Advice) -> list[doc.Part]:
@@ -67,7 +68,7 @@ def _as_it_stands(advice: Advice) -> Iterator[str]:
     yield verdict_text(plain.estimate, " as it stands")
     with_enough = "" if plain.estimate.fits else " with enough memory"
     setting = describe_setting(plain.setting, advice.model)
-    yield f"{setting}: {_rate(plain, advice)}{with_enough}."
+    yield f"{setting}: {_all(plain.images_per_second, advice)} {advice.unit}/s{with_enough}."
     if advice.gpu is None:
         yield f"No GPU was named: {advice.unit}/s are those of {advice.rated}."
 
@@ -87,10 +88,7 @@ def _answer(advice: Advice) -> Iterator[str]:
         yield "No way was found that fits even in the worst case: 'planner tune' measures."
     untraced = _untraced(advice)
     if untraced:
-        yield (
-            f"Not looked at: {', '.join(untraced)}: no trace of them is kept. --trace looks at "
-            "them, which takes some minutes once."
-        )
+        yield f"Not tried without --trace (some minutes, once): {', '.join(untraced)}."
     shown = best or advice.nearest
     if shown is not None and shown.estimate.as_eager:
         yield NARROWER
@@ -111,15 +109,15 @@ def _standing(best: Way, advice: Advice) -> str:
 
 def _untraced(advice: Advice) -> list[str]:
     """What was not looked at, since its step is traced and that takes minutes."""
-    return [v.name for v in advice.levers if any(NO_TRACE in reason for reason in v.reasons)]
+    found = [v.name for v in advice.levers if any(NO_TRACE in reason for reason in v.reasons)]
+    return [_CALLED.get(name, name) for name in found]
 
 
 def _way(way: Way, advice: Advice) -> str:
     found, time = way.estimate, way.estimate.throughput
     assert time is not None, "advice has rates"
-    each = f" on each of {time.devices} GPUs" if time.devices > 1 else ""
     text = f"{_changes(way.changes)}.\n  Needs {needs_text(found)}; "
-    text += f"{rate_text(time, advice.unit)}{each}; {format_seconds(time.step_seconds)} a step; "
+    text += f"{rate_text(time, advice.unit)}; {format_seconds(time.step_seconds)} a step; "
     text += _result(way.effects)
     return f"{text}; {cost_text(found.cost)}." if found.cost else f"{text}."
 
@@ -137,7 +135,7 @@ def ways_table(advice: Advice, said: str) -> doc.Table:
     rows: list[list[doc.Cell]] = [
         [
             doc.count_cell(number),
-            _rate_of(way.images_per_second),
+            _all(way.images_per_second, advice),
             _needs(way),
             *([] if all_fit else [verdict_of(way.estimate)]),
             *cost_cells(way.estimate.cost),
@@ -194,33 +192,30 @@ def _waterfall(advice: Advice) -> list[doc.Part]:
     if not advice.waterfall:
         return []
     plain = advice.plain
-    images = plain.setting.batch_size * plain.setting.accumulate
+    images = f"{plain.setting.global_batch:,} {advice.unit} in"
     seconds = plain.estimate.throughput.step_seconds if plain.estimate.throughput else 0.0
     need, none = plain.estimate.device_total_bytes, doc.Number(None, "")
     rows: list[list[doc.Cell]] = [
-        ["as it stands", doc.Number(need, format_bytes(need)), none, _seconds(seconds), none]
+        ["as it stands", doc.bytes_cell(need), none, doc.seconds_cell(seconds), none]
     ]
     rows += [_fall(fall) for fall in advice.waterfall]
-    headers = ["change", "needs", "saves", f"{images} {advice.unit} in", "costs"]
+    headers = ["change", "needs", "memory", images, "time"]
     goal = "recommendation" if advice.recommended else "nearest way"
     return [doc.Table(headers, rows, f"From your setting to the {goal}, change by change:")]
 
 
-def _seconds(seconds: float) -> doc.Number:
-    return doc.Number(seconds, format_seconds(seconds))
-
-
 def _fall(fall: Fall) -> list[doc.Cell]:
-    needs, saves = format_bytes(fall.num_bytes), format_bytes(fall.saved_bytes)
+    """What is needed and taken with it, each with its sign against the row above."""
+    needs, added = format_bytes(fall.num_bytes), fall.added_seconds
+    more = "+-"[fall.saved_bytes > 0] + format_bytes(abs(fall.saved_bytes))
     if fall.as_eager:
-        needs, saves = format_range(fall.low_bytes, fall.high_bytes), NOT_TRACED
-    sign = "-" if fall.added_seconds < 0 else "+"
+        needs, more = format_range(fall.low_bytes, fall.high_bytes), NOT_TRACED
     return [
         _changes(fall.changes),
         doc.Number(fall.num_bytes, needs),
-        doc.Number(fall.saved_bytes, saves),
-        _seconds(fall.seconds),
-        doc.Number(fall.added_seconds, sign + format_seconds(abs(fall.added_seconds))),
+        doc.Number(-fall.saved_bytes, more),
+        doc.seconds_cell(fall.seconds),
+        doc.Number(added, "+-"[added < 0] + format_seconds(abs(added))),
     ]
 
 
@@ -228,7 +223,7 @@ def _front(advice: Advice) -> list[doc.Part]:
     if len(advice.front) < 2:
         return []
     rows: list[list[doc.Cell]] = [
-        [_needs(way), _rate_of(way.images_per_second), _own(way, advice)] for way in advice.front
+        [_needs(w), _all(w.images_per_second, advice), _own(w, advice)] for w in advice.front
     ]
     said = "Each row is the fastest for its memory:"
     table = doc.Table(["needs", f"{advice.unit}/s", "setting"], rows, said)
@@ -264,7 +259,7 @@ def _treatments(found: Bottleneck, advice: Advice) -> str:
 
 
 def _treatment(treatment: Treatment, advice: Advice) -> str:
-    rate = f"{treatment.images_per_second:,.0f} {advice.unit}/s"
+    rate = f"{_all(treatment.images_per_second, advice)} {advice.unit}/s"
     return f"{_changes(treatment.changes)} ({rate}, {treatment.why})"
 
 
@@ -276,8 +271,8 @@ def _cards(advice: Advice) -> list[doc.Part]:
             card.name,
             doc.Number(card.memory_bytes, format_bytes(card.memory_bytes)),
             "yes" if card.plain_fits else "no",
-            _rate_of(card.plain_rate if card.plain_fits else None),
-            _rate_of(card.rate if card.fits else None),
+            _all(card.plain_rate if card.plain_fits else None, advice),
+            _all(card.rate if card.fits else None, advice),
         ]
         for card in advice.cards
     ]
@@ -322,7 +317,7 @@ def _levers(advice: Advice) -> Iterator[str]:
         alike.setdefault((lever.state, lever.reasons), []).append(lever.name)
     for (state, reasons), names in alike.items():
         why = f": {'; '.join(reasons)}" if reasons else ""
-        yield f"{state}: {', '.join(names)}{why}"
+        yield f"{state}: {', '.join(_CALLED.get(name, name) for name in names)}{why}"
 
 
 def _changes(changes: Iterable[tuple[str, object]]) -> str:
@@ -334,6 +329,6 @@ def _result(effects: Sequence[str]) -> str:
     return "same result" if list(effects) == ["nothing"] else f"affects {', '.join(effects)}"
 
 
-def _rate(way: Way, advice: Advice) -> str:
-    each = f" on each of {way.setting.world_size} GPUs" if way.setting.world_size > 1 else ""
-    return f"{way.images_per_second:,.0f} {advice.unit}/s{each}"
+def _all(rate: float | None, advice: Advice) -> doc.Number:
+    """From one GPU's rate that of all."""
+    return _rate_of(None if rate is None else rate * advice.plain.setting.world_size)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
+from typing import Any
 
 from planner.core.schema import TrainSetting
 from planner.core.units import format_bytes, format_range, format_seconds
 from planner.estimation.estimate import Estimate
+from planner.estimation.largest import RETRIED
 from planner.estimation.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
 from planner.report.page import contents as doc
 from planner.report.settings import describe_setting, in_words
@@ -25,9 +28,10 @@ from planner.report.time import (
     time_parts,
     training_text,
 )
-from planner.throughput.result import Throughput
+from planner.throughput.result import Throughput, is_slower
 
 NOT_TRACED = "not traced"
+LIKE = ", as on an A100"  # what `overheads_for` takes where no GPU is named
 NARROWER = "Compile is not traced: --trace narrows the range, in one to three minutes."
 # The order people add up in: tensors first, then what PyTorch and the driver put around them.
 BREAKDOWN_ROWS = {
@@ -90,13 +94,13 @@ def _kind(estimate: Estimate) -> doc.VerdictKind:
 
 
 def _why(estimate: Estimate) -> str:
-    needs, budget = f"Needs {needs_text(estimate)}", estimate.budget_bytes
+    text, budget = f"Needs {needs_text(estimate)}", estimate.budget_bytes
+    text += "" if budget is None else f" of {format_bytes(budget)}"
+    text += "" if estimate.gpu else LIKE
     if budget is None:
-        text = f"{needs}. No memory was named: pass --gpu NAME or --memory SIZE"
-    else:
-        text = f"{needs} of {format_bytes(budget)}"
-        if estimate.num_alloc_retries:
-            text += ", only by freeing cached memory, which is slower"
+        text += ". No memory was named: pass --gpu NAME or --memory SIZE"
+    elif estimate.num_alloc_retries:
+        text += ", only by freeing cached memory, which is slower"
     return f"{text}."
 
 
@@ -133,7 +137,7 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
             ],
             f"Where the {format_bytes(total)} {compiled}go (peak: {place})",
         ),
-        doc.Text("\n".join([_in_the_log(estimate), *limits])),
+        doc.Text("\n".join([_in_script(estimate), *limits])),
         *([doc.Copyable(then(estimate), "Next")] if then(estimate) else []),
         doc.Folded("memory at the peak in full", [
             doc.Text(f"The peak is in {peak_text(estimate)}."),
@@ -159,10 +163,11 @@ def notes(title: str, lines: Iterable[str]) -> list[doc.Part]:
 
 
 def rate_text(predicted: Throughput, unit: str) -> str:
-    """`1,132 images/s, likely 736–1,528`"""
-    rate, off = predicted.images_per_second, predicted.uncertainty
+    """`1,132 images/s, likely 736–1,528`; `8,151 images/s on 8 GPUs (1,019 each), likely …`"""
+    rate, off, gpus = predicted.all_images_per_second, predicted.uncertainty, predicted.devices
+    on = f" on {gpus} GPUs ({rate / gpus:,.0f} each)" if gpus > 1 else ""
     return (
-        f"{'' if predicted.is_whole else 'up to '}{rate:,.0f} {unit}/s, "
+        f"{'' if predicted.is_whole else 'up to '}{rate:,.0f} {unit}/s{on}, "
         f"likely {rate * (1 - off):,.0f}–{rate * (1 + off):,.0f}"
     )
 
@@ -173,17 +178,12 @@ def _rate(estimate: Estimate) -> list[str]:
         return []
     text = "" if is_shown_as_running(estimate) else "With enough memory: "
     text += rate_text(predicted, estimate.unit)
-    if predicted.devices > 1:
-        all_of_them = f"{predicted.all_images_per_second:,.0f}"
-        text += f", on each of {predicted.devices} GPUs ({all_of_them} in all)"
     return [f"{text}; {format_seconds(predicted.step_seconds)} a step. Predicted, not measured."]
 
 
 def _cost(estimate: Estimate) -> list[str]:
-    cost = estimate.cost
-    if cost is None:
-        return []
-    return [f"{training_text(cost)} {estimate.unit}: {cost_text(cost)}; {LEFT_OUT}."]
+    cost, unit = estimate.cost, estimate.unit
+    return [f"{training_text(cost)} {unit}: {cost_text(cost)}; {LEFT_OUT}."] if cost else []
 
 
 def _title(key: str, setting: TrainSetting) -> str:
@@ -196,13 +196,12 @@ def _share(title: str, part: int, whole: int) -> tuple[doc.Cell, ...]:
     return title, doc.bytes_cell(part), doc.share_cell(part, whole)
 
 
-def _in_the_log(estimate: Estimate) -> str:
+def _in_script(estimate: Estimate) -> str:
     if estimate.as_eager:
-        return "In the log: not known of a compiled step that is not traced."
-    return (
-        f"In the log: max_memory_allocated {format_bytes(estimate.peak_allocated_bytes)}, "
-        f"max_memory_reserved {format_bytes(estimate.peak_reserved_bytes)}."
-    )
+        return "In your script: not known of a compiled step that is not traced."
+    sizes = {"allocated": estimate.peak_allocated_bytes, "reserved": estimate.peak_reserved_bytes}
+    said = (f"max_memory_{name} {format_bytes(size)}" for name, size in sizes.items())
+    return f"In your script: {', '.join(said)}."
 
 
 def totals_table(estimate: Estimate) -> doc.Table:
@@ -245,16 +244,18 @@ _SPREAD = ("world_size", "nodes", "parallelism")  # have columns of their own
 @dataclass(frozen=True)
 class Row:
     """One of several estimates: `apart` are the fields that tell it from the others, `scaled` is
-    what it is beside one device."""
+    what it is beside one device, `sizes` are the largest batches of its kind."""
 
     estimate: Estimate
     apart: dict[str, object] = field(default_factory=dict)
     scaled: Scaled | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def own(self) -> str:
         """What it is, among the others."""
-        return in_words({f: v for f, v in self.apart.items() if f not in _SPREAD})
+        elsewhere = (*_SPREAD, *(["batch_size"] if self.sizes else []))
+        return in_words({f: v for f, v in self.apart.items() if f not in elsewhere})
 
     @property
     def rate(self) -> float:
@@ -264,21 +265,23 @@ class Row:
 
 
 def rows_answer(
-    found: Sequence[Estimate], then: Next, lead: str = "", said: Sequence[str] = (),
-    scaled: Sequence[Scaled] = (),
+    found: Sequence[Estimate], then: Next, said: Sequence[str] = (),
+    scaled: Sequence[Scaled] = (), sizes: Sequence[Mapping[str, int]] = (),
 ) -> list[doc.Part]:  # fmt: skip
     """Which of several to take, what all have in common, a row for each, and what to type next;
-    folded, their other figures and what they rest on. `lead` is said in place of the fastest."""
-    rows = _rows(found, scaled)
-    best = _best(rows)
+    folded, their other figures and what they rest on."""
+    rows = _rows(found, scaled or repeat(None), sizes or repeat({}))
+    alike = _alike(rows)
     keys = _keys(rows)
     own: list[Column] = [("setting", lambda row: row.own)] if any(row.own for row in rows) else []
     first = [*keys, *_figures(rows), *own]
-    marked = [] if best is None else [rows.index(best)]
-    best_of = (best or min(rows, key=lambda row: row.estimate.device_total_bytes)).estimate
+    marked = [rows.index(best) for best in alike[:1]]
+    best_of = (alike or sorted(rows, key=lambda row: row.estimate.device_total_bytes))[0].estimate
+    lead = _lead_of_largest(alike[0]) if sizes else _lead(rows, alike)
+    of_sizes = f"The largest batches; those with retries {RETRIED}:" if sizes else ""
     return [
-        doc.Text("\n".join([lead or _lead(rows, best), _common(found), *said])),
-        _table(rows, first, marked=marked),
+        doc.Text("\n".join([lead, _common(found), *said])),
+        _table(rows, first, caption=of_sizes, marked=marked),
         *([doc.Copyable(then(best_of), "Next")] if then(best_of) else []),
         doc.Folded("memory of each", [_table(rows, [*keys, *_memory(rows), *own])]),
         *_steps(rows, keys, own),
@@ -288,12 +291,10 @@ def rows_answer(
     ]
 
 
-def _rows(found: Sequence[Estimate], scaled: Sequence[Scaled] = ()) -> list[Row]:
-    apart = apart_fields([e.setting for e in found])
-    return [
-        Row(e, {name: getattr(e.setting, name) for name in apart}, scaled[n] if scaled else None)
-        for n, e in enumerate(found)
-    ]
+def _rows(found: Sequence[Estimate], *beside: Iterable[Any]) -> list[Row]:
+    names = apart_fields([e.setting for e in found])
+    aparts = [{name: getattr(e.setting, name) for name in names} for e in found]
+    return list(map(Row, found, aparts, *beside))
 
 
 def row_names(found: Sequence[Estimate]) -> list[str]:
@@ -311,33 +312,61 @@ def apart_fields(settings: Sequence[TrainSetting]) -> list[str]:
     return [f for f in TrainSetting.model_fields if len({getattr(s, f) for s in settings}) > 1]
 
 
-def _best(rows: Sequence[Row]) -> Row | None:
-    """The fastest that fits; None where none does, or no rate is known."""
-    fitting = [row for row in rows if row.estimate.fits is not False and row.rate]
-    return max(fitting, key=lambda row: row.rate, default=None)
+def _alike(rows: Sequence[Row]) -> list[Row]:
+    """The fastest that fits, and what is as fast within the error: first what surely fits, then
+    what shards nothing, then the fastest. None where none fits, or no rate is known; of the largest
+    batches all are alike then, and the largest is first."""
+    fitting = [r for r in rows if r.estimate.fits is not False and (r.rate or r.sizes)]
+    fastest = max(fitting, key=lambda row: row.rate, default=None)
+
+    def rank(row: Row) -> tuple[bool, bool, float, int]:
+        setting, unsure = row.estimate.setting, row.estimate.fits_surely is False
+        return unsure, setting.parallelism not in ("none", "ddp"), -row.rate, -setting.batch_size
+
+    return sorted((row for row in fitting if fastest and _is_as_fast(row, fastest)), key=rank)
 
 
-def _lead(rows: Sequence[Row], best: Row | None) -> str:
+def _is_as_fast(row: Row, fastest: Row) -> bool:
+    """Whether the error cannot tell them apart; on other cards, whether both figures are equal."""
+    kind, other = ((e.gpu, e.model, e.setting.world_size) for e in (row.estimate, fastest.estimate))
+    time, best = row.estimate.throughput, fastest.estimate.throughput
+    if kind == other and time is not None and best is not None:
+        return not is_slower(time, best)
+    return f"{row.rate:,.0f}" == f"{fastest.rate:,.0f}"
+
+
+def _lead_of_largest(row: Row) -> str:
+    own = f" ({row.own}{', the fastest' if row.rate else ''})" if row.own else ""
+    sure, most = row.sizes["surely"], row.sizes["probably"]
+    if not sure:
+        return f"Probably fits: batch {most}{own}. No batch surely does."
+    return f"Surely fits: batch {sure}{own}." + f" Up to {most} probably fits." * (most > sure)
+
+
+def _lead(rows: Sequence[Row], alike: Sequence[Row]) -> str:
     unit, judged = rows[0].estimate.unit, [r for r in rows if r.estimate.fits is not None]
     fitting = [row for row in judged if row.estimate.fits]
     if judged and not fitting:
         least = min(rows, key=lambda row: row.estimate.device_total_bytes)
         return f"None fits: {_name(least, rows)} needs least. {verdict_of(least.estimate).text}"
-    if best is None:
+    if not alike:
         fit = f"{len(fitting)} of {len(rows)} fit" if judged else "Whether they fit is not known"
         return f"{fit}. For images/s, name a card: --gpu NAME."
-    that = " that fits" if judged else ""
+    best, *alike = alike
     share = best.scaled.efficiency if best.scaled else None
     devices = best.estimate.setting.world_size
-    of_one = f", {share:.0%} of {devices} × one" if share is not None and devices > 1 else ""
-    text = f"The fastest{that} is {_name(best, rows)}: {best.rate:,.0f} {unit}/s{of_one} (predicted"
-    alike = sum(row is not best and f"{row.rate:,.0f}" == f"{best.rate:,.0f}" for row in fitting)
-    text += f", the same of {alike} more)." if alike else ")."
-    predicted = best.estimate.throughput
-    assert predicted is not None, "the fastest has a rate"
-    if alike and predicted.host_seconds > 0.999 * predicted.step_seconds:
+    of_one = f", {share:.0%} of {devices} × one GPU's" if share is not None and devices > 1 else ""
+    what = "best" if any(row.rate > best.rate for row in alike) else "fastest"
+    what += " that fits" if judged else ""
+    text = f"The {what} is {_name(best, rows)}: {best.rate:,.0f} {unit}/s{of_one} (predicted)."
+    text += f" {verdict_of(best.estimate).text}" if judged else ""
+    if alike:
+        more = f" and {len(alike) - 1} more" if alike[1:] else ""
+        text += f" Equal within the error: {_name(alike[0], rows)} ({alike[0].rate:,.0f}){more}."
+    time = best.estimate.throughput
+    if alike and time and time.host_seconds > 0.999 * time.step_seconds:
         text += " They wait for the host: compare them at a larger --batch-size."
-    return f"{text} {verdict_of(best.estimate).text}" if judged else text
+    return text
 
 
 def _name(row: Row, rows: Sequence[Row]) -> str:
@@ -352,7 +381,8 @@ def _name(row: Row, rows: Sequence[Row]) -> str:
 def _common(found: Sequence[Estimate]) -> str:
     first, apart = found[0], apart_fields([e.setting for e in found])
     title = f"{first.model.title}, " if len({e.model for e in found}) == 1 else ""
-    text = f"All: {title}{describe_setting(first.setting, first.model, without=apart)}."
+    like = "" if first.gpu else LIKE
+    text = f"All: {title}{describe_setting(first.setting, first.model, without=apart)}{like}."
     rates = [e.throughput for e in found if e.throughput is not None]
     if rates:
         least, most = (f"{f(rate.uncertainty for rate in rates):.0%}" for f in (min, max))
@@ -361,9 +391,9 @@ def _common(found: Sequence[Estimate]) -> str:
     return f"{text} {NARROWER}" if any(e.as_eager for e in found) else text
 
 
-def _table(rows: Sequence[Row], columns: Sequence[Column], marked: Sequence[int] = ()) -> doc.Table:
+def _table(rows: Sequence[Row], columns: Sequence[Column], **said: Any) -> doc.Table:
     shown = [[show(row) for _, show in columns] for row in rows]
-    return doc.Table([name for name, _ in columns], shown, marked=marked)
+    return doc.Table([name for name, _ in columns], shown, **said)
 
 
 def _keys(rows: Sequence[Row]) -> list[Column]:
@@ -384,21 +414,25 @@ def _keys(rows: Sequence[Row]) -> list[Column]:
 
 def _figures(rows: Sequence[Row]) -> list[Column]:
     """Those of a first screen: rates are of all devices, memory of each."""
-    estimates, found = [row.estimate for row in rows], list[Column]()
+    estimates, sizes = [row.estimate for row in rows], rows[0].sizes
+    found: list[Column] = [(name, partial(_size, name)) for name in sizes]
     if any(row.rate for row in rows):
         found.append((f"{estimates[0].unit}/s", _rate_cell))
     if any(row.scaled and row.scaled.efficiency is not None for row in rows):
         found.append(("efficiency", _efficiency))
     found.append(("needs", _needs))
-    if not _keys(rows):
+    if not _keys(rows) and not sizes:
         found.append(("between", lambda row: between_text(row.estimate)))
-    if any(e.fits is not None for e in estimates):
+    if any(e.fits is not None for e in estimates) and not sizes:
         found.append(("fits", lambda row: verdict_of(row.estimate)))
-    names = cost_headers([e.cost for e in estimates])
+    costs = cost_headers([e.cost for e in estimates])
     return found + [
-        (name, lambda row, n=number: cost_cells(row.estimate.cost)[n])
-        for number, name in enumerate(names)
+        (of, lambda row, n=n: cost_cells(row.estimate.cost)[n]) for n, of in enumerate(costs)
     ]
+
+
+def _size(name: str, row: Row) -> doc.Cell:
+    return doc.count_cell(row.sizes[name])
 
 
 def _rate_cell(row: Row) -> doc.Cell:
@@ -446,11 +480,8 @@ def _steps(rows: Sequence[Row], keys: list[Column], own: list[Column]) -> list[d
     columns: list[Column] = [*keys, ("step", _step)]
     lines = []
     if any(row.scaled for row in rows):
-        batch: Column = (
-            "global batch",
-            lambda row: doc.count_cell(row.estimate.setting.global_batch),
-        )
-        columns += [("exposed", _exposed), batch]
+        batch = lambda row: doc.count_cell(row.estimate.setting.global_batch)  # noqa: E731
+        columns += [("exposed", _exposed), ("global batch", batch)]
         above = any(r.scaled and (r.scaled.efficiency or 0) >= 1.005 for r in rows)
         why = " (above 100%: each updates only its share of the weights)" if above else ""
         lines.append(
@@ -470,10 +501,6 @@ def _steps(rows: Sequence[Row], keys: list[Column], own: list[Column]) -> list[d
 def _step(row: Row) -> doc.Cell:
     predicted = row.estimate.throughput
     return doc.seconds_cell(predicted.step_seconds if predicted else None)
-
-
-def _global_batch(row: Row) -> doc.Cell:
-    return doc.count_cell(row.estimate.setting.global_batch)
 
 
 def _exposed(row: Row) -> doc.Cell:

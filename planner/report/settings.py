@@ -54,6 +54,8 @@ def _said(field: str, value: object) -> str:
         return "own optimizer" if value == OWN_OPTIMIZER else value_text(value)
     if field == "allocator" and value == "expandable_segments:True":
         return "expandable segments"
+    if field == "world_size":
+        return f"on each of {value} GPUs" if value != 1 else "on 1 GPU"
     name = _NAMES.get(field, field.replace("_", " "))
     if isinstance(value, bool):
         return name if value else f"no {name}"

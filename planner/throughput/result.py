@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,10 @@ from planner.throughput.parts import Accounts, Cost, Part
 if TYPE_CHECKING:
     from planner.throughput.communication import Communication, Exchanges
     from planner.throughput.prediction import DeviceRates, StepTime
+
+# Times as long: rates closer than this are not told apart. Of published rates on one card, those
+# that differ by a tenth are all predicted in their order (tests/throughput/test_public_order.py).
+APART = 1.1
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,19 @@ class Throughput(Accounts):
         """Whether it holds what devices exchange, and all updates; else the rate is an upper
         bound."""
         return not self.host_updates and (self.devices == 1 or self.communication is not None)
+
+
+def is_slower(one: Throughput | StepTime, fastest: Throughput | StepTime) -> bool:
+    """Whether a step is slower than another on the same card, whatever the card's rates are within
+    their uncertainty: both have the same rates, so that what both wait for alike cancels out, and
+    less than APART counts for nothing."""
+    more: dict[str, float] = defaultdict(float)  # seconds of an image, by what bounds them
+    for step, sign in ((one, 1), (fastest, -1)):
+        for bound, seconds in step.bound_seconds.items():
+            more[bound] += sign * seconds / (step.images_per_second * step.step_seconds)
+    doubt = max(one.uncertainty, fastest.uncertainty) * sum(map(abs, more.values()))
+    is_apart = one.images_per_second * APART < fastest.images_per_second
+    return is_apart and sum(more.values()) > doubt
 
 
 def datasheet_rates(gpu: Gpu | None, model: Model | None = None) -> DeviceRates | None:

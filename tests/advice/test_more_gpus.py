@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -87,6 +88,12 @@ def test_the_command_takes_gpus_and_says_what_each_reaches(
 ) -> None:
     arguments = ("advise", tiny, "--gpu", "a100-sxm-80gb", "--gpus", "2", "--parallelism", "fsdp")
     assert main([*arguments, "--batch-size", "16"]) == 0
-    assert "images/s on each of 2 GPUs" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    found = re.search(r"on each of 2 GPUs, .*; ([\d,]+) images/s on 2 GPUs \(([\d,]+) each\)", said)
+    assert found is not None, said
+    of_all, each = (int(rate.replace(",", "")) for rate in found.groups())
+    assert abs(of_all - 2 * each) <= 1
+    assert main([*arguments, "--batch-size", "16,32"]) == 2
+    assert "not for --batch-size 16,32.\nGive each option one" in capsys.readouterr().err
     assert main([*arguments, "--link", "nvlnk"]) == 2
     assert "unknown link 'nvlnk'" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,31 @@ def test_the_largest_batch_is_per_precision_and_checkpointing(tiny: str) -> None
     assert by_kind["bf16", "none"] < by_kind["bf16", "blocks"]
 
 
+def test_the_batch_that_surely_fits_comes_first_and_is_what_goes_on(tiny: str) -> None:
+    """It named one that fits by a hair as the largest, and handed that on."""
+    text = invoke(
+        tiny, "--set", "depths=1,1", "--max-batch", "--gpu", "t4", "--memory", "1GiB"
+    ).stdout
+    found = re.match(r"Surely fits: batch (\d+) \(.*, the fastest\). Up to (\d+) probably", text)
+    assert found is not None, text
+    sure, most = map(int, found.groups())
+    assert sure < most
+    assert f"--batch-size {sure} " in text.partition("Next:")[2]
+    command = shlex.split(text.partition("Next:\n")[2].partition("\n\n")[0].partition("\n--")[0])
+    assert command[1] == "advise"
+    row = rows(tiny, *(w for w in command[3:]))[0]
+    assert row["uncertainty"]["high_bytes"] <= row["budget_bytes"]
+
+
+def test_a_sharding_that_is_no_faster_within_the_error_stands_behind_ddp() -> None:
+    text = invoke(*MANY, "1,8", "--batch-size", "64", "--parallelism", "fsdp,ddp").stdout
+    said = " ".join(text.split())
+    assert re.match(
+        r"The \w+ that fits is 8 gpus, ddp: .* Equal within the error: 8 gpus, fsdp", said
+    )
+    assert "--gpus 8 --parallelism ddp" in said.partition("Next:")[2]
+
+
 def test_the_allocators_options_are_honoured_whatever_is_asked(tiny: str) -> None:
     """They were dropped unsaid by several GPUs and by --max-batch."""
     limited = ("--allocator", "per_process_memory_fraction:0.25", "--json")
@@ -166,9 +192,8 @@ def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str)
     assert rows == ["h100-sxm-80gb", "rtx-3090", "t4"]
     alike = invoke(tiny, "--gpu", "h100 sxm,h200 sxm").stdout
     said = " ".join(alike.split())
-    assert (
-        "(predicted, the same of 1 more). They wait for the host: compare them at a larger" in said
-    )
+    assert "Equal within the error: h200-sxm-141gb (" in said
+    assert "They wait for the host: compare them at a larger --batch-size." in said
     small = invoke("native:swin_large", "--batch-size", "512", "--gpu", "t4,v100-sxm-16gb").stdout
     assert small.startswith("None fits: ")
     assert "Next:\n  planner advise native:swin_large --batch-size 512 " in small
@@ -194,6 +219,7 @@ def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str)
         (["resnet50"], 2, "Did you mean timm:resnet50 or torchvision:resnet50?"),
         ([*MANY, "3", "--images-per-step", "64"], 2, "split into 3 equal parts"),
         ([*MANY, "3", "--global-batch", "64"], 2, "Choose a multiple of 3."),
+        ([*MANY, "2", "--images-per-step", "64", "--batch-size", "8"], 2, "Give one of the two"),
         ([*MANY, "1", "--link", "pcie4"], 2, "joins several GPUs, and there is one"),
         ([*MANY, "2", "--link", "pcie6"], 2, "unknown link 'pcie6'. Did you mean 'pcie"),
         ([*MANY, "4", "--link", "nvlink-bridge-h100"], 2, "joins at most 2 GPUs in a machine"),

@@ -42,7 +42,7 @@ def test_a_run_gives_its_model_and_setting_and_options_change_them(tmp_path: Pat
         (["gone"], 2, "there is no run gone and no such model."),
         ([".", "--device", "cpu"], 2, "recommendation.json does not exist."),
         (["gone/recommendation.json"], 2, "gone/recommendation.json does not exist."),
-        (["native:swin_tiny", "--batch-size", "1,2"], 2, "a profile is of one setting, and 2 "),
+        (["native:swin_tiny", "--batch-size", "1,2"], 2, "not for --batch-size 1,2."),
         (["native:swin_tiny", "--device", "gpu"], 2, "gpu"),
     ],
 )

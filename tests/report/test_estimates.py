@@ -41,6 +41,7 @@ def make(**changes: Any) -> Estimate:
         "headroom_bytes": None,
         "low_bytes": 950 * MIB,
         "high_bytes": 1100 * MIB,
+        "gpu": "rtx-3090",
     }  # fmt: skip
     return Estimate(**(values | changes))
 
@@ -89,6 +90,9 @@ def test_a_verdict_says_what_is_needed_of_what_there_is() -> None:
     assert said(False, 960 * MIB) == f"Probably does not fit: {needs} 960.00 MiB."
     assert said(False, 900 * MIB) == f"Does not fit: {needs} 900.00 MiB."
     assert "--gpu" in verdict_text(make())
+    like = verdict_text(make(gpu=None, fits=True, budget_bytes=2 * GIB))
+    assert like == f"Fits: {needs} 2.00 GiB, as on an A100."
+    assert "GiB), as on an A100. No memory was named: " in verdict_text(make(gpu=None))
 
 
 def test_rows_say_once_how_sure_they_are_and_what_they_rest_on() -> None:
