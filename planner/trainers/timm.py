@@ -131,8 +131,6 @@ def _loader_values(plan: Plan) -> dict[str, Any]:
 
     One worker at least: before timm 1.0.31 its persistent workers need one.
     """
-    if isinstance(plan.model, NamedModel) and plan.loader is None:
-        return {}
     loader = train_loader(plan)
     return {
         "workers": max(1, loader.workers),

@@ -98,8 +98,10 @@ def test_any_classifier_of_timm_goes_to_its_train_py() -> None:
     assert found == {
         "model": name, "num_classes": 10, "input_size": [3, 224, 224], "batch_size": 8,
         "grad_accum_steps": 2, "validation_batch_size": 8, "grad_checkpointing": True, "amp": True,
-        "amp_dtype": "bfloat16", "channels_last": False, "opt": "adamw",
+        "amp_dtype": "bfloat16", "channels_last": False, "workers": 8, "pin_mem": True,
+        "no_prefetcher": False, "use_multi_epochs_loader": True, "opt": "adamw",
     }  # fmt: skip
+    assert "It has 8 workers" in emitted.text
     assert emitted.launch.endswith("--lr LR")
     asked = setting.model_copy(update={"loss": "soft-target", "clip_grad": True, "ema": True})
     more = yaml.safe_load(emit_setting(model, asked, "timm").text)
