@@ -10,8 +10,8 @@ from planner.advice.search import NO_TRACE
 from planner.advice.waterfall import Fall
 from planner.core.units import format_bytes, format_range, format_seconds
 from planner.report.estimates import (
-    NARROWER,
     NOT_TRACED,
+    narrower,
     needs_text,
     notes,
     rate_text,
@@ -91,7 +91,7 @@ def _answer(advice: Advice) -> Iterator[str]:
         yield f"Not tried without --trace (some minutes, once): {', '.join(untraced)}."
     shown = best or advice.nearest
     if shown is not None and shown.estimate.as_eager:
-        yield NARROWER
+        yield narrower(shown.estimate)
 
 
 def _standing(best: Way, advice: Advice) -> str:

@@ -15,6 +15,7 @@ from planner.core.units import format_bytes, format_range, format_seconds
 from planner.estimation.estimate import Estimate
 from planner.estimation.largest import RETRIED
 from planner.estimation.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
+from planner.memory.compiled import has_known_graphs
 from planner.report.page import contents as doc
 from planner.report.settings import describe_setting, in_words
 from planner.report.time import (
@@ -104,6 +105,13 @@ def _why(estimate: Estimate) -> str:
     return f"{text}."
 
 
+def narrower(estimate: Estimate) -> str:
+    """What narrows the range of a compiled step whose ledger is that of the eager one."""
+    if has_known_graphs(estimate.model, estimate.setting):
+        return NARROWER
+    return "No trace follows what is compiled here: only 'planner tune' narrows the range."
+
+
 def peak_text(estimate: Estimate) -> str:
     """Where its peak is: `backward of layers.3.blocks.1.mlp.fc1, in torch's mm`."""
     return re.sub(r" \((\w+)\)", r", in torch's \1", estimate.peak_at)
@@ -124,7 +132,7 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
     time = estimate.throughput
     limits = [] if time is None else [f"{bound_text('the step', time.bound_seconds)}."]
     place, _, _ = estimate.peak_at.partition(" (")  # without torch's name of the operation
-    untraced = [NARROWER] if estimate.as_eager else []
+    untraced = [narrower(estimate)] if estimate.as_eager else []
     compiled = "of the step without compile " if estimate.as_eager else ""
     return [
         verdict_of(estimate),
@@ -388,7 +396,8 @@ def _common(found: Sequence[Estimate]) -> str:
         least, most = (f"{f(rate.uncertainty for rate in rates):.0%}" for f in (min, max))
         text += f" {first.unit[0].upper()}{first.unit[1:]}/s: predicted, not measured, "
         text += f"±{most}." if least == most else f"±{least} to ±{most}."
-    return f"{text} {NARROWER}" if any(e.as_eager for e in found) else text
+    eager = next((narrower(one) for one in found if one.as_eager), "")
+    return f"{text} {eager}".rstrip()
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column], **said: Any) -> doc.Table:

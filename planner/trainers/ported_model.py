@@ -17,12 +17,12 @@ def port_model(model: Model, library: Library, trainer: str) -> SwinConfig:
     if isinstance(model, FactoryModel):
         raise UnsupportedError(
             f"{trainer} builds its models by name, and {model.factory} is a factory of your own.",
-            "Use --for pytorch, accelerate, lightning or deepspeed, which train any module.",
+            "Use --for pytorch, which trains any model.",
         )
     if not isinstance(model, SwinConfig):
         raise UnsupportedError(
             f"{trainer} is written here for Swins, and {model.title} is none.",
-            "Use --for pytorch, accelerate, lightning or deepspeed, which train any module.",
+            "Use --for pytorch, which trains any model.",
         )
     if model.library == library:
         return model
