@@ -26,7 +26,8 @@ from planner.watching.emulating.running import EXPANDABLE
 from planner.watching.emulating.varying import Variation
 from planner.watching.explaining.snapshot_reading import Group as Held
 
-MAX_GROUPS = 12
+MAX_GROUPS = 7  # with the verdict and the rest on a first screen; JSON has all
+NEXT = "Next: --vary ARG, as --vary --batch-size, finds the largest value that fits: some minutes."
 MANY_FORWARDS = 4  # more than a step of several models has before its backward
 NOT_EMULATED = re.compile(r"CU\w+_NOT_SUPPORTED|operation not supported|No execution plans support")
 BY_VALUES = "AssertionError", "ValueError", "IndexError", "KeyError", "ZeroDivisionError"
@@ -71,7 +72,7 @@ def emulation_answer(run: EmulatedRun) -> list[doc.Part]:
             parts += [doc.Text(said), _alive(grown.groups, size="more")]
     faults = sorted({fault for process in run.processes for fault in process.faults})
     parts += [doc.Text(f"Our record of it may miss something: {fault}") for fault in faults]
-    return [*parts, _said("caveat")]
+    return [*parts, _said("caveat"), *([doc.Text(NEXT)] if run.fits else [])]
 
 
 def emulated_page(run: EmulatedRun, made: str = "") -> doc.Page:
