@@ -29,6 +29,8 @@ from planner.machine.hardware.gpu import Gpu
 from planner.memory.allocator_config import AllocatorConfig
 from planner.throughput.cost import Training, read_training
 
+MAX_ROUNDS = 3  # of traces: what one adopts makes other steps of the levers beside it
+
 
 @dataclass(frozen=True)
 class Way:
@@ -170,7 +172,7 @@ def advise(
     title = str(model) if isinstance(model, str | PathLike) else wish.model.title
     of_model = {k: v for k, v in overrides.items() if k not in TrainSetting.model_fields}
     options = allocator if isinstance(allocator, str) else None
-    return _Advising(wish, title, of_model, options, training, traced).advice()
+    return _Advising(wish, title, of_model, options, training, MAX_ROUNDS if traced else 0).advice()
 
 
 @dataclass
@@ -182,7 +184,7 @@ class _Advising:
     of_model: Mapping[str, Any]
     allocator: str | None
     training: Training | None
-    traced: bool
+    rounds: int  # of traces that may be made
 
     def __post_init__(self) -> None:
         self.notes = record_traces(self.wish)
@@ -256,8 +258,8 @@ class _Advising:
             wish = wish.allowing("recipe")
             offered = offer(wish, estimates, resorts=True)
             found = search(wish, estimates, offered.choices, budget)
-        if self.traced:
-            self.traced = False
+        if self.rounds:
+            self.rounds -= 1
             goals = (c for c in (found.best, found.nearest) if c and estimates.at(c).as_eager)
             steps = [*estimates.untraced, *(estimates.resolved(goal.setting) for goal in goals)]
             if record_untraced(wish, steps):

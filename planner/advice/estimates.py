@@ -149,7 +149,8 @@ class Estimates:
         if failed is not None:
             raise failed
         if step.reason:
-            raise UnsupportedError(f"advice compares many batches: {step.reason}")
+            why = "its compiled step is another at each batch" if setting.compiles else step.reason
+            raise UnsupportedError(f"advice compares many batches: {why}")
         self.untraced.append(setting)
         return False
 

@@ -32,18 +32,19 @@ from planner.report.time import (
 
 FIRST_WAYS = 6  # of a first screen
 _CALLED = {"memory format": "channels_last", "memory budget": "compile's activation memory budget"}
+ASKED = "the same with --json > advice.json"
 
 
-def advice_answer(advice: Advice) -> list[doc.Part]:
+def advice_answer(advice: Advice, asked: str = ASKED) -> list[doc.Part]:
     """Whether it fits as it stands, what to do, the ways (or, where it does not fit, what each
-    change does) and what next; folded, the rest."""
+    change does) and what next; folded, the rest. `asked` is what writes it to a file."""
     ways, falls, found = _ways(advice), _waterfall(advice), advice.bottleneck
     is_first = not advice.plain.estimate.fits
     first, second = ((falls, "change by change"), (ways, "all ways"))[:: 1 if is_first else -1]
     return [
         doc.Text("\n".join([*_as_it_stands(advice), *_answer(advice)])),
         *first[0],
-        *([doc.Text(_next(advice))] if advice.recommended else []),
+        *([doc.Text(_next(asked))] if advice.recommended else []),
         *([doc.Folded(second[1], second[0])] if second[0] else []),
         *_front(advice),
         doc.Folded("what limits it", [doc.Text(_bottleneck(advice)), *time_parts(found)]),
@@ -152,10 +153,10 @@ def ways_table(advice: Advice, said: str) -> doc.Table:
     return doc.Table(headers, rows, said, [0], FIRST_WAYS)
 
 
-def _next(advice: Advice) -> str:
+def _next(asked: str) -> str:
     return (
-        "Next: the same with --json > advice.json, then 'planner tune --from advice.json' "
-        "(--way N for another), or 'planner emit advice.json --for TRAINER'."
+        f"Next: {asked}, then 'planner tune --from advice.json' (--way N for another), or "
+        "'planner emit advice.json --for TRAINER'."
     )
 
 
@@ -199,7 +200,7 @@ def _waterfall(advice: Advice) -> list[doc.Part]:
         ["as it stands", doc.bytes_cell(need), none, doc.seconds_cell(seconds), none]
     ]
     rows += [_fall(fall) for fall in advice.waterfall]
-    headers = ["change", "needs", "memory", images, "time"]
+    headers = ["change", "needs", "difference", images, "difference"]
     goal = "recommendation" if advice.recommended else "nearest way"
     return [doc.Table(headers, rows, f"From your setting to the {goal}, change by change:")]
 

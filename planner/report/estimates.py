@@ -32,7 +32,7 @@ from planner.report.time import (
 from planner.throughput.result import Throughput, is_slower
 
 NOT_TRACED = "not traced"
-LIKE = ", as on an A100"  # what `overheads_for` takes where no GPU is named
+LIKE = "; an A100's kernels are assumed"  # what `overheads_for` takes where no GPU is named
 NARROWER = "Compile is not traced: --trace narrows the range, in one to three minutes."
 # The order people add up in: tensors first, then what PyTorch and the driver put around them.
 BREAKDOWN_ROWS = {
@@ -109,12 +109,12 @@ def narrower(estimate: Estimate) -> str:
     """What narrows the range of a compiled step whose ledger is that of the eager one."""
     if has_known_graphs(estimate.model, estimate.setting):
         return NARROWER
-    return "No trace follows what is compiled here: only 'planner tune' narrows the range."
+    return "Only 'planner tune' narrows the range: no trace compiles this step on several GPUs."
 
 
 def peak_text(estimate: Estimate) -> str:
-    """Where its peak is: `backward of layers.3.blocks.1.mlp.fc1, in torch's mm`."""
-    return re.sub(r" \((\w+)\)", r", in torch's \1", estimate.peak_at)
+    """Where its peak is: `backward of layers.3.blocks.1.mlp.fc1, in torch's mm kernel`."""
+    return re.sub(r" \((\w+)\)", r", in torch's \1 kernel", estimate.peak_at)
 
 
 def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) -> list[doc.Part]:

@@ -25,7 +25,9 @@ def explanation_text(found: Explanation) -> str:
 def explanation_answer(found: Explanation) -> list[doc.Part]:
     """What would help, where that is known; what was seen, what it means and what to do; then what
     was alive."""
-    parts = relief_parts(found.relief) if found.relief is not None else []
+    relief = relief_parts(found.relief) if found.relief is not None else []
+    differs: list[doc.Part] = [doc.Text("\n".join(found.differs))]
+    parts, last = (differs, relief) if _is_elsewhere(found) else (relief, differs)
     if not found.findings and found.kind == "log":
         parts.append(doc.Text(sentence("nothing recognised", source=found.source)))
     if found.run:
@@ -41,7 +43,14 @@ def explanation_answer(found: Explanation) -> list[doc.Part]:
     if found.snapshot is not None:
         parts.append(doc.Text(sentence("free blocks", found.snapshot.figures)))
         parts += _alive(found.snapshot, found.expected.breakdown if found.expected else {})
-    return [*parts, doc.Text("\n".join(found.differs)), doc.Text("\n".join(found.notes))]
+    return [*parts, *last, doc.Text("\n".join(found.notes))]
+
+
+def _is_elsewhere(found: Explanation) -> bool:
+    """Whether the setting fits by prediction, so that no change of it is what helps first."""
+    expected = found.expected
+    total = found.seen.get("total_bytes") or (expected and expected.budget_bytes)
+    return bool(expected and total and expected.device_total_bytes <= total)
 
 
 def _table(headers: Sequence[str], rows: list[list[doc.Cell]], caption: str = "") -> doc.Table:

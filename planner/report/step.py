@@ -197,7 +197,9 @@ def step_group(step: Step, key: str, title: str = "") -> doc.Group:
     parts = [first.parts[0], doc.Facts(_tiles(step), "tiles"), *first.parts[1:], again]
     sections = [replace(first, parts=parts)]
     if step.advice is not None:
-        sections.append(doc.Section("instead", "What fits instead", advice_answer(step.advice)))
+        asked = f"{step.command('advise')} --json > advice.json"
+        parts = [*advice_answer(step.advice, asked)]
+        sections.append(doc.Section("instead", "What fits instead", parts))
     costs = costs_of(step) if estimate.throughput is not None else ()
     alive = alive_at_peak(step.ledger, course.live)
     chart = doc.Chart(

@@ -50,7 +50,7 @@ def test_an_answer_in_full_shows_each_part_and_where_the_peak_is() -> None:
     text = estimate_text(make(assumed=("context 200 MiB",), left_out=("NCCL",)))
     lines = [line.split() for line in text.splitlines()]
     assert "native:swin_tiny, 28,288,354 parameters" in text
-    assert "The peak is in backward of layers.0.blocks.1.mlp.fc2, in torch's mm." in text
+    assert "The peak is in backward of layers.0.blocks.1.mlp.fc2, in torch's mm kernel." in text
     assert ["activations", "300.00", "MiB", "30.0%"] in lines
     assert ["everything", "else", "132.00", "MiB", "13.2%"] in lines  # 50 + 50 + 32
     assert not any(line[:1] == ["buffers"] for line in lines)  # there are none
@@ -91,8 +91,10 @@ def test_a_verdict_says_what_is_needed_of_what_there_is() -> None:
     assert said(False, 900 * MIB) == f"Does not fit: {needs} 900.00 MiB."
     assert "--gpu" in verdict_text(make())
     like = verdict_text(make(gpu=None, fits=True, budget_bytes=2 * GIB))
-    assert like == f"Fits: {needs} 2.00 GiB, as on an A100."
-    assert "GiB), as on an A100. No memory was named: " in verdict_text(make(gpu=None))
+    assert like == f"Fits: {needs} 2.00 GiB; an A100's kernels are assumed."
+    assert "GiB); an A100's kernels are assumed. No memory was named: " in verdict_text(
+        make(gpu=None)
+    )
 
 
 def test_rows_say_once_how_sure_they_are_and_what_they_rest_on() -> None:

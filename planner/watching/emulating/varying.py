@@ -105,10 +105,10 @@ def _place(command: Sequence[str], argument: str) -> tuple[int, str]:
     """Where the argument is, and what stands between it and its value."""
     found = [(i, glue) for i, w in enumerate(command) if (glue := _glue(w, argument)) is not None]
     if not found or "=" in argument:
-        raise UsageError(
-            f"the command has no {shorten(argument)}.",
-            f"Write it there with a value: -- python train.py {argument} 64",
-        )
+        way_out = f"Write it there with a value: -- python train.py {argument} 64"
+        near = next((word for word in command if argument and word.lstrip("-") == argument), None)
+        way_out = f"Write --vary {near}." if near else way_out
+        raise UsageError(f"the command has no {shorten(argument)}.", way_out)
     return found[-1]
 
 

@@ -98,7 +98,7 @@ page.timeline.figure = (source) => {
     line("reserved", `reserved, ${said(top)}`, { line: { width: 2, shape: "hv", color: colours.allocator } }),
     fixed("peak", [peak], values.live[peak], { mode: "markers", cliponaxis: false, marker: {
       symbol: "triangle-down", size: 13, color: "#ffffff", line: { width: 2, color: "#000000" } } }));
-  if (isNear) traces.push(fixed("limit", [0, count - 1], limit, {
+  if (isNear) traces.push(fixed("limit for torch", [0, count - 1], limit, {
     mode: "lines", line: { width: 2, dash: "dash", color: colours.limit } }));
   const layout = {
     hovermode: "x", hoverdistance: -1, dragmode: page.byFinger ? false : "zoom",
