@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from planner.advice.levers import LEVERS
 from planner.advice.wish import Wish
 from planner.core.errors import PlannerError
-from planner.core.schema import ResolvedSetting
+from planner.core.schema import ResolvedSetting, TrainSetting
 from planner.estimation.ledgers import is_on_shapes, record_ledgers
 from planner.libraries.limits import batch_unit
 from planner.trace.kept_step import alike, traced_step
@@ -51,9 +52,11 @@ def record_untraced(wish: Wish, steps: Iterable[ResolvedSetting]) -> bool:
     for setting in steps:
         for parts in (1, 2) if wish.is_splittable else (setting.accumulate,):
             updates = {"accumulate": parts, "batch_size": 2 * batch_unit(setting)}
-            step = ResolvedSetting(setting.model_copy(update=updates))
-            if traced_step(wish.model, step).answer(step.batch_size) is None:
-                found[alike(wish.model, step)] = (wish.model, step)
+            with suppress(ValueError):  # an optimizer in backward accumulates nothing
+                changed = TrainSetting.model_validate({**setting.model_dump(), **updates})
+                step = ResolvedSetting(changed)
+                if traced_step(wish.model, step).answer(step.batch_size) is None:
+                    found[alike(wish.model, step)] = (wish.model, step)
     record_ledgers(list(found.values())[:MAX_TRACES], limit_seconds=2 * MAX_SECONDS)
     return bool(found)
 
