@@ -67,7 +67,6 @@ def test_the_allocator_s_options() -> None:
 @pytest.mark.parametrize(
     ("label", "options"),
     first_of(
-        ("both", "--checkpointing blocks --set offload=activations"),
         ("neither", ""),
         ("`--checkpointing blocks`", "--checkpointing blocks"),
         ("`--set offload=activations`", "--set offload=activations"),
@@ -97,7 +96,7 @@ FAMILIES = ("adamw-8bit", "adamw", "adamw-fused", "lion", "adafactor", "sgd")
 def test_optimizers(family: str) -> None:
     typed = f"--gpu rtx-4090 --allocator expandable_segments:True --optimizer {family}"
     small, large = (estimated(f"native:swin_large {typed} --batch-size {n}") for n in (8, 64))
-    state = f"{small['breakdown']['optimizer_state'] / 2**20:.0f} MiB"
+    state = f"{small['breakdown']['optimizer_state'] / 2**20:,.0f} MiB"
     assert_row(family, state, *total_and_rate(small), *total_and_rate(large))
 
 
@@ -129,8 +128,7 @@ def test_the_optimizer_in_host_memory() -> None:
 @pytest.mark.parametrize(
     "options",
     first_of(
-        "--set lora_rank=8 --set frozen_stages=2", "", "--set frozen_stages=2",
-        "--set frozen_stages=3", "--set lora_rank=8", "--set lora_rank=8 --set lora_targets=all",
+        "", "--set frozen_stages=2", "--set frozen_stages=3", "--set lora_rank=8",
         "--set lora_rank=8 --precision pure-bf16", "--set lora_rank=8 --checkpointing blocks",
     ),
 )  # fmt: skip
@@ -148,7 +146,7 @@ def test_adapters_and_frozen_stages(options: str) -> None:
     ("label", "options"),
     first_of(
         ("compiled block by block", "--compile default --set compile_scope=blocks"),
-        ("eager", ""),
+        ("not compiled", ""),
         ("compiled whole", "--compile default"),
     ),
 )

@@ -11,6 +11,10 @@ import click
 import pytest
 
 from planner.cli import cli
+from planner.core.schema.distribution import Distribution
+from planner.core.schema.model import SwinConfig
+from planner.core.schema.options import declared_options
+from planner.core.schema.setting import TrainSetting
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (".", "docs", "tests", "tests/truth", "examples")
@@ -53,6 +57,17 @@ def test_the_commands_of_the_pages_can_be_typed() -> None:
             command.make_context(name, arguments)
         except click.UsageError as error:
             pytest.fail(f"{line}: {error.message}")
+
+
+def test_each_field_without_an_option_is_in_the_table() -> None:
+    setting = [f for f in TrainSetting.model_fields if f not in Distribution.model_fields]
+    fields = [*setting, *Distribution.model_fields, *SwinConfig.model_fields]
+    typed = {*declared_options(TrainSetting), *declared_options(SwinConfig)}
+    page = (ROOT / "docs/commands.md").read_text("utf-8")
+    table = page.partition("| field | values |")[2].partition("\n\n")[0]
+    cells = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    found = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert found == [field for field in fields if field not in typed]
 
 
 READ = (ROOT / "README.md", *ROOT.glob("docs/*.md"))  # what users read
