@@ -102,6 +102,8 @@ def test_any_classifier_of_timm_goes_to_its_train_py() -> None:
         "no_prefetcher": False, "use_multi_epochs_loader": True, "opt": "adamw",
     }  # fmt: skip
     assert "It has 8 workers" in emitted.text
+    resolved = setting.with_recipe(of_swin=False)  # as an advice holds it
+    assert yaml.safe_load(emit_setting(model, resolved, "timm").text) == found
     assert emitted.launch.endswith("--lr LR")
     asked = setting.model_copy(update={"loss": "soft-target", "clip_grad": True, "ema": True})
     more = yaml.safe_load(emit_setting(model, asked, "timm").text)
