@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from planner.core.errors import PlannerError, printable
+from planner.core.errors import PlannerError, alternatives, printable
 from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.core.schema.result import Recommendation
 from planner.core.units import GIB, format_bytes, format_rate, format_seconds
@@ -121,7 +121,7 @@ def recommendation_answer(
     )
     return [
         doc.Text("\n".join([*_recommended(found, interval_of), *fed])),
-        *_beside(found),
+        *_beside(found, interval_of),
         doc.Text("\n".join([*first, ended])),
         *([doc.Text(then)] if then else []),
         *notes("notes", rest),
@@ -188,7 +188,9 @@ def memory_text(record: MeasurementRecord) -> str:
     return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
 
 
-def _beside(found: Recommendation) -> list[doc.Part]:
+def _beside(
+    found: Recommendation, interval_of: Callable[[MeasurementRecord], Interval]
+) -> list[doc.Part]:
     """The recommended, the others and the plain default, by what tells them apart."""
     if found.evidence is None:
         return []
@@ -212,7 +214,33 @@ def _beside(found: Recommendation) -> list[doc.Part]:
         for rate in [record.images_per_second]
     ]
     headers = ("", f"{records[0].counts}/s", "step", "memory", "compile", "setting")
-    return [doc.Table(headers, rows, marked=(0,), first=8).filled()]
+    close = _close_text(found, records, [interval_of(record) for record in records])
+    table = doc.Table(headers, rows, marked=(0,), first=8).filled()
+    return [table, *([doc.Text(close)] if close else [])]
+
+
+def _close_text(
+    found: Recommendation, records: Sequence[MeasurementRecord], spread: Sequence[Interval]
+) -> str:
+    """Which rows cannot be told from the recommended, the first."""
+    rates = [record.images_per_second or 0.0 for record in records]
+    if any("the simpler setting" in note for note in found.notes):
+        level = [n for n, rate in enumerate(rates) if rates[0] <= rate <= rates[0] / 0.99]
+        if len(level) > 1:
+            return f"{_row_numbers(level)} are equal within 1%; 1 is simpler."
+    first = spread[0]
+    alike = [n for n, own in enumerate(spread) if own and first and own[1] >= first[0]]
+    if len(alike) < 2:
+        return ""
+    way = "take the simplest, or measure again into a new --output"
+    return f"{_row_numbers(alike)} overlap within their spread: {way}."
+
+
+def _row_numbers(rows: Sequence[int]) -> str:
+    """`Rows 1 and 2`, `Rows 1 to 3`, `Rows 1, 2 and 4`, of indices."""
+    if len(rows) > 2 and rows[-1] - rows[0] == len(rows) - 1:
+        return f"Rows {rows[0] + 1} to {rows[-1] + 1}"
+    return f"Rows {alternatives([str(row + 1) for row in rows], 'and')}"
 
 
 def run_group(run: Run, key: str, title: str = "") -> doc.Group:
