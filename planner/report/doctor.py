@@ -27,7 +27,7 @@ def facts_answer(facts: Facts) -> list[doc.Part]:
     """The findings, what to type, the cards, and what else was read of one machine."""
     findings = judge(facts)
     parts = [doc.Text(f"A recorded machine: {facts.source}")] if facts.source else []
-    parts.append(doc.Text(_verdict(findings, facts.torch.available)))
+    parts.append(doc.Text(_verdict(findings)))
     for message in dict.fromkeys(found.message for found in findings):
         first, *others = (found for found in findings if found.message == message)
         head = f"{first.level}: {first.subject} {message}.".replace("  ", " ")
@@ -53,13 +53,13 @@ def facts_answer(facts: Facts) -> list[doc.Part]:
     return [*parts, *typed, table, doc.Facts(list(_read(facts)))]
 
 
-def _verdict(findings: Sequence[Finding], has_gpu: bool) -> str:
+def _verdict(findings: Sequence[Finding]) -> str:
     counts = [(level, sum(f.level == level for f in findings)) for level in LEVELS]
     told = ", ".join(f"{n} {level}{'s' if n != 1 else ''}" for level, n in counts if n)
     if any(finding.level == "fault" for finding in findings):
         return f"Something must be fixed first: {told}."
     lacking = next((f for f in findings if f.cost == NO_GPU), None)
-    if lacking is not None and not has_gpu:
+    if lacking is not None:
         first = f"No GPU is visible here: everything would run on the CPU ({told})."
         return f"{first} Next: {lacking.next_step[0].lower()}{lacking.next_step[1:]}"
     found = f"Nothing needs fixing ({told})." if told else "No problems found."

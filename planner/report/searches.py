@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from optuna import Study
 
 Interval = tuple[float, float] | None
+IntervalOf = Callable[[MeasurementRecord], Interval]
 # What is said of these is on a first screen; the other notes are folded.
 FIRST_NOTES = ("learning rate", "nothing was run", "last record is in", "Other processes hold")
 MAX_MESSAGE = 160  # characters in a table's cell; the file of records has all
@@ -58,7 +59,7 @@ class Run:
     found: Recommendation | None
     records: tuple[MeasurementRecord, ...]
     best: MeasurementRecord | None
-    interval_of: Callable[[MeasurementRecord], Interval]
+    interval_of: IntervalOf
     place: str = ""
     again: str = ""
     faults: tuple[str, ...] = ()
@@ -100,7 +101,7 @@ def cited(found: Recommendation | None) -> tuple[MeasurementRecord, ...]:
 
 
 def recommendation_answer(
-    found: Recommendation, interval_of: Callable[[MeasurementRecord], Interval], then: str = ""
+    found: Recommendation, interval_of: IntervalOf, then: str = ""
 ) -> list[doc.Part]:
     """The setting with its evidence, the others beside it, and what to type next; folded, what else
     is to be known of the search."""
@@ -153,9 +154,7 @@ def _going_on(found: Recommendation) -> str:
     return " Run the same command to go on." if "interrupted" in found.stopped_because else ""
 
 
-def _recommended(
-    found: Recommendation, interval_of: Callable[[MeasurementRecord], Interval]
-) -> list[str]:
+def _recommended(found: Recommendation, interval_of: IntervalOf) -> list[str]:
     record = found.evidence
     if record is None or found.setting is None:
         probes = count(found.num_probes, "probe")
@@ -188,9 +187,7 @@ def memory_text(record: MeasurementRecord) -> str:
     return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
 
 
-def _beside(
-    found: Recommendation, interval_of: Callable[[MeasurementRecord], Interval]
-) -> list[doc.Part]:
+def _beside(found: Recommendation, interval_of: IntervalOf) -> list[doc.Part]:
     """The recommended, the others and the plain default, by what tells them apart."""
     if found.evidence is None:
         return []
@@ -214,33 +211,20 @@ def _beside(
         for rate in [record.images_per_second]
     ]
     headers = ("", f"{records[0].counts}/s", "step", "memory", "compile", "setting")
-    close = _close_text(found, records, [interval_of(record) for record in records])
     table = doc.Table(headers, rows, marked=(0,), first=8).filled()
-    return [table, *([doc.Text(close)] if close else [])]
+    return [table, doc.Text(_close_text(found, records, interval_of))]
 
 
-def _close_text(
-    found: Recommendation, records: Sequence[MeasurementRecord], spread: Sequence[Interval]
-) -> str:
-    """Which rows cannot be told from the recommended, the first."""
-    rates = [record.images_per_second or 0.0 for record in records]
+def _close_text(found: Recommendation, records: list[MeasurementRecord], of: IntervalOf) -> str:
+    """Which rows cannot be told from the recommended, the first; "" where none is so near."""
+    said = "overlap within their spread: take the simplest, or measure again into a new --output."
+    first, *spread = map(of, records)
+    near = [n for n, own in enumerate(spread, 2) if own and first and own[1] >= first[0]]
     if any("the simpler setting" in note for note in found.notes):
-        level = [n for n, rate in enumerate(rates) if rates[0] <= rate <= rates[0] / 0.99]
-        if len(level) > 1:
-            return f"{_row_numbers(level)} are equal within 1%; 1 is simpler."
-    first = spread[0]
-    alike = [n for n, own in enumerate(spread) if own and first and own[1] >= first[0]]
-    if len(alike) < 2:
-        return ""
-    way = "take the simplest, or measure again into a new --output"
-    return f"{_row_numbers(alike)} overlap within their spread: {way}."
-
-
-def _row_numbers(rows: Sequence[int]) -> str:
-    """`Rows 1 and 2`, `Rows 1 to 3`, `Rows 1, 2 and 4`, of indices."""
-    if len(rows) > 2 and rows[-1] - rows[0] == len(rows) - 1:
-        return f"Rows {rows[0] + 1} to {rows[-1] + 1}"
-    return f"Rows {alternatives([str(row + 1) for row in rows], 'and')}"
+        said = "are equal within 1%; 1 is simpler."
+        rates = [record.images_per_second or 0.0 for record in records]
+        near = [n for n, rate in enumerate(rates[1:], 2) if rates[0] <= rate <= rates[0] / 0.99]
+    return f"Rows {alternatives(map(str, [1, *near]), 'and')} {said}" if near else ""
 
 
 def run_group(run: Run, key: str, title: str = "") -> doc.Group:
