@@ -110,6 +110,7 @@ def recommendation_answer(
         f"{count(found.num_probes, 'probe')} of {found.num_candidates} settings; the search ended "
         f"because {found.stopped_because}.{_going_on(found)}"
     )
+    table, close = _beside(found, interval_of)
     first = [note for note in found.notes if any(word in note for word in FIRST_NOTES)]
     rest = [note for note in found.notes if note not in first]
     if (record := found.evidence) is not None:
@@ -122,8 +123,8 @@ def recommendation_answer(
     )
     return [
         doc.Text("\n".join([*_recommended(found, interval_of), *fed])),
-        *_beside(found, interval_of),
-        doc.Text("\n".join([*first, ended])),
+        *table,
+        doc.Text("\n".join([*close, *first, ended])),
         *([doc.Text(then)] if then else []),
         *notes("notes", rest),
         *notes("not probed (these batches and larger ones)", ruled_out),
@@ -187,10 +188,10 @@ def memory_text(record: MeasurementRecord) -> str:
     return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
 
 
-def _beside(found: Recommendation, interval_of: IntervalOf) -> list[doc.Part]:
-    """The recommended, the others and the plain default, by what tells them apart."""
+def _beside(found: Recommendation, interval_of: IntervalOf) -> tuple[list[doc.Part], list[str]]:
+    """The recommended, the others and the plain default, by what differs; and what is alike."""
     if found.evidence is None:
-        return []
+        return [], []
     baseline, records = found.baseline, [found.evidence, *found.runners_up]
     if baseline is not None and baseline not in records:
         records.append(baseline)
@@ -212,19 +213,19 @@ def _beside(found: Recommendation, interval_of: IntervalOf) -> list[doc.Part]:
     ]
     headers = ("", f"{records[0].counts}/s", "step", "memory", "compile", "setting")
     table = doc.Table(headers, rows, marked=(0,), first=8).filled()
-    return [table, doc.Text(_close_text(found, records, interval_of))]
+    return [table], _close(found, records, interval_of)
 
 
-def _close_text(found: Recommendation, records: list[MeasurementRecord], of: IntervalOf) -> str:
-    """Which rows cannot be told from the recommended, the first; "" where none is so near."""
-    said = "overlap within their spread: take the simplest, or measure again into a new --output."
+def _close(found: Recommendation, records: list[MeasurementRecord], of: IntervalOf) -> list[str]:
+    """Which rows cannot be told from the recommended, the first."""
+    said = "overlap: take the simplest, or measure again with a new --output."
     first, *spread = map(of, records)
     near = [n for n, own in enumerate(spread, 2) if own and first and own[1] >= first[0]]
     if any("the simpler setting" in note for note in found.notes):
         said = "are equal within 1%; 1 is simpler."
         rates = [record.images_per_second or 0.0 for record in records]
         near = [n for n, rate in enumerate(rates[1:], 2) if rates[0] <= rate <= rates[0] / 0.99]
-    return f"Rows {alternatives(map(str, [1, *near]), 'and')} {said}" if near else ""
+    return [f"Rows {alternatives(map(str, [1, *near]), 'and')} {said}"] if near else []
 
 
 def run_group(run: Run, key: str, title: str = "") -> doc.Group:

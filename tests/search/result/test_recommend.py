@@ -212,6 +212,6 @@ def test_rows_that_cannot_be_told_apart_are_named() -> None:
     assert level.setting == PLAIN
     assert "Rows 1 and 2 are equal within 1%; 1 is simpler." in recommendation_text(level)
     alike = recommend([at(100.5), slower, at(100.2, change(compile="default"))], search())
-    assert "Rows 1, 2 and 3 overlap within their spread: take" in recommendation_text(alike)
+    assert "Rows 1, 2 and 3 overlap: take" in recommendation_text(alike)
     far = recommend([at(200), slower], search())
     assert "Rows" not in recommendation_text(far)
