@@ -184,7 +184,7 @@ class _Walk:
                 "it loads faster."
             )
         if len(self.runs) > 1 and not self.has_time():
-            self.notes.append("The time ended the walk: a longer --budget may find more.")
+            self.notes.append("Time ran out: a longer --budget may find more.")
         return DataResult(
             location=data.location, num_items=data.num_items or _length(self.opened.dataset),
             num_classes=data.num_classes, image_size=image_size, processors=processors,

@@ -83,7 +83,7 @@ class LazyGroup(click.Group):
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             if name in INSTEAD:
-                raise UsageError(f"'{name}' is no command.", INSTEAD[name])
+                raise UsageError(f"'{name}' is not a command.", INSTEAD[name])
             raise unknown_name("command", name, COMMANDS, "List commands with 'planner --help'.")
         return super().resolve_command(ctx, args)
 
@@ -179,7 +179,7 @@ def _usage(error: click.ClickException) -> str:
         way = _instead(error.option_name, context.command)
         said = f"No such option '{error.option_name}'{way}" if way else said
     if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
-        said = f"{error.param.opts[0]} is missing: {error.param.help}"
+        said = f"{error.param.opts[0]} is missing. {error.param.help}"
     said = f"{said[:600]}…" if len(said) > 600 else said  # it holds what was typed
     return said if context is None else f"{said}\nSee '{context.command_path} --help'."
 

@@ -114,7 +114,7 @@ class ExplainRequest(Json):
     model: str | None = argument("MODEL", "models", default=None)
     plan: str | None = option("What 'planner tune' or 'planner estimate --json' wrote.", "RUN",
                               TRAINING, values="file")  # fmt: skip
-    gpu: str | None = option("The card, of 'planner gpus'.", "NAME", TRAINING, values="gpus")
+    gpu: str | None = option("'planner gpus' lists cards.", "NAME", TRAINING, values="gpus")
     allocator: str | None = option("Used in place of PYTORCH_ALLOC_CONF.", "OPTIONS", TRAINING)
     fields: Fields = of_schema("one", without=WORLD)
 

@@ -24,7 +24,7 @@ class EmitRequest(Request):
     result: str = argument("RESULT", "file")
     trainer: str | None = option(f"Required: one of {', '.join(TARGETS)}.", "TRAINER",
                                  flag="--for", values="trainers")  # fmt: skip
-    way: int | None = option("Which way of an advice, or which of several estimates.",
+    way: int | None = option("Which way of the advice, or which of several estimates.",
                              shown="the recommended", bounds=(1, MAX_SIZE))  # fmt: skip
     output: str | None = option("Write here (a file or a directory).", "PATH", values="file")
     force: bool = switch("Also replace files that 'planner emit' did not write.")

@@ -27,7 +27,7 @@ class EmulateRequest(Json):
     """What `planner emulate` was asked."""
 
     words: tuple[str, ...] = argument("COMMAND…")
-    gpu: str = option("The card, of 'planner gpus'.", "NAME", CARD, default=MISSING, values="gpus")
+    gpu: str = option("'planner gpus' lists cards.", "NAME", CARD, default=MISSING, values="gpus")
     gpus: int = option("How many such cards.", "N", CARD, default=1, bounds=(1, MAX_GPUS))
     nodes: int = option("Run COMMAND on each of N nodes, each with such cards, as one training.",
                         "N", CARD, default=1, bounds=(1, 16))  # fmt: skip
@@ -38,7 +38,7 @@ class EmulateRequest(Json):
     vary: str | None = option("Find the largest value of ARG that fits.", "ARG", PROGRAM)
     snapshot: str | None = option("Keep the allocator's history at the peak.", *TO_FILE)
     report: str | None = option("The answer as a page of HTML too.", *TO_FILE)
-    progress: bool = switch("Say steps on standard error too where that is no terminal.")
+    progress: bool = switch("Also print steps where standard error is not a terminal.")
 
 
 @reads(EmulateRequest, allow_interspersed_args=False)  # COMMAND's options are its own

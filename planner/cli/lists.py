@@ -14,7 +14,7 @@ from planner.ledger import cache as kept
 from planner.ledger.key import ANY_BATCH
 from planner.machine.cuda_support import lacking_kernels
 from planner.machine.hardware import Gpu, all_gpus, find_gpu
-from planner.machine.hardware.catalogue import matching_gpus
+from planner.machine.hardware.catalogue import matching_gpus, shown_sources
 from planner.report.page.contents import Cell, Facts, Folded, Number, Part, Table, Text
 
 OF_GPUS = ("name", "GiB", "GB/s", "fp32", "tf32", "bf16", "fp16", "architecture")
@@ -37,12 +37,15 @@ class GpusRequest(Printed):
 def gpus(request: GpusRequest) -> None:
     """List the GPUs that --gpu knows, or the figures of those that NAME means.
 
+    Of several NAMEs it lists each GPU that all of them match, or else each that one of them does.
+
     Examples:
       planner gpus rtx ti
-      planner gpus a100 --detail
+      planner gpus h200 a100 --detail
     """
     text = " ".join(request.name)  # find_gpu says what is near
-    found = (matching_gpus(text) or (find_gpu(text),)) if text else all_gpus()
+    of_each = (gpu for name in request.name for gpu in matching_gpus(name) or [find_gpu(name)])
+    found = matching_gpus(text) or tuple(dict.fromkeys(of_each)) if text else all_gpus()
     parts: list[Part] = [_by_architecture(found)]
     if text or request.detail:
         parts = [Table(OF_GPUS, [_gpu_row(gpu) for gpu in found]), Text(RATES)]
@@ -53,7 +56,7 @@ def gpus(request: GpusRequest) -> None:
         lines += [f"{said}." for said in lacking]
     parts.append(Text("\n".join(lines)))
     if text:
-        sources = [(Text(gpu.name), Facts(list(gpu.sources.items()))) for gpu in found]
+        sources = [(Text(gpu.name), Facts(shown_sources(gpu))) for gpu in found]
         parts.append(Folded("sources", [part for of_gpu in sources for part in of_gpu]))
     answer(request, found, lambda: parts)
 
@@ -93,6 +96,7 @@ def models(request: ModelsRequest) -> None:
       planner models swin_tiny
       planner models --library timm --json
     """
+    from planner.libraries.named import any_of_timm
     from planner.libraries.registry import SPECS
 
     text, library = request.text or "", request.library
@@ -103,8 +107,7 @@ def models(request: ModelsRequest) -> None:
     found = [(name, config) for name, config in known if text.casefold() in name.casefold()]
     if not found:
         names = [name.partition(":")[2] for name, _ in known]
-        way_out = "Swins are listed here; of timm, torchvision and transformers any name will do: "
-        raise unknown_name("Swin", text, names, f"{way_out}timm:resnet50.")
+        raise unknown_name("Swin", text, names, f"Swins are listed here. {any_of_timm(text)}")
     rows = [_model_row(*one) for one in found]
     table = Table(("image", "classes", "model"), [[*row[:2], row[-1]] for row in rows])
     if not (text or library):

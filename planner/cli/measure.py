@@ -46,7 +46,7 @@ class DataRequest(Json):
     data: str = argument("DIR|MODULE:FACTORY", "dir")
     batch_size: int = option("Images in a micro-batch.", default=64, bounds=(1, MAX_SIZE))
     image_size: int = option("In pixels.", "PX", default=224, bounds=(1, MAX_SIZE))
-    pipeline: Pipeline = option("Whose transforms make tensors of pictures.", "P",
+    pipeline: Pipeline = option("Whose transforms are used: torchvision or timm.", "P",
                                 default="torchvision", values=get_args(Pipeline))  # fmt: skip
     max_workers: int | None = option("At most so many worker processes.", bounds=(1, MAX_WORKERS),
                                      shown="twice the processors")  # fmt: skip
@@ -150,7 +150,7 @@ def asked(target: str, fields: Fields) -> tuple[Model, TrainSetting]:
             return resolve(*one_setting(target, fields, "bf16", "a profile"))
         except UsageError as error:
             is_unknown = ":" not in target and error.message.startswith("unknown model")
-            way_out = "RUN is a folder that 'planner tune' wrote; 'planner models' lists models."
+            way_out = "RUN is a folder that 'planner tune' wrote; MODEL is as timm:resnet50."
             refuse_if(is_unknown, f"there is no run {target} and no such model.", way_out)
             raise
     found = read_result(target)
@@ -172,7 +172,7 @@ class TuneRequest(Printed):
         "input): its model, memory and setting; options typed here win.", "FILE", SEARCH, "--from",
         values="file",
     )  # fmt: skip
-    way: int | None = option("Which way of an advice, or which of several estimates.", "N", SEARCH,
+    way: int | None = option("Which way of the advice, or which of several estimates.", "N", SEARCH,
                              shown="the recommended", bounds=(1, MAX_SIZE))  # fmt: skip
     search: SearchKeywords = declared(SearchOptions)
     quiet: bool = switch("Show no progress: only the result, warnings and errors.", also="-q")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from planner.cli import HELP_SETTINGS
-from planner.core.errors import alternatives, shorten
+from planner.core.errors import UsageError, alternatives, shorten
 from planner.core.errors import refuse_if as refuse_if
 from planner.core.schema import FactoryModel, NamedModel, SwinConfig, TrainSetting
 from planner.core.schema.distribution import SEVERAL
@@ -49,6 +50,15 @@ class Command(click.Command):
         settings = {**HELP_SETTINGS, **settings}
         super().__init__(name, help=text, context_settings=settings, **kwargs)
         self.examples = [line.strip() for line in examples.splitlines()]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """A fault of a field is told by its option, where that was typed."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            for flag, name in ((p.opts[0], p.name) for p in self.params if ctx.params.get(p.name)):
+                error.message = re.sub(rf"(?m)^  {name}(\.\d+)*:", f"  {flag}:", error.message)
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, records in self.sections(ctx):
@@ -89,7 +99,7 @@ class Text(click.ParamType[str]):
         refuse_if(is_blank, f"{name.strip('[]…')} has no value.", EMPTY)
         refuse_if(
             self.values == "models" and value.lower().endswith(".py"),
-            f"{shorten(value)} is a program, and no model.",
+            f"{shorten(value)} is a program, not a model.",
             f"'planner emulate --gpu NAME -- python {value}' says what it needs; or name a "
             f"function in it that builds the model: {Path(value).stem}:FUNCTION.",
         )

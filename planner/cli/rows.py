@@ -50,7 +50,7 @@ class OnDevice(Request):
     )
     memory: str | None = option("Memory to fit into: 24GiB, 24GB.", "SIZE", DEVICE)
     allocator: str | None = option("Used in place of PYTORCH_ALLOC_CONF.", "OPTIONS", DEVICE)
-    link: str | None = option("What joins GPUs, then machines: nvlink-a100,8xib-hdr; or a FILE.",
+    link: str | None = option("What joins GPUs, then machines: nvlink-a100,8xib-hdr; or 25GB/s.",
                               "L[,L]", SEVERAL, values="links")  # fmt: skip
     images_per_step: int | None = option("Images of an optimizer step, on all GPUs.", "N", SEVERAL,
                                          also="--global-batch", bounds=(1, MAX_SIZE))  # fmt: skip

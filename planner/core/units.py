@@ -82,15 +82,15 @@ def exact_bytes(count: int) -> str:
 
 
 def parse_seconds(text: str) -> float:
-    """`90s`, `10m`, `1h30m` or a bare number of seconds, to seconds. Raises UsageError."""
+    """`90s`, `10m`, `1h30m` to seconds; a bare number could mean minutes. Raises UsageError."""
     compact = text.strip().lower()
-    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(h|m|s|)", compact)
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(h|m|s)", compact)
     if not parts or "".join(n + u for n, u in parts) != compact:
-        raise UsageError(
-            f"a duration is a number with a unit, and {shorten(text)} is not.",
-            "Write 90s, 10m or 1h30m.",
-        )
-    seconds = sum(float(n) * {"h": 3600, "m": 60, "s": 1, "": 1}[u] for n, u in parts)
+        way = "Write 90s, 10m or 1h30m."
+        if re.fullmatch("[0-9]{1,9}", compact):
+            way = f"Write {compact}m for minutes, or {compact}s for seconds."
+        raise UsageError(f"a duration is a number with a unit, and {shorten(text)} is not.", way)
+    seconds = sum(float(n) * {"h": 3600, "m": 60, "s": 1}[u] for n, u in parts)
     if seconds > MAX_SECONDS:
         raise UsageError(
             f"a duration is ten years at most, and {shorten(text)} is more.", "Write 10m or 1h30m."

@@ -172,7 +172,7 @@ def _way_of_advice(advice: Mapping[str, Any], source: str, way: int | None) -> P
 def _numbered(rows: Sequence[T], way: int, source: str) -> T:
     if not 1 <= way <= len(rows):
         raise UsageError(
-            f"{source} holds {len(rows)} settings, and --way {way} is none of them.",
+            f"{source} holds {len(rows)} settings, and --way {way} is not one of them.",
             f"Choose from 1 to {len(rows)}." if len(rows) > 1 else "Omit --way.",
         )
     return rows[way - 1]

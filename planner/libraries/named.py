@@ -100,3 +100,10 @@ def _of_library(library: str, function: str) -> Any:
             ) from error
 
     return call
+
+
+def any_of_timm(name: str) -> str:
+    """What to do with a name that is not a Swin's: timm's of the kind that it begins with."""
+    kind = "".join(filter(str.isalpha, name.rpartition(":")[2].partition("_")[0])).lower()
+    line = f"python -c \"import timm; print(*timm.list_models('*{kind}*'))\""
+    return f"Any model of timm works, as timm:NAME; list names: {line}."

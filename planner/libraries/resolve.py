@@ -13,11 +13,11 @@ from planner.core.errors import UsageError, alternatives, nearest, shorten, unkn
 from planner.core.schema import FactoryModel, Model, SwinConfig, parse
 from planner.libraries.microsoft.yaml_files import is_authors_file, read_authors_file
 from planner.libraries.named import LIBRARIES as NAMED_LIBRARIES
-from planner.libraries.named import find_named
+from planner.libraries.named import any_of_timm, find_named
 from planner.libraries.registry import SPECS, find_library
 
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
-LIST_MODELS = "List models with 'planner models'."
+LIST_MODELS = "List Swins with 'planner models'."
 # How the Swins that need no library begin: a name near one of them is a typo, told without import.
 _OUR_SWIN = re.compile(r"(microsoft/)?swin(v2)?[-_](?!cr_)")
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -92,7 +92,7 @@ def _unknown_bare_name(name: str) -> UsageError:
         return unknown_name("model", name, _all_names(), f"Write LIBRARY:NAME. {LIST_MODELS}")
     libraries = ["transformers"] if "/" in name else ["timm", "torchvision"]
     meant = alternatives(f"{library}:{shorten(name)[1:-1]}" for library in libraries)
-    way_out = f"Did you mean {meant}? Only Swins go without their library. {LIST_MODELS}"
+    way_out = f"Did you mean {meant}? Only Swins go without their library.\n{any_of_timm(name)}"
     return unknown_name("model", name, (), way_out)
 
 

@@ -32,7 +32,7 @@ LEVELS: tuple[Level, ...] = ("fault", "warning", "note")  # worst first
 Found = Iterator["Finding"]
 
 UNKNOWN = "unknown: it was not measured"
-_NO_GPU = "everything runs on the CPU"
+NO_GPU = "everything runs on the CPU"
 # From this share on what others hold is worth a warning. A judgement, not a measurement.
 _BUSY_SHARE = 0.05
 # The batch by which costs of copying and of shared memory are shown.
@@ -96,7 +96,7 @@ def _driver(facts: Facts) -> Found:
             f"{driver or 'an older one'}",
             f"NVML: driver {driver or 'unknown'}; torch.version.cuda: {cuda}; torch: "
             f"{torch.reason or 'it can use no GPU'}",
-            _NO_GPU, what_to_install(facts, f"Update the driver to {needed} or newer"),
+            NO_GPU, what_to_install(facts, f"Update the driver to {needed} or newer"),
         )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def _device(facts: Facts) -> Found:
     elif facts.cards and not facts.visible:
         yield Finding(
             "fault", name, f"CUDA_VISIBLE_DEVICES={hidden} hides every GPU of this machine",
-            f"environment; NVML lists {len(facts.cards)}", _NO_GPU, "unset CUDA_VISIBLE_DEVICES",
+            f"environment; NVML lists {len(facts.cards)}", NO_GPU, "unset CUDA_VISIBLE_DEVICES",
         )  # fmt: skip
     elif torch.hip and torch.available:
         yield Finding(
@@ -141,7 +141,7 @@ def _device(facts: Facts) -> Found:
     elif torch.hip:
         yield Finding(
             "fault", name, f"torch for ROCm {torch.hip} can use no GPU here",
-            f"torch: {torch.reason or 'it finds none'}", _NO_GPU,
+            f"torch: {torch.reason or 'it finds none'}", NO_GPU,
             "In a container pass --device /dev/kfd --device /dev/dri; else see rocminfo.",
         )  # fmt: skip
     elif (
@@ -151,7 +151,7 @@ def _device(facts: Facts) -> Found:
         why = torch.reason or "; ".join(torch.failed.values()) or "it finds no GPU"
         yield Finding(
             "fault", name, f"torch cannot start CUDA, although driver {facts.driver} is new enough",
-            f"torch: {why}", _NO_GPU,
+            f"torch: {why}", NO_GPU,
             "sudo dmesg | grep -E 'NVRM|Xid'; and take an old libcuda.so off LD_LIBRARY_PATH.",
         )  # fmt: skip
     elif not (
@@ -159,7 +159,7 @@ def _device(facts: Facts) -> Found:
         or "too old" in torch.reason
     ):  # fmt: skip
         yield Finding(
-            "note", name, "no GPU was found", f"NVML; torch: {torch.reason or 'none'}", _NO_GPU,
+            "note", name, "no GPU was found", f"NVML; torch: {torch.reason or 'none'}", NO_GPU,
             "If this machine has one, install its driver.",
         )  # fmt: skip
 
@@ -372,7 +372,7 @@ def _container(facts: Facts) -> Found:
             "this container was started without a GPU" if signs else "this container sees no GPU",
             f"{facts.container}; NVML finds no card"
             + (f", but {alternatives(signs, 'and')}" if signs else ""),
-            _NO_GPU, f"If the host has one: {passing}. The host needs NVIDIA's container toolkit.",
+            NO_GPU, f"If the host has one: {passing}. The host needs NVIDIA's container toolkit.",
         )  # fmt: skip
     built = parse_version(variables.get("PYTORCH_BUILD_VERSION", ""))
     if built and built[:2] < OLDEST_TORCH:
@@ -503,7 +503,7 @@ def _torch(facts: Facts) -> Found:
         card = facts.visible[0].gpu.name if facts.visible else "an AMD GPU (/dev/kfd)"
         yield Finding(
             "fault", name, f"torch {torch.version} is built for the CPU, beside {card}",
-            "torch.version.cuda and torch.version.hip are None", _NO_GPU,
+            "torch.version.cuda and torch.version.hip are None", NO_GPU,
             what_to_install(facts, "Update the driver")
             if facts.visible else "Install torch for ROCm.",
         )  # fmt: skip

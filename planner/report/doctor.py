@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from planner.core.units import format_bytes, format_seconds
 from planner.machine.doctor import Facts
-from planner.machine.findings import LEVELS, Finding, judge
+from planner.machine.findings import LEVELS, NO_GPU, Finding, judge
 from planner.machine.set_up import lines_to_type
 from planner.report.page import contents as doc
 from planner.report.text import parts_text
@@ -58,6 +58,10 @@ def _verdict(findings: Sequence[Finding]) -> str:
     told = ", ".join(f"{n} {level}{'s' if n != 1 else ''}" for level, n in counts if n)
     if any(finding.level == "fault" for finding in findings):
         return f"Something must be fixed first: {told}."
+    lacking = next((f for f in findings if f.cost == NO_GPU), None)
+    if lacking is not None:
+        first = f"No GPU is visible here: everything would run on the CPU ({told})."
+        return f"{first} Next: {lacking.next_step[0].lower()}{lacking.next_step[1:]}"
     found = f"Nothing needs fixing ({told})." if told else "No problems found."
     return f"{found} Next: 'planner tune MODEL' finds the fastest setting."
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from planner.core.errors import PlannerError, printable
+from planner.core.errors import PlannerError, alternatives, printable
 from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.core.schema.result import Recommendation
 from planner.core.units import GIB, format_bytes, format_rate, format_seconds
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from optuna import Study
 
 Interval = tuple[float, float] | None
+IntervalOf = Callable[[MeasurementRecord], Interval]
 # What is said of these is on a first screen; the other notes are folded.
 FIRST_NOTES = ("learning rate", "nothing was run", "last record is in", "Other processes hold")
 MAX_MESSAGE = 160  # characters in a table's cell; the file of records has all
@@ -58,7 +59,7 @@ class Run:
     found: Recommendation | None
     records: tuple[MeasurementRecord, ...]
     best: MeasurementRecord | None
-    interval_of: Callable[[MeasurementRecord], Interval]
+    interval_of: IntervalOf
     place: str = ""
     again: str = ""
     faults: tuple[str, ...] = ()
@@ -100,7 +101,7 @@ def cited(found: Recommendation | None) -> tuple[MeasurementRecord, ...]:
 
 
 def recommendation_answer(
-    found: Recommendation, interval_of: Callable[[MeasurementRecord], Interval], then: str = ""
+    found: Recommendation, interval_of: IntervalOf, then: str = ""
 ) -> list[doc.Part]:
     """The setting with its evidence, the others beside it, and what to type next; folded, what else
     is to be known of the search."""
@@ -109,6 +110,7 @@ def recommendation_answer(
         f"{count(found.num_probes, 'probe')} of {found.num_candidates} settings; the search ended "
         f"because {found.stopped_because}.{_going_on(found)}"
     )
+    table, close = _beside(found, interval_of)
     first = [note for note in found.notes if any(word in note for word in FIRST_NOTES)]
     rest = [note for note in found.notes if note not in first]
     if (record := found.evidence) is not None:
@@ -121,8 +123,8 @@ def recommendation_answer(
     )
     return [
         doc.Text("\n".join([*_recommended(found, interval_of), *fed])),
-        *_beside(found),
-        doc.Text("\n".join([*first, ended])),
+        *table,
+        doc.Text("\n".join([*close, *first, ended])),
         *([doc.Text(then)] if then else []),
         *notes("notes", rest),
         *notes("not probed (these batches and larger ones)", ruled_out),
@@ -153,9 +155,7 @@ def _going_on(found: Recommendation) -> str:
     return " Run the same command to go on." if "interrupted" in found.stopped_because else ""
 
 
-def _recommended(
-    found: Recommendation, interval_of: Callable[[MeasurementRecord], Interval]
-) -> list[str]:
+def _recommended(found: Recommendation, interval_of: IntervalOf) -> list[str]:
     record = found.evidence
     if record is None or found.setting is None:
         probes = count(found.num_probes, "probe")
@@ -188,10 +188,10 @@ def memory_text(record: MeasurementRecord) -> str:
     return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
 
 
-def _beside(found: Recommendation) -> list[doc.Part]:
-    """The recommended, the others and the plain default, by what tells them apart."""
+def _beside(found: Recommendation, interval_of: IntervalOf) -> tuple[list[doc.Part], list[str]]:
+    """The recommended, the others and the plain default, by what differs; and what is alike."""
     if found.evidence is None:
-        return []
+        return [], []
     baseline, records = found.baseline, [found.evidence, *found.runners_up]
     if baseline is not None and baseline not in records:
         records.append(baseline)
@@ -212,7 +212,20 @@ def _beside(found: Recommendation) -> list[doc.Part]:
         for rate in [record.images_per_second]
     ]
     headers = ("", f"{records[0].counts}/s", "step", "memory", "compile", "setting")
-    return [doc.Table(headers, rows, marked=(0,), first=8).filled()]
+    table = doc.Table(headers, rows, marked=(0,), first=8).filled()
+    return [table], _close(found, records, interval_of)
+
+
+def _close(found: Recommendation, records: list[MeasurementRecord], of: IntervalOf) -> list[str]:
+    """Which rows cannot be told from the recommended, the first."""
+    said = "overlap: take the simplest, or measure again with a new --output."
+    first, *spread = map(of, records)
+    near = [n for n, own in enumerate(spread, 2) if own and first and own[1] >= first[0]]
+    if any("the simpler setting" in note for note in found.notes):
+        said = "are equal within 1%; 1 is simpler."
+        rates = [record.images_per_second or 0.0 for record in records]
+        near = [n for n, rate in enumerate(rates[1:], 2) if rates[0] <= rate <= rates[0] / 0.99]
+    return [f"Rows {alternatives(map(str, [1, *near]), 'and')} {said}"] if near else []
 
 
 def run_group(run: Run, key: str, title: str = "") -> doc.Group:

@@ -19,7 +19,7 @@ from planner.core.files import (
     read_text,
     to_json,
 )
-from planner.core.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
+from planner.core.schema import DeviceInfo, Model, NamedModel, SwinConfig, TrainSetting, parse
 from planner.core.schema.distribution import Distribution
 from planner.core.schema.result import RESULT_FORMAT, Recommendation
 from planner.core.schema.setting import COMPILED_FIELDS
@@ -279,13 +279,15 @@ def _write(
     estimator: Estimator | None,
 ) -> Emitted:
     title, library = trainer.title, trainer.library
-    named = trainer.names(plan)
-    if plan.is_task and trainer.name != TASK_TRAINER and not named:
-        raise UnsupportedError(
-            f"{title} is written for images -> logits, and {plan.model.title} has a step of its "
-            "own.",
-            f"Use --for {TASK_TRAINER}, whose script trains any task.",
-        )
+    model, name, named = plan.model, plan.model.title, trainer.names(plan)
+    is_ported = library is not None and not trainer.trains_named  # which says by itself what it is
+    if plan.is_task and trainer.name != TASK_TRAINER and not (named or is_ported):
+        law = f"{title} is written for images -> logits, and {name} has a step of its own."
+        way_out = f"Use --for {TASK_TRAINER}, whose script trains any task."
+        if isinstance(model, NamedModel) and model.task == "classification":
+            law = f"of libraries' models {title} is given timm's only, and not {name}."
+            way_out = f"Estimate timm:{model.name}, if timm has it, or use --for {TASK_TRAINER}."
+        raise UnsupportedError(law, way_out)
     trained = port_model(plan.model, library, title) if library and not named else plan.model
     moved = trained is not plan.model
     if device is not None:

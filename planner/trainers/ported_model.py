@@ -21,7 +21,7 @@ def port_model(model: Model, library: Library, trainer: str) -> SwinConfig:
         )
     if not isinstance(model, SwinConfig):
         raise UnsupportedError(
-            f"{trainer} is written here for Swins, and {model.title} is none.",
+            f"{trainer} is written here for Swins, and {model.title} is not one.",
             "Use --for pytorch, which trains any model.",
         )
     if model.library == library:

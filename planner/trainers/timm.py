@@ -180,7 +180,7 @@ def _loss_values(plan: Plan) -> dict[str, Any]:
     """Smoothing and mixing, clipping and averaging; of a named model what its setting asks."""
     setting, recipe = plan.setting, plan.recipe
     values: dict[str, Any] = {}
-    if setting.loss != "library":
+    if recipe.smoothing or not isinstance(plan.model, NamedModel):  # else train.py's own hold
         values |= {"smoothing": recipe.smoothing, "mixup": recipe.mixup, "cutmix": recipe.cutmix}
     if recipe.mixes:
         values["mixup_switch_prob"] = recipe.switch

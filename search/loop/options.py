@@ -317,6 +317,12 @@ class SearchOptions:
         return self.base.model_copy(update={"batch_size": self.batch_size[0]})
 
     @property
+    def chose_batch(self) -> bool:
+        """Whether one batch was named, by itself or as images of a step."""
+        is_one = len(self.batch_size or ()) == 1 or "batch_size" in self.base.model_fields_set
+        return is_one or self.global_batch is not None
+
+    @property
     def images(self) -> float | None:
         """Images of the whole training on one device, where its length was said."""
         world = self.base.world_size

@@ -98,7 +98,7 @@ def _summary(
         device=identity.device,
         versions=identity.versions,
         budget_bytes=session.budget_bytes,
-        asked=options.asked,
+        asked=options.asked if options.chose_batch else None,
         plain_arm=arm or "",
         images=options.images,
         num_candidates=len(session.space),

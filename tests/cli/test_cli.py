@@ -14,6 +14,7 @@ import pytest
 from planner.cli import COMMANDS, cli, main
 from planner.core.errors import PlannerError, UsageError
 from planner.machine.hardware import all_gpus
+from planner.machine.hardware.catalogue import find_gpu, shown_sources
 
 PLANNER = Path(sys.executable).with_name("planner")
 
@@ -163,3 +164,24 @@ def test_gpus_lists_all_and_some(capsys: pytest.CaptureFixture[str]) -> None:
     assert [gpu["name"] for gpu in listed] == ["h100-sxm-80gb", "h100-pcie-80gb", "h100-nvl-94gb"]
     assert listed[0]["bf16_flops"] == 989.5e12
     assert listed[0]["sources"]["bf16_flops"]
+
+
+def test_several_names_are_the_words_of_one_gpu_or_several_gpus(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def listed(*names: str) -> list[str]:
+        assert main(["gpus", *names, "--json"]) == 0
+        return [gpu["name"] for gpu in json.loads(capsys.readouterr().out)]
+
+    assert all("-ti" in name for name in listed("rtx", "ti"))
+    assert listed("t4", "a30") == [*listed("t4"), *listed("a30")]
+    assert main(["gpus", "t4", "h10"]) == 2
+    assert "unknown GPU 'h10'" in capsys.readouterr().err
+
+
+def test_a_source_has_only_the_notes_of_its_figure() -> None:
+    said = dict(shown_sources(find_gpu("rtx-4090")))
+    assert "tensor rate" in said["bf16_flops"]
+    assert not any(
+        "tensor" in said[figure] for figure in ("bandwidth", "memory_type", "fp32_flops")
+    )

@@ -41,6 +41,18 @@ def test_a_recorded_machine_is_judged(
         assert out.count(f"{finding.level}: ") >= 1
 
 
+def test_a_machine_without_a_gpu_is_told_so_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = {"shared_memory_bytes": 1 << 33, "container": ""}
+    assert main(["doctor", kept(tmp_path, "container-no-gpus", host=host)]) == 0
+    told = capsys.readouterr().out.partition("\n\n")[2]
+    assert told.startswith(
+        "No GPU is visible here: everything would run on the CPU (1 note). Next:"
+    )
+    assert "planner tune" not in told
+
+
 def test_json_holds_all_and_is_read_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from planner.cli import cli, main
 from planner.cli.rows import split_values
+from planner.core.errors import UsageError
 from planner.report import text as terminal
 
 TINY = {
@@ -255,3 +256,11 @@ def test_where_the_time_goes_is_in_a_line_and_in_tables_on_request(tiny: str) ->
     found = json.loads(invoke(tiny, "--gpu", "RTX 3090", "--json").stdout)["throughput"]
     assert sum(part["seconds"] for part in found["parts"]) == pytest.approx(found["step_seconds"])
     assert set(found["phase_seconds"]) == {part["phase"] for part in found["parts"]}
+
+
+def test_a_fault_of_a_field_names_the_option_that_was_typed(tiny: str) -> None:
+    for typed, said in (("--gpus 0", "--gpus"), ("--batch-size 0", "--batch-size"),
+                        ("--set world_size=0", "world_size")):  # fmt: skip
+        found = invoke(tiny, *typed.split()).exception
+        assert isinstance(found, UsageError)
+        assert f"\n  {said}: Input should be" in found.message

@@ -79,4 +79,4 @@ def test_what_is_no_command_says_what_to_do_instead(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([name, "x"]) == 2
-    assert capsys.readouterr().err == f"Error: '{name}' is no command.\n{INSTEAD[name]}\n"
+    assert capsys.readouterr().err == f"Error: '{name}' is not a command.\n{INSTEAD[name]}\n"

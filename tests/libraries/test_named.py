@@ -164,7 +164,7 @@ def test_attention_is_what_was_asked_for(
 @pytest.mark.parametrize(
     ("text", "attention", "said"),
     [
-        ("timm:resnet18", "eager", "no attention that timm can switch"),
+        ("timm:resnet18", "eager", "none that timm can switch"),
         ("torchvision:vit_b_32", "sdpa", "can only keep it from that"),
         ("transformers:PoolFormerForImageClassification", "sdpa", "has no sdpa"),
     ],

@@ -87,7 +87,7 @@ def test_a_memory_that_nobody_has_is_refused(text: str) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize("text", ["9" * 400 + "h", "", "-5s", "nan", "inf", "1y"])
+@pytest.mark.parametrize("text", ["9" * 400 + "h", "", "-5s", "nan", "inf", "1y", "10", "1h30"])
 def test_a_duration_that_nobody_waits_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_seconds(text)

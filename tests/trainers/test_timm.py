@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from planner.core.errors import UnsupportedError
 from planner.core.schema import NamedModel, SwinConfig, TrainSetting
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.trainers.emission import emit_setting
@@ -85,6 +86,25 @@ def test_the_model_is_the_one_that_was_probed(version: int) -> None:
     made(torch.zeros(1, 1, 32, 32))
 
 
+@pytest.mark.parametrize(
+    ("target", "name", "law", "way_out"),
+    [("timm", "resnet50", "is given timm's only", "Estimate timm:resnet50, if"),
+     ("lightning", "resnet50", "is given timm's only", "Estimate timm:resnet50, if"),
+     ("transformers", "resnet50", "written here for Swins", "Use --for pytorch")],
+)  # fmt: skip
+def test_a_classifier_of_another_library_is_refused_for_what_it_is(
+    target: str, name: str, law: str, way_out: str
+) -> None:
+    model = NamedModel(
+        library="torchvision", name=name, task="classification", image_size=(224, 224),
+        in_channels=3, num_classes=10,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match=law) as caught:
+        emit_setting(model, TrainSetting(batch_size=2), target)
+    assert caught.value.way_out.startswith(way_out)
+    assert "step of its own" not in str(caught.value)
+
+
 def test_any_classifier_of_timm_goes_to_its_train_py() -> None:
     """The file says the model and how a step runs, and of the recipe only what was asked."""
     name = "resnet18.a1_in1k"
@@ -102,6 +122,8 @@ def test_any_classifier_of_timm_goes_to_its_train_py() -> None:
         "no_prefetcher": False, "use_multi_epochs_loader": True, "opt": "adamw",
     }  # fmt: skip
     assert "It has 8 workers" in emitted.text
+    resolved = setting.with_recipe(of_swin=False)  # as an advice holds it
+    assert yaml.safe_load(emit_setting(model, resolved, "timm").text) == found
     assert emitted.launch.endswith("--lr LR")
     asked = setting.model_copy(update={"loss": "soft-target", "clip_grad": True, "ema": True})
     more = yaml.safe_load(emit_setting(model, asked, "timm").text)

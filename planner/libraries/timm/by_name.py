@@ -10,11 +10,11 @@ from planner.core.errors import UnsupportedError, unknown_name
 from planner.core.schema import NamedModel
 from planner.core.schema.setting import Attention
 from planner.libraries.missing_operators import declare_missing_operators
+from planner.libraries.named import any_of_timm
 from planner.libraries.timm.module import set_attention
 
 # What is trained where the published weights end in features, without a classifier.
 NUM_CLASSES = 1000
-LIST = "List names: python -c \"import timm; print(*timm.list_models('*{}*'))\"."
 
 
 def look_up(name: str) -> dict[str, Any]:
@@ -27,8 +27,7 @@ def look_up(name: str) -> dict[str, Any]:
 
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
-        kind = "".join(filter(str.isalpha, name.partition("_")[0]))
-        raise unknown_name("model of timm", name, timm.list_models(), LIST.format(kind))
+        raise unknown_name("model of timm", name, timm.list_models(), any_of_timm(name))
     try:
         weights = timm.models.get_pretrained_cfg(name)
     except RuntimeError:  # timm's own answer to a tag that it does not know
@@ -64,7 +63,7 @@ def build(model: NamedModel, attention: Attention) -> nn.Module:
     module: nn.Module = timm.create_model(model.name, **arguments)
     if attention != "library" and not set_attention(module, fused=attention == "sdpa"):
         raise UnsupportedError(
-            f"{model.title} has no attention that timm can switch: attention is {attention}.",
+            f"--attention does not apply to {model.title}: it has none that timm can switch.",
             "Omit --attention.",
         )
     return module

@@ -31,6 +31,11 @@ _WORD = rf"(?:{_SILENT}|[^a-z0-9])*(titan|quadro|rtx|pro|sxm\d?|pcie|ti|[a-z]+|\
 _MEMORY_TOLERANCE = 0.12
 
 
+# Where notes on rates begin in a source of a figure that they are not of.
+_NOTES = dict.fromkeys(("bandwidth", "memory_type"), r"[:;,] (?:(?:their )?tensor|dense|FP\d)")
+_NOTES["fp32_flops"] = r"[:;,] (?:(?:their )?tensor|dense, FP16|FP16)"
+
+
 @cache
 def all_gpus() -> tuple[Gpu, ...]:
     """Every GPU of the catalogue, oldest architecture first."""
@@ -109,6 +114,11 @@ def _gpu(
         memory_type=entry["memory_type"],
         link_bandwidth=link["gb_s"] * 1e9,
     )
+
+
+def shown_sources(gpu: Gpu) -> list[tuple[str, str]]:
+    """Its sources without the notes behind a document that are of other figures."""
+    return [(n, re.split(_NOTES.get(n, "$^"), said)[0]) for n, said in gpu.sources.items()]
 
 
 def _rate(tflops: float | None) -> float | None:

@@ -165,9 +165,15 @@ def _length_note(best: Contender, summary: Summary) -> str:
     )
 
 
-def _learning_rate_note(setting: TrainSetting, asked: TrainSetting) -> str:
+def _learning_rate_note(setting: TrainSetting, asked: TrainSetting | None) -> str:
     """The usual rules, given and not applied: schedules are the person's."""
-    new, old = setting.global_batch, asked.global_batch
+    new, old = setting.global_batch, asked.global_batch if asked else None
+    if old is None:
+        return (
+            f"The global batch is {new}. A learning rate that was set for another batch B is "
+            f"usually scaled by {new}/B (linear rule; the Swin recipe) or its square root (often "
+            "for AdamW), with warm-up; --global-batch N keeps one."
+        )
     if new == old:
         return ""
     ratio = new / old

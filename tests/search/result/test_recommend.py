@@ -13,6 +13,7 @@ from planner.estimation.estimate import estimate
 from planner.report.time import bound_text
 from search.loop.contenders import choose, contenders, pareto_front
 from search.loop.interrupts import ENDINGS
+from search.loop.options import SearchKeywords, SearchOptions
 from search.loop.result.recommend import recommend
 from search.loop.result.summary import Summary
 from search.loop.space import candidate
@@ -163,6 +164,21 @@ def test_a_changed_global_batch_says_what_it_means() -> None:
     assert not any("learning rate" in n for n in recommend([at(100)], search()).notes)
 
 
+@pytest.mark.parametrize(
+    ("given", "is_one"),
+    [({}, False), ({"batch_size": 16}, True), ({"batch_size": (16, 32)}, False),
+     ({"global_batch": 64}, True), ({"base": {"batch_size": 8}}, True)],
+)  # fmt: skip
+def test_a_batch_is_chosen_where_one_is_named(given: SearchKeywords, is_one: bool) -> None:
+    assert SearchOptions.of(given).chose_batch == is_one
+
+
+def test_a_batch_that_nobody_chose_is_not_of_your_setting() -> None:
+    (note,) = (n for n in recommend([at(100)], search(asked=None)).notes if "learning rate" in n)
+    assert note.startswith("The global batch is 16. A learning rate")
+    assert "16/B" in note
+
+
 def test_more_time_is_no_way_out_where_nothing_ran() -> None:
     crashed = at(1).model_copy(update={"status": "crashed", "step_seconds": ()})
     found = recommend([crashed], search(stopped_because="the budget has ended"))
@@ -188,3 +204,14 @@ def test_nothing_is_said_not_to_fit_where_the_budget_kept_it_from_being_tried() 
     advice = recommend([], search(ruled_out=(large, small))).advice
     assert advice.startswith("Nothing fits")
     assert "the least that any setting needs is about 32.00 GiB" in advice
+
+
+def test_rows_that_cannot_be_told_apart_are_named() -> None:
+    slower = at(100.0, change(checkpointing="blocks"))
+    level = recommend([at(100), at(100.5, change(checkpointing="blocks"))], search())
+    assert level.setting == PLAIN
+    assert "Rows 1 and 2 are equal within 1%; 1 is simpler." in recommendation_text(level)
+    alike = recommend([at(100.5), slower, at(100.2, change(compile="default"))], search())
+    assert "Rows 1, 2 and 3 overlap: take" in recommendation_text(alike)
+    far = recommend([at(200), slower], search())
+    assert "Rows" not in recommendation_text(far)
