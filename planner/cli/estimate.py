@@ -304,7 +304,7 @@ class AdviseRequest(Costed, OnDevice, Printed):
         "Also try recipe (other optimizers, 8 bits) or adapters (train only a part).",
         "EFFECT[,EFFECT…]", "What may change", default=(), values="allowed",
     )  # fmt: skip
-    traced: bool = switch("Record what is not looked at without (compile), once: minutes.",
+    traced: bool = switch("Trace what is not tried without (compile), once: minutes.",
                           "--trace", "Recording")  # fmt: skip
 
 

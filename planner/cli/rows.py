@@ -60,7 +60,7 @@ class Rows(OnDevice):
     """What `planner estimate` and `planner report` estimate."""
 
     fields: Fields = of_schema()
-    traced: bool = switch("Record the step with torch, once: up to minutes.", *RECORDING)
+    traced: bool = switch("Trace the step with torch, once: up to minutes.", *RECORDING)
 
     def __post_init__(self) -> None:
         _ = self.gpus, self.memory_bytes, self.config  # a mistake is told before anything is made

@@ -62,8 +62,6 @@ def build(model: NamedModel, attention: Attention) -> nn.Module:
         arguments["img_size"] = model.image_size
     module: nn.Module = timm.create_model(model.name, **arguments)
     if attention != "library" and not set_attention(module, fused=attention == "sdpa"):
-        raise UnsupportedError(
-            f"--attention does not apply to {model.title}: it has none that timm can switch.",
-            "Omit --attention.",
-        )
+        law = f"--attention does not apply to {model.title}: it has none that timm can switch."
+        raise UnsupportedError(law, "Omit --attention.")
     return module

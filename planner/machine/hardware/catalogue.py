@@ -33,7 +33,6 @@ _MEMORY_TOLERANCE = 0.12
 
 # Where notes on rates begin in a source of a figure that they are not of.
 _NOTES = dict.fromkeys(("bandwidth", "memory_type"), r"[:;,] (?:(?:their )?tensor|dense|FP\d)")
-_NOTES["fp32_flops"] = r"[:;,] (?:(?:their )?tensor|dense, FP16|FP16)"
 
 
 @cache
