@@ -107,7 +107,7 @@ def recommendation_answer(
     is to be known of the search."""
     fed = feeding_lines(found) if found.feeding else []
     ended = (
-        f"{count(found.num_probes, 'probe')} of {found.num_candidates} settings; the search ended "
+        f"{count(found.num_probes, 'probe')} of {found.num_candidates} settings; ended "
         f"because {found.stopped_because}.{_going_on(found)}"
     )
     table, close = _beside(found, interval_of)
@@ -204,15 +204,14 @@ def _beside(found: Recommendation, interval_of: IntervalOf) -> tuple[list[doc.Pa
                 record.setting.batch_size * record.setting.accumulate / rate if rate else None
             ),
             doc.bytes_cell(record.used_bytes),
-            doc.seconds_cell(record.compile_seconds),
             in_words({field: getattr(record.setting, field) for field in apart})
             + (" (plain default)" if record == baseline else ""),
         ]
         for rank, record in enumerate(records, start=1)
         for rate in [record.images_per_second]
     ]
-    headers = ("", f"{records[0].counts}/s", "step", "memory", "compile", "setting")
-    table = doc.Table(headers, rows, marked=(0,), first=8).filled()
+    headers = ("", f"{records[0].counts}/s", "step", "memory", "setting")
+    table = doc.Table(headers, rows, marked=(0,), first=3).filled()
     return [table], _close(found, records, interval_of)
 
 

@@ -170,9 +170,8 @@ def _learning_rate_note(setting: TrainSetting, asked: TrainSetting | None) -> st
     new, old = setting.global_batch, asked.global_batch if asked else None
     if old is None:
         return (
-            f"The global batch is {new}. A learning rate that was set for another batch B is "
-            f"usually scaled by {new}/B (linear rule; the Swin recipe) or its square root (often "
-            "for AdamW), with warm-up; --global-batch N keeps one."
+            f"The global batch is {new}: scale a learning rate for a batch B by {new}/B, or its "
+            "root (often for AdamW), with warm-up; --global-batch N keeps one."
         )
     if new == old:
         return ""

@@ -175,7 +175,7 @@ def test_a_batch_is_chosen_where_one_is_named(given: SearchKeywords, is_one: boo
 
 def test_a_batch_that_nobody_chose_is_not_of_your_setting() -> None:
     (note,) = (n for n in recommend([at(100)], search(asked=None)).notes if "learning rate" in n)
-    assert note.startswith("The global batch is 16. A learning rate")
+    assert note.startswith("The global batch is 16: scale a learning rate")
     assert "16/B" in note
 
 
