@@ -127,7 +127,7 @@ if found["available"]:
         found["gpus"].append(gpu)
 elif found["cuda"] or found["hip"]:
     found["reason"] = ask("torch.cuda.init()", read_init)
-print(json.dumps(found))
+print(json.dumps(found), flush=True)
 """
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
 

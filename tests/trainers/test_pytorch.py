@@ -205,12 +205,13 @@ def options_of(text: str, *arguments: str) -> argparse.Namespace:
 
 
 def test_wrong_use_is_one_line(tmp_path: Path) -> None:
-    text = script(tiny("native"))
+    text, empty = script(tiny("native")), tmp_path / "empty"
+    empty.mkdir()
     for arguments, message in (
         ((), "give a data folder, or --synthetic"),
         (("--synthetic",), "--synthetic needs --steps"),
         (("nowhere",), "No such file or directory: 'nowhere'"),
-        ((str(tmp_path),), "Couldn't find any class folder"),
+        ((str(empty),), "Couldn't find any class folder"),
     ):
         ended = run_here(text, tmp_path, *arguments)
         assert ended.returncode > 0

@@ -32,7 +32,7 @@ _MEMORY_TOLERANCE = 0.12
 
 
 # Where notes on rates begin in a source of a figure that they are not of.
-_NOTES = dict.fromkeys(("bandwidth", "memory_type"), r"[:;,] (?:(?:their )?tensor|dense|FP\d)")
+_NOTES = dict.fromkeys(("bandwidth", "memory_type", "fp32_flops"), r"[:;,] (?:tensor|dense, FP16)")
 
 
 @cache
