@@ -40,7 +40,7 @@ class Way:
     setting: TrainSetting
     estimate: Estimate
     changes: tuple[tuple[str, object], ...]
-    effects: tuple[Effect, ...]
+    effects: tuple[str, ...]
     flags: tuple[str, ...]
     command: str
 
@@ -283,6 +283,14 @@ class _Advising:
     def _shown(self, choice: Choice | None) -> Way | None:
         return self._way(choice) if choice else None
 
+    def _effects(self, setting: TrainSetting) -> tuple[str, ...]:
+        """Batch norm sees a micro-batch: of another size it is another model's step."""
+        found, plain = effects(setting, self.wish.plain), self.wish.plain
+        names = self.estimates.line(Choice(plain)).ledger.at.operation_names
+        if setting.batch_size == plain.batch_size or not any("batch_norm" in n for n in names):
+            return found
+        return ("batch norm", *(effect for effect in found if effect != "nothing"))
+
     def _way(self, choice: Choice) -> Way:
         wish, estimate = self.wish, self.estimates.at(choice)
         setting = choice.setting
@@ -296,7 +304,7 @@ class _Advising:
             setting=setting,
             estimate=estimate.with_cost(self.training),
             changes=tuple(changes.items()),
-            effects=effects(choice.setting, wish.plain),
+            effects=self._effects(choice.setting),
             flags=chosen,
             command=command(self.title, self.of_model, device_flags(wish), chosen),
         )
