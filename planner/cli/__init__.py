@@ -57,7 +57,7 @@ COMMANDS = {
     "explain": ("diagnose:explain", WRONG, "Say why a training ended, from its log."),
     "gpus": ("lists:gpus", LISTS, "List the GPUs that --gpu knows."),
     "models": ("lists:models", LISTS, "List the Swins that are estimated without torch."),
-    "cache": ("lists:cache", LISTS, "List or remove the steps that were recorded and are kept."),
+    "cache": ("lists:cache", LISTS, "List or remove the traces that are kept."),
 }
 EXAMPLES = (
     "planner estimate native:swin_tiny --batch-size 64 --gpu 'RTX 3090'",

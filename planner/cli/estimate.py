@@ -49,7 +49,7 @@ class EstimateRequest(Costed, Rows, Printed):
     model: str = argument("MODEL", "models")
     max_batch: bool = switch("The largest batch that fits, by precision and checkpointing.",
                              heading="Setting")  # fmt: skip
-    retrace: bool = switch("Record again what was recorded before.", heading="Recording")
+    retrace: bool = switch("Trace again what was traced before.", heading="Tracing")
 
 
 @reads(EstimateRequest)
@@ -305,7 +305,7 @@ class AdviseRequest(Costed, OnDevice, Printed):
         "EFFECT[,EFFECT…]", "What may change", default=(), values="allowed",
     )  # fmt: skip
     traced: bool = switch("Trace what is not tried without (compile), once: minutes.",
-                          "--trace", "Recording")  # fmt: skip
+                          "--trace", "Tracing")  # fmt: skip
 
 
 @reads(AdviseRequest)

@@ -140,7 +140,7 @@ class CacheRequest(Printed):
 
 @reads(CacheRequest)
 def cache(request: CacheRequest) -> None:
-    """List the recorded steps that are kept, from which estimates are answered without torch.
+    """List the traces that are kept, from which estimates are answered without torch.
 
     Examples:
       planner cache

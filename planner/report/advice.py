@@ -111,7 +111,7 @@ def _standing(best: Way, advice: Advice) -> str:
 def _untraced(advice: Advice) -> list[str]:
     """What was not looked at, since its step is traced and that takes minutes."""
     found = [v.name for v in advice.levers if any(NO_TRACE in reason for reason in v.reasons)]
-    return [_CALLED.get(name, name) for name in found]
+    return [_CALLED.get(name, name) for name in sorted(found, key=lambda name: name != "compile")]
 
 
 def _way(way: Way, advice: Advice) -> str:
