@@ -285,9 +285,12 @@ class _Advising:
 
     def _effects(self, setting: TrainSetting) -> tuple[str, ...]:
         """Batch norm sees a micro-batch: of another size it is another model's step."""
-        found, plain = effects(setting, self.wish.plain), self.wish.plain
-        names = self.estimates.line(Choice(plain)).ledger.at.operation_names
-        if setting.batch_size == plain.batch_size or not any("batch_norm" in n for n in names):
+        plain = self.wish.plain
+        found, eager = effects(setting, plain), Choice(plain.uncompiled())
+        if setting.batch_size == plain.batch_size or not self.estimates.has_step(eager):
+            return found
+        names = self.estimates.line(eager).ledger.at.operation_names
+        if not any("batch_norm" in name for name in names):
             return found
         return ("batch norm", *(effect for effect in found if effect != "nothing"))
 

@@ -103,12 +103,12 @@ def read_rows(
     return on_gpus(resolved, gpus)
 
 
-def _recorded(request: EstimateRequest, rows: list[Row]) -> list[Row]:
-    """Records, all at once, what takes a recording and has none. Those that have one then; why
-    others cannot have is said. Raises PlannerError where none can."""
+def _traced(request: EstimateRequest, rows: list[Row]) -> list[Row]:
+    """Traces, all at once, what takes a trace and has none. Those that have one then; why others
+    cannot have one is said. Raises PlannerError where none can."""
     every = dict.fromkeys(row[1:] for row in rows)
     needed = [row for row in every if not is_on_shapes(*row, request.traced)]
-    law = "--retrace is for what is recorded, and this model is estimated without that."
+    law = "--retrace is for what is traced, and this model is estimated without a trace."
     refuse_if(request.retrace and not needed, law, "Omit it, or add --trace.")
     for row in needed if request.retrace else ():
         retrace(*row)
@@ -116,7 +116,10 @@ def _recorded(request: EstimateRequest, rows: list[Row]) -> list[Row]:
     left = [row for row in rows if row[1:] not in errors]
     if not left:
         raise next(iter(errors.values()))
-    for line in dict.fromkeys(f"Without {_kind(s)}: {e.message}\n" for (_, s), e in errors.items()):
+    from planner.estimation.largest import kind_of
+
+    said = (f"Without {kind_of(s)}: {error.message}\n" for (_, s), error in errors.items())
+    for line in dict.fromkeys(said):
         tell(line) if request.as_json else say(line)
     return left
 
@@ -126,7 +129,7 @@ def _print_estimates(
 ) -> None:
     """The rows in their order; of several GPUs the fastest that fits first."""
     is_one, is_ranked, link = len(rows) == 1, len(request.gpus) > 1, request.link
-    rows, only = _recorded(request, rows), request.only_gpu
+    rows, only = _traced(request, rows), request.only_gpu
     with shows_seconds():
         ledgers = [step_ledger(*row[1:], request.traced) for row in rows]
         found = [
@@ -158,10 +161,6 @@ def _print_estimates(
 def rank(one: Estimate) -> tuple[bool, float]:
     """The fastest that fits comes first."""
     return not one.fits, -(one.throughput.images_per_second if one.throughput else 0.0)
-
-
-def _kind(setting: Any) -> str:
-    return f"{setting.precision}, checkpointing {setting.checkpointing}"
 
 
 def _parts(
@@ -204,7 +203,7 @@ def _print_largest(request: EstimateRequest, rows: list[Row], training: Training
         for gpu, model, setting in rows
     ]
     found: list[Largest] = []
-    for gpu, model, setting in _recorded(request, rows):
+    for gpu, model, setting in _traced(request, rows):
         with shows_seconds():
             found.append(
                 find_largest(

@@ -14,7 +14,7 @@ from planner.ledger import cache as kept
 from planner.ledger.key import ANY_BATCH
 from planner.machine.cuda_support import lacking_kernels
 from planner.machine.hardware import Gpu, all_gpus, find_gpu
-from planner.machine.hardware.catalogue import matching_gpus, shown_sources
+from planner.machine.hardware.catalogue import matching_gpus
 from planner.report.page.contents import Cell, Facts, Folded, Number, Part, Table, Text
 
 OF_GPUS = ("name", "GiB", "GB/s", "fp32", "tf32", "bf16", "fp16", "architecture")
@@ -56,7 +56,7 @@ def gpus(request: GpusRequest) -> None:
         lines += [f"{said}." for said in lacking]
     parts.append(Text("\n".join(lines)))
     if text:
-        sources = [(Text(gpu.name), Facts(shown_sources(gpu))) for gpu in found]
+        sources = [(Text(gpu.name), Facts(list(gpu.sources.items()))) for gpu in found]
         parts.append(Folded("sources", [part for of_gpu in sources for part in of_gpu]))
     answer(request, found, lambda: parts)
 

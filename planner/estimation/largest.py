@@ -8,7 +8,7 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from planner.core.errors import UnsupportedError
-from planner.core.schema import Model, ResolvedSetting, SwinConfig
+from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.model import MAX_SIZE
 from planner.estimation.arguments import (
     ModelLike,
@@ -111,6 +111,11 @@ def largest_batch(
     return replace(at(best), assumed=(*at(best).assumed, *notes))
 
 
+def kind_of(setting: TrainSetting) -> str:
+    """What tells the rows of a table apart that nobody chose."""
+    return f"{setting.precision}, checkpointing {setting.checkpointing}"
+
+
 @dataclass(frozen=True)
 class Largest:
     """The largest batch of a setting: `sure` surely fits, `best` does by the figures, None where
@@ -132,10 +137,6 @@ class Largest:
         the largest that runs with retries."""
         surely = self.sure.setting.batch_size if self.sure else 0
         return {"surely": surely, "probably": self.batch_size, "retries": self.most}
-
-    @property
-    def kind(self) -> str:
-        return f"{self.setting.precision}, checkpointing {self.setting.checkpointing}"
 
     def as_json(self) -> dict[str, Any]:
         """As `planner estimate --max-batch --json` prints it."""
@@ -195,7 +196,7 @@ def _nothing_fits(one: Largest, traced: bool) -> str:
     if not is_known and traced_step(one.model, setting).error(1) is not None:
         least = "batch 2 fits, and batch 1 does not run,"
     more = f" Batches up to {one.most} {RETRIED}." if one.most else ""
-    return f"Not even {least} with {one.kind}. Try {', '.join(ways)}.{more}"
+    return f"Not even {least} with {kind_of(setting)}. Try {', '.join(ways)}.{more}"
 
 
 def runs_at_1(model: Model, setting: ResolvedSetting, traced: bool = False) -> bool:

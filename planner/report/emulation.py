@@ -10,7 +10,6 @@ from typing import Any
 from planner.core.errors import printable
 from planner.core.failures import SIGNS, sentence
 from planner.core.units import format_bytes
-from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 from planner.report.explanation import relief_parts
 from planner.report.page import contents as doc
 from planner.report.text import parts_text
@@ -168,8 +167,8 @@ def answer(run: EmulatedRun) -> list[str]:
             why = "" if run.error else why
             first = sentence("emulated: ended early", ended=_ended(run), why=why, used=used)
         more = _error(run)
-    elif peak.spare_bytes < (unsure := CONTEXT_BYTES_HIGH - run.context_bytes):
-        more.append(f"Barely: a real CUDA context may take {format_bytes(unsure)} more.")
+    elif peak.spare_bytes < run.unsure_bytes:
+        more.append(f"Barely: a real CUDA context may take {format_bytes(run.unsure_bytes)} more.")
     when = f"step {peak.step}" if peak.step <= run.steps else f"after step {run.steps}"
     figures = sentence("emulated: figures", _sizes(peak), when=when, where=place_of(peak))
     return [first, *more, figures]

@@ -109,7 +109,7 @@ def narrower(estimate: Estimate) -> str:
     """What narrows the range of a compiled step whose ledger is that of the eager one."""
     if has_known_graphs(estimate.model, estimate.setting):
         return NARROWER
-    return "Only 'planner tune' narrows the range: no trace compiles this step on several GPUs."
+    return "Only 'planner tune' narrows the range: this compiled step cannot be traced."
 
 
 def peak_text(estimate: Estimate) -> str:

@@ -75,8 +75,7 @@ class LiveBytes:
 
     `by_category[c][i]` are the bytes of category c at point i, `total[i]` their sum; point 0 is the
     moment before the step. `events[i]` is the index of the event behind point i, and of the one
-    before the step at point 0. `peak` is the first point with the most; `peak_phase`,
-    `peak_label` and `peak_path` say what was asking for memory then.
+    before the step at point 0. `peak` is the first point with the most.
     """
 
     by_category: dict[Category, list[int]]
@@ -84,20 +83,10 @@ class LiveBytes:
     events: list[int]
     phases: tuple[Phase, ...]
     peak: int
-    peak_phase: str
-    peak_label: str
-    peak_path: str
 
     @property
     def peak_bytes(self) -> int:
         return self.total[self.peak]
-
-    @property
-    def peak_at(self) -> str:
-        """The peak's instant in the words of an estimate: `backward of layers.0.mlp.fc1 (mm)`."""
-        where = f"{self.peak_phase} of {self.peak_path}" if self.peak_path else self.peak_phase
-        label = self.peak_label.removeprefix("aten.")
-        return f"{where} ({label})" if label else where
 
 
 def step_live_bytes(ledger: Ledger) -> LiveBytes:
@@ -120,19 +109,7 @@ def step_live_bytes(ledger: Ledger) -> LiveBytes:
         Phase(name, start, stop)
         for (_, name), start, stop in zip(ends, [0, *stops], stops, strict=False)
     )
-    peak = total.index(max(total))
-    source = ledger.events[moves[peak]] if peak else None
-    label, path = ("", "") if not isinstance(source, Allocated) else (source.label, source.path)
-    return LiveBytes(
-        by_category=by_category,
-        total=total,
-        events=moves,
-        phases=phases,
-        peak=peak,
-        peak_phase=next(p.name for p in phases if p.start <= peak < p.stop),
-        peak_label=label,
-        peak_path=path,
-    )
+    return LiveBytes(by_category, total, moves, phases, total.index(max(total)))
 
 
 def step_allocator_bytes(

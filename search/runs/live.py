@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from search.loop.progress import Progress
 
 _ECHO = 4  # columns for the ^C that a terminal echoes: where it wraps, rich erases a row too few
-# What a worker reports of itself, for a person: search.probe.parent.runner.ProbeEvent and
-# search.loader say when.
+# What a worker reports of itself, for a person: search.probe.parent.runner.ProbeEvent says when.
 _DOING = {
     "start": "starting", "import": "importing libraries", "device": "taking the device",
     "build": "building the model", "compile": "compiling", "forward": "first forward pass",
     "backward": "first backward pass", "optimizer": "first optimizer step", "warm-up": "warming up",
-    "measure": "timing steps", "check": "checking", "end": "ending", "open": "opening the data",
-    "warm": "reading the pictures once", "stages": "timing the stages of loading",
+    "measure": "timing steps", "check": "checking", "end": "ending",
     "join": "waiting for the other ranks", "profile": "running under the profiler",
 }  # fmt: skip
 

@@ -434,3 +434,37 @@ def test_where_nothing_fits_an_optimizer_on_the_host_is_named_with_what_it_needs
     assert "the nearest needs" in said
     fitting = advise(MODEL, gpu="rtx 3090", batch_size=32)
     assert not any("on the host" in line for line in fitting.left_out)
+
+
+NET = """
+from torch import nn
+
+def build():
+    layers = []
+    for before, after in ((3, 16), (16, 16), (16, 16)):
+        layers += [nn.Conv2d(before, after, 3), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+"""
+
+
+def test_batch_norm_sees_another_micro_batch_and_every_lever_is_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said "same result"; and --trace ended where an optimizer in backward was to accumulate."""
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    wish: dict[str, Any] = {"gpu": "rtx 3090", "memory_bytes": "1500MiB", "batch_size": 1024}
+    found = advise(
+        "net:build",
+        **wish,
+        keep=["compile", "checkpointing", "offload"],
+        traced=True,
+        image_size=64,
+        num_classes=10,
+    )
+    assert found.recommended is not None
+    assert found.recommended.setting.batch_size < 1024
+    assert "batch norm" in found.recommended.effects
+    assert "affects batch norm" in advice_text(found)
+    assert not any("--trace" in reason for lever in found.levers for reason in lever.reasons)

@@ -14,7 +14,7 @@ import pytest
 from planner.cli import COMMANDS, cli, main
 from planner.core.errors import PlannerError, UsageError
 from planner.machine.hardware import all_gpus
-from planner.machine.hardware.catalogue import find_gpu, shown_sources
+from planner.machine.hardware.catalogue import find_gpu
 
 PLANNER = Path(sys.executable).with_name("planner")
 
@@ -180,7 +180,7 @@ def test_several_names_are_the_words_of_one_gpu_or_several_gpus(
 
 
 def test_a_source_has_only_the_notes_of_its_figure() -> None:
-    said = dict(shown_sources(find_gpu("rtx-4090")))
+    said = find_gpu("rtx-4090").sources
     assert "tensor rate" in said["bf16_flops"]
     assert not any(
         "tensor" in said[figure] for figure in ("bandwidth", "memory_type", "fp32_flops")

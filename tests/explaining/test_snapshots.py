@@ -123,7 +123,9 @@ def test_levers_free_what_was_missing_and_the_text_says_so(tmp_path: Path) -> No
     assert "predicted at the peak" in text
     assert "6.00 MiB must become free. As it is, it should need" in text
     assert found.relief.advice.ways[0].command in text
-    assert found.differs
+    assert text.startswith(found.differs[0][:40]), "it fits: no change of it comes first"
+    small = planner.estimate(tiny(), batch_size=256, memory_bytes=plan.device_total_bytes // 2)
+    assert "must become free" in explanation_text(explain(path, small))[:40], "it does not fit"
 
 
 def explained(path: Path, data: bytes) -> str:

@@ -31,15 +31,11 @@ _WORD = rf"(?:{_SILENT}|[^a-z0-9])*(titan|quadro|rtx|pro|sxm\d?|pcie|ti|[a-z]+|\
 _MEMORY_TOLERANCE = 0.12
 
 
-# Where notes on rates begin in a source of a figure that they are not of.
-_NOTES = dict.fromkeys(("bandwidth", "memory_type", "fp32_flops"), r"[:;,] (?:tensor|dense, FP16)")
-
-
 @cache
 def all_gpus() -> tuple[Gpu, ...]:
     """Every GPU of the catalogue, oldest architecture first."""
     data = json.loads(Path(__file__).with_name("gpus.json").read_text(encoding="utf-8"))
-    return tuple(_gpu(entry, data["documents"], data["links"]) for entry in data["gpus"])
+    return tuple(_gpu(entry, data) for entry in data["gpus"])
 
 
 def find_gpu(text: str) -> Gpu:
@@ -86,11 +82,12 @@ def recognise_gpu(device_name: str, total_bytes: int | None = None) -> Gpu | Non
     return found[0] if len(found) == 1 else None
 
 
-def _gpu(
-    entry: Mapping[str, Any], documents: Mapping[str, str], links: Mapping[str, Mapping[str, Any]]
-) -> Gpu:
-    sources = dict.fromkeys(_FIGURES, documents[entry["document"]])
-    link = links[entry.get("link", entry["document"])]
+def _gpu(entry: Mapping[str, Any], data: Mapping[str, Mapping[str, Any]]) -> Gpu:
+    document = entry["document"]
+    sources = dict.fromkeys(_FIGURES, data["documents"][document])
+    for name in ("tf32_flops", "bf16_flops", "fp16_flops"):
+        sources[name] += data["tensor_notes"].get(document, "")
+    link = data["links"][entry.get("link", document)]
     sources["link_bandwidth"] = link["source"]
     sources["memory_bytes"] = _memory_source(entry["memory_gib"], entry["memory_from"])
     capability = entry["capability"]
@@ -113,11 +110,6 @@ def _gpu(
         memory_type=entry["memory_type"],
         link_bandwidth=link["gb_s"] * 1e9,
     )
-
-
-def shown_sources(gpu: Gpu) -> list[tuple[str, str]]:
-    """Its sources without the notes behind a document that are of other figures."""
-    return [(n, re.split(_NOTES.get(n, "$^"), said)[0]) for n, said in gpu.sources.items()]
 
 
 def _rate(tflops: float | None) -> float | None:

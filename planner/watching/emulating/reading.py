@@ -235,9 +235,14 @@ class EmulatedRun:
     @property
     def fits_surely(self) -> bool:
         """As far as it ran, without retries, and with room for the largest of CUDA's contexts."""
-        peak = self.fullest and self.fullest.fullest
-        room = CONTEXT_BYTES_HIGH - self.context_bytes
-        return bool(self.fits_so_far and not self.retries and peak and peak.spare_bytes >= room)
+        peak = self.fullest.fullest if self.fullest else None
+        has_room = peak is not None and peak.spare_bytes >= self.unsure_bytes
+        return bool(self.fits_so_far and not self.retries and has_room)
+
+    @property
+    def unsure_bytes(self) -> int:
+        """What a real CUDA context may take more."""
+        return CONTEXT_BYTES_HIGH - self.context_bytes
 
     @property
     def fits(self) -> bool | None:

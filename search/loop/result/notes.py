@@ -171,7 +171,7 @@ def _learning_rate_note(setting: TrainSetting, asked: TrainSetting | None) -> st
     if old is None:
         return (
             f"The global batch is {new}: scale a learning rate for a batch B by {new}/B, or its "
-            "root (often for AdamW), with warm-up; --global-batch N keeps one."
+            "square root (often for AdamW), with warm-up; --global-batch N keeps one."
         )
     if new == old:
         return ""
