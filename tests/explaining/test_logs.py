@@ -37,9 +37,9 @@ def test_a_reported_log_is_answered_right_or_not_at_all() -> None:
 
 def test_each_versions_message_is_read_to_the_figure() -> None:
     for reported in MESSAGES:
-        first = read(f"step 1\nTraceback:\n{reported.log}\nend\n").first
-        assert first is not None, reported.source
-        found = {**first[1].known}
+        failed = read(f"step 1\nTraceback:\n{reported.log}\nend\n").failed
+        assert failed is not None, reported.source
+        found = {**failed.known}
         found.pop("device", None)
         if "other_bytes" not in reported.figures:
             found.pop("other_bytes", None)
@@ -191,11 +191,11 @@ def dressed(text: str) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("dress", dressed(""))
 def test_a_message_is_read_in_every_dress(dress: str) -> None:
-    first = LogReading().read(io.BytesIO(dressed(LERF.log)[dress])).first
-    assert first is not None
-    assert first[0] == (3 if dress == "rank" else None)
-    assert first[1].known["unused_bytes"] == int(4.84 * GIB)
-    assert first[1].known["requested_bytes"] == 3 * GIB
+    reading = LogReading().read(io.BytesIO(dressed(LERF.log)[dress]))
+    assert reading.failed is not None
+    assert reading.rank == (3 if dress == "rank" else None)
+    assert reading.failed.known["unused_bytes"] == int(4.84 * GIB)
+    assert reading.failed.known["requested_bytes"] == 3 * GIB
 
 
 def test_lines_of_ranks_that_mix_are_put_together_by_rank() -> None:
@@ -205,8 +205,10 @@ def test_lines_of_ranks_that_mix_are_put_together_by_rank() -> None:
         mixed += [f"[rank0]: {ours}.", f"[rank5]: {theirs}."]
     reading = read("\n".join(mixed))
     assert reading.findings["out of memory"].ranks == (0, 5)
-    assert reading.messages[0].known["requested_bytes"] == 3 * GIB
-    assert reading.messages[5].known["requested_bytes"] == 7 * GIB
+    assert reading.failed is not None
+    assert reading.rank == 0
+    assert reading.failed.known["requested_bytes"] == 3 * GIB
+    assert reading.failed.known["unused_bytes"] == int(4.84 * GIB)
 
 
 @pytest.mark.parametrize(

@@ -123,12 +123,11 @@ def _read(path: Path) -> Explanation:
 def _of_log(name: str, reading: LogReading) -> Explanation:
     found = Explanation(name, "log", list(reading.findings.values()))
     found.findings.sort(key=lambda finding: finding.evidence[0][0])
-    if reading.first is not None:
-        rank, failed = reading.first
-        found.seen = failed.figures
-        if len(reading.messages) > 1:
-            words = f", rank {rank}" if rank is not None else ""
-            found.notes.append(sentence("ranks", ranks=len(reading.messages), rank=words))
+    if reading.failed is not None:
+        found.seen, ranks = reading.failed.figures, reading.findings[OUT_OF_MEMORY].ranks
+        if len(ranks) > 1:
+            words = "" if reading.rank is None else f", rank {reading.rank}"
+            found.notes.append(sentence("ranks", ranks=len(ranks), rank=words))
     return found
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice, pairwise
 from typing import IO, Any
 
 from planner.core import failures
@@ -15,9 +16,8 @@ MAX_EVIDENCE = 3  # lines shown of one finding
 MAX_SHOWN = 300  # characters of one
 MANY = 100_000  # lines of a kind that are counted; it is not looked for in later ones
 _CHUNK_BYTES = 1 << 20
-_FOLLOWING = 8  # lines that a message may go on over
-_BETWEEN = 100  # lines of other ranks that may lie within a message
-_MAX_RANKS = 64
+_FOLLOWING = 9  # lines that a message may be on
+_BETWEEN = 100  # lines that it lies in, with those of other ranks
 _MAX_LINE = 20_000  # characters that are searched
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)")
 _SPACES = re.compile(r"\s+")
@@ -25,7 +25,7 @@ _RANK = re.compile(failures.SAID["log"]["rank"])
 _RANK_WITHIN = re.compile(r"\[Rank (\d{1,6})\]")
 _TORCH = re.compile(failures.SAID["log"]["torch"].encode())
 _MEMORY = re.compile(failures.SAID["log"]["memory"].encode(), re.MULTILINE)
-_FEW_READINGS = 8
+_FEWEST = 3
 
 
 @dataclass
@@ -58,73 +58,42 @@ class Finding:
         return {**vars(self), "certain": not self.apart, "evidence": evidence}
 
 
-@dataclass
-class Column:
-    """Readings since they last fell: how many, and each new height with the number of its reading
-    and of its line."""
-
-    count: int = 0
-    levels: list[tuple[int, float, int]] = field(default_factory=list)
-
-    def read(self, value: float, line: int) -> None:
-        if self.levels and value < self.levels[-1][1]:
-            self.count, self.levels = 0, []
-        if not self.levels or value > self.levels[-1][1]:
-            self.levels.append((self.count, value, line))
-        self.count += 1
-
-    @property
-    def grows(self) -> bool:
-        """Whether it rose in the second half as it did in the first. The highest so far of sizes
-        drawn at random rises ever more rarely: in the second half of n by ln 2 times on average."""
-        later = [level for level in self.levels if 2 * level[0] >= self.count - 1]
-        if len(later) < (3 if self.count < _FEW_READINGS else 4):
-            return False
-        first, last = self.levels[0][1], self.levels[-1][1]
-        return 3 * (last - self.levels[-len(later) - 1][1]) >= last - first
+Level = tuple[int, float]  # the number of a line, and what its column of memory rose to
 
 
 class LogReading:
-    """What was found: a finding of each kind, in the order of their first lines, and torch's
-    messages by rank (the first of each is the cause; later ones follow from it)."""
+    """What was found: a finding of each kind, in the order of their first lines, and torch's first
+    message that has figures, with its rank (the later ones follow from it)."""
 
     def __init__(self) -> None:
         self.findings: dict[str, Finding] = {}
-        self.messages: dict[int | None, FailedRequest] = {}
+        self.failed: FailedRequest | None = None
+        self.rank: int | None = None
         self.torch: failures.Versions = failures.ANY_TORCH
         self.is_windows = False
-        self._open: dict[int | None, list[str]] = {}  # messages that may go on, newest last
-        self._opened_at = 0
-        self._columns: dict[bytes, Column] = {}
+        self._columns: dict[bytes, list[Level]] = {}
 
     def read(self, file: IO[bytes]) -> LogReading:
         number = 1
-        for chunk in _chunks(file):
-            self._read_chunk(number, chunk)
+        for chunk, ahead in pairwise(chain(_chunks(file), [b""])):
+            self._read_chunk(number, chunk, ahead)
             number += chunk.count(b"\n")
-        for rank in list(self._open):
-            self._close(rank)
         self._judge()
         return self
 
-    @property
-    def first(self) -> tuple[int | None, FailedRequest] | None:
-        """The first message of the log, with its rank."""
-        return next(iter(self.messages.items()), None)
-
-    def _read_chunk(self, number: int, chunk: bytes) -> None:
+    def _read_chunk(self, number: int, chunk: bytes, ahead: bytes) -> None:
         """A chunk has few of the words, and most of its lines none: plain words are found faster
         than patterns. What a log says many thousand times is not counted to its end."""
-        if b"\x1b" in chunk:  # colours, also within a word
-            chunk = _ANSI.sub(b"", chunk)
         counted = {kind for kind, found in self.findings.items() if found.count >= MANY}
         looked_for = (sign for sign in failures.SIGNS if sign.kind not in counted)
         here = [(word, sign) for sign in looked_for for word in sign.words if word in chunk]
-        if here or self._open:
-            for index, raw in enumerate(chunk.removesuffix(b"\n").split(b"\n")):
+        if here:
+            lines = chunk.removesuffix(b"\n").split(b"\n")
+            followed = lines + ahead.split(b"\n", _BETWEEN)[:_BETWEEN]
+            for index, raw in enumerate(lines):
                 signs = {sign.kind: sign for word, sign in here if word in raw}
-                if signs or self._open:
-                    self._see(number + index, clean(raw), signs.values())
+                if signs:
+                    self._see(number + index, followed[index : index + _BETWEEN], signs.values())
         self.is_windows |= b"\\site-packages\\" in chunk
         is_known = self.torch != failures.ANY_TORCH or b"orch" not in chunk
         if not is_known and (found := _TORCH.search(chunk)):
@@ -134,11 +103,16 @@ class LogReading:
         for match in _MEMORY.finditer(chunk):
             line += chunk.count(b"\n", position, match.start())
             position = match.start()
-            column = self._columns.setdefault(match[1] or b"GPU_mem", Column())
-            column.read(float(match[2] or match[3]), line)
+            levels = self._columns.setdefault(match[1] or b"GPU_mem", [])
+            size = float(match[2] or match[3])
+            if levels and size < levels[-1][1]:
+                levels.clear()
+            if not levels or size > levels[-1][1]:
+                levels.append((line, size))
 
-    def _see(self, number: int, line: str, signs: Iterable[Sign]) -> None:
-        """One that is sure takes the place of those that may be."""
+    def _see(self, number: int, lines: Sequence[bytes], signs: Iterable[Sign]) -> None:
+        """What the first of `lines` says. One that is sure takes the place of those that may be."""
+        line = clean(lines[0])
         rank = rank_of(line)
         for sign in () if failures.is_source(line) else signs:
             is_sure = sign.is_sure(line)
@@ -150,29 +124,14 @@ class LogReading:
                 self.findings[sign.kind] = found
             if is_sure or found.apart:
                 found.see(number, line, rank)
-            if sign.kind == OUT_OF_MEMORY:
-                self._close(rank)
-                self._open[rank], self._opened_at = [], number
-        # A line of a rank belongs to its own message, one without a rank to the newest.
-        owner = rank if rank is not None else next(reversed(self._open), None)
-        if owner in self._open:
-            self._open[owner].append(_RANK.sub("", line))
-        for other, lines in list(self._open.items()):
-            if len(lines) > _FOLLOWING or number - self._opened_at > _BETWEEN:
-                self._close(other)
-
-    def _close(self, rank: int | None) -> None:
-        """Lines were broken between words or within them: the reading that tells more is right."""
-        lines = self._open.pop(rank, [])
-        readings = (read_message(joint.join(lines)) for joint in (" ", ""))
-        known = [reading for reading in readings if reading is not None]
-        if known and len(self.messages) < _MAX_RANKS:
-            self.findings[OUT_OF_MEMORY].apart = ""  # no other words have these figures
-            self.messages.setdefault(rank, max(known, key=lambda reading: len(reading.known)))
+            if sign.kind == OUT_OF_MEMORY and self.failed is None:
+                self.failed, self.rank = _message(map(clean, lines), rank), rank
+                if self.failed is not None:
+                    found.apart = ""  # no other words have these figures
 
     def _judge(self) -> None:
         """What only the whole log shows: its torch, what that has to offer, a memory that grew."""
-        failed = self.first[1] if self.first else None
+        failed = self.failed
         if failed is not None and not failed.torch[0] <= self.torch[0] <= failed.torch[1]:
             self.torch = failed.torch
         for found in self.findings.values():
@@ -185,15 +144,34 @@ class LogReading:
             if self.is_windows:  # where expandable segments are not: what torch 2.0 had is
                 oldest, newest = min(oldest, (2, 0)), min(newest, (2, 0))
             out.figures, out.todo = failed.figures, failed.ways_out((oldest, newest))
-        grown = [(name, column) for name, column in self._columns.items() if column.grows]
-        if grown:
-            name, column = max(grown, key=lambda one: len(one[1].levels))
+        failed_at = out.evidence[0][0]
+        grown = [one for one in self._columns.items() if _grow(one[1], failed_at)]
+        for name, levels in sorted(grown, key=lambda one: len(one[1]))[-1:]:
             sign = failures.BY_KIND[failures.GROWTH]
-            grew = Finding(sign.kind, sign.means, todo=sign.told(), apart=sign.apart)
-            for _, value, line in (column.levels[0], column.levels[-1]):
-                grew.see(line, f"{name.decode()} {value:g}", None)
-            grew.count = column.count
-            self.findings[grew.kind] = grew
+            shown = [(line, f"{name.decode()} {size:g}") for line, size in (levels[0], levels[-1])]
+            self.findings[sign.kind] = Finding(
+                sign.kind, sign.means, shown, len(levels), todo=sign.told(), apart=sign.apart
+            )
+
+
+def _message(lines: Iterable[str], rank: int | None) -> FailedRequest | None:
+    """The message of a rank that begins `lines`, between which those of other ranks may lie. They
+    were broken between words or within them: the reading that tells more is right."""
+    own = (_RANK.sub("", line) for line in lines if rank_of(line) in (rank, None))
+    message = list(islice(own, _FOLLOWING))
+    readings = (read_message(joint.join(message)) for joint in (" ", ""))
+    return max(filter(None, readings), key=lambda reading: len(reading.known), default=None)
+
+
+def _grow(levels: Sequence[Level], until: int) -> bool:
+    """Whether a column rose in the second half of the lines as it did in the first. The highest so
+    far of sizes drawn at random rises ever more rarely: in the second half of n by ln 2 times on
+    average."""
+    later = [n for n, level in enumerate(levels) if 2 * level[0] >= levels[0][0] + until]
+    if len(later) < _FEWEST:
+        return False
+    (_, before), (_, first), (_, last) = levels[later[0] - 1], levels[0], levels[-1]
+    return 3 * (last - before) >= last - first
 
 
 def rank_of(line: str) -> int | None:
@@ -211,4 +189,5 @@ def clean(raw: bytes) -> str:
 def _chunks(file: IO[bytes]) -> Iterator[bytes]:
     """Pieces that end with a line; a longer line is cut."""
     while data := file.read(_CHUNK_BYTES):
-        yield data + file.readline(_CHUNK_BYTES)
+        data += file.readline(_CHUNK_BYTES)
+        yield _ANSI.sub(b"", data) if b"\x1b" in data else data  # colours, also within a word
