@@ -17,19 +17,14 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, TypeAdapter
 
-from planner.core.units import format_bytes
+from planner.core.units import format_bytes, format_seconds
 
+SAID: Mapping[str, Any] = json.loads(
+    Path(__file__).with_name("failures.json").read_text(encoding="utf-8")
+)
 OUT_OF_MEMORY, GROWTH = "out of memory", "memory grew"
 _BEFORE = 60  # characters before a match that may take its meaning away
-_ADVICE = re.compile(
-    r"(?i)\b(?:avoid\w*|prevents?|in case of|fix(?:es)?|if you (?:see|get|hit|encounter|run into))"
-    r"\b[^.:]{0,30}$"
-)
-# A line of Python or a shell that a log echoes, as tracebacks do: also within rich's frames.
-_SOURCE = re.compile(
-    r"[\W\d]*(?:rank\d+\]:\W*)?(?:(?:raise|if|elif|except|assert|return|export)\b"
-    r"|print\(|[\w.]{1,40}\.(?:error|warn|warning|info|debug)\()|\s*(?:#|//)"
-)
+_ADVICE, _ECHO = re.compile(SAID["log"]["advice"]), re.compile(SAID["log"]["echo"])
 Version = Annotated[tuple[int, int], BeforeValidator(lambda text: text.split("."))]
 Versions = tuple[Version, Version]  # of torch: the oldest and the newest that it may be
 ANY_TORCH: Versions = ((0, 0), (99, 0))
@@ -52,7 +47,9 @@ class Remedy:
 
     def applies(self, torch: Versions, figures: Figures) -> bool:
         pairs = ((figures.get(one), figures.get(str(other), other)) for one, other in self.over)
-        is_over = (isinstance(a, int) and isinstance(b, int) and a > b for a, b in pairs)
+        is_over = (
+            isinstance(a, int | float) and isinstance(b, int | float) and a > b for a, b in pairs
+        )
         return torch[1] >= self.since and torch[0] <= self.until and all(is_over)
 
     def told(self, torch: Versions, figures: Figures) -> str:
@@ -92,8 +89,9 @@ class Sign:
     apart: str = ""
 
     def is_sure(self, line: str) -> bool | None:
-        """Whether a line says it surely, or may mean it; None where it does neither."""
-        if not self.gate.search(line):
+        """Whether a line says it surely, or may mean it; None where it does neither, as where it is
+        code that a log echoes."""
+        if _ECHO.match(line) or not self.gate.search(line):
             return None
         for pattern, sure in ((self.pattern, True), (self.maybe, False)):
             for match in pattern.finditer(line):
@@ -108,16 +106,12 @@ class Sign:
         return told([(remedy,) for remedy in self.todo], torch, {})
 
 
-def is_source(line: str) -> bool:
-    """Whether a line of a log is code that it echoes: what it names did not happen by that."""
-    return bool(_SOURCE.match(line))
-
-
 def _shown(figures: Figures) -> dict[str, Any]:
-    """Bytes in words: `free_bytes` is a sentence's {free}."""
+    """Bytes and seconds in words: `free_bytes` is a sentence's {free}."""
     return {
         key.removesuffix("_bytes"): format_bytes(size)
-        if key.endswith("_bytes") and isinstance(size, int) else size
+        if key.endswith("_bytes") and isinstance(size, int)
+        else format_seconds(size) if key == "seconds" and isinstance(size, int | float) else size
         for key, size in figures.items()
     }  # fmt: skip
 
@@ -131,13 +125,9 @@ def _any_of(key: str) -> re.Pattern[str]:
     return re.compile("|".join(said["pattern"] for said in SAID[key]))
 
 
-SAID: Mapping[str, Any] = json.loads(
-    Path(__file__).with_name("failures.json").read_text(encoding="utf-8")
-)
 SIGNS = TypeAdapter(tuple[Sign, ...]).validate_python(SAID["signs"])
 BY_KIND = {sign.kind: sign for sign in SIGNS}
-WAYS_OUT = TypeAdapter(Groups).validate_python(SAID["ways_out"])
-AGAINST_PLAN = TypeAdapter(Groups).validate_python(SAID["against_plan"])
+TOLD = TypeAdapter(dict[str, Groups]).validate_python(SAID["told"])
 # What libraries say when they find no memory, and also when something else is wrong: where the
 # device's free memory can be read, it decides.
 _AMBIGUOUS, _LOST_PEER = _any_of("ambiguous"), _any_of("lost_peer")

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-from planner.core.failures import SAID, sentence
-from planner.core.units import format_bytes, format_rate, format_seconds
+from planner.core.failures import ANY_TORCH, SAID, TOLD, sentence, told
+from planner.core.units import format_bytes, format_rate
 from planner.report.advice import ways_table
 from planner.report.page import contents as doc
 from planner.report.text import parts_text
 from planner.watching.explaining.explanation import Explanation, Relief
-from planner.watching.explaining.log_reading import MANY, MAX_SHOWN, Finding
+from planner.watching.explaining.log_reading import MANY, Finding
 from planner.watching.explaining.snapshot_reading import NO_STACK, SnapshotReading
 
 MAX_WAYS = 3
 
 
 def explanation_text(found: Explanation) -> str:
-    return parts_text(explanation_answer(found))
-
-
-def explanation_answer(found: Explanation) -> list[doc.Part]:
     """What would help, where that is known; what was seen, what it means and what to do; then what
     was alive."""
     relief = relief_parts(found.relief) if found.relief is not None else []
     differs: list[doc.Part] = [doc.Text("\n".join(found.differs))]
-    parts, last = (differs, relief) if _is_elsewhere(found) else (relief, differs)
+    total = found.seen.get("total_bytes") or (found.expected and found.expected.budget_bytes)
+    # Where the setting fits by prediction, no change of it is what helps first.
+    fits = bool(found.expected and total and found.expected.device_total_bytes <= total)
+    parts, last = (differs, relief) if fits else (relief, differs)
     if not found.findings and found.kind == "log":
         parts.append(doc.Text(sentence("nothing recognised", source=found.source)))
     if found.run:
-        calm = [] if found.findings else ["- nothing was out of the ordinary"]
-        parts.append(doc.Text("\n".join([*_run(found.run), *calm])))
+        figures = {**found.run, "num_findings": len(found.findings)}
+        parts.append(doc.Text("\n".join(told(TOLD["run"], ANY_TORCH, figures))))
     parts += [doc.Text("\n".join(_finding(one))) for one in found.findings]
     rows: list[list[doc.Cell]] = [
         [name, doc.bytes_cell(found.seen[key])]
@@ -43,35 +41,12 @@ def explanation_answer(found: Explanation) -> list[doc.Part]:
     if found.snapshot is not None:
         parts.append(doc.Text(sentence("free blocks", found.snapshot.figures)))
         parts += _alive(found.snapshot, found.expected.breakdown if found.expected else {})
-    return [*parts, *last, doc.Text("\n".join(found.notes))]
+    return parts_text([*parts, *last, doc.Text("\n".join(found.notes))])
 
 
-def _is_elsewhere(found: Explanation) -> bool:
-    """Whether the setting fits by prediction, so that no change of it is what helps first."""
-    expected = found.expected
-    total = found.seen.get("total_bytes") or (expected and expected.budget_bytes)
-    return bool(expected and total and expected.device_total_bytes <= total)
-
-
-def _table(headers: Sequence[str], rows: list[list[doc.Cell]], caption: str = "") -> doc.Table:
+def _table(headers: Sequence[str], rows: list[list[doc.Cell]]) -> doc.Table:
     """All of it: there is no other place to see more."""
-    return doc.Table(headers, rows, caption, first=len(rows))
-
-
-def _run(run: Mapping[str, Any]) -> Iterator[str]:
-    start, interval, end = (run.get(kind, {}) for kind in ("start", "interval", "end"))
-    plan = start.get("plan", {})
-    figures = {**interval, **end.get("steady", {}), **end}
-    name, date = start.get("device", {}).get("name", "a device"), start.get("date", "?")
-    yield f"{name!s:.{MAX_SHOWN}}, begun {date!s:.{MAX_SHOWN}}:"
-    seconds = format_seconds(figures.get("seconds", 0.0))
-    status = end.get("status", "no last line")
-    yield f"- {figures.get('step', 0)} steps in {seconds}; {status!s:.{MAX_SHOWN}}"
-    for key, told in SAID["run"].items():
-        said = [told.format(format_bytes(of[key]) if key.endswith("_bytes") else of[key])
-                for of in (figures, plan) if key in of]  # fmt: skip
-        if key in figures:
-            yield f"- {said[0]}{f' (plan: {said[1]})' if plan.get(key) else ''}"
+    return doc.Table(headers, rows, first=len(rows))
 
 
 def _finding(finding: Finding) -> Iterator[str]:

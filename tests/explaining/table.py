@@ -15,6 +15,10 @@ HEAD = "| what is recognised | what to do first |\n|---|---|\n"
 MOST = 120  # characters of a cell (tests/test_pages.py)
 
 
+# Of logs: those of planner.watch's own events say for themselves what they are.
+OF_LOGS = [sign for sign in SIGNS if sign.words != (b"planner.watch: ",)]
+
+
 def first_of(do: str) -> str:
     """The sentences that fit a cell; where the first alone is too long, its first alternatives, as
     a sentence. `planner explain` says all of it."""
@@ -28,7 +32,7 @@ def first_of(do: str) -> str:
 
 
 def table() -> str:
-    rows = (f"| {sign.kind} | {first_of(sign.todo[0].do)} |\n" for sign in SIGNS)
+    rows = (f"| {sign.kind} | {first_of(sign.todo[0].do)} |\n" for sign in OF_LOGS)
     return HEAD + "".join(rows)
 
 

@@ -14,7 +14,7 @@ from planner.core.failures import SIGNS
 from planner.watching.explaining.explanation import explain
 from planner.watching.explaining.log_reading import MANY, LogReading, rank_of
 from tests.explaining.messages import GIB, MESSAGES, PUBLIC, REPORTED
-from tests.explaining.table import PAGE, table
+from tests.explaining.table import OF_LOGS, PAGE, table
 
 LERF = next(r for r in MESSAGES if "lerf" in r.source)
 
@@ -46,10 +46,17 @@ def test_each_versions_message_is_read_to_the_figure() -> None:
         assert found == pytest.approx(reported.figures, abs=1), reported.source
 
 
+def test_a_message_that_is_there_twice_is_read_once() -> None:
+    """Of what it lists (other processes) the sum is told."""
+    for reported in MESSAGES:
+        once, twice = read(reported.log).failed, read(f"{reported.log}\n{reported.log}").failed
+        assert twice == once, reported.source
+
+
 def test_every_sign_has_a_line_here() -> None:
     kinds = [sign.kind for sign in SIGNS]
     assert len(kinds) == len(set(kinds))
-    told = {sign.kind for sign in SIGNS if sign.words}
+    told = {sign.kind for sign in OF_LOGS if sign.words}
     assert told <= {r.answer for r in REPORTED}, "tests/explaining/reported.jsonl: a line"
 
 

@@ -10,6 +10,8 @@ import torch
 import planner
 from planner.core.files import to_json
 from planner.report.explanation import explanation_text
+from planner.watching.analysis import judge
+from planner.watching.expectation import Expectation
 from planner.watching.explaining.explanation import explain
 from tests.trainers.cases import tiny
 
@@ -40,6 +42,30 @@ def test_only_the_last_run_counts_and_torn_lines_are_passed_over(tmp_path: Path)
     found = explain(path)
     assert found.findings == []
     assert "no last line" in explanation_text(found)
+
+
+def test_each_event_that_a_watch_writes_is_known_and_shown(tmp_path: Path) -> None:
+    line = {
+        "steps": 1, "images": 8, "alloc_retries": 3, "ooms": 1, "loss": float("inf"), "scale": 1.0,
+        "clocks": {"slowed_by": ["heat"], "busy_percent": 5}, "wait_share": 0.3,
+        "images_per_second": 1.0, "peak_allocated_bytes": 9, "peak_reserved_bytes": 9,
+    }  # fmt: skip
+    plan = Expectation("plan", "estimated", "a GPU", 4, 100.0, 1, 1)
+    events = {
+        e.name: e.message for gpu in ("a GPU", "b") for e in judge(line, {"scale": 2.0}, plan, gpu)
+    }
+    assert len(events) == 12
+    lines = [{"kind": "start", "versions": {"planner": "1"}, "rank": 0}]
+    for name, message in [*events.items(), ("of tomorrow", "unheard of")]:
+        lines.append({"kind": "event", "event": name, "message": message})
+    path = tmp_path / "watch.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    *findings, last = explain(path).findings
+    assert [f.evidence[0][0] for f in findings] == list(range(2, 14))
+    shown = dict(zip(events.values(), findings, strict=True))
+    assert all(message[:200] in f.evidence[0][1] for message, f in shown.items())
+    assert last.kind == "another event"
+    assert "unheard of" in last.evidence[0][1]
 
 
 def test_an_out_of_memory_event_is_held_against_a_plan(tmp_path: Path) -> None:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import codecs
 import json
-import math
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from planner.core.errors import PlannerError, UsageError
-from planner.core.failures import AGAINST_PLAN, ANY_TORCH, OUT_OF_MEMORY, SAID, sentence, told
+from planner.core.failures import ANY_TORCH, OUT_OF_MEMORY, SAID, TOLD, sentence, told
 from planner.core.files import STANDARD_INPUT, named_path, opened_whole
 from planner.core.schema import TrainSetting
 from planner.core.units import MAX_MEMORY_BYTES, MIB
 from planner.memory.snapshot import read_pickle
-from planner.watching.explaining.failed_request import FailedRequest, read_message
-from planner.watching.explaining.log_reading import MAX_SHOWN, Finding, LogReading
+from planner.watching.explaining.log_reading import FailedRequest, Finding, LogReading
 from planner.watching.explaining.snapshot_reading import NO_STACK, SnapshotReading, read_snapshot
 from planner.watching.watch import MAX_LOG_BYTES
 
@@ -31,10 +30,8 @@ if TYPE_CHECKING:
 _HEAD_BYTES = 65_536  # the first line of a watch.jsonl has the plan in it
 _PICKLE = b"\x80"
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
-_WRITE_ONE = "Write one with torch.cuda.memory._dump_snapshot(path)."
-# How the keys of a watch's figures end, and those of its objects.
-_FIGURES = "_bytes", "step", "rank", "seconds", "_per_second", "_share"
-_OBJECTS = "plan", "steady", "device"
+_WHAT = "Name a log, a snapshot of torch's allocator, or the folder of a watch.jsonl."
+_MAX_TEXT = 1500  # characters, as a watch writes of an error at most
 
 
 @dataclass(frozen=True)
@@ -96,9 +93,6 @@ def explain(
 def _read(path: Path) -> Explanation:
     if path.is_dir():
         path /= "watch.jsonl"
-        if not path.is_file():
-            law = f"{path.parent} is a folder without a watch.jsonl."
-            raise UsageError(law, "Name a log, a snapshot or a watch.jsonl.")
     name = "standard input" if str(path) == STANDARD_INPUT else str(path)
     try:
         with opened_whole(path) as file:
@@ -109,15 +103,14 @@ def _read(path: Path) -> Explanation:
             if head.startswith(_UTF16):
                 file = cast("IO[bytes]", codecs.EncodedFile(file, "utf-8", "utf-16", "replace"))
             elif b"\x00" in head[:4096]:
-                law = f"{name} is neither text nor a snapshot of torch's allocator."
-                raise UsageError(law, _WRITE_ONE)
+                raise ValueError("it is neither text nor a snapshot of torch's allocator")
             first = _line(head.partition(b"\n")[0])
-            if first.get("kind") == "start" and "planner" in json.dumps(first):
+            if first.get("kind") == "start" and b"planner" in head:
                 return _of_watch(name, file)
             return _of_log(name, LogReading().read(file))
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{name} cannot be read: {reason}.") from None
+        raise UsageError(f"{name} cannot be read: {reason}.", _WHAT) from None
 
 
 def _of_log(name: str, reading: LogReading) -> Explanation:
@@ -144,57 +137,44 @@ def _of_snapshot(name: str, reading: SnapshotReading) -> Explanation:
 
 
 def _of_watch(name: str, file: IO[bytes]) -> Explanation:
-    """Its last run: the figures (device, plan, end, last interval), and a finding of each kind of
-    event. Lines that are torn are passed over."""
+    """Its last run, each of whose events is read as the line of a log that says it. Lines that are
+    torn are passed over."""
     run: dict[str, Any] = {}
-    findings: dict[str, Finding] = {}
-    for number, raw in enumerate(file.read(2 * MAX_LOG_BYTES).splitlines(), start=1):
+    said: list[str] = []
+    for raw in file.read(2 * MAX_LOG_BYTES).splitlines():
         line = _line(raw)
-        kind = line.get("kind")
-        if kind == "start":
-            run, findings = {"start": line}, {}
-        elif kind in ("interval", "end"):
-            run[str(kind)] = line
-        elif kind == "event":
-            event = str(line.get("event") or "an event")[:MAX_SHOWN]
-            message = str(line.get("message", ""))[:MAX_SHOWN]
-            if event not in findings:
-                todo = tuple(SAID["watch_events"].get(event, ()))
-                shown = ("kind", "event", "message", "seconds")
-                figures = {key: value for key, value in line.items() if key not in shown}
-                findings[event] = Finding(event, message, figures=figures, todo=todo)
-            findings[event].see(number, message, run.get("start", {}).get("rank"))
-    found = Explanation(name, "watch", list(findings.values()), run=run)
-    if OUT_OF_MEMORY in findings:
-        found.seen = dict(findings[OUT_OF_MEMORY].figures)
-        if said := read_message(str(found.seen.get("text"))):
-            found.seen |= said.figures
-            findings[OUT_OF_MEMORY].todo = said.ways_out(said.torch)
-    if "end" not in run:
+        if line.get("kind") == "start":
+            run, said = dict(SAID["run_unknown"]), [""] * len(said)
+        run |= line
+        words = (str(line.get(key, "")) for key in ("event", "message", "text"))
+        event = "[rank{}]: planner.watch: {}: {} {}".format(run.get("rank"), *words)
+        said.append(" ".join(event.split()) if line.get("kind") == "event" else "")
+    reading = LogReading().read(BytesIO("\n".join(said).encode(errors="replace")))
+    found = _of_log(name, reading)
+    found.kind, found.run = "watch", run
+    if OUT_OF_MEMORY in reading.findings and isinstance(run.get("allocated_bytes"), int):
+        found.seen = {"allocated_bytes": run["allocated_bytes"], **found.seen}
+    if run["kind"] != "end":
         found.notes.append(sentence("no last line"))
     return found
 
 
 def _line(raw: bytes) -> dict[str, Any]:
-    """What is of the kind that a watch writes: anybody may have written the file."""
     try:
-        line = json.loads(
-            raw, parse_float=_finite, parse_constant=_finite,
-            object_pairs_hook=lambda pairs: {k: v for k, v in pairs if _is_sound(k, v)},
-        )  # fmt: skip
+        return dict(_flat(json.loads(raw)))
     except (ValueError, RecursionError):
         return {}
-    return line if isinstance(line, dict) else {}
 
 
-def _finite(text: str) -> float | None:
-    return float(text) if math.isfinite(float(text)) else None
-
-
-def _is_sound(key: str, value: Any) -> bool:
-    if key.endswith(_FIGURES):
-        return type(value) in (int, float) and 0 <= value <= MAX_MEMORY_BYTES
-    return key not in _OBJECTS or isinstance(value, dict)
+def _flat(line: object, within: str = "") -> Iterator[tuple[str, Any]]:
+    """The texts of a line, and the figures that can be: anybody may have written the file."""
+    for key, value in line.items() if isinstance(line, dict) else ():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{within}{key}_")
+        elif isinstance(value, str):
+            yield within + key, value[:_MAX_TEXT]
+        elif isinstance(value, int | float) and 0 <= value <= MAX_MEMORY_BYTES:
+            yield within + key, value
 
 
 # ---------------------------------------------------------------- held against a plan
@@ -203,7 +183,7 @@ def _is_sound(key: str, value: Any) -> bool:
 def _predicted(plan: Any, card: Gpu | None, allocator: str | None) -> Estimate:
     from planner.estimation.estimate import Estimate, estimate
     from planner.estimation.kept import Predicted, is_predicted, read_predicted
-    from planner.machine.hardware.catalogue import find_gpu
+    from planner.machine.hardware.catalogue import recognise_gpu
     from planner.trainers.emission import as_result, read_json
 
     if isinstance(plan, str | PathLike):
@@ -215,9 +195,8 @@ def _predicted(plan: Any, card: Gpu | None, allocator: str | None) -> Estimate:
         raise UsageError("the plan recommends nothing: no setting fitted.")
     if isinstance(plan, Predicted):
         card, allocator = card or plan.gpu, allocator or plan.allocator
-    elif card is None and plan.device.kind == "cuda":
-        with suppress(PlannerError):  # a card that the catalogue does not have
-            card = find_gpu(plan.device.name)
+    else:
+        card = card or recognise_gpu(plan.device.name, plan.device.total_bytes)
     return estimate(plan.model, plan.setting, gpu=card, allocator=allocator)
 
 
@@ -229,7 +208,7 @@ def _compare(found: Explanation, predicted: Estimate) -> None:
     if allocated := seen.get("allocated_bytes"):
         wanted = allocated + seen.get("requested_bytes", 0)
         sizes |= {"wanted_bytes": wanted, "more_bytes": wanted - peak}
-    found.expected, found.differs = predicted, told(AGAINST_PLAN, ANY_TORCH, seen | sizes)
+    found.expected, found.differs = predicted, told(TOLD["against_plan"], ANY_TORCH, seen | sizes)
     missing = seen.get("missing_bytes") or seen.get("requested_bytes")
     if missing is not None:
         total = seen.get("total_bytes") or predicted.budget_bytes
@@ -254,6 +233,4 @@ def find_relief(predicted: Estimate, missing_bytes: int, room_bytes: int | None)
                         allocator=predicted.allocator)  # fmt: skip
     except PlannerError as error:
         return Relief(needed, why_none=error.message)
-    return Relief(
-        needed, advice, "" if advice.ways else "no change that planner knows frees so much"
-    )
+    return Relief(needed, advice, "" if advice.ways else sentence("no lever"))

@@ -111,20 +111,15 @@ def _grouped(alive: Sequence[Entry]) -> list[Group]:
     found: dict[tuple[str, str], list[int]] = {}
     places: dict[int, tuple[str, str]] = {}  # stacks are shared: each is read once
     for block in alive:
-        frames = _frames(block)
+        # Innermost first. Before torch 2.1 a block has a history, newest first.
+        before: Entry = next(iter(block.get("history") or ()), {})
+        frames = block.get("frames") or before.get("frames") or ()
         if id(frames) not in places:
             read = [(_text(f, "filename"), f.get("line"), _text(f, "name")) for f in frames]
             places[id(frames)] = place_of(read)
         found.setdefault(places[id(frames)], []).append(_size(block))
     groups = [Group(*place, sum(sizes), len(sizes)) for place, sizes in found.items()]
     return sorted(groups, key=lambda group: -group.num_bytes)
-
-
-def _frames(block: Entry) -> Sequence[Entry]:
-    """Innermost first. Before torch 2.1 a block has a history, newest first."""
-    if block.get("frames") is None and block.get("history"):
-        block = block["history"][0]
-    return block.get("frames") or ()
 
 
 def place_of(stack: Sequence[Frame]) -> tuple[str, str]:
