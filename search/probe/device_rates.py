@@ -159,9 +159,10 @@ def main() -> None:
     supervisor.set_process_option(supervisor.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[2]):  # it died before the line above took effect
         sys.exit(1)
-    for name, value in {**WAITING, **bus_ordered({})}.items():  # before torch is loaded
-        os.environ.setdefault(name, value)
-    print(json.dumps(asdict(measuring.measure_rates(sys.argv[1]))))
+    os.environ.update({**WAITING, **bus_ordered({}), **os.environ})  # before torch is loaded
+    from planner.throughput.bench import measure_rates
+
+    print(json.dumps(asdict(measure_rates(sys.argv[1]))))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from planner.machine.hardware import find_gpu
-from planner.throughput.bench import Bench, Workload, best_of_rounds
+from planner.throughput.bench import Bench, Workload, best_of_rounds, measure_rates
 from planner.throughput.measured import (
     load_rates,
-    measure_rates,
     rates_path,
     save_rates,
     why_impossible,

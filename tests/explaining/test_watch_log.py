@@ -51,21 +51,17 @@ def test_each_event_that_a_watch_writes_is_known_and_shown(tmp_path: Path) -> No
         "images_per_second": 1.0, "peak_allocated_bytes": 9, "peak_reserved_bytes": 9,
     }  # fmt: skip
     plan = Expectation("plan", "estimated", "a GPU", 4, 100.0, 1, 1)
-    events = {
-        e.name: e.message for gpu in ("a GPU", "b") for e in judge(line, {"scale": 2.0}, plan, gpu)
-    }
-    assert len(events) == 12
-    lines = [{"kind": "start", "versions": {"planner": "1"}, "rank": 0}]
-    for name, message in [*events.items(), ("of tomorrow", "unheard of")]:
-        lines.append({"kind": "event", "event": name, "message": message})
+    judged = (event for gpu in ("a GPU", "b") for event in judge(line, {"scale": 2.0}, plan, gpu))
+    events = {event.name: event.message for event in judged} | {"of tomorrow": "unheard of"}
+    written = [{"kind": "event", "event": e, "message": said} for e, said in events.items()]
+    lines = [{"kind": "start", "planner": 1, "rank": 0}, *written]
     path = tmp_path / "watch.jsonl"
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    *findings, last = explain(path).findings
-    assert [f.evidence[0][0] for f in findings] == list(range(2, 14))
-    shown = dict(zip(events.values(), findings, strict=True))
-    assert all(message[:200] in f.evidence[0][1] for message, f in shown.items())
-    assert last.kind == "another event"
-    assert "unheard of" in last.evidence[0][1]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    findings = explain(path).findings
+    assert len(findings) == 13
+    for finding, message in zip(findings, events.values(), strict=True):
+        assert message[:200] in finding.evidence[0][1]
+        assert (finding.kind == "another event") == (message == "unheard of")
 
 
 def test_an_out_of_memory_event_is_held_against_a_plan(tmp_path: Path) -> None:
@@ -84,20 +80,14 @@ def test_an_out_of_memory_event_is_held_against_a_plan(tmp_path: Path) -> None:
 
 
 _FOREIGN = [
-    *(
-        f'{{"kind": "event", "event": "out of memory", "message": "m", "{key}": {value}}}'
-        for key in ("requested_bytes", "free_bytes", "total_bytes", "other_bytes", "text")
-        for value in ('"many"', "NaN", "-1", f"1{'0' * 400}", "{}")
-    ),
-    '{"kind": "event", "event": "", "message": ""}',
+    *(f'{{"kind": "event", "event": "out of memory", "allocated_bytes": {value}, "text": {value}}}'
+      for value in ('"many"', "NaN", "-1", f"1{'0' * 400}", "{}")),
     '{"kind": "event", "event": ["a"], "message": {"b": 1}}',
-    '{"kind": "start", "planner": 1, "device": "cuda", "plan": 3, "rank": "first"}',
     '{"kind": "start", "planner": 1, "rank": [1], "device": {"name": [[]]}}\n{"kind": "event"}',
+    '{"kind": "start", "planner": 1, "device": "cuda", "plan": 3, "rank": "first"}',
     '{"kind": "end", "steady": [1], "step": "ten", "seconds": "long", "status": {"a": [1]}}',
-    '{"kind": "end", "seconds": 1e400, "peak_allocated_bytes": 1e30, "peak_reserved_bytes": NaN}',
-    '{"kind": "end", "steady": {"images_per_second": "fast", "wait_share": NaN}}',
-    '{"kind": "interval", "images_per_second": 1e999, "wait_share": [], "seconds": -5}',
-]
+    '{"kind": "end", "steady": {"images_per_second": "fast", "wait_share": NaN}, "seconds": 1e999}',
+]  # fmt: skip
 
 
 def test_a_log_that_somebody_else_wrote_is_told_without_what_is_wrong_in_it(
