@@ -15,7 +15,7 @@ from planner.advice.flags import command, device_flags, flags
 from planner.advice.left_out import what_is_left_out
 from planner.advice.levers import ALLOCATOR, EFFECTS, LEVERS, Effect, Lever, Updates, effects
 from planner.advice.more_gpus import MoreGpus, more_gpus
-from planner.advice.search import Found, Offered, Refusal, may_need_resorts, offer, search
+from planner.advice.search import NO_TRACE, Found, Offered, Refusal, may_need_resorts, offer, search
 from planner.advice.tracing import record_traces, record_untraced
 from planner.advice.waterfall import Fall, waterfall
 from planner.advice.wish import ALLOWED, Choice, Wish, read_wish
@@ -64,9 +64,9 @@ class Way:
 @dataclass(frozen=True)
 class LeverState:
     """What became of a lever: `recommended`, `adopted` (it costs nothing), `not needed`, `kept` (by
-    your wish), `not allowed` (it changes the result) or `not available`, then for `reasons`. Of one
-    that would make the recommended faster it is why not. Where nothing fits it is `in the nearest`
-    or `not enough`."""
+    your wish), `not allowed` (it changes the result), `not tried` or `not available`, then for
+    `reasons`. Of one that would make the recommended faster it is why not. Where nothing fits it is
+    `in the nearest` or `not enough`."""
 
     name: str
     effect: Effect
@@ -337,6 +337,8 @@ def _lever_states(
         elif changed & set(lever.fields) and _is_used(lever, possible, best):
             state = "recommended" if goal else "in the nearest"
             said = () if is_refused else said  # beside what the recommended changes as well
+        elif is_refused and {r.reason for r in refused} == {NO_TRACE}:
+            state, said = "not tried", (NO_TRACE,)
         elif is_refused:
             state = "not available"
         elif lever.name in offered.adopted:

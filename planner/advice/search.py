@@ -29,7 +29,7 @@ from planner.memory.caching_allocator import SMALL_SEGMENT_BYTES
 from planner.throughput.result import APART
 
 MAX_MICRO_BATCHES = 12  # looked at for one combination of the other levers
-NO_TRACE = "not traced: --trace does"
+NO_TRACE = "not traced: --trace tries it"
 # The front is for choosing from: its next choice needs less by this share of the memory at least,
 # and none is slower than this share of the fastest. Judgements.
 FRONT_STEP = 0.05

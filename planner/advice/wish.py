@@ -197,13 +197,18 @@ def _as_said(
 
 def _kept(names: Iterable[str]) -> frozenset[str]:
     fields = {field for lever in LEVERS for field in lever.fields}
-    known = sorted({*TrainSetting.model_fields, *fields, *KEPT_EFFECTS})
+    known = sorted({*fields, *KEPT_EFFECTS})
+    shown = {lever.name.replace(" ", "-"): lever.fields for lever in LEVERS}
+    shown |= {"expandable-segments": ("allocator",), "batch": ("batch_size",)}
+    shown["offload-activations"] = shown["offload"]
     kept = set()
     for name in _words(names):
         if name.replace("-", "_") in (*TrainSetting.model_fields, *fields):
             kept.add(name.replace("-", "_"))
         elif name in KEPT_EFFECTS:
             kept.add(KEPT_EFFECTS[name])
+        elif name in shown:
+            kept.update(shown[name])
         else:
             way_out = f"Keep any of: {', '.join(known)}."
             raise unknown_name("field or effect to keep", name, known, way_out)

@@ -115,7 +115,7 @@ class ExplainRequest(Json):
     plan: str | None = option("What 'planner tune' or 'planner estimate --json' wrote.", "RUN",
                               TRAINING, values="file")  # fmt: skip
     gpu: str | None = option("'planner gpus' lists cards.", "NAME", TRAINING, values="gpus")
-    allocator: str | None = option("Used in place of PYTORCH_ALLOC_CONF.", "OPTIONS", TRAINING)
+    allocator: str | None = option("Used in place of PYTORCH_CUDA_ALLOC_CONF.", "OPTIONS", TRAINING)
     fields: Fields = of_schema("one", without=WORLD)
 
 
@@ -146,7 +146,7 @@ def explain(request: ExplainRequest) -> int:
         chosen, setting = one_setting(request.model, request.fields, precision, "a training")
         plan = estimate(chosen, setting, gpu=gpu, allocator=allocator)
     until = ", until its writer ends (Ctrl-C ends this)" if is_pipe(Path(source)) else ""
-    with shows_seconds(f"Still reading {shorten(source)}{until}"):
+    with shows_seconds(f"Still at work on {shorten(source)}{until}"):
         found = explanation.explain(source, plan, gpu=gpu, allocator=allocator)
     answer(request, found, lambda: explanation_text(found))
     return 0 if found.findings or found.kind != "log" else 1

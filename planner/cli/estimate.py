@@ -38,7 +38,7 @@ NOT_RANKED = {
 }
 NOT_LARGEST = {
     "--batch-size": "it is what --max-batch finds",
-    "--images-per-step": "--max-batch finds the images of a device",
+    "--global-batch": "--max-batch finds the images of a device",
 }
 Row = tuple[Gpu | None, Model, ResolvedSetting]
 
@@ -91,7 +91,7 @@ def read_rows(
     UnsupportedError."""
     only = gpus[0] if len(gpus) == 1 else None
     defaults = {"precision": default_precision(only), **defaults}
-    chosen, settings = model_and_settings(model, asked.fields, defaults, asked.images_per_step)
+    chosen, settings = model_and_settings(model, asked.fields, defaults, asked.global_batch)
     for setting in settings:
         check_precision(only, setting.precision)
     check_link(asked.link, settings, only)
@@ -336,7 +336,7 @@ def advise(request: AdviseRequest) -> int:
         batch_size = parse(TrainSetting, {"batch_size": size}, "the setting").batch_size
     advice = advising.advise(
         request.model, gpu=gpu, memory_bytes=request.memory, batch_size=batch_size,
-        global_batch=request.images_per_step, keep=_words(request.keep),
+        global_batch=request.global_batch, keep=_words(request.keep),
         allow=_words(request.allow), allocator=request.allocator, link=request.link,
         epochs=request.epochs, images_per_epoch=request.images_per_epoch,
         price_per_hour=request.price_per_hour, traced=request.traced,

@@ -90,13 +90,14 @@ class ModelsRequest(Printed):
 
 @reads(ModelsRequest)
 def models(request: ModelsRequest) -> None:
-    """List the Swins that are estimated without torch, or those whose name contains TEXT.
+    """List the Swins that are estimated without torch, or the models whose name contains TEXT.
 
     Examples:
       planner models swin_tiny
+      planner models convnext
       planner models --library timm --json
     """
-    from planner.libraries.named import any_of_timm
+    from planner.libraries.named import names_with
     from planner.libraries.registry import SPECS
 
     text, library = request.text or "", request.library
@@ -106,8 +107,12 @@ def models(request: ModelsRequest) -> None:
     known = [(f"{name}:{one}", config) for name, of in listed.items() for one, config in of.items()]
     found = [(name, config) for name, config in known if text.casefold() in name.casefold()]
     if not found:
-        names = [name.partition(":")[2] for name, _ in known]
-        raise unknown_name("Swin", text, names, f"Swins are listed here. {any_of_timm(text)}")
+        others = names_with(text) if library is None else []
+        if not others:
+            names = [name.partition(":")[2] for name, _ in known]
+            raise unknown_name("model", text, names, "Is its library installed? 'planner doctor'.")
+        answer(request, [{"model": name} for name in others], lambda: _others(text, others))
+        return
     rows = [_model_row(*one) for one in found]
     table = Table(("image", "classes", "model"), [[*row[:2], row[-1]] for row in rows])
     if not (text or library):
@@ -122,6 +127,16 @@ def models(request: ModelsRequest) -> None:
     ]
     data = [{"model": name, **config.model_dump(mode="json")} for name, config in found]
     answer(request, data, lambda: parts)
+
+
+def _others(text: str, names: list[str]) -> list[Part]:
+    """Models that are no Swins, so that torch traces them, by their names."""
+    title = f"{len(names)} models have {text!r} in their names. Torch traces each once: seconds."
+    return [
+        Text(title),
+        Table(("model",), [[name] for name in names], first=14),
+        Text(f"Next: 'planner estimate {names[0]} --gpu NAME' says whether it fits."),
+    ]
 
 
 def _model_row(name: str, config: SwinConfig) -> list[Cell]:

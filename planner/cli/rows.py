@@ -49,11 +49,11 @@ class OnDevice(Request):
         "A GPU of 'planner gpus'; or several, or all.", "NAME[,NAME…]", DEVICE, values="gpus"
     )
     memory: str | None = option("Memory to fit into: 24GiB, 24GB.", "SIZE", DEVICE)
-    allocator: str | None = option("Used in place of PYTORCH_ALLOC_CONF.", "OPTIONS", DEVICE)
+    allocator: str | None = option("Used in place of PYTORCH_CUDA_ALLOC_CONF.", "OPTIONS", DEVICE)
     link: str | None = option("What joins GPUs, then machines: nvlink-a100,8xib-hdr; or 25GB/s.",
                               "L[,L]", SEVERAL, values="links")  # fmt: skip
-    images_per_step: int | None = option("Images of an optimizer step, on all GPUs.", "N", SEVERAL,
-                                         also="--global-batch", bounds=(1, MAX_SIZE))  # fmt: skip
+    global_batch: int | None = option("Images of an optimizer step, on all GPUs.", "N", SEVERAL,
+                                      bounds=(1, MAX_SIZE))  # fmt: skip
 
 
 class Rows(OnDevice):
@@ -107,7 +107,7 @@ class Rows(OnDevice):
 
 
 def model_and_settings(
-    text: str, typed: Fields, defaults: Mapping[str, str], images_per_step: int | None = None
+    text: str, typed: Fields, defaults: Mapping[str, str], global_batch: int | None = None
 ) -> tuple[Model, list[TrainSetting]]:
     """The model that `text` and the options mean, and every combination of the settings' values.
 
@@ -126,8 +126,8 @@ def model_and_settings(
         {**of_setting, **dict(zip(axes, values, strict=True))}
         for values in itertools.product(*axes.values())
     ]
-    if images_per_step or any(field in typed.setting for field in ("world_size", "parallelism")):
-        rows = _spread(rows, images_per_step)
+    if global_batch or any(field in typed.setting for field in ("world_size", "parallelism")):
+        rows = _spread(rows, global_batch)
     settings = [parse(TrainSetting, row, "the setting") for row in rows]
     return resolve_model(text, typed.model), settings
 
@@ -148,7 +148,7 @@ def refuse_several(typed: Fields, what: str, gpu: str | None = None) -> None:
     refuse_if(several, law, "Give each option one value: 'planner estimate' compares several.")
 
 
-def _spread(rows: Sequence[Row], images_per_step: int | None) -> list[Row]:
+def _spread(rows: Sequence[Row], global_batch: int | None) -> list[Row]:
     """`rows` with what their number of devices means: several without a parallelism run ddp; where
     there are several counts, one device runs alone. A row has the options of its own parallelism,
     and its share of a step's images. Raises UsageError."""
@@ -164,10 +164,10 @@ def _spread(rows: Sequence[Row], images_per_step: int | None) -> list[Row]:
         kind = made.get("parallelism", "none")
         if kind in PARALLELISMS and (len(counts) > 1 or len(kinds) > 1):
             made = {field: value for field, value in made.items() if kind in owners(field)}
-        if images_per_step is not None:
+        if global_batch is not None:
             held = {f: text for f, text in made.items() if f in ("world_size", "accumulate")}
             by = parse(TrainSetting, held, "the setting")
-            share = share_of(images_per_step, by.world_size, by.accumulate, "batch_size" in made)
+            share = share_of(global_batch, by.world_size, by.accumulate, "batch_size" in made)
             made["batch_size"] = str(share)
         if made not in found:
             found.append(made)

@@ -145,7 +145,7 @@ def unknown_field(field: str, value: object, before: str = "") -> UsageError:
 def share_of(global_batch: int, devices: int, micro_batches: int, is_sized: bool = False) -> int:
     """The images of each micro-batch on each device. Raises UsageError where that is no number, and
     where it was said besides."""
-    law = "--batch-size is of each GPU, and --images-per-step (--global-batch) of all together."
+    law = "--batch-size is of each GPU, and --global-batch of all together."
     refuse_if(is_sized, law, "Give one of the two.")
     parts = devices * micro_batches
     if min(global_batch, devices, micro_batches) < 1 or global_batch % parts:

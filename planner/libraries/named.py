@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,8 +104,20 @@ def _of_library(library: str, function: str) -> Any:
     return call
 
 
+def names_with(text: str) -> list[str]:
+    """The models of timm and torchvision, where they are installed, whose names contain `text`;
+    first those that begin with it."""
+    found = []
+    for library in ("timm", "torchvision"):
+        with suppress(PlannerError), shows_seconds():
+            found += [f"{library}:{name}" for name in _of_library(library, "names")()]
+    said = text.casefold()
+    found = [name for name in found if said in name]
+    return sorted(found, key=lambda name: not name.partition(":")[2].startswith(said))
+
+
 def any_of_timm(name: str) -> str:
-    """What to do with a name that is not a Swin's: timm's of the kind that it begins with."""
-    kind = "".join(filter(str.isalpha, name.rpartition(":")[2].partition("_")[0])).lower()
-    line = f"python -c \"import timm; print(*timm.list_models('*{kind}*'))\""
-    return f"Any model of timm works, as timm:NAME; list names: {line}."
+    """What to do with a name that is not a Swin's: those of the kind that it begins with."""
+    kind = re.match("[a-z]*", re.split("[:/]", name.lower())[-1])
+    listed = f"'planner models {kind[0]}'" if kind and kind[0] else "'planner models TEXT'"
+    return f"Any model of timm works, as timm:NAME; {listed} lists names."

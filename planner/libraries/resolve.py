@@ -9,11 +9,11 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from planner.core.errors import UsageError, alternatives, nearest, shorten, unknown_name
+from planner.core.errors import UsageError, alternatives, nearest, unknown_name
 from planner.core.schema import FactoryModel, Model, SwinConfig, parse
 from planner.libraries.microsoft.yaml_files import is_authors_file, read_authors_file
 from planner.libraries.named import LIBRARIES as NAMED_LIBRARIES
-from planner.libraries.named import any_of_timm, find_named
+from planner.libraries.named import any_of_timm, find_named, names_with
 from planner.libraries.registry import SPECS, find_library
 
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
@@ -90,9 +90,13 @@ def _unknown_bare_name(name: str) -> UsageError:
     first = re.split(r"[^A-Za-z]|(?<=[a-z])[A-Z]", name)[0]
     if "/" not in name and nearest(first, ["swin"]):
         return unknown_name("model", name, _all_names(), f"Write LIBRARY:NAME. {LIST_MODELS}")
-    libraries = ["transformers"] if "/" in name else ["timm", "torchvision"]
-    meant = alternatives(f"{library}:{shorten(name)[1:-1]}" for library in libraries)
-    way_out = f"Did you mean {meant}? Only Swins go without their library.\n{any_of_timm(name)}"
+    if "/" in name:
+        way_out = "Nothing is downloaded: a folder with its config.json is a model, as is a class."
+        way_out += f" Write transformers:FOLDER or transformers:CLASS.\n{any_of_timm(name)}"
+    else:
+        meant = [one for one in names_with(name) if one.endswith(f":{name}")]
+        way_out = f"Did you mean {alternatives(meant)}? " if meant else ""
+        way_out += f"Only Swins go without their library.\n{any_of_timm(name)}"
     return unknown_name("model", name, (), way_out)
 
 

@@ -24,7 +24,7 @@ RECORDED_AS = "allocator_config"  # the key of a record's versions that holds th
 # kRoundUpPowerOfTwoIntervals: 1 MiB, 2 MiB … 32 GiB and above.
 NUM_ROUNDUP_INTERVALS = 16
 
-_EXAMPLE = "Write it as in PYTORCH_ALLOC_CONF: expandable_segments:True,max_split_size_mb:128."
+_EXAMPLE = "Write it as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True,max_split_size_mb:128."
 # Keys torch accepts that touch host memory, locks or error timing: no effect on these statistics.
 # `…_by_class` (torch 2.15) is for streams that a program gives a class, as no training does.
 _WITHOUT_EFFECT = frozenset({

@@ -186,7 +186,7 @@ def _own(way: Way, advice: Advice) -> str:
     """What a way changes beside what all of them do."""
     common = _common(advice)
     own = [change for change in way.changes if change not in common]
-    return _changes(own) if own or not common else "and no more"
+    return _changes(own) if own or not common else "nothing more"
 
 
 def _waterfall(advice: Advice) -> list[doc.Part]:

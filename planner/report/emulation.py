@@ -88,7 +88,8 @@ def variation_answer(variation: Variation) -> list[doc.Part]:
     ended = variation.next_larger if variation.last_line is not None else None
     for value, run in sorted(variation.runs.items()):
         peak = run.fullest.fullest if run.fullest else None
-        fits = "not known" if value == ended else "yes" if run.fits_so_far else "no"
+        sure = "yes" if run.fits_surely else "probably"
+        fits = "not known" if value == ended else sure if run.fits_so_far else "no"
         used, retries = (peak.used_bytes, peak.retries) if peak else (None, None)
         rows.append([doc.count_cell(value), fits, doc.bytes_cell(used), doc.count_cell(retries)])
     words: dict[str, Any] = {"argument": variation.argument, "largest": variation.largest}
@@ -97,19 +98,16 @@ def variation_answer(variation: Variation) -> list[doc.Part]:
     elif (run := next(iter(variation.runs.values()))).lacks_context:
         first = _no_context(run)
     elif not variation.largest:
-        first = f"Not even {variation.argument} 1 fits."
-    elif all(run.fits_so_far for run in variation.runs.values()):
+        first = f"Not even {variation.argument} 1 surely fits."
+    elif all(run.fits_surely for run in variation.runs.values()):
         first = sentence("emulated: vary all fit", **words)
     else:
         first = sentence("emulated: vary", **words, next=variation.next_larger)
     doubts = variation.runs[variation.largest].doubts if variation.largest else ()
     runs = variation.runs.values()
-    surely = max((value for value, run in variation.runs.items() if run.fits_surely), default=0)
-    if surely and surely < variation.largest:
-        first += (
-            f"\nOn a real card take {surely}, the largest that was tried and needs no retries, "
-        )
-        first += "with room to spare for the CUDA context."
+    most = max((value for value, run in variation.runs.items() if run.fits_so_far), default=0)
+    if most > variation.largest:
+        first += sentence("emulated: vary probably", most=most)
     return [
         doc.Text(first),
         *(doc.Text(f"But {doubt}.") for doubt in doubts),

@@ -371,10 +371,18 @@ def _lead(rows: Sequence[Row], alike: Sequence[Row]) -> str:
     if alike:
         more = f" and {len(alike) - 1} more" if alike[1:] else ""
         text += f" Equal within the error: {_name(alike[0], rows)} ({alike[0].rate:,.0f}){more}."
-    time = best.estimate.throughput
-    if alike and time and time.host_seconds > 0.999 * time.step_seconds:
-        text += " They wait for the host: compare them at a larger --batch-size."
+    if alike and all(map(_waits_for_host, (best, *alike))):
+        return (
+            f"{len(alike) + 1} of {len(rows)} are equally fast, as they wait for the host: "
+            f"{best.rate:,.0f} {unit}/s (predicted).\nCompare them at a larger --batch-size. "
+            f"The first, {_name(best, rows)}: {verdict_of(best.estimate).text}"
+        )
     return text
+
+
+def _waits_for_host(row: Row) -> bool:
+    time = row.estimate.throughput
+    return time is not None and time.host_seconds > 0.999 * time.step_seconds
 
 
 def _name(row: Row, rows: Sequence[Row]) -> str:

@@ -231,7 +231,7 @@ class SearchOptions:
     )  # fmt: skip
     global_batch: int | None = option(
         "Hold the images of an optimizer step, on all GPUs, at exactly N.", "N", SEVERAL,
-        "--images-per-step", "--global-batch", bounds=(1, MAX_SIZE),
+        bounds=(1, MAX_SIZE),
     )  # fmt: skip
     device: str = option("auto, cpu, cuda:0 …", "DEVICE", DEVICE, default="auto", values="devices")
     gpus: int | None = option(
@@ -247,7 +247,7 @@ class SearchOptions:
         written=exact_bytes,
     )  # fmt: skip
     allocator: str | None = option(
-        "Used in place of PYTORCH_ALLOC_CONF.", "OPTIONS", DEVICE, read=read_allocator_text
+        "Used in place of PYTORCH_CUDA_ALLOC_CONF.", "OPTIONS", DEVICE, read=read_allocator_text
     )
     headroom: float = option(
         "Memory to keep free.", "SHARE", DEVICE, default="5%", typed=parse_percent, written=exact

@@ -42,7 +42,7 @@ SOUND = {
     "precision": ("bf16", "fp32,fp16"), "checkpointing": ("none", "blocks,stages"),
     "compile": ("off", "default"), "attention": ("eager", "sdpa"), "optimizer": ("adamw", "sgd"),
     "image_size": ("64", "224,192"), "num_classes": ("10",), "drop_path_rate": ("0.1",),
-    "images_per_step": ("64",), "global_batch": ("64",), "gpus": ("2", "1,8"),
+    "global_batch": ("64",), "gpus": ("2", "1,8"),
     "world_size": ("2", "1,8"), "nodes": ("2",), "parallelism": ("ddp", "hsdp"),
     "link": ("nvlink-a100",), "budget": ("1s",), "trials": ("1",), "device": ("cpu",),
     "allocator": ("expandable_segments:True", "max_split_size_mb:64"), "trainer": ("timm",),

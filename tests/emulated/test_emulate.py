@@ -18,8 +18,8 @@ import planner
 from planner.cli import cli, main
 from planner.core.errors import UsageError
 from planner.core.units import MIB
-from planner.machine.emulated import emulated_gpu
 from planner.machine.emulated.starting import SHARED_MEMORY
+from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 from planner.report.emulation import emulation_text
 from planner.watching.emulating.reading import EmulatedRun
 
@@ -338,14 +338,14 @@ for _ in range(2):
 
 
 def test_the_boundary_that_is_found_is_the_boundary() -> None:
-    """Derived: weights of 256 MiB each in 1 GiB less the context."""
+    """Derived: weights of 256 MiB each in 1 GiB less the largest context."""
     options = ["--gpu", "rtx-3090", "--memory", "1GiB", "--json", "--vary", "-b"]
     command = ["emulate", *options, "--", sys.executable, "-c", HOLDS, "-b", "1"]
     found = CliRunner().invoke(cli, command)
     assert found.exit_code == 0, found.output
     told = json.loads(found.stdout)
-    context = emulated_gpu("rtx-3090").context_bytes
-    assert told["largest"] == ((1 << 30) - context) // (256 * MIB)
+    assert told["largest"] == ((1 << 30) - CONTEXT_BYTES_HIGH) // (256 * MIB)
+    assert told["next_larger"] == told["largest"] + 1
 
 
 def test_memory_that_others_hold_is_not_there(program: str) -> None:

@@ -75,7 +75,7 @@ def test_reads_the_authors_own_files(tmp_path: Path) -> None:
         ("SwinB", "unknown model 'SwinB'. Did you mean 'swin_b'"),
         (
             "vit_b_16",
-            "'vit_b_16'.\nDid you mean timm:vit_b_16 or torch",
+            "'vit_b_16'.\nDid you mean torchvision:vit_b_16? Only Swins go",
         ),
         ("tim:swin_tiny_patch4_window7_224", "unknown library 'tim'. Did you mean 'timm'?"),
         ("timm", "'timm' is a library, not a model."),

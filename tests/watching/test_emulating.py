@@ -222,7 +222,7 @@ def test_the_largest_value_is_found_whatever_it_begins_with(
     found = varying.vary(["python", "train.py", "-b", str(first)], "-b", gpu="card")
     assert (found.largest, found.next_larger) == (limit, limit + 1)
     assert len(found.runs) <= 26
-    assert variation_text(found).startswith(f"-b {limit} is the largest that fits")
+    assert variation_text(found).startswith(f"-b {limit} is the largest that surely fits")
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,9 @@ def _in_our_words(field: str, value: object) -> str:
         of_value = None
     text = value if isinstance(value, str) else shorten(value)
     word = find_word(f"{field}={text}") or of_value or find_word(field)
-    return "" if word is None else f". {word.written(value).removesuffix('.')}"
+    if word is None:
+        return ""
+    return f". {word.written(value).removesuffix('.').replace(f'Write {field}=', 'Write ')}"
 
 
 def _is_union_arm(part: object) -> bool:

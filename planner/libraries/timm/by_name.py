@@ -17,6 +17,13 @@ from planner.libraries.timm.module import set_attention
 NUM_CLASSES = 1000
 
 
+def names() -> list[str]:
+    declare_missing_operators()
+    import timm
+
+    return list(timm.list_models())
+
+
 def look_up(name: str) -> dict[str, Any]:
     """The fields of a `NamedModel` that timm knows of `name`: those of its published weights.
 
@@ -27,7 +34,7 @@ def look_up(name: str) -> dict[str, Any]:
 
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
-        raise unknown_name("model of timm", name, timm.list_models(), any_of_timm(name))
+        raise unknown_name("model of timm", name, names(), any_of_timm(name))
     try:
         weights = timm.models.get_pretrained_cfg(name)
     except RuntimeError:  # timm's own answer to a tag that it does not know

@@ -22,6 +22,10 @@ _FLOW = "estimates the flow between two images, which have a loss of their own"
 _KEYPOINTS = "is trained on keypoints, which the planner has no batch of"
 
 
+def names() -> list[str]:
+    return list(_models().list_models())
+
+
 def look_up(name: str) -> dict[str, Any]:
     """The fields of a `NamedModel` that torchvision knows of `name`: its weights' images.
 
@@ -29,11 +33,9 @@ def look_up(name: str) -> dict[str, Any]:
     whose training step is not known.
     """
     models = _models()
-    if name not in models.list_models():
-        way_out = (
-            'List them: python -c "import torchvision; print(torchvision.models.list_models())".'
-        )
-        raise unknown_name("model of torchvision", name, models.list_models(), way_out)
+    if name not in names():
+        way_out = "'planner models torchvision:' lists them."
+        raise unknown_name("model of torchvision", name, names(), way_out)
     kind = _kind(name)
     reason = _FLOW if kind == "optical_flow" else _KEYPOINTS if "keypoint" in name else None
     if reason is not None:

@@ -19,9 +19,10 @@ _SHOWN = 2000  # characters of what a program said that failed
 
 @dataclass(frozen=True)
 class Variation:
-    """`largest` fits and `next_larger`, the least that was tried beyond, does not; 0 where none
-    fits. `runs` are all that were made, by value. Where the program ended at `next_larger` for
-    another reason than memory, no further value was tried, and `last_line` is what it said last."""
+    """`largest` surely fits: without retries, and with room for the largest of CUDA's contexts.
+    `next_larger`, the least that was tried beyond, does not; 0 where none does. `runs` are all that
+    were made, by value. Where the program ended at `next_larger` for another reason than memory, no
+    further value was tried, and `last_line` is what it said last."""
 
     argument: str
     largest: int
@@ -66,7 +67,7 @@ def vary(
         tell(value, run)
         if run.lacks_context:
             break
-        if run.fits_so_far:
+        if run.fits_surely:
             low = max(low, value)
         elif value > low:
             high = value
@@ -75,20 +76,17 @@ def vary(
 
 def _next(low: int, high: int, first: int, runs: dict[int, EmulatedRun]) -> int:
     """The first value; then up or down by twos until both sides are known; then where a line
-    through the two largest that fit meets the device's memory, or halfway. Where no value
-    near the largest fits surely, a tenth less is tried, and two; 0 is the end."""
+    through the two largest that fit meets what they may take, or halfway; 0 is the end."""
     if not runs:
         return min(first, high - 1)
     if high - low == 1:
-        surely = max((value for value, run in runs.items() if run.fits_surely), default=0)
-        less = (tenths * low // 10 for tenths in (9, 8))
-        return next((value for value in less if value > surely and value not in runs), 0)
+        return 0
     if high == MAX_VALUE:
         return min(2 * low, high - 1)
     if low == 0:
         return high // 2
     halfway = (low + high) // 2
-    fitting = sorted(value for value, run in runs.items() if run.fits_so_far)[-2:]
+    fitting = sorted(value for value, run in runs.items() if run.fits_surely)[-2:]
     if len(fitting) < 2 or len(runs) % 2:
         return halfway
     (a, one), (b, other) = ((v, runs[v].fullest) for v in fitting)
@@ -97,7 +95,7 @@ def _next(low: int, high: int, first: int, runs: dict[int, EmulatedRun]) -> int:
     slope = (other.used_bytes - one.used_bytes) / (b - a)
     if slope <= 0:
         return halfway
-    spare = min(peak.spare_bytes for peak in other.peaks)
+    spare = min(peak.spare_bytes for peak in other.peaks) - runs[b].unsure_bytes
     return min(max(b + int(spare / slope), low + 1), high - 1)
 
 
