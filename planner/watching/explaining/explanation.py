@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from planner.estimation.estimate import Estimate
     from planner.machine.hardware.gpu import Gpu
 
+MAX_CARD_ERROR = 0.1  # of the memory: what a driver keeps for itself differs by less
 _HEAD_BYTES = 65_536  # the first line of a watch.jsonl has the plan in it
 _PICKLE = b"\x80"
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
@@ -208,6 +209,9 @@ def _compare(found: Explanation, predicted: Estimate) -> None:
     if allocated := seen.get("allocated_bytes"):
         wanted = allocated + seen.get("requested_bytes", 0)
         sizes |= {"wanted_bytes": wanted, "more_bytes": wanted - peak}
+    total, budget = seen.get("total_bytes"), predicted.budget_bytes
+    if total and budget and abs(total - budget) > MAX_CARD_ERROR * budget:
+        sizes |= {"budget_bytes": budget, "apart_bytes": abs(total - budget)}
     found.expected, found.differs = predicted, told(TOLD["against_plan"], ANY_TORCH, seen | sizes)
     missing = seen.get("missing_bytes") or seen.get("requested_bytes")
     if missing is not None:
