@@ -123,9 +123,10 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
     total = estimate.device_total_bytes
     sizes = sorted(estimate.breakdown.items(), key=lambda item: -item[1])
     rest = sum(num_bytes for _, num_bytes in sizes[NUM_NAMED:])
+    inputs = {"aten.randn": f"input {estimate.unit}"}
     largest = [
-        (path or "-", label.removeprefix("aten."), doc.bytes_cell(num_bytes))
-        for path, label, num_bytes in estimate.largest_at_peak
+        (path or inputs.get(label, "in no module"), label.removeprefix("aten."), doc.bytes_cell(n))
+        for path, label, n in estimate.largest_at_peak
     ]
     what = f"{estimate.model.title}, {estimate.num_parameters:,} parameters: "
     what += describe_setting(estimate.setting, estimate.model)
@@ -388,8 +389,8 @@ def _waits_for_host(row: Row) -> bool:
 def _name(row: Row, rows: Sequence[Row]) -> str:
     columns = _keys(rows)
     named = [
-        f"{show(row)}{'' if name in ('model', 'gpu', 'parallelism') else f' {name}'}"
-        for name, show in columns if name != "has"
+        f"{text} {name[:-1] if text == '1' else name}" if name in ("gpus", "nodes") else text
+        for name, show in columns if (text := str(show(row))) != "none"
     ]  # fmt: skip
     return ", ".join(filter(None, [*named, row.own])) or "the first"
 

@@ -150,8 +150,8 @@ def _runs_beside(runs: Sequence[Run]) -> list[doc.Section]:
         for run, rate in zip(runs, rates, strict=True)
         for best, gain in [(run.best, run.found.gain if run.found else None)]
     ]
-    headers = ["run", f"{runs[0].unit}/s", "of each device", "memory", "plain default", "probes",
-               "setting", "measured on"]  # fmt: skip
+    headers = ["run", f"{runs[0].unit}/s", "of each device, 95% range", "memory", "plain default",
+               "probes", "setting", "measured on"]  # fmt: skip
     said = "What each run recommends; of one that still runs, the best so far."
     if not same_work:
         said += " They are of different models: their rates cannot be compared."

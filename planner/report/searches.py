@@ -6,7 +6,7 @@ The figures are Optuna's own, of a study in memory that has the probes as its tr
 from __future__ import annotations
 
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -39,10 +39,6 @@ IntervalOf = Callable[[MeasurementRecord], Interval]
 # What is said of these is on a first screen; the other notes are folded.
 FIRST_NOTES = ("learning rate", "nothing was run", "last record is in", "Other processes hold")
 MAX_MESSAGE = 160  # characters in a table's cell; the file of records has all
-FEWEST = 12  # probes that ran, by our judgement: of fewer an importance says nothing
-# PED-ANOVA asks what the best share of trials have in common; Optuna's reference of
-# PedAnovaImportanceEvaluator advises five at least. The share is its default.
-TOP_SHARE, FEWEST_IN_TOP = 0.1, 5
 _FAR = 1.6  # a budget so many times the largest probe is told, not drawn: the probes would be dots
 
 
@@ -259,7 +255,10 @@ def _tiles(run: Run) -> list[doc.Part]:
     record, budget = run.best, run.budget_bytes
     if record is None:
         return []
-    of = f" of {format_bytes(budget)} allowed" if budget is not None else ""
+    of = ""
+    if budget is not None:
+        kept = 1 - budget / (record.device.memory_cap_bytes or record.device.total_bytes)
+        of = f", of {format_bytes(budget)}: {kept:.0%} of the card is kept free"
     rate = format_rate(record.world_images_per_second)
     found = [(f"{run.unit}/s", rate), (f"memory{of}", memory_text(record))]
     if run.found is not None and run.found.gain is not None:
@@ -289,21 +288,14 @@ def _launch(run: Run) -> list[doc.Part]:
 
 def _charts(run: Run, key: str) -> list[doc.Section]:
     """Memory against rate, the probes in order, and axis by axis, as Optuna draws them."""
-    from optuna.importance import PedAnovaImportanceEvaluator
-    from optuna.visualization import (
-        plot_optimization_history,
-        plot_param_importances,
-        plot_pareto_front,
-        plot_slice,
-    )
+    from optuna.visualization import plot_optimization_history, plot_pareto_front, plot_slice
 
-    num_ran = sum(bool(r.images_per_second) for r in run.records)
-    if not num_ran or not run.studies:
+    if not run.studies or not any(r.images_per_second for r in run.records):
         return []
     study, both = run.studies
     unit, named = run.unit, {"target_name": plot_text(f"{run.unit}/s")}
     of_each = f"{unit.capitalize()}/s of each probe that ran"
-    grey = "; grey ones exceed the memory limit" if run.budget_bytes is not None else ""
+    grey = " Grey: over the memory limit." * ("over the budget" in map(run.end_of, run.records))
     front: list[doc.Part] = []
     if any(r.images_per_second and r.used_bytes for r in run.records):
         names = ["memory, GiB", named["target_name"]]
@@ -324,23 +316,30 @@ def _charts(run: Run, key: str) -> list[doc.Section]:
     said = f"{of_each}, in order, and the best so far."
     front.append(doc.Chart(f"{key}-order", history, said))
     sections = [doc.Section("front", f"Memory against {unit}/s", front)]
-    axes, said = list(study.trials[-1].params), of_each + grey
-    parts: list[doc.Part] = [
-        doc.Chart(
-            f"{key}-axes-{n}", restyled(plot_slice(study, [axis], **named)),
-            f"{axis}: {said[0].lower()}{said[1:]}.", 300,
-        )
-        for n, axis in enumerate(axes, start=1)
-    ]  # fmt: skip
-    if num_ran >= FEWEST and len(axes) > 1:
-        top = PedAnovaImportanceEvaluator(target_quantile=max(TOP_SHARE, FEWEST_IN_TOP / num_ran))
-        said = (
-            "How much each axis decides, by Optuna; of probed settings only: an axis of which the "
-            "search tried only the best value looks unimportant."
-        )
-        figure = restyled(plot_param_importances(study, top, **named), showlegend=False)
-        parts.append(doc.Chart(f"{key}-importance", figure, said, 320))
+    parts: list[doc.Part] = []
+    for n, axis in enumerate(study.trials[-1].params, start=1):
+        figure = restyled(plot_slice(study, [axis], **named))
+        said = f"{axis}: {of_each[0].lower()}{of_each[1:]}. {_join(study, axis, figure)}{grey}"
+        parts.append(doc.Chart(f"{key}-axes-{n}", figure, said, 300))
     return [*sections, *([doc.Section("axes", "Axis by axis", parts)] if parts else [])]
+
+
+def _join(study: Study, axis: str, figure: Any) -> str:
+    """Lines between probes that differ in `axis` only; what is said of them."""
+    alike: defaultdict[object, dict[Any, float]] = defaultdict(dict)
+    for trial in study.trials:
+        if trial.value is not None:
+            own = trial.params[axis]  # a category is drawn as text
+            rest = frozenset(trial.params.items() - {(axis, own)})
+            alike[rest][own if isinstance(own, int) else str(own)] = trial.value
+    joined = [rates for rates in alike.values() if len(rates) > 1]
+    for rates in joined:
+        x = sorted(rates, key=lambda value: f"{value!s:>9}")  # numbers by their size
+        y = [rates[value] for value in x]
+        figure.add_scatter(x=x, y=y, mode="lines", line={"color": GREY}, showlegend=False)
+    if joined:
+        return f"Lines join those that differ in {axis} only; any other two differ in more."
+    return f"No two differ in {axis} only: what it gains by itself is not seen here."
 
 
 def _name_points(run: Run, figure: Any) -> str:
@@ -385,24 +384,23 @@ def _ended(run: Run) -> str:
 
 
 def _table(run: Run) -> doc.Table:
-    headers = ["probe", "setting", f"{run.unit}/s", "memory", "ended", "interval", "expected",
-               "compile", "took", "date", "flags", "tuner"]  # fmt: skip
+    headers = ["probe", f"{run.unit}/s (95% range)", f"expected {run.unit}/s", "memory", "expected",
+               "setting", "ended", "took (compiling)", "tuner"]  # fmt: skip
     rows: list[list[doc.Cell]] = [
         [
             doc.count_cell(number),
-            describe_setting(record.setting, record.model),
-            doc.rate_cell(record.images_per_second),
+            _rate_cell(record.images_per_second, run.interval_of(record)),
+            _rate_cell(rate and rate[1], rate and rate[::2]),
             doc.bytes_cell(record.used_bytes),
-            _ended_text(run, record),
-            interval_text(run.interval_of(record)),
-            _expected_of(record),
-            doc.seconds_cell(record.compile_seconds),
-            doc.seconds_cell(record.probe_seconds),
-            _date(record),
-            "; ".join(map(short, record.flags)) or "-",
+            doc.bytes_cell(used and int(used[1])),
+            describe_setting(record.setting, record.model),
+            "; ".join([_ended_text(run, record), *map(short, record.flags)]),
+            doc.Number(record.probe_seconds, _took(record)),
             run.tuners.get(record.probe_id, "-"),
         ]
         for number, record in enumerate(run.records, start=1)
+        for e in [record.expected]
+        for rate, used in [(e.images_per_second, e.used_bytes) if e else (None, None)]
     ]
     wanted = run.found.setting if run.found is not None else None
     marked = [n for n, record in enumerate(run.records) if record.setting == wanted]
@@ -418,15 +416,15 @@ def _ended_text(run: Run, record: MeasurementRecord) -> str:
     return f"{end}{where}{why}"
 
 
-def _expected_of(record: MeasurementRecord) -> str:
-    """What the search expected of it."""
-    expected, said = record.expected, []
-    if expected is not None and expected.images_per_second is not None:
-        low, middle, high = map(format_rate, expected.images_per_second)
-        said.append(f"{middle} {record.counts}/s ({low} to {high})")
-    if expected is not None and expected.used_bytes is not None:
-        said.append(format_bytes(int(expected.used_bytes[1])))
-    return " in ".join(said) or "-"
+def _took(record: MeasurementRecord) -> str:
+    """`1 min 12 s (58.5 s)`, of it compiling."""
+    took, compiling = map(format_seconds, (record.probe_seconds, record.compile_seconds or 0.0))
+    return f"{took} ({compiling})" if record.compile_seconds else took
+
+
+def _rate_cell(rate: float | None, within: Interval) -> doc.Number:
+    """`5,804 (5,764 to 5,841)`"""
+    return doc.Number(rate, format_rate(rate) + (f" ({interval_text(within)})" if within else ""))
 
 
 def _environment(run: Run) -> list[doc.Part]:

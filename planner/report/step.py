@@ -341,7 +341,7 @@ def _said(step: Step, course: Course) -> str:
     return (
         f"Bytes alive during a step of a warm training, by category: at most "
         f"{format_bytes(course.live.peak_bytes)}, in {peak_text(step.estimate)}. The legend "
-        "gives each category's share of that instant, and the most that is reserved. Point at the "
+        "gives what each category holds then, and the most that is reserved. Point at the "
         "chart for what was allocated or freed; drag to zoom, double-click for the whole step."
     )
 
@@ -355,9 +355,10 @@ def _notes(step: Step, course: Course) -> list[doc.Part]:
     estimate = step.estimate
     if limit_of(step) is not None:
         said += (
-            f" With {format_bytes(estimate.device_total_bytes - estimate.peak_reserved_bytes)} "
-            "beside it (the CUDA context, NCCL where there is one) the step needs "
-            f"{format_bytes(estimate.device_total_bytes)}; the limit leaves room for that."
+            f" {format_bytes(estimate.device_total_bytes - estimate.peak_reserved_bytes)} are "
+            "beside it (the CUDA context, NCCL where there is one): with them the step needs "
+            f"{format_bytes(estimate.device_total_bytes)}. The limit for torch, drawn where it is "
+            "near, is the card's memory without them."
         )
     accumulate, shown = estimate.setting.accumulate, " ".join(course.phases).count("backward")
     if accumulate > shown > 1:

@@ -16,7 +16,7 @@ from planner.report.estimates import apart_fields
 from planner.report.page.contents import Chart, Copyable, Number, Table, Text
 from planner.report.page.rendering import all_parts, page_html
 from planner.report.pages import MOST_GROUPS, is_of, make_page
-from planner.report.searches import FEWEST, Run
+from planner.report.searches import Run
 from planner.report.step import Step
 from planner.trainers.emission import emit
 from search.loop.contenders import contenders, pareto_front
@@ -137,7 +137,7 @@ def test_the_table_has_every_probe_with_its_reason(trouble: Run) -> None:
     for number, (row, record) in enumerate(zip(table.rows, trouble.records, strict=True), 1):
         cells: dict[str, Any] = dict(zip(table.headers, row, strict=True))
         assert cells["probe"] == Number(number, str(number))
-        rate, memory = cells["images/s"], cells["memory"]
+        rate, memory = cells["images/s (95% range)"], cells["memory"]
         assert (rate.value, memory.value) == (record.images_per_second, record.used_bytes)
         assert record.message in cells["ended"]
     assert trouble.found is not None
@@ -183,17 +183,26 @@ def test_one_probe_of_a_run_that_goes_on(status: str) -> None:
     assert html_of(replace(run, records=(), best=None, faults=("line 1 is torn",)))
 
 
-def test_each_axis_has_its_probes_and_matters_only_where_many_ran() -> None:
-    records = invented_table(wobble=0.0)
-    ran = [r for r in records if r.status == "measured"]
-    for some in (ran[: FEWEST - 1], ran):
-        run = run_of(some)
-        charts = [chart for chart in parts_of(Chart, run) if "-axes-" in chart.key]
-        assert len(charts) == len(apart_fields([record.setting for record in some]))
-        for chart in charts:
-            assert len(chart.figure.data[0].x) == len(some)
-        keys = [chart.key for chart in parts_of(Chart, run)]
-        assert ("g1-importance" in keys) == (len(some) >= FEWEST)
+def test_each_axis_has_its_probes_and_joins_those_that_differ_in_it_only() -> None:
+    ran = [r for r in invented_table(wobble=0.0) if r.status == "measured"]
+    charts = [chart for chart in parts_of(Chart, run_of(ran)) if "-axes-" in chart.key]
+    axes = apart_fields([record.setting for record in ran])
+    for axis, chart in zip(axes, charts, strict=True):
+        drawn, *lines = chart.figure.data
+        assert len(drawn.x) == len(ran)
+        assert "Grey" not in chart.description
+        assert lines
+        for line in lines:
+            alike = {
+                repr(record.setting.model_copy(update={axis: None}))
+                for record in ran if record.images_per_second in line.y
+            }  # fmt: skip
+            assert len(alike) == 1 < len(set(line.x))
+    settings = [TrainSetting(batch_size=8, precision="fp32"), TrainSetting(batch_size=4)]
+    two = [make_record(setting) for setting in settings]
+    assert "No two differ in batch only" in next(
+        chart.description for chart in parts_of(Chart, run_of(two)) if "-axes-" in chart.key
+    )
 
 
 def test_hostile_texts_are_shown_as_text() -> None:

@@ -72,7 +72,7 @@ def bars(
     names, numbers = list(map(plot_text, values)), list(values.values())
     ends = [found or (value, value) for value, found in zip(numbers, within, strict=False)]
     bar: dict[str, Any] = {
-        "type": "bar", "orientation": "h", "y": names, "x": numbers, "name": plot_text(unit),
+        "type": "bar", "orientation": "h", "y": names, "x": numbers, "name": "needed",
         "marker": {"color": STEEL}, "hovertemplate": "%{y}: %{x:,.4g}<extra></extra>",
         "error_x": {
             "type": "data", "symmetric": False, "color": GREY,
@@ -81,13 +81,14 @@ def bars(
         },
     }  # fmt: skip
     limit = {
-        "type": "scatter", "mode": "markers", "name": "what there is", "y": names, "x": [*limits],
+        "type": "scatter", "mode": "markers", "name": "the card has", "y": names, "x": [*limits],
         "marker": {"symbol": "line-ns-open", "size": 18, "color": LIMIT, "line": {"width": 3}},
     }  # fmt: skip
     figure = new_figure(
         [bar, *([limit] if any(limits) else [])], showlegend=any(limits),
         xaxis={"title": {"text": plot_text(unit)}, "rangemode": "tozero"},
-        yaxis={"autorange": "reversed", "type": "category", "dtick": 1, "ticklabelstandoff": 6},
+        yaxis={"type": "category", "range": [len(names) - 0.5, -0.5], "dtick": 1,
+               "ticklabelstandoff": 6},
     )  # fmt: skip
     rows: list[list[Cell]] = [
         [name, Number(n, f"{n:,.4g}" if abs(n) < 1e4 else f"{n:,.0f}")]

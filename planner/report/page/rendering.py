@@ -29,6 +29,7 @@ _GENERATOR = "planner report"
 PLOTLY = "plotly-basic.min.js"
 # What it draws of ours; none by WebGL, which Chromium lacks without a GPU.
 DRAWN = {"scatter", "bar"}
+WIDE = 24  # letters of a text that is broken into lines; a phone gives its column a line of its own
 
 
 def page_html(page: doc.Page) -> str:
@@ -47,11 +48,13 @@ def page_html(page: doc.Page) -> str:
     )  # fmt: skip
 
 
-def numeric_columns(table: doc.Table) -> list[bool]:
-    """Which columns hold numbers."""
+def column_kinds(table: doc.Table) -> list[str]:
+    """Of each column "number", "wide" (a text of many letters is in it), or neither, ""."""
     return [
-        any(isinstance(row[n], doc.Number) for row in table.rows) for n in range(len(table.headers))
-    ]
+        "number" if any(isinstance(cell, doc.Number) for cell in column)
+        else "wide" if any(len(read(cell)) > WIDE for cell in column) else ""
+        for _, *column in zip(table.headers, *table.rows, strict=True)
+    ]  # fmt: skip
 
 
 def read(cell: doc.Cell) -> str:
@@ -119,7 +122,7 @@ def _environment() -> Environment:
     )  # fmt: skip
     made.tests["number"] = lambda cell: isinstance(cell, doc.Number)
     made.tests["verdict"] = lambda cell: isinstance(cell, doc.Verdict)
-    made.filters["numeric"] = numeric_columns
+    made.filters["kinds"] = column_kinds
     made.filters["kind"] = lambda part: type(part).__name__.lower()
     made.filters["sorted_by"] = sorted_by
     made.filters["read"] = read
