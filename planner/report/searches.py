@@ -169,9 +169,9 @@ def _recommended(found: Recommendation, interval_of: IntervalOf) -> list[str]:
 
 def rate_text(record: MeasurementRecord, interval: Interval) -> str:
     """`1,261 images/s (1,229 to 1,293)`; of several devices what all reach together, first."""
-    text = f"{record.images_per_second or 0:.4g} {record.counts}/s"
+    text = f"{format_rate(record.images_per_second)} {record.counts}/s"
     if record.setting.world_size > 1:
-        every = f"{record.world_images_per_second or 0:.4g} {record.counts}/s"
+        every = f"{format_rate(record.world_images_per_second)} {record.counts}/s"
         text = f"{every} of all {record.setting.world_size} devices; of each {text}"
     return f"{text} ({interval_text(interval)})" if interval else text
 
