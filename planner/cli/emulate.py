@@ -70,7 +70,8 @@ def command(request: EmulateRequest) -> int:
     given = {name: getattr(request, name) for name in of_card}
     if request.vary is not None:
         return _vary(request, is_shown, given)
-    hear, output = _saying() if is_shown else None, 2 if request.as_json else None
+    hear = _saying(bool(request.steps)) if is_shown else None
+    output = 2 if request.as_json else None
 
     def told(run: EmulatedRun, before: str) -> None:
         answer(request, run, lambda: before + emulation_text(run))
@@ -107,7 +108,7 @@ def _vary(request: EmulateRequest, is_shown: bool, given: Mapping[str, Any]) -> 
     return 0 if varied.largest and varied.runs[varied.largest].fits else 1
 
 
-def _saying() -> Callable[[int, int], None]:
+def _saying(is_short: bool) -> Callable[[int, int], None]:
     """Lines, as the program writes to the same terminal, ever fewer of them."""
     due, silent, began = 1, 10.0, time.monotonic()  # a word after 10 s without a step
 
@@ -117,6 +118,8 @@ def _saying() -> Callable[[int, int], None]:
         if steps >= due:
             tell(f"step {steps}: {format_bytes(used_bytes)} of the card at most")
             due = steps + 1 if steps < 3 else 2 * steps
+            if steps == 6 and not is_short:
+                tell("It runs to its end. Ctrl-C, or --steps 3, gives the answer so far.")
         elif passed >= silent and not steps:
             tell(f"no step yet after {passed:.0f} s")
             silent = 2 * passed

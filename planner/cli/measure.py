@@ -22,6 +22,7 @@ from planner.estimation.arguments import read_model
 from planner.estimation.estimate import resolve
 from planner.estimation.kept import is_predicted, read_predicted
 from planner.libraries.resolve import resolve_model
+from planner.machine.nvml import devices
 from search import check_platform
 from search.loop.axes import HELD, held_error
 from search.loop.interrupts import handle_signals
@@ -257,6 +258,11 @@ def keywords(request: TuneRequest) -> dict[str, Any]:
     law = f"{source} is not what `planner advise` or `planner estimate` prints with --json."
     refuse_if(not is_predicted(data), law, "A study is continued by the command that began it.")
     found = read_predicted(data, source, request.way)
+    refuse_if(
+        found.gpu and typed.get("device", "auto") == "auto" and not devices(),
+        f"{found.source} is for {found.where}, and no GPU answers here: 'planner doctor' says why.",
+        "Add --device cuda:0 if torch finds it, or --device cpu, whose times are not a card's.",
+    )
     how = f"is not probed first: it {found.lacks}" if found.lacks else "is probed first"
     tell(f"From {found.source}, the setting predicted at {found.said} on {found.where} {how}.")
     model = model or read_model(found.model, of_model)

@@ -157,11 +157,12 @@ def _recommended(found: Recommendation, interval_of: IntervalOf) -> list[str]:
         probes = count(found.num_probes, "probe")
         return [f"Nothing to recommend after {probes}: {found.stopped_because}.", found.advice]
     how = "memory measured, times predicted" if found.device.emulated else "measured"
+    where = "the CPU: " if found.device.kind == "cpu" else ""
     gain = "the plain default was not measured"
     if found.baseline is not None and found.gain is not None:
         gain = f"{found.gain:.2f} × the plain default"
     return [
-        f"Recommended for {found.model.title} on {found.device.title} ({how}):",
+        f"Recommended for {found.model.title} on {where}{found.device.title} ({how}):",
         f"  {rate_text(record, interval_of(record))}, {gain}, {memory_text(record)}",
         f"  {describe_setting(found.setting, found.model)}",
     ]
@@ -317,15 +318,23 @@ def _charts(run: Run, key: str) -> list[doc.Section]:
     front.append(doc.Chart(f"{key}-order", history, said))
     sections = [doc.Section("front", f"Memory against {unit}/s", front)]
     parts: list[doc.Part] = []
+    alone = []  # of which no two probes differ in nothing else
     for n, axis in enumerate(study.trials[-1].params, start=1):
         figure = restyled(plot_slice(study, [axis], **named))
-        said = f"{axis}: {of_each[0].lower()}{of_each[1:]}. {_join(study, axis, figure)}{grey}"
+        if not _join(study, axis, figure):
+            alone.append(axis)
+            continue
+        said = f"{axis}: {of_each[0].lower()}{of_each[1:]}. Lines join those that differ in {axis} "
+        said += f"only; any other two differ in more.{grey}"
         parts.append(doc.Chart(f"{key}-axes-{n}", figure, said, 300))
+    if alone:
+        said = "only: what it gains by itself is not seen here."
+        parts.append(doc.Text(f"No two probes differ in {alternatives(alone)} {said}"))
     return [*sections, *([doc.Section("axes", "Axis by axis", parts)] if parts else [])]
 
 
-def _join(study: Study, axis: str, figure: Any) -> str:
-    """Lines between probes that differ in `axis` only; what is said of them."""
+def _join(study: Study, axis: str, figure: Any) -> bool:
+    """Lines between probes that differ in `axis` only; whether there are any."""
     alike: defaultdict[object, dict[Any, float]] = defaultdict(dict)
     for trial in study.trials:
         if trial.value is not None:
@@ -337,9 +346,7 @@ def _join(study: Study, axis: str, figure: Any) -> str:
         x = sorted(rates, key=lambda value: f"{value!s:>9}")  # numbers by their size
         y = [rates[value] for value in x]
         figure.add_scatter(x=x, y=y, mode="lines", line={"color": GREY}, showlegend=False)
-    if joined:
-        return f"Lines join those that differ in {axis} only; any other two differ in more."
-    return f"No two differ in {axis} only: what it gains by itself is not seen here."
+    return bool(joined)
 
 
 def _name_points(run: Run, figure: Any) -> str:

@@ -11,6 +11,7 @@ from planner.report.page import contents as doc
 
 WIDTH = 100  # characters of a line where there is no terminal
 NARROWEST = 60
+_LONGEST_WORD = 30  # that is kept whole: a file and its line
 _LEAST_COLUMN = 14  # characters, of a text that is broken to make a table narrower
 
 
@@ -138,6 +139,8 @@ def table_text(
     for long in sorted(texts, key=lambda number: -widths[number]) if sys.stdout.isatty() else ():
         if (over := sum(widths) + 2 * (len(widths) - 1) - width()) > 0:
             room = max(widths[long] - over, _LEAST_COLUMN)
+            words = (word for row in cells for word in row[long].split())
+            room = max(room, min(max(map(len, words), default=0), _LONGEST_WORD))
             breaking = textwrap.TextWrapper(room, break_on_hyphens=False)
             cells = [[*row[:long], breaking.fill(row[long]), *row[long + 1 :]] for row in cells]
             widths = _widths([headers, *cells] if headers else cells)

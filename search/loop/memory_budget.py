@@ -38,10 +38,10 @@ def find_budget(
     total = in_use.total_bytes if in_use else device.total_bytes
     used = in_use.used_bytes if in_use else 0
     free = in_use.free_bytes if in_use else total
-    notes = []
+    notes, what = [], " of this machine's memory" if device.kind == "cpu" else ""
     if used > noteworthy_bytes(total):
         notes.append(
-            f"Other processes hold {format_bytes(used)} of {format_bytes(total)}: "
+            f"Other processes hold {format_bytes(used)} of {format_bytes(total)}{what}: "
             f"{format_bytes(free)} are left."
         )
     if device.kind == "cpu" and ranks > 1:

@@ -30,7 +30,7 @@ def test_a_log_is_explained_with_levers(tmp_path: Path, capsys) -> None:  # type
     assert "line 2:" in capsys.readouterr().out
     model = tmp_path / "model.json"
     model.write_text(tiny().model_dump_json())
-    asked = ["explain", str(log), str(model), "--batch-size", "64", "--gpu", "rtx 3090"]
+    asked = ["explain", str(log), str(model), "--batch-size", "64", "--gpu", "rtx 4060"]
     assert main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "log"

@@ -14,6 +14,7 @@ import pytest
 from planner.cli import main
 from planner.cli.measure import TuneRequest, keywords
 from planner.cli.measure import tune as tune_command
+from planner.core.errors import UsageError
 from planner.core.schema import TrainSetting
 from planner.core.units import GIB
 from search.loop.options import SearchOptions
@@ -89,9 +90,11 @@ def test_what_is_typed_wins_over_what_it_begins_at(
     ways = json.loads(file.read_text())["ways"]
 
     def asked(*typed: str) -> dict[str, Any]:
-        words = ["--from", str(file), *typed]
+        words = ["--from", str(file), "--device", "cpu", *typed]
         return keywords(TuneRequest.read(tune_command.make_context("tune", words).params))
 
+    with pytest.raises(UsageError, match=r"is for rtx-3090.*no GPU answers here"):
+        keywords(TuneRequest.read(tune_command.make_context("tune", ["--from", str(file)]).params))
     found = asked("--way", "2")
     way = ways[1]["setting"]
     assert (found["model"].num_classes, found["memory_bytes"]) == (10, 2 * GIB)

@@ -6,7 +6,8 @@ import codecs
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from io import BytesIO
 from os import PathLike
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from planner.estimation.estimate import Estimate
     from planner.machine.hardware.gpu import Gpu
 
+LARGE_CHANGES = "batch_size", "accumulate", "checkpointing", "compile", "offload"
 MAX_CARD_ERROR = 0.1  # of the memory: what a driver keeps for itself differs by less
 _HEAD_BYTES = 65_536  # the first line of a watch.jsonl has the plan in it
 _PICKLE = b"\x80"
@@ -210,11 +212,15 @@ def _compare(found: Explanation, predicted: Estimate) -> None:
         wanted = allocated + seen.get("requested_bytes", 0)
         sizes |= {"wanted_bytes": wanted, "more_bytes": wanted - peak}
     total, budget = seen.get("total_bytes"), predicted.budget_bytes
-    if total and budget and abs(total - budget) > MAX_CARD_ERROR * budget:
-        sizes |= {"budget_bytes": budget, "apart_bytes": abs(total - budget)}
+    apart = abs(total - budget) if total and budget else 0
+    is_other = budget is not None and apart > MAX_CARD_ERROR * budget
+    if is_other:
+        sizes |= {"budget_bytes": budget or 0, "apart_bytes": apart}
     found.expected, found.differs = predicted, told(TOLD["against_plan"], ANY_TORCH, seen | sizes)
     missing = seen.get("missing_bytes") or seen.get("requested_bytes")
-    if missing is not None:
+    if missing is not None and is_other:
+        found.relief = Relief(int(missing), why_none=sentence("other card"))
+    elif missing is not None:
         total = seen.get("total_bytes") or predicted.budget_bytes
         room = total - seen.get("other_bytes", 0) if total else None
         found.relief = find_relief(predicted, int(missing), room)
@@ -233,8 +239,12 @@ def find_relief(predicted: Estimate, missing_bytes: int, room_bytes: int | None)
         return Relief(needed, why_none="that is more than the whole step needs")
     setting = TrainSetting.model_validate(predicted.setting.model_dump())
     try:
-        advice = advise(predicted.model, setting, gpu=predicted.gpu, memory_bytes=target,
-                        allocator=predicted.allocator)  # fmt: skip
+        advised = partial(advise, predicted.model, setting, gpu=predicted.gpu,
+                          memory_bytes=target, allocator=predicted.allocator)  # fmt: skip
+        advice, least = advised(), advised(keep=LARGE_CHANGES).recommended
     except PlannerError as error:
         return Relief(needed, why_none=error.message)
+    if least is not None:  # what keeps the batch comes first, then what is fastest
+        others = (way for way in advice.ways if way.setting != least.setting)
+        advice = replace(advice, ways=(least, *others))
     return Relief(needed, advice, "" if advice.ways else sentence("no lever"))
