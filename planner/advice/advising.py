@@ -20,7 +20,7 @@ from planner.advice.tracing import record_traces, record_untraced
 from planner.advice.waterfall import Fall, waterfall
 from planner.advice.wish import ALLOWED, Choice, Wish, read_wish
 from planner.core.errors import PlannerError
-from planner.core.schema import Model, TrainSetting
+from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.core.units import format_range
 from planner.estimation.arguments import ModelLike, SettingLike
@@ -171,8 +171,17 @@ def advise(
     training = read_training(epochs, images_per_epoch, price_per_hour, wish.gpu)
     title = str(model) if isinstance(model, str | PathLike) else wish.model.title
     of_model = {k: v for k, v in overrides.items() if k not in TrainSetting.model_fields}
+    if isinstance(model, FactoryModel):
+        of_model |= _own_fields(model)
     options = allocator if isinstance(allocator, str) else None
     return _Advising(wish, title, of_model, options, training, MAX_ROUNDS if traced else 0).advice()
+
+
+def _own_fields(model: FactoryModel) -> dict[str, str]:
+    """What of a factory's fields is not as by default, as it is typed."""
+    plain = FactoryModel(factory=model.factory)
+    found = ((name, value) for name, value in model if value != getattr(plain, name))
+    return {name: "x".join(map(str, v)) if isinstance(v, tuple) else str(v) for name, v in found}
 
 
 @dataclass

@@ -56,7 +56,11 @@ COMMANDS = {
     "doctor": ("diagnose:doctor", WRONG, "Find what slows this environment down."),
     "explain": ("diagnose:explain", WRONG, "Say why a training ended, from its log."),
     "gpus": ("lists:gpus", LISTS, "List the GPUs that --gpu knows."),
-    "models": ("lists:models", LISTS, "List the Swins that are estimated without torch."),
+    "models": (
+        "lists:models",
+        LISTS,
+        "List Swins that need no torch, or models by name.",
+    ),
     "cache": ("lists:cache", LISTS, "List or remove the traces that are kept."),
 }
 EXAMPLES = (

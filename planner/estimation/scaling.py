@@ -16,6 +16,7 @@ from planner.estimation.ledgers import step_ledger
 from planner.estimation.recipe import BASE_LR, BASE_LR_IMAGES, learning_rate, rounded
 from planner.machine.hardware.gpu import Gpu
 from planner.machine.hardware.precisions import lacks
+from planner.memory.compiled import is_compiled
 from planner.throughput.result import datasheet_rates, step_time
 
 LINEAR_SOURCE = (
@@ -54,14 +55,15 @@ class Scaled:
 def scaled(estimates: Sequence[Estimate], gpu: Gpu | None, traced: bool = False) -> list[Scaled]:
     """Each of `estimates`, rows of a grid, beside one device that runs the step of the row with
     the fewest devices among its like by itself."""
-    alone: dict[TrainSetting, float | None] = {}
+    alone: dict[TrainSetting, tuple[float | None, bool]] = {}
     found = []
     for estimate in estimates:
         like = _like(estimate.setting)
         if like not in alone:
             rows = [e for e in estimates if _like(e.setting) == like]
             alone[like] = _alone(min(rows, key=lambda e: e.setting.world_size), gpu, traced)
-        found.append(_scaled(estimate, alone[like]))
+        rate, is_eager = alone[like]
+        found.append(_scaled(estimate, rate if is_eager == estimate.as_eager else None))
     return found
 
 
@@ -97,16 +99,18 @@ def _like(setting: TrainSetting) -> TrainSetting:
     return on_one_device(setting).model_copy(update={"batch_size": 1})
 
 
-def _alone(row: Estimate, gpu: Gpu | None, traced: bool) -> float | None:
-    """Images per second of one device."""
+def _alone(row: Estimate, gpu: Gpu | None, traced: bool) -> tuple[float | None, bool]:
+    """Images per second of one device, and whether an eager step stands for a compiled one."""
     setting = on_one_device(row.setting)
     if setting == row.setting:
-        return row.throughput.images_per_second if row.throughput else None
+        return row.throughput.images_per_second if row.throughput else None, row.as_eager
     rates = datasheet_rates(gpu, row.model)
     if rates is None:
-        return None
-    time = step_time(step_ledger(row.model, setting, traced), setting, rates)
-    return time.images_per_second if time else None
+        return None, row.as_eager
+    ledger = step_ledger(row.model, setting, traced)
+    time = step_time(ledger, setting, rates)
+    is_eager = setting.compile != "off" and not is_compiled(ledger)
+    return time.images_per_second if time else None, is_eager
 
 
 def _scaled(estimate: Estimate, alone: float | None) -> Scaled:

@@ -19,7 +19,15 @@ from planner.core.files import (
     read_text,
     to_json,
 )
-from planner.core.schema import DeviceInfo, Model, NamedModel, SwinConfig, TrainSetting, parse
+from planner.core.schema import (
+    DeviceInfo,
+    FactoryModel,
+    Model,
+    NamedModel,
+    SwinConfig,
+    TrainSetting,
+    parse,
+)
 from planner.core.schema.distribution import Distribution
 from planner.core.schema.result import RESULT_FORMAT, Recommendation
 from planner.core.schema.setting import COMPILED_FIELDS
@@ -284,6 +292,11 @@ def _write(
     if plan.is_task and trainer.name != TASK_TRAINER and not (named or is_ported):
         law = f"{title} is written for images -> logits, and {name} has a step of its own."
         way_out = f"Use --for {TASK_TRAINER}, whose script trains any task."
+        if isinstance(model, FactoryModel) and device is None:
+            law = (
+                f"{title} is written for images -> logits, and no estimate tells whether {name} is."
+            )
+            way_out = f"Run 'planner tune {name}' first, which does, or use --for {TASK_TRAINER}."
         if isinstance(model, NamedModel) and model.task == "classification":
             law = f"of libraries' models {title} is given timm's only, and not {name}."
             way_out = f"Estimate timm:{model.name}, if timm has it, or use --for {TASK_TRAINER}."

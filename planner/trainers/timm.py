@@ -50,7 +50,7 @@ def write(plan: Plan) -> Written:
     arguments = f"-c {plan.path(FILENAME)} --data-dir DATA{rate}"
     run = launch(plan, torchrun("train.py", plan, arguments), _environment(plan))
     notes = _notes(plan)
-    layout = "DATA/train/CLASS/*.jpg and DATA/validation/CLASS/*.jpg, in timm's checkout."
+    layout = "DATA/train/CLASS/*.jpg and DATA/validation/CLASS/*.jpg; start it in timm's checkout."
     more = (layout, OLDER_PILLOW) if plan.recipe.augmentation else (layout,)
     text = plan.comment(run, *more, notes=notes) + yaml.safe_dump(values, sort_keys=False)
     return Written(text, run, notes)
