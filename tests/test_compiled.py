@@ -1,4 +1,4 @@
-"""An estimate of a compiled step without a trace: the eager step bounds it, and it says so."""
+"""An estimate of a compiled step without a recording: the eager step bounds it, and it says so."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from planner.memory.compiled import (
     BROKEN,
     EXTERN_PREFIX,
     FUSED_PREFIX,
-    TRACED,
+    RECORDED,
     basis_of,
     in_graph_pool,
     is_compiled,
 )
 from planner.memory.profile import profile_memory, profile_within
-from planner.trace.kept_step import alike
+from planner.recording.kept import step_of
 
 SWIN_T = "native:swin_tiny"
 KIB = 1024
 
 
 @pytest.fixture(autouse=True)
-def _no_trace_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
 
 
@@ -103,8 +103,8 @@ def test_the_range_is_that_of_what_the_ledger_is() -> None:
     eager = step_ledger(model, setting)
     assert not is_compiled(eager)
     assert basis_of(model, setting, eager) is BOUNDED
-    assert basis_of(model, setting, compiled_ledger()) is TRACED
-    assert (TRACED.low, TRACED.high) == (0.85, 1.2)
+    assert basis_of(model, setting, compiled_ledger()) is RECORDED
+    assert (RECORDED.low, RECORDED.high) == (0.85, 1.2)
     assert (BOUNDED.low, BOUNDED.high) == (BROKEN.low, BROKEN.high) == (0.55, 1.25)
     for parallelism in ("ddp", "fsdp", "hsdp"):
         spread = setting.model_copy(update={"parallelism": parallelism})
@@ -112,7 +112,7 @@ def test_the_range_is_that_of_what_the_ledger_is() -> None:
 
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune"])
-def test_an_untraced_estimate_is_the_eager_steps_and_says_so(mode: str) -> None:
+def test_an_unrecorded_estimate_is_the_eager_steps_and_says_so(mode: str) -> None:
     settings = {"batch_size": 8, "gpu": "a100-sxm-80gb"}
     eager = estimate(SWIN_T, compile="off", **settings)
     compiled = estimate(SWIN_T, compile=mode, **settings)
@@ -120,14 +120,14 @@ def test_an_untraced_estimate_is_the_eager_steps_and_says_so(mode: str) -> None:
     assert compiled.low_bytes < eager.low_bytes
     assert compiled.high_bytes > eager.high_bytes
     (note,) = [n for n in compiled.assumed if "the eager step in place of the compiled one" in n]
-    assert "--trace" in note
+    assert "--record" in note
     assert "its time" in note
     assert compiled.throughput is not None
     assert eager.throughput is not None
     assert compiled.throughput.images_per_second > eager.throughput.images_per_second
 
 
-def test_checkpointing_may_come_to_nothing_in_an_untraced_step() -> None:
+def test_checkpointing_may_come_to_nothing_in_an_unrecorded_step() -> None:
     """torch may recompute every block at once, which takes what the unchecked step takes."""
     unchecked = estimate(SWIN_T, batch_size=32, compile="default")
     checked = estimate(SWIN_T, batch_size=32, compile="default", checkpointing="blocks")
@@ -142,22 +142,23 @@ def test_a_model_that_breaks_into_graphs_is_taken_for_eager() -> None:
     eager = estimate(name, compile="off", **settings)
     assert compiled.peak_reserved_bytes == eager.peak_reserved_bytes
     assert any("several graphs" in left for left in compiled.left_out)
-    assert not any("--trace" in note for note in compiled.assumed)
+    assert not any("--record" in note for note in compiled.assumed)
 
 
-def test_what_shares_a_trace_and_what_does_not() -> None:
+def test_what_shares_a_recording_and_what_does_not() -> None:
     """Tuning, sizes and the refusal of breaks change no byte; scope and budget do."""
     model = resolve_model(SWIN_T, {})
     assert isinstance(model, SwinConfig)
     resolve = find_library(model.library).resolve
 
     def key(**fields: Any) -> TrainSetting:
-        return alike(model, resolve(model, TrainSetting(compile="default", **fields)))
+        chosen = resolve(model, TrainSetting(compile="default", **fields))
+        return step_of(model, chosen, None).setting
 
     shared = [key(), key(compile_dynamic=True), key(compile_fullgraph=True)]
     assert len(set(shared)) == 1
     others = [key(compile_scope="blocks"), key(activation_memory_budget=0.5)]
     assert len({*shared, *others}) == 3
     broken = resolve(model, TrainSetting(compile="default", compile_scope="blocks"))
-    eager = alike(model, ResolvedSetting(broken.model_copy(update={"parallelism": "ddp"})))
-    assert TrainSetting.model_validate(eager.model_dump()).compile == "off"
+    spread = ResolvedSetting(broken.model_copy(update={"parallelism": "ddp"}))
+    assert step_of(model, spread, None).setting.compile == "off"

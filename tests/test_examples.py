@@ -71,15 +71,15 @@ def test_own_model(tmp_path: Path) -> None:
         ("swin_segmentation.py", "Tiny", "transformers", "images"),
     ],
 )
-def test_an_example_of_a_task_trains_and_is_traced(
+def test_an_example_of_a_task_trains_and_is_recorded(
     file: str, factory: str, library: str, unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One real step of the tiny form on the CPU, and the same step on fake tensors."""
+    """One real step of the tiny form on the CPU, and the same step on an emulated GPU."""
     torch = pytest.importorskip("torch")
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    from planner.trace.ledger import trace_estimate
     from planner.training.tasks import task_for
+    from tests.equality import recorded
 
     monkeypatch.syspath_prepend(str(EXAMPLES))
     model = FactoryModel(factory=f"{file.removesuffix('.py')}:{factory}")
@@ -90,9 +90,7 @@ def test_an_example_of_a_task_trains_and_is_traced(
     loss = task.loss(module, task.batch(3, torch.device("cpu")))
     loss.backward()
     assert torch.isfinite(loss.detach())
-    assert trace_estimate(model, setting).num_parameters == sum(
-        p.numel() for p in module.parameters()
-    )
+    assert recorded(model, setting).num_parameters == sum(p.numel() for p in module.parameters())
 
 
 def test_window_attention_is_timed_where_it_is_right() -> None:

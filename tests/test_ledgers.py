@@ -1,37 +1,28 @@
-"""Ledgers of models that are traced: at any batch what a trace at that batch says, kept on disk."""
+"""Steps that are recorded: what is kept of them, where, and what is said when there are none."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch._subclasses import FakeTensorMode
 
 from planner import TrainSetting, estimate, largest_batch
-from planner.core.errors import ContractError, UnsupportedError, UsageError
-from planner.core.schema import FactoryModel, Model, ResolvedSetting
+from planner.core.errors import ContractError, PlannerError, UnsupportedError, UsageError
+from planner.core.schema import FactoryModel, ResolvedSetting
 from planner.estimation.ledgers import record_ledgers, step_ledger
 from planner.ledger import cache as ledger_cache
-from planner.ledger.affine import in_canonical_order
-from planner.ledger.ledger import Ledger
-from planner.trace.here import may_trace_here
-from planner.trace.kept_step import TracedStep, _held_step, retrace, traced_step
-from tests.covering import covering
-from tests.traced_models import CLASSES, IMAGE
-
-assert torch.__version__  # imported: these tests trace in their own process
+from planner.machine.hardware import all_gpus, find_gpu
+from planner.recording import kept
+from tests.recorded_models import CLASSES, IMAGE
 
 
 def model_of(name: str) -> FactoryModel:
     return FactoryModel(
-        factory=f"tests.traced_models:{name}", image_size=(IMAGE, IMAGE), num_classes=CLASSES
+        factory=f"tests.recorded_models:{name}", image_size=(IMAGE, IMAGE), num_classes=CLASSES
     )
 
 
@@ -42,59 +33,41 @@ def setting(**fields: Any) -> ResolvedSetting:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
-    forget()
+    kept.clear()
     return tmp_path / "ledgers"
 
 
-def forget() -> None:
-    """As a new process: what is known is on disk."""
-    _held_step.cache_clear()
+def no_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is recorded again; as in a new process, what is known is on disk."""
+    kept.clear()
+    monkeypatch.setattr(kept.recorder, "record", None)
 
 
-def direct(model: Model, chosen: ResolvedSetting) -> Ledger:
-    from planner.trace.ledger import trace_estimate
-
-    return trace_estimate(model, chosen)
-
-
-def assert_as_traced(model: Model, chosen: ResolvedSetting) -> None:
-    found, traced = step_ledger(model, chosen), direct(model, chosen)
-    assert in_canonical_order(found.events) == in_canonical_order(traced.events)
-    assert found.num_parameters == traced.num_parameters
-    assert found.batch_size == chosen.batch_size
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    covering(["Small", "Normalized"], [{}, {"precision": "fp16", "accumulate": 2}]),
-    ids=str,
-)
-def test_a_batch_read_from_recordings_is_that_batch_traced(
-    name: str, fields: dict[str, Any]
-) -> None:
-    model, chosen = model_of(name), setting(**fields)
-    assert_as_traced(model, chosen)
-    forget()
-    assert_as_traced(model, chosen)
-    assert "checked at 3" in " ".join(step_ledger(model, chosen).notes)
-
-
-@pytest.mark.parametrize("name", ["Contrastive", "Even"])
-def test_a_step_that_is_not_affine_is_traced_at_each_batch(
+@pytest.mark.parametrize("name", ["Small", "Contrastive", "Chunked"])
+def test_a_step_is_recorded_at_its_batch_and_kept(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever its bytes do over the batch."""
     model, chosen = model_of(name), setting(batch_size=8)
-    assert_as_traced(model, chosen)
-    notes = " ".join(step_ledger(model, chosen).notes)
-    assert "Each batch size is traced by itself" in notes
-    assert {"Contrastive": "mm", "Even": "2, 3, 7"}[name] in notes
-    if name == "Contrastive":
-        with pytest.raises(UnsupportedError, match=r"(?s)evenly.*--batch-size 8,16"):
-            largest_batch(model, memory_bytes="1GiB")
-    forget()
-    monkeypatch.setattr("planner.trace.ledger.trace_estimate", None)  # nothing is traced again
-    step_ledger(model, chosen)
-    assert traced_step(model, chosen).reason, "advice and --max-batch say why there is no line"
+    first = step_ledger(model, chosen)
+    assert (first.batch_size, first.is_recorded) == (8, True)
+    assert any("at batch 8 on an emulated a100-sxm-80gb" in note for note in first.notes)
+    no_recorder(monkeypatch)
+    assert step_ledger(model, chosen) == first
+
+
+def test_what_shares_a_recording_and_what_does_not() -> None:
+    """The memory of a card does not tell two steps apart; its kernels do."""
+    model, cards = model_of("Small"), ("a100-sxm-80gb", "a100-sxm-40gb", "rtx-3090")
+    steps = [kept.step_of(model, setting(), find_gpu(card)) for card in cards]
+    assert steps[0] == steps[1] != steps[2]
+    assert kept.step_of(model, setting(accumulate=9), None) == kept.step_of(
+        model, setting(accumulate=2), None
+    )
+    assert len({step.setting for step in steps}) == 1
+    few = kept.stand_ins(all_gpus()[:3])
+    assert all(gpu is stand_in for gpu, stand_in in few.items())
+    assert len(set(kept.stand_ins(all_gpus()).values())) <= 16
 
 
 def test_the_largest_batch_of_any_model_fits_and_the_next_does_not() -> None:
@@ -110,25 +83,23 @@ def test_the_largest_batch_of_any_model_fits_and_the_next_does_not() -> None:
     assert not more.fits or more.num_alloc_retries, "only by freeing cached memory"
 
 
-def test_retracing_makes_anew_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_forgotten_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     model, chosen = model_of("Small"), setting()
     step_ledger(model, chosen)
     calls = []
+    record = kept.recorder.record
 
-    def trace(model: FactoryModel, chosen: ResolvedSetting, **options: Any) -> Ledger:
-        calls.append(chosen.batch_size)
-        return direct_again(model, chosen, **options)
+    def counted(*given: Any) -> Any:
+        calls.append(given)
+        return record(*given)
 
-    from planner.trace.ledger import trace_estimate as direct_again
-
-    monkeypatch.setattr("planner.trace.ledger.trace_estimate", trace)
-    forget()
+    monkeypatch.setattr(kept.recorder, "record", counted)
+    kept.clear()
     step_ledger(model, chosen)
-    assert calls == []
-    forget()
-    retrace(model, chosen)
+    assert not calls
+    kept.forget([kept.step_of(model, chosen, None)])
     step_ledger(model, chosen)
-    assert calls == [2, 7, 3]
+    assert len(calls) == 1
 
 
 def test_an_error_that_stays_is_kept_and_another_is_not() -> None:
@@ -136,103 +107,47 @@ def test_an_error_that_stays_is_kept_and_another_is_not() -> None:
     for _ in range(2):
         with pytest.raises(UnsupportedError, match="frozen stages"):
             step_ledger(model_of("Small"), frozen)
-        forget()
+        kept.clear()
     with pytest.raises(UsageError, match="NoSuchModel"):
         step_ledger(model_of("NoSuchModel"), setting())
     assert [entry.key["setting"]["frozen_stages"] for entry in ledger_cache.entries()] == [1]
 
 
-def test_a_trace_is_made_elsewhere_where_torch_is_not_as_it_begins() -> None:
-    """What is kept must be what a new process finds."""
-    assert may_trace_here(model_of("Small"))
-    for state in (
-        torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu"),
-        partial(torch.device, "meta"), FakeTensorMode,
-    ):  # fmt: skip
-        with state():
-            assert not may_trace_here(model_of("Small")), state
-    with ThreadPoolExecutor(1) as pool:
-        assert not pool.submit(may_trace_here, model_of("Small")).result()
-
-
-def test_a_trace_draws_none_of_the_random_numbers_of_a_training() -> None:
-    before = torch.get_rng_state()
-    step_ledger(model_of("Small"), setting())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-ELSEWHERE = f"""
-import sys
-names = sys.argv[1:]
-from planner.core.schema import FactoryModel, TrainSetting
-from planner.estimation import ledgers
-from planner.estimation.ledgers import record_ledgers, step_ledger
-models = [
-    FactoryModel(factory="tests.traced_models:" + name, image_size={IMAGE}, num_classes={CLASSES})
-    for name in names
-]
-setting = TrainSetting(batch_size=5)
-errors = record_ledgers([(model, setting) for model in models])
-print([type(error).__name__ for error in errors])
-print([len(step_ledger(m, setting).events) for m, e in zip(models, errors) if e is None])
-print([error.message for error in errors if "ended with" in str(error)])
-print([name for name in ("torch", "numpy", "optuna") if name in sys.modules])
-"""
-
-
-def run_elsewhere(*names: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", ELSEWHERE, *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def test_another_process_makes_all_traces_where_torch_is_not_imported(cache: Path) -> None:
-    """What it found is there at once, and in the next process, without torch in either."""
-    first = run_elsewhere("Convolutional", "NoSuchModel", "ends_its_process")
-    second = run_elsewhere("Convolutional")
-    errors, lengths, ended, heavy = first.stdout.splitlines()
-    assert errors == "['NoneType', 'UsageError', 'PlannerError']"
-    assert "ends_its_process ended with status 7" in ended
-    assert lengths == f"[{len(direct(model_of('Convolutional'), setting()).events)}]"
-    assert heavy == "[]"
-    assert first.stderr.count("Tracing") == 1
-    assert "for each of 3 settings" in first.stderr
-    assert second.stdout.splitlines() == ["['NoneType']", lengths, "[]", "[]"]
-    assert second.stderr == ""
-    assert len(list(cache.iterdir())) == 1
-
-
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [("Adversarial", r"optimizer of its own \(Adam\)"), ("Wrong", "not images -> logits")],
+    ("name", "kind", "said"),
+    [
+        ("Adversarial", ContractError, r"optimizer of its own \(Adam\)"),
+        ("Wrong", ContractError, "not images -> logits"),
+        ("ends_its_process", PlannerError, "ended with status 7"),
+        ("Normalized", PlannerError, "more than 1 value per channel"),
+    ],
 )
-def test_a_step_that_breaks_its_contract_is_traced_once(
-    name: str, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At two samples, in seconds: not again at the batch that was asked for."""
-    traced: list[int] = []
-    trace = TracedStep._trace
-
-    def counted(step: TracedStep, batch_size: int) -> Ledger:
-        traced.append(batch_size)
-        return trace(step, batch_size)
-
-    monkeypatch.setattr(TracedStep, "_trace", counted)
-    with pytest.raises(ContractError, match=said):
-        step_ledger(model_of(name), setting(batch_size=512))
-    assert traced == [2]
+def test_a_step_that_cannot_be_is_told_of(name: str, kind: type, said: str) -> None:
+    at = setting(batch_size=1 if name == "Normalized" else 5)
+    with pytest.raises(kind, match=said):
+        step_ledger(model_of(name), at)
+    assert step_ledger(model_of("Convolutional"), setting()), "the next is recorded all the same"
 
 
-def test_a_limit_holds_where_torch_is_imported_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A library that was asked what a name means has imported it."""
-    assert "torch" in sys.modules
+def test_a_limit_ends_a_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "waiting.py").write_text("import time\n\n\ndef build():\n    time.sleep(600)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     model = FactoryModel(factory="waiting:build")
-    (error,) = record_ledgers([(model, setting())], limit_seconds=1)
+    (error,) = record_ledgers([(model, setting(), None)], limit_seconds=1)
     assert error is not None
-    assert "waiting:build was not done after 1 s, and was ended" in error.message
+    assert "in the time that was left" in error.message
+
+
+def test_no_torch_is_imported_for_it(cache: Path) -> None:
+    command = ["estimate", "tests.recorded_models:Small", "--image-size", "32"]
+    command += ["--num-classes", "10", "--json"]
+    script = f"import sys\nfrom planner.cli import main\nmain({command!r})\n"
+    script += "assert 'torch' not in sys.modules"
+    for said in ("Recording", ""):
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
+        assert done.stderr.startswith(said)
+        assert bool(done.stderr) == bool(said)
+    assert len(list(cache.iterdir())) == 1

@@ -173,10 +173,10 @@ def test_what_guides_recommend() -> None:
 @pytest.mark.parametrize("compiled", ["off", "default"])
 def test_eight_bit_matrix_products(precision: str, compiled: str) -> None:
     pytest.importorskip("torchao")
-    traced = "" if compiled == "off" else "--trace"
+    recorded = "" if compiled == "off" else "--record"
     found = estimated(
         "timm:swin_tiny_patch4_window7_224 --batch-size 64 --gpu h100-sxm-80gb "
-        f"--precision {precision} --compile {compiled} {traced}"
+        f"--precision {precision} --compile {compiled} {recorded}"
     )
     total, saved = (size(n)(found) for n in ("device_total_bytes", "saved_activation_bytes"))
     rounded = f"{found['throughput']['images_per_second']:,.0f}"

@@ -8,12 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 import planner
 import search
-from planner.cli import cli
-from planner.trace import kept_step as traced_step
 from planner.watching.expectation import read_expectation
 
 HEAVY = (
@@ -67,30 +64,6 @@ def test_answering_before_launch_imports_nothing_heavy(
     )
     last = [line for line in printed.splitlines() if line.startswith("['")]
     assert last == [f"{arguments} []" for arguments in BEFORE_LAUNCH]
-
-
-FACTORY = ["tests.traced_models:Small", "--image-size", "32", "--num-classes", "10"]
-
-
-def test_what_was_traced_before_is_answered_without_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Traced here, where torch is imported; asked again by a new process."""
-    arguments = [*FACTORY, "--gpu", "rtx3090"]
-    import torch
-
-    assert torch.__version__
-    traced_step._held_step.cache_clear()
-    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
-    result = CliRunner().invoke(cli, ["estimate", *arguments], catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "Tracing" in result.stderr
-    printed = run(
-        "import sys\nfrom planner.cli import main\n"
-        f"main(['estimate', *{arguments!r}])\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules])"
-    )
-    assert printed == f"{result.stdout}[]"
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_a_step_of_another_model_is_within_what_is_said_of_it_on_an_h200() -> No
 @needs("torchvision")
 @pytest.mark.release
 def test_memory_of_other_models_is_within_a_fifth_of_a_percent() -> None:
-    found = [p for p in compare_published(traced=True) if p.row.unmodelled is None]
+    found = [p for p in compare_published(recorded=True) if p.row.unmodelled is None]
     errors = [p.reserved_error if p.memory_error is None else p.memory_error for p in found]
     assert len(found) == 26
     assert all(error is not None and abs(error) < 0.002 for error in errors)

@@ -1,4 +1,4 @@
-"""`planner.advise`: from a wish to advice. Imports no torch, but where a model must be traced."""
+"""`planner.advise`: from a wish to advice. Imports no torch, but where a model must be recorded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from typing import Any
 
 from planner.advice.bottleneck import Bottleneck, bottleneck, treated
 from planner.advice.cards import Card, larger_cards
-from planner.advice.estimates import Estimates
 from planner.advice.flags import command, device_flags, flags
 from planner.advice.left_out import what_is_left_out
 from planner.advice.levers import ALLOCATOR, EFFECTS, LEVERS, Effect, Lever, Updates, effects
 from planner.advice.more_gpus import MoreGpus, more_gpus
-from planner.advice.search import NO_TRACE, Found, Offered, Refusal, may_need_resorts, offer, search
-from planner.advice.tracing import record_traces, record_untraced
+from planner.advice.recorded import estimates_of
+from planner.advice.search import (
+    NO_RECORDING,
+    Found,
+    Offered,
+    Refusal,
+    may_need_resorts,
+    offer,
+    search,
+)
 from planner.advice.waterfall import Fall, waterfall
 from planner.advice.wish import ALLOWED, Choice, Wish, read_wish
 from planner.core.errors import PlannerError
@@ -146,7 +153,7 @@ def advise(
     epochs: float | None = None,
     images_per_epoch: int | None = None,
     price_per_hour: float | None = None,
-    traced: bool = False,
+    recorded: bool = False,
     **overrides: Any,
 ) -> Advice:
     """The fastest ways to train `model` in a memory, from estimates alone.
@@ -158,7 +165,7 @@ def advise(
     (rounding, recipe, learning-rate, adapters); `allow` effects that are otherwise used only where
     nothing else fits (recipe), or not at all (adapters). `link` is what joins several GPUs
     (`world_size`), as `planner.estimate` takes it. `epochs`, `images_per_epoch` and
-    `price_per_hour` give every way a `cost`, as there. `traced` makes the traces that the answer
+    `price_per_hour` give every way a `cost`, as there. `recorded` makes the traces that the answer
     would lack, which takes minutes.
     Raises UsageError for what is unknown or cannot be read, UnsupportedError for a wish that the
     model's library or the card cannot run.
@@ -174,7 +181,8 @@ def advise(
     if isinstance(model, FactoryModel):
         of_model |= _own_fields(model)
     options = allocator if isinstance(allocator, str) else None
-    return _Advising(wish, title, of_model, options, training, MAX_ROUNDS if traced else 0).advice()
+    rounds = MAX_ROUNDS if recorded else 0
+    return _Advising(wish, title, of_model, options, training, rounds).advice()
 
 
 def _own_fields(model: FactoryModel) -> dict[str, str]:
@@ -193,17 +201,18 @@ class _Advising:
     of_model: Mapping[str, Any]
     allocator: str | None
     training: Training | None
-    rounds: int  # of traces that may be made
+    rounds: int  # in which steps may be compiled
+    repeats: int = MAX_ROUNDS  # of the search, with what it answered recorded
 
     def __post_init__(self) -> None:
-        self.notes = record_traces(self.wish)
-        self.estimates = Estimates(self.wish)
+        self.estimates = estimates_of(self.wish)
 
     def advice(self) -> Advice:
         plain = self._way(Choice(self.wish.plain))
         budget = plain.estimate.budget_bytes
         assert budget is not None, "a GPU or a memory was named"
         wish, offered, found = self._search(budget)
+        self.estimates.answers = True
         goal = found.best or found.nearest
         best = goal or Choice(wish.plain)
         nearest = self._shown(found.nearest)
@@ -229,7 +238,6 @@ class _Advising:
             more_gpus=more_gpus(wish, self.estimates, found.best, self.training),
             levers=tuple(_lever_states(wish, offered, best, found.best, waits_for)),
             left_out=(
-                *self.notes,
                 *(self._on_host(found.nearest) if found.nearest else ()),
                 *what_is_left_out(wish, offered),
             ),
@@ -260,20 +268,20 @@ class _Advising:
         offered = offer(wish, estimates)
         found = search(wish, estimates, offered.choices, budget)
         if may_need_resorts(wish, estimates, offered, found):
-            self.notes = record_traces(wish, resorts=True)
             offered = offer(wish, estimates, resorts=True)
             found = search(wish, estimates, offered.choices, budget)
         if found.fastest is None and "recipe" not in wish.allow | wish.keep:
             wish = wish.allowing("recipe")
             offered = offer(wish, estimates, resorts=True)
             found = search(wish, estimates, offered.choices, budget)
-        if self.rounds:
+        goals = [choice for choice in (found.best, found.nearest) if choice]
+        if self.rounds and estimates.compile_steps(*goals):
             self.rounds -= 1
-            goals = (c for c in (found.best, found.nearest) if c and estimates.at(c).as_eager)
-            steps = [*estimates.untraced, *(estimates.resolved(goal.setting) for goal in goals)]
-            if record_untraced(wish, steps):
-                self.estimates = Estimates(self.wish)
-                return self._search(budget)
+            return self._search(budget)
+        shown = [*goals, *filter(None, (found.fastest, found.surely)), *found.ways, *found.front]
+        if self.repeats and estimates.record(shown):
+            self.repeats -= 1  # what was recorded may be another choice's turn
+            return self._search(budget)
         self._treat(found)
         return wish, offered, found
 
@@ -298,7 +306,7 @@ class _Advising:
         found, eager = effects(setting, plain), Choice(plain.uncompiled())
         if setting.batch_size == plain.batch_size or not self.estimates.has_step(eager):
             return found
-        names = self.estimates.line(eager).ledger.at.operation_names
+        names = self.estimates.operation_names(eager)
         if not any("batch_norm" in name for name in names):
             return found
         return ("batch norm", *(effect for effect in found if effect != "nothing"))
@@ -346,8 +354,8 @@ def _lever_states(
         elif changed & set(lever.fields) and _is_used(lever, possible, best):
             state = "recommended" if goal else "in the nearest"
             said = () if is_refused else said  # beside what the recommended changes as well
-        elif is_refused and {r.reason for r in refused} == {NO_TRACE}:
-            state, said = "not tried", (NO_TRACE,)
+        elif is_refused and {r.reason for r in refused} == {NO_RECORDING}:
+            state, said = "not tried", (NO_RECORDING,)
         elif is_refused:
             state = "not available"
         elif lever.name in offered.adopted:

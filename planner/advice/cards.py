@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from planner.advice.estimates import Estimates
+from planner.advice.recorded import estimates_of
 from planner.advice.wish import Choice, Wish
 from planner.machine.hardware.catalogue import all_gpus
 from planner.machine.hardware.gpu import Gpu
@@ -39,7 +40,7 @@ def larger_cards(
     known = [g for g in all_gpus() if not any(lacks(g, precision) for precision in wanted)]
     found: list[Estimates] = []
     for gpu in _next(known, wish.plain.precision, budget):
-        found.append(Estimates(replace(wish, gpu=gpu, memory_bytes=None), estimates))
+        found.append(estimates_of(replace(wish, gpu=gpu, memory_bytes=None), estimates))
         if len(found) >= 2 and _fits(found[-1], Choice(wish.plain), estimates):
             break
     shown = found[: MAX_CARDS - 1] + found[-1:] if len(found) > MAX_CARDS else found

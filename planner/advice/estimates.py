@@ -17,23 +17,16 @@ from planner.core.schema.distribution import DEEPSPEED
 from planner.core.schema.setting import GRAPH_MODES
 from planner.core.units import MIB
 from planner.estimation.estimate import Estimate, estimate_ledger
-from planner.estimation.ledgers import affine_step, is_on_shapes, step_ledger
+from planner.estimation.ledgers import affine_step, is_on_shapes, record_ledgers, step_ledger
 from planner.ledger.affine import HUGE, AffineLedger
-from planner.ledger.ledger import Ledger
-from planner.libraries.limits import batch_unit
+from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
 from planner.machine.hardware.overheads import overheads_for, was_emulated
-from planner.memory.compiled import (
-    BOUNDED,
-    TRACED,
-    has_known_graphs,
-    is_compiled,
-    may_recompute_at_once,
-)
+from planner.memory.compiled import BOUNDED, has_known_graphs, may_recompute_at_once
 from planner.memory.profile import steady_step, walk_ledger
+from planner.recording import kept
 from planner.step.zero import unknown
 from planner.throughput.prediction import DeviceRates, StepTime, rates_for
 from planner.throughput.result import APART, exchanges_of, is_slower, step_time
-from planner.trace.kept_step import alike, traced_step
 
 MAX_LEDGERS = 16  # held at once, each of some 10 MiB
 # Requests are rounded up to 512 B one by one; their line is rounded once. Less than this for the
@@ -41,19 +34,14 @@ MAX_LEDGERS = 16  # held at once, each of some 10 MiB
 ROUNDING = 2 * MIB
 _BYTES = 4  # of a gradient
 MOST_DOUBT = 0.9  # links may be doubtful by more
-_EAGER = {"compile": "off", "activation_memory_budget": 1.0}
 
 
 @dataclass(frozen=True)
 class Line:
-    """A step at every batch from 2 on. `hull` are the instants of the steady step at which the most
-    is alive at some batch, as (bytes per image, fixed bytes)."""
+    """An eager step at every batch from 2 on. `hull` are the instants of the steady step at which
+    the most is alive at some batch, as (bytes per image, fixed bytes)."""
 
     ledger: AffineLedger
-
-    @cached_property
-    def is_compiled(self) -> bool:
-        return is_compiled(self.ledger.at)
 
     @cached_property
     def _at_huge(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, int]]:
@@ -99,11 +87,11 @@ def _is_hidden(a: tuple[int, int], b: tuple[int, int], c: tuple[int, int]) -> bo
 
 
 class Estimates:
-    """Estimates for a wish's model and card. Each is the very one that `planner.estimate` makes,
-    but for what fits only where the allocator frees cached memory and tries again: that costs
-    time which no estimate knows, and does not fit here.
+    """Estimates for a wish's card and a model on shapes. Each is the very one that
+    `planner.estimate` makes, but for what fits only where the allocator frees cached memory and
+    tries again: that costs time which no estimate knows, and does not fit here.
 
-    Raises UnsupportedError for a choice that needs a trace which is not kept.
+    Raises UnsupportedError for a choice that has no step.
     """
 
     def __init__(self, wish: Wish, like: Estimates | None = None) -> None:
@@ -121,10 +109,11 @@ class Estimates:
         }
         self._resolved: dict[TrainSetting, ResolvedSetting] = {}
         self._lines: dict[ResolvedSetting, Line] = like._lines if like else {}
-        self._ledgers: dict[tuple[int, int, bool], Ledger] = like._ledgers if like else {}
+        self._ledgers: dict[object, Ledger] = like._ledgers if like else {}
         self._times: dict[ResolvedSetting, StepTime] = {}
         self._found: dict[Choice, Estimate] = {}
-        self.untraced: list[ResolvedSetting] = []  # whose steps were asked for
+        self._is_kept: dict[kept.Step, bool] = {}
+        self.answers = False
 
     def resolved(self, setting: TrainSetting) -> ResolvedSetting:
         """As the model's library runs it. Raises UnsupportedError where it does not."""
@@ -133,26 +122,21 @@ class Estimates:
         return self._resolved[setting]
 
     def has_step(self, choice: Choice) -> bool:
-        """Whether the step of a choice is on shapes or its trace is kept, so that nothing need be
-        traced. Raises PlannerError for one that nobody estimates, or whose trace failed."""
+        """Whether a choice can be estimated without recording it for minutes. Raises PlannerError
+        for one that nobody estimates."""
         setting = self.resolved(choice.setting)
         error = unknown(setting) if setting.parallelism in DEEPSPEED else None
         if error is not None:
             raise error
-        if is_on_shapes(self.wish.model, setting):
-            return True
-        model = self.wish.model
-        if alike(model, setting) in self._lines or affine_step(model, setting) is not None:
-            return True
-        step = traced_step(model, setting)
-        failed = step.error(2 * batch_unit(setting))
-        if failed is not None:
-            raise failed
-        if step.reason:
-            why = "its compiled step is another at each batch" if setting.compiles else step.reason
-            raise UnsupportedError(f"advice compares many batches: {why}")
-        self.untraced.append(setting)
-        return False
+        return is_on_shapes(self.wish.model, setting)
+
+    def compile_steps(self, *goals: Choice) -> bool:
+        """Records the steps of `goals` that are estimated as eager ones; whether there are any."""
+        steps = [self.resolved(goal.setting) for goal in goals if self.at(goal).as_eager]
+        record_ledgers([(self.wish.model, step, self.wish.gpu) for step in steps])
+        for found in (self._found, self._times, self._ledgers, self._is_kept):
+            found.clear()
+        return bool(steps)
 
     def line(self, choice: Choice) -> Line:
         """The recorded step of a choice, whatever its batch."""
@@ -177,10 +161,14 @@ class Estimates:
             )
         return found
 
+    def record(self, choices: Iterable[Choice]) -> bool:
+        """Whether any of them lay between others: on shapes none does."""
+        return False
+
     def least_bytes(self, choice: Choice) -> int:
         """What the device needs at least, from what is live at the peak. No replay."""
         setting = self.resolved(choice.setting)
-        if setting.batch_size == 1:
+        if setting.batch_size == 1 or self._is_compiled(choice):
             live = steady_step(self._ledger(setting)).peak_bytes
         else:
             live = self._line(setting).live_bytes(setting.batch_size)
@@ -194,7 +182,7 @@ class Estimates:
             return False
         sibling = setting.model_copy(update={"accumulate": 2, "optimizer_in_backward": False})
         try:
-            key = alike(self.wish.model, self.resolved(sibling.model_copy(update=_EAGER)))
+            key = _alike(self.resolved(sibling))
         except PlannerError:
             return False
         line = self._lines.get(key)
@@ -207,16 +195,31 @@ class Estimates:
 
     def shares_eager_step(self, choice: Choice) -> bool:
         """Whether a compiled choice is estimated from the eager step."""
-        return choice.setting.compile != "off" and not self.line(choice).is_compiled
+        return choice.setting.compile != "off" and not self._is_compiled(choice)
+
+    def operation_names(self, choice: Choice) -> frozenset[str]:
+        """Of torch, in its eager step."""
+        return self.line(choice).ledger.at.operation_names
+
+    def _is_compiled(self, choice: Choice) -> bool:
+        """Whether its compiled step is known."""
+        setting = self.resolved(choice.setting)
+        if not has_known_graphs(self.wish.model, setting):
+            return False
+        step = kept.step_of(self.wish.model, setting, self.wish.gpu)
+        if step not in self._is_kept:
+            self._is_kept[step] = isinstance(kept.find(step), Ledger)
+        return self._is_kept[step]
 
     def least_high_bytes(self, choice: Choice) -> int:
         """What the upper end of an estimate is at least."""
+        if self._is_compiled(choice):
+            return self.at(choice).high_bytes
         live = self.least_bytes(choice) - self._overheads.context_bytes
         factor = 1 + self._reserved_error[was_emulated(self.wish.model, choice.setting)]
         if choice.setting.compile != "off":
-            is_compiled = self.line(choice).is_compiled
-            factor = (TRACED if is_compiled else BOUNDED).high
-            live += 0 if is_compiled else self._least_recomputed(choice)
+            factor = BOUNDED.high
+            live += self._least_recomputed(choice)
         return int(live * factor) + self._overheads.context_high_bytes
 
     def _least_recomputed(self, choice: Choice) -> int:
@@ -276,25 +279,28 @@ class Estimates:
         return self._times[setting]
 
     def _line(self, setting: ResolvedSetting) -> Line:
-        key = alike(self.wish.model, setting)
+        key = _alike(setting)
         if key not in self._lines:
-            eager = alike(self.wish.model, setting.model_copy(update={"compile": "off"}))
             line = affine_step(self.wish.model, setting)
             if line is None:
-                raise UnsupportedError(f"{self.wish.model.title} has no kept trace of this step.")
-            known = self._lines.get(eager)
-            # Where no compiled step is kept, the eager one stands for it.
-            is_same = known is not None and known.ledger is line
-            self._lines[key] = known if known is not None and is_same else Line(line)
+                raise UnsupportedError(f"{self.wish.model.title} has no step on shapes.")
+            self._lines[key] = Line(line)
         return self._lines[key]
 
     def _ledger(self, setting: ResolvedSetting) -> Ledger:
         """As `step_ledger` gives it. Compile modes that share one share the object."""
-        line = self._line(setting)
-        is_pooled = line.is_compiled and setting.compile in GRAPH_MODES
-        key = id(line), setting.batch_size, is_pooled
+        is_pooled = setting.compile in GRAPH_MODES and self._is_compiled(Choice(setting))
+        is_own = is_pooled or self._is_compiled(Choice(setting))
+        key = _alike(setting), setting.batch_size, is_own, is_pooled
         if key not in self._ledgers:
             while len(self._ledgers) >= MAX_LEDGERS:
                 del self._ledgers[next(iter(self._ledgers))]
-            self._ledgers[key] = step_ledger(self.wish.model, setting)
+            self._ledgers[key] = step_ledger(self.wish.model, setting, gpu=self.wish.gpu)
         return self._ledgers[key]
+
+
+def _alike(setting: TrainSetting) -> ResolvedSetting:
+    """The eager step whose line one is read off, whatever the batch."""
+    parts = min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    eager = ResolvedSetting(setting.uncompiled())
+    return eager.model_copy(update={"batch_size": 1, "accumulate": parts})

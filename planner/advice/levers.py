@@ -64,7 +64,7 @@ def _precision(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Upd
 
 
 def _attention(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    """Of another model than a Swin, whose steps are traced, only away from eager."""
+    """Of another model than a Swin, whose steps are recorded, only away from eager."""
     known: tuple[str, ...] = ("eager", "sdpa")
     if not isinstance(model, SwinConfig):
         known = known[1:] if setting.attention == "eager" else ()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from planner.advice.estimates import Estimates
+from planner.advice.recorded import estimates_of
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError
 from planner.core.schema import TrainSetting
@@ -54,7 +55,7 @@ def more_gpus(
                 gpus, kind, batch = setting.world_size, setting.parallelism, setting.batch_size
                 found.append(MoreGpus(gpus, kind, wish.link, batch, least, fits=False))
                 continue
-            there = Estimates(replace(wish, plain=setting), estimates)
+            there = estimates_of(replace(wish, plain=setting), estimates)
             one = _on(there, setting, wish, None if alone.fits else goal, training)
         except (PlannerError, ValueError):  # an unknown link, a kind that no such step has
             continue

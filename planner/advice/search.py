@@ -29,7 +29,7 @@ from planner.memory.caching_allocator import SMALL_SEGMENT_BYTES
 from planner.throughput.result import APART
 
 MAX_MICRO_BATCHES = 12  # looked at for one combination of the other levers
-NO_TRACE = "not traced: --trace tries it"
+NO_RECORDING = "not recorded: --record tries it"
 # The front is for choosing from: its next choice needs less by this share of the memory at least,
 # and none is slower than this share of the fastest. Judgements.
 FRONT_STEP = 0.05
@@ -211,7 +211,7 @@ def _available(
         try:
             changed = wish.apply(choice, updates)
             if not estimates.has_step(changed):
-                raise UnsupportedError(NO_TRACE)
+                raise UnsupportedError(NO_RECORDING)
             yield changed
         except PlannerError as error:
             # Without the value, so that what is refused alike is said once.

@@ -123,7 +123,7 @@ class Wish:
         self.resolved(setting)
         if is_on_shapes(self.model, choice.setting) and not is_on_shapes(self.model, setting):
             raise UnsupportedError(
-                "advice compares steps on shapes, and this one is traced for each way: "
+                "advice compares steps on shapes, and this one is recorded for each way: "
                 f"precision is {setting.precision}. No gain of it was measured on any card: "
                 "'planner tune' does, with --precision bf16,fp8.",
                 f"Ask planner estimate with --precision {setting.precision}.",

@@ -61,7 +61,7 @@ COMMANDS = {
         LISTS,
         "List Swins that need no torch, or models by name.",
     ),
-    "cache": ("lists:cache", LISTS, "List or remove the traces that are kept."),
+    "cache": ("lists:cache", LISTS, "List or remove the recordings that are kept."),
 }
 EXAMPLES = (
     "planner estimate native:swin_tiny --batch-size 64 --gpu 'RTX 3090'",

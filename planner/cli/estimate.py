@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from planner.cli.options import TO_FILE, Fields, Printed, argument, of_schema, reads, refuse_if
-from planner.cli.rows import Costed, OnDevice, Rows, check_link, model_and_settings, read_gpu
+from planner.cli.rows import (
+    RECORDING,
+    Costed,
+    OnDevice,
+    Rows,
+    check_link,
+    model_and_settings,
+    read_gpu,
+)
 from planner.cli.show import answer, say, tell
 from planner.core.collector import collect_once
 from planner.core.files import to_json
@@ -22,8 +30,8 @@ from planner.libraries.limits import batch_unit
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.fabric import find_fabric
 from planner.machine.hardware.precisions import check_precision
+from planner.recording import kept
 from planner.throughput.cost import Training
-from planner.trace.kept_step import retrace
 
 if TYPE_CHECKING:
     from planner.estimation.scaling import Scaled
@@ -49,7 +57,7 @@ class EstimateRequest(Costed, Rows, Printed):
     model: str = argument("MODEL", "models")
     max_batch: bool = switch("The largest batch that fits, by precision and checkpointing.",
                              heading="Setting")  # fmt: skip
-    retrace: bool = switch("Trace again what was traced before.", heading="Tracing")
+    fresh: bool = switch("Record again what was recorded before.", heading=RECORDING)
 
 
 @reads(EstimateRequest)
@@ -103,22 +111,27 @@ def read_rows(
     return on_gpus(resolved, gpus)
 
 
-def _traced(request: EstimateRequest, rows: list[Row]) -> list[Row]:
-    """Traces, all at once, what takes a trace and has none. Those that have one then; why others
-    cannot have one is said. Raises PlannerError where none can."""
-    every = dict.fromkeys(row[1:] for row in rows)
-    needed = [row for row in every if not is_on_shapes(*row, request.traced)]
-    law = "--retrace is for what is traced, and this model is estimated without a trace."
-    refuse_if(request.retrace and not needed, law, "Omit it, or add --trace.")
-    for row in needed if request.retrace else ():
-        retrace(*row)
-    errors = {row: e for row, e in zip(needed, record_ledgers(needed), strict=True) if e}
-    left = [row for row in rows if row[1:] not in errors]
+def _recorded(request: EstimateRequest, rows: list[Row]) -> list[Row]:
+    """Records, all at once, what is recorded and is not known. The rows that have a step then; why
+    others have none is said. Raises PlannerError where none has."""
+    cards = kept.stand_ins(gpu for gpu, *_ in rows)
+    needed = {
+        (gpu, model, setting): (model, setting, cards[gpu])
+        for gpu, model, setting in rows
+        if not is_on_shapes(model, setting, request.recorded)
+    }
+    law = "--fresh is for what is recorded, and this model is estimated on shapes."
+    refuse_if(request.fresh and not needed, law, "Omit it, or add --record.")
+    if request.fresh:
+        kept.forget(kept.step_of(*one) for one in needed.values())
+    failed = record_ledgers(list(needed.values()))
+    errors = {row: error for row, error in zip(needed, failed, strict=True) if error}
+    left = [row for row in rows if row not in errors]
     if not left:
         raise next(iter(errors.values()))
     from planner.estimation.largest import kind_of
 
-    said = (f"Without {kind_of(s)}: {error.message}\n" for (_, s), error in errors.items())
+    said = (f"Without {kind_of(s)}: {error.message}\n" for (_, _, s), error in errors.items())
     for line in dict.fromkeys(said):
         tell(line) if request.as_json else say(line)
     return left
@@ -129,9 +142,12 @@ def _print_estimates(
 ) -> None:
     """The rows in their order; of several GPUs the fastest that fits first."""
     is_one, is_ranked, link = len(rows) == 1, len(request.gpus) > 1, request.link
-    rows, only = _traced(request, rows), request.only_gpu
+    rows, only = _recorded(request, rows), request.only_gpu
+    cards = kept.stand_ins(gpu for gpu, *_ in rows)
+    if any(gpu != cards[gpu] and not is_on_shapes(m, s, request.recorded) for gpu, m, s in rows):
+        said = [*said, "Recorded on a card of each capability: others reserve some % more or less."]
     with shows_seconds():
-        ledgers = [step_ledger(*row[1:], request.traced) for row in rows]
+        ledgers = [step_ledger(*row[1:], request.recorded, cards[row[0]]) for row in rows]
         found = [
             estimate_ledger(
                 model, setting, ledger, gpu, request.memory_bytes, request.config, link=link,
@@ -145,7 +161,7 @@ def _print_estimates(
     elif "world_size" in request.fields.setting:
         from planner.estimation import scaling
 
-        scaled = scaling.scaled(found, only, request.traced)
+        scaled = scaling.scaled(found, only, request.recorded)
 
     def shown() -> Any:
         rows = [{**({"gpu": one.gpu} if is_ranked else {}), **to_json(one)} for one in found]
@@ -203,18 +219,18 @@ def _print_largest(request: EstimateRequest, rows: list[Row], training: Training
         for gpu, model, setting in rows
     ]
     found: list[Largest] = []
-    for gpu, model, setting in _traced(request, rows):
+    for gpu, model, setting in _recorded(request, rows):
         with shows_seconds():
             found.append(
                 find_largest(
-                    model, setting, gpu, request.memory_bytes, request.config, request.traced,
+                    model, setting, gpu, request.memory_bytes, request.config, request.recorded,
                     request.link, training,
                 )
             )  # fmt: skip
     fitting = [one for large in found if (one := large.sure or large.best)]
 
     def shown() -> Any:
-        notes = largest_notes(found, request.traced)
+        notes = largest_notes(found)
         if not fitting:
             return "\n".join(notes)
         return _parts(request, fitting, notes, (), [one.sizes for one in found if one.best])
@@ -278,11 +294,13 @@ def _steps(model: str, request: ReportRequest) -> list[Step]:
         rows += more
         for line in said:
             tell(line)
-    every = dict.fromkeys(row[1:] for row in rows)
-    record_ledgers([row for row in every if not is_on_shapes(*row, request.traced)])
-    link, of_model, traced = request.link, request.fields.model, request.traced
+    record_ledgers([
+        (model, setting, gpu) for gpu, model, setting in rows
+        if not is_on_shapes(model, setting, request.recorded)
+    ])  # fmt: skip
+    link, of_model, recorded = request.link, request.fields.model, request.recorded
     steps = [
-        step_of(config, setting, gpu, request.memory_bytes, request.config, link, traced)
+        step_of(config, setting, gpu, request.memory_bytes, request.config, link, recorded)
         for gpu, config, setting in rows
     ]
     steps = [replace(step, said=model, fields=of_model) for step in steps]
@@ -303,8 +321,8 @@ class AdviseRequest(Costed, OnDevice, Printed):
         "Also try recipe (other optimizers, 8 bits) or adapters (train only a part).",
         "EFFECT[,EFFECT…]", "What may change", default=(), values="allowed",
     )  # fmt: skip
-    traced: bool = switch("Trace what is not tried without (compile), once: minutes.",
-                          "--trace", "Tracing")  # fmt: skip
+    recorded: bool = switch("Record what is not tried without (compile), once: minutes.",
+                            "--record", RECORDING)  # fmt: skip
 
 
 @reads(AdviseRequest)
@@ -339,7 +357,7 @@ def advise(request: AdviseRequest) -> int:
         global_batch=request.global_batch, keep=_words(request.keep),
         allow=_words(request.allow), allocator=request.allocator, link=request.link,
         epochs=request.epochs, images_per_epoch=request.images_per_epoch,
-        price_per_hour=request.price_per_hour, traced=request.traced,
+        price_per_hour=request.price_per_hour, recorded=request.recorded,
         **{**request.fields.model, **of_setting},
     )  # fmt: skip
     answer(request, advice, lambda: advice_answer(advice))

@@ -119,7 +119,7 @@ class CacheRequest(Printed):
 
 @reads(CacheRequest)
 def cache(request: CacheRequest) -> None:
-    """List the traces that are kept, from which estimates are answered without torch.
+    """List the recordings that are kept, from which estimates are answered without torch.
 
     Examples:
       planner cache

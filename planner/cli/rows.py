@@ -26,7 +26,7 @@ from planner.memory import allocator_config
 from planner.throughput.cost import Training, read_training
 
 Row = dict[str, str]
-TRACING = ("--trace", "Tracing")
+RECORDING = "Recording"
 DEVICE, TRAINING = "Device", "Whole training"  # headings of --help
 
 
@@ -60,7 +60,8 @@ class Rows(OnDevice):
     """What `planner estimate` and `planner report` estimate."""
 
     fields: Fields = of_schema()
-    traced: bool = switch("Trace the step with torch, once: up to minutes.", *TRACING)
+    recorded: bool = switch("Record torch's own step, once: compiled, for minutes.", "--record",
+                            RECORDING)  # fmt: skip
 
     def __post_init__(self) -> None:
         _ = self.gpus, self.memory_bytes, self.config  # a mistake is told before anything is made

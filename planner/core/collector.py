@@ -7,7 +7,7 @@ import gc
 
 
 def collect_once() -> None:
-    """It runs only where a trace asks for it, and then passes over all that was alive the time
+    """It runs only where it is asked for, and then passes over all that was alive the time
     before, torch's modules above all: otherwise it would take a fifth of the time. Nor does the
     interpreter pass over all that is alive as it ends, which would take a tenth."""
     gc.disable()

@@ -3,24 +3,25 @@ only in what hardly moves memory share one recorded step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.errors import UnsupportedError
 from planner.core.schema import DeviceInfo, Model, ResolvedSetting, TrainSetting
 from planner.core.schema.distribution import ALONE
 from planner.core.schema.setting import GRAPH_MODES
+from planner.estimation.between import between
 from planner.estimation.estimate import Estimate, choose, estimate_ledger, resolve
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
-from planner.ledger.affine import AffineLedger
-from planner.ledger.ledger import Ledger
+from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
 from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
+from planner.recording import kept
 from planner.throughput.prediction import DeviceRates, best_rates
 from planner.throughput.result import Throughput, exchanges_of, step_time
-from planner.trace.kept_step import TracedStep, traced_step
 
 Key = tuple[Model, TrainSetting]
 
@@ -58,43 +59,42 @@ class DeviceEstimator:
         self.estimated: set[tuple[str, str]] = set()
         self._shared: dict[Key, tuple[Estimate, Ledger] | UnsupportedError] = {}
         self._optimizers: dict[Key, tuple[float, int]] = {}
+        self._batches: dict[Key, list[int]] = {}  # that steps were recorded at
 
     def record(
         self, model: Model, settings: Iterable[TrainSetting], limit_seconds: float | None = None,
         say: Callable[[str], None] | None = None,
     ) -> str:  # fmt: skip
-        """Traces what estimates of `settings` rest on, where there is no step on shapes: all
-        in one other process. Returns why not even one of them can be estimated, "" where one can.
+        """Records what estimates of `settings` rest on, where there is no step on shapes: each step
+        at three batches, between which the others lie. Returns why not even one of them can be
+        estimated, "" where one can.
 
-        Only what was recorded here is estimated later: no estimate begins a trace.
+        Only what was recorded here is estimated later: no estimate begins a recording.
         """
+        wanted = self.steps_of(model, settings)
+        requests = [(model, one, self.gpu) for one in wanted]
+        errors = record_ledgers(requests, say, limit_seconds)
+        known = [one for one in wanted if self._is_known(model, one)]
+        for one in sorted(known, key=lambda one: one.batch_size):
+            self._batches.setdefault((model, _any_batch(one)), []).append(one.batch_size)
+        if known or not wanted:
+            return ""
+        return next((e.message for e in errors if e is not None), "no step was recorded in time")
+
+    def steps_of(self, model: Model, settings: Iterable[TrainSetting]) -> list[ResolvedSetting]:
+        """What is recorded for estimates of `settings`; none of what is on shapes."""
         settings = [self._as_it_runs(setting) for setting in settings]
         settings = list(dict.fromkeys(s for each in settings for s in (each, on_one_device(each))))
-        traced = [setting for setting in settings if not is_on_shapes(model, setting)]
-        if settings and not traced:
-            return ""
-        steps: dict[int, tuple[TracedStep, ResolvedSetting]] = {}
-        for setting in sorted(traced, key=lambda s: (s.batch_size == 1, s.batch_size)):
-            for recorded in self._recorded(setting):
-                with suppress(UnsupportedError):
-                    resolved = resolve(model, recorded)[1]
-                    if is_on_shapes(model, resolved):  # only one to compare with
-                        continue
-                    step = traced_step(model, resolved)
-                    steps.setdefault(id(step), (step, resolved))
-        record_ledgers([(model, r) for _, r in steps.values()], say, limit_seconds)
-        faults = [_fault(step, r.batch_size) for step, r in steps.values()]
-        if len(traced) < len(settings) or not all(faults):
-            return ""
-        return faults[0] if faults else "none of its settings can be traced"
-
-    def _recorded(self, setting: TrainSetting) -> Iterator[TrainSetting]:
-        """The settings whose recorded steps an estimate of `setting` needs."""
-        shared = self.shared_setting(setting)
-        yield shared
-        if setting.optimizer != shared.optimizer or setting.compile in GRAPH_MODES:
-            yield _bare(shared)
-            yield _bare(setting)
+        steps: dict[TrainSetting, list[ResolvedSetting]] = {}
+        bare: dict[ResolvedSetting, None] = {}
+        for setting in settings:
+            if setting.batch_size == 1 or is_on_shapes(model, setting):
+                continue
+            with suppress(UnsupportedError):
+                resolved = resolve(model, self.shared_setting(setting))[1]
+                steps.setdefault(_any_batch(resolved), []).append(resolved)
+                bare[resolve(model, _bare(setting))[1]] = None
+        return list(dict.fromkeys([*(s for of in steps.values() for s in _spread(of)), *bare]))
 
     def __call__(self, model: Model, setting: TrainSetting) -> Estimate | None:
         as_it_runs = self._as_it_runs(setting)
@@ -117,6 +117,10 @@ class DeviceEstimator:
 
     def _call(self, model: Model, setting: TrainSetting) -> Estimate:
         shared = self.shared_setting(setting)
+        ends = self._around(model, shared)
+        if ends:
+            at = [setting.model_copy(update={"batch_size": batch}) for batch in ends]
+            return between(self._call(model, at[0]), self._call(model, at[1]), setting)
         if (model, shared) not in self._shared:
             self._shared[model, shared] = self._estimate(model, shared)
         found = self._shared[model, shared]
@@ -154,13 +158,25 @@ class DeviceEstimator:
         except UnsupportedError as error:
             return error
 
+    def _around(self, model: Model, shared: TrainSetting) -> tuple[int, int] | None:
+        """The recorded batches between which a step lies; None where it was recorded itself, or is
+        on shapes."""
+        if is_on_shapes(model, shared):
+            return None
+        known = self._batches.get((model, _any_batch(resolve(model, shared)[1])), [])
+        if len(known) < 2 or shared.batch_size in known:
+            return None
+        at = min(max(bisect(known, shared.batch_size), 1), len(known) - 1)
+        return known[at - 1], known[at]
+
+    def _is_known(self, model: Model, setting: ResolvedSetting) -> bool:
+        return isinstance(kept.find(kept.step_of(model, setting, self.gpu)), Ledger)
+
     def _ledger(self, model: Model, setting: ResolvedSetting) -> Ledger:
-        """The recorded step. Raises UnsupportedError where a trace is needed and was not made."""
-        if not is_on_shapes(model, setting):
-            fault = _fault(traced_step(model, setting), setting.batch_size)
-            if fault:
-                raise UnsupportedError(fault)
-        return step_ledger(model, setting)
+        """Raises UnsupportedError for a step that would have to be recorded."""
+        if not is_on_shapes(model, setting) and not self._is_known(model, setting):
+            raise UnsupportedError("it was not recorded")
+        return step_ledger(model, setting, gpu=self.gpu)
 
     def _timed(
         self, model: Model, setting: TrainSetting, shared: Estimate, ledger: Ledger
@@ -211,14 +227,15 @@ def _bare(setting: TrainSetting) -> TrainSetting:
     return setting.uncompiled().model_copy(update=changes)
 
 
-def _fault(step: TracedStep, batch_size: int) -> str:
-    """Why a traced step gives no ledger at a batch, nor at any larger one; "" where it does."""
-    if step.reason:
-        return step.reason
-    answer = step.answer(batch_size)
-    if isinstance(answer, PlannerError):
-        return answer.message
-    return "" if isinstance(answer, AffineLedger | Ledger) else "it was not traced"
+def _spread(settings: list[ResolvedSetting]) -> list[ResolvedSetting]:
+    """The smallest batch, the middle one and the largest."""
+    known = sorted(settings, key=lambda setting: setting.batch_size)
+    return list(dict.fromkeys((known[0], known[-1], known[len(known) // 2])))
+
+
+def _any_batch(setting: TrainSetting) -> TrainSetting:
+    parts = min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    return setting.model_copy(update={"batch_size": 1, "accumulate": parts})
 
 
 def _beside_a_pool(found: Estimate, more: int) -> Estimate:

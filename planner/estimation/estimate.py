@@ -34,7 +34,7 @@ from planner.machine.hardware.precisions import check_precision
 from planner.memory.allocator_config import AllocatorConfig, options_text
 from planner.memory.compiled import (
     BOUNDED,
-    TRACED,
+    RECORDED,
     Basis,
     basis_of,
     left_out_of,
@@ -73,8 +73,8 @@ class Estimate:
 
     Where `num_alloc_retries` is not 0, the step fits only since the allocator frees cached memory
     so often before steps recur; what is reserved is what it reserves then, and `high_bytes` is
-    still of what it would reserve if there were more. `as_eager`: the step is compiled and no trace
-    of it is kept, so that the bytes are the eager step's and only `low_bytes` and `high_bytes` say
+    still of what it would reserve if there were more. `as_eager`: the step is compiled and not
+    recorded, so that the bytes are the eager step's and only `low_bytes` and `high_bytes` say
     what it needs. `cost` is of a whole training, where one was asked for. `gpu` is a name of
     the catalogue, None where none was named; `allocator` are the caching allocator's options, None
     for torch's. `unit` is what an item of the batch is called, and `is_task` whether a task of
@@ -138,7 +138,7 @@ def estimate(
     gpu: str | Gpu | None = None,
     memory_bytes: int | str | None = None,
     allocator: str | AllocatorConfig | None = None,
-    traced: bool = False,
+    recorded: bool = False,
     link: str | None = None,
     epochs: float | None = None,
     images_per_epoch: int | None = None,
@@ -148,7 +148,7 @@ def estimate(
     """The memory and time of one training step, without running it.
 
     `model` is `LIBRARY:NAME`, `package.module:factory`, a configuration file, a `SwinConfig` or its
-    fields. A Swin of ours is estimated on shapes or, with `traced`, from its real module on fake
+    fields. A Swin of ours is estimated on shapes or, with `recorded`, from its real module on fake
     tensors, as every other model is: that needs torch once, and is kept. `setting` defaults to
     batch 64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are fields of either;
     a `world_size` without a `parallelism` runs ddp.
@@ -162,7 +162,7 @@ def estimate(
     device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
     training = read_training(epochs, images_per_epoch, price_per_hour, device)
     config, chosen = choose(model, setting, device, overrides)
-    ledger = step_ledger(config, chosen, traced)
+    ledger = step_ledger(config, chosen, recorded, device)
     found = estimate_ledger(
         config, chosen, ledger, device, memory, allocator, link=link, retries=True
     )
@@ -301,7 +301,7 @@ def estimate_ledger(
         largest_at_peak=peak.largest,
         pinned_host_bytes=pinned.pinned_bytes + of_optimizer.pinned_bytes,
         num_alloc_retries=0 if within is None else within.num_alloc_retries,
-        as_eager=setting.compile != "off" and basis is not TRACED,
+        as_eager=setting.compile != "off" and basis is not RECORDED,
         gpu=gpu.name if gpu else None,
         allocator=(allocator and options_text(allocator)) or None,
         unit=ledger.unit or unit_of(config),
@@ -348,7 +348,7 @@ def _breakdown(
 ) -> dict[str, int]:
     """Bytes at the peak instant by category, and what comes on top of live bytes."""
     breakdown: dict[str, int] = {c: memory.peak.by_category.get(c, 0) for c in CATEGORIES}
-    workspace = outside.num_workspaces * outside.workspace_bytes
+    workspace = outside.num_workspaces * outside.workspace_bytes + memory.workspace_bytes
     beside = memory.peak_reserved_bytes - memory.live.peak_bytes - workspace
     several = communication.num_bytes > 0
     return breakdown | {

@@ -96,7 +96,7 @@ class Predicted:
         told = self.figures
         memory = f"{format_bytes(told.low_bytes)} to {format_bytes(told.high_bytes)}"
         memory = (
-            f"{memory} (its compiled step was not traced)"
+            f"{memory} (its compiled step was not recorded)"
             if told.as_eager
             else f"{format_bytes(told.device_total_bytes)} ({memory})"
         )

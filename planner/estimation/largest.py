@@ -24,7 +24,6 @@ from planner.libraries.limits import SDPA_WINDOWS, batch_unit, largest_sdpa_batc
 from planner.machine.hardware.gpu import Gpu
 from planner.memory.allocator_config import AllocatorConfig
 from planner.throughput.cost import Training
-from planner.trace.kept_step import traced_step
 
 # Batches looked at above the one that bisection finds: next to it, where larger ones that fit were
 # met (up to 58 above 668: Swin-B, blocks, 24 GiB), and further up, where none was.
@@ -39,7 +38,7 @@ def largest_batch(
     memory_bytes: int | str | None = None,
     ceiling: int = MAX_SIZE,
     allocator: str | AllocatorConfig | None = None,
-    traced: bool = False,
+    recorded: bool = False,
     link: str | None = None,
     retries: bool = False,
     surely: bool = False,
@@ -55,8 +54,8 @@ def largest_batch(
     larger batch may fit where a smaller one does not. Bisection finds a batch that fits, and the
     last one whose live bytes do; between them all batches are looked at where they are few, else
     those next to the first and some further up, and then the estimate's `assumed` says so.
-    Raises UnsupportedError without a budget, and for a step that is not affine in the batch: each
-    batch of it would be a trace.
+    Of a step that is recorded a batch is sought by bisection alone. Raises UnsupportedError without
+    a budget.
     """
     device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
     if device is None and memory is None:
@@ -69,12 +68,10 @@ def largest_batch(
     if resolved.attention == "sdpa" and isinstance(config, SwinConfig):
         ceiling = min(ceiling, largest_sdpa_batch(config, resolved) or ceiling)
     ceiling //= unit  # from here on batches count units
-    if not is_on_shapes(config, resolved, traced):
-        _check_affine(config, resolved)
 
     @lru_cache(maxsize=2)
     def ledger_at(batch: int) -> Ledger:
-        return step_ledger(config, setting_at(batch), traced)
+        return step_ledger(config, setting_at(batch), recorded, device)
 
     def setting_at(batch: int) -> ResolvedSetting:
         return resolved.model_copy(update={"batch_size": batch * unit})
@@ -91,13 +88,18 @@ def largest_batch(
 
     @cache
     def may_fit(batch: int) -> bool:
-        if batch * unit == 1 and not runs_at_1(config, resolved, traced):
+        if batch * unit == 1 and not runs_at_1(config, resolved, recorded, device):
             return False
         return least_bytes(ledger_at(batch), device) <= budget
 
     def fits(batch: int) -> bool:
         return may_fit(batch) and bool(at(batch).fits_surely if surely else at(batch).fits)
 
+    if not is_on_shapes(config, resolved, recorded):
+        found = _sought(lambda batch: _spare_bytes(at(batch), surely), ceiling)
+        if not found and ceiling and fits(1):
+            found = 1
+        return at(found) if found else None
     last = _last(may_fit, ceiling)
     low = _last(fits, last)
     if surely:
@@ -151,11 +153,11 @@ class Largest:
 
 def find_largest(
     model: Model, setting: ResolvedSetting, gpu: Gpu | None, memory_bytes: int | None,
-    allocator: AllocatorConfig | None, traced: bool, link: str | None, training: Training | None,
+    allocator: AllocatorConfig | None, recorded: bool, link: str | None, training: Training | None,
 ) -> Largest:  # fmt: skip
     """The largest batches that fit, with what a whole training costs, and the largest that runs."""
     find = partial(
-        largest_batch, model, setting, gpu, memory_bytes, allocator=allocator, traced=traced,
+        largest_batch, model, setting, gpu, memory_bytes, allocator=allocator, recorded=recorded,
         link=link,
     )  # fmt: skip
     best, most = find(), find(retries=True)
@@ -167,9 +169,9 @@ def find_largest(
     return Largest(model, setting, best, max(sizes, default=0), sure)
 
 
-def largest_notes(found: Sequence[Largest], traced: bool) -> list[str]:
+def largest_notes(found: Sequence[Largest]) -> list[str]:
     """What is to be said of them: what fits nowhere, and what a larger batch would take."""
-    notes = [_nothing_fits(one, traced) for one in found if one.best is None]
+    notes = [_nothing_fits(one) for one in found if one.best is None]
     bound = [
         one.batch_size for one in found
         if one.best and one.setting.attention == "sdpa" and isinstance(one.model, SwinConfig)
@@ -183,7 +185,7 @@ def largest_notes(found: Sequence[Largest], traced: bool) -> list[str]:
     return notes
 
 
-def _nothing_fits(one: Largest, traced: bool) -> str:
+def _nothing_fits(one: Largest) -> str:
     setting = one.setting
     ways = ["a smaller image or model"]
     if setting.checkpointing == "none":
@@ -192,30 +194,44 @@ def _nothing_fits(one: Largest, traced: bool) -> str:
         ways.insert(0, "--precision bf16")
     if setting.optimizer_family != "sgd":
         ways.append("--optimizer sgd")
-    least, is_known = f"batch {batch_unit(setting)} fits", is_on_shapes(one.model, setting, traced)
-    if not is_known and traced_step(one.model, setting).error(1) is not None:
-        least = "batch 2 fits, and batch 1 does not run,"
+    least = f"batch {batch_unit(setting)} fits"
     more = f" Batches up to {one.most} {RETRIED}." if one.most else ""
     return f"Not even {least} with {kind_of(setting)}. Try {', '.join(ways)}.{more}"
 
 
-def runs_at_1(model: Model, setting: ResolvedSetting, traced: bool = False) -> bool:
+def runs_at_1(
+    model: Model, setting: ResolvedSetting, recorded: bool = False, gpu: Gpu | None = None
+) -> bool:
     """Whether the step runs at a batch of 1: batch norm over nothing but the batch does not."""
-    if is_on_shapes(model, setting, traced):
+    if is_on_shapes(model, setting, recorded):
         return True
-    return record_ledgers([(model, setting)])[0] is None
+    at_1 = setting.model_copy(update={"batch_size": 1})
+    return record_ledgers([(model, ResolvedSetting(at_1), gpu)])[0] is None
 
 
-def _check_affine(model: Model, setting: ResolvedSetting) -> None:
-    """Raises UnsupportedError where each batch is a step of its own."""
-    several = 2 * batch_unit(setting)
-    step_ledger(model, setting.model_copy(update={"batch_size": several}), traced=True)
-    reason = traced_step(model, setting).reason
-    if reason:
-        raise UnsupportedError(
-            f"the largest batch cannot be computed: {reason}",
-            "Estimate the batches that you have in mind, as --batch-size 8,16,32.",
-        )
+def _spare_bytes(found: Estimate, surely: bool) -> int:
+    """What is left of the budget, in the worst case with `surely`; less than 0 where it does not
+    fit."""
+    spare = (found.budget_bytes or 0) - (found.high_bytes if surely else found.device_total_bytes)
+    return spare if found.fits else min(spare, -1)
+
+
+def _sought(spare_bytes: Callable[[int], int], ceiling: int) -> int:
+    """The last number from 2 to `ceiling` found to leave 0 or more, of which the next leaves less:
+    time after time where a line crosses 0, or halfway. 0 where 2 leaves less."""
+    if ceiling < 2 or spare_bytes(2) < 0:
+        return 0
+    known = {2: spare_bytes(2)}
+    low, high, guess = 2, ceiling + 1, 16
+    while high - low > 1:
+        guess = min(max(guess, low + 1), high - 1)
+        known[guess] = spare_bytes(guess)
+        fall = known[low] - known[guess]
+        crossing = low + known[low] * (guess - low) // fall if fall > 0 else 4 * guess
+        low, high = (guess, high) if known[guess] >= 0 else (low, guess)
+        is_bounded = high <= ceiling and len(known) % 3 == 0
+        guess = (low + high) // 2 if is_bounded else crossing
+    return low
 
 
 def _last(holds: Callable[[int], bool], ceiling: int) -> int:

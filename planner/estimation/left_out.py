@@ -25,7 +25,7 @@ def left_out(
     kernels: Collection[FusedAttention] = (),
     capability: tuple[int, int] | None = None,
 ) -> list[str]:
-    """One line each. `kernels` of attention run in the step of a model that was traced; None is
+    """One line each. `kernels` of attention run in the step of a model that was recorded; None is
     the `capability` of no GPU in particular."""
     found = [convolutions.left_out]
     if setting.lora_rank and setting.attention == "sdpa":

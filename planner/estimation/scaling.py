@@ -52,7 +52,7 @@ class Scaled:
         }  # fmt: skip
 
 
-def scaled(estimates: Sequence[Estimate], gpu: Gpu | None, traced: bool = False) -> list[Scaled]:
+def scaled(estimates: Sequence[Estimate], gpu: Gpu | None, recorded: bool = False) -> list[Scaled]:
     """Each of `estimates`, rows of a grid, beside one device that runs the step of the row with
     the fewest devices among its like by itself."""
     alone: dict[TrainSetting, tuple[float | None, bool]] = {}
@@ -61,7 +61,7 @@ def scaled(estimates: Sequence[Estimate], gpu: Gpu | None, traced: bool = False)
         like = _like(estimate.setting)
         if like not in alone:
             rows = [e for e in estimates if _like(e.setting) == like]
-            alone[like] = _alone(min(rows, key=lambda e: e.setting.world_size), gpu, traced)
+            alone[like] = _alone(min(rows, key=lambda e: e.setting.world_size), gpu, recorded)
         rate, is_eager = alone[like]
         found.append(_scaled(estimate, rate if is_eager == estimate.as_eager else None))
     return found
@@ -99,7 +99,7 @@ def _like(setting: TrainSetting) -> TrainSetting:
     return on_one_device(setting).model_copy(update={"batch_size": 1})
 
 
-def _alone(row: Estimate, gpu: Gpu | None, traced: bool) -> tuple[float | None, bool]:
+def _alone(row: Estimate, gpu: Gpu | None, recorded: bool) -> tuple[float | None, bool]:
     """Images per second of one device, and whether an eager step stands for a compiled one."""
     setting = on_one_device(row.setting)
     if setting == row.setting:
@@ -107,7 +107,7 @@ def _alone(row: Estimate, gpu: Gpu | None, traced: bool) -> tuple[float | None, 
     rates = datasheet_rates(gpu, row.model)
     if rates is None:
         return None, row.as_eager
-    ledger = step_ledger(row.model, setting, traced)
+    ledger = step_ledger(row.model, setting, recorded, gpu)
     time = step_time(ledger, setting, rates)
     is_eager = setting.compile != "off" and not is_compiled(ledger)
     return time.images_per_second if time else None, is_eager

@@ -1,9 +1,9 @@
-"""Traced ledgers on disk, a file each: any number of processes may read and write at once.
+"""Recorded ledgers on disk, a file each: any number of processes may read and write at once.
 
 A file is a line with the format and a checksum, a line of JSON that says whose ledger it is, and
 the ledger, packed; what a library says of a model's name is kept in the same way. What is torn,
-foreign or of an older format is as good as absent. Files are written whole; of two that trace the
-same thing the last one stays. Nothing in a file is run.
+foreign or of an older format is as good as absent. Files are written whole; of two that record the
+same step the last one stays. Nothing in a file is run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any
 from planner.core.errors import ContractError, PlannerError, UnsupportedError, UsageError
 from planner.core.files import cache_directory, write_whole
 from planner.core.units import MIB
-from planner.ledger.affine import AffineLedger
 from planner.ledger.key import Key
 from planner.ledger.ledger import (
     Allocated,
@@ -39,7 +38,7 @@ from planner.ledger.ledger import (
     Tagged,
 )
 
-FORMAT = b"planner ledger 3"
+FORMAT = b"planner ledger 4"
 SUFFIX = ".ledger"
 MAX_CACHE_BYTES = 256 * MIB  # of all files; a ledger takes 5 to 50 KB
 _MAX_FILE_BYTES = 16 * MIB
@@ -53,15 +52,8 @@ _OF_A_STORAGE = frozenset(kind for kind in _KINDS.values() if kind._fields[0] ==
 _ERRORS = (PlannerError, ContractError, UnsupportedError, UsageError)
 
 
-@dataclass(frozen=True)
-class NotAffine:
-    """Instead of a ledger: why no recording of the step holds at another batch."""
-
-    reason: str
-
-
-# A PlannerError is how a trace ended; a plain dict is what a library says of a model's name.
-Kept = AffineLedger | Ledger | NotAffine | PlannerError | dict[str, Any]
+# A PlannerError is how a recording ended; a plain dict is what a library says of a model's name.
+Kept = Ledger | PlannerError | dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -96,14 +88,14 @@ def load(key: Key) -> Kept | None:
 
 def store(key: Key, kept: Kept) -> None:
     """Keeps a ledger, and drops those that were not used for longest where all are more than
-    `MAX_CACHE_BYTES`. What cannot be written costs only the next trace: that is said once."""
+    `MAX_CACHE_BYTES`. What cannot be written costs only the next recording: that is said once."""
     path = _path(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, encode(key, kept))
         _evict(path.parent)
     except OSError as error:
-        _say_once(f"Traced ledgers cannot be kept in {path.parent}: {error.strerror or error}.")
+        _say_once(f"Recordings cannot be kept in {path.parent}: {error.strerror or error}.")
 
 
 def entries() -> list[Entry]:
@@ -129,9 +121,7 @@ def clear() -> int:
 def encode(key: Key, kept: Kept) -> bytes:
     """The content of a file."""
     body: dict[str, Any]
-    if isinstance(kept, NotAffine):
-        body = {"reason": kept.reason}
-    elif isinstance(kept, PlannerError):
+    if isinstance(kept, PlannerError):
         kind = next(c for c in type(kept).__mro__ if c in _ERRORS)
         body = {"error": [kind.__name__, kept.message, kept.way_out]}
     else:
@@ -151,8 +141,6 @@ def decode(data: bytes, key: Key) -> Kept | None:
         if json.loads(about) != key:
             return None
         body = json.loads(zlib.decompressobj().decompress(packed, _MAX_LEDGER_BYTES))
-        if "reason" in body:
-            return NotAffine(body["reason"])
         if "error" in body:
             return _error(*body["error"])
         return dict(body["found"]) if "found" in body else _unpack(body)
@@ -160,18 +148,16 @@ def decode(data: bytes, key: Key) -> Kept | None:
         return None
 
 
-def _pack(kept: AffineLedger | Ledger) -> dict[str, Any]:
+def _pack(ledger: Ledger) -> dict[str, Any]:
     """Events as rows of a table, each once, and their storages beside it."""
-    ledger = kept.at if isinstance(kept, AffineLedger) else kept
-    slopes = kept.slopes if isinstance(kept, AffineLedger) else {}
     rows: dict[tuple[Any, ...], int] = {}
     numbers, storages, last = [], [], 0
-    for index, event in enumerate(ledger.events):
+    for event in ledger.events:
         fields: tuple[Any, ...] = tuple(event)
         if event._fields[0] == "storage":
             storages.append(fields[0] - last)
             last, fields = fields[0], fields[1:]
-        row = (type(event).__name__, slopes.get(index, ()), *fields)
+        row = (type(event).__name__, *fields)
         numbers.append(rows.setdefault(row, len(rows)))
     return {
         "rows": list(rows),
@@ -184,30 +170,26 @@ def _pack(kept: AffineLedger | Ledger) -> dict[str, Any]:
         "late_bytes": ledger.late_bytes,
         "unit": ledger.unit,
         "own_optimizer": ledger.own_optimizer,
-        "workspace_config": ledger.workspace_config,
-        "is_affine": isinstance(kept, AffineLedger),
+        "is_recorded": ledger.is_recorded,
     }
 
 
-def _unpack(body: dict[str, Any]) -> AffineLedger | Ledger:
+def _unpack(body: dict[str, Any]) -> Ledger:
     rows = []
-    for name, slope, *fields in body["rows"]:
+    for name, *fields in body["rows"]:
         fields = [tuple(field) if isinstance(field, list) else field for field in fields]
-        rows.append((_KINDS[name], fields, tuple(slope)))
+        rows.append((_KINDS[name], fields))
     events: list[Event] = []
-    slopes: dict[int, tuple[int, ...]] = {}
     steps = iter(body["storages"])
     storage = 0
-    for index, number in enumerate(body["events"]):
-        kind, fields, slope = rows[number]
+    for number in body["events"]:
+        kind, fields = rows[number]
         if kind in _OF_A_STORAGE:
             storage += next(steps)
             events.append(kind(storage, *fields))
         else:
             events.append(kind(*fields))
-        if slope:
-            slopes[index] = slope
-    ledger = Ledger(
+    return Ledger(
         tuple(events),
         body["batch_size"],
         body["num_parameters"],
@@ -216,9 +198,8 @@ def _unpack(body: dict[str, Any]) -> AffineLedger | Ledger:
         late_bytes=body["late_bytes"],
         unit=body["unit"],
         own_optimizer=body["own_optimizer"],
-        workspace_config=body["workspace_config"],
+        is_recorded=body["is_recorded"],
     )
-    return AffineLedger(ledger, slopes) if body["is_affine"] else ledger
 
 
 def _error(kind: str, message: str, way_out: str) -> PlannerError:

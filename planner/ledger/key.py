@@ -1,4 +1,4 @@
-"""What a traced ledger depends on, found without importing any of it: the key it is kept under."""
+"""What a recorded step depends on, found without importing any of it: the key it is kept under."""
 
 from __future__ import annotations
 
@@ -19,25 +19,20 @@ from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.ledger.ledger import WORKSPACE_VARIABLE
 
 Key = dict[str, Any]
-ANY_BATCH = 0  # in a key: the entry is read at any batch of 2 or more
-_GIVEN_WORKSPACE = os.environ.get(WORKSPACE_VARIABLE, "")
 OURS = frozenset(("planner", "search"))
-_IMPORTED: dict[str, str] = {}  # the digests of what was imported here for a trace, by module
-# The rooms whose code decides what a traced ledger holds.
-MAKERS = ("core/schema", "ledger", "libraries", "memory", "step", "trace", "training")
+# The rooms whose code decides what a recorded ledger holds.
+MAKERS = ("core/schema", "ledger", "libraries", "memory", "step", "recording", "training")
 
 
 def ledger_key(model: Model, setting: TrainSetting, batch: int) -> Key | None:
     """All that decides the ledger: the model, what of its source lies outside installed packages,
-    the setting without its batch, and versions. None where a factory's source cannot be found, and
-    where something has set here what its import may set."""
+    the setting without its batch, and versions. None where a factory's source cannot be found."""
     packages = {"torch", getattr(model, "library", "")}
     if setting.precision == "fp8":
         packages.add("torchao")
     sources: dict[str, str] = {}
     if isinstance(model, FactoryModel):
-        is_set_here = os.environ.get(WORKSPACE_VARIABLE, "") != _GIVEN_WORKSPACE
-        if is_set_here or _source_of(model.parts[0]) is None:
+        if _source_of(model.parts[0]) is None:
             return None
         found = _read_sources(model.parts[0])
         sources = found.digests
@@ -48,7 +43,7 @@ def ledger_key(model: Model, setting: TrainSetting, batch: int) -> Key | None:
         "setting": setting.model_dump(mode="json", exclude={"batch_size"}),
         "batch": batch,
         "sources": sources,
-        "workspace": _GIVEN_WORKSPACE,
+        "workspace": os.environ.get(WORKSPACE_VARIABLE, ""),
         "versions": _versions(packages - OURS),
     }
 
@@ -118,24 +113,6 @@ def have_changed(module: str) -> bool:
         _read_sources.cache_clear()
         return True
     return False
-
-
-def is_as_imported(module: str) -> bool:
-    """Whether what this process has imported of a module's files is what they hold now. What it has
-    not imported yet counts as imported from now on."""
-    import psutil
-
-    begun_ns = int(psutil.Process().create_time() * 1e9)
-    found = _read_sources(module)
-    for name, (file, changed_ns) in found.files.items():
-        imported = sys.modules.get(name)
-        if imported is None:
-            _IMPORTED[name] = found.digests[name]
-            continue
-        is_other = Path(imported.__file__ or "").resolve() != file.resolve()
-        if is_other or (_IMPORTED.get(name) != found.digests[name] and changed_ns >= begun_ns):
-            return False
-    return True
 
 
 def _changed_ns(file: Path) -> int:

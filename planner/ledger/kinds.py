@@ -1,4 +1,4 @@
-"""Which kind of work an operation of torch is, by its name. The one place that says so: the trace
+"""Which kind of work an operation of torch is, by its name. The one place that says so: a recording
 before launch and the profile after it agree by it.
 
 To follow one more operation, add its name here. Names are those of ATen without `aten::`.

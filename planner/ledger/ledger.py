@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from planner.ledger.affine import AffineLedger
 
 Category = Literal[
-    "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries"
+    "parameters",
+    "buffers",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "temporaries",
+    "workspace",
 ]
 CATEGORIES: tuple[Category, ...] = (
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries",
@@ -249,14 +255,13 @@ class Ledger:
     # it makes one: "" is not known, or none.
     unit: str = ""
     own_optimizer: str = ""
-    # What WORKSPACE_VARIABLE was after a factory was imported, which may set it (monai 1.6 does).
-    workspace_config: str = ""
+    # Whether torch's own CUDA code made the events: cuBLAS's workspaces are among them.
+    is_recorded: bool = False
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """This process's, with what importing the model sets besides."""
-        own = {WORKSPACE_VARIABLE: self.workspace_config} if self.workspace_config else {}
-        return {**own, **os.environ}
+        """This process's; what is recorded has its workspaces among its events."""
+        return {**os.environ, **({WORKSPACE_VARIABLE: ":0:0"} if self.is_recorded else {})}
 
     @property
     def like(self) -> Ledger | None:

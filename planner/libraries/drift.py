@@ -37,7 +37,7 @@ def drift_notes(library: str, swin_version: int, folder: Path | None) -> tuple[s
     source, verb = transcribed["source"], "differs" if len(differing) == 1 else "differ"
     return (
         f"transcribed from {source} {transcribed['version']}; {_installed(library)} is installed "
-        f"and its {', '.join(differing)} {verb}: check with --trace",
+        f"and its {', '.join(differing)} {verb}: check with --record",
     )
 
 

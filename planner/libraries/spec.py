@@ -284,7 +284,7 @@ def _without_parts(setting: ResolvedSetting) -> ResolvedSetting:
 
 EXTRAS = ("timm", "torchvision", "transformers")  # of our own package, each named as its library
 OWN_FACTORY = (
-    "Name a factory of your own, package.module:factory, and use --trace or 'planner tune'."
+    "Name a factory of your own, package.module:factory, and use --record or 'planner tune'."
 )
 
 

@@ -1,6 +1,6 @@
 """What `torch.compile` means for an estimate: whose ledger it rests on, and how far to trust it.
 
-The ledger of a compiled step is traced (`planner.trace.compiled`). Without it the eager step's
+The ledger of a compiled step is recorded (`planner.recording`). Without it the eager step's
 bounds the compiled one. Imports no torch.
 """
 
@@ -38,7 +38,7 @@ class Basis:
 # bf16, batches of 64 to 768, 2026-11-26, tests/truth/h200). Two-block Swins of other libraries lay
 # between 0.95 and 1.04 of what Inductor's scheduler estimates where it lowers the same graphs for a
 # CPU (torch 2.13, 2026-11-22). The range is some two to three times that (inferred).
-TRACED = Basis(
+RECORDED = Basis(
     0.85,
     1.2,
     (
@@ -56,7 +56,7 @@ BOUNDED = Basis(
     1.25,
     (
         "the eager step in place of the compiled one, with a wide range, and its time with chains "
-        "of pointwise kernels taken as fused. --trace compiles the model as far as torch's "
+        "of pointwise kernels taken as fused. --record compiles the model as far as torch's "
         "partition, which takes about a minute and is kept, and narrows the range",
     ),
     ("what compilation changes",),
@@ -71,7 +71,7 @@ BROKEN = Basis(
     BOUNDED.high,
     (),
     (
-        "what compilation changes: no trace follows the several graphs of what is compiled, so the "
+        "what compilation changes: several graphs of what is compiled are not recorded, so the "
         "step is estimated as eager and the range widened",
     ),
 )
@@ -80,7 +80,7 @@ BROKEN = Basis(
 def basis_of(model: Model, setting: TrainSetting, ledger: Ledger) -> Basis:
     """What `ledger` says of a compiled step."""
     if is_compiled(ledger):
-        return TRACED
+        return RECORDED
     return BOUNDED if has_known_graphs(model, setting) else BROKEN
 
 
@@ -105,10 +105,10 @@ def may_recompute_at_once(setting: TrainSetting) -> bool:
 
 
 def has_known_graphs(model: Model, setting: TrainSetting) -> bool:
-    """Whether a trace can compile what `setting` does: the model as one graph, or each block. Under
+    """Whether what `setting` compiles is recorded: the model as one graph, or each block. Under
     DDP torch itself breaks any graph, at the ends of its buckets
     (torch/_dynamo/backends/distributed.py); FSDP2's hooks around each unit are kept from Dynamo
-    (`_dynamo_disable`), and weights that come and go are in no graph that a trace makes."""
+    (`_dynamo_disable`), and weights that come and go are in no graph that is recorded."""
     if setting.compile == "off" or setting.parallelism in ("ddp", *SHARDED):
         return False
     return not breaks_graphs(model, setting)

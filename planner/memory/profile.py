@@ -55,6 +55,7 @@ class Walk:
     on one at each, and given back, and those at `lt_workspaces` are cuBLASLt's. `streams` are the
     numbers of the requests' streams and `stream_names` their names, that which computes first.
     Before those at `emptied`, of the first step, the allocator gives back what it has cached.
+    `recorded_workspaces` are the places in `sizes` of those that torch was seen to ask for.
     """
 
     sizes: list[int]
@@ -68,11 +69,15 @@ class Walk:
     streams: list[int]
     stream_names: tuple[str, ...]
     emptied: list[int]
+    recorded_workspaces: list[int]
 
     @cached_property
     def alive(self) -> list[int]:
-        """The bytes alive before the first request and after each; a size is rounded once."""
+        """The bytes alive before the first request and after each, without workspaces; a size is
+        rounded once."""
         changes = [-(-n >> UNIT_BITS) << UNIT_BITS for n in self.sizes]
+        for source in self.recorded_workspaces:
+            changes[source] = 0
         changes += [-n for n in reversed(changes)]  # of a release: its source is below 0
         return list(accumulate(map(changes.__getitem__, self.sources), initial=0))
 
@@ -175,6 +180,7 @@ class MemoryProfile:
     reserved_by_stream: dict[str, int]
     num_alloc_retries: int = 0
     retries_each_step: int = 0
+    workspace_bytes: int = 0  # of those that are among the ledger's requests
 
 
 def profile_memory(
@@ -238,6 +244,7 @@ def _profile_of(ledger: Ledger, walked: Walk, peaks: SteadyPeaks, holes: int) ->
         dict(zip(walked.stream_names, (computing + holes, *others), strict=True)),
         peaks.num_alloc_retries,
         peaks.retries_each_step,
+        sum(rounded(walked.sizes[source]) for source in walked.recorded_workspaces),
     )
 
 
@@ -274,6 +281,7 @@ def _walk(events: Iterable[Any], keeps: bool) -> Walk:
     marks, emptied = list[tuple[int, Marked]](), list[int]()
     workspaces, lt_workspaces = list[int](), list[int]()
     stream_numbers, streams = {"": 0}, [0]  # of each storage
+    recorded = list[int]()
     held: dict[int, int] = {}  # storage -> its place in `sizes`
     wants_workspace = comes_before_optimizer = True
     index = -1
@@ -300,6 +308,8 @@ def _walk(events: Iterable[Any], keeps: bool) -> Walk:
             streams.append(number)
         elif kind is Emptied and comes_before_optimizer:
             emptied.append(len(sources))
+        elif kind is Tagged and event[1] == "workspace":
+            recorded.append(held[event[0]])
         elif kind is Marked:
             marks.append((index, event))
             comes_before_optimizer = comes_before_optimizer and event.phase != "backward"
@@ -312,7 +322,7 @@ def _walk(events: Iterable[Any], keeps: bool) -> Walk:
     of_requests = [streams[source if source >= 0 else ~source] for source in sources]
     return Walk(
         sizes, index + 1, marks, sources, released, origins, workspaces, lt_workspaces,
-        of_requests, tuple(stream_numbers), emptied,
+        of_requests, tuple(stream_numbers), emptied, recorded,
     )  # fmt: skip
 
 
@@ -356,7 +366,8 @@ def instant(ledger: Ledger, event_index: int) -> Instant:
     transient: list[tuple[str, str, int]] = []
     for source, category, path, label in alive:
         num_bytes = walked.sizes[source]
-        by_category[category] = by_category.get(category, 0) + rounded(num_bytes)
+        if category != "workspace":
+            by_category[category] = by_category.get(category, 0) + rounded(num_bytes)
         if category in TRANSIENT:
             transient.append((path, label, num_bytes))
     transient.sort(key=lambda each: -each[2])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from planner.advice.advising import Advice, Way
 from planner.advice.bottleneck import WORTH, Bottleneck, Treatment
-from planner.advice.search import NO_TRACE
+from planner.advice.search import NO_RECORDING
 from planner.advice.waterfall import Fall
 from planner.core.units import format_bytes, format_range, format_seconds
 from planner.report.estimates import (
@@ -87,9 +87,9 @@ def _answer(advice: Advice) -> Iterator[str]:
         yield f"The fastest that fits even in the worst case: {_way(advice.surely, advice)}"
     elif best is not None and not best.estimate.fits_surely:
         yield "No way was found that fits even in the worst case: 'planner tune' measures."
-    untraced = _untraced(advice)
-    if untraced:
-        yield f"Not tried without --trace (some minutes, once): {', '.join(untraced)}."
+    unrecorded = _untraced(advice)
+    if unrecorded:
+        yield f"Not tried without --record (some minutes, once): {', '.join(unrecorded)}."
     shown = best or advice.nearest
     if shown is not None and shown.estimate.as_eager:
         yield narrower(shown.estimate)
@@ -109,8 +109,8 @@ def _standing(best: Way, advice: Advice) -> str:
 
 
 def _untraced(advice: Advice) -> list[str]:
-    """What was not looked at, since its step is traced and that takes minutes."""
-    found = [v.name for v in advice.levers if any(NO_TRACE in reason for reason in v.reasons)]
+    """What was not looked at, since its step is recorded and that takes minutes."""
+    found = [v.name for v in advice.levers if any(NO_RECORDING in reason for reason in v.reasons)]
     return [_CALLED.get(name, name) for name in sorted(found, key=lambda name: name != "compile")]
 
 

@@ -31,9 +31,9 @@ from planner.report.time import (
 )
 from planner.throughput.result import Throughput, is_slower
 
-NOT_TRACED = "not traced"
+NOT_TRACED = "not recorded"
 LIKE = "; an A100's kernels are assumed"  # what `overheads_for` takes where no GPU is named
-NARROWER = "Compile is not traced: --trace narrows the range, in one to three minutes."
+NARROWER = "Compile is not recorded: --record narrows the range, in one to three minutes."
 # The order people add up in: tensors first, then what PyTorch and the driver put around them.
 BREAKDOWN_ROWS = {
     "parameters": "parameters",
@@ -70,7 +70,7 @@ def is_shown_as_running(estimate: Estimate) -> bool:
 
 
 def total_text(estimate: Estimate) -> str:
-    """The device total; of a compiled step that was not traced between what it is expected."""
+    """The device total; of a compiled step that was not recorded between what it is expected."""
     if estimate.as_eager:
         return between_text(estimate)
     return format_bytes(estimate.device_total_bytes)
@@ -109,7 +109,7 @@ def narrower(estimate: Estimate) -> str:
     """What narrows the range of a compiled step whose ledger is that of the eager one."""
     if has_known_graphs(estimate.model, estimate.setting):
         return NARROWER
-    return "Only 'planner tune' narrows the range: this compiled step cannot be traced."
+    return "Only 'planner tune' narrows the range: this compiled step cannot be recorded."
 
 
 def peak_text(estimate: Estimate) -> str:
@@ -133,11 +133,11 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
     time = estimate.throughput
     limits = [] if time is None else [f"{bound_text('the step', time.bound_seconds)}."]
     place, _, _ = estimate.peak_at.partition(" (")  # without torch's name of the operation
-    untraced = [narrower(estimate)] if estimate.as_eager else []
+    unrecorded = [narrower(estimate)] if estimate.as_eager else []
     compiled = "of the step without compile " if estimate.as_eager else ""
     return [
         verdict_of(estimate),
-        doc.Text("\n".join([*_rate(estimate), what, *_cost(estimate), *untraced, *said])),
+        doc.Text("\n".join([*_rate(estimate), what, *_cost(estimate), *unrecorded, *said])),
         doc.Table(
             ("", "", ""),
             [
@@ -207,7 +207,7 @@ def _share(title: str, part: int, whole: int) -> tuple[doc.Cell, ...]:
 
 def _in_script(estimate: Estimate) -> str:
     if estimate.as_eager:
-        return "In your script: not known of a compiled step that is not traced."
+        return "In your script: not known of a compiled step that is not recorded."
     sizes = {"allocated": estimate.peak_allocated_bytes, "reserved": estimate.peak_reserved_bytes}
     said = (f"max_memory_{name} {format_bytes(size)}" for name, size in sizes.items())
     return f"In your script: {', '.join(said)}."
@@ -471,12 +471,12 @@ def _efficiency(row: Row) -> doc.Cell:
 
 
 def _memory(rows: Sequence[Row]) -> list[Column]:
-    """Between what it is expected, and the parts of it; these not of a step that is not traced."""
+    """Between what it is expected, and the parts of it, where the step itself is known."""
 
     def column(name: str, size: Callable[[Estimate], int]) -> Column:
         def show(row: Row) -> doc.Cell:
-            traced = not row.estimate.as_eager
-            return doc.bytes_cell(size(row.estimate)) if traced else doc.Number(None, NOT_TRACED)
+            recorded = not row.estimate.as_eager
+            return doc.bytes_cell(size(row.estimate)) if recorded else doc.Number(None, NOT_TRACED)
 
         return name, show
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.units import GIB, format_bytes, format_seconds
 from planner.ledger.cache import Entry
-from planner.ledger.key import ANY_BATCH
 from planner.machine.hardware import Gpu
 from planner.report.page.contents import Cell, Number, Part, Table, Text
 from planner.report.settings import describe_setting
@@ -40,8 +39,8 @@ def gpu_row(gpu: Gpu) -> list[Cell]:
 
 
 def names_answer(text: str, names: list[str]) -> list[Part]:
-    """Models that are no Swins, so that torch traces them, by their names."""
-    title = f"{len(names)} models have {text!r} in their names. Torch traces each once: seconds."
+    """Models that are no Swins, so that torch records them, by their names."""
+    title = f"{len(names)} models have {text!r} in their names. Each is recorded once: seconds."
     return [
         Text(title),
         Table(("model",), [[name] for name in names], first=14),
@@ -60,8 +59,7 @@ def model_row(name: str, config: SwinConfig) -> list[Cell]:
 def cache_row(entry: Entry, age: float) -> list[Cell]:
     key, what, setting = entry.key, "the model's description", ""
     if "name" not in key:
-        batch = key["batch"]
-        what = "a step at any batch above 1" if batch == ANY_BATCH else f"a step at batch {batch}"
+        what = f"a step at batch {key['batch']}"
     if "setting" in key:
         setting = describe_setting(TrainSetting(**key["setting"])).partition(", ")[2]
     size, ago = format_bytes(entry.num_bytes), f"{format_seconds(age)} ago"

@@ -63,7 +63,7 @@ def make_page(subjects: Sequence[Subject], title: str = "") -> doc.Page:
 
 def with_more(step: Step) -> Step:
     """A step with the largest batch that fits and, where it does not fit itself, what fits in its
-    place. Of a traced model neither: every batch and every way would be a trace."""
+    place. Of a model that is recorded neither: every batch and every way takes a moment."""
     estimate = step.estimate
     model, setting = estimate.model, estimate.setting
     if estimate.budget_bytes is None or not is_on_shapes(model, setting):

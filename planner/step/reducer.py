@@ -2,7 +2,7 @@
 
 The rules of torch 2.13 (torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp
 and comm.cpp); tests/step/test_data_parallel.py lays them beside torch's own reducer. They
-know sizes only: tensors are the affair of `Gradients`, which the step on shapes and the trace each
+know sizes only: tensors are the affair of `Gradients`, which the step on shapes and a real one each
 have. Bytes do not depend on how many devices there are: a single GPU holds them too.
 """
 

@@ -38,7 +38,7 @@ COPY_IN, REDUCE_SCATTER, ALL_REDUCE = "all_gather_copy_in", "reduce_scatter", "a
 
 
 def follows_fsdp(setting: TrainSetting) -> bool:
-    """Whether this file says what FSDP2 does in `setting`; else a trace of torch's own does.
+    """Whether this file says what FSDP2 does in `setting`; else a recording of torch's own does.
 
     Stages that are checkpointed run their blocks' forward in backward, weights that are not trained
     have no gradients, and what is gathered in another dtype than autocast's meets buffers in fp32.

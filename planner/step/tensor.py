@@ -54,7 +54,7 @@ class Device:
     modules are training, the autocast in force, the hooks for saved tensors and the module being
     run (`scope`).
     `in_place_sums` is how eager PyTorch adds gradients up where it may; under fake tensors it
-    never does, so a comparison with a fake trace turns it off.
+    never does, so a comparison with one turns it off.
     `float_dtype` is what parameters and floating buffers are made in; `channels_last` whether
     images, parameters and buffers of four dimensions are laid out that way.
     """

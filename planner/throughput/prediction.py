@@ -428,7 +428,7 @@ def _bound_device_seconds(
 
 
 def _num_channels(operation: Computed) -> float:
-    """Of a batch norm of N elements and C channels that trains, by its cost (planner.trace.costs):
+    """Of a batch norm of N elements and C channels that trains, by its cost (`recording.costs`):
     N + 2 C FLOPs; b N bytes two or three times, and 24 C or 28 C of weights and statistics."""
     times, statistics = (3, 28) if "backward" in operation.name else (2, 24)
     each = times * (4 if operation.dtype == "float32" else 2)

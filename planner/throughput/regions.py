@@ -17,7 +17,7 @@ def regions_of(
 ) -> list[str | None]:
     """Of each of `operations` (phase, operation) the compiled region that runs it, or None.
 
-    Compiled block by block, a region is a block. In a trace its kernels are known by their names;
+    Compiled block by block, a region is a block. Recorded, its kernels are known by their names;
     of an eager step in place of a compiled one, they are the operations of modules within numbered
     ones: of the blocks in stages, where most are so deep.
     """
@@ -25,7 +25,7 @@ def regions_of(
         return [None] * len(operations)
     if setting.compile_scope == "model":
         return [WHOLE if phase in COMPILED_PHASES else None for phase, _ in operations]
-    is_traced = any(is_kernel(operation.name) for _, operation in operations)
+    is_known = any(is_kernel(operation.name) for _, operation in operations)
     paths = {operation.path: _numbers(operation.path) for _, operation in operations}
     numbered = [len(paths[op.path]) for _, op in operations if paths[op.path]]
     is_deep = sum(count > 1 for count in numbered) > 0.75 * len(numbered)
@@ -33,7 +33,7 @@ def regions_of(
     block = {path: _block(path, found, depth) for path, found in paths.items()}
     return [
         block[operation.path]
-        if phase in COMPILED_PHASES and is_kernel(operation.name) >= is_traced
+        if phase in COMPILED_PHASES and is_kernel(operation.name) >= is_known
         else None
         for phase, operation in operations
     ]

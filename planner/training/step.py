@@ -1,4 +1,4 @@
-"""The training step that is probed, traced and transcribed: one definition for all three.
+"""The training step that is probed, recorded and transcribed: one definition for all three.
 
 The step on shapes (`planner.step.training`) is this file's mirror line by line; change both.
 Needs torch: imported only by what runs a real or a fake module.

@@ -60,7 +60,7 @@ def write_report(
     gpu: str | Gpu | Sequence[str | Gpu] | None = None,
     memory_bytes: int | str | None = None,
     allocator: str | AllocatorConfig | None = None,
-    traced: bool = False,
+    recorded: bool = False,
     link: str | None = None,
     **overrides: Any,
 ) -> Path:
@@ -82,7 +82,7 @@ def write_report(
         check_target(name)
     cards = list(gpu) if isinstance(gpu, Sequence) and not isinstance(gpu, str) else [gpu]
     options: dict[str, Any] = {
-        "memory_bytes": memory_bytes, "allocator": allocator, "traced": traced, "link": link,
+        "memory_bytes": memory_bytes, "allocator": allocator, "recorded": recorded, "link": link,
         **overrides,
     }  # fmt: skip
     if len(names) == len(listed):
@@ -105,7 +105,7 @@ def report_estimate(
     gpu: str | Gpu | None = None,
     memory_bytes: int | str | None = None,
     allocator: str | AllocatorConfig | None = None,
-    traced: bool = False,
+    recorded: bool = False,
     link: str | None = None,
     **overrides: Any,
 ) -> Step:
@@ -113,7 +113,7 @@ def report_estimate(
     takes."""
     device, memory, options = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
     config, chosen = choose(model, setting, device, overrides)
-    step = step_of(config, chosen, device, memory, options, link, traced)
+    step = step_of(config, chosen, device, memory, options, link, recorded)
     typed = {name: str(value) for name, value in overrides.items() if name in MODEL_FIELDS}
     return replace(step, said=model if isinstance(model, str) else "", fields=typed)
 
@@ -125,10 +125,10 @@ def step_of(
     memory_bytes: int | None,
     allocator: AllocatorConfig | None,
     link: str | None,
-    traced: bool,
+    recorded: bool,
 ) -> Step:
     """One estimate."""
-    ledger = step_ledger(model, setting, traced)
+    ledger = step_ledger(model, setting, recorded, gpu)
     found = estimate_ledger(model, setting, ledger, gpu, memory_bytes, allocator, link=link)
     return Step(found, ledger, gpu, allocator, link, memory_bytes)
 

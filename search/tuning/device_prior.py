@@ -13,13 +13,12 @@ from search.loop.limits import PROBES_SHARE
 from search.loop.space import Space
 from search.loop.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior
 
-# Of the time left, that tracing a model may take before the first probe: a judgement. A trace took
-# 3 to 13 s of processor time (models of timm, torchvision and transformers, two shared cores, torch
-# 2.13, 2026-11), and a recorded step is three of them.
-TRACE_SHARE = 0.25
+# Of the time left, that recording a model may take before the first probe: a judgement. A recorded
+# step took 0.2 to 1 s, at three batches each (models of timm, torch 2.14, 2026-11-29).
+RECORDING_SHARE = 0.25
 # But so many seconds, up to half of the time left: an import of torch and one recorded step of a
 # small model took 7 to 12 s on two busy cores (torch 2.14, 2026-11-26).
-LEAST_TRACE_SECONDS = 15.0
+LEAST_SECONDS = 15.0
 
 
 def device_prior(
@@ -31,14 +30,14 @@ def device_prior(
     """The prior, and what is to be said of it.
 
     "auto" estimates by `rates`, or by those of the catalogue, with the caching allocator's options
-    that probes run with. A model that is no Swin of ours is traced for it, in another process and
-    within a share of `seconds_left`; what was traced before is read from the cache.
+    that probes run with. A model that is no Swin of ours is recorded for it, in another process and
+    within a share of `seconds_left`; what was recorded before is read from the cache.
     """
     if estimator is None:
         return generic_prior(space, device), []
     if estimator == "auto":
         estimator = DeviceEstimator(device, rates, allocator)
-        limit = None if seconds_left is None else trace_seconds(seconds_left)
+        limit = None if seconds_left is None else recording_seconds(seconds_left)
         settings = [c.setting for c in space.candidates]
         why = estimator.record(model, settings, limit, say)
         if why:
@@ -53,10 +52,10 @@ def device_prior(
     return prior, notes
 
 
-def trace_seconds(seconds_left: float) -> float:
-    """What tracing may take of them."""
-    least = min(LEAST_TRACE_SECONDS, PROBES_SHARE * seconds_left)
-    return max(TRACE_SHARE * seconds_left, least)
+def recording_seconds(seconds_left: float) -> float:
+    """What recording may take of them."""
+    least = min(LEAST_SECONDS, PROBES_SHARE * seconds_left)
+    return max(RECORDING_SHARE * seconds_left, least)
 
 
 def _notes_of_stand_ins(estimator: DeviceEstimator) -> list[str]:

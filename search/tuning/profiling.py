@@ -115,7 +115,9 @@ def make_record(
     step: StepTime | None = None
     try:
         resolved = resolve(probe.model, setting)[1]
-        step = step_time(step_ledger(probe.model, resolved), resolved, rates) if rates else None
+        gpu = recognise_gpu(probe.device.name, probe.device.total_bytes)
+        ledger = step_ledger(probe.model, resolved, gpu=gpu) if rates else None
+        step = step_time(ledger, resolved, rates) if ledger else None
     except PlannerError as error:
         notes.append(f"Nothing is predicted: {error.message.rstrip('.')}.")
     if rates is None:

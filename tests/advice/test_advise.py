@@ -373,13 +373,13 @@ def test_attention_is_a_lever_of_any_model_that_computes_it_by_operations() -> N
 def test_a_lever_whose_step_would_be_traced_is_named_and_no_trace_begins(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """fp8 is traced even of a Swin: advice began the trace to say how fast it would be."""
+    """fp8 is recorded even of a Swin: advice began the trace to say how fast it would be."""
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
     found = advise(MODEL, gpu="rtx 4090", batch_size=32, allow=["recipe"])
     assert "Tracing" not in capsys.readouterr().err
     state, said = next((x.state, x.reasons) for x in found.levers if x.name == "fp8")
     assert state == "not available"
-    assert "traced" in said[0]
+    assert "recorded" in said[0]
     assert "No gain of it was measured on any card" in said[0]
 
 
@@ -395,7 +395,7 @@ def test_what_has_no_trace_is_named_and_nothing_is_called_the_fastest_beside_it(
     said = " ".join(advice_text(found).split())
     assert "Recommended, the fastest of what was looked at: " in said
     budget = "compile's activation memory budget"
-    assert f"Not tried without --trace (some minutes, once): compile, {budget}." in said
+    assert f"Not tried without --record (some minutes, once): compile, {budget}." in said
     monkeypatch.undo()
     assert ", the fastest found: " in advice_text(advise(MODEL, gpu="rtx 3090", batch_size=16))
 
@@ -407,7 +407,7 @@ def test_a_trace_that_was_asked_for_narrows_the_answer(
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
     wish: dict[str, Any] = {"gpu": "rtx 3090", "batch_size": 16, "keep": ["checkpointing"]}
     before = advise(MODEL, **wish).recommended
-    after = advise(MODEL, **wish, traced=True).recommended
+    after = advise(MODEL, **wish, recorded=True).recommended
     assert before is not None
     assert after is not None
     assert before.estimate.as_eager
@@ -450,7 +450,7 @@ def build():
 def test_batch_norm_sees_another_micro_batch_and_every_lever_is_traced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It said "same result"; and --trace ended where an optimizer in backward was to accumulate."""
+    """It said "same result"; and it ended where an optimizer in backward was to accumulate."""
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET)
@@ -459,7 +459,7 @@ def test_batch_norm_sees_another_micro_batch_and_every_lever_is_traced(
         "net:build",
         **wish,
         keep=["compile", "checkpointing", "offload"],
-        traced=True,
+        recorded=True,
         image_size=64,
         num_classes=10,
     )
@@ -467,4 +467,4 @@ def test_batch_norm_sees_another_micro_batch_and_every_lever_is_traced(
     assert found.recommended.setting.batch_size < 1024
     assert "batch norm" in found.recommended.effects
     assert "affects batch norm" in advice_text(found)
-    assert not any("--trace" in reason for lever in found.levers for reason in lever.reasons)
+    assert not any("--record" in reason for lever in found.levers for reason in lever.reasons)

@@ -2,8 +2,8 @@
 
 A device is a description: how fast each family of kernels is, and what a kernel, a launch and a
 compile mode cost. The work of a step is counted here from the model's sizes, in closed form; no
-ledger, no traced step and no rate of the planner's is used. Shapes have cliffs: matrix products run
-in waves of whole tiles, and rows that are no multiple of eight take longer. Ranges without
+ledger, no recorded step and no rate of the planner's is used. Shapes have cliffs: matrix products
+run in waves of whole tiles, and rows that are no multiple of eight take longer. Ranges without
 a source are assumptions, like those of tests/benchmarks/simulated_draws.py.
 
 T tokens of a stage, C its channels, M its window's side, B batch.

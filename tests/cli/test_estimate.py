@@ -211,7 +211,7 @@ def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str)
         (["torchvision:swin_t", "--attention", "sdpa"], 1, "torchvision"),
         (["nothing.yaml"], 2, "nothing.yaml"),
         (["native:swin_tiny", "--max-batch"], 1, "--memory"),
-        (["native:swin_tiny", "--retrace"], 2, "--retrace is for what is traced"),
+        (["native:swin_tiny", "--fresh"], 2, "--fresh is for what is recorded"),
         (["native:swin_tiny", "--gpu", "all", "--memory", "1GiB"], 2, "by its own memory"),
         (["native:swin_tiny", "--max-batch", "--batch-size", "8"], 2, "is what --max-batch finds"),
         (["native:swin_tiny", "--plot", "a.png"], 2, "'planner report MODEL' draws"),

@@ -110,7 +110,7 @@ class Lines:
             if isinstance(parameter, click.Argument):
                 line += [self.value(parameter) for _ in range(self.random.choice((0, 1, 1, 1, 2)))]
             elif (
-                parameter.name not in ("traced", "retrace") and self.random.random() < wanted
+                parameter.name not in ("recorded", "fresh") and self.random.random() < wanted
             ):  # takes a minute
                 line.append(self.random.choice(parameter.opts))
                 if not getattr(parameter, "is_flag", False):

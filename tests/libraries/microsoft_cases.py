@@ -1,28 +1,23 @@
 """The models and settings on which the authors' Swin is compared, and their recorded facts.
 
-There is no package of the authors' code, so its real module needs a checkout. With one,
-`SWIN_TRANSFORMER_CHECKOUT=FOLDER python -m tests.libraries.microsoft_cases` traces the module in
-every case below and writes what came of it to `data/microsoft.json`; the tests hold the step on
-shapes to that file where there is no checkout. Do so again when a rule of the trace is mended.
+There is no package of the authors' code, so its real module needs a checkout. What came of it on
+fake tensors under CUDA's rules (torch 2.13) is in `data/microsoft.json`, to which the tests hold
+the step on shapes.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
-import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.ledger.ledger import Allocated, Event, Marked, Scratch
-from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
+from planner.ledger.ledger import Allocated, Event, Freed, Marked, Scratch
 from planner.libraries.microsoft.names import PUBLISHED
 from planner.libraries.registry import find_library
-from tests.equality import phase_ends
+from planner.memory.caching_allocator import rounded
 from tests.libraries.steps import Changes, setting_of
 
 FACTS = Path(__file__).parent / "data" / "microsoft.json"
@@ -131,44 +126,25 @@ def _as_recorded(event: Event) -> Event:
     return event
 
 
+def phase_ends(events: Iterable[Event]) -> list[tuple[str, int, int, int]]:
+    """(phase, step, live bytes at its end, peak live bytes in it)."""
+    sizes: dict[int, int] = {}
+    live = peak = 0
+    ends = []
+    for event in events:
+        if isinstance(event, Allocated):
+            sizes[event.storage] = rounded(event.num_bytes)
+            live += sizes[event.storage]
+            peak = max(peak, live)
+        elif isinstance(event, Freed):
+            live -= sizes.pop(event.storage, 0)  # scratch
+        elif isinstance(event, Marked):
+            ends.append((event.phase, event.step, live, peak))
+            peak = live
+    return ends[1:] if ends and ends[0][0] == "build" else ends
+
+
 def read_facts() -> dict[str, Any]:
     """Case title to `facts_of` the real module."""
     facts: dict[str, Any] = json.loads(FACTS.read_text())["facts"]
     return facts
-
-
-def _trace(case: Case) -> dict[str, Any]:
-    from planner.trace.run import trace_training
-
-    config, setting = case.config, case.train_setting
-    build = find_library("microsoft").build
-    trace = trace_training(lambda: build(config, setting), config, setting)
-    return facts_of(trace.events, trace.num_parameters)
-
-
-def main() -> None:
-    checkout = os.environ[CHECKOUT_VARIABLE]
-    commit = subprocess.run(
-        ["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    facts = {}
-    for case in (*SMALL_CASES, *PUBLISHED_CASES):
-        facts[case.title] = _trace(case)
-        print(case.title, flush=True)
-    lines = [f"  {json.dumps(title)}: {json.dumps(fact)}" for title, fact in facts.items()]
-    about = {
-        "what": "the authors' real module, two steps traced on fake tensors under CUDA's rules",
-        "source": "github.com/microsoft/Swin-Transformer",
-        "commit": commit,
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "torch": version("torch"),
-        "timm": version("timm"),
-    }
-    FACTS.parent.mkdir(exist_ok=True)
-    FACTS.write_text(
-        f'{{"about": {json.dumps(about, indent=1)},\n"facts": {{\n' + ",\n".join(lines) + "\n}}\n"
-    )
-
-
-if __name__ == "__main__":
-    main()

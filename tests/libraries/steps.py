@@ -10,7 +10,7 @@ import pytest
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE, named_checkout
 from planner.libraries.registry import find_library
-from tests.equality import assert_equal_steps
+from tests.equality import assert_as_torch
 
 Changes = dict[str, Any]
 
@@ -30,12 +30,9 @@ def require(library: str) -> None:
         pytest.skip(f"not installed: {library}")
 
 
-def assert_equal_to_trace(config: SwinConfig, setting: TrainSetting) -> None:
-    """Event by event with the real module on fake tensors, under CUDA's rules."""
-    spec = find_library(config.library)
-    setting = spec.resolve(config, setting)
-    on_shapes = spec.on_shapes(config, setting)
-    assert_equal_steps(on_shapes, lambda: spec.build(config, setting), config, setting)
+def assert_equal_to_torch(config: SwinConfig, setting: TrainSetting) -> None:
+    """Its peaks with those of the real module under torch's own CUDA code."""
+    assert_as_torch(config, find_library(config.library).resolve(config, setting))
 
 
 def setting_of(changes: Changes) -> TrainSetting:

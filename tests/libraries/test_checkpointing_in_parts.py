@@ -16,7 +16,7 @@ from planner.ledger.ledger import Computed, Event, Marked
 from planner.libraries.registry import find_library
 from planner.step.training import record_training
 from tests.libraries.steps import (
-    assert_equal_to_trace,
+    assert_equal_to_torch,
     setting_of,
 )
 
@@ -68,7 +68,7 @@ def test_a_bias_is_not_added_in_place_to_what_is_kept() -> None:
 
     config = small("native", 2, patch_norm=False)
     asked = {"precision": "fp32", "attention": "eager", "batch_size": 3}
-    assert_equal_to_trace(config, setting_of({**asked, "checkpointing": "selective"}))
+    assert_equal_to_torch(config, setting_of({**asked, "checkpointing": "selective"}))
     spec = find_library("native")
     found = []
     for checkpointing in ("none", "selective"):

@@ -57,7 +57,7 @@ def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
     (folder / "layers/mlp.py").write_text("# another\n")
     (note,) = drift_notes("timm", 1, folder)
     assert note.startswith("transcribed from timm 1.0.31; ")
-    assert note.endswith("is installed and its mlp.py differs: check with --trace")
+    assert note.endswith("is installed and its mlp.py differs: check with --record")
     (folder / "layers/drop.py").unlink()  # what is gone differs
     drift_notes.cache_clear()
     (note,) = drift_notes("timm", 1, folder)
@@ -82,6 +82,6 @@ def test_an_authors_checkout_is_compared(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_estimate_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = SwinConfig(library="microsoft", image_size=56, depths=(1, 1), num_heads=(1, 2))
     monkeypatch.setenv(CHECKOUT_VARIABLE, str(tmp_path))
-    assert any("check with --trace" in line for line in estimate(model).assumed)
+    assert any("check with --record" in line for line in estimate(model).assumed)
     monkeypatch.delenv(CHECKOUT_VARIABLE)
-    assert not any("check with --trace" in line for line in estimate(model).assumed)
+    assert not any("check with --record" in line for line in estimate(model).assumed)

@@ -15,7 +15,7 @@ from planner.estimation.estimate import estimate, resolve
 from planner.ledger.ledger import Computed
 from planner.libraries.named import build_named
 from planner.libraries.resolve import resolve_model
-from planner.trace.kept_step import traced_step
+from tests.equality import recorded
 
 
 def need(library: str) -> None:
@@ -155,7 +155,7 @@ def test_attention_is_what_was_asked_for(
     setting = TrainSetting(batch_size=2, attention=attention, checkpointing="blocks")
     if library == "transformers":
         setting = setting.model_copy(update={"checkpointing": "none"})
-    events = traced_step(model, resolve(model, setting)[1])._trace(2).events
+    events = recorded(model, resolve(model, setting)[1]).events
     names = {e.name.removeprefix("aten.") for e in events if isinstance(e, Computed)}
     kernels = ("_scaled_dot_product_flash_attention", "_softmax", "_safe_softmax")
     assert {name.partition(".")[0] for name in names} & set(kernels) == {kernel}

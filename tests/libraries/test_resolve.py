@@ -98,7 +98,7 @@ def test_what_names_no_model_is_said_with_the_nearest(text: str, message: str) -
 
 @pytest.mark.parametrize("prefix", ["", "transformers:"])
 def test_another_architecture_is_refused_with_the_way_out(prefix: str) -> None:
-    with pytest.raises(UnsupportedError, match="--trace"):
+    with pytest.raises(UnsupportedError, match="--record"):
         resolve_model(f"{prefix}microsoft/swin-base-simmim-window6-192", {})
 
 

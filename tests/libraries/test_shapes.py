@@ -1,5 +1,5 @@
-"""Each library's Swin on shapes is its real module, event by event; microsoft's is in a file of its
-own (`test_microsoft_shapes.py`).
+"""Each library's Swin on shapes is its real module under torch's own CUDA code, to the byte;
+microsoft's is in a file of its own (`test_microsoft_shapes.py`).
 
 Shown with torch 2.14.1, timm 1.0.31, torchvision 0.28.0 and transformers 5.24.0. Few cases, each of
 several changes: together they show each version, attention, precision and kind of checkpointing,
@@ -14,7 +14,7 @@ from planner.core.schema import SwinConfig
 from planner.libraries.registry import find_library
 from tests.libraries.steps import (
     Changes,
-    assert_equal_to_trace,
+    assert_equal_to_torch,
     name_of,
     require,
     setting_of,
@@ -77,7 +77,7 @@ def small(library: str, version: int, changes: Changes) -> SwinConfig:
 @pytest.mark.parametrize(("library", "version", "model", "setting"), CASES, ids=name_of)
 def test_a_step(library: str, version: int, model: Changes, setting: Changes) -> None:
     require(library)
-    assert_equal_to_trace(small(library, version, model), setting_of(setting))
+    assert_equal_to_torch(small(library, version, model), setting_of(setting))
 
 
 PUBLISHED = [
@@ -94,4 +94,4 @@ PUBLISHED = [
 def test_published_models(library: str, name: str) -> None:
     require(library)
     config = find_library(library).published[name]
-    assert_equal_to_trace(config, setting_of({}))
+    assert_equal_to_torch(config, setting_of({}))

@@ -1,4 +1,4 @@
-"""Models that are traced, beside torch's own CUDA code: what steps of them take on an emulated GPU.
+"""Models that are recorded, beside torch's own probes of them on an emulated GPU.
 
     python -m tests.models.table                 all that tests/truth/models/models.yaml names
     python -m tests.models.table timm:resnet18 … these, in bf16 and fp32
@@ -9,13 +9,12 @@
 Each step is a short probe on an emulated machine; what was recorded is not run again. It needs
 torch's CUDA build and a C compiler. A model is equal where both peaks are those of the device to
 within the rounding of an allocation, refused where the planner says why, else wrong. A compiled
-step is within if both lie in the range that is stated of traced compiled steps.
+step is within if both lie in the range that is stated of recorded compiled steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import random
 import subprocess
 import sys
@@ -30,11 +29,9 @@ from tabulate import tabulate
 from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, MeasurementRecord
 from planner.core.torch_version import torch_version
-from planner.estimation.estimate import choose, estimate
-from planner.estimation.ledgers import record_ledgers
+from planner.estimation.estimate import estimate
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
-from planner.machine.hardware.catalogue import find_gpu
-from planner.memory.compiled import TRACED
+from planner.memory.compiled import RECORDED
 from search.loop.study.records import append_records, read_records
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
@@ -46,7 +43,7 @@ TRUTH = Path(__file__).parents[1] / "truth" / "models"
 LISTED, COMPILED = TRUTH / "models.yaml", TRUTH / "compiled.yaml"
 CARD, BATCH_SIZE, COMPILED_BATCH, SEED = "a100-sxm-80gb", 4, 16, 0
 WHATS = ("equal", "refused", "wrong")
-TRACE_SECONDS, PROBE_SECONDS = 600, 900
+PROBE_SECONDS = 900
 EQUAL = 0.001  # a share of the peak: requests of less than 512 B are rounded in other places
 
 
@@ -124,17 +121,15 @@ def judge(record: MeasurementRecord) -> Verdict:
     assert record.peak_allocated_bytes, record.message
     assert record.peak_reserved_bytes
     try:
-        is_monai = library_of(record) == "monai"  # whose import sets a variable of cuBLAS
-        if is_monai or record.setting.compiles:  # a compiled Swin is not traced unless asked for
-            chosen = choose(record.model, record.setting, find_gpu(CARD), {})
-            record_ledgers([chosen], limit_seconds=TRACE_SECONDS)
-        found = estimate(record.model, record.setting, gpu=CARD)
+        found = estimate(
+            record.model, record.setting, gpu=CARD, recorded=record.setting.compile != "off"
+        )
     except PlannerError as error:
         return Verdict(record, "refused", said=error.message)
     allocated = found.peak_allocated_bytes / record.peak_allocated_bytes - 1
     reserved = found.peak_reserved_bytes / record.peak_reserved_bytes - 1
     if record.setting.compiles:
-        found_within = [TRACED.low <= 1 / (1 + e) <= TRACED.high for e in (allocated, reserved)]
+        found_within = [RECORDED.low <= 1 / (1 + e) <= RECORDED.high for e in (allocated, reserved)]
         what = "within" if all(found_within) else "wrong"
     else:
         what = "equal" if max(abs(allocated), abs(reserved)) <= EQUAL else "wrong"
@@ -189,7 +184,6 @@ def main() -> None:
         return
     if not given.kept:
         run(given.models, given.sample, path, given.compiled)
-    importlib.import_module("torch")  # so that the traces are made here, and not each elsewhere
     began = time.monotonic()
     verdicts = [judge(record) for record in read_records(path).records]
     print(show_compiled(verdicts) if given.compiled else show(verdicts))

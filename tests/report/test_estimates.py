@@ -125,14 +125,14 @@ def test_a_compiled_step_that_was_not_traced_is_a_range_in_every_table() -> None
         for one in compiled:
             between = format_range(one.low_bytes, one.high_bytes)
             assert sum(between in row for row in rows) == 4  # two rows, of two tables
-        assert sum("not traced  " in line for line in text.splitlines()) == 4
+        assert sum("not recorded  " in line for line in text.splitlines()) == 4
     advice = advise("native:swin_tiny", batch_size=64, gpu="rtx 3090", keep=["checkpointing"])
     assert advice.waterfall[-1].as_eager
-    assert "not traced" in advice_text(advice).partition("change by change")[2]
+    assert "not recorded" in advice_text(advice).partition("change by change")[2]
 
 
 def test_an_answer_that_rests_on_no_trace_says_how_to_make_one() -> None:
     found = estimate("native:swin_tiny", compile="default", gpu="rtx 3090")
     first = parts_text(estimate_answer(found, lambda _: ""))
     assert f"needs {format_range(found.low_bytes, found.high_bytes)} of" in first
-    assert "--trace narrows the range" in " ".join(first.split())
+    assert "--record narrows the range" in " ".join(first.split())

@@ -163,7 +163,7 @@ def test_a_module_has_what_it_holds() -> None:
 
 
 def hostile_step() -> Step:
-    """A traced model's ledger as a stranger may have named its modules."""
+    """A recorded model's ledger as a stranger may have named its modules."""
     path = "<img src=x onerror=alert(1)>.0\x1b[31m"
     events = [
         event._replace(path=path, label="<b>mm") if type(event) is Allocated else event

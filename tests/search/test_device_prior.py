@@ -1,4 +1,4 @@
-"""The prior of a model that is no Swin of ours: traced in another process, kept, and never sought
+"""The prior of a model that is no Swin of ours: recorded in another process, kept, and never sought
 in vain twice."""
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from planner.core.units import GIB
 from planner.estimation.device_estimator import DeviceEstimator
 from planner.libraries.resolve import resolve_model
 from search.loop.space import Space, make_space
-from search.tuning.device_prior import device_prior, trace_seconds
+from search.tuning.device_prior import device_prior, recording_seconds
 from tests.search.tables import H100
 
 CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=16 * GIB)
-# In a process of its own: this one may have imported torch, and would trace here.
 SCRIPT = """
 import json, sys
 from tests.search.test_device_prior import CPU, factory, small_space
@@ -37,7 +36,7 @@ print(json.dumps({"bytes": [g.num_bytes for g in prior.guesses], "basis": prior.
 
 
 def factory(name: str) -> FactoryModel:
-    factory = f"tests.traced_models:{name}"  # not imported here: it imports torch
+    factory = f"tests.recorded_models:{name}"  # not imported here: it imports torch
     return FactoryModel(factory=factory, image_size=(32, 32), num_classes=10)
 
 
@@ -57,15 +56,15 @@ def prior_of(name: str, cache: Path, limit: float | None = None) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("left", "tracing"), [(8.0, 4.0), (20.0, 10.0), (60.0, 15.0), (600.0, 150.0)]
+    ("left", "recording"), [(8.0, 4.0), (20.0, 10.0), (60.0, 15.0), (600.0, 150.0)]
 )
-def test_a_short_budget_has_time_to_trace_and_to_probe(left: float, tracing: float) -> None:
-    assert trace_seconds(left) == tracing
+def test_a_short_budget_has_time_to_record_and_to_probe(left: float, recording: float) -> None:
+    assert recording_seconds(left) == recording
 
 
-def test_tracing_ends_with_its_share_of_the_time_left(tmp_path: Path) -> None:
+def test_recording_ends_with_its_share_of_the_time_left(tmp_path: Path) -> None:
     found = prior_of("Convolutional", tmp_path, limit=0.2)  # half of it: torch takes longer
-    assert "was not done after 0 s" in found["notes"][0]
+    assert "in the time that was left" in found["notes"][0]
     assert "a generic guess" in found["basis"]
 
 
@@ -74,21 +73,17 @@ def test_a_whole_space_on_a_gpu_needs_few_recordings() -> None:
     model = factory("Convolutional")
     space = make_space(model, H100)
     estimator = DeviceEstimator(H100)
-    recorded = {
-        s.model_copy(update={"batch_size": 1})
-        for c in space.candidates
-        for s in estimator._recorded(c.setting)
-    }
+    steps = estimator.steps_of(model, [c.setting for c in space.candidates])
     kinds = len(space.choices["checkpointing"])
     assert len(space) > 200 * kinds
-    assert len(recorded) == 2 * kinds + 1
+    assert len(steps) <= 3 * (2 * kinds) + 4
 
 
 @pytest.mark.parametrize(
     ("checkpointing", "said"),
     [(("none", "stages"), "step with checkpointing stages."), (("stages",), "step.")],
 )
-def test_only_what_was_not_traced_is_called_unknown(
+def test_only_what_was_not_recorded_is_called_unknown(
     checkpointing: tuple[str, ...], said: str
 ) -> None:
     """FSDP2 with reentrant checkpointing is followed by no shapes."""

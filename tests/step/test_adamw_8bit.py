@@ -18,7 +18,7 @@ from planner.step.optimizers.adamw_8bit import UPDATE, is_quantised
 from planner.step.tensor import Device, Parameter
 from planner.throughput.prediction import host_seconds, rates_for
 from tests.building import on_shapes
-from tests.libraries.steps import Changes, assert_equal_to_trace, name_of, needs, setting_of
+from tests.libraries.steps import Changes, assert_equal_to_torch, name_of, needs, setting_of
 from tests.step.test_whole_step import ONE_BLOCK, small
 
 with_torchao = needs("torch", "timm", "torchao")
@@ -33,7 +33,7 @@ EIGHT: Changes = {"optimizer": "adamw-8bit"}
 )
 def test_a_step(changes: Changes) -> None:
     """Real states of torchao on fake tensors; its compiled step is stood in for on both sides."""
-    assert_equal_to_trace(ONE_BLOCK, setting_of({**EIGHT, **changes}))
+    assert_equal_to_torch(ONE_BLOCK, setting_of({**EIGHT, **changes}))
 
 
 # Below 4096, at it, above it and no multiple of 256, and a matrix.

@@ -28,10 +28,8 @@ from planner.step.reducer import (
     assign_buckets,
 )
 from planner.step.training import record_training
-from planner.trace.run import trace_training
 from planner.training.parallel.data_parallel import DataParallel
 from tests.building import build_real, on_shapes
-from tests.equality import collectives, first_difference
 
 DDP = TrainSetting(batch_size=2, precision="fp32", parallelism="ddp", attention="eager")
 # 9.6 million parameters: three buckets.
@@ -120,19 +118,6 @@ def test_buckets_are_those_of_torchs_own_reducer(group: None, changes: dict[str,
         assert not rebuilt
     else:
         assert bucket_bytes(ledger) == rebuilt
-
-
-@pytest.mark.parametrize(
-    "changes", [{"ddp_bucket_view": True, "accumulate": 2}, {"ddp_compression": "fp16"}], ids=str
-)
-def test_a_trace_of_the_real_module_has_the_same_events(changes: dict[str, Any]) -> None:
-    setting = DDP.model_copy(update=changes)
-    config = TWO_BUCKETS
-    ledger = record_training(on_shapes(config, setting), config, setting, in_place_sums=False)
-    trace = trace_training(lambda: build_real(config, setting), config, setting, detailed=True)
-    difference = first_difference(ledger.events, trace.events)
-    assert not difference, difference
-    assert collectives(ledger.events) == collectives(trace.events)
 
 
 def freed_after(ledger: Ledger, label: str) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""An optimizer on the host: what the device sees of it, on shapes and traced, and what it costs."""
+"""An optimizer on the host: what the device sees of it, on shapes and for real, and its cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from planner.step.optimizers.offloaded import SMALLEST
 from planner.step.training import record_training
 from planner.throughput.prediction import rates_for
 from tests.building import build_real
-from tests.libraries.steps import Changes, assert_equal_to_trace, name_of, needs, setting_of
+from tests.equality import recorded as as_torch
+from tests.libraries.steps import Changes, assert_equal_to_torch, name_of, needs, setting_of
 from tests.step.test_whole_step import small
 
 torch_and_timm = needs("torch", "timm")
@@ -32,8 +33,8 @@ STEPS: list[Changes] = [
 
 @torch_and_timm
 @pytest.mark.parametrize("changes", STEPS, ids=name_of)
-def test_a_step_equals_the_module_traced(changes: Changes) -> None:
-    assert_equal_to_trace(CONFIG, setting_of(changes))
+def test_a_step_equals_torch_s(changes: Changes) -> None:
+    assert_equal_to_torch(CONFIG, setting_of(changes))
 
 
 def recorded(changes: Changes) -> dict[str, list[int]]:
@@ -49,17 +50,16 @@ def recorded(changes: Changes) -> dict[str, list[int]]:
 
 
 @torch_and_timm
-def test_each_large_weight_crosses_once_each_way_and_the_trace_says_so_too() -> None:
-    from planner.trace.ledger import trace_estimate
-
+def test_each_large_weight_crosses_once_each_way_and_torch_says_so_too() -> None:
     changes = {"offload_optimizer": STATE}
     module = build_real(CONFIG, setting_of({}))
     large = sorted(4 * p.numel() for p in module.parameters() if p.numel() >= SMALLEST)
     found = recorded(changes)
     assert sorted(found[GRADIENT_TO_HOST]) == sorted(found[WEIGHT_TO_DEVICE]) == large
-    traced = [o for _, o in trace_estimate(CONFIG, setting_of(changes)).operations()]
+    resolved = find_library("native").resolve(CONFIG, setting_of(changes))
+    real = [o for _, o in as_torch(CONFIG, resolved).operations()]
     for name, sizes in found.items():
-        assert sorted(sizes) == sorted(o.num_bytes for o in traced if o.name == name)
+        assert sorted(sizes) == sorted(o.num_bytes for o in real if o.name == name)
     pinned = estimate(CONFIG, setting_of(changes)).pinned_host_bytes
     assert pinned == 2 * sum(1 << (size - 1).bit_length() for size in large)
 

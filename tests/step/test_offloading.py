@@ -1,4 +1,4 @@
-"""Saved activations in the host's memory: on shapes, traced, and with data over a false link."""
+"""Saved activations in the host's memory: on shapes, recorded, and with data over a false link."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planner.libraries.registry import find_library
 from planner.machine.hardware import find_gpu
 from planner.step.training import record_training
 from planner.throughput.efficiency import LINK_SHARE
-from tests.libraries.steps import assert_equal_to_trace, needs
+from tests.libraries.steps import assert_equal_to_torch, needs
 
 pytestmark = needs("torch", "timm", "torchvision", "transformers")
 
@@ -41,12 +41,12 @@ def config(library: str = "native", version: int = 1, **shape: Any) -> SwinConfi
      ("torchvision", 1, "bf16", "none", "eager")],
     ids=str,
 )  # fmt: skip
-def test_a_step_equals_the_module_traced(
+def test_a_step_equals_torch_s(
     library: str, version: int, precision: str, checkpointing: str, attention: str
 ) -> None:
     """Queries, keys and values of fused attention are views of one storage, which moves once."""
     how = setting(precision=precision, checkpointing=checkpointing, attention=attention)
-    assert_equal_to_trace(config(library, version), how)
+    assert_equal_to_torch(config(library, version), how)
 
 
 # Several changes at once.
@@ -59,9 +59,9 @@ JOINED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", JOINED, ids=str)
-def test_a_step_of_another_kind_equals_the_module_traced(changes: dict[str, Any]) -> None:
+def test_a_step_of_another_kind_equals_torch_s(changes: dict[str, Any]) -> None:
     of_stages = {"checkpointing", "frozen_stages"} & changes.keys()
-    assert_equal_to_trace(config(**{} if of_stages else ONE_BLOCK), setting(**changes))
+    assert_equal_to_torch(config(**{} if of_stages else ONE_BLOCK), setting(**changes))
 
 
 def operations(how: TrainSetting) -> list[Computed]:

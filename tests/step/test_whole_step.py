@@ -1,4 +1,4 @@
-"""All of a training step but the model, on shapes and traced: event by event the same.
+"""All of a training step but the model, on shapes and recorded: event by event the same.
 
 Shown with torch 2.13.0 and timm 1.0.31 over a small native and a small timm model.
 """
@@ -26,7 +26,7 @@ from planner.training.step import make_optimizer
 from tests.building import build_real, on_shapes
 from tests.libraries.steps import (
     Changes,
-    assert_equal_to_trace,
+    assert_equal_to_torch,
     name_of,
     needs,
     setting_of,
@@ -83,7 +83,7 @@ TURNS: tuple[Changes, ...] = (
     ids=name_of,
 )
 def test_optimizers(optimizer: str, changes: Changes) -> None:
-    assert_equal_to_trace(ONE_BLOCK, setting_of({"optimizer": optimizer, **changes}))
+    assert_equal_to_torch(ONE_BLOCK, setting_of({"optimizer": optimizer, **changes}))
 
 
 def test_every_family_is_made_on_shapes_for_real_and_in_the_plain_script() -> None:
@@ -109,7 +109,7 @@ def test_every_family_is_made_on_shapes_for_real_and_in_the_plain_script() -> No
 def test_losses(loss: str, precision: str) -> None:
     setting = setting_of({"loss": loss, "precision": precision, "batch_size": 3})
     # 1000 classes, or the loss's tensors would all round to the same 512 B.
-    assert_equal_to_trace(small(num_classes=1000, depths=(1,), num_heads=(3,)), setting)
+    assert_equal_to_torch(small(num_classes=1000, depths=(1,), num_heads=(3,)), setting)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_losses(loss: str, precision: str) -> None:
     ids=name_of,
 )
 def test_average_clipping_and_zeroing(changes: Changes) -> None:
-    assert_equal_to_trace(ONE_BLOCK, setting_of({"ema": True, **changes}))
+    assert_equal_to_torch(ONE_BLOCK, setting_of({"ema": True, **changes}))
 
 
 DROPPING: Changes = {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.2}
@@ -137,7 +137,7 @@ def test_validation(library: str, version: int, changes: Changes) -> None:
     """Nothing is dropped or saved, and a batch of its own comes and goes."""
     needs_library(library)
     setting = setting_of({"validation_batch_size": 5, **changes})
-    assert_equal_to_trace(small(library, version=version, depths=(1, 1), **DROPPING), setting)
+    assert_equal_to_torch(small(library, version=version, depths=(1, 1), **DROPPING), setting)
 
 
 # Where all stages are frozen, and where adapters are, is each library's own matter.
@@ -155,7 +155,7 @@ TRAINED_IN_PART = [
 @pytest.mark.parametrize(("library", "version", "changes"), TRAINED_IN_PART, ids=name_of)
 def test_frozen_stages_and_adapters(library: str, version: int, changes: Changes) -> None:
     needs_library(library)
-    assert_equal_to_trace(small(library, version=version, depths=(1, 1)), setting_of(changes))
+    assert_equal_to_torch(small(library, version=version, depths=(1, 1)), setting_of(changes))
 
 
 @pytest.mark.parametrize(("library", "version"), KINDS)

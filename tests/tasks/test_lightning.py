@@ -14,11 +14,10 @@ from torch import Tensor, nn  # noqa: E402
 from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
 from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
 from planner.libraries.missing_operators import declare_missing_operators  # noqa: E402
-from planner.trace.ledger import trace_estimate  # noqa: E402
 from planner.training.tasks import from_lightning  # noqa: E402
+from tests.equality import recorded  # noqa: E402
 
 pytestmark = pytest.mark.trainers
-MODEL = FactoryModel(factory="tests:none")
 SETTING = TrainSetting(batch_size=2, precision="fp32")
 
 
@@ -50,24 +49,35 @@ def with_loader() -> Any:
     return module
 
 
+def with_batch() -> Any:
+    return from_lightning(module_class()(), (torch.randn(5, 4), torch.randn(5, 1)))
+
+
+def without_batch() -> Any:
+    return module_class()()
+
+
+def manual() -> Any:
+    module = with_loader()
+    module.automatic_optimization = False
+    return module
+
+
+def of(factory: str) -> FactoryModel:
+    return FactoryModel(factory=f"{__name__}:{factory}")
+
+
 def test_its_own_loader_gives_the_batch() -> None:
-    ledger = trace_estimate(MODEL, SETTING, with_loader)
-    batch = (torch.randn(5, 4), torch.randn(5, 1))
-    same = trace_estimate(MODEL, SETTING, lambda: from_lightning(module_class()(), batch))
+    ledger, same = (recorded(of(name), SETTING) for name in ("with_loader", "with_batch"))
     assert len(ledger.events) == len(same.events)
     assert ledger.num_parameters == 5
 
 
 def test_a_module_without_a_batch_is_told_how_to_give_one() -> None:
     with pytest.raises(PlannerError, match="from_lightning"):
-        trace_estimate(MODEL, SETTING, module_class())
+        recorded(of("without_batch"), SETTING)
 
 
 def test_manual_optimization_is_refused() -> None:
-    def manual() -> Any:
-        module = with_loader()
-        module.automatic_optimization = False
-        return module
-
     with pytest.raises(UnsupportedError, match="automatic_optimization is False"):
-        trace_estimate(MODEL, SETTING, manual)
+        recorded(of("manual"), SETTING)

@@ -1,4 +1,4 @@
-"""What a factory may return, each traced; and what is said of a step that keeps no contract."""
+"""What a factory may return, each recorded; and what is said of a step that keeps no contract."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+
 from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
 from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
 from planner.estimation.estimate import estimate_ledger, resolve  # noqa: E402
 from planner.ledger.cache import decode, encode  # noqa: E402
-from planner.trace.ledger import trace_estimate  # noqa: E402
 from planner.training.tasks import ContractError, task_for  # noqa: E402
 from tests.answers import estimate_text  # noqa: E402
+from tests.equality import recorded  # noqa: E402
 
 OWN = """
     import torch
@@ -60,7 +61,7 @@ OWN = """
     class ReadsItsData(Volumes):
         def batch(self, size, device):
             batch = super().batch(size, device)
-            assert batch["label"].max().item() <= 1, "a real batch, also in a trace"
+            assert batch["label"].max().item() <= 1, "a real batch"
             return batch
 
     class OwnOptimizer(Volumes):
@@ -106,18 +107,18 @@ def factory(own: str, name: str) -> FactoryModel:
 SETTING = TrainSetting(batch_size=2, precision="fp32")
 
 
-@pytest.mark.parametrize("name", ["Volumes", "volumes", "by_example", "ReadsItsData"])
-def test_every_form_of_a_task_is_traced_alike(own: str, name: str) -> None:
-    ledger = trace_estimate(factory(own, name), SETTING)
-    expected = trace_estimate(factory(own, "Volumes"), SETTING)
+@pytest.mark.parametrize("name", ["Volumes", "volumes", "by_example"])
+def test_every_form_of_a_task_is_recorded_alike(own: str, name: str) -> None:
+    ledger = recorded(factory(own, name), SETTING)
+    expected = recorded(factory(own, "Volumes"), SETTING)
     assert ledger.num_parameters == 2 * 27 + 2
     assert [type(event) for event in ledger.events] == [type(event) for event in expected.events]
 
 
 def test_a_task_may_make_its_optimizer(own: str) -> None:
     model = factory(own, "OwnOptimizer")
-    with_state = trace_estimate(factory(own, "Volumes"), SETTING)
-    ledger = trace_estimate(model, SETTING)
+    with_state = recorded(factory(own, "Volumes"), SETTING)
+    ledger = recorded(model, SETTING)
     assert len(ledger.events) < len(with_state.events)
     assert (ledger.own_optimizer, with_state.own_optimizer) == ("SGD", "")
     assert "the task makes its optimizer (SGD)" in ledger.notes
@@ -144,14 +145,14 @@ def test_a_task_may_make_its_optimizer(own: str) -> None:
 )
 def test_a_contract_that_is_not_kept_is_told_as_such(own: str, name: str, message: str) -> None:
     with pytest.raises(ContractError, match=message) as caught:
-        trace_estimate(factory(own, name), SETTING)
+        recorded(factory(own, name), SETTING)
     assert "fake" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["dense_module", "tokens"])
 def test_a_step_that_breaks_on_images_is_told_of_tasks(own: str, name: str) -> None:
     with pytest.raises(PlannerError, match="let its factory return a task") as caught:
-        trace_estimate(factory(own, name), SETTING)
+        recorded(factory(own, name), SETTING)
     assert "register_fake" not in str(caught.value)
 
 
@@ -199,7 +200,7 @@ def test_a_method_that_raises_is_named_by_its_line(
     model = broken(tmp_path, monkeypatch, changed)
     setting = TrainSetting(batch_size=2, checkpointing="blocks" if "blocks" in changed else "none")
     with pytest.raises(ContractError) as caught:
-        trace_estimate(model, setting)
+        recorded(model, setting)
     file = tmp_path / f"{model.parts[0]}.py"
     line = f"{file}:{len(file.read_text().splitlines())}: "
     assert caught.value.message.startswith(f"{raised.format(model.title)} at {line}")
@@ -210,7 +211,7 @@ def test_a_method_that_raises_is_named_by_its_line(
     ("changed", "message"),
     [
         ("def module(self): return nn.Linear(3, 3).requires_grad_(False)", "no trained parameter"),
-        ("def loss(self, module, batch): return self.module()(batch).sum()",
+        ("def loss(self, module, batch): return self.module().to(batch.device)(batch).sum()",
          "the loss depends on no trained parameter of the module"),
     ],
 )  # fmt: skip
@@ -219,7 +220,7 @@ def test_a_step_that_trains_another_module_is_refused(
 ) -> None:
     """It would run, and train nothing of what is counted."""
     with pytest.raises(ContractError, match=message):
-        trace_estimate(broken(tmp_path, monkeypatch, changed), SETTING)
+        recorded(broken(tmp_path, monkeypatch, changed), SETTING)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_what_a_method_may_not_return_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, said: str
 ) -> None:
     with pytest.raises(ContractError, match=re.escape(said)):
-        trace_estimate(broken(tmp_path, monkeypatch, changed), SETTING)
+        recorded(broken(tmp_path, monkeypatch, changed), SETTING)
 
 
 @pytest.mark.parametrize(
@@ -259,4 +260,4 @@ def test_what_would_only_seem_to_be_done_is_refused(
     monkeypatch.delitem(sys.modules, "changed_task", raising=False)
     setting = TrainSetting(batch_size=2, checkpointing="blocks" if "blocks" in changed else "none")
     with pytest.raises(PlannerError, match=said):
-        trace_estimate(FactoryModel(factory="changed_task:Changed"), setting)
+        recorded(FactoryModel(factory="changed_task:Changed"), setting)

@@ -1,6 +1,6 @@
 """Measurements that others published, quoted one a line, beside the estimate:
 `python -m tests.truth.published` prints memory, the driver's bytes, then rates of Swins; with
-`--models` those of other models, by class of model: each is traced first, for minutes in all.
+`--models` those of other models, by class of model: each is recorded first, for minutes in all.
 
 A row says where it was printed, under which conditions, and what had to be assumed. Conditions that
 no setting has (no optimizer, gradients that nobody clears, the first step) are read from the
@@ -192,10 +192,10 @@ def read_published() -> tuple[PublishedRow, ...]:
 
 
 @cache
-def compare_published(traced: bool = False) -> tuple[Published, ...]:
-    """Every row of a Swin, or of every model that must be `traced`, beside what the planner says of
-    it with its torch, in order."""
-    return tuple(_published(row) for row in read_published() if row.is_traced == traced)
+def compare_published(recorded: bool = False) -> tuple[Published, ...]:
+    """Every row of a Swin, or of every model that must be `recorded`, beside what the planner says
+    of it with its torch, in order."""
+    return tuple(_published(row) for row in read_published() if row.is_traced == recorded)
 
 
 def _published(row: PublishedRow) -> Published:
@@ -428,7 +428,7 @@ def show_published() -> str:
 
 def show_models() -> str:
     """The same of other models: by class of model, fitted and held out apart, then every row."""
-    found = compare_published(traced=True)
+    found = compare_published(recorded=True)
     classes = []
     for group, held_out in sorted({(p.row.group, p.row.is_held_out) for p in found}):
         alike = [p for p in found if (p.row.group, p.row.is_held_out) == (group, held_out)]

@@ -1,7 +1,7 @@
 """timm's Swins: the names of `timm.list_models`, and those with the tag of their weights.
 
 timm builds a name with the class count of its first weights and with drop path 0.1 at every size.
-`swinv2_cr_*` is another architecture (its own attention and norms) and is traced.
+`swinv2_cr_*` is another architecture (its own attention and norms) and is recorded.
 """
 
 from __future__ import annotations

@@ -42,10 +42,10 @@ def built_libraries() -> Path:
     folder = cache_directory() / "emulated" / build_key(wheels)
     if folder.is_dir():
         return folder
-    compiler = shutil.which("cc")
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None or shutil.which("nm") is None:
         raise PlannerError(
-            "an emulated GPU is built by a C compiler, and there is no 'cc' here.",
+            "an emulated GPU is built by a C compiler: there is no cc, gcc or clang, or no nm.",
             "Install one: on Debian and Ubuntu, apt-get install gcc libc6-dev",
         )
     try:

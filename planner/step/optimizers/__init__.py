@@ -48,6 +48,6 @@ def _make_on_device(
     if family is None:
         raise UnsupportedError(
             f"the optimizer {setting.optimizer!r} is not modelled on shapes.",
-            f"Use one of {', '.join(FAMILIES)}, or pass --trace.",
+            f"Use one of {', '.join(FAMILIES)}, or pass --record.",
         )
     return family(device, parameters, setting)

@@ -1,4 +1,4 @@
-"""ZeRO's events inserted into the ledger of one device: any model's, on shapes or traced.
+"""ZeRO's events inserted into the ledger of one device: any model's, on shapes or recorded.
 
 What runs forward and backward is the same on one device as on many. So the ledger of one device is
 read event by event: each weight goes when it was flattened, each gradient when it was copied, and
@@ -84,7 +84,7 @@ def unknown(setting: TrainSetting) -> UnsupportedError | None:
 
 @dataclass(frozen=True)
 class Weight:
-    """A trained weight: its storage, its size, and the module it is of (traced models only)."""
+    """A trained weight: its storage, its size, and the module it is of (recorded models only)."""
 
     storage: int
     num_bytes: int

@@ -1,8 +1,8 @@
 """What one training step is, for any model: a module, a batch of any size, and a loss.
 
 A factory that returns a module is trained from images [B, C, H, W] to logits [B, classes]. A
-factory whose step is another returns a task: an object with three methods, which a trace, a probe
-and an emitted script all call.
+factory whose step is another returns a task: an object with three methods, which the recorder, a
+probe and an emitted script all call.
 
     class Clips:
         def module(self):

@@ -86,7 +86,7 @@ class Prior:
 
 
 # Parts of a generic guess where nothing better is known; relative, so only their ratios matter.
-# Bytes per image: Swin-T's at 224 px, 101.1 MiB in fp32 and 66.3 under autocast (native, traced).
+# Bytes per image: Swin-T's at 224 px, 101.1 MiB in fp32 and 66.3 under autocast (native, recorded).
 _BYTES_PER_IMAGE = {
     "fp32": 101.1, "tf32": 101.1, "bf16": 66.3, "fp16": 66.3, "pure-bf16": 50.6, "fp8": 66.3,
 }  # fmt: skip

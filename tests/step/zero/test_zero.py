@@ -1,6 +1,6 @@
-"""ZeRO by formula, beside what DeepSpeed 0.19.8 itself allocated, byte by byte.
+"""ZeRO by formula, beside what DeepSpeed 0.19.8 itself allocated.
 
-The plain step of the same module is traced, and ZeRO inserted into that is what DeepSpeed made.
+The plain step of the same module is recorded, and ZeRO inserted into that is what DeepSpeed made.
 Tensors below 64 bytes (scalars of the norm and the overflow check) are left out on both sides.
 """
 
@@ -17,14 +17,14 @@ from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.estimation.estimate import choose, estimate
 from planner.estimation.ledgers import step_ledger
-from planner.ledger.ledger import Allocated, Awaited, Freed, Ledger, Marked, Scratch, Sent
+from planner.ledger.ledger import Allocated, Awaited, Freed, Ledger, Marked, Scratch, Sent, Tagged
 from planner.memory.profile import steady_step
 from planner.step.zero import insert_zero_events, on_one_device
 from planner.step.zero.insert_events import Weight, _registered, weights_of
 from planner.step.zero.layout import Layout
-from planner.trace.ledger import trace_estimate
+from tests.equality import recorded
 
-LEAST, ACTIVATION = 64, 4 * 128 * 4  # bytes; [4, 128] in fp32
+LEAST = 64  # bytes
 
 ONE_AT_A_TIME = {"zero_max_reuse": 0, "zero_prefetch_bucket": 0}
 
@@ -56,12 +56,15 @@ class Mlp:
 
 
 def ends(ledger: Ledger) -> list[tuple[str, int, int, int]]:
-    """(phase, step, live bytes at its end, most of them in it)."""
+    """(phase, step, live bytes at its end, most of them in it), but for cuBLAS's workspaces."""
     sizes: dict[int, int] = {}
     total = peak = 0
+    aside = {
+        e.storage for e in ledger.events if isinstance(e, Tagged) and e.category == "workspace"
+    }
     found = []
     for event in ledger.events:
-        if isinstance(event, Allocated) and event.num_bytes >= LEAST:
+        if isinstance(event, Allocated) and event.num_bytes >= LEAST and event.storage not in aside:
             sizes[event.storage] = event.num_bytes
             total += event.num_bytes
         elif isinstance(event, Freed):
@@ -93,7 +96,7 @@ MEASURED: list[tuple[tuple[str, int, int, int], dict[str, Any], int, int, int]] 
 def test_bytes_are_those_measured(
     which: tuple[str, int, int, int], more: dict[str, Any], built: int, steady: int, peak: int
 ) -> None:
-    """What stays is equal to the byte. A peak is up to two activations higher, since a gradient
+    """What stays is equal to the byte. A peak is up to 2% higher, since a gradient
     counts from where it is made, and DeepSpeed has it once its operation freed what it used; that
     of stage 3 lies in its range."""
     precision, stage, world_size, rank = which
@@ -102,14 +105,14 @@ def test_bytes_are_those_measured(
     alone = TrainSetting(
         batch_size=4, precision=precision, accumulate=on_one_device(setting).accumulate
     )
-    plain = trace_estimate(FactoryModel(factory="tests:none"), alone, Mlp)
+    plain = recorded(FactoryModel(factory=f"{__name__}:Mlp"), alone)
     inserted = insert_zero_events(plain, setting, None if stage == 3 else rank)
     sharded, found = inserted.ledger, ends(inserted.ledger)
     assert (found[0][2], found[-1][2]) == (built, steady)
     most = max(
         most for phase, step, _, most in found if step and (phase == "backward" or stage == 3)
     )
-    assert most - sharded.doubtful_bytes - 2 * ACTIVATION <= peak <= most
+    assert 0.98 * most - sharded.doubtful_bytes <= peak <= most
 
 
 SWIN = "timm:swin_tiny_patch4_window7_224"
@@ -177,8 +180,8 @@ def test_gradients_cross_once_a_step_or_in_each_micro_batch(stage: int, micro_ba
     assert gathered == [4 * Layout((parameters // 4,), 8).aligned]
 
 
-def test_a_traced_model_is_sharded_in_the_order_of_its_parameters() -> None:
-    """A trace has a module's weights after its children's, DeepSpeed before."""
+def test_a_recorded_model_is_sharded_in_the_order_of_its_parameters() -> None:
+    """A recording has a module's weights after its children's, DeepSpeed before."""
     order = _registered(
         [Weight(0, 4, "stem"), Weight(1, 4, "block.attn.qkv"), Weight(2, 4, "block.attn"),
          Weight(3, 4, "block.mlp"), Weight(4, 4, "")]

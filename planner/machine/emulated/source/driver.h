@@ -81,6 +81,7 @@ CUgraphNode add_node(CUgraph graph, CUgraphNodeType type, CUfunction function, d
 
 // driver_memory.c
 bool is_device_memory(const void *address);
+bool is_pinned_memory(const void *address);
 CUresult map_device_memory(int device, size_t bytes, void **address);
 void trim_pools(void);
 

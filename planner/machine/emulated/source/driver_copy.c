@@ -1,5 +1,6 @@
-// Copies and fills. Between host and device they are carried out; within a device only small ones
-// are, since what kernels would have computed is not there to be moved.
+// Copies and fills. Between host and device they are carried out; within a device, and from it into
+// pinned memory, only small ones are, since what kernels would have computed is not there to be
+// moved; nor is what comes back from there, which nobody wrote.
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -8,9 +9,15 @@
 
 #define MOVED_WITHIN_DEVICE (1u << 20)
 
+static bool is_untouched(const void *at) {
+    unsigned char is_resident = 1;
+    void *page = (void *)((uintptr_t)at & ~4095ull);
+    return is_pinned_memory(at) && !mincore(page, 1, &is_resident) && !(is_resident & 1);
+}
+
 static void move(void *to, const void *from, size_t bytes) {
-    bool within = is_device_memory(to) && is_device_memory(from);
-    if (!within || bytes <= MOVED_WITHIN_DEVICE) memmove(to, from, bytes);
+    bool leaves = is_device_memory(from) && (is_device_memory(to) || is_pinned_memory(to));
+    if (bytes <= MOVED_WITHIN_DEVICE || !(leaves || is_untouched(from))) memmove(to, from, bytes);
 }
 
 static CUresult copy(void *to, const void *from, size_t bytes, CUstream stream) {

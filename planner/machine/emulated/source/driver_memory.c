@@ -63,6 +63,14 @@ bool is_device_memory(const void *address) {
     return is;
 }
 
+bool is_pinned_memory(const void *address) {
+    pthread_mutex_lock(&blocks_mutex);
+    block_t *block = block_of(address);
+    bool is = block && block->kind == HOST;
+    pthread_mutex_unlock(&blocks_mutex);
+    return is;
+}
+
 void *map_anonymous(void *wish, size_t bytes, int protection, int flags) {
     flags |= MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void *address = mmap(wish, bytes, protection, flags, -1, 0);

@@ -1,0 +1,159 @@
+"""Asks a warm process for recordings; imports no torch. One process serves a whole command."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from select import select
+from time import monotonic
+
+from planner.core.errors import PlannerError
+from planner.core.schema import Model, ResolvedSetting
+from planner.ledger.cache import decode
+from planner.ledger.ledger import Ledger
+from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
+from planner.machine.emulated.starting import CONFIGURATION
+from planner.machine.hardware import Gpu, find_gpu
+from planner.machine.hardware.overheads import overheads_for
+from planner.recording.worker import Answer, Request
+
+DEFAULT_CARD = "a100-sxm-80gb"  # whose kernels are taken where no card is named
+LARGE_BYTES = 8 << 40  # of the card that is recorded on: what fits is replayed, not recorded
+# Variables of torch's that would change what is recorded, and are replayed instead.
+# Nor is taken over what the emulated machine is found by.
+REPLAYED = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+
+NOT_TAKEN = (*REPLAYED, CONFIGURATION, "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded step: its ledger and torch's own peaks of one that nothing watched."""
+
+    ledger: Ledger
+    allocated_bytes: int
+    reserved_bytes: int
+    host_seconds: float
+
+
+class Recorder:
+    """The warm process, and the emulated cards that it was asked for; a context manager."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._cards: dict[str, str] = {}
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the process has started, which takes some seconds."""
+        return self._process is not None
+
+    def close(self) -> None:
+        """Ends the process; the next request starts another."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self._cards.clear()
+        self._stack.close()
+
+    def record(
+        self, model: Model, setting: ResolvedSetting, gpu: Gpu | None = None,
+        deadline: float | None = None,
+    ) -> Recording:  # fmt: skip
+        """The step of `model`, on a card like `gpu`. Raises PlannerError for what cannot be built
+        or trained, or not by `deadline` (of time.monotonic)."""
+        answer = self._ask(model, setting, gpu, deadline=deadline)
+        kept = decode(base64.b64decode(answer.kept), {})
+        if isinstance(kept, PlannerError):
+            raise kept
+        assert isinstance(kept, Ledger), "made by this very code"
+        assert answer.peaks is not None, "a ledger comes with them"
+        allocated, reserved, _, seconds = answer.peaks
+        return Recording(kept, allocated, reserved, seconds)
+
+    def peaks(
+        self, model: Model, setting: ResolvedSetting, gpu: Gpu | None = None
+    ) -> tuple[int, int, int, float]:
+        """Torch's own: bytes allocated and reserved, retries of the allocator, and seconds of the
+        host. Raises PlannerError."""
+        answer = self._ask(model, setting, gpu, is_peaks_only=True)
+        if answer.peaks is None:
+            kept = decode(base64.b64decode(answer.kept), {})
+            assert isinstance(kept, PlannerError), "there are no peaks"
+            raise kept
+        return answer.peaks
+
+    def _ask(
+        self, model: Model, setting: ResolvedSetting, gpu: Gpu | None, is_peaks_only: bool = False,
+        deadline: float | None = None,
+    ) -> Answer:  # fmt: skip
+        gpu = gpu or find_gpu(DEFAULT_CARD)
+        with self._lock:
+            process = self._started(gpu)
+            request = Request(
+                model=model, setting=setting, card=self._card(gpu),
+                workspaces=frozenset((overheads_for(gpu, os.environ).workspace_bytes,)),
+                is_peaks_only=is_peaks_only, folder=str(Path.cwd()), paths=sys.path,
+                environment={k: os.environ[k] for k in os.environ if k not in NOT_TAKEN},
+            )  # fmt: skip
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{request.model_dump_json()}\n")
+            process.stdin.flush()
+            try:
+                left = None if deadline is None else max(deadline - monotonic(), 0.0)
+                is_late = not select([process.stdout], [], [], left)[0]
+                line = "" if is_late else process.stdout.readline()
+            except BaseException:  # what it answers later would answer another question
+                self.close()
+                raise
+        if is_late:
+            self.close()
+            raise PlannerError("its step was not recorded in the time that was left.")
+        if not line:
+            raise PlannerError(
+                f"the process that records steps ended with status {process.wait()}.",
+                "What it said last is above.",
+            )
+        return Answer.model_validate_json(line)
+
+    def _started(self, gpu: Gpu) -> subprocess.Popen[str]:
+        """The process; the card that it is started on is any that it may be asked for."""
+        if self._process is None:
+            self._card(gpu)
+            path = os.pathsep.join(entry for entry in sys.path if entry)
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-W", "ignore", "-m", "planner.recording.worker"],
+                env={**self._environment, "PYTHONPATH": path},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                start_new_session=True,  # Ctrl-C is for the asker, who ends this one
+            )  # fmt: skip
+            self._process = process
+        return self._process
+
+    def _card(self, gpu: Gpu) -> str:
+        """The configuration of an emulated card like `gpu` with memory for anything."""
+        if gpu.name not in self._cards:
+            card = emulated_gpu(gpu, memory_bytes=LARGE_BYTES, notice="")
+            environment = {k: v for k, v in os.environ.items() if k not in REPLAYED}
+            # torch.cuda.is_available() then asks NVML, where it would else initialise CUDA.
+            environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+            made = self._stack.enter_context(started(EmulatedMachine((card,)), environment))
+            self._environment = made
+            self._cards[gpu.name] = made[CONFIGURATION]
+        return self._cards[gpu.name]

@@ -1,0 +1,190 @@
+"""What an operation on fake tensors would compute and move on a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from planner.ledger.kinds import NO_KERNEL, kind_of
+from planner.ledger.ledger import Computed
+from planner.recording.trees import tensors_in
+
+aten = torch.ops.aten
+
+_WRITES_ONLY = {"copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_"}
+# Kernels of one call where that is not 1: index_put with accumulate sorts its indices first, the
+# gradients of LayerNorm's input and of its weight are apart, and so are those of a convolution's.
+_KERNELS = {
+    "index_put": 4, "index_put_": 4, "_index_put_impl_": 4, "native_layer_norm_backward": 2,
+    "convolution_backward": 2, "_scaled_dot_product_efficient_attention_backward": 2,
+    "_scaled_dot_product_flash_attention_backward": 3,
+}  # fmt: skip
+# aten/src/ATen/native/cuda/MultiTensorApply.cuh: tensors a launch by the number of lists, blocks a
+# launch, elements a block.
+_FOREACH_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
+_FOREACH_BLOCKS = 320
+_FOREACH_CHUNK = 65536
+
+
+def cost_of(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, path: str
+) -> Computed | None:
+    """The work of `func`, or None where it starts no kernel (views, empty tensors)."""
+    name = func._overloadpacket.__name__
+    if name in NO_KERNEL or func.is_view or name == "_unsafe_view":
+        return None
+    inputs, outputs = tensors_in((args, kwargs)), tensors_in(result)
+    out = tensors_in(kwargs.get("out"))
+    fresh = [t for t in outputs if not any(t is i for i in inputs)]
+    written = fresh or out or _mutated(func, args)
+    if not written:
+        return None
+    read = [] if name in _WRITES_ONLY else [t for t in inputs if not any(t is o for o in out)]
+    if name == "copy_":
+        read = [args[1]]
+    return Computed(
+        name=f"aten.{name}",
+        kind="grouped conv" if _num_groups(name, args) > 1 else kind_of(name),
+        dtype=_dtype(inputs[:1] if name == "_scaled_mm" else written, inputs),
+        flops=_flops(func, args, kwargs, result, written),
+        num_bytes=sum(_moved(t) for t in read) + sum(_moved(t) for t in written),
+        kernels=_kernels(name, args),
+        path=path,
+    )
+
+
+def _num_groups(name: str, args: tuple[Any, ...]) -> int:
+    """Of a convolution's channels; depthwise, each channel is one."""
+    at = {"convolution": 8, "_convolution": 8, "convolution_backward": 9}.get(name)
+    return 1 if at is None or len(args) <= at else int(args[at])
+
+
+def copy_cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Computed:
+    """One of FSDP2's copies, which reads and writes all its tensors once."""
+    tensors = tensors_in((args, kwargs))
+    name = f"fsdp.{func._overloadpacket.__name__}"
+    return Computed(name, "copy", _dtype(tensors, []), 0, sum(map(_moved, tensors)), 1, path)
+
+
+def transfer_cost(name: str, copied: Tensor, path: str) -> Computed:
+    """A copy between the device and the host: its bytes cross the link once."""
+    return Computed(name, "transfer", _dtype([copied], []), 0, _moved(copied), 1, path)
+
+
+def _mutated(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors that `func` writes to among its positional arguments."""
+    described = zip(func._schema.arguments, args, strict=False)
+    return tensors_in(
+        [a for s, a in described if s.alias_info is not None and s.alias_info.is_write]
+    )
+
+
+def _dtype(written: Iterable[Tensor], inputs: Iterable[Tensor]) -> str:
+    """That of the first floating tensor written; a copy between dtypes counts as its result.
+    Products of 8 bits write more, and run at the rate of what they read."""
+    tensors = [*written, *inputs]
+    floating = [t for t in tensors if t.is_floating_point()] or tensors
+    return str(floating[0].dtype).removeprefix("torch.")
+
+
+def _flops(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, written: list[Tensor]
+) -> int:
+    """By the formulas below, else by torch.utils.flop_counter's; one for each element written
+    where neither has one, and none for a copy."""
+    packet = func._overloadpacket
+    name = packet.__name__
+    if name in _FORMULAS:
+        return _FORMULAS[name](*args)
+    if packet in flop_registry:
+        try:
+            flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
+        except AssertionError:  # of grouped queries, before torch 2.13
+            # A backward multiplies five times where the forward does twice.
+            is_back = "backward" in name
+            flops = _of_attention(*args[is_back : is_back + 3]) * (5 if is_back else 2) // 2
+        return _causal_part(func, args, kwargs, flops) if "attention" in name else flops
+    if kind_of(name) == "copy":
+        return 0
+    return sum(t.numel() for t in written)
+
+
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> int:
+    """The gradient of the input and that of the weight each cost what the forward does: every
+    product `x * w -> y` of the forward is once `grad * w -> grad_x` and once `grad * x -> grad_w`.
+
+    Each weight meets each position of the smaller side (the output; a transposed convolution's
+    input) once an image, whatever the groups. `weight` is [out, in / groups, *kernel], or
+    transposed [in, out / groups, *kernel].
+    """
+    # convolution_backward(grad, x, weight, bias_sizes, stride, padding, dilation, transposed,
+    #                      output_padding, groups, output_mask)
+    transposed, output_mask = rest[4], rest[7]
+    positions = int(math.prod((x if transposed else grad).shape[2:]))
+    forward = 2 * int(grad.shape[0]) * positions * int(weight.numel())
+    return forward * (bool(output_mask[0]) + bool(output_mask[1]))
+
+
+def _of_product(a: Tensor, b: Tensor) -> int:
+    """`a @ b` (a dot product, a matrix and a vector, matrices, or batches of them): each element of
+    `a` meets each column of `b`."""
+    columns = int(b.shape[-1]) if b.dim() > 1 else 1
+    return 2 * int(a.numel()) * columns
+
+
+def _of_attention(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """Each row of queries [B, heads, rows, width] meets each key, and its scores each value."""
+    rows = math.prod(query.shape[:-1])
+    return 2 * rows * int(key.shape[-2]) * int(query.shape[-1] + value.shape[-1])
+
+
+def _of_groups(a: Tensor, b: Tensor, *_: Any) -> int:
+    """Products of groups, whose rows, columns or summed elements lie one after another where an
+    operand is a matrix; only where both are batches does each group have all of its own."""
+    groups = int(a.shape[0]) if a.dim() == b.dim() == 3 else 1
+    return 2 * groups * int(a.shape[-2]) * int(a.shape[-1]) * int(b.shape[-1])
+
+
+_FORMULAS: dict[str, Callable[..., int]] = {
+    "convolution_backward": _convolution_backward,
+    # torch.utils.flop_counter has none for these.
+    "dot": _of_product,
+    "vdot": _of_product,
+    "mv": _of_product,
+    "addmv": lambda _, a, b, *rest: _of_product(a, b),
+    "addbmm": lambda _, a, b, *rest: _of_product(a, b),
+    "_addmm_activation": lambda _, a, b, *rest: _of_product(a, b),
+    "_grouped_mm": _of_groups,
+}
+
+
+def _causal_part(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flops: int) -> int:
+    """Of `flops` over all scores, those of a causal kernel: it passes over what lies beyond the
+    diagonal, which the formulas of torch.utils.flop_counter count. Row i sees keys 0 to i."""
+    given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    if not given.get("is_causal"):
+        return flops
+    queries, keys = int(given["query"].shape[-2]), int(given["key"].shape[-2])
+    seen = sum(min(row + 1, keys) for row in range(queries))
+    return flops // (queries * keys) * seen
+
+
+def _moved(tensor: Tensor) -> int:
+    """Its bytes; an expanded tensor's are those of the storage behind it."""
+    behind: int = tensor.untyped_storage().nbytes()
+    size = int(tensor.numel()) * int(tensor.element_size())
+    return min(size, behind)
+
+
+def _kernels(name: str, args: tuple[Any, ...]) -> int:
+    lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
+    if lists and name.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
+        blocks = sum(-(-int(t.numel()) // _FOREACH_CHUNK) for t in lists[0])
+        tensors = _FOREACH_TENSORS[min(len(lists), max(_FOREACH_TENSORS))]
+        return max(-(-len(lists[0]) // tensors), -(-blocks // _FOREACH_BLOCKS))
+    return _KERNELS.get(name, 1)

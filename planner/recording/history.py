@@ -1,0 +1,271 @@
+"""Torch's own allocator history as the events of a ledger: each request as torch made it, in order.
+
+The text that torch's allocator writes beside each entry is ours: the number of phases that had
+ended, and the module that was running. It belongs to a thread; what autograd's threads ask for
+outside of any module bears none.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import utils as dynamo
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from planner.ledger.ledger import Allocated, Category, Emptied, Event, Freed, Marked, Tagged
+
+UNSHARDED = "unsharded weights"  # what asks for memory where FSDP2 gives weights theirs again
+MAX_ENTRIES = 4_000_000  # of the history: a step of Swin-B has 20,000
+PAUSE_SECONDS = 0.0005  # around an instant by which entries are told apart
+Entry = dict[str, Any]  # as torch.cuda.memory._snapshot has it
+
+
+_stamps: list[tuple[int, str]] = []  # microseconds since the epoch, and the text from then on
+
+
+def _stamp(text: str) -> None:
+    """In place of a text beside each entry, which torch has from 2.10 on: when it began. What a
+    thread asks for is told by its time, and so not by its module."""
+    if text.endswith("|"):
+        time.sleep(PAUSE_SECONDS)
+        _stamps.append((time.time_ns() // 1000, text))
+        time.sleep(PAUSE_SECONDS)
+
+
+write_beside: Callable[[str], None] = getattr(torch._C, "_cuda_setMemoryMetadata", _stamp)
+
+
+@contextmanager
+def history() -> Iterator[list[Entry]]:
+    """What the allocator of the current device does within; it is there when the block ends."""
+    entries: list[Entry] = []
+    _stamps.clear()
+    record = torch.cuda.memory._record_memory_history
+    record("all", context=None, stacks="python", max_entries=MAX_ENTRIES)
+    try:
+        yield entries
+        traces = torch.cuda.memory._snapshot()["device_traces"]
+        entries += traces[torch.cuda.current_device()]
+        for entry in entries if _stamps else ():
+            at = bisect_right(_stamps, (entry["time_us"], "~"))
+            entry["user_metadata"] = _stamps[at - 1][1] if at else ""
+    finally:
+        record(enabled=None)
+
+
+class Marks:
+    """Writes beside each entry of the history how many phases have ended, and the running module.
+
+    `nn.Module.__call__` is replaced while `writing`: a hook would change how a module is called,
+    and so how long its inputs live. `tags` are, by the number of phases ended, what is alive then:
+    (address of a storage, its category, the address of the weight that a gradient is of, or 0).
+    """
+
+    def __init__(self) -> None:
+        self.phases: list[Marked] = []
+        self.tags: dict[int, list[tuple[int, Category, int]]] = {}
+        self.names: dict[int, str] = {}
+        self.within = threading.local()
+        self.write = write_beside
+
+    def name(self, root: nn.Module) -> None:
+        """From here on the modules of `root` are known by their names in it."""
+        self.names = {id(module): name for name, module in root.named_modules()}
+
+    def end(self, phase: str, step: int) -> None:
+        """A phase has ended; `tag` may follow."""
+        self.phases.append(Marked(phase, step))
+        self.write(f"{len(self.phases)}|")
+
+    def tag(
+        self, tensors: Iterable[Tensor], category: Category, weights: Iterable[Tensor] = ()
+    ) -> None:
+        """What is alive at the end of the phase that ended last, and is to be called so."""
+        behind = iter(weights)
+        found = self.tags.setdefault(len(self.phases), [])
+        for tensor in tensors:
+            weight = next(behind, None)
+            of = _addresses(weight)[0] if weight is not None else 0
+            found += ((address, category, of) for address in _addresses(tensor))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Modules' names are written within."""
+        usual, main = nn.Module.__call__, threading.main_thread()
+
+        def called(module: Any, *given: Any, **named: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return usual(module, *given, **named)
+            name = self.names.get(id(module))
+            if name is None:
+                return usual(module, *given, **named)
+            outer = getattr(self.within, "path", None)
+            self.within.path = name
+            self.write(f"{len(self.phases)}|{name}")
+            try:
+                return usual(module, *given, **named)
+            finally:
+                self.within.path = outer
+                known = outer is not None or threading.current_thread() is main
+                self.write(f"{len(self.phases)}|{outer or ''}" if known else "")
+
+        nn.Module.__call__ = called  # type: ignore[method-assign]
+        # To Dynamo ours is torch's own.
+        dynamo.unpatched_nn_module_call = called
+        self.write(f"{len(self.phases)}|")
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = usual  # type: ignore[method-assign]
+            dynamo.unpatched_nn_module_call = usual
+            self.write("")
+
+
+def plain_tensors(tensor: Tensor) -> list[Tensor]:
+    """The tensors that one of a library's own kind is made of; itself, where it is none."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    parts = [getattr(tensor, name) for name in names]  # a DTensor's mesh is among them
+    return [p for part in parts if isinstance(part, Tensor) for p in plain_tensors(part)]
+
+
+def _addresses(tensor: Tensor) -> list[int]:
+    """Those of the storages on the device that `tensor` is made of."""
+    return [p.untyped_storage().data_ptr() for p in plain_tensors(tensor) if p.is_cuda]
+
+
+@dataclass
+class Pools:
+    """What is known of storages that no tensor of ours stands for. `staying` is what those are for
+    that stay to the end, by their bytes: cuBLAS's workspaces, DDP's buckets. `streams` are the
+    names of those beside the one that computes, by address, `categories` what lies in their memory,
+    by name."""
+
+    staying: Mapping[int, Category]
+    streams: dict[int, str]
+    categories: Mapping[str, Category]
+
+    def named(self, stream: int) -> str:
+        """By the order in which they are met, where FSDP2 has no name for it."""
+        return self.streams.setdefault(stream, f"stream {len(self.streams) + 1}") if stream else ""
+
+    def category(self, stream: str, label: str) -> Category | None:
+        return "parameters" if label == UNSHARDED else self.categories.get(stream)
+
+
+def read_events(
+    entries: Sequence[Entry],
+    marks: Marks,
+    labels: Mapping[int, Sequence[str]],
+    pools: Pools,
+) -> list[Event]:
+    """The ledger's events, but for what is computed. `labels` name the operations behind requests,
+    by the number of phases ended."""
+    events: list[Event] = []
+    storages: dict[int, int] = {}  # by address, of what is alive
+    tags: dict[int, Tagged] = {}  # by storage
+    sizes: list[int] = []
+    ended = served = 0
+
+    def end_phases(until: int) -> None:
+        nonlocal ended, served
+        while ended < until:
+            ended, served = ended + 1, 0
+            for address, category, weight in marks.tags.get(ended, ()):
+                if storage := storages.get(address):
+                    tags.setdefault(storage, Tagged(storage, category, storages.get(weight, 0)))
+            events.append(marks.phases[ended - 1])
+
+    for entry in entries:
+        number, _, path = entry["user_metadata"].partition("|")
+        if number:
+            end_phases(int(number))
+        action = entry["action"]
+        if action == "alloc":
+            sizes.append(entry["size"])
+            storages[entry["addr"]] = len(sizes)
+            known = labels.get(ended, ())
+            label = known[served] if served < len(known) else ""
+            stream = pools.named(entry["stream"])
+            if category := pools.category(stream, label):
+                tags[len(sizes)] = Tagged(len(sizes), category)
+            events.append(Allocated(len(sizes), entry["size"], label, path, stream))
+            served += 1
+        elif action == "free_completed" and entry["addr"] in storages:
+            events.append(Freed(storages.pop(entry["addr"])))
+        elif action == "segment_free" and not (events and type(events[-1]) is Emptied):
+            events.append(Emptied(path))
+    end_phases(len(marks.phases))
+    for storage in storages.values():
+        category = pools.staying.get(sizes[storage - 1])
+        if category is not None and storage not in tags:
+            tags[storage] = Tagged(storage, category)
+    return list(_with_tags(list(_in_steady_order(events)), tags))
+
+
+def _in_steady_order(events: Iterable[Event]) -> Iterator[Event]:
+    """Each run of releases by storage: autocast empties its cache in the order of addresses, which
+    differ from one process to the next."""
+    for kind, run in groupby(events, type):
+        if kind is Freed:
+            yield from sorted(run, key=attrgetter("storage"))
+        else:
+            yield from run
+
+
+def _with_tags(events: Sequence[Event], tags: Mapping[int, Tagged]) -> Iterator[Event]:
+    """Each storage's tag right behind its allocation. What outlives its forward, and what a forward
+    that ran again in backward leaves for it, is an activation."""
+    saved = _outlive_forward(events) | _recomputed(events)
+    for event in events:
+        yield event
+        if type(event) is Allocated:
+            if event.storage in tags:
+                yield tags[event.storage]
+            elif event.storage in saved:
+                yield Tagged(event.storage, "activations")
+
+
+def _outlive_forward(events: Iterable[Event]) -> set[int]:
+    saved, fresh = set[int](), set[int]()
+    for event in events:
+        if type(event) is Allocated:
+            fresh.add(event.storage)
+        elif type(event) is Freed:
+            fresh.discard(event.storage)
+        elif type(event) is Marked:
+            if event.phase == "forward":
+                saved |= fresh
+            fresh.clear()
+    return saved
+
+
+def _recomputed(events: Iterable[Event]) -> set[int]:
+    """What modules ask for in a backward, and is still there when backward itself asks again."""
+    saved, running, since = set[int](), set[int](), list[Event]()
+    for event in events:
+        if type(event) is not Marked:
+            since.append(event)
+            continue
+        running.clear()
+        for inner in since if event.phase == "backward" else ():
+            if type(inner) is Allocated and inner.path:
+                running.add(inner.storage)
+            elif type(inner) is Allocated:
+                saved |= running
+                running.clear()
+            elif type(inner) is Freed:
+                running.discard(inner.storage)
+        since.clear()
+    return saved

@@ -1,0 +1,97 @@
+"""Small models for the warm process, which imports them by name; most of them break."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+NUM_CLASSES = 16
+
+
+class Network(nn.Module):
+    """A convolution, a batch norm and a head; `change` takes the features in between."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor] = lambda features: features) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 32, 4, 4), nn.BatchNorm2d(32), nn.GELU())
+        self.head = nn.Linear(32, NUM_CLASSES)
+        self.change = change
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.head(self.change(self.stem(images).mean((2, 3))))
+        return found
+
+
+class OfOneValue(Network):
+    """Its batch norm gets one value of each channel, of a batch of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.change = nn.BatchNorm1d(32)
+
+
+def _raise(features: Tensor) -> Tensor:
+    raise ValueError("no such stage")
+
+
+def _read(features: Tensor) -> Tensor:
+    return features * features.sum().item()
+
+
+def _select(features: Tensor) -> Tensor:
+    return features + features[features > 0].sum()
+
+
+def _fill_host(features: Tensor) -> Tensor:
+    return features + torch.empty(1 << 50).sum().item()
+
+
+def _die(features: Tensor) -> Tensor:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return features
+
+
+def convolutional() -> nn.Module:
+    return Network()
+
+
+def raises() -> nn.Module:
+    return Network(_raise)
+
+
+def reads() -> nn.Module:
+    return Network(_read)
+
+
+def selects() -> nn.Module:
+    return Network(_select)
+
+
+def fills_host() -> nn.Module:
+    return Network(_fill_host)
+
+
+def dies() -> nn.Module:
+    return Network(_die)
+
+
+def is_not_there() -> nn.Module:
+    raise FileNotFoundError("weights.bin")
+
+
+class OwnTask:
+    """A user's task, whose batch raises."""
+
+    def module(self) -> nn.Module:
+        return Network()
+
+    def batch(self, size: int, device: torch.device) -> Tensor:
+        raise OSError("no such folder: images")
+
+    def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
+        found: Tensor = module(batch).mean()
+        return found

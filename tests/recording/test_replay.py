@@ -1,0 +1,160 @@
+"""A recorded ledger beside torch's own peaks of a step, in a process of its own, that nothing
+watched: to the byte the same, allocated and reserved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from planner.core.errors import PlannerError
+from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting
+from planner.estimation.estimate import estimate_ledger, resolve
+from planner.ledger.ledger import Allocated, Freed, Ledger, Marked, Tagged
+from planner.machine.hardware import Gpu, find_gpu
+from planner.machine.hardware.overheads import overheads_for
+from planner.memory.profile import profile_memory
+from planner.recording.client import DEFAULT_CARD, Recorder
+from tests.covering import covering
+
+pytestmark = pytest.mark.timeout(400)
+
+SWIN = SwinConfig(image_size=(56, 56), depths=(2, 1), num_heads=(3, 6), embed_dim=96, num_classes=9)
+OWN = FactoryModel(
+    factory="tests.recording.models:convolutional", image_size=(32, 32), num_classes=16
+)
+VIT = NamedModel(
+    library="timm", name="vit_tiny_patch16_224", task="classification", image_size=(224, 224),
+    in_channels=3, num_classes=1000,
+)  # fmt: skip
+MODELS: tuple[Model, ...] = (VIT, SWIN, OWN)
+DDP = {"parallelism": "ddp", "world_size": 2}
+FSDP = {"parallelism": "fsdp", "world_size": 4}
+SWITCHES: tuple[dict[str, Any], ...] = (
+    {}, {"offload": "activations"}, {"offload_optimizer": "state"}, {"validation_batch_size": 6},
+    {"offload_optimizer": "state-and-gradients"}, {"optimizer_in_backward": True}, {"ema": True},
+    {"memory_format": "channels_last"}, {"zero_grad_to_none": False}, {"clip_grad": True}, DDP,
+    {**DDP, "ddp_compression": "bf16"}, {**DDP, "ddp_find_unused": True, "ema": True},
+    {**DDP, "ddp_static_graph": True, "ddp_bucket_view": True}, FSDP,
+    {**FSDP, "parallelism": "hsdp", "fsdp_shard_size": 2, "fsdp_reshard": False},
+)  # fmt: skip
+AXES = (
+    MODELS, ("bf16", "fp32", "fp16", "pure-bf16"), ("none", "blocks"), (1, 2, 5),
+    ("adamw", "adamw-fused", "sgd", "lion", "adafactor"), SWITCHES,
+)  # fmt: skip
+
+
+def setting_of(
+    precision: str, checkpointing: str, accumulate: int, optimizer: str, switch: dict[str, Any]
+) -> TrainSetting:
+    given = {
+        "precision": precision, "checkpointing": checkpointing, "accumulate": accumulate,
+        "optimizer": optimizer, "clip_grad": False, **switch,
+    }  # fmt: skip
+    return TrainSetting(batch_size=4, **given)
+
+
+def is_possible(model: Model, *values: Any) -> bool:
+    """Whether `values` go together; a network of one convolution has no blocks."""
+    try:
+        resolve(model, setting_of(*values))
+    except (PlannerError, ValueError):
+        return False
+    return model is not OWN or values[1] == "none"
+
+
+def assert_replays(
+    recorder: Recorder, model: Model, setting: TrainSetting, gpu: Gpu | None = None
+) -> Ledger:
+    gpu = gpu or find_gpu(DEFAULT_CARD)
+    resolved = resolve(model, setting)
+    allocated, reserved, *_ = recorder.peaks(*resolved, gpu)
+    ledger = recorder.record(*resolved, gpu).ledger
+    workspace = overheads_for(gpu, ledger.environment).workspace_bytes
+    found = profile_memory(ledger, workspace, None, None)
+    assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (allocated, reserved)
+    whole = estimate_ledger(*resolved, ledger, gpu)
+    assert sum(whole.breakdown.values()) == whole.device_total_bytes
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("model", "values"),
+    [(model, values) for model, *values in covering(*AXES, possible=is_possible)],
+    ids=str,
+)
+def test_a_ledger_replays_to_torchs_own_peaks(
+    recorder: Recorder, model: Model, values: list[Any]
+) -> None:
+    assert_replays(recorder, model, setting_of(*values))
+
+
+@pytest.mark.parametrize("changes", [{"lora_rank": 4}, {"frozen_stages": 1}], ids=str)
+def test_weights_that_are_not_trained(recorder: Recorder, changes: dict[str, Any]) -> None:
+    assert_replays(recorder, SWIN, TrainSetting(batch_size=4, **changes))
+
+
+def test_products_in_8_bits(recorder: Recorder) -> None:
+    setting = TrainSetting(batch_size=16, precision="fp8")
+    assert_replays(recorder, VIT, setting, find_gpu("h100-sxm-80gb"))
+
+
+@pytest.mark.compiler
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": "adamw-8bit"}, {"compile": "default"},
+        {"compile": "default", "compile_scope": "blocks"},
+        {"compile": "default", "activation_memory_budget": 0.5},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_compiled(recorder: Recorder, changes: dict[str, Any]) -> None:
+    """Inductor may compile otherwise than it remembers: so it does that first."""
+    setting = TrainSetting(batch_size=4, **changes)
+    recorder.peaks(*resolve(VIT, setting))
+    assert_replays(recorder, VIT, setting)
+
+
+@pytest.mark.parametrize("changes", [{}, DDP, FSDP], ids=str)
+def test_between_steps_only_what_is_kept_is_alive(
+    recorder: Recorder, changes: dict[str, Any]
+) -> None:
+    """Weights in fp32, two moments of them and one `step` for each; under DDP the buckets, as
+    large as all gradients; of FSDP's weights a quarter. Rounding and small tensors are below 5%."""
+    resolved = resolve(SWIN, TrainSetting(batch_size=4, optimizer="adamw-fused", **changes))
+    ledger = recorder.record(*resolved).ledger
+    sizes: dict[int, int] = {}
+    kinds: dict[int, str] = {}
+    end = max(i for i, event in enumerate(ledger.events) if type(event) is Marked)
+    for event in ledger.events[:end]:
+        if type(event) is Allocated:
+            sizes[event.storage] = event.num_bytes
+        elif type(event) is Freed:
+            del sizes[event.storage]
+        elif type(event) is Tagged:
+            kinds[event.storage] = event.category
+    held = Counter[str]()
+    for storage, num_bytes in sizes.items():
+        held[kinds.get(storage, "temporaries")] += num_bytes
+    weights = 4 * ledger.num_parameters // (4 if changes is FSDP else 1)
+    buckets = weights if changes is DDP else 0
+    assert held["parameters"] == pytest.approx(weights, rel=0.05)
+    assert held["optimizer_state"] == pytest.approx(2 * weights, rel=0.05)
+    assert held["gradients"] == pytest.approx(buckets, rel=0.05)
+    assert held["temporaries"] < 4096
+
+
+def test_weights_that_are_tied_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second copy, given back at once, would leave a hole where a probe has none."""
+    torch = pytest.importorskip("torch")
+    from planner.recording.step import _move
+
+    tied = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(2)))
+    tied[1].weight = tied[0].weight
+    made, usual = [], torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda of, **how: made.append(of) or usual(of, **how))
+    _move(tied, torch.device("cpu"), torch.bfloat16)
+    assert len(made) == 1
