@@ -165,8 +165,8 @@ def advise(
     (rounding, recipe, learning-rate, adapters); `allow` effects that are otherwise used only where
     nothing else fits (recipe), or not at all (adapters). `link` is what joins several GPUs
     (`world_size`), as `planner.estimate` takes it. `epochs`, `images_per_epoch` and
-    `price_per_hour` give every way a `cost`, as there. `recorded` makes the traces that the answer
-    would lack, which takes minutes.
+    `price_per_hour` give every way a `cost`, as there. With `recorded` steps that
+    are not tried without are recorded too, which takes minutes.
     Raises UsageError for what is unknown or cannot be read, UnsupportedError for a wish that the
     model's library or the card cannot run.
     """

@@ -9,9 +9,9 @@ from planner.advice.estimates import Estimates
 from planner.advice.wish import SAMPLE_BATCH, Choice, Wish
 from planner.core.schema import ResolvedSetting, TrainSetting
 from planner.core.schema.distribution import DEEPSPEED
-from planner.estimation.between import between, combined, combined_time, line_share
+from planner.estimation.between import Combine, combined, combined_time, on_line
 from planner.estimation.estimate import Estimate
-from planner.estimation.ledgers import record_ledgers, step_ledger
+from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.ledger.ledger import Ledger
 from planner.libraries.limits import batch_unit
 from planner.machine.hardware import Gpu
@@ -74,20 +74,37 @@ class RecordedEstimates(Estimates):
         return bool(missing)
 
     def at(self, choice: Choice) -> Estimate:
+        found = self._between(choice)
+        if found is None:
+            return super().at(choice)
+        by, of = found
+        return combined(by, self.resolved(choice.setting), self.at(of[-1]), *map(self.at, of))
+
+    def _time(self, choice: Choice) -> StepTime:
+        found = self._between(choice)
+        if found is None:
+            return super()._time(choice)
+        by, of = found
+        times = [self._time(one) for one in of]
+        return combined_time(by, self.resolved(choice.setting), times[-1], *times)
+
+    def _between(self, choice: Choice) -> tuple[Combine, list[Choice]] | None:
+        """What makes the figures of a choice of those of others; None where it has its own."""
         setting = self.resolved(choice.setting)
         if self.answers or self._is_known(setting):
-            return super().at(choice)
+            return None
         low, high = (self._as(choice, point) for point in self._points(setting))
         if choice in (low, high):
-            return super().at(choice)
+            return None
         if setting.compile != "off":
-            eager = setting.model_copy(update={"compile": "off", "activation_memory_budget": 1.0})
-            of = self.at(self._as(choice, eager)), self.at(self._as(low, eager)), self.at(low)
-            return combined(_in_proportion, setting, of[2], *of)
-        return between(self.at(low), self.at(high), setting)
+            eager = {"compile": "off", "activation_memory_budget": 1.0}
+            uncompiled = (self._as(c, c.setting.model_copy(update=eager)) for c in (choice, low))
+            return _in_proportion, [*uncompiled, low]
+        return on_line(low.setting, high.setting, setting), [low, high]
 
     def least_bytes(self, choice: Choice) -> int:
-        return self.at(choice).peak_live_bytes + self._outside_bytes
+        """Its workspaces are among what is live."""
+        return self.at(choice).peak_live_bytes + self._overheads.context_bytes
 
     def least_high_bytes(self, choice: Choice) -> int:
         return self.at(choice).high_bytes
@@ -114,6 +131,8 @@ class RecordedEstimates(Estimates):
         elif wish.share is not None:
             high = max(wish.share // min(setting.accumulate, 2), unit)
             low = min(SAMPLE_BATCH if setting.accumulate == 1 else low, high)
+            if low == high:  # there is nothing between: each is recorded
+                low = high = setting.batch_size
         points = [{"batch_size": size, "accumulate": parts} for size in (low, high)]
         first, last = (ResolvedSetting(setting.model_copy(update=point)) for point in points)
         return first, last
@@ -125,21 +144,6 @@ class RecordedEstimates(Estimates):
 
     def _is_known(self, setting: ResolvedSetting) -> bool:
         return isinstance(kept.find(kept.step_of(self.wish.model, setting, self.card)), Ledger)
-
-    def _time(self, choice: Choice) -> StepTime:
-        setting = self.resolved(choice.setting)
-        if self.answers or self._is_known(setting):
-            return super()._time(choice)
-        low, high = (self._as(choice, point) for point in self._points(setting))
-        if choice in (low, high):
-            return super()._time(choice)
-        if setting.compile != "off":
-            eager = setting.model_copy(update={"compile": "off", "activation_memory_budget": 1.0})
-            of = self._time(self._as(choice, eager)), self._time(self._as(low, eager))
-            return combined_time(_in_proportion, setting, self._time(low), *of, self._time(low))
-        share = line_share(low.setting, high.setting, setting)
-        times = self._time(low), self._time(high)
-        return combined_time(lambda a, b: a + (b - a) * share, setting, times[1], *times)
 
     def _ledger(self, setting: ResolvedSetting) -> Ledger:
         return step_ledger(self.wish.model, setting, recorded=True, gpu=self.card)
@@ -156,8 +160,6 @@ def _any_batch(setting: TrainSetting) -> TrainSetting:
 
 def estimates_of(wish: Wish, like: Estimates | None = None) -> Estimates:
     """Those of a wish; `like` are those of the same model."""
-    from planner.estimation.ledgers import is_on_shapes
-
     if is_on_shapes(wish.model, wish.sample.setting):
         return Estimates(wish, like)
     return RecordedEstimates(wish, like if isinstance(like, RecordedEstimates) else None)

@@ -26,14 +26,13 @@ _BYTES = (
 
 def between(low: Estimate, high: Estimate, setting: TrainSetting) -> Estimate:
     """On the line through two estimates of one step at other batches, or beyond them."""
-    share = line_share(low.setting, high.setting, setting)
-    return combined(lambda a, b: a + (b - a) * share, setting, high, low, high)
+    return combined(on_line(low.setting, high.setting, setting), setting, high, low, high)
 
 
-def line_share(low: TrainSetting, high: TrainSetting, setting: TrainSetting) -> float:
-    """Where between two batches a third one lies: 0 to 1, or beyond."""
-    span = high.batch_size - low.batch_size
-    return (setting.batch_size - low.batch_size) / span if span else 0.0
+def on_line(low: TrainSetting, high: TrainSetting, setting: TrainSetting) -> Combine:
+    """Of a figure at two batches that at the batch of `setting`."""
+    share = (setting.batch_size - low.batch_size) / (high.batch_size - low.batch_size)
+    return lambda a, b: a + (b - a) * share
 
 
 def combined(by: Combine, setting: TrainSetting, like: Estimate, *of: Estimate) -> Estimate:

@@ -10,7 +10,7 @@ from planner.advice.search import NO_RECORDING
 from planner.advice.waterfall import Fall
 from planner.core.units import format_bytes, format_range, format_seconds
 from planner.report.estimates import (
-    NOT_TRACED,
+    NOT_RECORDED,
     narrower,
     needs_text,
     notes,
@@ -87,7 +87,7 @@ def _answer(advice: Advice) -> Iterator[str]:
         yield f"The fastest that fits even in the worst case: {_way(advice.surely, advice)}"
     elif best is not None and not best.estimate.fits_surely:
         yield "No way was found that fits even in the worst case: 'planner tune' measures."
-    unrecorded = _untraced(advice)
+    unrecorded = _unrecorded(advice)
     if unrecorded:
         yield f"Not tried without --record (some minutes, once): {', '.join(unrecorded)}."
     shown = best or advice.nearest
@@ -99,7 +99,7 @@ def _standing(best: Way, advice: Advice) -> str:
     """What is best about what is recommended."""
     fastest = advice.fastest
     if fastest is None:
-        return ", the fastest of what was looked at" if _untraced(advice) else ", the fastest found"
+        return f", the fastest {'of what was looked at' if _unrecorded(advice) else 'found'}"
     found = []
     if best.estimate.fits_surely and not fastest.estimate.fits_surely:
         found.append("fits even in the worst case")
@@ -108,7 +108,7 @@ def _standing(best: Way, advice: Advice) -> str:
     return f" (it {' and '.join(found)}, and no way that fits is known to be faster)"
 
 
-def _untraced(advice: Advice) -> list[str]:
+def _unrecorded(advice: Advice) -> list[str]:
     """What was not looked at, since its step is recorded and that takes minutes."""
     found = [v.name for v in advice.levers if any(NO_RECORDING in reason for reason in v.reasons)]
     return [_CALLED.get(name, name) for name in sorted(found, key=lambda name: name != "compile")]
@@ -210,7 +210,7 @@ def _fall(fall: Fall) -> list[doc.Cell]:
     needs, added = format_bytes(fall.num_bytes), fall.added_seconds
     more = "+-"[fall.saved_bytes > 0] + format_bytes(abs(fall.saved_bytes))
     if fall.as_eager:
-        needs, more = format_range(fall.low_bytes, fall.high_bytes), NOT_TRACED
+        needs, more = format_range(fall.low_bytes, fall.high_bytes), NOT_RECORDED
     return [
         _changes(fall.changes),
         doc.Number(fall.num_bytes, needs),
@@ -251,7 +251,7 @@ def _treatments(found: Bottleneck, advice: Advice) -> str:
         rates = [card.rate for card in advice.cards if card.rate is not None and card.fits]
         best = advice.recommended
         is_card = best is not None and max(rates, default=0.0) > WORTH * best.images_per_second
-        if is_card and not _untraced(advice):
+        if is_card and not _unrecorded(advice):
             return "Nothing that was tried makes it faster still: the next step is a larger card."
         waits = f": it waits for the {found.largest}" if found.largest == "host" else ""
         return f"Nothing that was tried makes it faster still{waits}."

@@ -31,7 +31,7 @@ from planner.report.time import (
 )
 from planner.throughput.result import Throughput, is_slower
 
-NOT_TRACED = "not recorded"
+NOT_RECORDED = "not recorded"
 LIKE = "; an A100's kernels are assumed"  # what `overheads_for` takes where no GPU is named
 NARROWER = "Compile is not recorded: --record narrows the range, in one to three minutes."
 # The order people add up in: tensors first, then what PyTorch and the driver put around them.
@@ -461,7 +461,7 @@ def _rate_cell(row: Row) -> doc.Cell:
 
 def _needs(row: Row) -> doc.Cell:
     estimate = row.estimate
-    text = NOT_TRACED if estimate.as_eager else total_text(estimate)
+    text = NOT_RECORDED if estimate.as_eager else total_text(estimate)
     return doc.Number(estimate.device_total_bytes, text)
 
 
@@ -475,8 +475,8 @@ def _memory(rows: Sequence[Row]) -> list[Column]:
 
     def column(name: str, size: Callable[[Estimate], int]) -> Column:
         def show(row: Row) -> doc.Cell:
-            recorded = not row.estimate.as_eager
-            return doc.bytes_cell(size(row.estimate)) if recorded else doc.Number(None, NOT_TRACED)
+            found = row.estimate
+            return doc.Number(None, NOT_RECORDED) if found.as_eager else doc.bytes_cell(size(found))
 
         return name, show
 

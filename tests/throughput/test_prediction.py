@@ -433,7 +433,7 @@ def test_another_model_than_a_swin_is_known_as_well_as_the_operations_it_spends_
 def test_convolutions_of_fp32_tensors_run_in_tf32_unless_fp32_was_asked_for(
     precision: str, took: float
 ) -> None:
-    """As a probe sets cuDNN (worker/precision.py). A convolution reaches half of the rate."""
+    """As a probe sets cuDNN (training/building.py). A convolution reaches half of the rate."""
     setting = EAGER.model_copy(update={"precision": precision})
     convolution = matmul(1e10)._replace(kind="conv")
     found = step(("forward", convolution), setting=setting)

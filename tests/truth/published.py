@@ -226,7 +226,7 @@ def predicted_allocated(row: PublishedRow) -> int | None:
         ledger = _ledger(row, **changes)
         if row.fused_window_process:
             ledger = with_fused_windows(ledger)
-        outside = overheads_for(row.device)
+        outside = overheads_for(row.device, ledger.environment)
         ledger = on_device(ledger, outside.processors)
         return peak_allocated(ledger, outside.workspace_bytes, counts)
 

@@ -19,6 +19,7 @@ from planner.core.schema import FactoryModel, ProbeStatus
 from planner.core.schema.record import PhaseBytes
 from planner.core.units import format_bytes
 from planner.machine.emulated import is_emulated
+from planner.training.building import set_precision
 from planner.training.parallel.spread import own_part
 from planner.training.step import Training
 from planner.training.tasks.contract import WRITE_A_TASK
@@ -31,7 +32,6 @@ from search.probe.stopping import Rule, StopRule
 from search.probe.worker.compiler import CompileWatch, end_workers
 from search.probe.worker.meter import Mark, MemoryUse, Meter, make_meter
 from search.probe.worker.phases import StepPhases
-from search.probe.worker.precision import set_precision
 from search.probe.worker.ranks import AgreedRule, Ranks, World
 from search.probe.worker.report import Report
 from search.probe.worker.subject import (
@@ -132,7 +132,7 @@ class Run:
         """The training on its device, warm: its next step is like all that follow."""
         request = self.request
         refuse_unsupported(request)
-        set_precision(request)
+        set_precision(request.setting)
         seed_everything(request.seed)
         self.report.enter("device")
         meter = self._prepare_device()

@@ -1,4 +1,4 @@
-"""What fp32 matrix work is done in while a probe runs, and how cuDNN chooses its algorithms."""
+"""Which precisions a probe's device computes in."""
 
 from __future__ import annotations
 
@@ -26,21 +26,3 @@ def check_matrix_units(request: ProbeRequest) -> None:
         offered = offered_precisions(request)
         if precision not in offered:
             raise lacking_error(request.device, precision, offered)
-
-
-def set_precision(request: ProbeRequest) -> None:
-    """What fp32 matrix work is done in, said both ways: torch's defaults differ by operation.
-
-    fp32 is fp32 everywhere; tf32 is tf32 wherever it can be. Under autocast what stays fp32 is as
-    by default: matmul in fp32, cuDNN's convolutions in tf32.
-
-    A user's module may have said otherwise when it was loaded, and by the API of torch 2.9. What
-    that API set for a whole backend comes through wherever the older one says no more than "not
-    tf32", and their getters raise where the two disagree; Inductor asks them. So it is unset first.
-    """
-    for backend in (torch.backends, torch.backends.cudnn, torch.backends.mkldnn):
-        backend.fp32_precision = "none"  # type: ignore[attr-defined]
-    precision = request.setting.precision
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision != "fp32"
-    torch.backends.cudnn.benchmark = request.setting.cudnn_benchmark

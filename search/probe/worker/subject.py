@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import importlib
 import random
-from functools import partial
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 
 from planner.core.errors import UnsupportedError
-from planner.core.schema import SwinConfig
 from planner.core.schema.distribution import DEEPSPEED
 from planner.libraries.limits import setting_limit, trained_limit
-from planner.training.parallel.spreading import spread_as_set
-from planner.training.step import Training, lay_out
+from planner.training import building
+from planner.training.building import recipe_of
+from planner.training.step import Training
 from planner.training.tasks import task_for
-from planner.training.tasks.blocks import blocks_to_shard, checkpoint_as_set
-from planner.training.tasks.compiling import compile_as_set
 from search.probe.protocol import ProbeRequest
-from search.probe.worker.precision import check_matrix_units, set_precision
+from search.probe.worker.precision import check_matrix_units
 from search.probe.worker.verdict import NonFiniteError
 
 
@@ -75,24 +72,7 @@ def touch_libraries(request: ProbeRequest) -> None:
 
 
 def build_training(request: ProbeRequest) -> WatchedTraining:
-    """The module of the request on its device, with its optimizer, its batch and its compiler.
-
-    Its code, a user's not least, may have set a precision of its own while it was loaded.
-    """
-    setting = request.setting.with_recipe(isinstance(request.model, SwinConfig))
-    device = torch.device(request.device)
+    """The module of the request on its device, with its optimizer, its batch and its compiler."""
+    setting, device = recipe_of(request.model, request.setting), torch.device(request.device)
     task = task_for(request.model, setting)
-    module = task.module().train()
-    checkpoint_as_set(module, task, request.model, setting)
-    set_precision(request)
-    dtype = torch.bfloat16 if setting.precision == "pure-bf16" else None
-    module = module.to(device=device, dtype=dtype)
-    lay_out(module, setting)
-    blocks = partial(blocks_to_shard, module, task, request.model)
-    spread = spread_as_set(module, blocks, setting, device)
-    whole = module if spread is None else spread.module
-    by_block = setting.compile_scope == "blocks"
-    compiled = compile_as_set(module if by_block else whole, task, request.model, setting)
-    called = whole if compiled is None or by_block else compiled
-    batch = task.batch(setting.batch_size, device)
-    return WatchedTraining(module, setting, task, batch, called, spread)
+    return building.build_training(WatchedTraining, task, request.model, setting, device)

@@ -11,9 +11,9 @@ from torch import backends, nn
 
 from planner.core.errors import UnsupportedError
 from planner.core.schema import FactoryModel, TrainSetting
+from planner.training.building import set_precision
 from search.probe.protocol import ProbeRequest
 from search.probe.worker import measure, subject
-from search.probe.worker.precision import set_precision
 from search.probe.worker.report import Report
 from tests.search.probes import request_of
 
@@ -30,7 +30,7 @@ def request(precision: str) -> ProbeRequest:
 def _precision_is_put_back() -> Iterator[None]:
     benchmark = backends.cudnn.benchmark
     yield
-    set_precision(request("bf16"))
+    set_precision(request("bf16").setting)
     backends.cudnn.benchmark = benchmark
 
 
@@ -75,9 +75,9 @@ def test_precision_holds_over_what_the_newer_interface_set(
     set_by_user: Any, value: str, precision: str, matmul: str, cudnn: bool
 ) -> None:
     """Whose getters and the older ones' raise where the two disagree (torch 2.9 to 2.13)."""
-    set_precision(request("bf16"))
+    set_precision(request("bf16").setting)
     set_by_user(value)
-    set_precision(request(precision))
+    set_precision(request(precision).setting)
     assert torch.get_float32_matmul_precision() == matmul
     assert backends.cuda.matmul.allow_tf32 == (matmul == "high")
     assert backends.cudnn.allow_tf32 == cudnn

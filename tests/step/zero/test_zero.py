@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, TrainSetting
+from planner.core.units import KIB
 from planner.estimation.estimate import choose, estimate
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Awaited, Freed, Ledger, Marked, Scratch, Sent, Tagged
@@ -96,9 +97,8 @@ MEASURED: list[tuple[tuple[str, int, int, int], dict[str, Any], int, int, int]] 
 def test_bytes_are_those_measured(
     which: tuple[str, int, int, int], more: dict[str, Any], built: int, steady: int, peak: int
 ) -> None:
-    """What stays is equal to the byte. A peak is up to 2% higher, since a gradient
-    counts from where it is made, and DeepSpeed has it once its operation freed what it used; that
-    of stage 3 lies in its range."""
+    """What stays is equal to the byte. A peak is higher by what CUDA's operations hold
+    (132 KiB at most here) where a CPU's were measured; that of stage 3 lies in its range."""
     precision, stage, world_size, rank = which
     fields = {"zero_reduce_bucket": 100_000, "zero_overlap": False, **more}
     setting = zero(stage, precision, world_size=world_size, **fields)
@@ -112,7 +112,7 @@ def test_bytes_are_those_measured(
     most = max(
         most for phase, step, _, most in found if step and (phase == "backward" or stage == 3)
     )
-    assert 0.98 * most - sharded.doubtful_bytes <= peak <= most
+    assert most - sharded.doubtful_bytes - 132 * KIB <= peak <= most
 
 
 SWIN = "timm:swin_tiny_patch4_window7_224"
