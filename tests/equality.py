@@ -31,7 +31,7 @@ def assert_as_torch(config: SwinConfig, setting: ResolvedSetting, error: float =
 
 def recorded(model: Model, setting: TrainSetting) -> Ledger:
     """The real module's step, as torch's own CUDA code makes it. Raises PlannerError."""
-    return recorder.record(model, ResolvedSetting(setting), find_gpu(CARD)).ledger
+    return recorder.record(model, ResolvedSetting(setting), find_gpu(CARD))
 
 
 def in_canonical_order(events: Iterable[Event]) -> list[Event]:

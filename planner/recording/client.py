@@ -8,20 +8,20 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from select import select
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from planner.core.errors import PlannerError
 from planner.core.schema import Model, ResolvedSetting
 from planner.ledger.cache import decode
 from planner.ledger.ledger import Ledger
-from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
-from planner.machine.emulated.starting import CONFIGURATION
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
-from planner.recording.worker import Answer, Request
+
+if TYPE_CHECKING:
+    from planner.recording.worker import Answer
 
 DEFAULT_CARD = "a100-sxm-80gb"  # whose kernels are taken where no card is named
 LARGE_BYTES = 8 << 40  # of the card that is recorded on: what fits is replayed, not recorded
@@ -29,17 +29,8 @@ LARGE_BYTES = 8 << 40  # of the card that is recorded on: what fits is replayed,
 # Nor is taken over what the emulated machine is found by.
 REPLAYED = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 
+CONFIGURATION = "PLANNER_EMULATED_GPU"  # what the emulated driver reads as CUDA begins
 NOT_TAKEN = (*REPLAYED, CONFIGURATION, "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A recorded step: its ledger and torch's own peaks of one that nothing watched."""
-
-    ledger: Ledger
-    allocated_bytes: int
-    reserved_bytes: int
-    host_seconds: float
 
 
 class Recorder:
@@ -74,7 +65,7 @@ class Recorder:
     def record(
         self, model: Model, setting: ResolvedSetting, gpu: Gpu | None = None,
         deadline: float | None = None,
-    ) -> Recording:  # fmt: skip
+    ) -> Ledger:  # fmt: skip
         """The step of `model`, on a card like `gpu`. Raises PlannerError for what cannot be built
         or trained, or not by `deadline` (of time.monotonic)."""
         answer = self._ask(model, setting, gpu, deadline=deadline)
@@ -82,9 +73,7 @@ class Recorder:
         if isinstance(kept, PlannerError):
             raise kept
         assert isinstance(kept, Ledger), "made by this very code"
-        assert answer.peaks is not None, "a ledger comes with them"
-        allocated, reserved, _, seconds = answer.peaks
-        return Recording(kept, allocated, reserved, seconds)
+        return kept
 
     def peaks(
         self, model: Model, setting: ResolvedSetting, gpu: Gpu | None = None
@@ -102,6 +91,8 @@ class Recorder:
         self, model: Model, setting: ResolvedSetting, gpu: Gpu | None, is_peaks_only: bool = False,
         deadline: float | None = None,
     ) -> Answer:  # fmt: skip
+        from planner.recording.worker import Answer, Request
+
         gpu = gpu or find_gpu(DEFAULT_CARD)
         with self._lock:
             process = self._started(gpu)
@@ -149,6 +140,8 @@ class Recorder:
     def _card(self, gpu: Gpu) -> str:
         """The configuration of an emulated card like `gpu` with memory for anything."""
         if gpu.name not in self._cards:
+            from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
+
             card = emulated_gpu(gpu, memory_bytes=LARGE_BYTES, notice="")
             environment = {k: v for k, v in os.environ.items() if k not in REPLAYED}
             # torch.cuda.is_available() then asks NVML, where it would else initialise CUDA.

@@ -171,7 +171,7 @@ def _said(missing: Sequence[Step], num_compiled: int) -> str:
 def _recorded(step: Step, deadline: float | None) -> Kept:
     found: Kept
     try:
-        ledger = recorder.record(step.model, step.setting, step.card, deadline).ledger
+        ledger = recorder.record(step.model, step.setting, step.card, deadline)
         found = replace(ledger, notes=(*ledger.notes, *_notes(step)))
     except PlannerError as error:
         found = error

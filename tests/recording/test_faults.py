@@ -23,7 +23,7 @@ def own(name: str) -> FactoryModel:
 
 
 def record(recorder: Recorder, model: Model, **changes: Any) -> Ledger:
-    return recorder.record(*resolve(model, TrainSetting(**{"batch_size": 4, **changes}))).ledger
+    return recorder.record(*resolve(model, TrainSetting(**{"batch_size": 4, **changes})))
 
 
 def line_of(text: str) -> str:

@@ -70,7 +70,7 @@ def assert_replays(
     gpu = gpu or find_gpu(DEFAULT_CARD)
     resolved = resolve(model, setting)
     allocated, reserved, *_ = recorder.peaks(*resolved, gpu)
-    ledger = recorder.record(*resolved, gpu).ledger
+    ledger = recorder.record(*resolved, gpu)
     workspace = overheads_for(gpu, ledger.environment).workspace_bytes
     found = profile_memory(ledger, workspace, None, None)
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (allocated, reserved)
@@ -125,7 +125,7 @@ def test_between_steps_only_what_is_kept_is_alive(
     """Weights in fp32, two moments of them and one `step` for each; under DDP the buckets, as
     large as all gradients; of FSDP's weights a quarter. Rounding and small tensors are below 5%."""
     resolved = resolve(SWIN, TrainSetting(batch_size=4, optimizer="adamw-fused", **changes))
-    ledger = recorder.record(*resolved).ledger
+    ledger = recorder.record(*resolved)
     sizes: dict[int, int] = {}
     kinds: dict[int, str] = {}
     end = max(i for i, event in enumerate(ledger.events) if type(event) is Marked)

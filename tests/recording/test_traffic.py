@@ -46,7 +46,7 @@ def test_a_swin_sends_and_awaits_what_it_does_on_shapes(
     recorder: Recorder, changes: dict[str, Any]
 ) -> None:
     resolved = resolve(SWIN, TrainSetting(batch_size=4, **changes))
-    found = exchanged(recorder.record(*resolved).ledger)
+    found = exchanged(recorder.record(*resolved))
     assert found == exchanged(step_ledger(*resolved))
     assert found
 
