@@ -82,9 +82,11 @@ def test_each_rank_of_fsdp_is_within_half_a_percent(one_in: int) -> None:
 @shares
 def test_ddp_is_off_by_when_its_first_buckets_go(one_in: int) -> None:
     """NCCL's thread gives them up about every 100 ms: whether old and new ones lie side by side at
-    a peak depends on how long a step takes (docs/many-gpus.md)."""
-    assert max(map(abs, errors(one_in, "allocated", "ddp"))) <= 0.012
-    assert max(map(abs, errors(one_in, "reserved", "ddp"))) <= 0.06
+    a peak depends on how long a step takes (docs/many-gpus.md). With views and accumulation torch
+    reserves 8% less than the closed form, else within 1%."""
+    assert max(map(abs, errors(one_in, "allocated", "ddp"))) <= 0.005
+    assert median(map(abs, errors(one_in, "reserved", "ddp"))) <= 0.006
+    assert max(map(abs, errors(one_in, "reserved", "ddp"))) <= 0.09
 
 
 @shares

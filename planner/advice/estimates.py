@@ -13,7 +13,6 @@ from functools import cached_property
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
-from planner.core.schema.distribution import DEEPSPEED
 from planner.core.schema.setting import GRAPH_MODES
 from planner.core.units import MIB
 from planner.estimation.estimate import Estimate, estimate_ledger
@@ -24,7 +23,6 @@ from planner.machine.hardware.overheads import overheads_for, was_emulated
 from planner.memory.compiled import BOUNDED, has_known_graphs, may_recompute_at_once
 from planner.memory.profile import steady_step, walk_ledger
 from planner.recording import kept
-from planner.step.zero import unknown
 from planner.throughput.prediction import DeviceRates, StepTime, rates_for
 from planner.throughput.result import APART, exchanges_of, is_slower, step_time
 
@@ -125,9 +123,6 @@ class Estimates:
         """Whether a choice can be estimated without recording it for minutes. Raises PlannerError
         for one that nobody estimates."""
         setting = self.resolved(choice.setting)
-        error = unknown(setting) if setting.parallelism in DEEPSPEED else None
-        if error is not None:
-            raise error
         return is_on_shapes(self.wish.model, setting)
 
     def compile_steps(self, *goals: Choice) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from planner.advice.estimates import Estimates
 from planner.advice.wish import SAMPLE_BATCH, Choice, Wish
+from planner.core.errors import UnsupportedError
 from planner.core.schema import ResolvedSetting, TrainSetting
 from planner.core.schema.distribution import DEEPSPEED
 from planner.estimation.between import Combine, combined, combined_time, on_line
@@ -16,7 +17,6 @@ from planner.ledger.ledger import Ledger
 from planner.libraries.limits import batch_unit
 from planner.machine.hardware import Gpu
 from planner.recording import kept
-from planner.step.zero import unknown
 from planner.throughput.prediction import StepTime
 
 LEAST_BATCH, MOST_BATCH = 8, 128  # between which a free batch is recorded; others lie beyond
@@ -40,15 +40,14 @@ class RecordedEstimates(Estimates):
 
     def has_step(self, choice: Choice) -> bool:
         setting = self.resolved(choice.setting)
-        error = unknown(setting) if setting.parallelism in DEEPSPEED else None
-        if error is not None:
-            raise error
         if setting.compile == "off":
             first = setting if self.answers else self._points(setting)[0]
             failed = record_ledgers([(self.wish.model, first, self.card)])[0]
             if failed is not None:
                 raise failed
             return True
+        if setting.parallelism in DEEPSPEED:
+            raise UnsupportedError("compile under DeepSpeed is not estimated: no probe runs it")
         if self._is_known(setting) or (not self.answers and _any_batch(setting) in self._compiled):
             return True
         self.unrecorded.append(setting)

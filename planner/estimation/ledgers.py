@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from planner.core.errors import PlannerError
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
-from planner.core.schema.distribution import DEEPSPEED, SHARDED
+from planner.core.schema.distribution import SHARDED
 from planner.core.schema.setting import GRAPH_MODES
 from planner.core.torch_version import torch_version
 from planner.ledger.affine import AffineLedger, Recorder
@@ -20,9 +20,8 @@ from planner.libraries.registry import find_library
 from planner.machine.hardware import Gpu
 from planner.memory.compiled import has_known_graphs, in_graph_pool, is_compiled
 from planner.recording import kept
-from planner.step.sharding import follows_fsdp
+from planner.step.ranks import is_closed_form
 from planner.step.training import record_training
-from planner.step.zero import insert_zero_events, on_one_device, unknown
 
 MAX_HELD = 128  # recordings on shapes that a process holds
 Request = tuple[Model, ResolvedSetting, Gpu | None]
@@ -37,16 +36,10 @@ def step_ledger(
     `gpu`. A compiled step is recorded, or on shapes the recording that is kept; where there is
     none, it is the eager step, which `planner.memory.compiled` says how far to trust. At most
     `RECORDED_MICRO_BATCHES` micro-batches are recorded, since the third repeats the second.
-    Under DeepSpeed it is the step on one device, with what ZeRO does inserted.
+    On several GPUs it is that of one rank: in closed form on shapes, recorded of torch's own DDP
+    and FSDP2 and DeepSpeed's own ZeRO.
     Raises PlannerError for what cannot be recorded.
     """
-    if setting.parallelism in DEEPSPEED:
-        error = unknown(setting)
-        if error is not None:
-            raise error
-        return insert_zero_events(
-            step_ledger(model, on_one_device(setting), recorded, gpu), setting
-        ).ledger
     if is_on_shapes(model, setting, recorded):
         assert isinstance(model, SwinConfig)
         ledger = _kept_compiled(model, setting, gpu) or _eager_on_shapes(model, setting)
@@ -80,25 +73,16 @@ def _recorder(config: SwinConfig, setting: ResolvedSetting) -> Recorder:
 
 def is_on_shapes(model: Model, setting: TrainSetting, recorded: bool = False) -> bool:
     """Whether the ledger comes from the step on shapes: at once, and without torch. Linear layers
-    that multiply in 8 bits are torchao's, and recorded; so is what of FSDP2 no shapes follow."""
+    that multiply in 8 bits are torchao's, and recorded; so is ZeRO, and what of FSDP2 has no
+    closed form, as a block that is checkpointed reentrantly and gathers its weights twice."""
     if not isinstance(model, SwinConfig) or recorded or setting.precision == "fp8":
         return False
-    return setting.parallelism not in SHARDED or _is_sharded_on_shapes(model, setting)
-
-
-def _is_sharded_on_shapes(config: SwinConfig, setting: TrainSetting) -> bool:
-    """A block that is checkpointed reentrantly gathers its weights in backward only."""
-    reentrant = find_library(config.library).reentrant
-    return setting.checkpointing not in reentrant and follows_fsdp(setting)
+    reentrant = setting.parallelism in SHARDED and find_library(model.library).reentrant
+    return is_closed_form(setting) and not (reentrant and setting.checkpointing in reentrant)
 
 
 def affine_step(model: Model, setting: ResolvedSetting) -> AffineLedger | None:
     """The eager step at every batch, where it is on shapes."""
-    if setting.parallelism in DEEPSPEED:
-        if unknown(setting) is not None:
-            return None
-        one = affine_step(model, on_one_device(setting))
-        return None if one is None else insert_zero_events(one.at, setting).line(one)
     if not is_on_shapes(model, setting):
         return None
     assert isinstance(model, SwinConfig)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -150,17 +150,20 @@ class Pools:
     """What is known of storages that no tensor of ours stands for. `staying` is what those are for
     that stay to the end, by their bytes: cuBLAS's workspaces, DDP's buckets. `streams` are the
     names of those beside the one that computes, by address, `categories` what lies in their memory,
-    by name."""
+    by name. `buckets` are the bytes of those that ZeRO's gradients wait in."""
 
     staying: Mapping[int, Category]
     streams: dict[int, str]
     categories: Mapping[str, Category]
+    buckets: Collection[int] = ()
 
     def named(self, stream: int) -> str:
         """By the order in which they are met, where FSDP2 has no name for it."""
         return self.streams.setdefault(stream, f"stream {len(self.streams) + 1}") if stream else ""
 
-    def category(self, stream: str, label: str) -> Category | None:
+    def category(self, stream: str, label: str, num_bytes: int) -> Category | None:
+        if num_bytes in self.buckets:
+            return "gradients"
         return "parameters" if label == UNSHARDED else self.categories.get(stream)
 
 
@@ -198,7 +201,7 @@ def read_events(
             known = labels.get(ended, ())
             label = known[served] if served < len(known) else ""
             stream = pools.named(entry["stream"])
-            if category := pools.category(stream, label):
+            if category := pools.category(stream, label, entry["size"]):
                 tags[len(sizes)] = Tagged(len(sizes), category)
             events.append(Allocated(len(sizes), entry["size"], label, path, stream))
             served += 1

@@ -23,7 +23,6 @@ from planner.core.errors import (
     printable,
 )
 from planner.core.schema import FactoryModel, Model, ResolvedSetting
-from planner.core.schema.distribution import DEEPSPEED
 from planner.core.terminal import shows_seconds
 from planner.ledger import cache
 from planner.ledger.key import Key, have_changed, ledger_key
@@ -32,7 +31,6 @@ from planner.libraries.factory import check_factory
 from planner.machine.hardware import Gpu, find_gpu
 from planner.memory.compiled import has_known_graphs
 from planner.recording.client import DEFAULT_CARD, Recorder
-from planner.step.zero import on_one_device
 
 FP8_CARD = "h100-sxm-80gb"  # and where the precision is one that it lacks
 MAX_KINDS = 8  # of cards that are each recorded on; of more, one for each capability
@@ -74,10 +72,7 @@ def stand_ins(gpus: Iterable[Gpu | None]) -> dict[Gpu | None, Gpu | None]:
 
 def step_of(model: Model, setting: ResolvedSetting, gpu: Gpu | None) -> Step:
     """What does not change the events shares a recording: kernels that are tuned change no buffer,
-    CUDA graphs are put on top (`in_graph_pool`), and what ZeRO does is inserted into the step on
-    one device."""
-    if setting.parallelism in DEEPSPEED:
-        setting = on_one_device(setting)
+    and CUDA graphs are put on top (`in_graph_pool`)."""
     changes: dict[str, object] = {"accumulate": min(setting.accumulate, RECORDED_MICRO_BATCHES)}
     if has_known_graphs(model, setting):
         changes |= {"compile": "default", "compile_dynamic": False, "compile_fullgraph": False}

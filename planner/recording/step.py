@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.core.schema import Model, TrainSetting
+from planner.core.schema.distribution import DEEPSPEED
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Category, Event, Ledger, Marked, Sent
 from planner.recording.faults import refuse
 from planner.recording.history import Entry, Marks, Pools, history, read_events
@@ -26,12 +27,13 @@ from planner.recording.worlds import (
     STREAMS,
     join_alone,
     let_go,
+    steps_until_steady,
     stream_names,
     whole_gradients,
     world_notes,
 )
-from planner.step.reducer import steps_until_steady
 from planner.training.building import build_training, recipe_of
+from planner.training.parallel.spread import own_part
 from planner.training.step import Training, float8_notes
 from planner.training.tasks.making import task_for
 from planner.training.tasks.trees import tensors_of
@@ -159,7 +161,9 @@ def record_ledger(
     labels = name_requests(entries, watched, names, per_step, num_steps)
     staying: dict[int, Category] = dict.fromkeys(workspace_bytes, "workspace")
     staying |= _bucket_bytes(phases, training)
-    pools = Pools(staying, stream_names(training.module, setting), STREAMS)
+    is_zero, elements = setting.parallelism in DEEPSPEED, setting.zero_reduce_bucket
+    buckets = (2 * elements, 4 * elements) if is_zero else ()
+    pools = Pools(staying, stream_names(training.module, setting), STREAMS, buckets)
     events = read_events(entries, marks, labels, pools)
     ledger = Ledger(
         tuple(_with_work(events, phases)), setting.batch_size,
@@ -209,7 +213,7 @@ def _notes(training: Training) -> Iterator[str]:
 
 
 def _tag_build(marks: Marks, training: Training) -> None:
-    marks.tag(training.module.parameters(), "parameters")
+    marks.tag(map(own_part, training.module.parameters()), "parameters")
     marks.tag(training.module.buffers(), "buffers")
     marks.tag(tensors_of(training.batch), "activations")
     marks.tag(training.ema or (), "optimizer_state")
@@ -226,9 +230,12 @@ def _end_phase(marks: Marks, training: Training, step: int, phase: str) -> None:
 
 
 def _state(training: Training) -> Iterator[Tensor]:
+    known = {id(parameter) for parameter in training.module.parameters()}
     for optimizer in training.optimizers:
         for state in getattr(optimizer, "state", {}).values():
             yield from tensors_of(state)
+        for group in getattr(optimizer, "param_groups", ()):  # ZeRO's copies in fp32
+            yield from (weight for weight in group["params"] if id(weight) not in known)
     if training.scaler is not None:
         scale = training.scaler._scale, training.scaler._growth_tracker
         yield from (tensor for tensor in scale if tensor is not None)

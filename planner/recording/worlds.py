@@ -17,15 +17,25 @@ from torch import Tensor, distributed, nn
 from torch._C._distributed_c10d import HashStore
 
 from planner.core.schema import TrainSetting
-from planner.core.schema.distribution import SHARDED
+from planner.core.schema.distribution import DEEPSPEED, SHARDED
+from planner.core.units import format_bytes
 from planner.ledger.ledger import Category
-from planner.step.sharding_notes import sharding_notes
+from planner.step.ranks import sharding_notes
 
 # FSDP2's streams (`FSDPCommContext.lazy_init`), and what lies in their pools of memory.
 STREAMS: Mapping[str, Category] = {
     "all_gather_copy_in": "parameters", "all_gather": "parameters",
     "reduce_scatter": "gradients", "all_reduce": "gradients",
 }  # fmt: skip
+
+
+def steps_until_steady(setting: TrainSetting) -> int:
+    """How many optimizer steps there are until one repeats the one before: DDP rebuilds its buckets
+    after the first, of a static graph after the second, and the step after still holds the old."""
+    is_dynamic = setting.ddp_find_unused and not setting.ddp_static_graph
+    if setting.parallelism != "ddp" or is_dynamic:
+        return 2
+    return 3 + setting.ddp_static_graph
 
 
 def join_alone(setting: TrainSetting, rank: int) -> None:
@@ -71,6 +81,13 @@ def whole_gradients(module: nn.Module, setting: TrainSetting) -> Iterator[Tensor
 
 def world_notes(module: nn.Module, setting: TrainSetting) -> Iterator[str]:
     """How weights or gradients are spread, in words."""
+    most = setting.zero_reduce_bucket
+    if setting.parallelism in DEEPSPEED and most > sum(p.numel() for p in module.parameters()):
+        yield (
+            f"DeepSpeed's gradients wait in buckets of {most:,} elements, {format_bytes(4 * most)} "
+            "each in fp32, whatever the model, which has fewer: zero_reduce_bucket makes them "
+            "smaller, down to its largest weight"
+        )
     if setting.parallelism in SHARDED:
         _, *blocks = _units(module)
         inside = {id(p) for block in blocks for p in block.parameters()}

@@ -55,7 +55,7 @@ class Node:
     """One step of backward: `run(node, gradients of its outputs) -> gradients of its inputs`."""
 
     __slots__ = (
-        "__weakref__", "data", "edges", "hooks", "metadata", "name", "run", "saved", "scope",
+        "__weakref__", "data", "edges", "metadata", "name", "run", "saved", "scope",
         "sequence",
     )  # fmt: skip
 
@@ -73,7 +73,6 @@ class Node:
         self.data = data
         self.saved: list[Saved] = []
         self.metadata: list[tuple[Shape, str]] = []
-        self.hooks: tuple[Callable[[], None], ...] = ()  # called when its gradients are there
         self.scope = device.scope
         self.sequence = device.next_sequence
         device.next_sequence += 1
@@ -84,10 +83,6 @@ class Node:
 
     def unpack(self, index: int) -> Tensor:
         return self.saved[index].unpack()
-
-    def add_hook(self, hook: Callable[[], None]) -> None:
-        """`Tensor.register_hook` of an output."""
-        self.hooks = (*self.hooks, hook)
 
     def release(self) -> None:
         for saved in self.saved:

@@ -36,8 +36,6 @@ def _run_graph(device: Device, root: Node, slot: int, gradient: Tensor) -> None:
     while ready:
         node = heapq.heappop(ready)[2]
         device.scope = node.scope
-        for hook in node.hooks:
-            hook()
         if device.offloads:
             bring_back(node)
         outputs = _call(node, buffers.pop(node))

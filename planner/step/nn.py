@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from planner.ledger.ledger import Allocated, Event, Tagged
 from planner.step.matmul import conv2d, linear
@@ -11,16 +11,6 @@ from planner.step.normalization import layer_norm
 from planner.step.pointwise import dropout, gelu, mul, new_empty, relu, relu_
 from planner.step.strides import Shape
 from planner.step.tensor import Device, Parameter, Storage, Tensor, num_bytes
-
-
-class ShardedUnit(Protocol):
-    """What runs around the forward of a module whose weights are sharded."""
-
-    def before(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What forward is called with, in the place of `args`."""
-
-    def after(self, result: Any) -> Any:
-        """What the call returns, in the place of `result`."""
 
 
 class Module:
@@ -31,16 +21,11 @@ class Module:
 
     path = ""
     is_block = False  # one of those that a model repeats
-    unit: ShardedUnit | None = None  # what gathers its weights, where they are sharded
 
     def __call__(self, *args: Any) -> Any:
         device = _device_of(args)
         outer, device.scope = device.scope, self.path
-        if self.unit is None:
-            result = self.forward(*args)
-        else:
-            given = self.unit.before(args)
-            result = self.unit.after(self.forward(*given))
+        result = self.forward(*args)
         device.scope = outer
         return result
 

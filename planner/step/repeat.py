@@ -20,12 +20,10 @@ from planner.ledger.ledger import (
 _new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
 
 
-def repeated(
-    events: Iterable[Any], last_storage: int, step: int, last_handle: int = 0
-) -> tuple[list[Event], int] | None:
+def repeated(events: Iterable[Any], last_storage: int, step: int) -> tuple[list[Event], int] | None:
     """`events` once more, as optimizer step `step`, and their last storage: each that they allocate
-    is a new one, numbered from `last_storage` on, and each collective from `last_handle` on. None
-    where one of them outlives `events`: then the first time differs from the next."""
+    is a new one, numbered from `last_storage` on. None where one of them outlives `events`: then
+    the first time differs from the next."""
     again: list[Event] = []
     append = again.append
     new: dict[int, int] = {}  # storage -> the one in its place; emptied as they are freed
@@ -46,8 +44,8 @@ def repeated(
             append(_new(Tagged, (new.get(storage, storage), category, weight)))
         elif kind is Marked:
             append(Marked(event.phase, step))
-        elif kind is not Emptied:  # what was tried once is known
-            append(event._replace(handle=event.handle + last_handle))
+        else:
+            assert kind is Emptied, "what was tried once is known"
     return None if new else (again, last_storage)
 
 

@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from planner.core.collectives import Collective, Group
 from planner.ledger.ledger import (
     Allocated,
-    Awaited,
     Category,
     Computed,
     Emptied,
@@ -24,7 +22,6 @@ from planner.ledger.ledger import (
     Marked,
     OperationKind,
     Scratch,
-    Sent,
     Tagged,
 )
 from planner.step.strides import Shape, channels_last_strides, contiguous_strides, is_contiguous
@@ -70,12 +67,11 @@ class Device:
         self.autocast: Autocast | None = None
         self.saved_tensor_hooks: list[tuple[PackHook, UnpackHook]] = []
         self.scope = ""
-        self.stream = ""  # that what is allocated now belongs to
         # Runs a checkpointed function in place of `checkpoint`, where a graph is recorded.
         self.checkpoint_region: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
         # What the checkpointed call that is running keeps, where it is a selective one.
         self.kept_results: KeptResults | None = None
-        # Told of each parameter whose gradient is ready, where several devices share it.
+        # Told of each parameter whose gradient is ready.
         self.on_gradient: Callable[[GradientCell], None] | None = None
         # Of the weights that had none: the first and the last of the events that made the gradient
         # theirs, and what comes instead where there is one. None where nobody asks, or nobody knows
@@ -85,7 +81,7 @@ class Device:
         self.tried_convolutions: set[object] | None = None
         self.offloads = False  # some saved tensors are on the host, until a node needs them
         self.next_sequence = 0
-        self.num_storages = self.num_collectives = 0
+        self.num_storages = 0
 
     def dense_strides(self, shape: Shape) -> Shape:
         """Of a module's parameter or buffer, and of images, once moved to the device."""
@@ -93,7 +89,7 @@ class Device:
 
     def allocate(self, num_bytes: int, label: str) -> int:
         self.num_storages += 1
-        made = self.num_storages, num_bytes, label, self.scope, self.stream
+        made = self.num_storages, num_bytes, label, self.scope, ""
         self.events.append(_new(Allocated, made))
         return self.num_storages
 
@@ -119,18 +115,6 @@ class Device:
     def mark(self, phase: str, step: int) -> None:
         self.events.append(Marked(phase, step))
 
-    def send(
-        self, collective: Collective, num_bytes: int, dtype: str, group: Group, *, follows: bool
-    ) -> int:
-        """Hand a collective over; the handle by which it is awaited."""
-        self.num_collectives += 1
-        handle = self.num_collectives
-        self.events.append(Sent(handle, collective, num_bytes, dtype, group, follows, self.scope))
-        return handle
-
-    def wait(self, handle: int) -> None:
-        self.events.append(Awaited(handle))
-
     def compute(
         self,
         name: str,
@@ -140,9 +124,7 @@ class Device:
         num_bytes: int,
         kernels: int = 1,
     ) -> None:
-        """An operation ran. What runs beside the stream that computes is no work of the step."""
-        if self.stream:
-            return
+        """An operation ran."""
         done = name, kind, dtype, flops, num_bytes, kernels, self.scope
         self.events.append(_new(Computed, done))
 
@@ -154,15 +136,6 @@ class Device:
             yield
         finally:
             self.grad_enabled = before
-
-    @contextmanager
-    def on(self, stream: str) -> Iterator[None]:
-        """`torch.cuda.stream(stream)`."""
-        before, self.stream = self.stream, stream
-        try:
-            yield
-        finally:
-            self.stream = before
 
 
 class Storage:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.core.schema.distribution import SHARDED
-from planner.ledger.ledger import IN_BACKWARD, OPTIMIZER_CALL, Event, Ledger
+from planner.ledger.ledger import (
+    GRADIENT_TO_HOST,
+    IN_BACKWARD,
+    OPTIMIZER_CALL,
+    Event,
+    Ledger,
+)
 from planner.step.autocast import AutocastScope
-from planner.step.data_parallel import DataParallel
 from planner.step.engine import backward
 from planner.step.frames import plain_calls
 from planner.step.loss import cross_entropy
@@ -21,12 +25,9 @@ from planner.step.optimizers import Optimizer, clip_gradients, make_optimizer
 from planner.step.optimizers.adamw_8bit import notes_of
 from planner.step.optimizers.offloaded import offloading_notes
 from planner.step.pointwise import like, mul, scale
-from planner.step.reducer import steps_until_steady
-from planner.step.reducer_notes import bound, reducer_notes
+from planner.step.ranks import one_of_several
 from planner.step.repeat import adding_gradients, repeated
-from planner.step.sharding import Sharding
-from planner.step.sharding_notes import sharding_notes
-from planner.step.tensor import Device, GradientCell, Parameter, Tensor, empty
+from planner.step.tensor import Device, GradientCell, Tensor, empty
 
 BuildOnShapes = Callable[[Device], Module]
 
@@ -56,9 +57,8 @@ def make_batch(device: Device, model: SwinConfig, setting: TrainSetting) -> Batc
 class Scaler:
     """`GradScaler`: two scalars made at the first scaling, and those of a step until `update`."""
 
-    def __init__(self, device: Device, add_up: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(self, device: Device) -> None:
         self.device = device
-        self.add_up = add_up  # over devices that have other parts of the gradients
         self.scale_value: Tensor | None = None
         self.growth_tracker: Tensor | None = None
         self.found_inf: Tensor | None = None
@@ -84,9 +84,8 @@ class Scaler:
         found_inf_there = empty(self.device, (), "float32", "aten._to_copy")
         inverse_scale_there = empty(self.device, (), "float32", "aten._to_copy")
         optimizer.cost("aten._amp_foreach_non_finite_check_and_unscale_", 1, 1)
-        summed = None if self.add_up is None else self.add_up(found_inf_there)
         self.found_inf = found_inf_there
-        del found_inf, inverse_scale_there, summed
+        del found_inf, inverse_scale_there
 
     def step(self, optimizer: Optimizer) -> None:
         """`GradScaler.step`, as if no gradient was infinite."""
@@ -116,41 +115,24 @@ class Scaler:
 class Training:
     """A model, its optimizer and a batch; `step` is one whole optimizer step on shapes."""
 
-    def __init__(
-        self,
-        device: Device,
-        module: Module,
-        setting: TrainSetting,
-        batch: Batch,
-        sharding: Sharding | None = None,
-        parallel: DataParallel | None = None,
-    ) -> None:
+    def __init__(self, device: Device, module: Module, setting: TrainSetting, batch: Batch) -> None:
         self.device = device
         self.module = module
         self.setting = setting
         self.batch = batch
-        self.sharding = sharding
-        self.parallel = parallel
-        self.call: Callable[[Tensor], Tensor] = parallel or module
-        parameters = [p for p in self.parameters() if p.requires_grad]
+        parameters = [p for p in module.parameters() if p.requires_grad]
         self.optimizers: dict[int, Optimizer] = {}
         if setting.optimizer_in_backward:
             self.optimizers = {id(p.cell): make_optimizer(device, [p], setting) for p in parameters}
             device.on_gradient = self.step_once
         self.optimizer = make_optimizer(device, parameters, setting)
-        has_parts = setting.shard_size > 1
-        self.add_up = sharding.add_up if sharding is not None and has_parts else None
-        self.scaler = Scaler(device, self.add_up) if setting.precision == "fp16" else None
+        self.scaler = Scaler(device) if setting.precision == "fp16" else None
         self.ema = self.copy_weights() if setting.ema else None
         self.num_steps = 0
 
-    def parameters(self) -> Iterable[Parameter]:
-        """All that the optimizer may step on: of a sharded model, this device's shards."""
-        return self.module.parameters() if self.sharding is None else self.sharding.shards
-
     def copy_weights(self) -> list[Tensor]:
         """`p.detach().clone()` of all parameters, frozen ones too."""
-        copies = [like(p, "aten.clone") for p in self.parameters()]
+        copies = [like(p, "aten.clone") for p in self.module.parameters()]
         for copy in copies:
             copy.storage.assign("optimizer_state")
         return copies
@@ -161,9 +143,6 @@ class Training:
         self.end_phase("optimizer")
         if not self.setting.optimizer_in_backward:
             self.optimizer.zero_grad(self.setting.zero_grad_to_none)
-        if self.parallel is not None:
-            # The next forward does this: here, so that each step from the second on repeats.
-            self.parallel.reducer.rebuild()
         self.end_phase("zero_grad")
         self.num_steps += 1
 
@@ -173,11 +152,10 @@ class Training:
         device = self.device
         begin = len(device.events)
         self.micro_steps()
-        passes, summed = len(device.events), device.num_collectives
+        passes = len(device.events)
         self.optimizer_step()
         self.end_phase("optimizer")
         first, storages = len(device.events), device.num_storages
-        device.num_collectives = summed
         self.optimizer_step()
         self.end_phase("optimizer")
         second = device.events[first:]
@@ -191,13 +169,12 @@ class Training:
         if not self.again(once):
             self.step()
             return
-        device.num_collectives *= 2
         self.num_steps += 1
 
     def again(self, once: Iterable[Event]) -> bool:
         """Runs these events once more, as the step that goes on; whether they can be repeated."""
         device = self.device
-        found = repeated(once, device.num_storages, self.num_steps, device.num_collectives)
+        found = repeated(once, device.num_storages, self.num_steps)
         if found is not None:
             events, device.num_storages = found
             device.events += events
@@ -206,51 +183,28 @@ class Training:
     @property
     def repeats(self) -> bool:
         """Whether the second step runs what the first one did, but for the optimizer's state: a
-        scaler makes its scale in the first backward, DDP its buckets after it, and gradients that
-        stay are added to."""
+        scaler makes its scale in the first backward, and gradients that stay are added to."""
         setting = self.setting
         return (
-            self.scaler is None
-            and self.parallel is None
-            and setting.zero_grad_to_none
-            and not setting.optimizer_in_backward
+            self.scaler is None and setting.zero_grad_to_none and not setting.optimizer_in_backward
         )
 
     def end_phase(self, phase: str) -> None:
         self.device.mark(phase, self.num_steps)
 
-    def notes_of_devices(self, rank: int) -> tuple[str, ...]:
-        """What is to be said of a step on several devices, as device `rank`."""
-        if self.parallel is not None:
-            return reducer_notes(self.parallel.reducer)
-        if self.sharding is None:
-            return ()
-        own, *blocks = self.sharding.units
-        outside = sum(weight.numel for weight in own.weights)
-        return sharding_notes(self.setting, len(blocks), outside, rank)
-
     def micro_steps(self) -> None:
         """All micro-batches after the first add their gradients to those that are there: what they
         do else is read off it."""
         device, begun = self.device, len(self.device.events)
-        alone = self.sharding is None and device.on_gradient is None
+        alone = device.on_gradient is None
         follow_alike = alone and self.repeats and self.setting.accumulate > 1
         device.first_gradients = [] if follow_alike else None
-        self.choose_sync(0)
         self.micro_step()
         first, device.first_gradients = device.first_gradients, None
         later = adding_gradients(device.events[begun:], begun, first or ())
-        for number in range(1, self.setting.accumulate):
+        for _ in range(1, self.setting.accumulate):
             if not (first and self.again(later)):
-                self.choose_sync(number)
                 self.micro_step()
-
-    def choose_sync(self, number: int) -> None:
-        """Whether micro-batch `number` of a step sums gradients over devices."""
-        if self.sharding is not None:
-            self.sharding.syncs = self.setting.syncs_gradients(number)
-        if self.parallel is not None:
-            self.parallel.reducer.syncs = self.setting.syncs_gradients(number)
 
     def micro_step(self) -> None:
         loss = self.forward()
@@ -261,7 +215,7 @@ class Training:
 
     def forward(self) -> Tensor:
         with AutocastScope(self.device, self.setting.autocast_dtype), self.offloading():
-            loss = self.loss(self.call(self.batch.images))
+            loss = self.loss(self.module(self.batch.images))
         if self.setting.accumulate > 1:
             loss = scale(loss, "aten.div")
         return loss
@@ -279,7 +233,7 @@ class Training:
         images, labels = self.validation_batch()
         self.device.training = False
         with self.device.no_grad(), AutocastScope(self.device, self.setting.autocast_dtype):
-            loss = cross_entropy(self.call(images), labels)
+            loss = cross_entropy(self.module(images), labels)
         self.device.training = True
         del images, labels, loss
         self.device.mark("validation", self.num_steps - 1)
@@ -294,11 +248,6 @@ class Training:
     def backward(self, loss: Tensor) -> None:
         ones = empty(self.device, (), loss.dtype, "aten.ones_like")
         backward(loss, ones)
-        if self.sharding is not None:
-            with self.device.no_grad():
-                self.sharding.end_backward()
-        if self.parallel is not None:
-            self.parallel.reducer.finish()
         del ones
 
     def step_once(self, cell: GradientCell) -> None:
@@ -312,7 +261,7 @@ class Training:
         if self.setting.clip_grad:
             if self.scaler is not None:
                 self.scaler.unscale(self.optimizer)
-            clip_gradients(self.optimizer, self.add_up)
+            clip_gradients(self.optimizer)
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -323,14 +272,11 @@ class Training:
 
 
 def record_training(
-    build: BuildOnShapes,
-    model: SwinConfig,
-    setting: TrainSetting,
-    in_place_sums: bool = True,
-    rank: int = 0,
+    build: BuildOnShapes, model: SwinConfig, setting: TrainSetting, in_place_sums: bool = True
 ) -> Ledger:
-    """Builds the model on shapes and runs optimizer steps until one repeats the one before, then
-    the validation that the setting asks for; returns all their events.
+    """Builds the model on shapes and runs two optimizer steps, of which the second repeats, then
+    the validation that the setting asks for; returns all their events. Of several GPUs they are
+    those of one rank (`planner.step.ranks`).
 
     Lifetimes are those of reference counts, so calls are Python's own, and the cyclic collector is
     off meanwhile: it would only cost time (a test shows that it finds nothing).
@@ -342,28 +288,29 @@ def record_training(
         module = build(device)
         name_modules(module)
         move_in_order(module, device)
-        is_sharded = setting.parallelism in SHARDED
-        sharding = Sharding(device, module, setting, rank) if is_sharded else None
-        parallel = DataParallel(device, module, setting) if setting.parallelism == "ddp" else None
-        batch = make_batch(device, model, setting)
-        training = Training(device, module, setting, batch, sharding, parallel)
-        del batch, parallel
+        training = Training(device, module, setting, make_batch(device, model, setting))
         device.mark("build", 0)
         if training.repeats:
             training.step_twice()
         else:
-            for _ in range(steps_until_steady(setting)):
+            for _ in range(2):
                 training.step()
         if setting.validation_batch_size:
             training.validate()
         num_parameters = sum(p.numel for p in module.parameters())
+        blocks = {
+            part.path: [weight.storage.ident for weight in part.parameters()]
+            for part in module.descendants() if part.is_block
+        }  # fmt: skip
         events = tuple(device.events)
-        notes = (*training.notes_of_devices(rank), *notes_of(setting), *offloading_notes(setting))
-        device.on_gradient = None  # else device and reducer would keep each other
-        if sharding is not None:
-            sharding.close()
-        del training, module, sharding
-    return bound(Ledger(events, setting.batch_size, num_parameters, notes), setting)
+        notes = (*notes_of(setting), *offloading_notes(setting))
+        device.on_gradient = None  # else device and optimizer would keep each other
+        del training, module
+    ledger = Ledger(events, setting.batch_size, num_parameters, notes)
+    if setting.offload_optimizer == "state-and-gradients":
+        leaving = [o.num_bytes for _, o in ledger.operations() if o.name == GRADIENT_TO_HOST]
+        ledger = replace(ledger, late_bytes=sum(leaving))
+    return one_of_several(ledger, setting, blocks)
 
 
 @contextmanager

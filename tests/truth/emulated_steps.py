@@ -24,6 +24,7 @@ from tabulate import tabulate
 from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
 from planner.report.settings import describe_setting
+from planner.step.ranks import is_closed_form
 from search.loop.study.records import read_records
 from tests.truth.compare import Comparison, compare
 
@@ -73,8 +74,9 @@ def read_steps() -> tuple[MeasurementRecord, ...]:
 
 @cache
 def read_emulated(one_in: int = 1) -> tuple[Comparison, ...]:
-    """Emulated steps beside their estimates, each for the torch that ran it: one in so many."""
-    return tuple(compare(read_steps()[::one_in]))
+    """Emulated steps beside their estimates on shapes, each for the torch that ran it: one in so
+    many."""
+    return tuple(compare(r for r in read_steps()[::one_in] if is_closed_form(r.setting)))
 
 
 def kind_of(record: MeasurementRecord) -> str:

@@ -38,7 +38,6 @@ from planner.memory.replay import replay
 from planner.memory.scratch import on_device
 from planner.step.autocast import AutocastScope
 from planner.step.nn import name_modules
-from planner.step.reducer import steps_until_steady
 from planner.step.tensor import Device
 from planner.step.training import BuildOnShapes, make_batch
 from planner.throughput.fusing import Operation
@@ -218,9 +217,8 @@ def predicted_allocated(row: PublishedRow) -> int | None:
     """`torch.cuda.max_memory_allocated()` over what the row watched; None where it was not read."""
     if row.allocated_mib is None:
         return None
-    setting = row.resolved[1]
     # In no published log under DDP did the first bucket outlast the first step.
-    steps = {0} if row.instant == "first" else {0, steps_until_steady(setting) - 1}
+    steps = {0} if row.instant == "first" else {0, 1}
 
     def peak(counts: Window, **changes: Any) -> int:
         ledger = _ledger(row, **changes)
@@ -476,10 +474,6 @@ def _listed(why_only_listed: str | None, otherwise: str) -> str:
     return otherwise if why_only_listed is None else f"only listed: {why_only_listed}"
 
 
-if __name__ == "__main__":
-    print(show_models() if sys.argv[1:] == ["--models"] else show_published())
-
-
 def _record_forward(build: BuildOnShapes, model: SwinConfig, setting: TrainSetting) -> Ledger:
     """Builds the model on shapes and runs it twice in evaluation, without gradients; returns all
     events. Each pass is the one phase, forward, of a step."""
@@ -496,3 +490,7 @@ def _record_forward(build: BuildOnShapes, model: SwinConfig, setting: TrainSetti
         device.mark("forward", step)
     num_parameters = sum(p.numel for p in module.parameters())
     return Ledger(tuple(device.events), setting.batch_size, num_parameters)
+
+
+if __name__ == "__main__":
+    print(show_models() if sys.argv[1:] == ["--models"] else show_published())

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from planner.step.optimizers.base import Optimizer
-from planner.step.pointwise import unary
 from planner.step.reductions import take_reduction
 from planner.step.tensor import Tensor, empty
 
 
-def clip_gradients(optimizer: Optimizer, add_up: Callable[[Tensor], Tensor] | None = None) -> None:
+def clip_gradients(optimizer: Optimizer) -> None:
     """A norm a gradient, stacked and reduced; then all scaled in place.
 
-    `add_up` sums over the devices that have the other parts of each gradient: of norms it sums
-    squares (`_NormPartial` of DTensor). The norm that it returns is a local of its caller's only,
-    who throws it away.
+    The norm that it returns is a local of its caller's only, who throws it away.
     """
     device = optimizer.device
     dtype = optimizer.parameters[0].dtype
@@ -26,16 +21,9 @@ def clip_gradients(optimizer: Optimizer, add_up: Callable[[Tensor], Tensor] | No
     norms = [scalar("aten._foreach_norm") for _ in optimizer.parameters]
     optimizer.cost("aten._foreach_norm", 0, 1)
     stacked = empty(device, (len(norms),), dtype, "aten.stack")
-    if add_up is not None:
-        squares = unary(stacked, "aten.pow")
-        summed = add_up(squares)
-        roots = unary(summed, "aten.pow")
-        del squares, summed
     total = scalar("aten.linalg_vector_norm")
     take_reduction(stacked, (0,), "aten.linalg_vector_norm")
     del norms, stacked
-    if add_up is not None:
-        del roots
     shifted = scalar("aten.add")
     inverse = scalar("aten.reciprocal")
     coefficient = scalar("aten.mul")
