@@ -17,6 +17,7 @@ from planner.core.torch_version import as_of
 from search.loop.study.records import read_records
 from tests.truth.compare import Comparison, accuracy, compare, rank_correlation
 from tests.truth.fit import is_held_out
+from tests.truth.host import host_rows, show, within
 
 TRUTH = Path(__file__).parent / "truth"
 # Steps alone on the GPU, with others beside that disturbed their times, compiled, at the limit of
@@ -107,6 +108,22 @@ def test_predicted_step_times_rank_as_the_measured_ones(one_in: int) -> None:
     correlation = rank_correlation(calm)
     assert correlation is not None
     assert correlation >= 0.97
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize(
+    ("is_measured", "ninth", "worst"), [(True, 0.2, 0.41), (False, 0.26, 0.59)]
+)
+def test_steps_that_wait_for_the_host_are_in_their_range(
+    is_measured: bool, ninth: float, worst: float
+) -> None:
+    """With the chain of small layers that the host was measured by, and with what is assumed."""
+    rows = host_rows(is_measured)
+    assert len(rows) == 120
+    assert sum(not row.is_within for row in rows) <= 12
+    assert within(rows, 0.9) <= ninth
+    assert within(rows, 1.0) <= worst
+    assert show() in (TRUTH / "TABLES.md").read_text()
 
 
 def test_what_fits_at_the_limit_is_what_ran() -> None:

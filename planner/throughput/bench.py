@@ -22,8 +22,12 @@ from torch.utils.benchmark import timer as synchronized
 
 from planner.ledger.ledger import OperationKind
 from planner.machine.hardware.processor import cpu_name
-from planner.throughput.efficiency import BACKWARD_MATMUL_SHARE, WIDE_UNCERTAINTY
-from planner.throughput.prediction import MEASURED_UNCERTAINTY, DeviceRates
+from planner.throughput.efficiency import (
+    BACKWARD_MATMUL_SHARE,
+    MEASURED_HOST_SPREAD,
+    WIDE_UNCERTAINTY,
+)
+from planner.throughput.prediction import MEASURED_UNCERTAINTY, DeviceRates, host_of_chain
 
 _TILE = 7  # the window's side in tokens, as in most published models
 _HEAD_DIM = 32  # of every published Swin
@@ -277,6 +281,7 @@ def measure_rates(
     matmul_flops = bench.matmul_flops()
     moving = bench.moving_rates()
     widest = max(matmul_flops, key=lambda dtype: matmul_flops[dtype])
+    host = bench.host_seconds()
     # Of an H100 they made compiled steps 22% too fast and eager ones 33% too slow.
     known_to = WIDE_UNCERTAINTY if is_gpu else MEASURED_UNCERTAINTY
     return DeviceRates(
@@ -285,7 +290,8 @@ def measure_rates(
         matmul_flops=matmul_flops,
         bandwidth=moving["copy"],
         kind_share=bench.kind_shares(widest, moving),
-        host_seconds=bench.host_seconds(),
+        host_seconds=host_of_chain(host["forward"], host["backward"]) if is_gpu else host,
+        host_spread=MEASURED_HOST_SPREAD,
         asynchronous=is_gpu,
         uncertainty=known_to,
         other_uncertainty=known_to,

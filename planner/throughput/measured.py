@@ -13,9 +13,9 @@ from planner.core.units import GIB
 from planner.machine.hardware import all_gpus, recognise_gpu
 from planner.throughput.prediction import DeviceRates
 
-# What is kept: the format (2: attention is forward and backward, a CPU's time that of the calling
-# thread), and the rates.
-_KEPT = TypeAdapter(tuple[Literal[2], DeviceRates])
+# What is kept: the format (3: a host's seconds are scaled by its chain of small layers), and the
+# rates.
+_KEPT = TypeAdapter(tuple[Literal[3], DeviceRates])
 # Cards run above the datasheet's clock where power and heat allow it: how far is assumed.
 _MARGIN = 1.25
 _PRECISIONS = {"float32": "fp32", "tf32": "tf32", "bfloat16": "bf16", "float16": "fp16",
@@ -42,7 +42,7 @@ def save_rates(rates: DeviceRates, memory_bytes: int | None = None) -> Path:
     of its memory too. Raises OSError where the cache cannot be written."""
     path = rates_path(rates.name, memory_bytes=memory_bytes)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, _KEPT.dump_json((2, rates), indent=1).decode())
+    write_whole(path, _KEPT.dump_json((3, rates), indent=1).decode())
     return path
 
 

@@ -8,14 +8,21 @@ costs the host less; CUDA graphs cost it next to nothing. Imports no torch.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from planner.core.schema import Model, SwinConfig
 from planner.core.schema.setting import GRAPH_MODES, TrainSetting
-from planner.ledger.ledger import COMPILED_CALL, Computed, Exchanged, OperationKind, Sent
+from planner.ledger.ledger import (
+    COMPILED_CALL,
+    IN_BACKWARD,
+    Computed,
+    Exchanged,
+    OperationKind,
+    Sent,
+)
 from planner.machine.hardware.gpu import ASSUMED_LINK, Gpu
 from planner.throughput import efficiency
 from planner.throughput.communication import (
@@ -40,6 +47,7 @@ _MATRIX_KINDS = frozenset(("matmul", "conv", "grouped conv", "attention"))
 # Of these the name tells the kernel: batched or not, with a bias or not, pooling.
 _NAMED_KINDS = frozenset(("matmul", "attention", "reduction"))
 _BATCHED = frozenset(("aten.bmm", "aten.baddbmm"))
+_OVER_LISTS = ("_foreach_", "_fused_adam", "_fused_sgd")
 
 
 # What kernels reach of a device's figures is fitted: planner/throughput/efficiency.py. The numbers
@@ -54,15 +62,21 @@ _KIND_SHARE: Mapping[OperationKind, float] = MappingProxyType(
 # Start and drain of one kernel on the device, and of one inside a CUDA graph.
 _KERNEL_SECONDS = 3e-6
 _GRAPH_KERNEL_SECONDS = 1.5e-6
-# What the host spends per operation: Python modules, dispatcher and autograd's recording in the
-# forward, autograd's C++ engine in the backward, foreach lists in the optimizer; per further
-# launch of the same operation. So a step of Swin-T at batch 1 takes 29 ms, as it did with torch
-# 2.11.0 beside an NVIDIA H200 (28 to 30 ms, a virtual server's Xeon of 2.1 GHz, 2026-11-26); a
-# fast desktop's processor may need half.
+# What the host spends on an operation: Python modules, dispatcher and autograd's recording in the
+# forward, autograd's engine in the backward; on a forward's that is recomputed there, whose saved
+# tensors each pass two hooks in Python; on a further launch of one of backward's; on each launch
+# over a list of weights (foreach, fused), whose elements it looks at in Python. Fitted 2026-11-30
+# to the processor seconds of 79 steps of Swins and 15 other models on the emulated GPU, where
+# kernels do nothing (torch 2.14.1, one core of an AMD EPYC: median 11% off), times 2.6: what lies
+# between the hosts of an NVIDIA H200 and an H100, by their own measured chains of small layers.
 _HOST_SECONDS: Mapping[str, float] = MappingProxyType(
-    {"forward": 36e-6, "backward": 24e-6, "optimizer": 24e-6, "zero_grad": 12e-6}
-)
+    {"forward": 31e-6, "backward": 23e-6, "optimizer": 26e-6, "zero_grad": 12e-6,
+     "recomputed": 104e-6, "backward launch": 150e-6, "list": 187e-6}
+)  # fmt: skip
 _LAUNCH_SECONDS = 9.6e-6
+# What the host of these figures takes for a Linear and a GELU, two operations of forward and six of
+# backward (`Bench.host_seconds`): one that takes longer takes as much longer for all of them.
+_CHAIN_SECONDS = 121e-6
 # Per launch of compiled code's wrapper; per replay of a graph.
 _COMPILED_LAUNCH_SECONDS = 6e-6
 _GRAPH_SECONDS = 30e-6
@@ -91,7 +105,8 @@ class DeviceRates:
     are FLOP/s of fused attention by dtype, `biased_flops` those of the kernel that takes a bias
     where others go by the length of a sequence, and `compiled_bandwidth` the bytes/s of kernels
     that torch.compile makes, reductions too, where they are known by themselves.
-    `host_seconds` is the host's cost of an operation by phase. `asynchronous`: the host runs ahead
+    `host_seconds` is the host's cost of an operation by phase, and by what else costs more;
+    `host_spread` how many times as long or as short it may be. `asynchronous`: the host runs ahead
     (CUDA); otherwise it computes itself (CPU) and both times add up.
     `uncertainty` is relative: 0.35 means the time may be off by 35% either way. It holds for eager
     steps in fp32 or 16 bits with eager attention, as most are measured, and with fused attention
@@ -107,6 +122,7 @@ class DeviceRates:
     kernel_seconds: float = _KERNEL_SECONDS
     graph_kernel_seconds: float = _GRAPH_KERNEL_SECONDS
     host_seconds: Mapping[str, float] = field(default_factory=lambda: dict(_HOST_SECONDS))
+    host_spread: float = efficiency.HOST_SPREAD
     launch_seconds: float = _LAUNCH_SECONDS
     compiled_launch_seconds: float = _COMPILED_LAUNCH_SECONDS
     graph_seconds: float = _GRAPH_SECONDS
@@ -193,9 +209,22 @@ class DeviceRates:
         # Channels last, other kernels spread over rows: never slower (an H100's ResNet-50).
         return by_channel if memory_format == "contiguous" else max(usual, by_channel)
 
-    def uncertainty_of(self, setting: TrainSetting, seconds: Mapping[str, float]) -> float:
-        """Of a step of `setting` that spends `seconds` by kind of operation, relative: what was
-        measured narrows it only for its like."""
+    def uncertainty_of(
+        self, setting: TrainSetting, seconds: Mapping[str, float], host: float = 0.0
+    ) -> float:
+        """Of a step of `setting` that spends `seconds` by kind of operation and `host` on the host,
+        relative: what was measured narrows it only for its like. Where the host may be what a step
+        waits for, it is at least as wide as the host's own range."""
+        took = sum(seconds.values())
+        device = took - seconds.get(WAITING, 0.0) - seconds.get(OTHERS, 0.0)
+        known = self._uncertainty_of(setting, seconds)
+        if not self.asynchronous or not took:
+            return known
+        slow = max(took, self.host_spread * host)
+        fast = min(took, max(device, host / self.host_spread))
+        return max(known, 1 - took / slow, took / fast - 1)
+
+    def _uncertainty_of(self, setting: TrainSetting, seconds: Mapping[str, float]) -> float:
         by_kind = self.kind_uncertainty
         knows = by_kind is not None or self.knows_fused or setting.attention == "eager"
         alike = setting.compile == "off" and knows
@@ -203,9 +232,7 @@ class DeviceRates:
         alike = alike and setting.offload_optimizer == "none"
         total = sum(seconds.values())
         if by_kind is None:
-            known = self.uncertainty if alike else self.other_uncertainty
-            waiting = seconds.get(WAITING, 0.0) / total if total else 0.0
-            return known + waiting * max(0.0, efficiency.HOST_UNCERTAINTY - known)
+            return self.uncertainty if alike else self.other_uncertainty
         known = 0.0
         for kind, share in seconds.items():
             special = [
@@ -357,6 +384,13 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
     )
 
 
+def host_of_chain(forward: float, backward: float) -> dict[str, float]:
+    """`DeviceRates.host_seconds` beside a GPU whose host takes so long for an operation of a chain
+    of small layers (`Bench.host_seconds`)."""
+    factor = (2 * forward + 6 * backward) / _CHAIN_SECONDS
+    return {what: factor * seconds for what, seconds in _HOST_SECONDS.items()}
+
+
 def best_rates(
     gpu: Gpu | None, model: Model | None, measured: DeviceRates | None
 ) -> DeviceRates | None:
@@ -387,6 +421,7 @@ def best_rates(
         kernel_seconds=measured.kernel_seconds,
         graph_kernel_seconds=measured.graph_kernel_seconds,
         host_seconds=measured.host_seconds,
+        host_spread=measured.host_spread,
         launch_seconds=measured.launch_seconds,
         attention_flops={dtype: slowed * rate for dtype, rate in attention.items()} or None,
         biased_flops=known.biased_flops and slowed * known.biased_flops,
@@ -441,8 +476,12 @@ def host_seconds(phase: str, operation: Computed, rates: DeviceRates, mode: str)
     if operation.name == COMPILED_CALL:
         return _COMPILED_CALL_SECONDS
     if mode == "off" or phase not in COMPILED_PHASES:
-        further = max(operation.kernels - 1, 0) * rates.launch_seconds
-        return rates.host_seconds.get(phase, rates.host_seconds["backward"]) + further
+        seconds = rates.host_seconds
+        if "list" in seconds and is_over_list(operation):
+            return operation.kernels * seconds["list"]
+        further = max(operation.kernels - 1, 0)
+        each = seconds.get(f"{phase} launch", rates.launch_seconds)
+        return seconds.get(phase, seconds["backward"]) + further * each
     if mode in GRAPH_MODES:
         return 0.0
     return operation.kernels * rates.compiled_launch_seconds
@@ -461,7 +500,7 @@ def _price(
     for (phase, operation), region in zip(operations, regions, strict=True):
         is_told = not operation.kernels or operation.kind in _NAMED_KINDS
         name = operation[0] if is_told else ""
-        key = phase, region is None, name, operation[1:6]
+        key = phase, region is None, name, operation[1:6], is_over_list(operation)
         cost = known.get(key)
         if cost is None:
             at = eager if region is None else setting
@@ -473,6 +512,12 @@ def _price(
                 busy,
             )
         priced.append(cost)
+    if setting.checkpointing != "none" and "recomputed" in rates.host_seconds:
+        again = rates.host_seconds["recomputed"]
+        priced = [
+            cost._replace(issue=again) if is_again else cost
+            for cost, is_again in zip(priced, recomputed(operations, regions), strict=True)
+        ]
     call = _call_seconds(rates, setting)
     if not call:
         return priced
@@ -481,6 +526,22 @@ def _price(
         cost._replace(issue=cost.issue + call) if enters else cost
         for cost, enters in zip(priced, entered, strict=True)
     ]
+
+
+def is_over_list(operation: Computed) -> bool:
+    """Whether an operation's kernels each take a list of weights; in backward it has one."""
+    return operation.path != IN_BACKWARD and any(word in operation.name for word in _OVER_LISTS)
+
+
+def recomputed(operations: Sequence[Operation], regions: Sequence[str | None]) -> Iterator[bool]:
+    """Which of `operations` a backward runs as its forward did; none of those that are compiled."""
+    forward: Counter[tuple[object, ...]] = Counter()
+    for (phase, operation), region in zip(operations, regions, strict=True):
+        key = operation[0], operation[3:5], operation[6]
+        forward[key] += phase == "forward"
+        is_again = phase == "backward" and region is None and forward[key] > 0
+        forward[key] -= is_again
+        yield is_again
 
 
 def _call_seconds(rates: DeviceRates, setting: TrainSetting) -> float:
@@ -567,15 +628,16 @@ class _Step:
                 "the update of weights on the host, whose processor's rate nobody measured: the "
                 "step takes at least what is predicted"
             )
+        host = sum(self._scaled(p, s) for p, s in line.issuing.items())
         return StepTime(
             step_seconds=total,
             images_per_second=setting.batch_size * setting.accumulate / total if total else 0.0,
             basis=rates.basis,
-            uncertainty=rates.uncertainty_of(setting, kind_seconds),
+            uncertainty=rates.uncertainty_of(setting, kind_seconds, host),
             parts=tuple(parts),
             matrix_flops=sum(self._scaled(p, flops) for p, flops in self.matrix_flops.items()),
             launches=round(sum(self._scaled(p, n) for p, n in self.launches.items())),
-            host_seconds=sum(self._scaled(p, s) for p, s in line.issuing.items()),
+            host_seconds=host,
             device_seconds=total - waited - exposed,
             left_out=tuple(left_out),
         )

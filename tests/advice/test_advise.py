@@ -125,7 +125,7 @@ def test_ways_that_share_their_rates_are_told_apart_by_what_differs() -> None:
 def test_the_recommended_has_every_lever_that_nothing_is_against() -> None:
     """The search combines few: what it leaves was a lever that is faster, without a reason."""
     wish = read_wish(
-        MODEL, None, gpu="rtx 3090", memory_bytes=None, batch_size=16, global_batch=None,
+        MODEL, None, gpu="rtx 3090", memory_bytes=None, batch_size=64, global_batch=None,
         keep=(), allow=(), allocator=None, overrides={},
     )  # fmt: skip
     estimates = Estimates(wish)
@@ -207,7 +207,7 @@ def test_what_is_to_be_kept_is_kept() -> None:
 
 
 def test_another_recipe_is_tried_only_where_it_is_allowed() -> None:
-    wish: dict[str, Any] = {"gpu": "rtx 3090", "batch_size": 16}
+    wish: dict[str, Any] = {"gpu": "rtx 3090", "batch_size": 64}
     unasked, asked = advise(MODEL, **wish), advise(MODEL, **wish, allow=["recipe"])
     assert not any("recipe" in way.effects for way in unasked.front)
     assert any("recipe" in way.effects for way in asked.front)

@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median, quantiles
 
-from planner.core.errors import UnsupportedError
+from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import NamedModel, TrainSetting, parse
 from planner.core.torch_version import as_of
 from planner.estimation.estimate import resolve
@@ -106,6 +106,9 @@ class Rate:
             ledger = step_ledger(model, setting)
         except UnsupportedError:  # it has no attention that could be chosen
             ledger = step_ledger(model, setting.model_copy(update={"attention": "library"}))
+        except PlannerError:  # torch's backward of attention fails beyond 65,535 windows
+            setting = setting.model_copy(update={"batch_size": self.batch_size // 2})
+            ledger = step_ledger(model, setting)
         operations: list[Operation] = list(ledger.operations())
         if self.span != "step":
             timed = self.span.split("+")

@@ -7,7 +7,7 @@ planner's seconds (tests/search/test_simulated.py). n operations of a step, B ba
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -18,7 +18,8 @@ from planner.core.schema import SwinConfig, TrainSetting
 from planner.estimation.estimate import choose
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Computed
-from planner.throughput.prediction import DeviceRates
+from planner.throughput.fusing import Operation
+from planner.throughput.prediction import DeviceRates, is_over_list, recomputed
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.str_]
@@ -58,6 +59,7 @@ class Operations:
     phases: Labels
     kinds: Labels
     dtypes: Labels
+    hosts: Labels
     kernels: Array
     flops: Array
     num_bytes: Array
@@ -70,6 +72,7 @@ class Recorded:
     phases: Labels
     kinds: Labels
     dtypes: Labels
+    hosts: Labels
     kernels: Array
     flops: tuple[Array, Array]
     num_bytes: tuple[Array, Array]
@@ -78,7 +81,8 @@ class Recorded:
         flops, num_bytes = (
             base[:, None] + slope[:, None] * batches for base, slope in (self.flops, self.num_bytes)
         )
-        return Operations(self.phases, self.kinds, self.dtypes, self.kernels, flops, num_bytes)
+        labels = self.phases, self.kinds, self.dtypes, self.hosts
+        return Operations(*labels, self.kernels, flops, num_bytes)
 
 
 @lru_cache(maxsize=200)
@@ -101,10 +105,21 @@ def record_step(model: SwinConfig, setting: TrainSetting) -> Recorded:
         phases=np.array([phase for phase, _ in small]),
         kinds=np.array([o.kind for _, o in small]),
         dtypes=np.array([o.dtype for _, o in small]),
+        hosts=np.array(list(_hosts(small, setting))),
         kernels=np.array([float(o.kernels) for _, o in small]),
         flops=affine("flops"),
         num_bytes=affine("num_bytes"),
     )
+
+
+def _hosts(operations: list[Operation], setting: TrainSetting) -> Iterator[str]:
+    """What each costs the host, by the name that `DeviceRates.host_seconds` has for it."""
+    again = recomputed(operations, [None] * len(operations))
+    for (phase, operation), is_again in zip(operations, again, strict=True):
+        if is_over_list(operation):
+            yield "list"
+        else:
+            yield "recomputed" if is_again and setting.checkpointing != "none" else phase
 
 
 def step_seconds(operations: Operations, physics: Physics, setting: TrainSetting) -> Array:
@@ -148,6 +163,7 @@ def fuse(operations: Operations, kept: float) -> Operations:
         phases=phases[starts],
         kinds=kinds[leaders],
         dtypes=operations.dtypes[leaders],
+        hosts=operations.hosts[leaders],
         kernels=kernels,
         flops=np.add.reduceat(operations.flops, starts),
         num_bytes=largest + kept * (total - largest),
@@ -177,9 +193,14 @@ def _flops(phase: str, kind: str, dtype: str, rates: DeviceRates, precision: str
 
 def _issue(operations: Operations, rates: DeviceRates, setting: TrainSetting) -> Array:
     """[n]: the host's seconds for each operation; a phase's graphs are replayed at its start."""
-    phases, kernels = operations.phases, operations.kernels
-    seconds = np.array([rates.host_seconds.get(p, rates.host_seconds["backward"]) for p in phases])
-    seconds += np.maximum(kernels - 1, 0) * rates.launch_seconds
+    phases, kernels, host = operations.phases, operations.kernels, rates.host_seconds
+    seconds = np.array([host[what] for what in operations.hosts])
+    further = np.array([
+        host["list"] if what == "list" else host.get(f"{what} launch", rates.launch_seconds)
+        for what in operations.hosts
+    ])  # fmt: skip
+    further[operations.hosts == "recomputed"] = 0.0
+    seconds += np.maximum(kernels - 1, 0) * further
     if setting.compile == "off":
         return seconds
     compiled = np.isin(phases, COMPILED_PHASES)

@@ -452,8 +452,8 @@ def test_only_what_was_measured_alike_narrows_the_uncertainty() -> None:
             expected = narrow if known else efficiency.WIDE_UNCERTAINTY
             assert rates.uncertainty_of(other, {}) == expected
             half = {"matmul": 1.0, WAITING: 1.0}  # a host that nobody knows
-            mean = (expected + efficiency.HOST_UNCERTAINTY) / 2
-            assert rates.uncertainty_of(other, half) == pytest.approx(mean)
+            spread = efficiency.HOST_SPREAD - 1
+            assert rates.uncertainty_of(other, half, 2.0) == pytest.approx(max(expected, spread))
     for gpu in all_gpus():
         if gpu.name not in efficiency.MEASURED_CARDS:
             assert rates_for(gpu).uncertainty_of(eager, {}) == efficiency.WIDE_UNCERTAINTY

@@ -83,8 +83,9 @@ class Optimizer:
         """Kernels that read and write so many tensors the size of the parameters."""
         num_bytes = self.num_bytes * (num_written + num_read)
         count = len(self.parameters)
-        forloop = self.setting.optimizer_implementation == "forloop"
-        kernels = count if forloop else -(-count // FOREACH_TENSORS_A_KERNEL)
+        kernels = -(-count // FOREACH_TENSORS_A_KERNEL)
+        if self.setting.optimizer_implementation == "forloop":
+            name, kernels = name.replace("_foreach", ""), count
         self.device.compute(name, "pointwise", "float32", self.numel, num_bytes, kernels)
 
 

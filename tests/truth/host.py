@@ -1,0 +1,120 @@
+"""Eager Swins on the H200 and the H100: the rate that was measured beside the predicted one, where
+nobody measured the host and where its chain of small layers was: `python -m tests.truth.host`.
+
+With --rows each step, the worst first.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from tabulate import tabulate
+
+from planner.core.schema import MeasurementRecord, SwinConfig
+from planner.estimation.estimate import resolve
+from planner.estimation.ledgers import step_ledger
+from planner.report.settings import describe_setting
+from planner.throughput.efficiency import MEASURED_HOST_SPREAD
+from planner.throughput.prediction import StepTime, host_of_chain, rates_for
+from planner.throughput.result import step_time
+from search.loop.study.records import read_records
+from tests.truth.compare import gpu_of
+
+TRUTH = Path(__file__).parent
+CARDS = ("h200", "h100")
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """A measured step and what is predicted of it."""
+
+    card: str
+    record: MeasurementRecord
+    predicted: StepTime
+
+    @property
+    def measured(self) -> float:
+        """Images a second."""
+        setting = self.record.setting
+        return setting.batch_size * setting.accumulate / median(self.record.step_seconds)
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured, of the rate."""
+        return self.predicted.images_per_second / self.measured - 1
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the measured rate is in the predicted range."""
+        off = self.measured / self.predicted.images_per_second - 1
+        return abs(off) <= self.predicted.uncertainty
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host takes longer than the device."""
+        return self.predicted.host_seconds > self.predicted.device_seconds
+
+
+@cache
+def host_rows(is_measured: bool) -> tuple[HostRow, ...]:
+    """All eager steps of Swins; `is_measured`: with the host's own chain of small layers."""
+    return tuple(row for card in CARDS for row in _rows(card, is_measured))
+
+
+def _rows(card: str, is_measured: bool) -> Iterator[HostRow]:
+    kept = json.loads((TRUTH / card / "rates.json").read_text())
+    chain = kept.get("rates", kept)["host_seconds"]
+    host = host_of_chain(chain["forward"], chain["backward"])
+    for record in read_records(TRUTH / card / "rows.jsonl").records:
+        is_eager = record.status == "measured" and record.setting.compile == "off"
+        gpu = gpu_of(record)
+        if not is_eager or not isinstance(record.model, SwinConfig) or gpu is None:
+            continue
+        rates = rates_for(gpu, record.model)
+        if is_measured:
+            rates = replace(rates, host_seconds=host, host_spread=MEASURED_HOST_SPREAD)
+        model, setting = resolve(record.model, record.setting)
+        predicted = step_time(step_ledger(model, setting), setting, rates)
+        assert predicted is not None
+        yield HostRow(card, record, predicted)
+
+
+def within(rows: Sequence[HostRow], share: float) -> float:
+    """The error that so large a share of `rows` does not exceed."""
+    return sorted(abs(row.error) for row in rows)[round(share * len(rows)) - 1]
+
+
+def show() -> str:
+    table = []
+    for is_measured in (False, True):
+        for what in ("all", "the host takes longer"):
+            rows = [row for row in host_rows(is_measured) if what == "all" or row.waits]
+            table.append([
+                "measured" if is_measured else "not measured", what, len(rows),
+                sum(not row.is_within for row in rows), f"{within(rows, 0.5):.0%}",
+                f"{within(rows, 0.9):.0%}", f"{within(rows, 1.0):.0%}",
+                f"{median(row.predicted.uncertainty for row in rows):.0%}",
+            ])  # fmt: skip
+    headers = ["host", "steps", "rows", "out of their range", "median error",
+               "nine of ten within", "worst", "median range"]  # fmt: skip
+    return tabulate(table, headers, disable_numparse=True)
+
+
+def show_rows() -> str:
+    table = [
+        [row.card, describe_setting(row.record.setting, row.record.model), f"{row.measured:.0f}",
+         f"{row.error:+.0%}", f"±{row.predicted.uncertainty:.0%}", "" if row.is_within else "out"]
+        for row in sorted(host_rows(is_measured=True), key=lambda row: -abs(row.error))
+    ]  # fmt: skip
+    headers = ["card", "step", "images/s", "predicted", "range", ""]
+    return tabulate(table, headers, disable_numparse=True)
+
+
+if __name__ == "__main__":
+    print(show_rows() if sys.argv[1:] == ["--rows"] else show())
