@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,9 +78,19 @@ def _look_up(fields: dict[str, Any]) -> Mapping[str, Any]:
     if isinstance(kept, dict):
         return kept
     with shows_seconds():
-        found: dict[str, Any] = _of_library(fields["library"], "look_up")(fields["name"])
+        found = look_up(fields["library"], fields["name"])
     ledger_cache.store(key, found)
     return found
+
+
+def look_up_here(library: str, name: str) -> dict[str, Any]:
+    """The fields of a `NamedModel` that `library` knows of a name. Imports it, and torch."""
+    found: dict[str, Any] = _of_library(library, "look_up")(name)
+    return found
+
+
+# The recorder asks its own process in place of this one (`planner.recording.kept`).
+look_up: Callable[[str, str], dict[str, Any]] = look_up_here
 
 
 def _of_library(library: str, function: str) -> Any:

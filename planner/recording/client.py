@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from select import select
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import PlannerError
 from planner.core.schema import Model, ResolvedSetting
@@ -41,17 +41,13 @@ class Recorder:
         self._cards: dict[str, str] = {}
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
+        self.has_recorded = False  # the first step takes some seconds
 
     def __enter__(self) -> Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether the process has started, which takes some seconds."""
-        return self._process is not None
 
     def close(self) -> None:
         """Ends the process; the next request starts another."""
@@ -91,28 +87,50 @@ class Recorder:
         self, model: Model, setting: ResolvedSetting, gpu: Gpu | None, is_peaks_only: bool = False,
         deadline: float | None = None,
     ) -> Answer:  # fmt: skip
-        from planner.recording.worker import Answer, Request
+        from planner.recording.worker import Request
 
         gpu = gpu or find_gpu(DEFAULT_CARD)
         with self._lock:
-            process = self._started(gpu)
+            self._started(gpu)
             request = Request(
                 model=model, setting=setting, card=self._card(gpu),
                 workspaces=frozenset((overheads_for(gpu, os.environ).workspace_bytes,)),
                 is_peaks_only=is_peaks_only, folder=str(Path.cwd()), paths=sys.path,
                 environment={k: os.environ[k] for k in os.environ if k not in NOT_TAKEN},
             )  # fmt: skip
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(f"{request.model_dump_json()}\n")
-            process.stdin.flush()
-            try:
-                left = None if deadline is None else max(deadline - monotonic(), 0.0)
-                is_late = not select([process.stdout], [], [], left)[0]
-                line = "" if is_late else process.stdout.readline()
-            except BaseException:  # what it answers later would answer another question
-                self.close()
-                raise
+            self.has_recorded = True
+            return self._answer(request.model_dump_json(), deadline)
+
+    def look_up(self, library: str, name: str) -> dict[str, Any]:
+        """What `library` says of a name, which is imported there. Raises PlannerError."""
+        from planner.recording.worker import Name
+
+        with self._lock:
+            self._started(find_gpu(DEFAULT_CARD))
+            answer = self._answer(Name(library=library, name=name).model_dump_json(), None)
+        found = decode(base64.b64decode(answer.kept), {})
+        if isinstance(found, PlannerError):
+            raise found
+        assert isinstance(found, dict), "made by this very code"
+        return found
+
+    def _answer(self, request: str, deadline: float | None) -> Answer:
+        """Of the process that has started."""
+        from planner.recording.worker import Answer
+
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{request}\n")
+        process.stdin.flush()
+        try:
+            left = None if deadline is None else max(deadline - monotonic(), 0.0)
+            is_late = not select([process.stdout], [], [], left)[0]
+            line = "" if is_late else process.stdout.readline()
+        except BaseException:  # what it answers later would answer another question
+            self.close()
+            raise
         if is_late:
             self.close()
             raise PlannerError("its step was not recorded in the time that was left.")
@@ -123,7 +141,7 @@ class Recorder:
             )
         return Answer.model_validate_json(line)
 
-    def _started(self, gpu: Gpu) -> subprocess.Popen[str]:
+    def _started(self, gpu: Gpu) -> None:
         """The process; the card that it is started on is any that it may be asked for."""
         if self._process is None:
             self._card(gpu)
@@ -135,7 +153,6 @@ class Recorder:
                 start_new_session=True,  # Ctrl-C is for the asker, who ends this one
             )  # fmt: skip
             self._process = process
-        return self._process
 
     def _card(self, gpu: Gpu) -> str:
         """The configuration of an emulated card like `gpu` with memory for anything."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from time import monotonic
+from typing import Any
 
 from planner.core.errors import (
     ContractError,
@@ -27,6 +28,7 @@ from planner.core.terminal import shows_seconds
 from planner.ledger import cache
 from planner.ledger.key import Key, have_changed, ledger_key
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
+from planner.libraries import named
 from planner.libraries.factory import check_factory
 from planner.machine.hardware import Gpu, find_gpu
 from planner.memory.compiled import has_known_graphs
@@ -40,6 +42,19 @@ _held: OrderedDict[Step, Kept] = OrderedDict()
 _fresh: set[Step] = set()  # what is recorded anew, whatever is kept on disk
 _failed: set[Model] = set()  # models whose recording is known to have ended in an error
 recorder = Recorder()
+
+
+def _look_up(library: str, name: str) -> dict[str, Any]:
+    """By the process that will record it; here, where none can be had."""
+    try:
+        return recorder.look_up(library, name)
+    except (UsageError, UnsupportedError):
+        raise
+    except PlannerError:
+        return named.look_up_here(library, name)
+
+
+named.look_up = _look_up
 atexit.register(recorder.close)
 
 
@@ -143,7 +158,7 @@ def record(
             check_factory(model.factory)
     tell = say or _say
     num_compiled = sum(step.setting.compile != "off" for step in missing)
-    if num_compiled or not recorder.is_warm or len(missing) > MAX_KINDS:
+    if num_compiled or not recorder.has_recorded or len(missing) > MAX_KINDS:
         tell(_said(missing, num_compiled))
     deadline = None if limit_seconds is None else monotonic() + limit_seconds
     with nullcontext() if say else shows_seconds():

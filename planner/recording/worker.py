@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import NoReturn
 from unittest import mock
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from planner.core.errors import PlannerError
 from planner.core.schema import Model, ResolvedSetting, TrainSetting
@@ -25,7 +25,10 @@ from planner.ledger.cache import Kept, encode
 CONFIGURATION = "PLANNER_EMULATED_GPU"  # what the emulated driver reads as CUDA begins
 # What building a model imports, apart from its own library: found out once, not in every fork.
 IMPORTED_LATE = {"transformers": ("transformers.modeling_utils",)}  # and torchao behind it
-IMPORTS = ("torch._dynamo", "planner.recording.step")
+IMPORTS = (
+    "torch._dynamo", "torch._inductor.output_code", "torch._inductor.runtime.triton_heuristics",
+    "planner.recording.step",
+)  # fmt: skip
 
 
 class Request(BaseModel):
@@ -42,12 +45,23 @@ class Request(BaseModel):
     environment: dict[str, str] = {}
 
 
+class Name(BaseModel):
+    """What a library says of a name: `planner.libraries.named`."""
+
+    library: str
+    name: str
+
+
 class Answer(BaseModel):
-    """The content of a cache file (a ledger, or the error it ended with), and torch's own peaks of
-    a step that nothing watched: bytes allocated and reserved, retries, seconds of the host."""
+    """The content of a cache file (a ledger, what is known of a name, or the error it ended with),
+    and torch's own peaks of a step that nothing watched: bytes allocated and reserved, retries,
+    seconds of the host."""
 
     kept: str = ""
     peaks: tuple[int, int, int, float] | None = None
+
+
+_ASKED: TypeAdapter[Name | Request] = TypeAdapter(Name | Request)
 
 
 def main() -> None:
@@ -56,8 +70,9 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     wanted, known = [*IMPORTS], set[str]()
     for line in sys.stdin:
-        request = Request.model_validate_json(line)
-        library = str(getattr(request.model, "library", ""))
+        request = _ASKED.validate_json(line)
+        about = request if isinstance(request, Name) else request.model
+        library = str(getattr(about, "library", ""))
         wanted += [library, *IMPORTED_LATE.get(library, ())]
         missing = [name for name in wanted if name not in {*known, "", "native", "microsoft"}]
         if missing:
@@ -65,7 +80,9 @@ def main() -> None:
             known.update(missing)
             gc.collect()
             gc.freeze()  # what was imported is no garbage, and no fork need look through it
-        if request.setting.compiles:  # while a compiler measures kernels it holds more than later
+        if (
+            isinstance(request, Request) and request.setting.compiles
+        ):  # while a compiler measures kernels it holds more than later
             _in_fork(line)
         print(_in_fork(line), file=answers, flush=True)
 
@@ -105,17 +122,21 @@ def _in_fork(line: str) -> str:
         return text.strip()
     from planner.recording.faults import death_of  # needs torch, which the asker has not
 
-    model = Request.model_validate_json(line).model
-    return _refused(death_of(model, os.waitstatus_to_exitcode(status))).model_dump_json()
+    request = _ASKED.validate_json(line)
+    assert isinstance(request, Request), "to look a name up ends no process"
+    return _refused(death_of(request.model, os.waitstatus_to_exitcode(status))).model_dump_json()
 
 
 def _answer_and_leave(line: str, writer: int) -> NoReturn:
     try:
-        request = Request.model_validate_json(line)
-        os.environ |= request.environment | {CONFIGURATION: request.card}
-        os.chdir(request.folder)
-        sys.path[:0] = [path for path in request.paths if path not in sys.path]
-        text = _answer(request).model_dump_json()
+        request = _ASKED.validate_json(line)
+        if isinstance(request, Name):
+            text = _answer_name(request).model_dump_json()
+        else:
+            os.environ |= request.environment | {CONFIGURATION: request.card}
+            os.chdir(request.folder)
+            sys.path[:0] = [path for path in request.paths if path not in sys.path]
+            text = _answer(request).model_dump_json()
         with os.fdopen(writer, "w") as out:
             out.write(f"{text}\n")
     except BaseException:
@@ -124,6 +145,15 @@ def _answer_and_leave(line: str, writer: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def _answer_name(asked: Name) -> Answer:
+    from planner.libraries.named import look_up_here
+
+    try:
+        return Answer(kept=_packed(look_up_here(asked.library, asked.name)))
+    except PlannerError as error:
+        return _refused(error)
 
 
 def _answer(request: Request) -> Answer:
