@@ -117,8 +117,8 @@ def rates_text(rates: DeviceRates) -> str:
         for kind, share in rates.kind_share.items() if kind != "matmul"
     ]  # fmt: skip
     rows += [
-        (f"host, one {phase} operation", format_seconds(seconds))
-        for phase, seconds in rates.host_seconds.items()
-    ]
+        (f"host, one {phase} operation", format_seconds(rates.host_seconds[phase]))
+        for phase in ("forward", "backward", "recomputed", "optimizer") if phase in rates.host_seconds
+    ]  # fmt: skip
     table = doc.Table(("what", "rate"), rows, f"Rates, {rates.basis}:", first=len(rows))
     return f"\n{parts_text([table])}"
