@@ -118,7 +118,8 @@ def rates_text(rates: DeviceRates) -> str:
     ]  # fmt: skip
     rows += [
         (f"host, one {phase} operation", format_seconds(rates.host_seconds[phase]))
-        for phase in ("forward", "backward", "recomputed", "optimizer") if phase in rates.host_seconds
+        for phase in ("forward", "backward", "recomputed", "optimizer")
+        if phase in rates.host_seconds
     ]  # fmt: skip
     table = doc.Table(("what", "rate"), rows, f"Rates, {rates.basis}:", first=len(rows))
     return f"\n{parts_text([table])}"

@@ -13,7 +13,7 @@ from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.schema import NamedModel, TrainSetting
 from planner.estimation.estimate import estimate, resolve
 from planner.ledger.ledger import Computed
-from planner.libraries.named import build_named
+from planner.libraries.named import build_named, look_up_here
 from planner.libraries.resolve import resolve_model
 from tests.equality import recorded
 
@@ -116,13 +116,10 @@ def test_a_step_that_is_not_known_is_refused_with_the_way_out(text: str) -> None
         resolve_model(text, {})
 
 
-def test_a_library_that_is_not_installed_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no name is known yet
+def test_a_library_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(PlannerError) as caught:
-        resolve_model("timm:vit_base_patch16_224", {})
+        look_up_here("timm", "vit_base_patch16_224")
     assert "timm is not installed" in str(caught.value)
     assert "pip install 'planner[timm]'" in str(caught.value)
 
