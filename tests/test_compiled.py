@@ -155,7 +155,7 @@ def test_what_shares_a_recording_and_what_does_not() -> None:
         chosen = resolve(model, TrainSetting(compile="default", **fields))
         return step_of(model, chosen, None).setting
 
-    shared = [key(), key(compile_dynamic=True), key(compile_fullgraph=True)]
+    shared = [key(), key(compile_fullgraph=True)]
     assert len(set(shared)) == 1
     others = [key(compile_scope="blocks"), key(activation_memory_budget=0.5)]
     assert len({*shared, *others}) == 3

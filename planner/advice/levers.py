@@ -96,7 +96,7 @@ def _checkpointing(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iter
 
 def _compile(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
     """max-autotune and its kin differ from these in tuned kernels only, which no estimate knows."""
-    plain = {"compile_scope": "model", "compile_dynamic": False, "compile_fullgraph": False,
+    plain = {"compile_scope": "model", "compile_fullgraph": False,
              "activation_memory_budget": 1.0}  # fmt: skip
     for mode in ("default", "reduce-overhead"):
         if mode != setting.compile:
@@ -118,7 +118,7 @@ def _eight_bits(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Up
 def _other_optimizers(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
     for optimizer in ("adamw-8bit", "lion", "adafactor"):
         if optimizer.partition("-")[0] != setting.optimizer_family or "8bit" in optimizer:
-            yield {"optimizer": optimizer, "amsgrad": False}
+            yield {"optimizer": optimizer}
 
 
 def _adapters(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
@@ -155,7 +155,7 @@ LEVERS: tuple[Lever, ...] = (
           _others("memory_format", "channels_last", "contiguous")),
     Lever("attention", ("attention",), "rounding", "either",
           "one kernel, or one per operation", _attention),
-    Lever("other optimizers", ("optimizer", "amsgrad"), "recipe", "search",
+    Lever("other optimizers", ("optimizer",), "recipe", "search",
           "less state per weight", _other_optimizers),
     Lever("pure bf16", ("precision",), "recipe", "search",
           "weights and optimizer state in bf16 too: small updates are lost",
@@ -176,7 +176,7 @@ LEVERS: tuple[Lever, ...] = (
           "the images of a step in smaller micro-batches", _micro_batch),
     Lever("memory budget", ("activation_memory_budget",), "rounding", "search",
           "the compiler recomputes what is cheap", _memory_budget),
-    Lever("compile", ("compile", "compile_scope", "compile_dynamic", "compile_fullgraph",
+    Lever("compile", ("compile", "compile_scope", "compile_fullgraph",
                       "activation_memory_budget"), "rounding", "search",
           "pointwise chains become one kernel", _compile),
 )  # fmt: skip

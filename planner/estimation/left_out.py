@@ -81,8 +81,6 @@ def left_out_of_sharding(setting: TrainSetting) -> list[str]:
 def left_out_of_ddp(setting: TrainSetting) -> list[str]:
     """What is not counted of `DistributedDataParallel`."""
     found = []
-    if setting.ddp_find_unused and not setting.ddp_static_graph:
-        found.append("of the time: the search for unused parameters after a forward, on the host")
     if setting.ddp_compression != "none":
         found.append("what 16 bits change in the gradients that cross")
     return found

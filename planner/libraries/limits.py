@@ -148,12 +148,7 @@ def float8_limit(setting: TrainSetting) -> SettingFault | None:
 
 def setting_limit(setting: TrainSetting) -> SettingFault | None:
     """What keeps `setting` from running with any model."""
-    return (
-        graph_limit(setting)
-        or float8_limit(setting)
-        or static_graph_limit(setting)
-        or sharding_limit(setting)
-    )
+    return graph_limit(setting) or float8_limit(setting) or sharding_limit(setting)
 
 
 def sharding_limit(setting: TrainSetting) -> SettingFault | None:
@@ -180,22 +175,6 @@ def sharding_limit(setting: TrainSetting) -> SettingFault | None:
         f"Choose {'sgd-foreach' if is_sgd else f'one of {others}'}.",
         field="optimizer",
         instead="sgd" if is_sgd else "adamw",
-    )
-
-
-def static_graph_limit(setting: TrainSetting) -> SettingFault | None:
-    """The first backward of a static graph reduces all gradients at its end, and within `no_sync`
-    nothing expects that: an internal assertion of torch's reducer fails ("expect_autograd_hooks_",
-    torch 2.13, tests/step/test_data_parallel.py)."""
-    if not setting.ddp_static_graph or setting.syncs_gradients(0):
-        return None
-    return SettingFault(
-        "a static graph of DistributedDataParallel sums gradients in its first backward, which "
-        "no_sync forbids (torch's reducer fails there)",
-        f"ddp_static_graph is true, accumulate is {setting.accumulate} and gradient_sync last",
-        "Set gradient_sync=every, ddp_static_graph=false, or accumulate=1.",
-        field="ddp_static_graph",
-        instead="false",
     )
 
 

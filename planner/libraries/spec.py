@@ -224,17 +224,6 @@ class LibrarySpec:
                 f"{partly} is {getattr(setting, partly)}",
                 "Choose checkpointing none or stages.",
             )
-        searches = setting.ddp_find_unused and not setting.ddp_static_graph
-        if setting.checkpointing in self.reentrant and searches:
-            yield SettingFault(
-                f"{swin} checkpoints {setting.checkpointing} with PyTorch's reentrant kind, whose "
-                "parameters a search for unused ones takes for unused: torch fails when their "
-                "gradients come",
-                "ddp_find_unused is true",
-                "Set ddp_find_unused=false or ddp_static_graph=true, or checkpointing none.",
-                field="ddp_find_unused",
-                instead="false",
-            )
 
     def _attention_faults(
         self, config: SwinConfig, setting: TrainSetting, swin: str

@@ -33,6 +33,7 @@ from planner.recording.worlds import (
     world_notes,
 )
 from planner.training.building import build_training, recipe_of
+from planner.training.parallel.deepspeed_configuration import BUCKET_ELEMENTS
 from planner.training.parallel.spread import own_part
 from planner.training.step import Training, float8_notes
 from planner.training.tasks.making import task_for
@@ -161,8 +162,8 @@ def record_ledger(
     labels = name_requests(entries, watched, names, per_step, num_steps)
     staying: dict[int, Category] = dict.fromkeys(workspace_bytes, "workspace")
     staying |= _bucket_bytes(phases, training)
-    is_zero, elements = setting.parallelism in DEEPSPEED, setting.zero_reduce_bucket
-    buckets = (2 * elements, 4 * elements) if is_zero else ()
+    is_zero = setting.parallelism in DEEPSPEED
+    buckets = (2 * BUCKET_ELEMENTS, 4 * BUCKET_ELEMENTS) if is_zero else ()
     pools = Pools(staying, stream_names(training.module, setting), STREAMS, buckets)
     events = read_events(entries, marks, labels, pools)
     ledger = Ledger(

@@ -17,8 +17,7 @@ from torch import Tensor, distributed, nn
 from torch._C._distributed_c10d import HashStore
 
 from planner.core.schema import TrainSetting
-from planner.core.schema.distribution import DEEPSPEED, SHARDED
-from planner.core.units import format_bytes
+from planner.core.schema.distribution import SHARDED
 from planner.ledger.ledger import Category
 from planner.step.ranks import sharding_notes
 
@@ -31,11 +30,8 @@ STREAMS: Mapping[str, Category] = {
 
 def steps_until_steady(setting: TrainSetting) -> int:
     """How many optimizer steps there are until one repeats the one before: DDP rebuilds its buckets
-    after the first, of a static graph after the second, and the step after still holds the old."""
-    is_dynamic = setting.ddp_find_unused and not setting.ddp_static_graph
-    if setting.parallelism != "ddp" or is_dynamic:
-        return 2
-    return 3 + setting.ddp_static_graph
+    after the first, and the step after still holds the old."""
+    return 3 if setting.parallelism == "ddp" else 2
 
 
 def join_alone(setting: TrainSetting, rank: int) -> None:
@@ -81,13 +77,6 @@ def whole_gradients(module: nn.Module, setting: TrainSetting) -> Iterator[Tensor
 
 def world_notes(module: nn.Module, setting: TrainSetting) -> Iterator[str]:
     """How weights or gradients are spread, in words."""
-    most = setting.zero_reduce_bucket
-    if setting.parallelism in DEEPSPEED and most > sum(p.numel() for p in module.parameters()):
-        yield (
-            f"DeepSpeed's gradients wait in buckets of {most:,} elements, {format_bytes(4 * most)} "
-            "each in fp32, whatever the model, which has fewer: zero_reduce_bucket makes them "
-            "smaller, down to its largest weight"
-        )
     if setting.parallelism in SHARDED:
         _, *blocks = _units(module)
         inside = {id(p) for block in blocks for p in block.parameters()}

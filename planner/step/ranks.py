@@ -43,7 +43,7 @@ from planner.ledger.ledger import (
     Tagged,
 )
 
-# `_DEFAULT_FIRST_BUCKET_BYTES` and `bucket_cap_mb`; a cap that is given holds for the first too.
+# `_DEFAULT_FIRST_BUCKET_BYTES` and `bucket_cap_mb`.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = MIB, 25 * MIB
 CLOSED_FORM = "in closed form"  # in the notes of a ledger
 GATHERED, SUMMED = "all_gather_copy_in", "reduce_scatter"  # streams of FSDP2's, with pools
@@ -227,11 +227,9 @@ class _InBuckets(_Rank):
 
     def buckets(self) -> list[list[_Weight]]:
         """`compute_bucket_assignment_by_size`: one closes when it has reached its limit."""
-        cap = self.setting.ddp_bucket_mb
-        first, later = (FIRST_BUCKET_BYTES, BUCKET_BYTES) if cap is None else (cap * MIB,) * 2
         found: list[list[_Weight]] = [[]]
         for weight in self.trained:
-            limit = first if len(found) == 1 else later
+            limit = FIRST_BUCKET_BYTES if len(found) == 1 else BUCKET_BYTES
             if sum(w.num_bytes for w in found[-1]) >= limit:
                 found.append([])
             found[-1].append(weight)

@@ -112,7 +112,7 @@ def _values(plan: Plan) -> dict[str, Any]:
         values["dynamo_config"] = {
             "dynamo_backend": "INDUCTOR",
             "dynamo_mode": setting.compile,
-            "dynamo_use_dynamic": setting.compile_dynamic,
+            "dynamo_use_dynamic": False,
             "dynamo_use_fullgraph": setting.compile_fullgraph,
         }
     return values

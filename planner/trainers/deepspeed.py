@@ -23,13 +23,12 @@ from planner.trainers.comments import WRITTEN_BY, one_line
 from planner.trainers.engine import ZERO_PARALLEL, zero_notes
 from planner.trainers.launch import launch
 from planner.trainers.loader import train_loader
-from planner.trainers.parallelism import BUCKET_ELEMENTS
 from planner.trainers.plan import IN_A_SCRIPT, Parallel, Plan, Trainer, Written
 from planner.trainers.pretrained import build_call, fine_tuning_notes
 from planner.trainers.source import compiles_whole, image_lines, literal
 from planner.trainers.steps import offloads
 from planner.trainers.templates import render
-from planner.training.parallel.deepspeed_configuration import STAGES, configuration
+from planner.training.parallel.deepspeed_configuration import BUCKET_ELEMENTS, STAGES, configuration
 
 FILENAME = "ds_config.json"
 
@@ -71,7 +70,7 @@ def _on_host_note(setting: TrainSetting) -> str:
     """A bucket for each dtype in which gradients cross; a buffer of the largest weight, and its
     gradient in fp64 for the norm (`temp_grad_buffer_for_gpu_offload`, `get_norm_dtype`)."""
     buckets = 1 + (setting.autocast_dtype is not None)
-    taken = format_bytes(buckets * 4 * setting.zero_reduce_bucket)
+    taken = format_bytes(buckets * 4 * BUCKET_ELEMENTS)
     return (
         "DeepSpeed moves the optimizer to the host (ZeRO-Offload), where torchao's was "
         f"counted: on the device lie {taken} of buckets besides, and up to three times the largest "
@@ -87,8 +86,7 @@ def _as_engine(plan: Plan) -> TrainSetting:
     if not offloads(plan):
         return setting
     stage = "zero1" if setting.offload_optimizer == "state" else "zero2"
-    small = dict.fromkeys(("zero_reduce_bucket", "zero_allgather_bucket"), BUCKET_ELEMENTS)
-    return setting.model_copy(update={"parallelism": stage, **small})
+    return setting.model_copy(update={"parallelism": stage})
 
 
 def _script(plan: Plan) -> str:

@@ -45,7 +45,6 @@ from planner.trainers.native_file import FILENAME as NATIVE_FILENAME
 from planner.trainers.native_file import native_source
 from planner.trainers.parallelism import (
     as_written,
-    fitted_buckets,
     parallel_reasons,
     parallel_refusals,
     parallel_setting,
@@ -57,9 +56,6 @@ from planner.trainers.registry import TARGETS, TRAINERS, find_trainer
 __all__ = ["TARGETS", "Emitted", "as_result", "emit", "emit_setting", "read_json", "read_result"]
 
 TASK_TRAINER = "pytorch"  # the one that trains any task
-
-
-_FITTED = "DeepSpeed's own buckets hold 500,000,000 elements, and these are fit for the model"
 
 
 class Judged(Protocol):
@@ -312,8 +308,7 @@ def _write(
     several = parallel_refusals(trainer, planned, TRAINERS.values())
     levers = lever_refusals(trainer, planned)
     refuse(title, [*faults, *several, *levers, *trainer.refusals(planned)])
-    fitted = fitted_buckets(trained, asked)
-    run = as_written(trainer, fitted)
+    run = as_written(trainer, asked)
     planned = replace(planned, setting=run)
     reasons = []
     if moved:
@@ -322,9 +317,7 @@ def _write(
         reasons.append(f"the setting was found for {probed}, and this is {trained.library}'s Swin")
     if changed:
         reasons.append(f"the setting was changed after the {plan.known_by}")
-    if fitted != asked:
-        reasons.append(_FITTED)
-    reasons += parallel_reasons(trainer, plan.setting, fitted, run)
+    reasons += parallel_reasons(trainer, plan.setting, asked, run)
     judge = estimator or partial(_estimate, allocator=plan.allocator)
     judged = _judge(trained, run, device, reasons, judge) if reasons else ()
     loads = loader_warnings(trainer, planned)

@@ -9,7 +9,7 @@ from planner.core.schema import TrainSetting
 from planner.core.schema.distribution import Parallelism
 from planner.trainers.plan import Parallel
 from planner.trainers.source import mapping
-from planner.training.parallel.deepspeed_configuration import SIZES, STAGES, engine_values
+from planner.training.parallel.deepspeed_configuration import STAGES, engine_values
 
 
 def reduces_each(setting: TrainSetting) -> dict[str, str]:
@@ -18,10 +18,7 @@ def reduces_each(setting: TrainSetting) -> dict[str, str]:
     return {"gradient_sync": "last" if setting.parallelism == "zero1" else "every"}
 
 
-ZERO_PARALLEL: dict[Parallelism, Parallel] = {
-    stage: Parallel(frozenset((*sizes, "zero_overlap")), reduces_each)
-    for stage, sizes in SIZES.items()
-}
+ZERO_PARALLEL: dict[Parallelism, Parallel] = {stage: Parallel(own=reduces_each) for stage in STAGES}
 
 
 def engine_source(setting: TrainSetting, batch: Mapping[str, Any] | None = None) -> str:
@@ -32,15 +29,11 @@ def engine_source(setting: TrainSetting, batch: Mapping[str, Any] | None = None)
 
 
 def zero_notes(setting: TrainSetting) -> tuple[str, ...]:
-    """What is to be known of a stage and of its buckets."""
-    stage = STAGES.get(setting.parallelism)
-    if stage is None:
+    """What is to be known of its buckets."""
+    if setting.parallelism not in STAGES:
         return ()
-    sizes = "one bucket of gradients holds the larger of 25 MiB in fp32 and the largest weight"
-    if stage == 3:
-        sizes += "; a block of three such weights is fetched ahead, and two stay gathered"
     own = "500,000,000 elements: 1 GB in 16 bits, 2 GB in fp32, whatever the model"
-    return (f"Where buckets were not set, {sizes}. DeepSpeed's own are of {own}.",)
+    return (f"Buckets hold 25 MiB of fp32, as DDP's. DeepSpeed's own are of {own}.",)
 
 
 def on_gpus(parallel: Mapping[Parallelism, Parallel]) -> dict[Parallelism, Parallel]:

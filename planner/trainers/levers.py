@@ -36,8 +36,6 @@ LEVERS = (
     Lever("compile", lambda s: s.compile != "off", "does not compile", "compile=off"),
     Lever("compile_scope", lambda s: s.compile_scope != "model",
           "cannot compile block by block", "compile_scope=model"),
-    Lever("compile_dynamic", lambda s: s.compile_dynamic,
-          "cannot ask for graphs of any batch", "compile_dynamic=false"),
     Lever("compile_fullgraph", lambda s: s.compile_fullgraph,
           "cannot refuse graph breaks", "compile_fullgraph=false"),
     Lever("activation_memory_budget", lambda s: s.activation_memory_budget < 1,

@@ -151,7 +151,6 @@ def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
         (setting.precision == "bf16", "its autocast is fp16 only, not bf16", "precision=fp16"),
         (is_sgd, "its sgd is Nesterov's, not the one that was probed", "optimizer=adamw"),
         (other, f"it has only torch's default adamw, not {setting.optimizer}", "optimizer=adamw"),
-        (setting.amsgrad, "its adamw has no amsgrad", "amsgrad=false"),
         (
             validated not in (0, batch),
             f"main.py validates with the training batch of {batch}, not {validated}",
@@ -195,10 +194,7 @@ TRAINER = Trainer(
     refusals=refusals,
     library="microsoft",
     always_ddp=True,
-    # main.py: DistributedDataParallel(…, broadcast_buffers=False), and no `no_sync`.
-    parallel={
-        "ddp": Parallel(own=lambda _: {"ddp_broadcast_buffers": False, "gradient_sync": "every"})
-    },
+    parallel={"ddp": Parallel(own=lambda _: {"gradient_sync": "every"})},  # no `no_sync`
     # data/build.py gives its DataLoader neither: torch's defaults hold.
     loads_by_itself={"prefetch_factor": 2, "persistent_workers": False},
     reads="torchvision's ImageFolder and the transforms of timm 0.4.12, on PIL images",

@@ -238,8 +238,6 @@ def _optim_wrapper(plan: Plan) -> dict[str, Any]:
     optimizer["foreach"] = setting.optimizer_implementation == "foreach"
     if setting.optimizer_implementation == "fused":
         optimizer["fused"] = True
-    if setting.amsgrad:
-        optimizer["amsgrad"] = True
     wrapper: dict[str, Any] = {"type": "OptimWrapper"}
     if setting.autocast_dtype is not None:
         wrapper = {"type": "AmpOptimWrapper", "dtype": setting.autocast_dtype}
@@ -330,11 +328,6 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     return (*found, *tf32_notes(plan, "mmengine has no key"))
 
 
-def _own(setting: TrainSetting) -> dict[str, Any]:
-    """runner/runner.py, wrap_model, where the config has no `model_wrapper_cfg`."""
-    return {"ddp_broadcast_buffers": False}
-
-
 TRAINER = Trainer(
     name="mmengine",
     title="mmengine",
@@ -342,7 +335,6 @@ TRAINER = Trainer(
     write=write,
     expresses=(
         "compile",
-        "compile_dynamic",
         "compile_fullgraph",
         "frozen_stages",
         "ema",
@@ -353,7 +345,7 @@ TRAINER = Trainer(
     # Runner.wrap_model (runner/runner.py), and `no_sync` in OptimWrapper.optim_context. Its FSDP
     # strategy is version 1's, of its FlexibleRunner, and registers no hook for gradients.
     # Its launcher asks for a GPU (dist/utils.py, _init_dist_pytorch).
-    parallel={"ddp": Parallel(DDP_OPTIONS - {"ddp_compression"}, _own, needs_gpu=True)},
+    parallel={"ddp": Parallel(DDP_OPTIONS - {"ddp_compression"}, needs_gpu=True)},
     models="mmpretrain",
     reads="mmcv's transforms, on OpenCV's images",
 )

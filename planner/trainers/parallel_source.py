@@ -17,14 +17,7 @@ DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.floa
 
 def ddp_arguments(setting: TrainSetting) -> dict[str, Any]:
     """Those of DistributedDataParallel that are not PyTorch's own."""
-    found: dict[str, Any] = {
-        "bucket_cap_mb": setting.ddp_bucket_mb,
-        "gradient_as_bucket_view": setting.ddp_bucket_view or None,
-        "find_unused_parameters": setting.ddp_find_unused or None,
-        "static_graph": setting.ddp_static_graph or None,
-        "broadcast_buffers": None if setting.ddp_broadcast_buffers else False,
-    }
-    return {name: value for name, value in found.items() if value is not None}
+    return {"gradient_as_bucket_view": True} if setting.ddp_bucket_view else {}
 
 
 def compression_hook(setting: TrainSetting) -> tuple[str, str]:

@@ -6,22 +6,17 @@ word for is what the trainer makes of it, and the file says so.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 
 from planner.core.schema import Model, SwinConfig, TrainSetting
-from planner.core.schema.distribution import ALONE, DEEPSPEED, SHARDED
-from planner.libraries.adapters_on_shapes import named_parameters
+from planner.core.schema.distribution import ALONE, SHARDED
 from planner.libraries.registry import find_library
-from planner.step.tensor import Device
 from planner.trainers.plan import Plan, Refusal, Trainer
 
 WHERE = frozenset(("world_size", "nodes", "parallelism"))
 OPTIONS: Mapping[str, object] = {
     name: default for name, default in ALONE.items() if name not in WHERE
 }
-BUCKET_ELEMENTS = 25 * 2**20 // 4
-"""Of a bucket of gradients: DDP's 25 MiB (torch/nn/parallel/distributed.py), in fp32."""
 
 
 def parallel_setting(setting: TrainSetting, always_ddp: bool) -> TrainSetting:
@@ -82,7 +77,7 @@ def _said(value: object) -> str:
 def parallel_refusals(trainer: Trainer, plan: Plan, trainers: Iterable[Trainer]) -> list[Refusal]:
     """A parallelism that `trainer` cannot run, and what no trainer can."""
     parallelism = plan.setting.parallelism
-    found = _impossible(plan.model, plan.setting, as_written(trainer, plan.setting))
+    found = _impossible(plan.model, as_written(trainer, plan.setting))
     if parallelism != "none" and parallelism not in trainer.parallel:
         known = " or ".join(trainer.parallel)
         law = f"it does not train under {parallelism}, only {known}"
@@ -118,17 +113,9 @@ def _way_out(change: str, plan: Plan, trainers: Iterable[Trainer]) -> str:
     return f"Emit with --set {change} (not measured){others and f', or --for {others}'}."
 
 
-def _impossible(model: Model, asked: TrainSetting, setting: TrainSetting) -> list[Refusal]:
-    """What no step can do that is `asked`, as a trainer runs it (`setting`)."""
-    found = []
-    last = setting.accumulate > 1 and setting.gradient_sync == "last" != asked.gradient_sync
-    if setting.ddp_static_graph and last:
-        law = (
-            "ddp_static_graph needs gradients summed in the first backward of all, and it has no "
-            "word for gradient_sync=every, but sums in the last (torch fails with "
-            "expect_autograd_hooks_)"
-        )
-        found.append(Refusal(law, "Emit with --set ddp_static_graph=false (not measured)."))
+def _impossible(model: Model, setting: TrainSetting) -> list[Refusal]:
+    """What no step can do, as a trainer runs it (`setting`)."""
+    found: list[Refusal] = []
     if setting.parallelism not in SHARDED:
         return found
     low = setting.fsdp_param_dtype != "fp32" and setting.precision in ("fp32", "tf32")
@@ -158,35 +145,3 @@ def _mixes_dtypes(model: SwinConfig, setting: TrainSetting) -> bool:
     if attention == "library":
         attention = find_library(model.library).default_attention(model)
     return attention == "eager" and model.library in ("native", "timm", "microsoft")
-
-
-def fitted_buckets(model: Model, setting: TrainSetting) -> TrainSetting:
-    """`setting` with DeepSpeed's buckets fit for the model, where they are still DeepSpeed's own.
-
-    A bucket of gradients holds 25 MiB of fp32 as DDP's, or the largest weight. A last block of a
-    Swin is three of its largest weight (12·C² of 4·C²): stage 3 fetches one block ahead, keeps two
-    gathered, and lets go what is not used again within one. None is larger than the model.
-    """
-    if setting.parallelism not in DEEPSPEED or not isinstance(model, SwinConfig):
-        return setting
-    sizes = _sizes(model, setting)
-    largest, whole = max(sizes), sum(sizes)
-    bucket, block = max(BUCKET_ELEMENTS, largest), 3 * largest
-    fit = {"zero_reduce_bucket": bucket, "zero_allgather_bucket": bucket}
-    if setting.parallelism == "zero3":
-        del fit["zero_allgather_bucket"]  # which only stages 1 and 2 have
-        fit |= {"zero_prefetch_bucket": block, "zero_max_live": 2 * block, "zero_max_reuse": block}
-    changed = {
-        name: min(size, whole)
-        for name, size in fit.items()
-        if getattr(setting, name) == OPTIONS[name]
-    }
-    return setting.model_copy(update=changed)
-
-
-def _sizes(model: SwinConfig, setting: TrainSetting) -> list[int]:
-    """The numbers in each trained weight."""
-    spec = find_library(model.library)
-    by_itself = setting.model_copy(update=ALONE)
-    module = spec.on_shapes(model, spec.resolve(model, by_itself))(Device())
-    return [math.prod(p.shape) for _, p in named_parameters(module) if p.requires_grad]

@@ -127,14 +127,14 @@ class Written(NamedTuple):
 
 
 LeverName = Literal[
-    "checkpointing-in-parts", "offload", "compile", "compile_scope", "compile_dynamic",
-    "compile_fullgraph", "activation_memory_budget", "optimizer_in_backward", "offload_optimizer",
+    "checkpointing-in-parts", "offload", "compile", "compile_scope", "compile_fullgraph",
+     "activation_memory_budget", "optimizer_in_backward", "offload_optimizer",
     "zero_grad_to_none", "frozen_stages", "lora_rank", "ema", "memory_format", "cudnn_benchmark",
     "pure-bf16", "fp8", "bf16-on-cpu", "fp16-on-cpu",
 ]  # fmt: skip
 """The levers that not every trainer can express (`planner/trainers/levers.py`)."""
 COMPILING: tuple[LeverName, ...] = (
-    "compile", "compile_scope", "compile_dynamic", "compile_fullgraph", "activation_memory_budget",
+    "compile", "compile_scope", "compile_fullgraph", "activation_memory_budget",
 )  # fmt: skip
 
 IN_A_SCRIPT: tuple[LeverName, ...] = (
@@ -157,10 +157,7 @@ def as_torch(setting: TrainSetting) -> Mapping[str, Any]:
 
 
 SYNC = frozenset(("gradient_sync",))
-DDP_OPTIONS = frozenset(
-    ("ddp_bucket_mb", "ddp_bucket_view", "ddp_find_unused", "ddp_static_graph",
-     "ddp_broadcast_buffers", "ddp_compression")
-)  # fmt: skip
+DDP_OPTIONS = frozenset(("ddp_bucket_view", "ddp_compression"))
 FSDP_OPTIONS = frozenset(("fsdp_reshard", "fsdp_param_dtype", "fsdp_reduce_dtype"))
 
 

@@ -38,8 +38,6 @@ def optimizer_source(plan: Plan) -> Source:
     decays = family.startswith("adamw")
     if family == "sgd":
         given["momentum"] = 0.9
-    if setting.amsgrad:
-        given["amsgrad"] = True
     if implementation != "8bit":
         given["foreach"] = implementation == "foreach"
     if implementation == "fused":

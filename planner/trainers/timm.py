@@ -119,7 +119,7 @@ def _setting_values(plan: Plan) -> dict[str, Any]:
     values["channels_last"] = setting.memory_format == "channels_last"
     values |= _loader_values(plan)
     if setting.parallelism == "ddp":
-        values["no_ddp_bb"] = not setting.ddp_broadcast_buffers
+        values["no_ddp_bb"] = False
     values |= _optimizer_values(plan)
     if not isinstance(plan.model, NamedModel):
         values |= {"weight_decay": plan.recipe.weight_decay, **_schedule_values(plan.recipe)}
@@ -148,8 +148,6 @@ def _optimizer_values(plan: Plan) -> dict[str, Any]:
         arguments["foreach"] = False
     if setting.optimizer_implementation == "fused":
         arguments["fused"] = True
-    if setting.amsgrad:
-        arguments["amsgrad"] = True
     if arguments:
         values["opt_kwargs"] = arguments
     if setting.optimizer_family == "rmsprop":
@@ -322,7 +320,7 @@ TRAINER = Trainer(
     library="timm",
     # train.py: NativeDDP with torch's own options, and `no_sync` where it accumulates.
     # On the CPU it gives DDP `device_ids=[cpu]`, which DDP refuses.
-    parallel={"ddp": Parallel(frozenset(("ddp_broadcast_buffers",)), needs_gpu=True)},
+    parallel={"ddp": Parallel(needs_gpu=True)},
     trains_named=True,
     # create_loader's own (timm/data/loader.py), for which train.py has no argument.
     loads_by_itself={"prefetch_factor": 2, "persistent_workers": True},

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.core.schema import TrainSetting
 from planner.core.schema.distribution import DEEPSPEED
 from planner.core.units import format_bytes
 from planner.estimation.recipe import learning_rate_note, rounded
@@ -25,7 +24,6 @@ from planner.trainers.launch import launch, nodes_notes, torchrun
 from planner.trainers.loader import training_load
 from planner.trainers.parallel_source import block_classes
 from planner.trainers.plan import (
-    DDP_OPTIONS,
     IN_A_SCRIPT,
     SYNC,
     Parallel,
@@ -110,21 +108,16 @@ VALIDATION = {
 
 
 def _parallel_values(plan: Plan) -> dict[str, Any]:
-    """What the Trainer is told of several devices; by itself it looks for unused parameters
-    wherever it does not checkpoint (trainer.py, _build_accelerator_args)."""
+    """What the Trainer is told of several devices."""
     setting = plan.setting
     found: dict[str, Any] = {}
     if setting.gradient_sync == "every" and setting.parallelism not in ("none", *DEEPSPEED):
         found["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     if setting.parallelism == "ddp":
         found |= {
-            "ddp_find_unused_parameters": setting.ddp_find_unused,
-            "ddp_broadcast_buffers": setting.ddp_broadcast_buffers,
+            "ddp_find_unused_parameters": False,  # by itself it looks for them
+            "ddp_broadcast_buffers": True,
         }
-        if setting.ddp_static_graph:
-            found["ddp_static_graph"] = True
-        if setting.ddp_bucket_mb is not None:
-            found["ddp_bucket_cap_mb"] = setting.ddp_bucket_mb
     if setting.parallelism == "fsdp":
         found["fsdp"] = True
         found["fsdp_config"] = {
@@ -142,12 +135,6 @@ def _parallel_values(plan: Plan) -> dict[str, Any]:
             **engine_values(setting),
         }
     return found
-
-
-def _own_ddp(setting: TrainSetting) -> dict[str, Any]:
-    """trainer.py, _build_accelerator_args: what checkpoints inside the model it cannot see."""
-    by_itself = "nested", "stages"
-    return {"ddp_find_unused": setting.checkpointing not in by_itself}
 
 
 def _loader_values(plan: Plan) -> dict[str, Any]:
@@ -232,7 +219,7 @@ TRAINER = Trainer(
     expresses=(*IN_A_SCRIPT, "pure-bf16", "fp8"),
     library="transformers",
     parallel={
-        "ddp": Parallel(DDP_OPTIONS - {"ddp_bucket_view", "ddp_compression"} | SYNC, _own_ddp),
+        "ddp": Parallel(SYNC),
         "fsdp": Parallel(frozenset(("fsdp_reshard",)) | SYNC, sharded_in_autocast, True),
         **on_gpus(ZERO_PARALLEL),
     },

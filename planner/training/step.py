@@ -103,8 +103,6 @@ def make_optimizer(setting: TrainSetting, parameters: list[nn.Parameter]) -> tor
         given["fused"] = implementation == "fused"
     if family == "sgd":
         given["momentum"] = 0.9
-    if family in ("adamw", "adam"):
-        given["amsgrad"] = setting.amsgrad
     if family == "lion":
         make, given["lr"] = import_lion(), 1e-5
     else:

@@ -417,6 +417,7 @@ def test_a_trace_that_was_asked_for_narrows_the_answer(
 
 
 def test_under_deepspeed_no_lever_compiles() -> None:
+    pytest.importorskip("deepspeed")
     found = advise(MODEL, gpu="rtx 3090", batch_size=16, world_size=2, parallelism="zero2")
     assert found.recommended is not None
     assert found.recommended.setting.compile == "off"

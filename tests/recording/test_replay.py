@@ -35,8 +35,8 @@ SWITCHES: tuple[dict[str, Any], ...] = (
     {}, {"offload": "activations"}, {"offload_optimizer": "state"}, {"validation_batch_size": 6},
     {"offload_optimizer": "state-and-gradients"}, {"optimizer_in_backward": True}, {"ema": True},
     {"memory_format": "channels_last"}, {"zero_grad_to_none": False}, {"clip_grad": True}, DDP,
-    {**DDP, "ddp_compression": "bf16"}, {**DDP, "ddp_find_unused": True, "ema": True},
-    {**DDP, "ddp_static_graph": True, "ddp_bucket_view": True}, FSDP,
+    {**DDP, "ddp_compression": "bf16"}, {**DDP, "ema": True},
+    {**DDP, "ddp_bucket_view": True}, FSDP,
     {**FSDP, "parallelism": "hsdp", "fsdp_shard_size": 2, "fsdp_reshard": False},
 )  # fmt: skip
 AXES = (

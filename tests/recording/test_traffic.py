@@ -37,7 +37,7 @@ def crossed(ledger: Ledger) -> dict[str, int]:
     "changes",
     [
         DDP, {**DDP, "accumulate": 2}, {**DDP, "ddp_compression": "bf16", "clip_grad": False},
-        {**DDP, "ddp_find_unused": True, "ddp_bucket_mb": 1}, FSDP,
+        FSDP,
         {**FSDP, "accumulate": 2, "gradient_sync": "every"}, {**HSDP, "precision": "fp32"},
     ],
     ids=str,

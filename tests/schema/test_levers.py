@@ -35,14 +35,14 @@ EXCLUDED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
     ),
     (
         {}, "compile is off",
-        [{"compile_scope": "blocks"}, {"compile_dynamic": True}, {"compile_fullgraph": True},
+        [{"compile_scope": "blocks"}, {"compile_fullgraph": True},
          {"activation_memory_budget": 0.5}],
     ),
     ({"world_size": 8}, "cannot be split over 3 nodes: choose a multiple of 3", [{"nodes": 3}]),
     ({}, "belongs to parallelism ddp, and parallelism is none", [{"ddp_bucket_view": True}]),
     (
         {"parallelism": "fsdp", "world_size": 2}, "belongs to parallelism",
-        [{"ddp_compression": "fp16"}, {"zero_overlap": True}],
+        [{"ddp_compression": "fp16"}],
     ),
     (
         {"parallelism": "hsdp", "world_size": 8}, "of 8 devices",

@@ -59,9 +59,9 @@ def test_a_choice_of_types_complains_once(window: object, fault: str) -> None:
 
 
 def test_a_setting_is_held_to_the_same() -> None:
-    assert faults_of(TrainSetting, amsgrad=True, optimizer="sgd", batch_size=0) == [
+    assert faults_of(TrainSetting, lora_targets="all", batch_size=0) == [
         "batch_size: Input should be greater than or equal to 1 (got 0)",
-        "amsgrad belongs to adam and adamw, not to sgd",
+        "lora_targets is all, and lora_rank 0 adds no adapters",
     ]
 
 

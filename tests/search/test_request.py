@@ -28,7 +28,7 @@ SAID: list[dict[str, Any]] = [
     {"budget_seconds": 0.1 + 0.2, "memory_bytes": "24GB", "strategy": "tpe", "epochs": 0.1},
     {"epochs": 300, "images_per_epoch": 50_000, "baseline": False, "accept_different": True},
     {"restrict": {"checkpointing": ("none", "blocks", "stages:0,1"), "precision": "bf16"}},
-    {"restrict": {"amsgrad": (False, True), "frozen_stages": (0, 2), "optimizer": "adamw-fused"}},
+    {"restrict": {"ema": (False, True), "frozen_stages": (0, 2), "optimizer": "adamw-fused"}},
     {"base": {"accumulate": 4}, "steps": 1000, "study_name": "two words", "storage": "a.journal"},
     {"gpus": 2, "allocator": "expandable_segments:True,max_split_size_mb:64"},
     {"gpus": 4, "nodes": 2, "restrict": {"parallelism": ("fsdp", "ddp")}, "global_batch": 512},

@@ -98,16 +98,15 @@ def test_any_field_can_be_an_axis(
 
 def test_what_excludes_each_other_is_left_out_with_one_line_for_each_law() -> None:
     space = asked(
-        amsgrad=("false", "true"), clip_grad=("false", "true"), optimizer=("adamw", "sgd"),
-        frozen_stages=(0, 9),
+        ema=("false", "true"), clip_grad=("false", "true"), frozen_stages=(0, 9),
+        parallelism="zero3",
     )  # fmt: skip
-    assert len(space) == 12
-    assert not any(c.setting.amsgrad and c.setting.optimizer == "sgd" for c in space.candidates)
-    # Of 32 settings a quarter pairs amsgrad with sgd; half of the others freeze too much.
-    assert space.left_out == (
-        "8 settings are left out: amsgrad belongs to adam and adamw, not to sgd.",
-        "12 settings are left out: the model has 4 stages: frozen_stages is 9.",
-    )
+    assert len(space) == 4
+    assert not any(c.setting.ema for c in space.candidates)
+    # Of 16 settings half average weights under zero3; half of the others freeze too much.
+    first, second = space.left_out
+    assert first.startswith("8 settings are left out: ema averages whole weights on each device")
+    assert second == "4 settings are left out: the model has 4 stages: frozen_stages is 9."
 
 
 def test_it_is_refused_only_where_nothing_is_left() -> None:

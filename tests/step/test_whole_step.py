@@ -78,7 +78,7 @@ TURNS: tuple[Changes, ...] = (
     ("optimizer", "changes"),
     [
         *zip(IMPLEMENTATIONS, itertools.cycle(TURNS)),
-        ("adamw-foreach", {"precision": "bf16", "amsgrad": True}),
+        ("adamw-foreach", {"precision": "bf16"}),
     ],
     ids=name_of,
 )

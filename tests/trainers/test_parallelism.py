@@ -17,8 +17,7 @@ from planner.core.schema.distribution import PARALLELISMS
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.trainers.emission import Emitted, emit_setting
 from planner.trainers.engine import ZERO_PARALLEL
-from planner.trainers.parallel_source import block_classes
-from planner.trainers.parallelism import by_default, fitted_buckets
+from planner.trainers.parallelism import by_default
 from planner.trainers.registry import TRAINERS, find_trainer
 from tests.trainers.cases import GIB, FakeEstimator, executed, tiny
 
@@ -69,12 +68,9 @@ def test_a_parallelism_is_written_or_refused_with_those_who_can(target: str) -> 
 @pytest.mark.parametrize(
     ("target", "fields", "own"),
     [
-        ("transformers", {"parallelism": "ddp"}, {"ddp_find_unused": True}),
         ("transformers", {"parallelism": "fsdp"},
          {"fsdp_param_dtype": "bf16", "fsdp_reduce_dtype": "bf16"}),
-        ("microsoft", {"parallelism": "ddp"},
-         {"ddp_broadcast_buffers": False, "gradient_sync": "every"}),
-        ("mmengine", {"parallelism": "ddp"}, {"ddp_broadcast_buffers": False}),
+        ("microsoft", {"parallelism": "ddp"}, {"gradient_sync": "every"}),
         ("accelerate", {"parallelism": "fsdp", "precision": "fp32"}, {}),
         ("lightning", {"parallelism": "fsdp"}, {"gradient_sync": "every"}),
         ("deepspeed", {"parallelism": "zero2"}, {"gradient_sync": "every"}),
@@ -90,8 +86,6 @@ def test_what_a_trainer_does_where_nobody_says(
 
 def test_what_no_trainer_can() -> None:
     several = {"world_size": 2, "accumulate": 2}
-    with pytest.raises(UnsupportedError, match="a static graph of DistributedDataParallel"):
-        emitted("pytorch", parallelism="ddp", ddp_static_graph=True, **several)
     plain = {"parallelism": "fsdp", "fsdp_param_dtype": "bf16", "precision": "fp32"}
     with pytest.raises(UnsupportedError, match="multiplies fp32 with them"):
         emitted("pytorch", attention="eager", **plain, **several)
@@ -103,26 +97,20 @@ def test_what_no_trainer_can() -> None:
 
 
 DDP = {
-    "world_size": 2, "parallelism": "ddp", "ddp_bucket_mb": 50, "ddp_bucket_view": True,
-    "ddp_find_unused": True, "ddp_broadcast_buffers": False, "ddp_compression": "bf16",
+    "world_size": 2, "parallelism": "ddp", "ddp_bucket_view": True, "ddp_compression": "bf16",
 }  # fmt: skip
 
 
 def test_options_of_ddp_reach_each_trainer() -> None:
     script = emitted("pytorch", **DDP).text
-    assert executed(script)["DDP"] == {
-        "bucket_cap_mb": 50, "gradient_as_bucket_view": True, "find_unused_parameters": True,
-        "broadcast_buffers": False,
-    }  # fmt: skip
+    assert executed(script)["DDP"] == {"gradient_as_bucket_view": True}
     assert "wrapped.register_comm_hook(None, bf16_compress_hook)" in script
     code = emitted("accelerate", **DDP).code
-    assert "DistributedDataParallelKwargs(bucket_cap_mb=50, gradient_as_bucket_view=True" in code
+    assert "DistributedDataParallelKwargs(gradient_as_bucket_view=True" in code
     assert "comm_hook=DDPCommunicationHookType.BF16" in code
     strategy = executed(emitted("lightning", **DDP).text)["TRAINER"]["strategy"]
-    assert strategy._ddp_kwargs["bucket_cap_mb"] == 50
+    assert strategy._ddp_kwargs["gradient_as_bucket_view"] is True
     assert strategy._ddp_comm_hook.__name__ == "bf16_compress_hook"
-    values = yaml.safe_load(emitted("timm", **DDP).text)
-    assert values["no_ddp_bb"] is True
     config = executed(emitted("mmengine", **DDP).text)
     assert config["model_wrapper_cfg"]["gradient_as_bucket_view"] is True
 
@@ -133,8 +121,7 @@ def test_transformers_takes_its_arguments(tmp_path: Any) -> None:
     names = executed(emitted("transformers", gradient_sync="every", **DDP).text)
     given = {**names["ARGUMENTS"], "output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
     arguments = TrainingArguments(**{k: v for k, v in given.items() if k != "tf32"})
-    assert arguments.ddp_find_unused_parameters is True
-    assert arguments.ddp_bucket_cap_mb == 50
+    assert arguments.ddp_find_unused_parameters is False
     assert arguments.accelerator_config.gradient_accumulation_kwargs == {"sync_each_batch": True}
     for fields in ({"parallelism": "fsdp", "fsdp_reshard": False}, {"parallelism": "zero3"}):
         names = executed(emitted("transformers", world_size=2, **fields).text)
@@ -154,46 +141,8 @@ def test_deepspeed_has_the_keys_it_knows(stage: str) -> None:
     zero = config["zero_optimization"]
     assert zero["stage"] == int(stage[-1])
     assert zero["overlap_comm"] is (stage == "zero3"), "DeepSpeed's own, written out"
+    assert zero["reduce_bucket_size"] == 6_553_600, "25 MiB of fp32"
     deepspeed = pytest.importorskip("deepspeed.runtime.zero.config")
     read = deepspeed.DeepSpeedZeroConfig(**zero)
     fields = type(read).model_fields
     assert set(zero) <= {info.alias or name for name, info in fields.items()} | set(fields)
-
-
-def test_buckets_fit_the_model() -> None:
-    """timm's Swin-B has 87,768,224 weights, the largest [4096, 1024]; 25 MiB are 6,553,600 of fp32.
-    DeepSpeed's own bucket would hold the model 5 times."""
-    setting = TrainSetting(world_size=8, parallelism="zero2")
-    fit = fitted_buckets(SWIN_B, setting)
-    assert fit.zero_reduce_bucket == fit.zero_allgather_bucket == 6_553_600
-    stage3 = fitted_buckets(SWIN_B, setting.model_copy(update={"parallelism": "zero3"}))
-    assert stage3.zero_prefetch_bucket == stage3.zero_max_reuse == 3 * 4096 * 1024
-    assert stage3.zero_max_live == 6 * 4096 * 1024
-    mine = setting.model_copy(update={"zero_reduce_bucket": 10_000_000})
-    assert fitted_buckets(SWIN_B, mine).zero_reduce_bucket == 10_000_000, "what was set stays"
-    result = emit_setting(SWIN_B, setting, "deepspeed", estimator=FakeEstimator())
-    assert any("fit for the model" in warning for warning in result.warnings)
-    assert json.loads(result.text)["zero_optimization"]["reduce_bucket_size"] == 6_553_600
-
-
-@pytest.mark.parametrize(
-    ("library", "version", "checkpointing"),
-    [
-        ("native", 1, "none"),
-        ("torchvision", 1, "blocks:1"),
-        ("torchvision", 2, "selective"),
-        ("transformers", 1, "stages"),
-    ],
-)
-def test_blocks_are_called_by_their_classes(library: str, version: int, checkpointing: str) -> None:
-    """accelerate finds them by name; those that recompute have a class of their own."""
-    from planner.libraries.checkpointing import repeated_blocks
-
-    setting = TrainSetting(
-        world_size=2, parallelism="fsdp", checkpointing=checkpointing, precision="fp32"
-    )
-    model = tiny(library, version)
-    result = emit_setting(model, setting, "accelerate", estimator=FakeEstimator())
-    blocks = repeated_blocks(executed(result.code)["build_model"]())
-    assert len(blocks) == 4
-    assert {type(block).__name__ for block in blocks} == set(block_classes(model, setting))

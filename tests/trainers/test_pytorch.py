@@ -228,7 +228,7 @@ STEPS: list[dict[str, Any]] = [
     {"accumulate": 3, "precision": "bf16", "optimizer": "adamw-forloop", "loss": "label-smoothing"},
     {"precision": "fp16", "clip_grad": True, "optimizer": "adamw-fused"},
     {"precision": "pure-bf16", "memory_format": "channels_last", "optimizer": "sgd"},
-    {"ema": True, "amsgrad": True, "zero_grad_to_none": False, "offload": "activations"},
+    {"ema": True, "zero_grad_to_none": False, "offload": "activations"},
     {"optimizer": "lion", "frozen_stages": 1},
     {"optimizer_in_backward": True, "precision": "bf16", "ema": True},
 ]

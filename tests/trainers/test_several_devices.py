@@ -67,7 +67,7 @@ ONE = {"batch_size": 4, "accumulate": 2}
 @pytest.mark.parametrize(
     "fields",
     [
-        {"parallelism": "ddp", "ddp_bucket_view": True, "ddp_broadcast_buffers": False},
+        {"parallelism": "ddp", "ddp_bucket_view": True},
         {"parallelism": "fsdp", "clip_grad": True},
     ],
     ids=str,

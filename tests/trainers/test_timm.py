@@ -46,7 +46,6 @@ def test_every_key_is_an_argument_of_train_py() -> None:
         precision="fp16", compile="max-autotune-no-cudagraphs", checkpointing="blocks",
         clip_grad=True, ema=True,
         loss="soft-target", validation_batch_size=8, memory_format="channels_last",
-        amsgrad=True,
     )  # fmt: skip
     assert set(found) <= TIMM_ARGUMENTS, set(found) - TIMM_ARGUMENTS
     assert found["grad_accum_steps"] == 2
@@ -67,7 +66,7 @@ def test_the_optimizer_is_the_one_that_was_probed(optimizer: str) -> None:
     probed = make_optimizer(TrainSetting(optimizer=optimizer), weights)
     assert type(made) is type(probed)
     assert found["weight_decay"] == (0.05 if optimizer.startswith("adamw") else 0.0)
-    for key in ("momentum", "nesterov", "amsgrad", "fused"):
+    for key in ("momentum", "nesterov", "fused"):
         assert (made.defaults.get(key) or 0) == (probed.defaults.get(key) or 0), key
     # None is torch's own choice on CUDA, foreach.
     assert (made.defaults.get("foreach") is False) == (probed.defaults.get("foreach") is False)

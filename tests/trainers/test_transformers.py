@@ -41,7 +41,7 @@ def test_a_precision_is_its_own_flag_and_the_file_s_own_loss_smooths() -> None:
     ("version", "fields"),
     [
         (1, {"checkpointing": "blocks", "optimizer": "sgd", "loss": "soft-target"}),
-        (2, {"precision": "pure-bf16", "memory_format": "channels_last", "amsgrad": True}),
+        (2, {"precision": "pure-bf16", "memory_format": "channels_last"}),
     ],
 )
 def test_the_trainer_trains(version: int, fields: dict[str, Any], tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ def drawn_key(model: Model, setting: TrainSetting) -> str:
 def _as_drawn(value: BaseModel) -> dict[str, Any]:
     fields = type(value).model_fields
     written = value.model_dump(mode="json")
+    if isinstance(value, TrainSetting):
+        written["amsgrad"] = False  # a field of then
     later = [
         name
         for name in written

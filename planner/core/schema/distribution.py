@@ -24,13 +24,11 @@ SHARDED: frozenset[Parallelism] = frozenset(("fsdp", "hsdp"))
 DEEPSPEED: frozenset[Parallelism] = frozenset(("zero1", "zero2", "zero3"))
 
 Devices = Annotated[int, Field(ge=1, le=MAX_SIZE)]
-# The largest takes 400 GB in fp32: more than any device has.
-Elements = Annotated[int, Field(ge=0, le=10**11)]
 
 SEVERAL = "Several GPUs"  # a heading of --help
 # What each option belongs to, by how its name begins.
 _OPTIONS_OF: Mapping[str, frozenset[Parallelism]] = {
-    "ddp_": frozenset(("ddp",)), "fsdp_": SHARDED, "zero_": DEEPSPEED,
+    "ddp_": frozenset(("ddp",)), "fsdp_": SHARDED,
 }  # fmt: skip
 
 
@@ -50,15 +48,13 @@ class Distribution(BaseModel):
     `gradient_sync` last sums gradients over devices in the last micro-batch of a step, every in
     each of them (a trainer without `no_sync`).
 
-    ddp: `ddp_bucket_mb` is `bucket_cap_mb` in MiB (None: torch's own, 1 for the first bucket, then
-    25), `ddp_bucket_view` `gradient_as_bucket_view`; with `ddp_compression` gradients cross in 16
-    bits (`fp16_compress_hook`, `bf16_compress_hook`).
-    fsdp, hsdp: `fully_shard` of each block and of the model (FSDP2; `fsdp_version` is no other,
-    torch has deprecated FSDP1); `fsdp_reshard` frees weights after forward
-    (`reshard_after_forward` of blocks; the model's own stay). Weights are gathered and computed
-    with in `fsdp_param_dtype`, gradients reduced in `fsdp_reduce_dtype` (`MixedPrecisionPolicy`).
-    zero: sizes in elements, as DeepSpeed's configuration names them; `zero_overlap` is
-    `overlap_comm` (None: DeepSpeed's own, true in stage 3).
+    ddp: `ddp_bucket_view` is `gradient_as_bucket_view`; with `ddp_compression` gradients cross in
+    16 bits (`fp16_compress_hook`, `bf16_compress_hook`).
+    fsdp, hsdp: `fully_shard` of each block and of the model (FSDP2); `fsdp_reshard` frees weights
+    after forward (`reshard_after_forward` of blocks; the model's own stay). Weights are gathered
+    and computed with in `fsdp_param_dtype`, gradients reduced in `fsdp_reduce_dtype`
+    (`MixedPrecisionPolicy`).
+    zero: buckets hold 25 MiB of fp32, as DDP's.
     """
 
     world_size: Annotated[Devices, Option("GPUs in all.", heading=SEVERAL, flag="--gpus")] = 1
@@ -67,24 +63,12 @@ class Distribution(BaseModel):
         Parallelism, Option(heading=SEVERAL, values=PARALLELISMS[1:], shown="ddp on several GPUs")
     ] = "none"
     gradient_sync: Literal["last", "every"] = "last"
-    ddp_bucket_mb: Annotated[int, Field(ge=1, le=MAX_SIZE)] | None = None
     ddp_bucket_view: bool = False
-    ddp_find_unused: bool = False
-    ddp_static_graph: bool = False
-    ddp_broadcast_buffers: bool = True
     ddp_compression: Literal["none", "fp16", "bf16"] = "none"
-    fsdp_version: Literal[2] = 2
     fsdp_reshard: bool = True
     fsdp_shard_size: Annotated[int, Field(ge=0, le=MAX_SIZE)] = 0
     fsdp_param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     fsdp_reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    zero_reduce_bucket: Elements = 500_000_000
-    zero_allgather_bucket: Elements = 500_000_000
-    zero_prefetch_bucket: Elements = 50_000_000
-    zero_persistence: Elements = 100_000
-    zero_max_live: Elements = 1_000_000_000
-    zero_max_reuse: Elements = 1_000_000_000
-    zero_overlap: bool | None = None
 
     @property
     def devices_per_node(self) -> int:

@@ -42,16 +42,13 @@ OWN_OPTIMIZER = "own"  # the one that a task makes
 OPTIMIZER_FAMILIES = tuple(OPTIMIZER_CLASSES)
 OPTIMIZERS = "adamw, adam, sgd, …, also with -foreach, -fused or -forloop after it."
 FUSED_FAMILIES = ("adamw", "adam", "sgd")  # of those above, as torch 2.13 has them
-AMSGRAD_OPTIMIZERS = frozenset(
-    family + suffix for family in ("adam", "adamw") for suffix in ("", *IMPLEMENTATIONS)
-)
 # What the switches of a setting stand for. Of microsoft/Swin-Transformer @f82860b, config.py:
 CLIP_NORM = 5.0  # TRAIN.CLIP_GRAD
 LABEL_SMOOTHING = 0.1  # MODEL.LABEL_SMOOTHING
 EMA_DECAY = 0.9999  # timm's usual one: the authors keep no average
 # What belongs to a compiled step, and is of no other.
 COMPILED_FIELDS = (
-    "compile_scope", "compile_dynamic", "compile_fullgraph", "activation_memory_budget",
+    "compile_scope", "compile_fullgraph", "activation_memory_budget",
 )  # fmt: skip
 _OPTIMIZER = re.compile(
     rf"({'|'.join(OPTIMIZER_FAMILIES)})({'|'.join(IMPLEMENTATIONS)})?|adamw-8bit|{OWN_OPTIMIZER}"
@@ -79,8 +76,8 @@ class TrainSetting(Distribution):
     products and attention, whose results are kept.
     `offload` activations keeps what backward needs in pinned memory of the host, but for weights,
     buffers, the batch and scalars.
-    `compile_scope` blocks compiles each block by itself; `compile_dynamic` for any batch;
-    `compile_fullgraph` refuses graph breaks; below an `activation_memory_budget` of 1 the compiler
+    `compile_scope` blocks compiles each block by itself, `compile_fullgraph` refuses graph breaks;
+    below an `activation_memory_budget` of 1 the compiler
     recomputes until it keeps that share of what it would keep.
     `optimizer` is a family, for which torch's default implementation on CUDA is meant (foreach, but
     forloop for adafactor), or a family with -foreach, -fused or -forloop. sgd has momentum 0.9;
@@ -108,7 +105,6 @@ class TrainSetting(Distribution):
     offload: Literal["none", "activations"] = "none"
     compile: Annotated[CompileMode, Option()] = "off"
     compile_scope: Literal["model", "blocks"] = "model"
-    compile_dynamic: bool = False
     compile_fullgraph: bool = False
     activation_memory_budget: Annotated[float, Field(ge=0, le=1)] = 1.0
     attention: Annotated[Attention, Option(values=ATTENTIONS, shown="the library's")] = "library"
@@ -118,7 +114,6 @@ class TrainSetting(Distribution):
     memory_format: Literal["contiguous", "channels_last"] = "contiguous"
     cudnn_benchmark: bool = True
     loss: Loss = "library"
-    amsgrad: bool = False
     clip_grad: bool | None = None
     ema: bool = False
     zero_grad_to_none: bool = True
@@ -180,9 +175,6 @@ class TrainSetting(Distribution):
 
     def _optimizer_faults(self) -> Iterator[Fault]:
         """What an optimizer does not have, and what cannot be where gradients die at once."""
-        if self.amsgrad and self.optimizer not in AMSGRAD_OPTIMIZERS:
-            message = f"amsgrad belongs to adam and adamw, not to {self.optimizer}"
-            yield Fault(("amsgrad", "optimizer"), message)
         if not self.optimizer_in_backward:
             return
         if self.optimizer_implementation == "8bit":
@@ -337,7 +329,7 @@ class TrainSetting(Distribution):
     def compile_arguments(self) -> dict[str, str | bool]:
         """Those of `torch.compile`, which by itself would guess which sizes change."""
         strict = {"fullgraph": True} if self.compile_fullgraph else {}
-        return {"mode": self.compile, "dynamic": self.compile_dynamic, **strict}
+        return {"mode": self.compile, "dynamic": False, **strict}
 
     def uncompiled(self) -> TrainSetting:
         """This setting without the compiler, and without what belongs to it."""

@@ -1,4 +1,4 @@
-"""Adam and AdamW (torch/optim/adam.py), with or without AMSGrad."""
+"""Adam and AdamW (torch/optim/adam.py)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from planner.step.optimizers.base import Optimizer
 
 
 class Adam(Optimizer):
-    """exp_avg and exp_avg_sq, and the largest of the latter with AMSGrad."""
+    """exp_avg and exp_avg_sq."""
 
     def step(self) -> None:
         if not self.state:
-            names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * self.setting.amsgrad
-            self.make_state(*names)
+            self.make_state("exp_avg", "exp_avg_sq")
         if self.is_fused:
-            self.cost("aten._fused_adamw_", 3 + self.setting.amsgrad, 4 + self.setting.amsgrad)
+            self.cost("aten._fused_adamw_", 3, 4)
         elif self.is_foreach:
             self._foreach()
         else:
@@ -26,8 +25,6 @@ class Adam(Optimizer):
         self.cost("aten._foreach_lerp_", 1, 2)
         self.cost("aten._foreach_mul_", 1, 1)
         self.cost("aten._foreach_addcmul_", 1, 2)
-        if self.setting.amsgrad:
-            self.cost("aten._foreach_maximum_", 1, 2)
         exp_avg_sq_sqrt = self.temporaries("aten._foreach_sqrt")
         self.cost("aten._foreach_div_", 1, 1)
         self.cost("aten._foreach_add_", 1, 1)
@@ -42,8 +39,6 @@ class Adam(Optimizer):
             self.in_place("aten.mul_", parameter, 1, times=1 + decays)
             self.in_place("aten.lerp_", parameter, 2)
             self.in_place("aten.addcmul_", parameter, 3)
-            if self.setting.amsgrad:
-                self.in_place("aten.maximum", parameter, 2)
             root = self.temporary(parameter, "aten.sqrt")
             denom = self.temporary(parameter, "aten.div")
             del root

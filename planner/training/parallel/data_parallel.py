@@ -28,11 +28,7 @@ class DataParallel:
             self.module = DistributedDataParallel(
                 module,
                 device_ids=None if device.type == "cpu" else [device.index],
-                broadcast_buffers=setting.ddp_broadcast_buffers,
-                bucket_cap_mb=setting.ddp_bucket_mb,
                 gradient_as_bucket_view=setting.ddp_bucket_view,
-                find_unused_parameters=setting.ddp_find_unused,
-                static_graph=setting.ddp_static_graph,
             )
         if setting.ddp_compression != "none":
             self.module.register_comm_hook(None, _HOOKS[setting.ddp_compression])

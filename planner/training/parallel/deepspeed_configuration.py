@@ -14,20 +14,15 @@ from planner.core.schema.setting import CLIP_NORM
 
 STAGES: Mapping[Parallelism, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 
-_OF_BUCKETS = {
-    "zero_reduce_bucket": "reduce_bucket_size", "zero_allgather_bucket": "allgather_bucket_size",
-}  # fmt: skip
-_OF_STAGE_3 = {
-    "zero_reduce_bucket": "reduce_bucket_size",
-    "zero_prefetch_bucket": "stage3_prefetch_bucket_size",
-    "zero_persistence": "stage3_param_persistence_threshold",
-    "zero_max_live": "stage3_max_live_parameters",
-    "zero_max_reuse": "stage3_max_reuse_distance",
+# Of a bucket of gradients: DDP's 25 MiB (torch/nn/parallel/distributed.py), in fp32. DeepSpeed's
+# own of 500,000,000 elements takes 2 GB whatever the model. A larger weight crosses by itself.
+BUCKET_ELEMENTS = 25 * 2**20 // 4
+_SIZES = {
+    1: ("reduce_bucket_size", "allgather_bucket_size"),
+    2: ("reduce_bucket_size", "allgather_bucket_size"),
+    # What was gathered goes as soon as this many elements are used before it is again.
+    3: ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_max_reuse_distance"),
 }
-# The fields of a setting that are sizes of a stage, and what DeepSpeed calls them.
-SIZES: Mapping[Parallelism, Mapping[str, str]] = {
-    "zero1": _OF_BUCKETS, "zero2": _OF_BUCKETS, "zero3": _OF_STAGE_3,
-}  # fmt: skip
 
 
 def configuration(setting: TrainSetting) -> dict[str, Any]:
@@ -47,11 +42,8 @@ def engine_values(setting: TrainSetting) -> dict[str, Any]:
     stage = STAGES.get(setting.parallelism, 0)
     zero: dict[str, Any] = {"stage": stage}
     if stage:
-        sizes = SIZES[setting.parallelism]
-        zero |= {name: getattr(setting, field) for field, name in sizes.items()}
-        zero["overlap_comm"] = setting.zero_overlap
-        if setting.zero_overlap is None:
-            zero["overlap_comm"] = stage == 3  # DeepSpeed's own
+        zero |= dict.fromkeys(_SIZES[stage], BUCKET_ELEMENTS)
+        zero["overlap_comm"] = stage == 3  # DeepSpeed's own
     if stage and setting.offload_optimizer != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     values: dict[str, Any] = {"zero_optimization": zero}

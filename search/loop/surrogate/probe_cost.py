@@ -76,7 +76,7 @@ def kernels_of(setting: TrainSetting, axes: Iterable[str]) -> tuple[Hashable, ..
     dynamic graph is of any batch."""
     others = (axis for axis in axes if axis not in ("optimizer", "accumulate", "compile"))
     _, options, updates = compilation_of(setting)
-    batch = 0 if setting.compile_dynamic else setting.batch_size
+    batch = setting.batch_size
     compiles = setting.compile != "off"
     return (batch, compiles, options, updates, *(getattr(setting, axis) for axis in others))
 
