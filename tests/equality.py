@@ -23,7 +23,7 @@ def assert_as_torch(config: SwinConfig, setting: ResolvedSetting, error: float =
     """Allocated to the byte, reserved but for a segment; or both within a share of `error`."""
     gpu = find_gpu(CARD)
     found = estimate_ledger(config, setting, step_ledger(config, setting, gpu=gpu), gpu)
-    allocated, reserved, _, _ = recorder.peaks(config, setting, gpu)
+    allocated, reserved, _ = recorder.peaks(config, setting, gpu)
     off = found.peak_allocated_bytes - allocated, found.peak_reserved_bytes - reserved
     assert abs(off[0]) <= error * allocated, off
     assert abs(off[1]) <= max(SEGMENT, error * reserved), off

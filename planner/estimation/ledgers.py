@@ -20,6 +20,7 @@ from planner.libraries.registry import find_library
 from planner.machine.hardware import Gpu
 from planner.memory.compiled import has_known_graphs, in_graph_pool, is_compiled
 from planner.recording import kept
+from planner.step.optimizers import FAMILIES
 from planner.step.ranks import is_closed_form
 from planner.step.training import record_training
 
@@ -72,10 +73,12 @@ def _recorder(config: SwinConfig, setting: ResolvedSetting) -> Recorder:
 
 
 def is_on_shapes(model: Model, setting: TrainSetting, recorded: bool = False) -> bool:
-    """Whether the ledger comes from the step on shapes: at once, and without torch. Linear layers
-    that multiply in 8 bits are torchao's, and recorded; so is ZeRO, and what of FSDP2 has no
-    closed form, as a block that is checkpointed reentrantly and gathers its weights twice."""
-    if not isinstance(model, SwinConfig) or recorded or setting.precision == "fp8":
+    """Whether the ledger comes from the step on shapes: at once, and without torch. Recorded are
+    linear layers that multiply in 8 bits (torchao's), optimizers that are not in `FAMILIES`, ZeRO,
+    and what of FSDP2 has no closed form, as a block that is checkpointed reentrantly and gathers
+    its weights twice."""
+    is_known = setting.precision != "fp8" and setting.optimizer_family in FAMILIES
+    if not isinstance(model, SwinConfig) or recorded or not is_known:
         return False
     reentrant = setting.parallelism in SHARDED and find_library(model.library).reentrant
     return is_closed_form(setting) and not (reentrant and setting.checkpointing in reentrant)

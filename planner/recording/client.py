@@ -73,9 +73,9 @@ class Recorder:
 
     def peaks(
         self, model: Model, setting: ResolvedSetting, gpu: Gpu | None = None
-    ) -> tuple[int, int, int, float]:
-        """Torch's own: bytes allocated and reserved, retries of the allocator, and seconds of the
-        host. Raises PlannerError."""
+    ) -> tuple[int, int, int]:
+        """Torch's own: bytes allocated and reserved, retries of the allocator. Raises
+        PlannerError."""
         answer = self._ask(model, setting, gpu, is_peaks_only=True)
         if answer.peaks is None:
             kept = decode(base64.b64decode(answer.kept), {})

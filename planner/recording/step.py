@@ -7,7 +7,6 @@ written, so that a model of any size takes next to no memory of the host.
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -48,13 +47,11 @@ _FILLED = tuple(
 
 
 class Peaks(NamedTuple):
-    """What torch says of a steady step that nothing watches: bytes, by torch.cuda's counters, and
-    the seconds of the host's processor that it took."""
+    """What torch says of a steady step that nothing watches: bytes, by torch.cuda's counters."""
 
     allocated_bytes: int
     reserved_bytes: int
     num_alloc_retries: int
-    host_seconds: float
 
 
 class _Unfilled(TorchDispatchMode):
@@ -124,14 +121,12 @@ def record_peaks(model: Model, setting: TrainSetting) -> Peaks:
 def _measured(training: Training) -> Peaks:
     """Of a further step, and of the validation after it where there is one."""
     torch.cuda.reset_peak_memory_stats()
-    begun = time.process_time()
     training.step()
-    seconds = time.process_time() - begun
     if training.setting.validation_batch_size:
         training.validate()
     stats = torch.cuda.memory_stats()
     allocated, reserved = (stats[f"{kind}_bytes.all.peak"] for kind in ("allocated", "reserved"))
-    return Peaks(allocated, reserved, stats["num_alloc_retries"], seconds)
+    return Peaks(allocated, reserved, stats["num_alloc_retries"])
 
 
 def record_ledger(

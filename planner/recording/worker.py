@@ -54,11 +54,10 @@ class Name(BaseModel):
 
 class Answer(BaseModel):
     """The content of a cache file (a ledger, what is known of a name, or the error it ended with),
-    and torch's own peaks of a step that nothing watched: bytes allocated and reserved, retries,
-    seconds of the host."""
+    and torch's own peaks of a step that nothing watched: bytes allocated and reserved, retries."""
 
     kept: str = ""
-    peaks: tuple[int, int, int, float] | None = None
+    peaks: tuple[int, int, int] | None = None
 
 
 _ASKED: TypeAdapter[Name | Request] = TypeAdapter(Name | Request)

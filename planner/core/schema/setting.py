@@ -222,16 +222,12 @@ class TrainSetting(Distribution):
                 )
                 yield Fault((field, "offload_optimizer"), message)
 
-    def syncs_gradients(self, micro_batch: int) -> bool:
-        """Whether backward sums gradients over devices in `micro_batch`, counted from 0."""
-        return self.gradient_sync == "every" or micro_batch == self.accumulate - 1
-
     @property
     def num_exchanges(self) -> int:
         """In how many micro-batches of a step devices wait for each other: in each where weights
         are sharded, in DeepSpeed's stages 2 and 3, or with gradient_sync every; else in the last.
         """
-        in_each = self.syncs_gradients(0) or self.parallelism not in ("none", "ddp", "zero1")
+        in_each = self.gradient_sync == "every" or self.parallelism not in ("none", "ddp", "zero1")
         return self.accumulate if in_each else 1
 
     def _zero_faults(self) -> Iterator[Fault]:
