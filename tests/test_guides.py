@@ -62,5 +62,7 @@ ANSWERED = [line for line in dict.fromkeys(COMMANDS.values()) if re.match(
 @pytest.mark.truth
 @pytest.mark.parametrize("line", ANSWERED)
 def test_a_command_that_shows_what_works_runs(line: str) -> None:
+    if "zero" in line:
+        pytest.importorskip("deepspeed")
     ended = CliRunner().invoke(cli, shlex.split(line)[1:])
     assert ended.exit_code == 0, ended.output
