@@ -23,8 +23,8 @@ from tabulate import tabulate
 
 from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
+from planner.estimation.ledgers import is_on_shapes
 from planner.report.settings import describe_setting
-from planner.step.ranks import is_closed_form
 from search.loop.study.records import read_records
 from tests.truth.compare import Comparison, compare
 
@@ -76,7 +76,7 @@ def read_steps() -> tuple[MeasurementRecord, ...]:
 def read_emulated(one_in: int = 1) -> tuple[Comparison, ...]:
     """Emulated steps beside their estimates on shapes, each for the torch that ran it: one in so
     many."""
-    return tuple(compare(r for r in read_steps()[::one_in] if is_closed_form(r.setting)))
+    return tuple(compare(r for r in read_steps()[::one_in] if is_on_shapes(r.model, r.setting)))
 
 
 def kind_of(record: MeasurementRecord) -> str:
