@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gc
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -91,6 +92,7 @@ def _import(names: list[str]) -> None:
     is to be seen by them."""
     import torch
 
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao's registrations
     with (
         mock.patch.object(torch.cuda, "is_available", return_value=False),
         mock.patch.object(torch.cuda, "device_count", return_value=0),
