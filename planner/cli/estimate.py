@@ -31,7 +31,6 @@ from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.fabric import find_fabric
 from planner.machine.hardware.precisions import check_precision
 from planner.recording import kept
-from planner.step.ranks import CLOSED_FORM
 from planner.throughput.cost import Training
 
 if TYPE_CHECKING:
@@ -207,8 +206,8 @@ def _parts(
     ddp = any(estimate.setting.parallelism == "ddp" for estimate in found)
     if "world_size" in typed and "parallelism" not in typed and ddp:
         notes.append("Several GPUs without --parallelism run ddp.")
-    kinds = {e.setting.parallelism for e in found if CLOSED_FORM in " ".join(e.assumed)}
-    if kinds:
+    on_shapes = [e.setting for e in found if is_on_shapes(e.model, e.setting, request.recorded)]
+    if kinds := {setting.parallelism for setting in on_shapes} - {"none"}:
         kind = " and ".join(sorted(kinds))
         notes.append(f"Memory under {kind} is a closed form; --record asks torch's own code.")
     if len(found) == 1 and not sizes:

@@ -22,7 +22,12 @@ from planner.estimation.arguments import (
     read_setting,
 )
 from planner.estimation.ledgers import step_ledger
-from planner.estimation.left_out import FusedAttention, fused_attention, left_out
+from planner.estimation.left_out import (
+    FusedAttention,
+    fused_attention,
+    left_out,
+    left_out_of_sharding,
+)
 from planner.ledger.ledger import CATEGORIES, IN_BACKWARD, Ledger
 from planner.libraries.limits import attention_limit, setting_limit
 from planner.libraries.registry import find_library
@@ -148,8 +153,8 @@ def estimate(
     """The memory and time of one training step, without running it.
 
     `model` is `LIBRARY:NAME`, `package.module:factory`, a configuration file, a `SwinConfig` or its
-    fields. A Swin of ours is estimated on shapes or, with `recorded`, from its real module on fake
-    tensors, as every other model is: that needs torch once, and is kept. `setting` defaults to
+    fields. A Swin of ours is estimated on shapes or, with `recorded`, by torch's own code on an
+    emulated GPU, as every other model is: that needs torch once, and is kept. `setting` defaults to
     batch 64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are fields of either;
     a `world_size` without a `parallelism` runs ddp.
     The budget is `memory_bytes` (or a text as 24GiB), else the GPU's memory, else none and `fits`
@@ -293,6 +298,7 @@ def estimate_ledger(
         ),
         left_out=(
             *left_out(config, setting, convolutions, kernels, gpu.capability if gpu else None),
+            *([] if ledger.is_recorded else left_out_of_sharding(setting)),
             *left_out_of(basis, setting),
             *left_out_of_time(config, setting, ledger, rates, time),
         ),

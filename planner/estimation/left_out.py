@@ -45,9 +45,7 @@ def left_out(
         )
     if setting.parallelism != "none" and setting.world_size == 1:
         found.append(NCCL_ALONE)
-    if setting.parallelism in SHARDED:
-        found += left_out_of_sharding(setting)
-    elif setting.parallelism == "ddp":
+    if setting.parallelism == "ddp":
         found += left_out_of_ddp(setting)
     elif setting.parallelism == "none" and setting.world_size > 1:
         found.append(
@@ -65,17 +63,15 @@ def fused_attention(ledger: Ledger) -> set[FusedAttention]:
 
 
 def left_out_of_sharding(setting: TrainSetting) -> list[str]:
-    """What no ledger of FSDP2 counts: it is made from shapes, or on fake tensors of the CPU."""
-    found = [
-        "a table of CUDA's copy out of what FSDP2 gathers, which its number of multiprocessors "
-        "sizes: some tens of KiB, freed at once (aten/src/ATen/native/cuda/TensorShape.cu)"
-    ]
-    if setting.fsdp_param_dtype == "fp16" and setting.fsdp_reduce_dtype == "fp32":
-        found.append(
-            "copies of gradients whose rows the devices do not share evenly: from fp16 to fp32 "
-            "CUDA's fused copy does not go (TensorShape.cpp, _pad_chunk)"
-        )
-    return found
+    """What the closed form of FSDP2 does not count, and a recording does."""
+    return (
+        []
+        if setting.parallelism not in SHARDED
+        else [
+            "a table of CUDA's copy out of what FSDP2 gathers, which its number of multiprocessors "
+            "sizes: some tens of KiB, freed at once (aten/src/ATen/native/cuda/TensorShape.cu)"
+        ]
+    )
 
 
 def left_out_of_ddp(setting: TrainSetting) -> list[str]:

@@ -8,9 +8,9 @@ model) and n the ranks that share one set of shards:
             beside what was gathered for the next, U, or its gradients as they are summed, U
 
 and what crosses, by the order in which a step meets the units (`Sent`, `Awaited`). Rows of a weight
-that n does not divide are padded; here each weight is divided as if it were one row. What NCCL and
-torch's streams hold a moment longer is left out, and within the ledger's `late_bytes`. A recording
-of torch's own DDP and FSDP2 has all of it (`planner.recording`).
+that n does not divide are padded; here each weight is divided as if it were one row. What NCCL
+holds longer under DDP is left out, and within the ledger's `late_bytes`. A recording of torch's own
+DDP and FSDP2 has all of it (`planner.recording`).
 
 After torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp and
 torch/distributed/fsdp/_fully_shard of torch 2.15.
@@ -42,12 +42,12 @@ from planner.ledger.ledger import (
     Sent,
     Tagged,
 )
+from planner.step.tensor import DTYPE_BYTES
 
 # `_DEFAULT_FIRST_BUCKET_BYTES` and `bucket_cap_mb`.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = MIB, 25 * MIB
-CLOSED_FORM = "in closed form"  # in the notes of a ledger
 GATHERED, SUMMED = "all_gather_copy_in", "reduce_scatter"  # streams of FSDP2's, with pools
-_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def is_closed_form(setting: TrainSetting) -> bool:
@@ -211,7 +211,7 @@ class _InBuckets(_Rank):
             held = "of which the gradients are views (gradient_as_bucket_view)"
         count = f"{len(buckets)} gradient buckets" if len(buckets) > 1 else "one gradient bucket"
         note = (
-            f"DistributedDataParallel {CLOSED_FORM}: {count} of {format_bytes(total)} in all, "
+            f"DistributedDataParallel in closed form: {count} of {format_bytes(total)} in all, "
             f"{held}, whatever the number of GPUs; in steps shorter than 100 ms NCCL holds those "
             "of the first step longer"
         )
@@ -261,8 +261,8 @@ class _InBuckets(_Rank):
         kind = self.setting.ddp_compression
         if kind == "none":
             return self.send("all_reduce", num_bytes, path)
-        dtype = {"fp16": "float16", "bf16": "bfloat16"}[kind]
-        crossing = num_bytes // self.item_bytes * 2
+        dtype = _DTYPES[kind]
+        crossing = num_bytes // self.item_bytes * DTYPE_BYTES[dtype]
         self.copy("aten._to_copy", num_bytes + crossing, path)
         return self.send("all_reduce", crossing, path, dtype=dtype)
 
@@ -324,7 +324,7 @@ class _Sharded(_Rank):
         outside = self.root.num_bytes // self.item_bytes
         notes = (
             *sharding_notes(self.setting, len(self.units), outside),
-            f"FSDP2 {CLOSED_FORM}: rows that the devices do not share evenly may take more",
+            "FSDP2 in closed form: rows that the devices do not share evenly may take more",
         )
         return replace(self.ledger, events=tuple(self.events), notes=(*notes, *self.ledger.notes))
 
@@ -346,9 +346,9 @@ class _Sharded(_Rank):
 
     def optimizer(self, events: Sequence[Any], _: bool) -> None:
         """On the shards only; of what is built, so are copies of the weights."""
-        is_built = not self.order
+        is_building = not self.order
         for event in events:
-            if type(event) is Allocated and (not is_built or event.storage in self.states):
+            if type(event) is Allocated and (not is_building or event.storage in self.states):
                 event = event._replace(num_bytes=self.share(event.num_bytes))
             elif type(event) is Computed:
                 flops, num_bytes = event.flops // self.n, event.num_bytes // self.n
@@ -435,9 +435,9 @@ class _Sharded(_Rank):
         lives until the next unit makes its own."""
         self.settle()
         gradients = self.live.intersection(g for weight in unit.weights for g in weight.gradients)
-        size = _BYTES[self.setting.fsdp_reduce_dtype]
+        dtype = _DTYPES[self.setting.fsdp_reduce_dtype]
         share = sum(self.share(weight.num_bytes) for weight in unit.weights)
-        crossing = share // self.item_bytes * size
+        crossing = share // self.item_bytes * DTYPE_BYTES[dtype]
         whole = self.allocate(self.n * crossing, "fsdp.chunk_cat", "gradients", unit.path)
         self.copy("fsdp.chunk_cat", unit.num_bytes + self.n * crossing, unit.path)
         self.free(gradients)
@@ -450,7 +450,6 @@ class _Sharded(_Rank):
             self.free((summed,))
         else:
             unit.sums = [summed]
-        dtype = "float32" if size == 4 else self.dtype
         handle = 0
         if self.n > 1:
             handle = self.send(

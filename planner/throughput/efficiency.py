@@ -119,7 +119,7 @@ MEASURED_CARDS = MappingProxyType(
 # Those of them whose rows have fused attention, too.
 FUSED_CARDS = frozenset(("h100-sxm-80gb", "h200-sxm-141gb"))
 # How many times as long, or as short, a host may take that nobody measured, and one that was: of
-# 120 eager steps of Swins on an H200 and an H100 5 and 7 have a rate out of their range so.
+# 120 eager steps of Swins on an H200 and an H100 9 and 7 have a rate out of their range so.
 HOST_SPREAD, MEASURED_HOST_SPREAD = 1.4, 1.3
 # The same of another model than a Swin, by kind of operation: a step has their mean by its seconds.
 # Fitted with the shares above, so that it holds nine of ten rows, and rounded up to the next 5%; no

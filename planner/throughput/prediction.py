@@ -65,11 +65,11 @@ _GRAPH_KERNEL_SECONDS = 1.5e-6
 # What the host spends on an operation: Python modules, dispatcher and autograd's recording in the
 # forward, autograd's engine in the backward; on a forward's that is recomputed there, whose saved
 # tensors each pass two hooks in Python; on a further launch of one of backward's; on each launch
-# over a list of weights (foreach, fused), whose elements it looks at in Python. Fitted 2026-11-30
-# to the processor seconds of 79 steps of Swins and 15 other models on the emulated GPU, where
-# kernels do nothing (torch 2.14.1, one core of an AMD EPYC: median 11% off), times 2.6: what lies
-# between the hosts of an NVIDIA H200 and an H100, by their own measured chains of small layers.
-_HOST_SECONDS: Mapping[str, float] = MappingProxyType(
+# over a list of weights (foreach, fused), whose elements it looks at in Python. Chosen 2026-11-30
+# by the processor seconds of 79 steps of Swins and 13 other models on the emulated GPU, where
+# kernels do nothing (`python -m tests.truth.host --law`), and by 120 steps on an NVIDIA H200 and an
+# H100, times 2.6: between these two's hosts, by their own measured chains of small layers.
+HOST_SECONDS: Mapping[str, float] = MappingProxyType(
     {"forward": 31e-6, "backward": 23e-6, "optimizer": 26e-6, "zero_grad": 12e-6,
      "recomputed": 104e-6, "backward launch": 150e-6, "list": 187e-6}
 )  # fmt: skip
@@ -121,7 +121,7 @@ class DeviceRates:
     kind_share: Mapping[OperationKind, float] = field(default_factory=lambda: dict(_KIND_SHARE))
     kernel_seconds: float = _KERNEL_SECONDS
     graph_kernel_seconds: float = _GRAPH_KERNEL_SECONDS
-    host_seconds: Mapping[str, float] = field(default_factory=lambda: dict(_HOST_SECONDS))
+    host_seconds: Mapping[str, float] = field(default_factory=lambda: dict(HOST_SECONDS))
     host_spread: float = efficiency.HOST_SPREAD
     launch_seconds: float = _LAUNCH_SECONDS
     compiled_launch_seconds: float = _COMPILED_LAUNCH_SECONDS
@@ -388,7 +388,7 @@ def host_of_chain(forward: float, backward: float) -> dict[str, float]:
     """`DeviceRates.host_seconds` beside a GPU whose host takes so long for an operation of a chain
     of small layers (`Bench.host_seconds`)."""
     factor = (2 * forward + 6 * backward) / _CHAIN_SECONDS
-    return {what: factor * seconds for what, seconds in _HOST_SECONDS.items()}
+    return {what: factor * seconds for what, seconds in HOST_SECONDS.items()}
 
 
 def best_rates(

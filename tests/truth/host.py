@@ -1,7 +1,8 @@
 """Eager Swins on the H200 and the H100: the rate that was measured beside the predicted one, where
 nobody measured the host and where its chain of small layers was: `python -m tests.truth.host`.
 
-With --rows each step, the worst first.
+With --law the processor seconds of emulated steps (`host_steps.json`: torch 2.14.1, one core of an
+AMD EPYC, 2026-11-29; the median of nine steps, of three runs the least) beside the law's.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from tabulate import tabulate
 from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
-from planner.report.settings import describe_setting
 from planner.throughput.efficiency import MEASURED_HOST_SPREAD
-from planner.throughput.prediction import StepTime, host_of_chain, rates_for
+from planner.throughput.prediction import HOST_SECONDS, StepTime, host_of_chain, rates_for
 from planner.throughput.result import step_time
 from search.loop.study.records import read_records
 from tests.truth.compare import gpu_of
 
 TRUTH = Path(__file__).parent
 CARDS = ("h200", "h100")
+FACTOR = 2.6  # the assumed host's seconds, over those of the machine that ran the emulated steps
 
 
 @dataclass(frozen=True)
@@ -106,15 +107,15 @@ def show() -> str:
     return tabulate(table, headers, disable_numparse=True)
 
 
-def show_rows() -> str:
-    table = [
-        [row.card, describe_setting(row.record.setting, row.record.model), f"{row.measured:.0f}",
-         f"{row.error:+.0%}", f"±{row.predicted.uncertainty:.0%}", "" if row.is_within else "out"]
-        for row in sorted(host_rows(is_measured=True), key=lambda row: -abs(row.error))
-    ]  # fmt: skip
-    headers = ["card", "step", "images/s", "predicted", "range", ""]
-    return tabulate(table, headers, disable_numparse=True)
+def show_law() -> str:
+    """How far the law is off the emulated steps, in the seconds of the machine that ran them."""
+    errors: dict[str, list[float]] = {}
+    for step in json.loads((TRUTH / "host_steps.json").read_text()):
+        law = sum(step[what] * s for what, s in HOST_SECONDS.items() if what in step) / FACTOR
+        kind = "Swins" if "swin" in step["step"] else "others"
+        errors.setdefault(kind, []).append(abs(law / step["seconds"] - 1))
+    return "\n".join(f"{k}: {len(of)} steps, median {median(of):.0%}" for k, of in errors.items())
 
 
 if __name__ == "__main__":
-    print(show_rows() if sys.argv[1:] == ["--rows"] else show())
+    print(show_law() if sys.argv[1:] == ["--law"] else show())
