@@ -25,7 +25,7 @@ SWINS = {
     "timm": ("timm:swin_tiny_patch4_window7_224", SMALL, {
         "precision": "fp32", "checkpointing": "blocks",
     }),
-    "transformers": ("transformers:microsoft/swin-tiny-patch4-window7-224", SMALL, {
+    "fused": ("timm:swin_tiny_patch4_window7_224", SMALL, {
         "optimizer": "adamw-fused", "loss": "soft-target",
     }),
     "accumulation": ("native:swin_tiny", SMALL, {"accumulate": 2, "precision": "fp16"}),

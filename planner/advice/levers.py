@@ -81,16 +81,13 @@ def _fused_optimizer(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterat
 
 def _checkpointing(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
     """From what saves least to what saves most. The first blocks hold most activations: of the
-    first k those before the longest stage, and half of all. Stages are as their blocks, but for the
-    library's own (nested)."""
+    first k those before the longest stage, and half of all. Stages are as their blocks."""
     values = ["none", "blocks"]
     if isinstance(model, SwinConfig):
         depths = model.depths
         first, half = sum(depths[: depths.index(max(depths))]), sum(depths) // 2
         parts = sorted({k for k in (first, half) if 0 < k < sum(depths)})
         values = ["none", "selective", *(f"blocks:{k}" for k in parts), "blocks"]
-        library = find_library(model.library)
-        values += [v for v in library.checkpointings(model) if v not in (*values, "stages")]
     yield from ({"checkpointing": v} for v in values if v != setting.checkpointing)
 
 

@@ -51,9 +51,8 @@ def step_ledger(
 
 
 def _kept_compiled(config: SwinConfig, setting: ResolvedSetting, gpu: Gpu | None) -> Ledger | None:
-    if not has_known_graphs(config, setting):
-        return None
-    found = kept.find(kept.step_of(config, setting, gpu))
+    known = has_known_graphs(config, setting)
+    found = kept.find(kept.step_of(config, setting, gpu)) if known else None
     return found if isinstance(found, Ledger) else None
 
 
@@ -74,14 +73,15 @@ def _recorder(config: SwinConfig, setting: ResolvedSetting) -> Recorder:
 
 def is_on_shapes(model: Model, setting: TrainSetting, recorded: bool = False) -> bool:
     """Whether the ledger comes from the step on shapes: at once, and without torch. Recorded are
-    linear layers that multiply in 8 bits (torchao's), optimizers that are not in `FAMILIES`, ZeRO,
-    and what of FSDP2 has no closed form, as a block that is checkpointed reentrantly and gathers
-    its weights twice."""
+    the Swins of torchvision and transformers, linear layers that multiply in 8 bits (torchao's),
+    optimizers that are not in `FAMILIES`, ZeRO, and what of FSDP2 has no closed form, as a block
+    that is checkpointed reentrantly and gathers its weights twice."""
     is_known = setting.precision != "fp8" and setting.optimizer_family in FAMILIES
     if not isinstance(model, SwinConfig) or recorded or not is_known:
         return False
-    reentrant = setting.parallelism in SHARDED and find_library(model.library).reentrant
-    return is_closed_form(setting) and not (reentrant and setting.checkpointing in reentrant)
+    library = find_library(model.library)
+    twice = setting.parallelism in SHARDED and setting.checkpointing in library.reentrant
+    return library.is_on_shapes and is_closed_form(setting) and not twice
 
 
 def affine_step(model: Model, setting: ResolvedSetting) -> AffineLedger | None:

@@ -31,11 +31,6 @@ def _no_faults(config: SwinConfig) -> list[str]:
     return []
 
 
-def at_least_blocks(config: SwinConfig) -> tuple[str, ...]:
-    """What can be checkpointed in every library, since modules can be wrapped."""
-    return ("none", "blocks", "stages")
-
-
 def calls_its_linears(config: SwinConfig) -> bool:
     """Version 2 has the projection to queries, keys and values computed by a function in most
     libraries, beside the layer that holds its weight: an adapter around it would not run."""
@@ -47,22 +42,21 @@ class LibrarySpec:
     """What is known of one library without importing it.
 
     `attentions` gives what it can compute attention with, its own default on CUDA first;
-    `checkpointings` what can be checkpointed, by the library or by wrapping its modules;
     `faults` what keeps this library from building a configuration, one line each. `tagged` are
     names that are understood but not listed; `refused` maps a pattern of names to why not.
     `frozen_names` gives what freezing N stages freezes; `takes_adapters` whether attention calls
     its linear layers; `reentrant` are the checkpointings of PyTorch's reentrant kind.
     `installed` finds the folder of its source, where that is not the package of its name.
     `block_classes` are what its blocks are called, real ones and those on shapes.
-    Two files of its folder have a `build`: `module.py` that of its real module, and `on_shapes.py`
-    that of the same on shapes. They are imported on first use.
+    `module.py` of its folder has the `build` of its real module, and where `is_on_shapes`,
+    `on_shapes.py` that of the same on shapes: the others are recorded. They are imported on first
+    use.
     """
 
     name: Library
     title: str
     published: Mapping[str, SwinConfig]
     attentions: Callable[[SwinConfig], tuple[Attention, ...]]
-    checkpointings: Callable[[SwinConfig], tuple[str, ...]] = at_least_blocks
     faults: Callable[[SwinConfig], list[str]] = _no_faults
     tagged: Mapping[str, SwinConfig] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -71,6 +65,7 @@ class LibrarySpec:
     reentrant: tuple[str, ...] = ()
     installed: Callable[[], Path | None] | None = None
     block_classes: tuple[str, ...] = ("SwinTransformerBlock", "SwinTransformerBlockV2")
+    is_on_shapes: bool = True
 
     def default_attention(self, config: SwinConfig) -> Attention:
         """What the library does by itself on CUDA."""
@@ -241,16 +236,6 @@ class LibrarySpec:
     def _checkpointing_faults(
         self, config: SwinConfig, setting: TrainSetting, swin: str
     ) -> Iterator[SettingFault]:
-        own = self.checkpointings(config)
-        known = (*own, "selective")  # blocks can be wrapped in every library
-        if setting.checkpointing.partition(":")[0] not in known:
-            yield SettingFault(
-                f"{swin} supports checkpointing {alternatives(known)}",
-                f"checkpointing is {setting.checkpointing}",
-                f"Choose --checkpointing {alternatives(known)}.",
-                field="checkpointing",
-                instead=own[-1],
-            )
         too_many = block_limit(swin, sum(config.depths), setting)
         if too_many is not None:
             yield too_many

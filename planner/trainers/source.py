@@ -274,19 +274,8 @@ def _transformers(model: SwinConfig, setting: TrainSetting) -> Source:
         else "    model: nn.Module = AutoModelForImageClassification.from_config(config)\n"
     )
     imports = (f"from transformers import AutoModelForImageClassification, {kind}",)
-    if transformers_own(model, setting):
-        lines += (
-            "    # Called gradient_checkpointing_enable in earlier versions of transformers 5.\n"
-            "    model.activation_checkpointing_enable()\n"
-        )
-        return Source(imports, _function(lines))
     stages = f"model.{'swin' if model.version == 1 else 'swinv2'}.encoder.layers"
     return _wrapped(imports, lines, stages, setting)
-
-
-def transformers_own(model: SwinConfig, setting: TrainSetting) -> bool:
-    """Whether the checkpointing asked for is what transformers does by itself."""
-    return setting.checkpointing == ("nested" if model.version == 1 else "stages")
 
 
 def _microsoft(model: SwinConfig, setting: TrainSetting) -> Source:

@@ -1,10 +1,9 @@
 """transformers: a Python file with the model and `TrainingArguments` for its Trainer.
 
-Argument names as in transformers 5.23, training_args.py; `activation_checkpointing` is what was
-called `gradient_checkpointing` before. What the Trainer does by itself, read there: it clips
-gradients at 1.0, decays nothing, warms nothing up and keeps the last, smaller batch; its learning
-rate is 5e-5 whatever the batch, its optimizer is `adamw_torch_fused` and `num_labels` is 2. The
-last step of an epoch may have fewer micro-batches, and it takes their mean.
+Argument names as in transformers 5.23, training_args.py. What the Trainer does by itself, read
+there: it clips gradients at 1.0, decays nothing, warms nothing up and keeps the last, smaller
+batch; its learning rate is 5e-5 whatever the batch, its optimizer is `adamw_torch_fused` and
+`num_labels` is 2. The last step of an epoch may have fewer micro-batches, and it takes their mean.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ from planner.trainers.source import (
     mapping,
     offloaded,
     placed,
-    transformers_own,
 )
 from planner.trainers.steps import mixing_source, optimizer_source, transforms_source
 from planner.trainers.templates import render
@@ -72,7 +70,6 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         values["use_cpu"] = True
     elif setting.precision in ("fp32", "tf32"):
         values["tf32"] = setting.precision == "tf32"
-    values["activation_checkpointing"] = transformers_own(plan.swin, setting)
     if recipe.learning_rate is not None:
         values["learning_rate"] = recipe.learning_rate
     values |= {
@@ -146,9 +143,7 @@ def _loader_values(plan: Plan) -> dict[str, Any]:
 
 def _text(plan: Plan, run: str, notes: tuple[str, ...]) -> str:
     setting, recipe = plan.setting, plan.recipe
-    own = transformers_own(plan.swin, setting)  # then the Trainer turns it on, from its argument
-    built = setting.model_copy(update={"checkpointing": "none"}) if own else setting
-    model = trained_source(plan.model, built, by_peft=True)
+    model = trained_source(plan.model, setting, by_peft=True)
     body = model.body
     if compiles_whole(setting):  # the Trainer itself compiles graphs of any batch
         line = f"    model.compile({arguments(setting.compile_arguments)})\n"

@@ -179,16 +179,14 @@ def _checkpointings(model: Model, device: DeviceInfo) -> tuple[str, ...]:
     if not isinstance(model, SwinConfig):
         return ("none", "blocks")
     library = find_library(model.library)
-    offered = library.checkpointings(model)
     first = ["stages:" + ",".join(map(str, range(n))) for n in range(1, model.num_stages)]
-    stages = first[:MAX_CHOSEN_STAGES] if "stages" in offered else []
     parts = [
         value
         for value in PARTIAL_CHECKPOINTINGS
         if device.kind == "cuda"
         and not library.setting_faults(model, TrainSetting(batch_size=1, checkpointing=value))
     ]
-    return in_order((*offered, *stages, *parts))
+    return in_order(("none", "blocks", "stages", *first[:MAX_CHOSEN_STAGES], *parts))
 
 
 def _attentions(model: Model) -> tuple[str, ...]:

@@ -291,7 +291,7 @@ def _spread(values: tuple[int, ...], largest: int) -> list[int]:
 _PLAIN = {
     "compile": COMPILE_MODES,
     "parallelism": PARALLELISMS,
-    "checkpointing": ("none", "selective", "blocks", "stages", "nested"),
+    "checkpointing": ("none", "selective", "blocks", "stages"),
     "precision": PRECISIONS,
     "attention": ("library", "eager", "sdpa"),
 }

@@ -66,9 +66,7 @@ def saved_bytes(config: SwinConfig, how: TrainSetting) -> int:
 CHECKPOINTED = covering(
     BUILT,
     (1, 2),
-    ("blocks", "blocks:3", "blocks:every-2", "selective", "stages", "stages:0", "nested"),
-    possible=lambda library, version, kind: kind != "nested"
-    or (library, version) == ("transformers", 1),
+    ("blocks", "blocks:3", "blocks:every-2", "selective", "stages", "stages:0"),
 )  # fmt: skip
 
 
@@ -118,7 +116,6 @@ def test_the_librarys_own_attention_is_resolved() -> None:
     ("library", "version", "fields", "message"),
     [
         ("timm", 2, {"attention": "sdpa"}, "timm's Swin version 2 has only eager attention"),
-        ("transformers", 2, {"checkpointing": "nested"}, "checkpointing is nested"),
         ("native", 1, {"checkpointing": "stages:0,2"}, "the model has 2 stages, counted from 0"),
     ],
 )

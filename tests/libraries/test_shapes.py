@@ -1,7 +1,7 @@
 """Each library's Swin on shapes is its real module under torch's own CUDA code, to the byte;
 microsoft's is in a file of its own (`test_microsoft_shapes.py`).
 
-Shown with torch 2.14.1, timm 1.0.31, torchvision 0.28.0 and transformers 5.24.0. Few cases, each of
+Shown with torch 2.14.1 and timm 1.0.31. Few cases, each of
 several changes: together they show each version, attention, precision and kind of checkpointing,
 and what else of a model changes the events.
 """
@@ -54,19 +54,6 @@ CASES: list[Case] = [
     ("timm", 2, {"image_size": 58, "window_size": 5, "qkv_bias": False,
                  "pretrained_window_size": (4, 2)},
      {"precision": "pure-bf16", "checkpointing": "selective", "memory_format": "channels_last"}),
-    ("torchvision", 1, {**PADDED, "depths": (1, 2), "drop_path_rate": 0.3},
-     {"precision": "pure-bf16", "checkpointing": "blocks:every-2", "batch_size": 1}),
-    ("torchvision", 2, {**DROPPING, "image_size": 28, "patch_size": 2, "window_size": 5,
-                        "depths": (2,), "num_heads": (2,)},
-     {"precision": "fp16", "checkpointing": "blocks", "memory_format": "channels_last"}),
-    ("transformers", 1, {**PADDED, **DROPPING},
-     {"attention": "eager", "checkpointing": "nested", "precision": "fp16"}),
-    ("transformers", 1, {"absolute_position_embedding": True, "drop_rate": 0.1,
-                         "qkv_bias": False},
-     {"attention": "sdpa", "checkpointing": "selective", "precision": "pure-bf16"}),
-    # Windows beyond the map: version 2 clamps them, by the height only.
-    ("transformers", 2, {"image_size": (48, 96), "window_size": 16},
-     {"precision": "fp32", "checkpointing": "stages", "memory_format": "channels_last"}),
 ]  # fmt: skip
 
 
@@ -83,9 +70,6 @@ def test_a_step(library: str, version: int, model: Changes, setting: Changes) ->
 PUBLISHED = [
     ("native", "swin_tiny"), ("native", "swinv2_base"),
     ("timm", "swin_s3_tiny_224"), ("timm", "swinv2_base_window12_192"),
-    ("torchvision", "swin_t"), ("torchvision", "swin_v2_s"),
-    ("transformers", "microsoft/swin-tiny-patch4-window7-224"),
-    ("transformers", "microsoft/swinv2-small-patch4-window16-256"),
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from planner.step.training import record_training
 from tests.building import on_shapes
 
 TINY = SwinConfig(
-    library="transformers", image_size=(56, 56), depths=(2, 2), num_heads=(1, 2), embed_dim=32
+    library="timm", image_size=(56, 56), depths=(2, 2), num_heads=(1, 2), embed_dim=32
 )
 
 

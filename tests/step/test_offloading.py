@@ -37,8 +37,7 @@ def config(library: str = "native", version: int = 1, **shape: Any) -> SwinConfi
 
 @pytest.mark.parametrize(
     ("library", "version", "precision", "checkpointing", "attention"),
-    [("timm", 2, "bf16", "blocks", "eager"), ("native", 1, "fp32", "none", "sdpa"),
-     ("torchvision", 1, "bf16", "none", "eager")],
+    [("timm", 2, "bf16", "blocks", "eager"), ("native", 1, "fp32", "none", "sdpa")],
     ids=str,
 )  # fmt: skip
 def test_a_step_equals_torch_s(

@@ -39,9 +39,8 @@ SMALL = SwinConfig(
     library="native", image_size=56, depths=(2, 1), num_heads=(3, 6), embed_dim=48, num_classes=10
 )
 # Names of the weights in every library's own words, and adapters where attention calls its layers.
-FOUR = ("native", "timm", "torchvision", "transformers")
-KINDS = tuple(itertools.product(FOUR, (1, 2)))
-WITH_ADAPTERS = [("native", 1), ("timm", 1), ("transformers", 1), ("transformers", 2)]
+KINDS = tuple(itertools.product(("native", "timm"), (1, 2)))
+WITH_ADAPTERS = [("native", 1), ("timm", 1)]
 
 
 def needs_library(library: str) -> None:
@@ -127,8 +126,7 @@ def test_average_clipping_and_zeroing(changes: Changes) -> None:
 DROPPING: Changes = {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.2}
 VALIDATIONS = [
     ("native", 2, {"precision": "fp16", "checkpointing": "stages"}),
-    ("transformers", 1, {"precision": "pure-bf16", "validation_batch_size": 1}),
-    ("torchvision", 1, {"precision": "bf16", "checkpointing": "blocks"}),
+    ("timm", 1, {"precision": "pure-bf16", "validation_batch_size": 1}),
 ]
 
 
@@ -144,11 +142,10 @@ def test_validation(library: str, version: int, changes: Changes) -> None:
 TRAINED_IN_PART = [
     ("native", 2, {"frozen_stages": 1, "precision": "fp16", "checkpointing": "blocks"}),
     ("timm", 2, {"frozen_stages": 2}),
-    ("torchvision", 1, {"frozen_stages": 1, "precision": "pure-bf16", "checkpointing": "stages"}),
-    ("transformers", 2, {"frozen_stages": 2, "ema": True}),
+    ("timm", 1, {"frozen_stages": 1, "precision": "pure-bf16", "checkpointing": "stages"}),
+    ("native", 2, {"frozen_stages": 2, "ema": True}),
     ("native", 1, {"lora_rank": 4, "frozen_stages": 1, "optimizer": "adafactor"}),
     ("timm", 1, {"lora_rank": 4, "lora_targets": "all", "validation_batch_size": 3}),
-    ("transformers", 1, {"lora_rank": 4, "lora_targets": "all"}),
 ]
 
 
@@ -184,8 +181,6 @@ SECOND_STAGE = {
     "native": ("layers.1.",),
     "timm": ("layers.1.",),  # its merging comes first
     "microsoft": ("layers.1.",),
-    "torchvision": ("features.2.", "features.3."),  # a merging, and the stage it leads to
-    "transformers": ("swin.encoder.layers.1.", "swinv2.encoder.layers.1."),
 }
 
 

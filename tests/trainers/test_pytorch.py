@@ -286,9 +286,8 @@ LIBRARIES = ("native", "timm", "torchvision", "transformers")
 CHECKPOINTING = covering(
     LIBRARIES,
     (1, 2),
-    ("none", "blocks", "blocks:1", "blocks:every-2", "selective", "stages", "stages:1", "nested"),
+    ("none", "blocks", "blocks:1", "blocks:every-2", "selective", "stages", "stages:1"),
     pairs=[(0, 1)],
-    possible=lambda *case: case[2] != "nested" or case[:2] == ("transformers", 1),
 )
 
 

@@ -49,15 +49,16 @@ def test_disturbed_rows_are_left_out_of_the_fit() -> None:
 
 
 def test_the_held_out_quarter_is_the_one_that_was_drawn() -> None:
-    """Drawn before anything was measured (2026-11-20): the order moves no row across."""
+    """Drawn before anything was measured (2026-11-20): the order moves no row across. Two rows are
+    gone with a checkpointing that is no more."""
     rows = [row for file in LARGE for row in read_matrix(file)]
     keys = {drawn_key(r.model, r.setting): record_of(r.setting, model=r.model) for r in rows}
     held = sorted(key for key, record in keys.items() if is_held_out(record))
-    assert len(rows) == 506
-    assert len(held) == 92
+    assert len(rows) == 504
+    assert len(held) == 91
     assert abs(len(held) / len(keys) - 1 / HELD_OUT_ONE_IN) < 0.05
     digest = hashlib.sha256("\n".join(held).encode()).hexdigest()
-    assert digest.startswith("d7323e94e8c5d596")
+    assert digest.startswith("785beec51f32cab1")
 
 
 def test_a_field_that_came_later_moves_no_row_across() -> None:

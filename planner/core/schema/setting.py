@@ -28,7 +28,7 @@ COMPILE_MODES: tuple[CompileMode, ...] = get_args(CompileMode)
 ATTENTIONS: tuple[Attention, ...] = ("eager", "sdpa")  # of those that one may choose
 # One of each form: `blocks:6` stands for any number, `stages:0,1` for any stages.
 CHECKPOINTINGS = (
-    "none", "blocks", "blocks:6", "blocks:every-2", "selective", "stages", "stages:0,1", "nested",
+    "none", "blocks", "blocks:6", "blocks:every-2", "selective", "stages", "stages:0,1",
 )  # fmt: skip
 # Those that replay CUDA graphs (torch/_inductor/__init__.py, list_mode_options).
 GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
@@ -54,7 +54,7 @@ _OPTIMIZER = re.compile(
     rf"({'|'.join(OPTIMIZER_FAMILIES)})({'|'.join(IMPLEMENTATIONS)})?|adamw-8bit|{OWN_OPTIMIZER}"
 )
 _CHECKPOINTING = re.compile(
-    r"none|blocks|blocks:[1-9][0-9]{0,3}|blocks:every-[2-9]|selective|stages|nested"
+    r"none|blocks|blocks:[1-9][0-9]{0,3}|blocks:every-[2-9]|selective|stages"
     r"|stages:[0-9]{1,3}(,[0-9]{1,3}){0,15}"
 )
 Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]
@@ -70,10 +70,9 @@ class TrainSetting(Distribution):
     `attention="library"` means what the library does by itself on CUDA; `resolve` in
     `planner.libraries` turns it into "eager" or "sdpa".
     `precision` fp8 is bf16 autocast with linear layers that multiply in 8 bits.
-    `checkpointing` is none, blocks, stages, stages:0,1 (chosen stages, 0-based) or nested
-    (transformers version 1: stages and, inside them, blocks). blocks:6 checkpoints the first six
-    blocks, blocks:every-2 the first of every two, and selective every block but for its matrix
-    products and attention, whose results are kept.
+    `checkpointing` is none, blocks, stages or stages:0,1 (chosen stages, 0-based). blocks:6
+    checkpoints the first six blocks, blocks:every-2 the first of every two, and selective every
+    block but for its matrix products and attention, whose results are kept.
     `offload` activations keeps what backward needs in pinned memory of the host, but for weights,
     buffers, the batch and scalars.
     `compile_scope` blocks compiles each block by itself, `compile_fullgraph` refuses graph breaks;

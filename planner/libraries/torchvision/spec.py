@@ -37,4 +37,5 @@ SPEC = LibrarySpec(
     faults=_faults,
     frozen_names=_frozen_names,
     takes_adapters=lambda config: False,  # all of its attention is one function over weights
+    is_on_shapes=False,
 )

@@ -19,12 +19,6 @@ def _attentions(config: SwinConfig) -> tuple[Attention, ...]:
     return ("sdpa", "eager") if config.version == 1 else ("eager",)
 
 
-def _checkpointings(config: SwinConfig) -> tuple[str, ...]:
-    """`activation_checkpointing_enable()` is "nested" in version 1 and "stages" in version 2."""
-    own = ("none", "blocks", "stages")
-    return (*own, "nested") if config.version == 1 else own
-
-
 def _faults(config: SwinConfig) -> list[str]:
     return [
         *required(config, patch_norm=True),
@@ -76,7 +70,6 @@ SPEC = LibrarySpec(
     title="transformers",
     published=PUBLISHED,
     attentions=_attentions,
-    checkpointings=_checkpointings,
     faults=_faults,
     frozen_names=_frozen_names,
     takes_adapters=lambda config: True,
@@ -85,4 +78,5 @@ SPEC = LibrarySpec(
         "transformers:SwinForMaskedImageModeling."
     },
     block_classes=("SwinLayer", "Swinv2Layer"),
+    is_on_shapes=False,
 )

@@ -93,10 +93,10 @@ _BYTES_PER_IMAGE = {
 # What stays of them: the input of each block (4C of about 4(16+49/32)C bytes per token) and one
 # block at work of twelve; of stages, one stage at work of four, the first holding about half; with
 # selective the results of matrix products and attention (10C of those 17C).
-_KEPT = {"none": 1.0, "blocks": 0.15, "nested": 0.15, "stages": 0.5, "selective": 0.6}
+_KEPT = {"none": 1.0, "blocks": 0.15, "stages": 0.5, "selective": 0.6}
 # Derived: a forward is a third of forward and backward; recomputed once it adds a third. Of what
 # selective recomputes nothing is a matrix product: about a third of a forward, a guess.
-_RECOMPUTED = {"none": 1.0, "blocks": 4 / 3, "stages": 4 / 3, "nested": 5 / 3, "selective": 10 / 9}
+_RECOMPUTED = {"none": 1.0, "blocks": 4 / 3, "stages": 4 / 3, "selective": 10 / 9}
 # A guess with a wide spread: matrix units make about half of a step faster.
 _SECONDS = {"fp32": 1.0, "tf32": 0.7, "bf16": 0.5, "fp16": 0.5, "pure-bf16": 0.5, "fp8": 0.5}
 # What a step costs whatever its batch (launches, the optimizer), as images' worth of work: a guess

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import shlex
@@ -21,13 +20,11 @@ from planner.core.schema.distribution import ALONE
 from planner.core.schema.loading import LoaderSetting
 from planner.estimation.estimate import estimate, resolve
 from planner.estimation.recipe import UNDECAYED, recipe_of
-from planner.libraries.adapters_on_shapes import named_parameters
-from planner.step.tensor import Device
 from planner.trainers.emission import Emitted, emit
 from planner.trainers.loader import EVERY_FIELD, train_loader
 from planner.trainers.plan import Plan
 from planner.trainers.registry import TRAINERS
-from tests.building import on_shapes
+from tests.building import build_real
 from tests.trainers.cases import GIB, FakeEstimator, feeding, recommendation
 from tests.trainers.ranks import StoodStillError, follow, free_port
 
@@ -269,20 +266,15 @@ def decayed_wrongly(decays: Mapping[str, Sequence[float]]) -> list[str]:
 
 def _trained(model: SwinConfig, setting: TrainSetting) -> int:
     """Numbers in the weights that are trained."""
-    module = on_shapes(model, setting)(Device())
-    return sum(math.prod(p.shape) for _, p in named_parameters(module) if p.requires_grad)
+    return sum(p.numel() for p in build_real(model, setting).parameters() if p.requires_grad)
 
 
 def _checkpoints(model: SwinConfig, setting: TrainSetting) -> int:
-    """Calls of `checkpoint` in a forward. Nested, a stage's blocks are checkpointed within it and
-    within its second forward."""
+    """Calls of `checkpoint` in a forward."""
     chosen = setting.checkpointed_stages
     if setting.chosen_blocks is not None:
         return len(range(sum(model.depths))[setting.chosen_blocks])
-    counts = {
-        "none": 0, "blocks": sum(model.depths), "stages": model.num_stages,
-        "nested": model.num_stages + 2 * sum(model.depths),
-    }  # fmt: skip
+    counts = {"none": 0, "blocks": sum(model.depths), "stages": model.num_stages}
     return len(chosen) if chosen is not None else counts[setting.checkpointing]
 
 

@@ -64,7 +64,7 @@ def test_the_plain_script(tmp_path: Path) -> None:
 
 SHOWN = [
     Case("transformers", tiny("transformers"), {
-        "checkpointing": "nested", "optimizer": "adamw-fused", "attention": "eager",
+        "checkpointing": "blocks", "optimizer": "adamw-fused", "attention": "eager",
         "validation_batch_size": 6,
     }, loader=FED),
     Case("lightning", tiny("native"), {
