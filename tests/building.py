@@ -14,9 +14,16 @@ if TYPE_CHECKING:
 
 
 def build_real(model: SwinConfig, setting: TrainSetting) -> nn.Module:
-    """The library's own module."""
+    """The library's own module, with the levers of `setting`."""
+    import torch
+
+    from planner.training.building import prepare, step_setting
+
     spec = find_library(model.library)
-    return spec.build(model, spec.resolve(model, setting))
+    resolved = spec.resolve(model, setting)
+    as_float = resolved.model_copy(update={"precision": "fp32"})
+    module, how = spec.build(model, resolved), step_setting(model, as_float)
+    return prepare(module, how, torch.device("cpu"), to=lambda module, *_: module)
 
 
 def on_shapes(model: SwinConfig, setting: TrainSetting) -> BuildOnShapes:

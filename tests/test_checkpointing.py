@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -18,14 +18,15 @@ from torch.utils.checkpoint import (  # noqa: E402
 
 from planner.core.errors import UnsupportedError  # noqa: E402
 from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
-from planner.libraries.checkpointing import (  # noqa: E402
+from planner.libraries.missing_operators import declare_missing_operators  # noqa: E402
+from planner.training.building import check_blocks  # noqa: E402
+from planner.training.levers import (  # noqa: E402
     Keep,
-    checkpoint_blocks,
-    checkpoint_in_place,
+    checkpoint_model,
+    kind_of,
+    recompute,
     repeated_blocks,
 )
-from planner.libraries.missing_operators import declare_missing_operators  # noqa: E402
-from planner.training.tasks.blocks import checkpoint_as_set  # noqa: E402
 
 IMAGES = FactoryModel(factory="tests:none", image_size=(32, 32), num_classes=10)
 FP32 = TrainSetting(batch_size=8, precision="fp32", optimizer="sgd")
@@ -99,9 +100,14 @@ class ViT(nn.Module):
         return self.head(x.mean(1))
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "ResNet": (ResNet, "4 Bottleneck"),
-    "ViT": (ViT, "3 Block"),
+def wrapped_kinds(module: nn.Module) -> list[str]:
+    """Of the modules that recompute themselves, their classes as they were."""
+    return [kind_of(m).__name__ for m in module.modules() if kind_of(m) is not type(m)]
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "ResNet": (ResNet, ["Bottleneck"] * 4),
+    "ViT": (ViT, ["Block"] * 3),
 }
 
 
@@ -116,7 +122,8 @@ def test_gradients_are_equal_with_and_without(name: str) -> None:
     torch.manual_seed(0)
     plain = MODELS[name][0]()
     wrapped = copy.deepcopy(plain)
-    assert checkpoint_blocks(wrapped)[0] == f"checkpointed: {MODELS[name][1]}"
+    checkpoint_model(wrapped, "blocks")
+    assert wrapped_kinds(wrapped) == MODELS[name][1]
     images = torch.randn(4, 3, 32, 32)
     first, second = gradients(plain, images), gradients(wrapped, images)
     assert len(first) == len(second) == len(list(plain.parameters()))
@@ -125,18 +132,10 @@ def test_gradients_are_equal_with_and_without(name: str) -> None:
     assert list(plain.state_dict()) == list(wrapped.state_dict())
 
 
-def test_batch_norm_in_a_block_counts_twice_which_is_said() -> None:
-    wrapped = ResNet()
-    assert "BatchNorm" in checkpoint_blocks(wrapped)[1]
-    gradients(wrapped, torch.randn(4, 3, 32, 32))
-    assert wrapped.layer1[0].convs[1].num_batches_tracked == 2
-    assert len(checkpoint_blocks(ViT())) == 1  # there is none to speak of
-
-
 def test_a_copy_checkpoints_its_own_blocks() -> None:
     """A copy for an average of weights must not call the original's blocks."""
     wrapped = ViT()
-    checkpoint_blocks(wrapped)
+    checkpoint_model(wrapped, "blocks")
     copied = copy.deepcopy(wrapped)
     with torch.no_grad():
         for parameter in wrapped.parameters():
@@ -153,27 +152,20 @@ def test_blocks_are_chosen_in_the_order_in_which_the_module_holds_them(
     checkpointing: str, expected: list[bool]
 ) -> None:
     """Of those that are found, or of those that its task names; a library's switch stays off."""
-    setting = TrainSetting(batch_size=2, checkpointing=checkpointing)
-    for task in (None, NamedBlocks()):
+    for is_named in (False, True):
         module = ViT()
-        said = checkpoint_as_set(module, task, IMAGES, setting)  # type: ignore[arg-type]
-        assert said == (f"checkpointed: {sum(expected)} Block",)
+        checkpoint_model(module, checkpointing, list(module.blocks) if is_named else None)
         assert [type(b) is not Block for b in module.blocks] == expected
     switched = Switched()
-    checkpoint_as_set(switched, None, IMAGES, setting)  # type: ignore[arg-type]
+    checkpoint_model(switched, checkpointing)
     assert not switched.is_on
 
 
-class NamedBlocks:
-    def blocks(self, module: ViT) -> Iterator[nn.Module]:
-        yield from module.blocks
-
-
 def test_more_blocks_than_there_are_is_refused_with_their_number() -> None:
-    for task in (None, NamedBlocks()):
-        setting = TrainSetting(checkpointing="blocks:4")
+    module, setting = ViT(), TrainSetting(checkpointing="blocks:4")
+    for named in (None, lambda: list(module.blocks)):
         with pytest.raises(UnsupportedError, match="has 3 blocks: checkpointing is") as found:
-            checkpoint_as_set(ViT(), task, IMAGES, setting)  # type: ignore[arg-type]
+            check_blocks(module, named, IMAGES, setting)
         assert "blocks:3 or fewer" in str(found.value.way_out)
 
 
@@ -196,9 +188,8 @@ def test_selective_gradients_are_equal_and_fewer_bytes_are_saved(name: str) -> N
     torch.manual_seed(0)
     plain = MODELS[name][0]()
     wrapped = copy.deepcopy(plain)
-    selective = FP32.model_copy(update={"checkpointing": "selective"})
-    said = checkpoint_as_set(wrapped, None, IMAGES, selective)  # type: ignore[arg-type]
-    assert said[0] == f"checkpointed but for matrix products and attention: {MODELS[name][1]}"
+    checkpoint_model(wrapped, "selective")
+    assert wrapped_kinds(wrapped) == MODELS[name][1]
     images = torch.randn(4, 3, 32, 32)
     pairs = zip(gradients(plain, images), gradients(wrapped, images), strict=True)
     assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
@@ -221,7 +212,7 @@ class InPlace(nn.Module):
 def test_what_is_kept_must_not_change() -> None:
     """Torch itself would go on, with other gradients."""
     module, x = InPlace(), torch.randn(2, 3, 24, requires_grad=True)
-    checkpoint_in_place([module], selective=True)
+    recompute(module, selective=True)
     with pytest.raises(RuntimeError, match=r"aten\.add_\.Tensor writes into one"):
         module(x)
 
@@ -249,7 +240,7 @@ def test_what_is_no_block() -> None:
     assert repeated_blocks(nn.Sequential(Scale(), Scale())) == []
     assert repeated_blocks(nn.Sequential(Block(), nn.Linear(24, 24))) == []
     with pytest.raises(ValueError, match="no repeated blocks"):
-        checkpoint_blocks(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+        checkpoint_model(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "blocks")
 
 
 class Switched(nn.Module):
@@ -267,17 +258,16 @@ class Switched(nn.Module):
 
 def test_a_librarys_own_switch_comes_first() -> None:
     module = nn.Sequential(Switched(), nn.ModuleList([Attention(24), Attention(24)]))
-    said = checkpoint_blocks(module)
-    assert said == (
-        "checkpointing is Switched's own, turned on by its switch",
-        "checkpointed: 2 Attention",
-    )
+    checkpoint_model(module, "blocks")
+    assert wrapped_kinds(module) == ["Attention"] * 2
     assert module[0].is_on
     assert type(module[0].blocks[0]) is Block
 
 
 def test_a_switch_that_refuses_leaves_the_blocks_to_us() -> None:
-    assert checkpoint_blocks(Switched(refuses=True)) == ("checkpointed: 2 Block",)
+    module = Switched(refuses=True)
+    checkpoint_model(module, "blocks")
+    assert wrapped_kinds(module) == ["Block"] * 2
 
 
 def test_transformers_layers_keep_no_cache() -> None:
@@ -288,8 +278,8 @@ def test_transformers_layers_keep_no_cache() -> None:
         n_embd=16, n_layer=2, n_head=2, vocab_size=32, bos_token_id=0, eos_token_id=0
     )
     model = transformers.GPT2LMHeadModel(config).train()
-    said = checkpoint_blocks(model)
-    assert said == ("checkpointing is GPT2LMHeadModel's own, turned on by its switch",)
+    checkpoint_model(model, "blocks")
+    assert wrapped_kinds(model) == []
     assert model.config.use_cache is False
     ids = torch.randint(32, (2, 8))
     plain = transformers.GPT2LMHeadModel(config).train()

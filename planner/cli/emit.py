@@ -64,18 +64,18 @@ def command(request: EmitRequest) -> None:
     except OSError as error:
         raise unwritable(str(file), error, OTHER) from None
     emitted = emit(found, trainer, way=request.way, changes=changes.setting, output=file)
-    said = f"Not shown: {' and '.join(emitted.beside)}, which it needs; --output DIR writes all."
+    said = f"Not shown: {' and '.join(emitted.modules)}, which it needs; --output DIR writes all."
     if file is None:
         click.echo(emitted.text, nl=False)
     else:
-        beside = {file.parent / name: text for name, text in emitted.beside.items()}
+        beside = {file.parent / name: text for name, text in emitted.modules.items()}
         law = f"{trainer} needs {len(beside) + 1} files, and {file} is one of the others."
         refuse_if(file in beside, law, f"For example --output {file.parent / emitted.filename}.")
         _write({file: emitted.text, **beside}, request.force)
         said = f"Wrote {' and '.join(map(str, (file, *beside)))}."
     for warning in emitted.warnings:
         tell(f"Warning: {warning}")
-    if file or emitted.beside:
+    if file or emitted.modules:
         tell(said)
     tell(f"Run: {one_line(emitted.launch, 4000)}")
 

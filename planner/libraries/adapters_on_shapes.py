@@ -1,4 +1,4 @@
-"""Frozen weights and low-rank adapters on shapes: what `adapters.py` does to a real module."""
+"""Frozen weights and low-rank adapters on shapes: what `levers.py` does to a real module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.step.tensor import Device, Parameter, Tensor
 
 
 class LoraLinear(Module):
-    """A linear layer plus a product of rank r, as in `adapters.py`."""
+    """A linear layer plus a product of rank r, as in `levers.py`."""
 
     def __init__(self, device: Device, base: Linear, rank: int) -> None:
         out_features, in_features = base.weight.shape

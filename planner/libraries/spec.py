@@ -109,11 +109,9 @@ class LibrarySpec:
         told = setting.with_recipe(of_swin=True)
         return ResolvedSetting(told.model_copy(update={"attention": attention}))
 
-    def setting_faults(
-        self, config: SwinConfig, setting: TrainSetting, title: str | None = None
-    ) -> list[SettingFault]:
-        """What of `setting` this library cannot run; `title` is what to call its Swin."""
-        swin = f"{title or self.name}'s Swin version {config.version}"
+    def setting_faults(self, config: SwinConfig, setting: TrainSetting) -> list[SettingFault]:
+        """What of `setting` this library cannot run."""
+        swin = f"{self.name}'s Swin version {config.version}"
         faults = [
             *self._trainable_faults(config, setting, swin),
             *self._attention_faults(config, setting, swin),
@@ -123,29 +121,19 @@ class LibrarySpec:
         return faults if limit is None else [*faults, limit]
 
     def build(self, config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
-        """The library's real module, freshly initialised, in training mode. Imports torch.
+        """The library's real module, freshly initialised, in training mode, as it is without any
+        lever of `setting` but attention. Imports torch.
 
         Raises PlannerError where the library is not installed.
         """
         assert setting.attention != "library", "a setting is resolved before a module is built"
         try:
-            built: nn.Module = self._file("module").build(config, _without_parts(setting))
+            built: nn.Module = self._file("module").build(config, setting.attention)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing not in EXTRAS:
                 raise
             raise self._not_installed(missing) from error
-        if setting.chosen_blocks is not None:
-            from planner.libraries.checkpointing import checkpoint_in_place
-
-            blocks = self._blocks(built.modules())[setting.chosen_blocks]
-            checkpoint_in_place(blocks, setting.checkpointing == "selective")
-        if setting.frozen_stages or setting.lora_rank:
-            from planner.libraries.adapters import add_adapters, freeze
-
-            chosen = Trainable.of(setting, self.frozen_names)
-            freeze(built, chosen.frozen)
-            add_adapters(built, chosen.adapted, chosen.lora_rank)
         return built.train()
 
     def on_shapes(self, config: SwinConfig, setting: ResolvedSetting) -> BuildOnShapes:

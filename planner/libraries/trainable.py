@@ -1,6 +1,6 @@
 """Which weights of a model are trained: frozen first stages, and low-rank adapters (LoRA).
 
-Given as patterns of the names in the real module, which are the same on shapes: `adapters.py` does
+Given as patterns of the names in the real module, which are the same on shapes: `levers.py` does
 it to a real module, `adapters_on_shapes.py` on shapes. Imports no torch.
 """
 

@@ -432,7 +432,7 @@ def category_bytes(events: Sequence[Event], start: int, stop: int) -> dict[Categ
         elif isinstance(event, Freed):
             num_bytes, category = held.pop(event.storage)
             now[category] -= num_bytes
-        elif isinstance(event, Tagged) and event.storage in held:
+        elif isinstance(event, Tagged) and event.storage in held and event.category in now:
             num_bytes, category = held[event.storage]
             now[category] -= num_bytes
             now[event.category] += num_bytes

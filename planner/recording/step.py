@@ -31,10 +31,9 @@ from planner.recording.worlds import (
     whole_gradients,
     world_notes,
 )
-from planner.training.building import build_training, recipe_of
+from planner.training.building import build_training, float8_notes, own_part, recipe_of
 from planner.training.parallel.deepspeed_configuration import BUCKET_ELEMENTS
-from planner.training.parallel.spread import own_part
-from planner.training.step import Training, float8_notes
+from planner.training.step import Training
 from planner.training.tasks.making import task_for
 from planner.training.tasks.trees import tensors_of
 
@@ -122,7 +121,7 @@ def _measured(training: Training) -> Peaks:
     """Of a further step, and of the validation after it where there is one."""
     torch.cuda.reset_peak_memory_stats()
     training.step()
-    if training.setting.validation_batch_size:
+    if training.asked.validation_batch_size:
         training.validate()
     stats = torch.cuda.memory_stats()
     allocated, reserved = (stats[f"{kind}_bytes.all.peak"] for kind in ("allocated", "reserved"))
@@ -141,7 +140,7 @@ def record_ledger(
     marks, num_steps = Marks(), steps_until_steady(setting)
     with _collector_off(), history() as entries, marks.writing():
         training = _build(model, setting)
-        marks.name(training.module)
+        marks.name(training.model)
         marks.end("build", 0)
         _tag_build(marks, training)
         for step in range(num_steps):
@@ -159,11 +158,11 @@ def record_ledger(
     staying |= _bucket_bytes(phases, training)
     is_zero = setting.parallelism in DEEPSPEED
     buckets = (2 * BUCKET_ELEMENTS, 4 * BUCKET_ELEMENTS) if is_zero else ()
-    pools = Pools(staying, stream_names(training.module, setting), STREAMS, buckets)
+    pools = Pools(staying, stream_names(training.model, setting), STREAMS, buckets)
     events = read_events(entries, marks, labels, pools)
     ledger = Ledger(
         tuple(_with_work(events, phases)), setting.batch_size,
-        sum(p.numel() for p in training.module.parameters()),
+        sum(p.numel() for p in training.model.parameters()),
         (*_notes(training), *operations.notes), unit=str(getattr(training.task, "unit", "")),
         own_optimizer=_own_optimizer(training), is_recorded=True,
     )  # fmt: skip
@@ -172,7 +171,7 @@ def record_ledger(
 
 def _bucket_bytes(phases: Phases, training: Training) -> dict[int, Category]:
     """The sizes of DDP's buckets: of what it sums, before that was compressed."""
-    if training.setting.parallelism != "ddp":
+    if training.asked.parallelism != "ddp":
         return {}
     width = training.parameters[0].element_size()
     return {
@@ -184,12 +183,12 @@ def _bucket_bytes(phases: Phases, training: Training) -> dict[int, Category]:
 def _watched_step(training: Training) -> tuple[Operations, list[Entry]]:
     """What a step computes, and the allocator's history over it. What a library compiles for its
     own eager step runs as eager here."""
-    operations = Operations(training.module, training.setting)
-    eager = nullcontext() if training.setting.compiles else torch.compiler.set_stance("force_eager")
+    operations = Operations(training.model, training.asked)
+    eager = nullcontext() if training.asked.compiles else torch.compiler.set_stance("force_eager")
     with _collector_off(), history() as watched, eager, operations.hearing(), operations:
         operations.watch(training.optimizers)
         training.step(operations.end)
-        if training.setting.validation_batch_size:
+        if training.asked.validation_batch_size:
             training.validate(operations.end)
     return operations, watched
 
@@ -201,18 +200,18 @@ def _own_optimizer(training: Training) -> str:
 
 def _notes(training: Training) -> Iterator[str]:
     yield f"recorded on an emulated GPU with torch {torch.__version__}"
-    if training.setting.precision == "fp8":
-        yield from float8_notes(training.module, training.setting)
-    yield from world_notes(training.module, training.setting)
+    if training.asked.precision == "fp8":
+        yield from float8_notes(training.model, training.asked)
+    yield from world_notes(training.model, training.asked)
     if own := _own_optimizer(training):
         yield f"the task makes its optimizer ({own})"
 
 
 def _tag_build(marks: Marks, training: Training) -> None:
-    marks.tag(map(own_part, training.module.parameters()), "parameters")
-    marks.tag(training.module.buffers(), "buffers")
+    marks.tag(map(own_part, training.model.parameters()), "parameters")
+    marks.tag(training.model.buffers(), "buffers")
     marks.tag(tensors_of(training.batch), "activations")
-    marks.tag(training.ema or (), "optimizer_state")
+    marks.tag(training.average or (), "optimizer_state")
 
 
 def _end_phase(marks: Marks, training: Training, step: int, phase: str) -> None:
@@ -220,13 +219,13 @@ def _end_phase(marks: Marks, training: Training, step: int, phase: str) -> None:
     if phase == "backward":
         weights = [p for p in training.parameters if p.grad is not None]
         marks.tag([p.grad for p in weights if p.grad is not None], "gradients", weights)
-        marks.tag(whole_gradients(training.module, training.setting), "gradients")
+        marks.tag(whole_gradients(training.model, training.asked), "gradients")
     elif phase == "optimizer":
         marks.tag(_state(training), "optimizer_state")
 
 
 def _state(training: Training) -> Iterator[Tensor]:
-    known = {id(parameter) for parameter in training.module.parameters()}
+    known = {id(parameter) for parameter in training.model.parameters()}
     for optimizer in training.optimizers:
         for state in getattr(optimizer, "state", {}).values():
             yield from tensors_of(state)

@@ -53,14 +53,13 @@ _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 def is_closed_form(setting: TrainSetting) -> bool:
     """Whether the closed forms hold for `setting`; else only torch's own code says what it takes.
 
-    Weights that are gathered in another dtype are not cast again, stages that are checkpointed run
-    their blocks' forward in backward, and weights that are not trained have no gradients.
+    Stages that are checkpointed run their blocks' forward in backward, and weights that are not
+    trained have no gradients.
     """
     if setting.parallelism in ("none", "ddp"):
         return True
     return (
         setting.parallelism in SHARDED
-        and setting.fsdp_param_dtype == "fp32"
         and setting.checkpoints_any_model
         and setting.offload == "none"
         and not setting.frozen_stages
@@ -435,7 +434,7 @@ class _Sharded(_Rank):
         lives until the next unit makes its own."""
         self.settle()
         gradients = self.live.intersection(g for weight in unit.weights for g in weight.gradients)
-        dtype = _DTYPES[self.setting.fsdp_reduce_dtype]
+        dtype = "float32"
         share = sum(self.share(weight.num_bytes) for weight in unit.weights)
         crossing = share // self.item_bytes * DTYPE_BYTES[dtype]
         whole = self.allocate(self.n * crossing, "fsdp.chunk_cat", "gradients", unit.path)

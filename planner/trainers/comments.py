@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from textwrap import wrap
 
 WRITTEN_BY = "Written by 'planner emit'"
+FIRST_LINES = f"# {WRITTEN_BY}, which replaces files that begin with this line.\n#\n"
+"""Of every file, ours to the letter: Python looks for a file's encoding in the first two lines."""
 _WIDTH = 98
 _LONGEST = 300
 
@@ -24,13 +26,8 @@ def one_line(text: str, longest: int = _LONGEST) -> str:
 
 
 def comment(heading: Iterable[str], run: str, more: Iterable[str], notes: Iterable[str]) -> str:
-    """The `#` lines above a file: where it comes from, how to run it, what to know of it.
-
-    The first two lines are ours to the letter: Python looks for a file's encoding there, and a
-    model called "coding: utf-7" would otherwise choose it.
-    """
-    lines = [f"{WRITTEN_BY}, which replaces files that begin with this line.", ""]
-    lines += [line for text in heading for line in _paragraph(text, "")]
+    """The `#` lines that say where a setting comes from, how to run it, what to know of it."""
+    lines = [line for text in heading for line in _paragraph(text, "")]
     lines += ["", f"Run: {one_line(run, 2000)}", *(one_line(line) for line in more)]
     noted = [line for note in notes for line in _paragraph(f"- {note}", "  ")]
     lines += ["", "Note:", *noted] if noted else []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass, replace
-from functools import partial
 from os import PathLike
 from pathlib import Path, PurePath
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import UnsupportedError, UsageError, shorten
 from planner.core.files import (
@@ -36,57 +35,33 @@ from planner.estimation.arguments import ModelLike, SettingLike, read_model, rea
 from planner.estimation.kept import Predicted, is_predicted, read_predicted
 from planner.machine.hardware.precisions import check_device_precision
 from planner.memory.allocator_config import RECORDED_AS, AllocatorConfig
-from planner.trainers.building import FILENAME as CODE_FILENAME
 from planner.trainers.comments import one_line
-from planner.trainers.imports import BESIDE
-from planner.trainers.levers import lever_refusals
 from planner.trainers.loader import loader_heading, loader_warnings
-from planner.trainers.native_file import FILENAME as NATIVE_FILENAME
-from planner.trainers.native_file import native_source
-from planner.trainers.parallelism import (
-    as_written,
+from planner.trainers.plan import Emitted, Plan, Trainer, refuse
+from planner.trainers.refusals import (
+    lever_refusals,
     parallel_reasons,
     parallel_refusals,
     parallel_setting,
-)
-from planner.trainers.plan import Emitted, Plan, Trainer, Written, refuse
-from planner.trainers.ported_model import port_model, setting_refusals
+    port_model,
+    setting_refusals,
+)  # fmt: skip
 from planner.trainers.registry import TARGETS, TRAINERS, find_trainer
+
+if TYPE_CHECKING:
+    from planner.estimation.estimate import Estimate
 
 __all__ = ["TARGETS", "Emitted", "as_result", "emit", "emit_setting", "read_json", "read_result"]
 
 TASK_TRAINER = "pytorch"  # the one that trains any task
 
 
-class Judged(Protocol):
-    """What is asked of an estimate: bytes on the device, and whether they fit its budget."""
-
-    @property
-    def device_total_bytes(self) -> int: ...
-    @property
-    def fits(self) -> bool | None: ...
-
-
-Estimator = Callable[[SwinConfig, TrainSetting, DeviceInfo | None], Judged]
-"""(model, setting, device or None) -> an estimate; `planner.estimate` unless another is given."""
-
-
-class Answer(Protocol):
-    """A dataclass: an Estimate or an Advice."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-
-Result = Recommendation | Answer | Mapping[str, Any] | Sequence[Any] | str | Path
-
-
 def emit(
-    result: Result,
+    result: object,
     target: str,
     *,
     way: int | None = None,
     changes: Mapping[str, Any] | None = None,
-    estimator: Estimator | None = None,
     output: str | PurePath | None = None,
 ) -> Emitted:
     """A setting that was found, for `target`, one of `TARGETS`.
@@ -96,9 +71,9 @@ def emit(
     estimates, and of an Advice's `ways`, `way` chooses one, counted from 1; an Advice's recommended
     one needs no number. `changes` are fields of TrainSetting to set otherwise.
     What was only predicted is called so, in the file and in the warnings. A trainer of another
-    library trains that library's version of the model: it is estimated anew (`estimator`), and the
-    file says that it was not measured; so is a setting that trains under DDP. `output` is where you
-    will write the file, for its launch line.
+    library trains that library's version of the model: it is estimated anew, and the file says that
+    it was not measured; so is a setting that trains under DDP. `output` is where you will write the
+    file, for its launch line.
 
     Raises UsageError (unknown target, unreadable result, no such way, a bad change) and
     UnsupportedError (nothing was found to fit, the trainer cannot express the setting, or it would
@@ -120,7 +95,7 @@ def emit(
         predicted = read_predicted(result, source, way)
         plan = _plan_of_predicted(predicted, changes or {}, path)
         changed = plan.setting != predicted.setting
-        return _write(trainer, plan, changed, _device_of(predicted), estimator)
+        return _write(trainer, plan, changed, _device_of(predicted))
     if way is not None:
         raise UsageError(f"--way chooses among predicted settings, and {source} was measured.",
                          "Omit --way.")  # fmt: skip
@@ -143,7 +118,7 @@ def emit(
         fed=found.feeding.data if found.feeding else None,
     )
     changed = bool(setting.differences(found.setting))
-    return _write(trainer, plan, changed, found.device, estimator)
+    return _write(trainer, plan, changed, found.device)
 
 
 def _plan_of_predicted(
@@ -193,7 +168,6 @@ def emit_setting(
     setting: SettingLike,
     target: str,
     *,
-    estimator: Estimator | None = None,
     device: DeviceInfo | None = None,
     output: str | PurePath | None = None,
 ) -> Emitted:
@@ -210,7 +184,7 @@ def emit_setting(
         device=device.kind if device is not None else "cuda",
         output=PurePath(output) if output is not None else None,
     )
-    return _write(find_trainer(target), plan, False, device, estimator)
+    return _write(find_trainer(target), plan, False, device)
 
 
 def read_result(path: str | PathLike[str]) -> Recommendation:
@@ -275,13 +249,7 @@ def _changed(setting: TrainSetting, changes: Mapping[str, Any]) -> TrainSetting:
     return parse(TrainSetting, {**kept, **changes}, "--set")
 
 
-def _write(
-    trainer: Trainer,
-    plan: Plan,
-    changed: bool,
-    device: DeviceInfo | None,
-    estimator: Estimator | None,
-) -> Emitted:
+def _write(trainer: Trainer, plan: Plan, changed: bool, device: DeviceInfo | None) -> Emitted:
     title, library = trainer.title, trainer.library
     model, name, named = plan.model, plan.model.title, trainer.names(plan)
     is_ported = library is not None and not trainer.trains_named  # which says by itself what it is
@@ -289,9 +257,7 @@ def _write(
         law = f"{title} is written for images -> logits, and {name} has a step of its own."
         way_out = f"Use --for {TASK_TRAINER}, whose script trains any task."
         if isinstance(model, FactoryModel) and device is None:
-            law = (
-                f"{title} is written for images -> logits, and no estimate tells whether {name} is."
-            )
+            law = f"{title} takes images -> logits, and no estimate tells whether {name} does."
             way_out = f"Run 'planner tune {name}' first, which does, or use --for {TASK_TRAINER}."
         if isinstance(model, NamedModel) and model.task == "classification":
             law = f"of libraries' models {title} is given timm's only, and not {name}."
@@ -301,15 +267,13 @@ def _write(
     moved = trained is not plan.model
     if device is not None:
         check_device_precision(device, plan.setting.precision)
-    faults = setting_refusals(trained, plan.setting, trainer.models)
+    faults = setting_refusals(trained, plan.setting)
     told = plan.setting if named else plan.setting.with_recipe(isinstance(trained, SwinConfig))
-    asked = parallel_setting(told, trainer.always_ddp)
-    planned = replace(plan, model=trained, setting=asked)
+    run = parallel_setting(trainer, told)
+    planned = replace(plan, model=trained, setting=run)
     several = parallel_refusals(trainer, planned, TRAINERS.values())
     levers = lever_refusals(trainer, planned)
     refuse(title, [*faults, *several, *levers, *trainer.refusals(planned)])
-    run = as_written(trainer, asked)
-    planned = replace(planned, setting=run)
     reasons = []
     if moved:
         assert isinstance(trained, SwinConfig)
@@ -317,9 +281,8 @@ def _write(
         reasons.append(f"the setting was found for {probed}, and this is {trained.library}'s Swin")
     if changed:
         reasons.append(f"the setting was changed after the {plan.known_by}")
-    reasons += parallel_reasons(trainer, plan.setting, asked, run)
-    judge = estimator or partial(_estimate, allocator=plan.allocator)
-    judged = _judge(trained, run, device, reasons, judge) if reasons else ()
+    reasons += parallel_reasons(trainer, plan.setting, run)
+    judged = _judge(trained, planned, device, reasons) if reasons else ()
     loads = loader_warnings(trainer, planned)
     heading = (*plan.heading, *judged, *loader_heading(planned), *loads)
     written = trainer.write(replace(planned, heading=heading))
@@ -329,35 +292,23 @@ def _write(
         text=written.text,
         launch=written.run,
         warnings=(*plan.warnings, *judged, *loads, *written.notes),
-        code=written.code,
-        code_filename=CODE_FILENAME if written.code else "",
-        modules=_modules(written),
+        modules=written.modules,
     )
 
 
-def _modules(written: Written) -> dict[str, str]:
-    """What a file imports that no package holds."""
-    taken = f"from {BESIDE} import" in written.text + written.code
-    return {NATIVE_FILENAME: native_source()} if taken else {}
-
-
 def _judge(
-    model: Model,
-    setting: TrainSetting,
-    device: DeviceInfo | None,
-    reasons: list[str],
-    estimator: Estimator,
+    model: Model, plan: Plan, device: DeviceInfo | None, reasons: list[str]
 ) -> tuple[str, ...]:
     """A warning of what was not measured and its estimated memory. Raises where it cannot fit."""
     why = "; ".join(reasons)
     if not isinstance(model, SwinConfig):
         return (f"Not measured: {why}.",)
     try:
-        estimate = estimator(model, setting, device)
+        found = _estimate(model, plan, device)
     except UnsupportedError as error:
         return (f"Not measured, nor estimated: {why}; {error.message}",)
-    total = format_bytes(estimate.device_total_bytes)
-    if estimate.fits is False:
+    total = format_bytes(found.device_total_bytes)
+    if found.fits is False:
         raise UnsupportedError(
             f"{why}: it is estimated to take {total} on a CUDA device, which does not fit.",
             "Emit with a smaller --set batch_size=N (and a larger accumulate), "
@@ -366,18 +317,16 @@ def _judge(
     return (f"Not measured: {why}. It is estimated to take {total} on a CUDA device.",)
 
 
-def _estimate(
-    model: SwinConfig, setting: TrainSetting, device: DeviceInfo | None, allocator: str | None
-) -> Judged:
+def _estimate(model: SwinConfig, plan: Plan, device: DeviceInfo | None) -> Estimate:
     from planner.estimation.estimate import estimate
     from planner.machine.hardware import recognise_gpu
 
-    chosen = allocator or AllocatorConfig()
+    chosen = plan.allocator or AllocatorConfig()
     if device is None:
-        return estimate(model, setting, allocator=chosen)
+        return estimate(model, plan.setting, allocator=chosen)
     gpu = recognise_gpu(device.name, device.total_bytes) if device.kind == "cuda" else None
     budget = device.memory_cap_bytes or device.total_bytes
-    return estimate(model, setting, gpu=gpu, memory_bytes=budget, allocator=chosen)
+    return estimate(model, plan.setting, gpu=gpu, memory_bytes=budget, allocator=chosen)
 
 
 def _origin(found: Recommendation, setting: TrainSetting) -> tuple[str, ...]:

@@ -3,21 +3,10 @@ trainer has no word for."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from planner.core.schema.loading import DataResult, LoaderSetting
 from planner.estimation.recipe import usual_loader
 from planner.trainers.comments import one_line
 from planner.trainers.plan import Plan, Trainer
-
-EVERY_FIELD = ("workers", "prefetch_factor", "pin_memory", "persistent_workers")
-"""What a DataLoader is told of a LoaderSetting beside the batch."""
-
-_READS = {
-    "torchvision": "torchvision's transforms on PIL images",
-    "timm": "timm's transforms, with bytes to the device and normalised there",
-    "own": "your own Dataset",
-}
 
 
 def train_loader(plan: Plan) -> LoaderSetting:
@@ -32,19 +21,6 @@ def train_loader(plan: Plan) -> LoaderSetting:
         return usual.model_copy(update={"pin_memory": plan.device == "cuda"})
     workers = max(1, plan.loader.workers // setting.world_size) if plan.loader.workers else 0
     return plan.loader.model_copy(update={"batch_size": setting.batch_size, "workers": workers})
-
-
-def training_load(plan: Plan) -> dict[str, Any]:
-    """The arguments of a DataLoader for training; a smaller last batch is dropped."""
-    return {**train_loader(plan).arguments, "drop_last": True}
-
-
-def validation_load(plan: Plan) -> dict[str, Any]:
-    """The arguments of a DataLoader for validation: as many workers, since those of the training
-    rest meanwhile, and none that hold their memory until the next validation."""
-    batch_size = plan.recipe.validation_batch_size
-    given = {**train_loader(plan).arguments, "batch_size": batch_size}
-    return {**given, "persistent_workers": False}
 
 
 def loader_heading(plan: Plan) -> tuple[str, ...]:
@@ -81,27 +57,10 @@ def _measured_heading(fed: DataResult) -> str:
 
 
 def loader_warnings(trainer: Trainer, plan: Plan) -> tuple[str, ...]:
-    """What of the measured loader `trainer` does otherwise: the law, the value, the way out."""
-    if plan.loader is None or plan.is_task:
+    """What of the measured loader `trainer` does otherwise: the law, and the way out."""
+    if plan.loader is None or plan.is_task or trainer.reads is None:
         return ()
-    loader, found = train_loader(plan), []
-    for name, own in trainer.loads_by_itself.items():
-        value = getattr(loader, name)
-        if loader.workers and value != own:
-            law = f"{trainer.title} has no {name}: it loads with {str(own).lower()}"
-            found.append(f"{law}, not with the measured {str(value).lower()}. {_WAY_OUT}")
-    measured = _READS[loader.pipeline]
-    if loader.pipeline not in trainer.pipelines and trainer.reads is not None:
-        found.append(
-            f"{trainer.title} reads pictures by itself ({trainer.reads}), not with {measured}, "
-            f"which was measured: its rate was not. {_WAY_OUT}"
-        )
-    elif loader.pipeline not in trainer.pipelines:
-        found.append(
-            f"The loader was measured with {measured}: its rate holds where your data set reads "
-            "pictures in that way."
-        )
-    return tuple(found)
-
-
-_WAY_OUT = "The plain script loads as measured: --for pytorch."
+    return (
+        f"{trainer.title} loads pictures by itself ({trainer.reads}), and not as was measured "
+        f"({plan.loader.title}): its rate was not. The plain script does: --for pytorch.",
+    )

@@ -16,6 +16,7 @@ import yaml
 from planner.core.augmentation import Augmentation
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.estimation.recipe import BASE_LR, Recipe, learning_rate_note, rounded
+from planner.trainers.comments import FIRST_LINES
 from planner.trainers.launch import (
     OLDER_PILLOW,
     RESUMES,
@@ -27,7 +28,7 @@ from planner.trainers.launch import (
     torchrun,
 )
 from planner.trainers.loader import train_loader
-from planner.trainers.plan import Parallel, Plan, Refusal, Trainer, Written, refused, way_out
+from planner.trainers.plan import Plan, Refusal, Trainer, Written, refused, way_out
 
 FILENAME = "swin_microsoft.yaml"
 _DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_dataset
@@ -61,7 +62,11 @@ def write(plan: Plan) -> Written:
         "With timm==0.4.12, which their get_started.md asks for: later ones refuse its t_mul.",
         OLDER_PILLOW,
     )
-    text = plan.comment(run, *more, notes=notes) + yaml.safe_dump(values, sort_keys=False)
+    text = (
+        FIRST_LINES
+        + plan.comment(run, *more, notes=notes)
+        + yaml.safe_dump(values, sort_keys=False)
+    )
     return Written(text, run, notes)
 
 
@@ -194,8 +199,7 @@ TRAINER = Trainer(
     refusals=refusals,
     library="microsoft",
     always_ddp=True,
-    parallel={"ddp": Parallel(own=lambda _: {"gradient_sync": "every"})},  # no `no_sync`
-    # data/build.py gives its DataLoader neither: torch's defaults hold.
-    loads_by_itself={"prefetch_factor": 2, "persistent_workers": False},
-    reads="torchvision's ImageFolder and the transforms of timm 0.4.12, on PIL images",
+    sums_each=True,  # no `no_sync`
+    # data/build.py: workers are neither told how much to prefetch, nor kept between epochs.
+    reads="timm 0.4.12's transforms, prefetch 2, new workers each epoch",
 )

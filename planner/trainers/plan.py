@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
-from planner.core.errors import UnsupportedError, UsageError
+from planner.core.errors import UnsupportedError
 from planner.core.files import write_whole
 from planner.core.schema import Library, Model, NamedModel, SwinConfig, TrainSetting
 from planner.core.schema.distribution import Parallelism
-from planner.core.schema.loading import DataResult, LoaderSetting, Pipeline
+from planner.core.schema.loading import DataResult, LoaderSetting
 from planner.estimation.recipe import Recipe, recipe_of
 from planner.trainers.comments import comment
 
@@ -21,9 +21,8 @@ from planner.trainers.comments import comment
 class Emitted:
     """What to write into a trainer. `text` is a whole file, for which `filename` is the usual name.
 
-    `launch` is the command that trains with it. `code` is Python for the user's own script where
-    the trainer's file cannot hold it all (model, checkpointing wrapper, optimizer), else "".
-    `modules` are further files that these import, by name.
+    `launch` is the command that trains with it. `modules` are further files, by name, that lie
+    beside it.
     """
 
     target: str
@@ -31,14 +30,7 @@ class Emitted:
     text: str
     launch: str
     warnings: tuple[str, ...] = ()
-    code: str = ""
-    code_filename: str = ""
     modules: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def beside(self) -> dict[str, str]:
-        """Every file that lies beside the first, by its name."""
-        return {**({self.code_filename: self.code} if self.code else {}), **self.modules}
 
     def write(self, folder: Path) -> Path:
         """Writes every file into a folder, which it makes, and returns the path of the first.
@@ -46,7 +38,7 @@ class Emitted:
         Replaces what lies there by these names. Raises OSError where it cannot be written.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in {self.filename: self.text, **self.beside}.items():
+        for name, text in {self.filename: self.text, **self.modules}.items():
             write_whole(folder / name, text)
         return folder / self.filename
 
@@ -101,16 +93,6 @@ class Plan:
         """The file on a command line: where it is written, else its usual name."""
         return shlex.quote(str(self.output or usual))
 
-    def module(self, usual: str) -> str:
-        """The name under which a script imports the file. Raises UsageError where it has none."""
-        stem = (self.output or PurePath(usual)).stem
-        if not stem.isidentifier():
-            raise UsageError(
-                f"your script will import this file, and {stem!r} is not a valid module name.",
-                f"Use letters, digits and underscores, for example --output {usual}.",
-            )
-        return stem
-
     def comment(self, run: str, *more: str, notes: Iterable[str] = ()) -> str:
         """The `#` lines above the file: the heading, how to run it, and what to know of it."""
         return comment(self.heading, run, more, notes)
@@ -118,30 +100,21 @@ class Plan:
 
 class Written(NamedTuple):
     """What a trainer writes of a plan: a whole file, the command that trains with it, and what to
-    know of both. `code` is `building.py`, where the file cannot hold everything."""
+    know of both. `modules` are the files beside it, `arguments` those of its command."""
 
     text: str
     run: str
     notes: tuple[str, ...]
-    code: str = ""
+    modules: dict[str, str] = {}  # noqa: RUF012
+    arguments: str = ""
 
 
-LeverName = Literal[
-    "checkpointing-in-parts", "offload", "compile", "compile_scope", "compile_fullgraph",
-     "activation_memory_budget", "optimizer_in_backward", "offload_optimizer",
-    "zero_grad_to_none", "frozen_stages", "lora_rank", "ema", "memory_format", "cudnn_benchmark",
-    "pure-bf16", "fp8", "bf16-on-cpu", "fp16-on-cpu",
-]  # fmt: skip
-"""The levers that not every trainer can express (`planner/trainers/levers.py`)."""
-COMPILING: tuple[LeverName, ...] = (
-    "compile", "compile_scope", "compile_fullgraph", "activation_memory_budget",
+IN_A_SCRIPT = (
+    "compile", "compile_scope", "compile_fullgraph", "activation_memory_budget", "offload",
+    "checkpointing-in-parts", "frozen_stages", "lora_rank", "memory_format", "cudnn_benchmark",
+    "bf16-on-cpu",
 )  # fmt: skip
-
-IN_A_SCRIPT: tuple[LeverName, ...] = (
-    *COMPILING, "checkpointing-in-parts", "offload", "frozen_stages", "lora_rank", "memory_format",
-    "cudnn_benchmark", "bf16-on-cpu",
-)  # fmt: skip
-"""Those that Python beside the trainer's own configuration can."""
+"""The levers that a loop of another trainer's leaves to `train.py`."""
 
 
 class Refusal(NamedTuple):
@@ -151,26 +124,15 @@ class Refusal(NamedTuple):
     way_out: str
 
 
-def as_torch(setting: TrainSetting) -> Mapping[str, Any]:
-    """Options of a parallelism as PyTorch and DeepSpeed set them: none are of the trainer's own."""
-    return {}
-
-
 SYNC = frozenset(("gradient_sync",))
 DDP_OPTIONS = frozenset(("ddp_bucket_view", "ddp_compression"))
-FSDP_OPTIONS = frozenset(("fsdp_reshard", "fsdp_param_dtype", "fsdp_reduce_dtype"))
 
 
 class Parallel(NamedTuple):
-    """How a trainer runs one parallelism.
-
-    `writes` are the options (fields of a Distribution) that its files say. `own` are those that it
-    sets by itself where nobody says otherwise, unlike PyTorch and DeepSpeed.
-    `needs_gpu`: it does not on CPUs.
-    """
+    """How a trainer runs one parallelism: the options (fields of a Distribution) that its files
+    say, and whether it does on GPUs only."""
 
     writes: frozenset[str] = frozenset()
-    own: Callable[[TrainSetting], Mapping[str, Any]] = as_torch
     needs_gpu: bool = False
 
 
@@ -179,29 +141,25 @@ class Trainer:
     """A trainer that `emit` can write for; each has a file of its own.
 
     `name` is what --for takes, `filename` the usual name of what is written. `library` is the one
-    whose Swin it builds, or None where it trains any module; `models` names the package that Swin
-    comes from, where that is not the library. `expresses` names the levers that it can
-    express, and the others are refused; `refusals` are what else it cannot express.
+    whose Swin it builds, or None where it trains any module. `expresses` names the levers that it
+    can express (None: all), and the others are refused; `refusals` are what else it cannot express.
 
-    `loads_by_itself` are the fields of a LoaderSetting that it has no word for, with the values it
-    loads with. `reads` says how it reads pictures, None where the data set is the user's;
-    `pipelines` are the measured ones that it runs by itself. `parallel` are the parallelisms that
-    it can run. `trains_named`: it also trains any classifier of its library, given the name.
+    `reads` says how it reads pictures where it does by itself. `parallel` are the parallelisms that
+    it can run; `sums_each`: it sums gradients in every micro-batch. `trains_named`: it also trains
+    any classifier of its library, given the name.
     """
 
     name: str
     title: str
     filename: str
     write: Callable[[Plan], Written]
-    expresses: tuple[LeverName, ...]
+    expresses: tuple[str, ...] | None
     refusals: Callable[[Plan], list[Refusal]] = lambda plan: []
     library: Library | None = None
-    models: str | None = None
     always_ddp: bool = False
+    sums_each: bool = False
     parallel: Mapping[Parallelism, Parallel] = field(default_factory=lambda: {"ddp": Parallel()})
-    loads_by_itself: Mapping[str, Any] = field(default_factory=dict)
     reads: str | None = None
-    pipelines: tuple[Pipeline, ...] = ()
     trains_named: bool = False
 
     def names(self, plan: Plan) -> bool:

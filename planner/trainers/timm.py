@@ -21,6 +21,7 @@ from planner.core.schema import NamedModel, SwinConfig
 from planner.core.schema.setting import EMA_DECAY
 from planner.estimation.recipe import Recipe, learning_rate_note, rounded
 from planner.libraries.timm.names import PUBLISHED
+from planner.trainers.comments import FIRST_LINES
 from planner.trainers.launch import OLDER_PILLOW, launch, nodes_notes, torchrun
 from planner.trainers.loader import train_loader
 from planner.trainers.plan import Parallel, Plan, Refusal, Trainer, Written, refused
@@ -52,7 +53,11 @@ def write(plan: Plan) -> Written:
     notes = _notes(plan)
     layout = "DATA/train/CLASS/*.jpg and DATA/validation/CLASS/*.jpg; start it in timm's checkout."
     more = (layout, OLDER_PILLOW) if plan.recipe.augmentation else (layout,)
-    text = plan.comment(run, *more, notes=notes) + yaml.safe_dump(values, sort_keys=False)
+    text = (
+        FIRST_LINES
+        + plan.comment(run, *more, notes=notes)
+        + yaml.safe_dump(values, sort_keys=False)
+    )
     return Written(text, run, notes)
 
 
@@ -271,16 +276,9 @@ def _swin_notes(plan: Plan) -> list[str]:
         f"{recipe.warmup_epochs} epochs of warm-up come before the "
         f"{recipe.epochs - recipe.warmup_epochs} of `epochs`."
     ]
-    new = []  # as run with 1.0.29, 1.0.30 and 1.0.31
-    if model.version == 2:
-        new.append("spares logit_scale and cpb_mlp from decay")
-    if isinstance(model.window_size, tuple) and model.num_stages == 2:
-        new.append("builds a window for each of two stages")
-    if model.version == 2 and model.image_size[0] != model.image_size[1]:
-        new.append("builds version 2 for images that are not square")
-    if new:
-        what = " and ".join(new)
-        found.append(f"timm {what} from 1.0.31 on: take a checkout of that or later.")
+    if model.version == 2 or isinstance(model.window_size, tuple):
+        # Decay of logit_scale, a window for each of two stages, images that are not square.
+        found.append("Take timm 1.0.31 or later, and a checkout of that.")
     return found
 
 
@@ -323,7 +321,5 @@ TRAINER = Trainer(
     parallel={"ddp": Parallel(needs_gpu=True)},
     trains_named=True,
     # create_loader's own (timm/data/loader.py), for which train.py has no argument.
-    loads_by_itself={"prefetch_factor": 2, "persistent_workers": True},
-    reads="timm's transforms, with bytes to the device and normalised there",
-    pipelines=("timm",),
+    reads="timm's transforms, prefetch 2",
 )

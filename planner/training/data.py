@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 EXTENSIONS = (
     ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
 )  # fmt: skip
-# timm/data/constants.py: IMAGENET_DEFAULT_MEAN and _STD; torchvision's reference training has them.
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AUGMENTATION = Augmentation()
 WAY_OUT = (
     "Pass a folder with a folder of pictures per class (or with train/ of such), or "
@@ -139,20 +137,26 @@ def open_data(data: Data, pipeline: Pipeline, size: tuple[int, int]) -> OpenData
     if data.folder is None:
         return _open_own(data.location)
     try:
+        from planner.training.pictures import transform
+        from planner.training.train import Setting
+
+        setting = Setting(
+            height=size[0], width=size[1], pipeline=pipeline, erasing=AUGMENTATION.erasing,
+            auto_augment=AUGMENTATION.auto_augment, interpolation=AUGMENTATION.interpolation,
+        )  # fmt: skip
+        transformed, collate = transform(setting, train=True), None
         if pipeline == "timm":
             from timm.data.loader import fast_collate
 
-            transform, collate = _timm_transform(size), fast_collate
-        else:
-            transform, collate = _torchvision_transform(size), None
-        dataset = _pictures(data.folder, transform)
+            collate = fast_collate
+        dataset = _pictures(data.folder, transformed)
     except (ImportError, RuntimeError) as error:  # the latter where it was built for another torch
         library = "timm and torchvision" if pipeline == "timm" else "torchvision"
         raise UnsupportedError(
             f"pictures are read with {library}, which cannot be imported: {error}.",
             f"Install what belongs to this torch: pip install {library.replace(' and', '')}",
         ) from None
-    return OpenData(dataset, collate, transform.transforms)
+    return OpenData(dataset, collate, transformed.transforms)
 
 
 def _open_own(location: str) -> OpenData:
@@ -213,36 +217,3 @@ def _pictures(folder: Path, transform: Any) -> Any:
             return self.transform(picture), label
 
     return Pictures(folder, transform)
-
-
-def _torchvision_transform(size: tuple[int, int]) -> Any:
-    """As the emitted script has it: two operations at level 9 of 10, each of them half of the time,
-    as timm's rand-m9; without noise in the level, Invert and SolarizeAdd."""
-    import torch
-    from torchvision.transforms import v2
-
-    bicubic = v2.InterpolationMode(AUGMENTATION.interpolation)
-    augment = v2.RandAugment(1, magnitude=9, num_magnitude_bins=11)
-    return v2.Compose([
-        v2.ToImage(),
-        v2.RandomResizedCrop(size, interpolation=bicubic, antialias=True),
-        v2.RandomHorizontalFlip(),
-        *[v2.RandomApply([augment], 0.5)] * 2,
-        v2.ToDtype(torch.float32, scale=True),
-        v2.Normalize(list(MEAN), list(STD)),
-        v2.RandomErasing(AUGMENTATION.erasing, value="random"),
-    ])  # fmt: skip
-
-
-def _timm_transform(size: tuple[int, int]) -> Any:
-    """timm's own, uint8 as far as the device. Pillow 13 does not posterize to no bits, which is
-    what its level 10 asks for, at random: there no level is above 9."""
-    import PIL
-    from timm.data import create_transform
-
-    capped = "-mmax9" if int(PIL.__version__.partition(".")[0]) >= 13 else ""
-    return create_transform(
-        (3, *size), is_training=True, use_prefetcher=True,
-        auto_augment=f"{AUGMENTATION.auto_augment}{capped}",
-        interpolation=AUGMENTATION.interpolation, crop_pct=AUGMENTATION.crop_share,
-    )  # fmt: skip

@@ -32,13 +32,15 @@ def test_the_file_goes_to_standard_output_and_warnings_to_error(
 def test_output_writes_both_files(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = result / "out"
     assert main(["emit", str(result), "--for", "deepspeed", "--output", str(folder)]) == 0
-    assert sorted(file.name for file in folder.iterdir()) == ["building.py", "ds_config.json"]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "ds_config.json", "pictures.py", "train.py", "train_deepspeed.py",
+    ]  # fmt: skip
     out, err = capsys.readouterr()
     assert out == ""
     assert "Wrote" in err
     file = result / "mine.py"
     assert main(["emit", str(result), "--for", "pytorch", "--output", str(file)]) == 0
-    assert "def optimizer_step(" in file.read_text()
+    assert "class Step:" in file.read_text()
 
 
 @pytest.mark.parametrize(
@@ -88,13 +90,13 @@ def test_the_launch_line_names_the_file(
 def test_a_file_of_somebody_else_s_is_not_replaced(
     result: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["emit", str(result), "--for", "accelerate", "--output", str(result / "c.yaml")]
-    beside = result / "building.py"
+    arguments = ["emit", str(result), "--for", "accelerate", "--output", str(result / "c.py")]
+    beside = result / "train.py"
     beside.write_text("precious = 1\n")
     assert main(arguments) == 1
-    assert "building.py exists, and 'planner emit' did not write it" in capsys.readouterr().err
+    assert "train.py exists, and 'planner emit' did not write it" in capsys.readouterr().err
     assert beside.read_text() == "precious = 1\n"
-    assert not (result / "c.yaml").exists(), "both or none"
+    assert not (result / "c.py").exists(), "both or none"
     assert main([*arguments, "--force"]) == 0
     assert "def build_model" in beside.read_text()
     assert main(arguments) == 0, "its own earlier output is replaced"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.core.errors import PlannerError, UnsupportedError
-from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
+from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.libraries.registry import SPECS, find_library
 from tests.building import build_real
@@ -154,7 +154,7 @@ def test_transformers_fails_where_it_is_said_to(fields: dict[str, object], messa
     from planner.libraries.transformers.module import build
 
     with pytest.raises(RuntimeError, match="must match the size"):
-        run(build(config, ResolvedSetting(setting(attention="eager"))), config)
+        run(build(config, "eager"), config)
 
 
 def test_a_library_that_is_not_installed_says_how_to_get_it(
@@ -162,7 +162,7 @@ def test_a_library_that_is_not_installed_says_how_to_get_it(
 ) -> None:
     from planner.libraries.timm import module
 
-    def build(config: SwinConfig, how: TrainSetting) -> nn.Module:
+    def build(config: SwinConfig, attention: str) -> nn.Module:
         raise ModuleNotFoundError("No module named 'timm'", name="timm")
 
     monkeypatch.setattr(module, "build", build)
@@ -178,6 +178,7 @@ class {name}(nn.Module):
         super().__init__()
         self.arguments = arguments
         self.layers = nn.ModuleList(nn.Identity() for _ in arguments["depths"])
+        self.layers[0].use_checkpoint = False
 
 print("a line that must not reach standard output")
 """
@@ -199,8 +200,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_microsoft_comes_from_a_checkout(version: int, capsys: pytest.CaptureFixture[str]) -> None:
     config = small("microsoft", version, drop_rate=0.1)
     how = setting(checkpointing="blocks")
-    arguments = build_real(config, how).arguments
-    assert arguments["use_checkpoint"] is True  # type: ignore[index]
+    module = build_real(config, how)
+    arguments = module.arguments
+    assert module.layers[0].use_checkpoint is True  # type: ignore[index, union-attr]
     assert arguments["drop_rate"] == 0.1  # type: ignore[index]
     assert ("pretrained_window_sizes" in arguments) == (version == 2)  # type: ignore[operator]
     assert capsys.readouterr().out == ""

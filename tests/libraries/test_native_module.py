@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.missing_operators import declare_missing_operators
-from planner.libraries.native.attention import Attention
-from planner.libraries.native.module import SwinTransformer, build_swin
+from planner.libraries.native import native_swin
+from planner.libraries.native.arguments import class_arguments
+from planner.libraries.native.native_swin import Attention, PadOrder, SwinTransformer
+from planner.training.levers import checkpoint_model
 from tests.covering import covering
 from tests.libraries.test_modules import saved_bytes
 from tests.trainers.cases import tiny
@@ -41,6 +43,13 @@ CASES = {
 }
 VERSIONS = [1, 2]
 ATTENTIONS = ["eager", "sdpa"]
+
+
+def build_swin(
+    config: SwinConfig, attention: Attention = "sdpa", pad_order: PadOrder = "before-shift"
+) -> SwinTransformer:
+    own = native_swin.SwinConfig(**class_arguments(config))
+    return native_swin.build_swin(own, attention, pad_order)
 
 
 def small(version: int, image: int | tuple[int, int], window: int, **fields: object) -> SwinConfig:
@@ -137,7 +146,8 @@ def test_refuses_images_of_another_size() -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_compiles_without_graph_breaks(version: int) -> None:
     config = small(version, 64, 7)
-    model = randomised(build_swin(config, checkpointing="blocks")).train()
+    model = randomised(build_swin(config)).train()
+    checkpoint_model(model, "blocks")
     images = images_for(config)
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -150,7 +160,8 @@ def test_nothing_of_a_model_needs_the_cycle_collector() -> None:
     gc.collect()
     gc.disable()
     try:
-        model = build_swin(config, checkpointing="blocks")
+        model = build_swin(config)
+        checkpoint_model(model, "blocks")
         model(images_for(config)).sum().backward()
         alive = weakref.ref(model.layers[0].blocks[0].attn.qkv)
         del model

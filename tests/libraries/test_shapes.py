@@ -44,7 +44,7 @@ CASES: list[Case] = [
     # Attention that drops out within its kernel is computed again; all else that draws is too.
     ("native", 1, {**DROPPING, "depths": (1, 1)},
      {"attention": "sdpa", "checkpointing": "selective"}),
-    ("timm", 1, {"depths": (1,), "num_heads": (2,)},
+    ("timm", 1, {"depths": (2,), "num_heads": (2,)},
      {"checkpointing": "selective", "lora_rank": 4}),
     ("timm", 1, {**PADDED, **DROPPING, "drop_path_rate": 0.0},
      {"attention": "eager", "precision": "fp16", "checkpointing": "stages:1"}),

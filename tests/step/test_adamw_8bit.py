@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
-from typing import Any
+import sys
 
 import pytest
 
@@ -45,10 +44,9 @@ SHAPES = ((4095,), (4096,), (4097,), (16, 256), (96, 48), (3, 3, 7, 65), (1000, 
 def test_the_states_are_those_of_real_tensors(dtype: str) -> None:
     """torchao's own buffers on the CPU: codes, scales and table, or moments as the weight is."""
     import torch
+    from torchao.optim import AdamW8bit
 
-    from planner.training.step import import_adamw_8bit
-
-    real = import_adamw_8bit()([torch.nn.Parameter(torch.zeros(4))], lr=1e-3)
+    real = AdamW8bit([torch.nn.Parameter(torch.zeros(4))], lr=1e-3)
     for shape in SHAPES:
         weight = torch.zeros(shape, dtype=getattr(torch, dtype))
         made: list[int] = []
@@ -70,12 +68,11 @@ def test_what_a_compiled_step_takes() -> None:
     """The profiler's peak within one compiled step: the two moments in fp32 and their scales."""
     import torch
     from torch.profiler import ProfilerActivity, profile
-
-    from planner.training.step import import_adamw_8bit
+    from torchao.optim import AdamW8bit
 
     weight = torch.nn.Parameter(torch.randn(64, 256))
     weight.grad = torch.randn(64, 256)
-    optimizer = import_adamw_8bit()([weight], lr=1e-3)
+    optimizer = AdamW8bit([weight], lr=1e-3)
     optimizer.step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         optimizer.step()
@@ -133,18 +130,14 @@ def test_it_does_not_step_inside_backward() -> None:
 
 def test_a_missing_torchao_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from planner.training.step import import_adamw_8bit, use_float8
+    from planner.training.building import importing, make_optimizers, step_setting
+    from planner.training.levers import use_float8
 
-    original = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.partition(".")[0] == "torchao":
-            raise ModuleNotFoundError("No module named 'torchao'", name="torchao")
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(PlannerError, match="optimizer adamw-8bit is torchao's, which") as caught:
-        import_adamw_8bit()
-    assert "pip install 'planner[torchao]'" in str(caught.value)
-    with pytest.raises(PlannerError, match="precision fp8 is torchao's, which cannot be"):
+    setting, weights = setting_of(EIGHT), [torch.nn.Parameter(torch.zeros(2))]
+    for name in [name for name in sys.modules if name.startswith("torchao.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(PlannerError, match=r"pip install 'planner\[torchao\]'"), importing():
+        make_optimizers(weights, None, setting, step_setting(small(), setting))
+    with pytest.raises(PlannerError, match="needs torchao, which is not installed"), importing():
         use_float8(torch.nn.Linear(64, 64))

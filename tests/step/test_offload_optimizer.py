@@ -104,8 +104,9 @@ def test_on_a_cpu_the_optimizer_is_the_plain_one() -> None:
     """It is on the host already."""
     import torch
 
-    from planner.training.step import make_optimizer
+    from planner.training.building import make_optimizers, step_setting
 
     weight = torch.nn.Parameter(torch.zeros(SMALLEST))
-    made = make_optimizer(setting_of({"offload_optimizer": BOTH}), [weight])
+    setting = setting_of({"offload_optimizer": BOTH})
+    (made,) = make_optimizers([weight], None, setting, step_setting(CONFIG, setting))
     assert type(made) is torch.optim.AdamW

@@ -16,6 +16,7 @@ from planner.libraries.registry import find_library
 from planner.machine.hardware import find_gpu
 from planner.step.training import record_training
 from planner.throughput.efficiency import LINK_SHARE
+from tests.building import build_real
 from tests.libraries.steps import assert_equal_to_torch, needs
 
 pytestmark = needs("torch", "timm", "torchvision", "transformers")
@@ -117,23 +118,25 @@ class FalseLink:
         self.host: dict[int, Any] = {}
         self.sent: list[Any] = []
 
-    def is_on_device(self, tensor: Any) -> bool:
-        return tensor.untyped_storage()._cdata not in self.host
+    def is_on_host(self, tensor: Any) -> bool:
+        return tensor.untyped_storage()._cdata in self.host
 
-    def copy_to_host(self, flat: Any) -> Any:
+    def move(self, flat: Any) -> Any:
         copied = flat.clone()
         self.host[copied.untyped_storage()._cdata] = copied
         self.sent.append(flat.numel())
-        return copied
 
-    def copy_back(self, flat: Any, device: Any) -> Any:
-        return flat.clone()
+        class Offloaded:
+            def back(self) -> Any:
+                return copied.clone()
+
+        return Offloaded()
 
     def __enter__(self) -> FalseLink:
-        from planner.training import offloading
+        from planner.training import levers
 
-        names = ("is_on_device", "copy_to_host", "copy_back")
-        self.patched = mock.patch.multiple(offloading, **{n: getattr(self, n) for n in names})
+        replaced = {"is_on_host": self.is_on_host, "Offloaded": self.move}
+        self.patched = mock.patch.multiple(levers, **replaced)
         self.patched.start()
         return self
 
@@ -145,12 +148,12 @@ class FalseLink:
 def test_gradients_are_those_without(attention: str, checkpointing: str) -> None:
     import torch
 
-    from planner.training.offloading import offload_activations
+    from planner.training.levers import offload_activations
 
     model = config()
     how = TrainSetting(attention=attention, checkpointing=checkpointing)  # type: ignore[arg-type]
     torch.manual_seed(0)
-    module = find_library("native").build(model, find_library("native").resolve(model, how))
+    module = build_real(model, how)
     images = torch.randn(2, 3, 56, 56)
 
     def gradients(link: FalseLink | None) -> list[Any]:
@@ -175,7 +178,7 @@ def test_a_storage_moves_once_and_again_when_it_was_written_to() -> None:
     """Views of one version share a copy; a weight's view, a scalar and the input stay."""
     import torch
 
-    from planner.training.offloading import offload_activations
+    from planner.training.levers import offload_activations
 
     weight = torch.ones(4, 4, requires_grad=True)
     x = torch.ones(4, 4)

@@ -55,6 +55,7 @@ def test_the_weights_are_those_of_one_step_after_backward(backend: str | None) -
     """Bit for bit, eager and compiled: hooks run after a compiled backward as after any."""
     import torch
 
+    from planner.training.building import build_training
     from planner.training.step import Training
     from planner.training.tasks import as_task
 
@@ -63,11 +64,11 @@ def test_the_weights_are_those_of_one_step_after_backward(backend: str | None) -
     for setting in (in_backward({}), setting_of({})):
         setting = setting.model_copy(update={"precision": "fp32", "attention": "eager"})
         torch.manual_seed(0)
-        module = build_real(config, setting).train()
+        module = build_real(config, setting)
         task = as_task(module, config, setting)
-        batch = task.batch(2, torch.device("cpu"))
-        call = torch.compile(module, backend=backend, dynamic=False) if backend else None
-        training = Training(module, setting, task, batch, call)
+        training = build_training(Training, task, config, setting, torch.device("cpu"))
+        if backend:
+            training.call = torch.compile(module, backend=backend, dynamic=False)
         for _ in range(3):
             training.step()
         assert all(p.grad is None for p in module.parameters())

@@ -9,12 +9,8 @@ import torch
 import torch._functorch.config
 from torch import nn
 
-from planner.core.schema import FactoryModel, TrainSetting
-from planner.libraries.checkpointing import checkpoint_in_place, repeated_blocks
-from planner.training.tasks.compiling import compile_as_set
-from planner.training.tasks.making import as_task
-
-OWN = FactoryModel(factory="own:build", image_size=(8, 8), num_classes=10)
+from planner.training.levers import recompute, repeated_blocks
+from planner.training.train import Setting, compiled, set_up_torch
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +37,9 @@ def stack(count: int = 3) -> nn.Module:
 
 def test_blocks_are_compiled_in_place() -> None:
     module = stack()
-    setting = TrainSetting(compile="default", compile_scope="blocks", activation_memory_budget=0.5)
-    call = compile_as_set(module, as_task(module, OWN, setting), OWN, setting)
-    assert call is module
+    setting = Setting(compile="default", compile_scope="blocks", activation_memory_budget=0.5)
+    set_up_torch(setting)
+    assert compiled(module, module, setting, None) is module
     assert module._compiled_call_impl is None
     assert all(block._compiled_call_impl is not None for block in module)
     assert torch._functorch.config.activation_memory_budget == 0.5
@@ -52,17 +48,16 @@ def test_blocks_are_compiled_in_place() -> None:
 
 def test_a_whole_model_is_compiled_beside_itself() -> None:
     module = stack()
-    setting = TrainSetting(compile="default")
-    call = compile_as_set(module, as_task(module, OWN, setting), OWN, setting)
+    call = compiled(module, module, Setting(compile="default"), None)
     assert call._orig_mod is module
-    eager = TrainSetting()
-    assert compile_as_set(module, as_task(module, OWN, eager), OWN, eager) is None
+    assert compiled(module, module, Setting(), None) is module
 
 
 def test_some_checkpointed_blocks_are_blocks_among_the_others() -> None:
     """And like ones stay of one class, else each would be another graph."""
     module = stack()
     blocks = repeated_blocks(module)
-    checkpoint_in_place(blocks[:2])
+    for block in blocks[:2]:
+        recompute(block)
     assert repeated_blocks(module) == blocks
     assert type(blocks[0]) is type(blocks[1]) is not type(blocks[2])

@@ -22,8 +22,7 @@ from planner.core.schema import FactoryModel, MeasurementRecord, TrainSetting
 from planner.core.schema.result import Recommendation
 from planner.libraries.resolve import resolve_model
 from planner.trainers.emission import TARGETS, emit, emit_setting
-from planner.trainers.plan import Plan
-from planner.trainers.task_script import write_task_script
+from planner.trainers.plan import Emitted
 from search.loop.progress_text import progress_line
 from search.loop.strategies.strategy import Choice
 from search.probe.device import describe_device
@@ -35,7 +34,7 @@ from search.runs.writing import write_report
 from search.tuning.own_model import with_own_optimizer
 from tests.answers import recommendation_text
 from tests.libraries.steps import needs
-from tests.trainers.test_pytorch import run_here
+from tests.trainers.cases import recommendation, run_here
 
 OWN = """
     import torch
@@ -111,13 +110,12 @@ def tune(
     )  # fmt: skip
 
 
-def trained(script: str, folder: Path, *rate: str) -> str:
+def trained(emitted: Emitted, folder: Path, *rate: str) -> str:
     """What the script prints of two steps."""
     sys.modules.pop("mine", None)  # a probe has imported it
-    ended = run_here(script, folder, "--steps", "2", *rate, "--log-every", "1", "--output", "kept")
-    assert ended.returncode == 0, ended.stderr
+    said = run_here(emitted, folder, "--steps", "2", *rate, "--log-every", "1", "--output", "kept")
     assert (folder / "kept" / "last.pt").is_file()
-    return ended.stdout
+    return said
 
 
 def test_a_task_is_tuned_and_its_script_trains(own: Path) -> None:
@@ -125,13 +123,13 @@ def test_a_task_is_tuned_and_its_script_trains(own: Path) -> None:
     found = tune(InThisProcess("Volumes"), own / "tuned", lines=said)
     assert found.evidence is not None, found.advice
     assert found.evidence.unit == "volumes"
-    script = emit(own / "tuned", "pytorch").text
+    emitted = emit(own / "tuned", "pytorch")
     page = write_report(str(own / "tuned"), own / "page.html").read_text()
-    for told in ("\n".join(said), recommendation_text(found), script, page):
+    printed = trained(emitted, own, "--lr", "0.1")
+    assert "step 2/2  epoch" in printed
+    for told in ("\n".join(said), recommendation_text(found), printed, page):
         assert " volumes/s" in told
         assert "images/s" not in told
-    assert "it yields BATCH_SIZE volumes at a time" in script
-    assert "step 2/2  rate" in trained(script, own, "--lr", "0.1")
     for target in set(TARGETS) - {"pytorch"}:
         with pytest.raises(UnsupportedError, match="--for pytorch"):
             emit(own / "tuned", target)
@@ -141,9 +139,9 @@ def test_a_task_is_tuned_and_its_script_trains(own: Path) -> None:
 def test_the_script_says_the_whole_setting(own: Path) -> None:
     model = resolve_model("torchvision:resnet18", {"image_size": "32", "num_classes": "4"})
     setting = TrainSetting(batch_size=2, precision="bf16", accumulate=2, ema=True, clip_grad=True)
-    script = emit_setting(model, setting, "pytorch").text
-    assert "checkpoint_as_set(model" not in script
-    assert "step 2/2  rate" in trained(script, own, "--lr", "0.1")
+    emitted = emit_setting(model, setting, "pytorch")
+    assert "levers.py" not in emitted.modules
+    assert "step 2/2  epoch" in trained(emitted, own, "--lr", "0.1")
 
 
 def test_the_script_checkpoints_the_blocks_that_the_task_names(own: Path) -> None:
@@ -166,8 +164,11 @@ def test_the_script_checkpoints_the_blocks_that_the_task_names(own: Path) -> Non
         )
     model = FactoryModel(factory="mine:Named")
     setting = TrainSetting(batch_size=2, precision="fp32", checkpointing="blocks")
-    plan = Plan(model, setting, ("planner",), device="cpu", unit="volumes")
-    printed = trained(write_task_script(plan, "train.py").text, own, "--lr", "0.1")
+    found = recommendation(setting=setting)
+    assert found.evidence is not None
+    evidence = found.evidence.model_copy(update={"unit": "volumes"})
+    told = found.model_copy(update={"model": model, "evidence": evidence})
+    printed = trained(emit(told, "pytorch"), own, "--lr", "0.1")
     assert printed.split().count("backward") == printed.split().count("forward") == 2
 
 
@@ -183,8 +184,8 @@ def test_an_optimizer_of_its_own_is_no_axis(own: Path) -> None:
     found = found.model_copy(update={"setting": base, "evidence": evidence})
     assert "batch 2, fp32, own optimizer, checkpointing none" in recommendation_text(found)
     script = emit(found, "pytorch")
-    assert "--lr" not in f"{script.text}{script.warnings}"
-    assert "step 2/2  rate" in trained(script.text, own)
+    assert "--lr" not in f"{script.launch}{script.warnings}"
+    assert "step 2/2  epoch" in trained(script, own)
 
 
 def test_a_contract_that_is_not_kept_ends_a_search_at_its_first_probe(own: Path) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
+import contextlib
+import importlib
+import io
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.schema.loading import DataResult, Feeding, LoaderRun, LoaderSetting
 from planner.core.schema.result import Recommendation
-from planner.trainers.imports import BESIDE
-from planner.trainers.native_file import FILENAME, native_source
 from planner.trainers.plan import Emitted
 
 GIB = 1024**3
@@ -60,47 +59,43 @@ def feeding(loader: LoaderSetting, location: str = "/pictures") -> Feeding:
     return Feeding(data=data, steps=30, images_per_second=800.0, waited=0.2)
 
 
-def executed(emitted: Emitted | str) -> dict[str, Any]:
-    """What a Python file of a trainer's defines, or the code beside it."""
-    source = emitted if isinstance(emitted, str) else emitted.code or emitted.text
-    if f"from {BESIDE} import" in source and BESIDE not in sys.modules:
-        module = ModuleType(BESIDE)
-        sys.modules[BESIDE] = module  # where its dataclasses look for their names
-        exec(compile(native_source(), FILENAME, "exec"), module.__dict__)
-    names: dict[str, Any] = {"__name__": "emitted"}
-    exec(compile(source, "emitted.py", "exec"), names)
-    return names
+def loaded(emitted: Emitted, folder: Path) -> Any:
+    """`train.py` of what was emitted, as a module, with what lies beside it."""
+    emitted.write(folder)
+    names = [Path(name).stem for name in (emitted.filename, *emitted.modules)]
+    with patch.object(sys, "path", [str(folder), *sys.path]):
+        for name in names:
+            sys.modules.pop(name, None)
+        found = importlib.import_module("train")
+        for name in names:  # imported when they are first asked for
+            if name in ("levers", "pictures", "native_swin"):
+                importlib.import_module(name)
+    return found
 
 
-def assert_clean(folder: Path) -> None:
-    """What people get passes the checks that this project puts on itself."""
-    (folder / FILENAME).write_text(native_source())  # which some of them import
-    config = ["--config", str(Path(__file__).parents[2] / "pyproject.toml")]
-    for check in (["check", *config], ["format", "--diff", *config]):
-        ended = subprocess.run(
-            [sys.executable, "-m", "ruff", *check, str(folder)],
-            capture_output=True, text=True, timeout=60, check=False, cwd=folder,
-        )  # fmt: skip
-        assert ended.returncode == 0, ended.stdout
+def run_here(emitted: Emitted, folder: Path, *arguments: str) -> str:
+    """What `train.py` prints of a training on the CPU, in this process and in `folder`."""
+    argv = ["train.py", "--device", "cpu", *arguments]
+    with (
+        contextlib.chdir(folder),
+        patch.object(sys, "path", [str(folder), *sys.path]),
+        contextlib.redirect_stdout(io.StringIO()) as out,
+    ):
+        module = loaded(emitted, folder)
+        with patch.object(sys, "argv", argv):
+            module.main()
+    return out.getvalue()
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What an estimator answers."""
-
-    device_total_bytes: int
-    fits: bool | None
-
-
-class FakeEstimator:
-    """Answers `fits` and remembers what it was asked."""
-
-    def __init__(self, fits: bool | None = True) -> None:
-        self.fits = fits
-        self.asked: list[tuple[SwinConfig, TrainSetting, DeviceInfo | None]] = []
-
-    def __call__(
-        self, model: SwinConfig, setting: TrainSetting, device: DeviceInfo | None
-    ) -> Judgement:
-        self.asked.append((model, setting, device))
-        return Judgement(7 * GIB, self.fits)
+def make_pictures(folder: Path, training: int = 6, validation: int = 4, classes: int = 2) -> Path:
+    """DATA/train/CLASS and DATA/val/CLASS with pictures of 40 pixels, each class a colour."""
+    image = importlib.import_module("PIL.Image")
+    for part, count in (("train", training), ("val", validation)):
+        for number in range(count):
+            name = number % classes
+            file = folder / part / f"class{name}" / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            colour = [16 * number % 100, 40, 40]
+            colour[name % 3] += 120
+            image.new("RGB", (40, 40), tuple(colour)).save(file)
+    return folder

@@ -18,7 +18,7 @@ from planner.core.schema.loading import LoaderSetting
 from planner.estimation.estimate import estimate
 from planner.trainers.emission import TARGETS, emit
 from planner.trainers.plan import Emitted
-from tests.trainers.cases import FakeEstimator, feeding, recommendation, tiny
+from tests.trainers.cases import feeding, recommendation, tiny
 
 MARK = "PWNED"
 PAYLOADS = (
@@ -74,8 +74,7 @@ def changed(document: dict[str, Any], place: Place, text: str) -> dict[str, Any]
 
 def programs(emitted: Emitted) -> Iterator[tuple[str, str]]:
     yield emitted.filename, emitted.text
-    if emitted.code:
-        yield "x.py", emitted.code
+    yield from emitted.modules.items()
 
 
 def runs_it(emitted: Emitted) -> bool:
@@ -111,7 +110,7 @@ def test_no_field_of_a_result_becomes_code(document_of: Callable[[], dict[str, A
         tried.append((others[number % len(others)], PAYLOADS[number % len(PAYLOADS)]))
         for target, payload in tried:
             try:
-                emitted = emit(changed(document, place, payload), target, estimator=FakeEstimator())
+                emitted = emit(changed(document, place, payload), target)
             except PlannerError:
                 continue
             written += 1

@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 from planner.core.errors import UnsupportedError
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.trainers.emission import emit, emit_setting
-from tests.trainers.cases import FakeEstimator, recommendation, tiny
+from tests.trainers.cases import GIB, recommendation, tiny
 from tests.trainers.keys import microsoft_config
 
 
@@ -20,7 +20,7 @@ def merged(model: SwinConfig, folder: Path, **fields: Any) -> CfgNode:
     model = model.model_copy(update={"num_classes": 1000})
     setting = TrainSetting(**{"batch_size": 16, "precision": "fp16", **fields})
     file = folder / "swin.yaml"
-    file.write_text(emit_setting(model, setting, "microsoft", estimator=FakeEstimator()).text)
+    file.write_text(emit_setting(model, setting, "microsoft").text)
     config = CfgNode(microsoft_config())
     config.merge_from_file(str(file))
     return config
@@ -56,10 +56,8 @@ def test_main_py_s_gradient_buckets_are_counted_even_for_the_setting_that_was_pr
     found = recommendation(
         tiny("microsoft", num_classes=1000), TrainSetting(batch_size=16, precision="fp16")
     )
-    estimator = FakeEstimator()
-    emitted = emit(found, "microsoft", estimator=estimator)
-    (_, setting, device) = estimator.asked[0]
-    assert (setting.parallelism, device) == ("ddp", found.device)
+    emitted = emit(found, "microsoft")
     assert "main.py trains under DDP" in " ".join(emitted.text.split())
+    small = found.device.model_copy(update={"total_bytes": GIB // 4})
     with pytest.raises(UnsupportedError, match="does not fit"):
-        emit(found, "microsoft", estimator=FakeEstimator(fits=False))
+        emit(found.model_copy(update={"device": small}), "microsoft")

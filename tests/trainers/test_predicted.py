@@ -51,7 +51,7 @@ def test_a_way_of_advice_is_what_it_says(advice: Advice) -> None:
     for number, way in enumerate(advice.ways, 1):
         emitted = emit(advice, "pytorch", way=number)
         setting = way.setting
-        assert f"BATCH_SIZE = {setting.batch_size}\n" in emitted.text
+        assert f"    batch_size: int = {setting.batch_size}  #" in emitted.text
         assert (EXPANDABLE in emitted.launch) == ("allocator" in dict(way.changes))
         assert "within 500.00 MiB" in emitted.warnings[0]
     assert emit(advice, "pytorch").text == emit(to_json(advice), "pytorch", way=1).text
@@ -88,8 +88,8 @@ def test_a_task_is_trained_by_its_own_loss(found: Estimate) -> None:
     data |= {"model": FactoryModel(factory="mine:make").model_dump(), "setting": {"batch_size": 4}}
     for told in ({"is_task": True, "unit": "pairs"}, {"is_task": False, "unit": "images"}):
         text = emit({**data, **told}, "pytorch").text
-        assert ("batches_of()" in text) == told["is_task"]
-        assert f" {told['unit']}/s" in text
+        assert ("load_task(" in text) == told["is_task"]
+        assert f'    unit: str = "{told["unit"]}"' in text
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from planner.core.schema import NamedModel, SwinConfig, TrainSetting
 from planner.libraries.missing_operators import declare_missing_operators
 from planner.trainers.emission import emit_setting
 from tests.building import build_real
-from tests.trainers.cases import FakeEstimator, tiny
+from tests.trainers.cases import tiny
 from tests.trainers.keys import TIMM_ARGUMENTS
 
 declare_missing_operators()
@@ -25,7 +25,7 @@ OPTIMIZERS = ("adamw-fused", "sgd-fused", "radam-forloop")
 
 def values(model: SwinConfig, **fields: Any) -> dict[str, Any]:
     setting = TrainSetting(batch_size=2, **fields)
-    loaded = yaml.safe_load(emit_setting(model, setting, "timm", estimator=FakeEstimator()).text)
+    loaded = yaml.safe_load(emit_setting(model, setting, "timm").text)
     assert isinstance(loaded, dict)
     return loaded
 
@@ -55,7 +55,7 @@ def test_every_key_is_an_argument_of_train_py() -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_optimizer_is_the_one_that_was_probed(optimizer: str) -> None:
-    from planner.training.step import make_optimizer
+    from planner.training.building import make_optimizers, step_setting
 
     found = values(tiny("timm"), optimizer=optimizer)
     weights = [torch.nn.Parameter(torch.zeros(4, 4))]
@@ -63,7 +63,8 @@ def test_the_optimizer_is_the_one_that_was_probed(optimizer: str) -> None:
         weights, opt=found["opt"], lr=1e-4, weight_decay=found.get("weight_decay", 0.01),
         momentum=found.get("momentum", 0.9), **found.get("opt_kwargs", {}),
     )  # fmt: skip
-    probed = make_optimizer(TrainSetting(optimizer=optimizer), weights)
+    setting = TrainSetting(optimizer=optimizer)
+    (probed,) = make_optimizers(weights, None, setting, step_setting(tiny("timm"), setting))
     assert type(made) is type(probed)
     assert found["weight_decay"] == (0.05 if optimizer.startswith("adamw") else 0.0)
     for key in ("momentum", "nesterov", "fused"):
@@ -89,7 +90,7 @@ def test_the_model_is_the_one_that_was_probed(version: int) -> None:
     ("target", "name", "law", "way_out"),
     [("timm", "resnet50", "is given timm's only", "Estimate timm:resnet50, if"),
      ("lightning", "resnet50", "is given timm's only", "Estimate timm:resnet50, if"),
-     ("transformers", "resnet50", "written here for Swins", "Use --for pytorch")],
+     ("microsoft", "resnet50", "written here for Swins", "Use --for pytorch")],
 )  # fmt: skip
 def test_a_classifier_of_another_library_is_refused_for_what_it_is(
     target: str, name: str, law: str, way_out: str

@@ -17,7 +17,7 @@ from planner.libraries.registry import find_library
 from planner.trainers.emission import emit
 from planner.trainers.registry import TARGETS
 from tests.covering import covering
-from tests.trainers.cases import GIB, FakeEstimator, recommendation, tiny
+from tests.trainers.cases import GIB, recommendation, tiny
 
 PASTES = 2
 DEVICES = {
@@ -50,11 +50,10 @@ SETTINGS: list[dict[str, Any]] = [
     {"optimizer": "adamw-fused", "precision": "fp16", "clip_grad": True},
     {"parallelism": "ddp", "world_size": 2, "ddp_compression": "bf16"},
     FSDP,
-    {**FSDP, "fsdp_param_dtype": "bf16", "precision": "fp32"},
     {**FSDP, "offload": "activations", "fsdp_reshard": False, "precision": "fp32"},
     {**FSDP, "optimizer": "lion"},
     HSDP,
-    {**HSDP, "fsdp_shard_size": 2, "fsdp_reduce_dtype": "bf16"},
+    {**HSDP, "fsdp_shard_size": 2},
     *({"parallelism": f"zero{stage}", "world_size": 2} for stage in (1, 2, 3)),
     {"parallelism": "zero2", "world_size": 4, "nodes": 2, "precision": "pure-bf16"},
 ]  # fmt: skip
@@ -95,7 +94,7 @@ def lost(
 ) -> list[str]:
     """What leads to no file, of what the refusals say to paste."""
     try:
-        emit(found, target, changes=changes, estimator=FakeEstimator())
+        emit(found, target, changes=changes)
     except PlannerError as refused:
         here = [f"{target} {changes}: {refused.message} -> {refused.way_out}"]
         if not pastes or not isinstance(refused, UnsupportedError):

@@ -52,8 +52,7 @@ class Distribution(BaseModel):
     16 bits (`fp16_compress_hook`, `bf16_compress_hook`).
     fsdp, hsdp: `fully_shard` of each block and of the model (FSDP2); `fsdp_reshard` frees weights
     after forward (`reshard_after_forward` of blocks; the model's own stay). Weights are gathered
-    and computed with in `fsdp_param_dtype`, gradients reduced in `fsdp_reduce_dtype`
-    (`MixedPrecisionPolicy`).
+    as they are, and gradients reduced in fp32 (`MixedPrecisionPolicy`).
     zero: buckets hold 25 MiB of fp32, as DDP's.
     """
 
@@ -67,8 +66,6 @@ class Distribution(BaseModel):
     ddp_compression: Literal["none", "fp16", "bf16"] = "none"
     fsdp_reshard: bool = True
     fsdp_shard_size: Annotated[int, Field(ge=0, le=MAX_SIZE)] = 0
-    fsdp_param_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    fsdp_reduce_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
 
     @property
     def devices_per_node(self) -> int:

@@ -320,12 +320,6 @@ class TrainSetting(Distribution):
         """Whether `checkpointing` speaks of blocks, which any model may have, or of nothing."""
         return self.checkpointing.partition(":")[0] in ("none", "blocks", "selective")
 
-    @property
-    def compile_arguments(self) -> dict[str, str | bool]:
-        """Those of `torch.compile`, which by itself would guess which sizes change."""
-        strict = {"fullgraph": True} if self.compile_fullgraph else {}
-        return {"mode": self.compile, "dynamic": False, **strict}
-
     def uncompiled(self) -> TrainSetting:
         """This setting without the compiler, and without what belongs to it."""
         plain = {field: type(self).model_fields[field].default for field in COMPILED_FIELDS}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.core.schema import SwinConfig, TrainSetting
+from planner.core.schema import SwinConfig
 
 
-def class_arguments(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
+def class_arguments(model: SwinConfig) -> dict[str, Any]:
     """Of `SwinTransformer` and `SwinTransformerV2`."""
     height, width = model.image_size
     found: dict[str, Any] = {
@@ -26,7 +26,6 @@ def class_arguments(model: SwinConfig, setting: TrainSetting) -> dict[str, Any]:
         "drop_path_rate": model.drop_path_rate,
         "ape": model.absolute_position_embedding,
         "patch_norm": model.patch_norm,
-        "use_checkpoint": setting.checkpointing == "blocks",
     }
     if model.version == 2:
         found["pretrained_window_sizes"] = list(model.pretrained_windows)

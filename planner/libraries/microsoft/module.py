@@ -12,14 +12,12 @@ import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from torch import nn
 
 from planner.core.errors import PlannerError
-from planner.core.schema import SwinConfig, TrainSetting
-from planner.libraries.checkpointing import checkpoint_in_place
-from planner.libraries.maps import chosen_stages
+from planner.core.schema import SwinConfig
+from planner.core.schema.setting import Attention
 from planner.libraries.microsoft.arguments import class_arguments
 from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE, named_checkout
 from planner.libraries.missing_operators import declare_missing_operators
@@ -29,19 +27,16 @@ CLASSES = {1: "SwinTransformer", 2: "SwinTransformerV2"}
 
 
 def build(
-    config: SwinConfig, setting: TrainSetting, checkout: str | Path | None = None
+    config: SwinConfig, attention: Attention, checkout: str | Path | None = None
 ) -> nn.Module:
     """The authors' classifier; `checkout` is their repository's folder, or the environment says.
 
-    Checkpointing blocks is their `use_checkpoint` (PyTorch's reentrant kind); stages (with the
-    merging at their end) are wrapped. Raises PlannerError where there is no checkout.
+    Checkpointing blocks is their `use_checkpoint` (PyTorch's reentrant kind). Raises PlannerError
+    where there is no checkout.
     """
     folder = _find_checkout(checkout)
     source = _load(folder / FILES[config.version])
-    model: Any = getattr(source, CLASSES[config.version])(**class_arguments(config, setting))
-    if setting.checkpointing not in ("none", "blocks"):
-        checkpoint_in_place(chosen_stages(model.layers, setting))
-    built: nn.Module = model
+    built: nn.Module = getattr(source, CLASSES[config.version])(**class_arguments(config))
     return built
 
 

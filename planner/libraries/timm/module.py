@@ -6,18 +6,16 @@ from typing import Any
 
 from torch import nn
 
-from planner.core.schema import SwinConfig, TrainSetting
-from planner.libraries.checkpointing import checkpoint_in_place
-from planner.libraries.maps import chosen_stages
+from planner.core.schema import SwinConfig
+from planner.core.schema.setting import Attention
 from planner.libraries.missing_operators import declare_missing_operators
 
 
-def build(config: SwinConfig, setting: TrainSetting) -> nn.Module:
+def build(config: SwinConfig, attention: Attention) -> nn.Module:
     """`timm.models.SwinTransformer` or `SwinTransformerV2`, as `timm.create_model` would make it.
 
     `drop_rate` is timm's argument of that name, the dropout before the head. Another image size
-    leaves the window as it is, as `create_model(name, img_size=...)` does. Checkpointing blocks is
-    timm's `set_grad_checkpointing`; stages (with the merging at their start) are wrapped.
+    leaves the window as it is, as `create_model(name, img_size=...)` does.
     """
     declare_missing_operators()
     from timm.models.swin_transformer import SwinTransformer
@@ -27,13 +25,9 @@ def build(config: SwinConfig, setting: TrainSetting) -> nn.Module:
     model: Any
     if config.version == 1:
         model = SwinTransformer(**arguments)
-        set_attention(model, fused=setting.attention == "sdpa")
+        set_attention(model, fused=attention == "sdpa")
     else:
         model = SwinTransformerV2(**arguments, pretrained_window_sizes=config.pretrained_windows)
-    if setting.checkpointing == "blocks":
-        model.set_grad_checkpointing()
-    elif setting.checkpointing != "none":
-        checkpoint_in_place(chosen_stages(model.layers, setting))
     built: nn.Module = model
     return built
 

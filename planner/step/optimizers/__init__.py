@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from planner.core.schema import TrainSetting
-from planner.step.optimizers.adafactor import Adafactor
 from planner.step.optimizers.adam import Adam
 from planner.step.optimizers.adamw_8bit import AdamW8bit
 from planner.step.optimizers.base import Optimizer
@@ -20,7 +19,7 @@ __all__ = ["Optimizer", "clip_gradients", "make_optimizer"]
 
 # All others are recorded.
 FAMILIES: dict[str, type[Optimizer]] = {
-    "adamw": Adam, "adam": Adam, "sgd": SGD, "adafactor": Adafactor, "lion": Lion,
+    "adamw": Adam, "adam": Adam, "sgd": SGD, "lion": Lion,
 }  # fmt: skip
 
 

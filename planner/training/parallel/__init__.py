@@ -1,1 +1,1 @@
-"""A real training step spread over ranks, one file per kind; torch.distributed has been joined."""
+"""A real training step under DeepSpeed's ZeRO; torch.distributed has been joined."""

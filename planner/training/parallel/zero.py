@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from planner.core.errors import UnsupportedError
 from planner.core.schema import TrainSetting
 from planner.training.parallel.deepspeed_configuration import configuration
-from planner.training.parallel.spread import Engine
 
 # What `deepspeed.initialize` imports (0.19.8); the first by compiling a function brings in
 # torch._inductor: 40 MiB.
@@ -27,16 +26,21 @@ _IMPORTED_LATER = (
 )  # fmt: skip
 
 
-class ZeroSharded(Engine):
-    """`module` under the stage that `setting` names, from `begin` on."""
+class ZeroEngine:
+    """A module under the stage that `setting` names, from `begin` on: the engine runs backward,
+    clips, scales, updates the weights and lets go of the gradients by itself.
 
-    def __init__(self, module: nn.Module, setting: TrainSetting, device: torch.device) -> None:
+    Stage 1 sums gradients in the last micro-batch, the others in each, whatever is asked: their
+    engine refuses `no_sync`.
+    """
+
+    def __init__(self, setting: TrainSetting, device: torch.device) -> None:
         refuse_unsupported(setting)
-        self.module = module
         self.setting, self.device = setting, device
         self.engine: Any = None
 
-    def begin(self, optimizer: Optimizer) -> nn.Module:
+    def begin(self, module: nn.Module, optimizer: Optimizer) -> nn.Module:
+        """Takes `optimizer` over; what is called in the place of `module` from then on."""
         deepspeed = import_deepspeed(self.device.type)
         local = distributed.get_rank() if self.device.index is None else self.device.index
         os.environ |= {
@@ -45,21 +49,16 @@ class ZeroSharded(Engine):
             "LOCAL_RANK": str(local),  # the device that the engine chooses
         }
         self.engine, *_ = deepspeed.initialize(
-            model=self.module, optimizer=optimizer, config=configuration(self.setting),
+            model=module, optimizer=optimizer, config=configuration(self.setting),
             dist_init_required=False,
         )  # fmt: skip
-        self.module = self.engine
-        return self.module
+        called: nn.Module = self.engine
+        return called
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         found: torch.amp.GradScaler | None = self.engine.optimizer.torch_autocast_gradscaler
         return found
-
-    def micro_batch(self, sums_gradients: bool) -> AbstractContextManager[object]:
-        """Stage 1 sums gradients in the last micro-batch, the others in each, whatever is asked:
-        their engine refuses `no_sync`."""
-        return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
         self.engine.backward(loss, scale_wrt_gas=False)  # it was divided by `accumulate`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.core.errors import ContractError, PlannerError, UnsupportedError, alternatives
-from planner.core.schema import Model, NamedModel, TrainSetting
+from planner.core.schema import FactoryModel, Model, NamedModel, TrainSetting, parse
 from planner.core.schema.figures import UNIT
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.libraries.building import build_for
@@ -44,6 +44,16 @@ def task_for(model: Model, setting: TrainSetting) -> Task:
     setting that is the task's own matter.
     """
     return as_task(build_for(model, setting)(), model, setting)
+
+
+def load_task(model: Mapping[str, Any], setting: Mapping[str, Any]) -> Task:
+    """The task of a model and a setting by their fields: what an emitted file calls."""
+    named: Model = (
+        parse(FactoryModel, model, "the model")
+        if "factory" in model
+        else parse(NamedModel, model, "the model")
+    )
+    return task_for(named, parse(TrainSetting, setting, "the setting"))
 
 
 def as_task(built: Any, model: Model, setting: TrainSetting) -> Task:
@@ -193,7 +203,15 @@ class GivenTask:
     def _own_blocks(self, module: nn.Module) -> list[nn.Module]:
         task: Any = self.task
         with self._calling("blocks", f"blocks(a {type(module).__name__})"):
-            return list(task.blocks(module))
+            blocks = list(task.blocks(module))
+        own = set(module.modules())
+        if strange := [block for block in blocks if block not in own]:
+            raise ContractError(
+                f"blocks(module) returned {len(strange)} modules that are not in the module, of "
+                f"class {type(strange[0]).__name__}.",
+                "Return parts of the module that it is given.",
+            )
+        return blocks
 
     def _calling(self, name: str, given: str, always: bool = True) -> AbstractContextManager[None]:
         return calling(f"{name}() of {self.title}", getattr(self.task, name), given, always)

@@ -19,8 +19,7 @@ from planner.core.schema import FactoryModel, ProbeStatus
 from planner.core.schema.record import PhaseBytes
 from planner.core.units import format_bytes
 from planner.machine.emulated import is_emulated
-from planner.training.building import set_precision
-from planner.training.parallel.spread import own_part
+from planner.training.building import own_part, set_precision
 from planner.training.step import Training
 from planner.training.tasks.contract import WRITE_A_TASK
 from planner.training.tasks.making import GivenTask

@@ -1,0 +1,298 @@
+"""`train.py` for a plan: the file that was probed, with the block at its top filled in.
+
+The block names the setting and builds the model; no other byte of the file is written here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig
+from planner.core.schema.figures import UNIT
+from planner.estimation.recipe import WORKERS, Recipe, fine_tunes, fine_tuning
+from planner.libraries.microsoft.arguments import class_arguments as microsoft_arguments
+from planner.libraries.native.arguments import class_arguments as native_arguments
+from planner.libraries.registry import find_library
+from planner.libraries.torchvision.arguments import class_arguments as torchvision_arguments
+from planner.libraries.transformers.arguments import config_arguments
+from planner.trainers.loader import train_loader
+from planner.trainers.plan import Plan
+from planner.trainers.timm import create_model_arguments
+from planner.training.setting import FIELD, probed, step_values
+
+BEGINS = "# ---- What is trained, and how ----"
+ENDS = "# ---- The same in every file from here on ----"
+
+# In which fields a model may differ from the published one whose weights it loads. timm fits
+# position biases to other windows and the patch embedding to other channels.
+_ANY = frozenset(
+    {"name", "num_classes", "image_size", "drop_rate", "attn_drop_rate", "drop_path_rate"}
+)
+_FREE: Mapping[str, frozenset[str]] = {
+    "timm": _ANY | {"window_size", "in_channels"}, "torchvision": _ANY, "transformers": _ANY,
+}  # fmt: skip
+
+
+def filled(plan: Plan, comment: str) -> str:
+    """`train.py` of `plan`; `comment` is what the block says of itself, in lines behind `#`."""
+    text, values = probed(), script_values(plan)
+    begin, end = text.index(BEGINS), text.index(ENDS)
+    title, fields, _, _, task, batches, own = text[begin:end].strip().split("\n\n\n")
+    if plan.is_task:
+        task = f"def build_task() -> Any:\n{_task(plan)}"
+    if (factory := own_factory(plan)) is not None:
+        module, _, name = factory.partition(":")
+        own = f"def own_dataset() -> Any:\n{_imported(module, name)}    return {name}()"
+    parts = (
+        f"{title}\n\n{comment.rstrip()}",
+        "\n".join(_with_value(line, values) for line in fields.splitlines()),
+        f"SETTING = Setting()\nFINE_TUNING: dict[str, float] = {literal(_fine_tuning(plan))}",
+        f"def build_model(pretrained: bool = False) -> nn.Module:\n{_built(plan)}".rstrip(),
+        *(task, batches, own),
+    )
+    return text[:begin] + "\n\n\n".join(parts) + f"\n\n\n{text[end:]}"
+
+
+def _with_value(line: str, values: Mapping[str, Any]) -> str:
+    found = FIELD.match(line)
+    if found is None or found[1] not in values:
+        return line
+    return f"    {found[1]}: {found[2]} = {literal(values[found[1]])}{found[3]}"
+
+
+def script_values(plan: Plan) -> dict[str, Any]:
+    """The fields of `train.Setting`: those that the probe reads, and beside them the recipe, the
+    data and their loader. Imports no torch."""
+    setting, recipe, model = plan.setting, plan.recipe, plan.model
+    loader = train_loader(plan)
+    values: dict[str, Any] = {
+        **step_values(model, setting), **_recipe_values(recipe),
+        "unit": plan.unit if plan.unit and re.fullmatch(UNIT, plan.unit) else "images",
+        "pipeline": loader.pipeline, "workers": loader.workers if plan.loader else WORKERS,
+        "prefetch_factor": loader.prefetch_factor, "pin_memory": loader.pin_memory,
+    }  # fmt: skip
+    if (size := getattr(model, "image_size", None)) is not None:
+        values |= {"height": size[0], "width": size[1]}
+    for field, name in (("in_channels", "channels"), ("num_classes", "num_classes")):
+        if (value := getattr(model, field, None)) is not None:
+            values[name] = value
+    return values
+
+
+def _recipe_values(recipe: Recipe) -> dict[str, Any]:
+    given = ("learning_rate", "weight_decay", "epochs", "warmup_epochs", "warmup_start",
+             "final_share", "smoothing", "mixup", "cutmix")  # fmt: skip
+    values = {name: getattr(recipe, name) for name in given}
+    values["validation_batch"] = recipe.validation_batch_size
+    augmentation = recipe.augmentation
+    if augmentation is not None:
+        same = ("auto_augment", "erasing", "interpolation", "crop_share")
+        values |= {name: getattr(augmentation, name) for name in same}
+    return values
+
+
+def _fine_tuning(plan: Plan) -> dict[str, Any]:
+    """What --pretrained sets where a setting trains all of a published model: the authors' recipe
+    from the weights of ImageNet-22k."""
+    if published_weights(plan.model) is None or fine_tunes(plan.setting):
+        return {}
+    recipe = fine_tuning(plan.recipe)
+    tuned = {"epochs": recipe.epochs, "warmup_epochs": recipe.warmup_epochs}
+    rates = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay or None}
+    return {**tuned, **{name: value for name, value in rates.items() if value is not None}}
+
+
+def _task(plan: Plan) -> str:
+    model = plan.model.model_dump(mode="json", exclude_none=True)
+    told = plan.setting.model_dump(mode="json", exclude_defaults=True)
+    return (
+        "    from planner.training.tasks import load_task\n\n"
+        f"    return load_task(\n        {literal(model)},\n        {literal(told)},\n    )"
+    )
+
+
+def own_factory(plan: Plan) -> str | None:
+    """MODULE:FACTORY of the user's Dataset, None where the script reads a folder of pictures."""
+    if plan.fed is None or not plan.fed.is_factory:
+        return None
+    return plan.fed.location
+
+
+def _imported(module: str, name: str) -> str:
+    return (
+        '    import sys\n\n    sys.path.insert(0, "")  # your module is found where you stand\n'
+        f"    from {module} import {name.partition('.')[0]}\n\n"
+    )
+
+
+def _built(plan: Plan) -> str:
+    """The body of `build_model`."""
+    model, attention = plan.model, plan.setting.attention
+    if plan.is_task:
+        return "    raise NotImplementedError(SETTING.unit)  # the task makes it\n"
+    if isinstance(model, FactoryModel):
+        module, name = model.parts
+        return f"{_imported(module, name)}    model: nn.Module = {name}()\n    return model\n"
+    if isinstance(model, NamedModel):
+        return _timm_by_name(model) + _fused_attention(attention, model)
+    writers = {
+        "native": _native, "timm": _timm, "torchvision": _torchvision,
+        "transformers": _transformers, "microsoft": _microsoft,
+    }  # fmt: skip
+    return writers[model.library](model, attention)
+
+
+def _native(model: SwinConfig, attention: str) -> str:
+    how = "eager" if attention == "eager" else "sdpa"
+    config = _call("SwinConfig", native_arguments(model))
+    return (
+        "    from native_swin import SwinConfig, build_swin\n\n"
+        f"{_NO_WEIGHTS}    config = {config}\n    return build_swin(config, {literal(how)})\n"
+    )
+
+
+def _timm(model: SwinConfig, attention: str) -> str:
+    name, arguments = create_model_arguments(model)
+    weights = published_weights(model)
+    loads = {"pretrained": _Name("pretrained")} if weights else {}
+    created = _call("timm.create_model", {**loads, **arguments}, (literal(weights or name),))
+    begin = f"    import timm\n\n{'' if weights else _NO_WEIGHTS}"
+    switch = _fused_attention(attention, model)
+    return f"{begin}    model: nn.Module = {created}\n{switch}"
+
+
+def _timm_by_name(model: NamedModel) -> str:
+    """As `planner.libraries.timm.by_name` builds it."""
+    given = {"in_chans": model.in_channels, "num_classes": model.num_classes}
+    loads = {"pretrained": _Name("pretrained"), **given}
+    created = _call("timm.create_model", loads, (literal(model.name), "**sized"))
+    return (
+        "    import timm\n\n"
+        f"    weights = timm.models.get_pretrained_cfg({literal(model.name)})\n"
+        "    fixed = weights is not None and weights.fixed_input_size\n"
+        f'    sized = {{"img_size": {literal(model.image_size)}}} if fixed else {{}}\n'
+        f"    model: nn.Module = {created}\n"
+    )
+
+
+def _fused_attention(attention: str, model: Model) -> str:
+    """The end of a model of timm's, which has a switch in each of its attentions."""
+    named = isinstance(model, NamedModel)
+    if attention == "library" or not (named or getattr(model, "version", 1) == 1):
+        return "    return model\n"
+    return (
+        "    for module in model.modules():\n"
+        '        if hasattr(module, "fused_attn"):\n'
+        f"            module.fused_attn = {attention == 'sdpa'}  # type: ignore[assignment]\n"
+        "    return model\n"
+    )
+
+
+def _torchvision(model: SwinConfig, attention: str) -> str:
+    kinds = {"block": "SwinTransformerBlock", "downsample_layer": "PatchMerging"}
+    more = {key: _Name(f"{kind}{'V2' * (model.version == 2)}") for key, kind in kinds.items()}
+    names = ", ".join(sorted(("SwinTransformer", *map(str, more.values()))))
+    created = _call("SwinTransformer", {**torchvision_arguments(model), **more})
+    loads = ""
+    if (weights := published_weights(model)) is not None:
+        loads = (
+            "    if pretrained:\n"
+            f"        published = get_model_weights({literal(weights)}).DEFAULT\n"
+            f"{_loaded('published.get_state_dict(check_hash=True)')}"
+        )
+    return (
+        "    from torchvision.models import get_model_weights\n"
+        f"    from torchvision.models.swin_transformer import {names}\n\n"
+        f"{'' if loads else _NO_WEIGHTS}    model: nn.Module = {created}\n{loads}    return model\n"
+    )
+
+
+def _transformers(model: SwinConfig, attention: str) -> str:
+    kind = "SwinConfig" if model.version == 1 else "Swinv2Config"
+    config = _call(kind, config_arguments(model))
+    chosen = f", attn_implementation={literal(attention)}" * (model.version == 1)
+    loads = ""
+    if (weights := published_weights(model)) is not None:
+        loads = (
+            "    if pretrained:\n"
+            "        published = AutoModelForImageClassification.from_pretrained(\n"
+            f"            {literal(weights)}, config=config, ignore_mismatched_sizes=True\n"
+            f"        )\n{_loaded('published.state_dict()')}"
+        )
+    return (
+        f"    from transformers import AutoModelForImageClassification, {kind}\n\n"
+        f"{'' if loads else _NO_WEIGHTS}    config = {config}\n"
+        "    model: nn.Module\n"
+        f"    model = AutoModelForImageClassification.from_config(config{chosen})\n"
+        f"{loads}    return model\n"
+    )
+
+
+def _microsoft(model: SwinConfig, attention: str) -> str:
+    suffix, ending = ("", "") if model.version == 1 else ("_v2", "V2")
+    created = _call(f"SwinTransformer{ending}", microsoft_arguments(model))
+    return (
+        "    import sys\n\n"
+        "    # There is no package: set SWIN_TRANSFORMER_CHECKOUT to what `git clone` made.\n"
+        '    sys.path.insert(0, os.environ["SWIN_TRANSFORMER_CHECKOUT"])\n'
+        f"    from models.swin_transformer{suffix} import SwinTransformer{ending}\n\n"
+        f"{_NO_WEIGHTS}    model: nn.Module = {created}\n    return model\n"
+    )
+
+
+_NO_WEIGHTS = (
+    "    if pretrained:\n"
+    '        raise SystemExit("no weights are published by this name: load yours here")\n'
+)
+
+
+def _loaded(state: str) -> str:
+    """The lines that load all of `state` that has the model's shapes: not another classifier."""
+    return (
+        f"        state, mine = {state}, model.state_dict()\n"
+        "        same = {k: v for k, v in state.items() if k in mine and v.shape == mine[k].shape}"
+        "\n        model.load_state_dict(same, strict=False)\n"
+    )
+
+
+def published_weights(model: Model) -> str | None:
+    """What the library of `model` calls weights that fit it; None where none do."""
+    if not isinstance(model, SwinConfig) or model.name is None:
+        return None
+    free = _FREE.get(model.library)
+    published = find_library(model.library).find(model.name)
+    if free is None or published is None:
+        return None
+    mine, theirs = model.model_dump(), published.model_dump()
+    return model.name if all(mine[f] == theirs[f] for f in mine if f not in free) else None
+
+
+class _Name(str):
+    """Python source, no text."""
+
+
+def literal(value: Any) -> str:
+    """`value` as Python source, strings in double quotes; what does not print is escaped."""
+    if isinstance(value, _Name):
+        return str(value)
+    if isinstance(value, str):
+        if "\\" in value and '"' not in value and value.isprintable():
+            return f'r"{value}"' if not value.endswith("\\") else repr(value)
+        inner = repr(f"'{value}")[2:-1]  # a leading quote makes repr choose double quotes
+        return f'"{inner}"' if '"' not in value else repr(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        inner = ", ".join(literal(v) for v in value)
+        left, right = "[]" if isinstance(value, list) else "()"
+        return f"{left}{inner}{',' * (isinstance(value, tuple) and len(value) == 1)}{right}"
+    return repr(value)
+
+
+def _call(name: str, arguments: Mapping[str, Any], positional: tuple[str, ...] = ()) -> str:
+    """`name(positional, key=value, …)`, one argument a line, to stand inside a function."""
+    lines = [f"        {p},\n" for p in positional]
+    lines += [f"        {k}={literal(v)},\n" for k, v in arguments.items()]
+    return f"{name}(\n{''.join(lines)}    )" if lines else f"{name}()"

@@ -1,0 +1,100 @@
+# Written by 'planner emit', which replaces files that begin with this line.
+"""Train with transformers' Trainer: `python train_transformers.py DATA`; what is trained, and how,
+is train.py's. The Trainer autocasts, scales, accumulates, clips and spreads (transformers 5.24). By
+itself it clips at 1.0, decays other weights, has a rate of 5e-5 whatever the batch, and keeps the
+last, smaller batch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import train
+from train import SETTING
+from transformers import EvalPrediction, Trainer, TrainingArguments, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+
+def training_arguments(options: Any, validates: bool) -> TrainingArguments:
+    given: dict[str, Any] = {"tf32": SETTING.precision == "tf32"} if options.device != "cpu" else {}
+    if SETTING.parallelism == "ddp":
+        given["ddp_find_unused_parameters"] = False  # by itself it looks for them
+    if SETTING.gradient_sync == "every":
+        sync = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+        given["accelerator_config"] = sync
+    if validates:
+        given |= {"eval_strategy": "epoch", "load_best_model_at_end": True}
+        given["metric_for_best_model"] = "accuracy"
+    return TrainingArguments(
+        str(options.output), seed=options.seed, use_cpu=options.device == "cpu",
+        per_device_train_batch_size=SETTING.batch_size,
+        per_device_eval_batch_size=SETTING.validation_batch,
+        gradient_accumulation_steps=SETTING.accumulate,
+        bf16=SETTING.precision in ("bf16", "fp8"), fp16=SETTING.precision == "fp16",
+        learning_rate=options.lr, weight_decay=options.weight_decay,
+        max_grad_norm=SETTING.clip_norm, num_train_epochs=options.epochs,
+        lr_scheduler_type="cosine_warmup_with_min_lr",
+        warmup_steps=options.warmup_epochs / options.epochs,  # below 1 a share of all steps
+        lr_scheduler_kwargs={
+            "min_lr_rate": SETTING.final_share, "warmup_lr_rate": SETTING.warmup_start,
+        },
+        dataloader_num_workers=options.workers, dataloader_pin_memory=SETTING.pin_memory,
+        dataloader_prefetch_factor=SETTING.prefetch_factor if options.workers else None,
+        dataloader_persistent_workers=options.workers > 0, dataloader_drop_last=True,
+        save_strategy="epoch", save_total_limit=2, logging_steps=options.log_every,
+        label_names=["targets"], remove_unused_columns=False, **given,
+    )  # fmt: skip
+
+
+class ImageTrainer(Trainer):
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            groups = train.decay_groups(model or self.model, self.args.weight_decay)
+            (self.optimizer,) = train.build_optimizers(groups, SETTING, self.args.learning_rate)
+        return self.optimizer
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+        images, targets = train.prepared(inputs["images"], inputs["targets"], model.training)
+        step = train.Step(self.model, SETTING, train.image_loss, [], model, model)
+        with step.attending(), step.offloading((images, targets)):
+            output = model(images)
+            logits = getattr(output, "logits", output)
+            loss = train.image_loss(lambda _: logits, (images, targets))
+        return (loss, {"logits": logits}) if return_outputs else loss
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Of every picture: the Trainer's own drops a last, smaller batch where training does."""
+        self.args.dataloader_drop_last = False
+        loader = super().get_eval_dataloader(eval_dataset)
+        self.args.dataloader_drop_last = True
+        return loader
+
+
+def accuracy(found: EvalPrediction) -> dict[str, float]:
+    return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
+
+
+def main() -> None:
+    options = train.arguments()
+    data, collate = train.dataset(options.data, train=True)
+    validated, _ = train.dataset(options.data, train=False)
+    arguments = training_arguments(options, validated is not None)
+    set_seed(options.seed)  # the same weights each time, and on every device
+    train.set_up_torch(SETTING)
+    built = train.build_model(options.pretrained).train()
+    model = train.prepare(built, SETTING, arguments.device, None)
+    if SETTING.compile != "off":  # the Trainer's own compiles graphs of any batch
+        model.compile(mode=SETTING.compile, dynamic=False, fullgraph=SETTING.compile_fullgraph)
+    stack = collate or torch.utils.data.default_collate
+    trainer = ImageTrainer(
+        model, arguments, train_dataset=data, eval_dataset=validated, compute_metrics=accuracy,
+        data_collator=lambda items: dict(zip(("images", "targets"), stack(items), strict=True)),
+    )  # fmt: skip
+    last = get_last_checkpoint(str(options.output)) if Path(options.output).is_dir() else None
+    trainer.train(resume_from_checkpoint=last if options.resume else None)
+
+
+if __name__ == "__main__":
+    main()
