@@ -15,7 +15,7 @@ from planner.libraries.drift import drift_notes, package_folder
 from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
 from planner.libraries.registry import find_library
 
-LIBRARIES = ("timm", "torchvision", "transformers")
+LIBRARIES = ("timm",)
 
 
 @pytest.fixture(autouse=True)
