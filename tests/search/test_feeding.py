@@ -43,10 +43,8 @@ def test_a_search_ends_with_the_emitted_script_on_the_data(
     assert f"Fed from {data}" in said
     assert "waiting for data" in said
     ran = (tmp_path / "run/fed/train.py").read_text()
-    assert (
-        emit(tmp_path / "run", "pytorch", output="train.py").text.splitlines()[30:]
-        == (ran.splitlines()[30:])
-    )
+    again = emit(tmp_path / "run", "pytorch").text
+    assert again.partition("@dataclass")[2] == ran.partition("@dataclass")[2]
 
 
 def test_data_that_the_model_does_not_take_are_refused(tmp_path: Path) -> None:
