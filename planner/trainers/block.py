@@ -70,7 +70,8 @@ def script_values(plan: Plan) -> dict[str, Any]:
     values: dict[str, Any] = {
         **step_values(model, setting), **_recipe_values(recipe),
         "unit": plan.unit if plan.unit and re.fullmatch(UNIT, plan.unit) else "images",
-        "pipeline": loader.pipeline, "workers": loader.workers if plan.loader else WORKERS,
+        "is_task": plan.is_task, "pipeline": loader.pipeline,
+        "workers": loader.workers if plan.loader else WORKERS,
         "prefetch_factor": loader.prefetch_factor, "pin_memory": loader.pin_memory,
     }  # fmt: skip
     if (size := getattr(model, "image_size", None)) is not None:

@@ -87,6 +87,7 @@ class Setting:
     channels: int = 3
     num_classes: int = 1000
     unit: str = "images"
+    is_task: bool = False  # build_task() makes module, batches and loss
     validation_batch: int = 64
     pipeline: str = "torchvision"  # timm, own
     workers: int = 8  # of each process
@@ -794,10 +795,10 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.lr is None and SETTING.optimizer != "own":
         parser.error("no rate is published for this model and optimizer: give one by --lr")
-    has_data = build_task() is not None or own_dataset() is not None or options.data is not None
+    has_data = SETTING.is_task or SETTING.pipeline == "own" or options.data is not None
     if options.synthetic == has_data:
         parser.error("give a data folder, or --synthetic")
-    if (options.synthetic or build_task() is not None) and not options.steps:
+    if (options.synthetic or SETTING.is_task) and not options.steps:
         parser.error("this needs --steps")
     if options.profile is not None and 0 < options.steps < 5:
         parser.error("--profile is of steps 3 to 5, and --steps is less")
