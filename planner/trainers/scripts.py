@@ -165,7 +165,9 @@ PYTORCH = Trainer(
     },
 )  # fmt: skip
 ACCELERATE = Trainer(
-    "accelerate", "accelerate", "train_accelerate.py", write_accelerate, None,
+    "accelerate", "accelerate", "train_accelerate.py", write_accelerate,
+    (*IN_A_SCRIPT, "optimizer_in_backward", "offload_optimizer", "zero_grad_to_none", "pure-bf16",
+     "fp8", "fp16-on-cpu"),
     # accelerator.py and state.py look for FSDP where there is no `cpu` only.
     parallel={"ddp": Parallel(DDP_OPTIONS | SYNC), "fsdp": Parallel(_FSDP | SYNC, needs_gpu=True)},
 )  # fmt: skip

@@ -56,6 +56,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 def may_be_block(module: nn.Module) -> bool:
     is_own = not type(module).__module__.startswith(("torch.nn.", "torch.jit."))
+    is_own = is_own and not isinstance(module, LoraLinear)
     has_layers = any(next(c.parameters(), None) is not None for c in module.children())
     return isinstance(module, TORCH_BLOCKS) or (is_own and has_layers)
 
@@ -255,10 +256,10 @@ def lay_channels_last(model: nn.Module) -> None:
 
 def compile_blocks(blocks: Sequence[nn.Module], how: dict[str, Any]) -> None:
     """Compiles each block by itself, in place: like ones share a graph. torch counts the graphs of
-    all blocks together, those of validation too, and beyond its limit runs what is new eagerly: it
-    is raised to two for each. `how` are the arguments of `torch.compile`."""
+    all blocks together, those of validation and of its last, smaller batch too; beyond its limit it
+    runs what is new eagerly. `how` are the arguments of `torch.compile`."""
     dynamo = torch._dynamo.config
-    dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * len(blocks))
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 3 * len(blocks) + 2)
     for block in blocks:
         block.compile(**how)
 

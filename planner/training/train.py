@@ -61,8 +61,8 @@ class Setting:
     ddp_bucket_view: bool = False
     ddp_compression: str = "none"  # fp16, bf16
     fsdp_reshard: bool = True
-    frozen: str = ""  # a pattern: weights whose names begin so are not trained
-    adapted: str = ""  # a pattern: linear layers of such names get adapters
+    frozen: str = ""  # a regex: weights whose names begin so are not trained
+    adapted: str = ""  # a regex: linear layers whose whole names match get adapters
     lora_rank: int = 0
     optimizer: str = "adamw"  # or another of OPTIMIZERS; own: the task's
     implementation: str = "foreach"  # fused, forloop
@@ -153,8 +153,8 @@ def prepare(
         named = blocks() if blocks is not None else None
         beside("levers").checkpoint_model(model, setting.checkpointing, named)
     if setting.frozen or setting.lora_rank:
-        parts = setting.frozen, setting.adapted, setting.lora_rank
-        beside("levers").freeze_and_adapt(model, *parts)
+        adapters = setting.adapted, setting.lora_rank
+        beside("levers").freeze_and_adapt(model, setting.frozen, *adapters)
     model = to(model, device, torch.bfloat16 if setting.precision == "pure-bf16" else None)
     if setting.precision == "fp8":
         beside("levers").use_float8(model)
@@ -265,9 +265,8 @@ def compiled(called: nn.Module, model: nn.Module, setting: Setting, blocks: Bloc
     """What is called in the place of `called`; by itself torch would guess which sizes change."""
     if setting.compile == "off":
         return called
-    how: dict[str, Any] = {"mode": setting.compile, "dynamic": False}
-    if setting.compile_fullgraph:
-        how["fullgraph"] = True
+    strict = {"fullgraph": True} if setting.compile_fullgraph else {}
+    how: dict[str, Any] = {"mode": setting.compile, "dynamic": False, **strict}
     if setting.compile_scope == "model":
         return torch.compile(called, **how)
     found = blocks() if blocks is not None else beside("levers").repeated_blocks(model)
@@ -380,7 +379,8 @@ def image_loss(call: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Of logits [B, classes] (or an output with `.logits`) against classes [B], or soft ones."""
     images, targets = batch
     output = call(images)
-    smoothing = 0.0 if SETTING.mixup else SETTING.smoothing  # mixed targets are smooth already
+    # Mixed targets are smooth already.
+    smoothing = 0.0 if SETTING.mixup + SETTING.cutmix else SETTING.smoothing
     return F.cross_entropy(getattr(output, "logits", output), targets, label_smoothing=smoothing)
 
 
@@ -409,7 +409,7 @@ def loaders(options: argparse.Namespace, rank: int, done: int) -> tuple[Any, Any
     validate, as many as any other's (`accuracy` counts no picture twice); the pictures there are.
     """
     pictures, collate = dataset(options.data, train=True)
-    validated, _ = dataset(options.data, train=False)
+    validated, theirs = dataset(options.data, train=False)
     if not hasattr(pictures, "__len__") or not len(pictures):
         raise SystemExit("there are no pictures to train on, or they have no length")
     shared: dict[str, Any] = {"collate_fn": collate, "num_workers": options.workers}
@@ -425,12 +425,11 @@ def loaders(options: argparse.Namespace, rank: int, done: int) -> tuple[Any, Any
     )  # fmt: skip
     if validated is None:
         return training, None, len(pictures)
-    if getattr(pictures, "classes", None) != getattr(validated, "classes", None):
-        other = sorted(set(pictures.classes) ^ set(validated.classes))
-        raise SystemExit(f"these classes are in train/ or in val/ only: {', '.join(other)[:500]}")
+    if other := set(getattr(pictures, "classes", validated.classes)) ^ set(validated.classes):
+        raise SystemExit(f"classes in train/ or in val/ only: {', '.join(sorted(other))[:500]}")
     whole = -(-len(validated) // SETTING.world_size) * SETTING.world_size
     places = [min(at, len(validated) - 1) for at in range(rank, whole, SETTING.world_size)]
-    shared |= {"sampler": places, "generator": torch.Generator()}
+    shared |= {"sampler": places, "generator": torch.Generator(), "collate_fn": theirs}
     return training, DataLoader(validated, SETTING.validation_batch, **shared), len(pictures)
 
 
@@ -458,18 +457,18 @@ def mix(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Mixup or CutMix of a batch with itself, turned round; targets [batch, classes] are soft."""
     soft = F.one_hot(targets, SETTING.num_classes).float()
     soft = (1 - SETTING.smoothing) * soft + SETTING.smoothing / SETTING.num_classes
-    cuts = bool(torch.rand(()) < 0.5)
+    cuts = SETTING.cutmix > 0 and (SETTING.mixup == 0 or bool(torch.rand(()) < 0.5))
     power = torch.tensor(SETTING.cutmix if cuts else SETTING.mixup, dtype=torch.float32)
     share = float(torch.distributions.Beta(power, power).sample())
+    other = images.flip(0)
     if not cuts:
-        images = share * images + (1 - share) * images.flip(0)
+        images = share * images + (1 - share) * other
     else:  # a box around any point, cut off at the edges
         box, area = [], 1.0
         for side in images.shape[2:]:
             half, middle = int(side * (1 - share) ** 0.5) // 2, int(torch.randint(side, ()))
             box.append(slice(max(0, middle - half), middle + half))
             area *= (min(side, middle + half) - max(0, middle - half)) / side
-        other = images.flip(0)
         images = images.clone()
         images[..., box[0], box[1]] = other[..., box[0], box[1]]
         share = 1 - area
@@ -480,7 +479,7 @@ def prepared(images: Tensor, targets: Tensor, train: bool) -> tuple[Tensor, Tens
     """A batch on the device as the model takes it."""
     if images.dtype == torch.uint8:
         images = beside("pictures").from_bytes(images, SETTING.erasing if train else 0.0)
-    if train and SETTING.mixup:
+    if train and SETTING.mixup + SETTING.cutmix:
         images, targets = mix(images, targets)
     if SETTING.precision == "pure-bf16":
         images = images.to(torch.bfloat16)
@@ -669,6 +668,11 @@ def train(options: argparse.Namespace, device: torch.device, rank: int) -> None:
     elif saves is not None and last.is_file():
         raise SystemExit(f"{last} is there: go on from it by --resume, or take another --output")
     done, best = resumed.get("step", 0), resumed.get("best", 0.0)
+    begun: list[Any] = [(done, resumed.get("images", step_images()))] * SETTING.world_size
+    if SETTING.world_size > 1:
+        distributed.all_gather_object(begun, begun[0])
+    if set(begun) != {(done, step_images())}:
+        raise SystemExit(f"{last} is of another batch or number of devices, or not on each machine")
 
     waits, validation = Waits(device), None
     num_images = min(options.steps, options.save_every) * step_images()
@@ -753,7 +757,7 @@ def train(options: argparse.Namespace, device: torch.device, rank: int) -> None:
                     told = f"step {number}/{steps}  {told}"
                     say(lines, told, step=number, epoch=epoch, accuracy=share)
             if saves is not None:  # on every rank: each gives its part
-                found = state_of(step) | {"step": number, "best": best}
+                found = state_of(step) | {"step": number, "best": best, "images": step_images()}
                 found["schedule"] = [schedule.state_dict() for schedule in schedules]
                 found["random"] = random_states(device)
                 if rank == 0:
@@ -802,29 +806,26 @@ def arguments() -> argparse.Namespace:
         parser.error("this needs --steps")
     if options.profile is not None and 0 < options.steps < 5:
         parser.error("--profile is of steps 3 to 5, and --steps is less")
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world != SETTING.world_size:
+    if (world := int(os.environ.get("WORLD_SIZE", "1"))) != SETTING.world_size:
         law = f"{SETTING.world_size} devices need a process each, and {world} were started"
-        parser.error(f"{law}; use the command at the top of this file")
+        parser.error(f"{law}; use the line behind 'Run:' in the block of train.py")
     return options
 
 
 def main() -> None:
     options = arguments()
-    rank = int(os.environ.get("RANK", "0"))
     device = torch.device(options.device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
         torch.cuda.set_device(device)
         needed = SETTING.precision in ("bf16", "pure-bf16", "fp8")
         if needed and not torch.cuda.is_bf16_supported(including_emulation=False):
-            name = torch.cuda.get_device_name(device)
-            raise SystemExit(f"{name} has no bfloat16: emit this file with precision=fp16")
+            raise SystemExit(f"{torch.cuda.get_device_name(device)} has no bfloat16: set fp16")
     if SETTING.world_size > 1:
         backend, bound = ("nccl", device) if device.type == "cuda" else ("gloo", None)
         distributed.init_process_group(backend, device_id=bound)
     try:
-        train(options, device, rank)
+        train(options, device, int(os.environ.get("RANK", "0")))
     except KeyboardInterrupt:
         more = "; --resume goes on from last.pt" if (options.output / "last.pt").is_file() else ""
         raise SystemExit(f"interrupted{more}") from None

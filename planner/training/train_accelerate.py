@@ -15,6 +15,7 @@ import train
 from accelerate import Accelerator
 from accelerate.utils import (
     DataLoaderConfiguration,
+    DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     FullyShardedDataParallelPlugin,
     set_seed,
@@ -28,9 +29,9 @@ def accelerator_of(model: torch.nn.Module, cpu: bool) -> Accelerator:
     loading = DataLoaderConfiguration(use_seedable_sampler=True, non_blocking=SETTING.pin_memory)
     given: dict[str, Any] = {}
     if SETTING.parallelism == "ddp":
-        hook = {} if SETTING.ddp_compression == "none" else {"comm_hook": SETTING.ddp_compression}
-        views = SETTING.ddp_bucket_view
-        kwargs = DistributedDataParallelKwargs(gradient_as_bucket_view=views, **hook)
+        hook = SETTING.ddp_compression if SETTING.ddp_compression != "none" else "no"
+        views, comm_hook = SETTING.ddp_bucket_view, DDPCommunicationHookType(hook)
+        kwargs = DistributedDataParallelKwargs(gradient_as_bucket_view=views, comm_hook=comm_hook)
         given["kwargs_handlers"] = [kwargs]
     if SETTING.parallelism == "fsdp":
         from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -62,6 +63,8 @@ def accuracy(accelerator: Accelerator, step: train.Step, loader: Any) -> float:
 
 def main() -> None:
     options = train.arguments()
+    if options.synthetic or options.steps or options.profile or options.watch:
+        raise SystemExit("--synthetic, --steps, --profile and --watch are train.py's alone")
     set_seed(options.seed)  # on every device the same weights
     train.set_up_torch(SETTING)
     built = train.build_model(options.pretrained).train()
@@ -86,7 +89,8 @@ def main() -> None:
         raise SystemExit("an epoch has fewer batches than a step takes")
     steps = each * options.epochs
     schedules = [train.build_schedule(one.optimizer, steps, options) for one in prepared]
-    accelerator.register_for_checkpointing(*schedules)
+    scalers = [step.scaler] if step.scaler is not None else []
+    accelerator.register_for_checkpointing(*schedules, *scalers)
     set_seed(options.seed, device_specific=True)  # each device mixes and drops by itself
     first, best, progress = 0, 0.0, options.output / "progress.json"
     if options.resume and progress.exists():

@@ -57,6 +57,8 @@ def accuracy(step: Step, loader: DataLoader[Any]) -> float:
 
 def main() -> None:
     options = train.arguments()
+    if options.synthetic or options.steps or options.profile or options.watch:
+        raise SystemExit("--synthetic, --steps, --profile and --watch are train.py's alone")
     if options.device != "cpu":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     deepspeed.init_distributed()
@@ -66,7 +68,7 @@ def main() -> None:
     data, collate = train.dataset(options.data, train=True)
     validated, _ = train.dataset(options.data, train=False)
     how: dict[str, Any] = {"num_workers": options.workers, "collate_fn": collate}
-    sampler = DistributedSampler(data)
+    sampler: Any = DistributedSampler(data, seed=options.seed)
     seen = DataLoader(data, SETTING.batch_size, sampler=sampler, drop_last=True, **how)
     held = None
     if validated is not None:
@@ -78,6 +80,8 @@ def main() -> None:
     groups = train.decay_groups(model, options.weight_decay)
     (optimizer,) = train.build_optimizers(groups, SETTING, options.lr)
     each = len(seen) // SETTING.accumulate
+    if not each:
+        raise SystemExit("an epoch has fewer batches than a step takes")
     steps = each * options.epochs
     schedule = train.build_schedule(optimizer, steps, options)
     engine, *_ = deepspeed.initialize(

@@ -37,7 +37,8 @@ class Training(lightning.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         # Lightning restores no random numbers: each epoch of each device has its own.
-        torch.manual_seed(self.current_epoch * self.trainer.world_size + self.global_rank)
+        seed = self.options.seed + self.current_epoch
+        torch.manual_seed(seed * self.trainer.world_size + self.global_rank)
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
         batch = train.prepared(*batch, train=True)
@@ -51,7 +52,12 @@ class Training(lightning.LightningModule):
         images, targets = train.prepared(*batch, train=False)
         output = self.model(images)
         right = getattr(output, "logits", output).argmax(dim=1) == targets
-        self.log("accuracy", right.float().mean(), sync_dist=True)
+        # The last pictures come twice where there are fewer than devices: they count once.
+        places = index * SETTING.validation_batch + torch.arange(len(right), device=right.device)
+        places = places * self.trainer.world_size + self.global_rank
+        right = right[places < len(self.trainer.val_dataloaders.dataset)]
+        share = right.float().mean() if len(right) else torch.zeros((), device=right.device)
+        self.log("accuracy", share, batch_size=len(right), sync_dist=True)
 
     def configure_gradient_clipping(self, optimizer: Any, **given: Any) -> None:
         # Lightning itself clips no fused optimizer under autocast; bf16 scales nothing.
@@ -68,6 +74,8 @@ class Training(lightning.LightningModule):
 
 def main() -> None:
     options = train.arguments()
+    if options.synthetic or options.steps or options.profile or options.watch:
+        raise SystemExit("--synthetic, --steps, --profile and --watch are train.py's alone")
     lightning.seed_everything(options.seed)
     train.set_up_torch(SETTING)
     strategy: Any = "auto"

@@ -36,7 +36,8 @@ def training_arguments(options: Any, validates: bool) -> TrainingArguments:
         learning_rate=options.lr, weight_decay=options.weight_decay,
         max_grad_norm=SETTING.clip_norm, num_train_epochs=options.epochs,
         lr_scheduler_type="cosine_warmup_with_min_lr",
-        warmup_steps=options.warmup_epochs / options.epochs,  # below 1 a share of all steps
+        # Below 1 a share of all steps; a fifth at most, as in train.py.
+        warmup_steps=min(options.warmup_epochs / options.epochs, 0.2),
         lr_scheduler_kwargs={
             "min_lr_rate": SETTING.final_share, "warmup_lr_rate": SETTING.warmup_start,
         },
@@ -49,6 +50,8 @@ def training_arguments(options: Any, validates: bool) -> TrainingArguments:
 
 
 class ImageTrainer(Trainer):
+    step: train.Step  # of which only the contexts are used
+
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
             groups = train.decay_groups(model or self.model, self.args.weight_decay)
@@ -57,8 +60,7 @@ class ImageTrainer(Trainer):
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         images, targets = train.prepared(inputs["images"], inputs["targets"], model.training)
-        step = train.Step(self.model, SETTING, train.image_loss, [], model, model)
-        with step.attending(), step.offloading((images, targets)):
+        with self.step.attending(), self.step.offloading((images, targets)):
             output = model(images)
             logits = getattr(output, "logits", output)
             loss = train.image_loss(lambda _: logits, (images, targets))
@@ -78,9 +80,13 @@ def accuracy(found: EvalPrediction) -> dict[str, float]:
 
 def main() -> None:
     options = train.arguments()
+    if options.synthetic or options.steps or options.profile or options.watch:
+        raise SystemExit("--synthetic, --steps, --profile and --watch are train.py's alone")
     data, collate = train.dataset(options.data, train=True)
     validated, _ = train.dataset(options.data, train=False)
     arguments = training_arguments(options, validated is not None)
+    if SETTING.world_size == 1:  # else it would spread over all GPUs that it finds
+        arguments._n_gpu = min(arguments.n_gpu, 1)
     set_seed(options.seed)  # the same weights each time, and on every device
     train.set_up_torch(SETTING)
     built = train.build_model(options.pretrained).train()
@@ -92,6 +98,7 @@ def main() -> None:
         model, arguments, train_dataset=data, eval_dataset=validated, compute_metrics=accuracy,
         data_collator=lambda items: dict(zip(("images", "targets"), stack(items), strict=True)),
     )  # fmt: skip
+    trainer.step = train.Step(model, SETTING, train.image_loss, [], model, model)
     last = get_last_checkpoint(str(options.output)) if Path(options.output).is_dir() else None
     trainer.train(resume_from_checkpoint=last if options.resume else None)
 

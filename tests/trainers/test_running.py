@@ -3,6 +3,7 @@ pictures; and what was ended after the first goes on to what was not ended."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -163,6 +164,10 @@ def test_the_script_goes_on_to_the_bit(
     whole, parts = (torch.load(tmp_path / name / "last.pt") for name in ("whole", "parts"))
     assert same(parts["model"], whole["model"])
     assert same(parts.get("ema", {}), whole.get("ema", {}))
+    larger = dataclasses.replace(found.SETTING, batch_size=3)
+    monkeypatch.setattr(found, "SETTING", larger)
+    with pytest.raises(SystemExit, match="of another batch or number of devices"):
+        run("--output", str(tmp_path / "parts"), "--resume")
     steps = [json.loads(line) for line in (tmp_path / "parts/log.jsonl").read_text().splitlines()]
     assert sum("accuracy" in line for line in steps) == 2
     assert all(line["images_per_second"] > 0 for line in steps if "loss" in line)

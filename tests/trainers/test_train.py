@@ -177,11 +177,12 @@ def test_the_rate_rises_and_falls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_mixed_targets_are_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each picture as much as its target says: images are the classes' own values."""
-    setting = train.Setting(num_classes=4, smoothing=0.0, mixup=0.8, cutmix=1.0)
-    monkeypatch.setattr(train, "SETTING", setting)
     targets = torch.tensor([0, 1, 2, 3])
     images = torch.nn.functional.one_hot(targets, 4).float().view(4, 4, 1, 1).expand(4, 4, 16, 16)
     for seed in range(20):
+        mixup, cutmix = ((0.8, 1.0), (0.8, 0.0), (0.0, 1.0))[seed % 3]
+        setting = train.Setting(num_classes=4, smoothing=0.0, mixup=mixup, cutmix=cutmix)
+        monkeypatch.setattr(train, "SETTING", setting)
         torch.manual_seed(seed)
         mixed, soft = train.mix(images.contiguous(), targets)
         assert torch.allclose(mixed.mean((2, 3)), soft, atol=1e-5)
