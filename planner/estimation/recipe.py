@@ -22,10 +22,6 @@ FINE_TUNING_LR = 2e-5
 """TRAIN.BASE_LR, for as many images, from the weights of ImageNet-22k (`fine_tuning`)."""
 
 WORKERS = 8  # DATA.NUM_WORKERS
-UNDECAYED = ("position_bias", "absolute_pos", "position_embeddings", "cpb_mlp", "logit_scale")
-"""Parts of the names of weights without decay, in the words of all five libraries; beside these,
-whatever has at most one dimension, and biases (optimizer.py, `set_weight_decay`; models/
-swin_transformer.py and swin_transformer_v2.py, `no_weight_decay` and its keywords)."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +30,9 @@ class Recipe:
 
     `learning_rate` is for the setting's global batch, None where none is published: its user sets
     it. It rises from `warmup_start` of it over `warmup_epochs`, and falls by half a cosine to
-    `final_share`. `weight_decay` is of weights that `UNDECAYED` does not name. `clip_norm` is None
-    where gradients are not clipped. `smoothing`, `mixup` and `cutmix` are 0 where they are off;
-    where both mix, each batch draws one of the two by `switch`. `augmentation` is None where
+    `final_share`. `weight_decay` is of matrices and kernels (`train.decay_groups`). `clip_norm` is
+    None where gradients are not clipped. `smoothing`, `mixup` and `cutmix` are 0 where they are
+    off; where both mix, each batch draws one of the two by `switch`. `augmentation` is None where
     pictures are cropped and flipped only.
     """
 

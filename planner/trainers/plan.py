@@ -100,13 +100,12 @@ class Plan:
 
 class Written(NamedTuple):
     """What a trainer writes of a plan: a whole file, the command that trains with it, and what to
-    know of both. `modules` are the files beside it, `arguments` those of its command."""
+    know of both. `modules` are the files beside it."""
 
     text: str
     run: str
     notes: tuple[str, ...]
     modules: dict[str, str] = {}  # noqa: RUF012
-    arguments: str = ""
 
 
 IN_A_SCRIPT = (

@@ -5,7 +5,7 @@ another trainer's loop. Only the block of `train.py` is written here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from planner.core.schema import SwinConfig, TrainSetting
@@ -68,16 +68,19 @@ def write_deepspeed(plan: Plan) -> Written:
     command = (
         f"deepspeed --no_local_rank {hosts}{count} {setting.devices_per_node} {plan.path(name)}"
     )
-    written = _written(plan, name, lambda arguments: f"{command} {arguments}")
+    variables = {"DS_ACCELERATOR": "cpu"} if plan.device == "cpu" else {}
+    written = _written(plan, name, lambda arguments: f"{command} {arguments}", variables)
     values = {"comment": f"{WRITTEN_BY}. Run: {written.run}", **configuration(setting)}
-    variables = {"DS_ACCELERATOR": "cpu"} if plan.device == "cpu" else None
-    return written._replace(
-        run=launch(plan, f"{command} {written.arguments}", variables),
-        modules={**written.modules, CONFIGURATION: json.dumps(values, indent=2) + "\n"},
-    )
+    written.modules[CONFIGURATION] = json.dumps(values, indent=2) + "\n"
+    return written
 
 
-def _written(plan: Plan, name: str, command: Callable[[str], str]) -> Written:
+def _written(
+    plan: Plan, name: str, command: Callable[[str], str],
+    variables: Mapping[str, str] | None = None,
+) -> Written:  # fmt: skip
+    """The files of `plan`: `name`, which `command` starts with arguments behind `variables`, and
+    those beside it."""
     setting, rated = plan.setting, plan.recipe.learning_rate is not None
     is_own = setting.optimizer == OWN_OPTIMIZER
     words = ["--steps 20"] if plan.is_task else [] if own_factory(plan) else ["DATA"]
@@ -85,8 +88,7 @@ def _written(plan: Plan, name: str, command: Callable[[str], str]) -> Written:
         words.append("--pretrained")
     if not rated and not is_own:
         words.append("--lr LR")
-    arguments = " ".join(words)
-    run = launch(plan, command(arguments))
+    run = launch(plan, command(" ".join(words)), variables)
     notes = _notes(plan)
     text = filled(plan, plan.comment(run, notes=notes))
     modules = {"train.py": text, "pictures.py": (FOLDER / "pictures.py").read_text("utf-8")}
@@ -98,7 +100,7 @@ def _written(plan: Plan, name: str, command: Callable[[str], str]) -> Written:
         modules["native_swin.py"] = (_NATIVE / "native_swin.py").read_text("utf-8")
     if name != "train.py":
         modules[name] = (FOLDER / name).read_text("utf-8")
-    return Written(modules.pop(name), run, notes, modules, arguments)
+    return Written(modules.pop(name), run, notes, modules)
 
 
 def needs_levers(setting: TrainSetting) -> bool:

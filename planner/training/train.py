@@ -170,7 +170,9 @@ OPTIMIZERS = {
     "nadam": "torch.optim.NAdam", "radam": "torch.optim.RAdam", "lion": "timm.optim.Lion",
     "adamw-8bit": "torchao.optim.AdamW8bit",
 }  # fmt: skip
-# Parts of the names of weights without decay, in the words of Swin's libraries.
+# Parts of the names of weights without decay, in the words of Swin's libraries; beside these what
+# has at most one dimension, and biases (microsoft/Swin-Transformer @f82860b, optimizer.py and the
+# models' no_weight_decay).
 UNDECAYED = ("position_bias", "absolute_pos", "position_embeddings", "cpb_mlp", "logit_scale")
 
 
@@ -672,7 +674,7 @@ def train(options: argparse.Namespace, device: torch.device, rank: int) -> None:
     if SETTING.world_size > 1:
         distributed.all_gather_object(begun, begun[0])
     if set(begun) != {(done, step_images())}:
-        raise SystemExit(f"{last} is of another batch or number of devices, or not on each machine")
+        raise SystemExit(f"{last} is of another step, or not everywhere: take another --output")
 
     waits, validation = Waits(device), None
     num_images = min(options.steps, options.save_every) * step_images()

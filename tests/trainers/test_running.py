@@ -166,7 +166,7 @@ def test_the_script_goes_on_to_the_bit(
     assert same(parts.get("ema", {}), whole.get("ema", {}))
     larger = dataclasses.replace(found.SETTING, batch_size=3)
     monkeypatch.setattr(found, "SETTING", larger)
-    with pytest.raises(SystemExit, match="of another batch or number of devices"):
+    with pytest.raises(SystemExit, match="of another step, or not everywhere"):
         run("--output", str(tmp_path / "parts"), "--resume")
     steps = [json.loads(line) for line in (tmp_path / "parts/log.jsonl").read_text().splitlines()]
     assert sum("accuracy" in line for line in steps) == 2

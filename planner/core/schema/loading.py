@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -10,7 +10,6 @@ from planner.core.schema.figures import KEPT, Whole
 
 Pipeline = Literal["torchvision", "timm", "own"]
 """Who makes a tensor of a picture: torchvision's or timm's transforms, or a Dataset by itself."""
-PIPELINES: tuple[Pipeline, ...] = get_args(Pipeline)
 
 LoaderBound = Literal["processors", "disk", "main process"]
 """`main process` is what one process must do for every batch, and what no worker makes faster."""
