@@ -49,8 +49,8 @@ def command(request: EmitRequest) -> None:
       planner emit run --for pytorch --output train.py
       planner emit advice.json --way 2 --for transformers
     """
-    from planner.trainers.comments import one_line
     from planner.trainers.emission import emit
+    from planner.trainers.plan import one_line
 
     trainer = request.trainer or ""
     refuse_if(not trainer, "No trainer is named.", f"Add --for with one of {', '.join(TARGETS)}.")
@@ -85,7 +85,7 @@ def _write(contents: dict[Path, str], force: bool) -> None:
 
     Raises PlannerError where one exists that no `planner emit` wrote, or cannot be written.
     """
-    from planner.trainers.comments import is_ours
+    from planner.trainers.plan import is_ours
 
     path = Path()
     try:

@@ -17,7 +17,7 @@ from planner.libraries.native.arguments import class_arguments as native_argumen
 from planner.libraries.registry import find_library
 from planner.libraries.torchvision.arguments import class_arguments as torchvision_arguments
 from planner.libraries.transformers.arguments import config_arguments
-from planner.trainers.loader import train_loader
+from planner.trainers.launch import train_loader
 from planner.trainers.plan import Plan
 from planner.trainers.timm import create_model_arguments
 from planner.training.setting import FIELD, probed, step_values

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from planner.core.augmentation import Augmentation
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.estimation.recipe import BASE_LR, Recipe, learning_rate_note, rounded
-from planner.trainers.comments import FIRST_LINES
 from planner.trainers.launch import (
     OLDER_PILLOW,
     RESUMES,
@@ -26,8 +23,8 @@ from planner.trainers.launch import (
     tf32_environment,
     tf32_notes,
     torchrun,
+    train_loader,
 )
-from planner.trainers.loader import train_loader
 from planner.trainers.plan import Plan, Refusal, Trainer, Written, refused, way_out
 
 FILENAME = "swin_microsoft.yaml"
@@ -56,18 +53,12 @@ def write(plan: Plan) -> Written:
         "TEST": {"CROP": True},  # of build.py's 224 / 256, the recipe's share
         "AMP_ENABLE": setting.precision == "fp16",
     }
-    notes = _notes(plan)
     more = (
         "DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, in the authors' checkout.",
         "With timm==0.4.12, which their get_started.md asks for: later ones refuse its t_mul.",
         OLDER_PILLOW,
     )
-    text = (
-        FIRST_LINES
-        + plan.comment(run, *more, notes=notes)
-        + yaml.safe_dump(values, sort_keys=False)
-    )
-    return Written(text, run, notes)
+    return plan.keys(values, run, more, _notes(plan))
 
 
 def _model_values(model: SwinConfig) -> dict[str, Any]:

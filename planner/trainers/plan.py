@@ -6,7 +6,10 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Literal, NamedTuple, NoReturn
+from textwrap import wrap
+from typing import Any, Literal, NamedTuple
+
+import yaml
 
 from planner.core.errors import UnsupportedError
 from planner.core.files import write_whole
@@ -14,7 +17,32 @@ from planner.core.schema import Library, Model, NamedModel, SwinConfig, TrainSet
 from planner.core.schema.distribution import Parallelism
 from planner.core.schema.loading import DataResult, LoaderSetting
 from planner.estimation.recipe import Recipe, recipe_of
-from planner.trainers.comments import comment
+
+WRITTEN_BY = "Written by 'planner emit'"
+FIRST_LINES = f"# {WRITTEN_BY}, which replaces files that begin with this line.\n#\n"
+"""Of every file, ours to the letter: Python looks for a file's encoding in the first two lines."""
+_WIDTH = 98
+_LONGEST = 300
+
+
+def one_line(text: str, longest: int = _LONGEST) -> str:
+    """`text` on one line: what does not print (newlines, NUL, surrogates …) is escaped."""
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
+        for c in text[: longest + 1]
+    )
+    return shown if len(text) <= longest else f"{shown[:longest]}..."
+
+
+def _paragraph(text: str, indent: str) -> list[str]:
+    return wrap(one_line(text, 1000), _WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [
+        ""
+    ]
+
+
+def is_ours(text: str) -> bool:
+    """Whether a file that begins with `text` was written by `planner emit`."""
+    return WRITTEN_BY in text[:200]
 
 
 @dataclass(frozen=True)
@@ -94,8 +122,20 @@ class Plan:
         return shlex.quote(str(self.output or usual))
 
     def comment(self, run: str, *more: str, notes: Iterable[str] = ()) -> str:
-        """The `#` lines above the file: the heading, how to run it, and what to know of it."""
-        return comment(self.heading, run, more, notes)
+        """The `#` lines above the file: where the setting comes from, how to run it, and what to
+        know of it."""
+        lines = [line for text in self.heading for line in _paragraph(text, "")]
+        lines += ["", f"Run: {one_line(run, 2000)}", *(one_line(line) for line in more)]
+        noted = [line for note in notes for line in _paragraph(f"- {note}", "  ")]
+        lines += ["", "Note:", *noted] if noted else []
+        return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+
+    def keys(
+        self, values: Mapping[str, Any], run: str, more: Iterable[str], notes: tuple[str, ...]
+    ) -> Written:
+        """A trainer's own keys as YAML, below the comment."""
+        above = FIRST_LINES + self.comment(run, *more, notes=notes)
+        return Written(above + yaml.safe_dump(values, sort_keys=False), run, notes)
 
 
 class Written(NamedTuple):
@@ -108,23 +148,11 @@ class Written(NamedTuple):
     modules: dict[str, str] = {}  # noqa: RUF012
 
 
-IN_A_SCRIPT = (
-    "compile", "compile_scope", "compile_fullgraph", "activation_memory_budget", "offload",
-    "checkpointing-in-parts", "frozen_stages", "lora_rank", "memory_format", "cudnn_benchmark",
-    "bf16-on-cpu",
-)  # fmt: skip
-"""The levers that a loop of another trainer's leaves to `train.py`."""
-
-
 class Refusal(NamedTuple):
     """What a trainer cannot express (the law and the value), and the way out."""
 
     law: str
     way_out: str
-
-
-SYNC = frozenset(("gradient_sync",))
-DDP_OPTIONS = frozenset(("ddp_bucket_view", "ddp_compression"))
 
 
 class Parallel(NamedTuple):
@@ -174,15 +202,12 @@ def refused(*cases: tuple[object, str, str]) -> list[Refusal]:
 def refuse(trainer: str, refusals: Iterable[Refusal]) -> None:
     """Raises UnsupportedError with every refusal and each one's way out, if there are any."""
     given = list(refusals)
-    if given:
-        _raise(trainer, given)
-
-
-def _raise(trainer: str, refusals: list[Refusal]) -> NoReturn:
-    laws = [refusal.law for refusal in refusals]
+    if not given:
+        return
+    laws = [refusal.law for refusal in given]
     several = [f"{trainer} cannot express this setting:", *laws]
     message = f"{trainer}: {laws[0]}" if len(laws) == 1 else "\n  ".join(several)
-    ways = list(dict.fromkeys(refusal.way_out for refusal in refusals))
+    ways = dict.fromkeys(refusal.way_out for refusal in given)
     raise UnsupportedError(message, "\n".join(ways))
 
 

@@ -15,15 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import yaml
-
 from planner.core.schema import NamedModel, SwinConfig
 from planner.core.schema.setting import EMA_DECAY
 from planner.estimation.recipe import Recipe, learning_rate_note, rounded
 from planner.libraries.timm.names import PUBLISHED
-from planner.trainers.comments import FIRST_LINES
-from planner.trainers.launch import OLDER_PILLOW, launch, nodes_notes, torchrun
-from planner.trainers.loader import train_loader
+from planner.trainers.launch import OLDER_PILLOW, launch, nodes_notes, torchrun, train_loader
 from planner.trainers.plan import Parallel, Plan, Refusal, Trainer, Written, refused
 
 FILENAME = "args.yaml"
@@ -50,15 +46,9 @@ def write(plan: Plan) -> Written:
     rate = "" if plan.recipe.learning_rate is not None else " --lr LR"
     arguments = f"-c {plan.path(FILENAME)} --data-dir DATA{rate}"
     run = launch(plan, torchrun("train.py", plan, arguments), _environment(plan))
-    notes = _notes(plan)
     layout = "DATA/train/CLASS/*.jpg and DATA/validation/CLASS/*.jpg; start it in timm's checkout."
     more = (layout, OLDER_PILLOW) if plan.recipe.augmentation else (layout,)
-    text = (
-        FIRST_LINES
-        + plan.comment(run, *more, notes=notes)
-        + yaml.safe_dump(values, sort_keys=False)
-    )
-    return Written(text, run, notes)
+    return plan.keys(values, run, more, _notes(plan))
 
 
 def create_model_arguments(model: SwinConfig) -> tuple[str, dict[str, Any]]:
