@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -25,7 +24,7 @@ from planner.advice.search import (
     search,
 )
 from planner.advice.waterfall import Fall, waterfall
-from planner.advice.wish import ALLOWED, Choice, Wish, read_wish
+from planner.advice.wish import ALLOWED, NOT_COMPARED, Choice, Wish, read_wish
 from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.core.schema.setting import OWN_OPTIMIZER
@@ -250,16 +249,17 @@ class _Advising:
         updates = {"offload_optimizer": how, "clip_grad": False}
         if updates.keys() & self.wish.keep:
             return
-        with suppress(PlannerError):
+        said = "an optimizer on the host, whose time is not predicted: with --set "
+        said += f"offload_optimizer={how} --set clip_grad=false the nearest "
+        try:
             choice = self.wish.apply(nearest, updates)
             if self.estimates.has_step(choice):
                 found = self.estimates.at(choice)
                 fits = "fits" if found.fits_surely else "may fit" if found.fits else "does not fit"
-                yield (
-                    "an optimizer on the host, whose time is not predicted: with --set "
-                    f"offload_optimizer={how} --set clip_grad=false the nearest needs "
-                    f"{format_range(found.low_bytes, found.high_bytes)}, which {fits}"
-                )
+                yield f"{said}needs {format_range(found.low_bytes, found.high_bytes)}, which {fits}"
+        except PlannerError as error:
+            if error.message == NOT_COMPARED:
+                yield f"{said}is {NOT_COMPARED}"
 
     def _search(self, budget: int) -> tuple[Wish, Offered, Found]:
         """First without last resorts, where these cannot be better; where nothing fits at all, with

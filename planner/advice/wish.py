@@ -29,6 +29,7 @@ from planner.memory.allocator_config import AllocatorConfig
 REFERENCE = "a100-sxm-80gb"
 SAMPLE_BATCH = 64
 ALLOWED: Mapping[str, Effect] = {"recipe": "recipe", "adapters": "trained part"}
+NOT_COMPARED = "recorded, and so not compared: ask 'planner estimate'"
 KEPT_EFFECTS: Mapping[str, Effect] = {
     **{effect.replace(" ", "-"): effect for effect in EFFECTS if effect != "nothing"},
     "adapters": "trained part",
@@ -122,12 +123,7 @@ class Wish:
             raise UnsupportedError(said) from None
         self.resolved(setting)
         if is_on_shapes(self.model, choice.setting) and not is_on_shapes(self.model, setting):
-            raise UnsupportedError(
-                "advice compares steps on shapes, and this one is recorded for each way: "
-                f"precision is {setting.precision}. No gain of it was measured on any card: "
-                "'planner tune' does, with --precision bf16,fp8.",
-                f"Ask planner estimate with --precision {setting.precision}.",
-            )
+            raise UnsupportedError(NOT_COMPARED)
         return Choice(setting, choice.expandable or ALLOCATOR in updates)
 
     def resolved(self, setting: TrainSetting) -> ResolvedSetting:

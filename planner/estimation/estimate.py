@@ -47,7 +47,7 @@ from planner.memory.compiled import (
     untuned,
 )
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, convolution_workspace
-from planner.memory.pinned import Pinned, pinned_by_optimizer, pinned_memory
+from planner.memory.pinned import Pinned, leaving_bytes, pinned_by_optimizer, pinned_memory
 from planner.memory.profile import (
     Instant,
     MemoryProfile,
@@ -290,7 +290,7 @@ def estimate_ledger(
             *communication.basis,
             *_allocator_basis(allocator, allowed),
             *([] if within is None else [_retries_basis(within, lacking)]),
-            *_pinned_basis(pinned),
+            *_pinned_basis(pinned, setting),
             *ledger.notes,
             *basis.notes,
             *untuned(setting),
@@ -380,6 +380,8 @@ def _range(
     (`may_recompute_at_once`). Below an activation memory budget of 1 it may save as much less.
     """
     least, most = reserved[0] - ledger.doubtful_bytes, reserved[1] + ledger.late_bytes
+    if setting.offload_optimizer == "state-and-gradients":
+        most += leaving_bytes(ledger)
     if basis is BOUNDED:
         least -= int((1 - setting.activation_memory_budget) * live.saved_bytes)
     at_once = basis is BOUNDED and may_recompute_at_once(setting)
@@ -442,15 +444,26 @@ def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def _pinned_basis(pinned: Pinned) -> list[str]:
+def _pinned_basis(pinned: Pinned, setting: TrainSetting) -> Iterator[str]:
+    if setting.offload_optimizer != "none":
+        yield (
+            "torchao's CPUOffloadOptimizer: weights of 4096 elements or more are updated by the "
+            "host's processor; their optimizer's state, and a copy of weight and gradient in "
+            "pinned memory, are on the host"
+        )
+    if setting.offload_optimizer == "state-and-gradients":
+        yield (
+            "gradients are freed as backward goes, but their memory is used again only once they "
+            "are on the host: where memory is plentiful torch may reserve up to all of theirs more"
+        )
     if not pinned.num_bytes:
-        return []
-    return [
+        return
+    yield from (
         f"{format_bytes(pinned.num_bytes)} of saved activations are on the host when forward ends, "
         f"in {format_bytes(pinned.pinned_bytes)} of pinned memory: torch rounds each block up to a "
         "power of two, and pins more where the host runs ahead of the device",
         "copies to the host and back run on the stream that computes, which waits for them",
-    ]
+    )
 
 
 def _phase_live_bytes(live: SteadyStep) -> dict[str, int]:

@@ -73,10 +73,11 @@ def _recorder(config: SwinConfig, setting: ResolvedSetting) -> Recorder:
 
 def is_on_shapes(model: Model, setting: TrainSetting, recorded: bool = False) -> bool:
     """Whether the ledger comes from the step on shapes: at once, and without torch. Recorded are
-    the Swins of torchvision and transformers, linear layers that multiply in 8 bits (torchao's),
-    optimizers that are not in `FAMILIES`, ZeRO, and what of FSDP2 has no closed form, as a block
-    that is checkpointed reentrantly and gathers its weights twice."""
-    is_known = setting.precision != "fp8" and setting.optimizer_family in FAMILIES
+    the Swins of torchvision and transformers, what torchao does (linear layers that multiply in 8
+    bits, `adamw-8bit`, optimizers on the host), optimizers that are not in `FAMILIES`, ZeRO, and
+    what of FSDP2 has no closed form, as a block that is checkpointed reentrantly and gathers its
+    weights twice."""
+    is_known = setting.optimizer_family in FAMILIES and not setting.needs_torchao
     if not isinstance(model, SwinConfig) or recorded or not is_known:
         return False
     library = find_library(model.library)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
-from planner.ledger.ledger import TO_HOST, WEIGHT_TO_DEVICE, Ledger
+from planner.ledger.ledger import GRADIENT_TO_HOST, TO_HOST, WEIGHT_TO_DEVICE, Ledger
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,12 @@ def pinned_by_optimizer(ledger: Ledger) -> Pinned:
     """Of an optimizer on the host: a copy of each weight that it updates, and of its gradient."""
     weights = [op.num_bytes for _, op in ledger.operations() if op.name == WEIGHT_TO_DEVICE]
     return _pinned(2 * weights)
+
+
+def leaving_bytes(ledger: Ledger) -> int:
+    """Of gradients on their way to the host, whose memory is used again only once they are there:
+    where memory is plentiful torch may reserve as much more."""
+    return sum(op.num_bytes for _, op in ledger.operations() if op.name == GRADIENT_TO_HOST)
 
 
 def _pinned(sizes: list[int]) -> Pinned:

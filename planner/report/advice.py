@@ -8,6 +8,7 @@ from planner.advice.advising import Advice, Way
 from planner.advice.bottleneck import WORTH, Bottleneck, Treatment
 from planner.advice.search import NO_RECORDING
 from planner.advice.waterfall import Fall
+from planner.advice.wish import NOT_COMPARED
 from planner.core.units import format_bytes, format_range, format_seconds
 from planner.report.estimates import (
     NOT_RECORDED,
@@ -87,6 +88,10 @@ def _answer(advice: Advice) -> Iterator[str]:
         yield f"The fastest that fits even in the worst case: {_way(advice.surely, advice)}"
     elif best is not None and not best.estimate.fits_surely:
         yield "No way was found that fits even in the worst case: 'planner tune' measures."
+    said = [reason for lever in advice.levers for reason in lever.reasons]
+    apart = [r.removesuffix(NOT_COMPARED).rstrip(": ") for r in said if NOT_COMPARED in r]
+    if apart:
+        yield f"Not compared: {', '.join(apart)}. Each is recorded: ask 'planner estimate'."
     unrecorded = _unrecorded(advice)
     if unrecorded:
         yield f"Not tried without --record (some minutes, once): {', '.join(unrecorded)}."

@@ -64,7 +64,6 @@ def is_closed_form(setting: TrainSetting) -> bool:
         and setting.offload == "none"
         and not setting.frozen_stages
         and not setting.lora_rank
-        and setting.optimizer_implementation != "8bit"
     )
 
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.ledger.ledger import (
-    GRADIENT_TO_HOST,
-    IN_BACKWARD,
-    OPTIMIZER_CALL,
-    Event,
-    Ledger,
-)
+from planner.ledger.ledger import IN_BACKWARD, OPTIMIZER_CALL, Event, Ledger
 from planner.step.autocast import AutocastScope
 from planner.step.engine import backward
 from planner.step.frames import plain_calls
@@ -22,8 +16,6 @@ from planner.step.loss import cross_entropy
 from planner.step.nn import Module, move_in_order, name_modules
 from planner.step.offloading import offload_activations
 from planner.step.optimizers import Optimizer, clip_gradients, make_optimizer
-from planner.step.optimizers.adamw_8bit import notes_of
-from planner.step.optimizers.offloaded import offloading_notes
 from planner.step.pointwise import like, mul, scale
 from planner.step.ranks import one_of_several
 from planner.step.repeat import adding_gradients, repeated
@@ -196,8 +188,7 @@ class Training:
         """All micro-batches after the first add their gradients to those that are there: what they
         do else is read off it."""
         device, begun = self.device, len(self.device.events)
-        alone = device.on_gradient is None
-        follow_alike = alone and self.repeats and self.setting.accumulate > 1
+        follow_alike = self.repeats and self.setting.accumulate > 1
         device.first_gradients = [] if follow_alike else None
         self.micro_step()
         first, device.first_gradients = device.first_gradients, None
@@ -303,13 +294,9 @@ def record_training(
             for part in module.descendants() if part.is_block
         }  # fmt: skip
         events = tuple(device.events)
-        notes = (*notes_of(setting), *offloading_notes(setting))
         device.on_gradient = None  # else device and optimizer would keep each other
         del training, module
-    ledger = Ledger(events, setting.batch_size, num_parameters, notes)
-    if setting.offload_optimizer == "state-and-gradients":
-        leaving = [o.num_bytes for _, o in ledger.operations() if o.name == GRADIENT_TO_HOST]
-        ledger = replace(ledger, late_bytes=sum(leaving))
+    ledger = Ledger(events, setting.batch_size, num_parameters)
     return one_of_several(ledger, setting, blocks)
 
 

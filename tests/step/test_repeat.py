@@ -18,10 +18,9 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"accumulate": 3, "checkpointing": "selective", "precision": "pure-bf16", "clip_grad": True},
     {"optimizer": "adamw-fused", "checkpointing": "blocks:3", "ema": True},
     {"optimizer": "lion", "clip_grad": True, "validation_batch_size": 8},
-    {"optimizer": "adamw-8bit", "loss": "soft-target", "memory_format": "channels_last"},
+    {"loss": "soft-target", "memory_format": "channels_last"},
     {"offload": "activations", "accumulate": 2},
     {"optimizer_in_backward": True},
-    {"offload_optimizer": "state-and-gradients"},
     {"parallelism": "ddp"},
 )
 

@@ -284,6 +284,12 @@ class TrainSetting(Distribution):
         return self.optimizer_in_backward or self.offload_optimizer != "none"
 
     @property
+    def needs_torchao(self) -> bool:
+        """Whether torchao multiplies in 8 bits, keeps moments in 8 bits or has the host update."""
+        is_8bit = self.precision == "fp8" or self.optimizer_implementation == "8bit"
+        return is_8bit or self.offload_optimizer != "none"
+
+    @property
     def compiles(self) -> bool:
         """Whether a compiler runs in the first step: for the model, or for adamw-8bit's updates."""
         return self.compile != "off" or self.optimizer_implementation == "8bit"
