@@ -42,7 +42,6 @@ class Recipe:
     smoothing: float
     mixup: float
     cutmix: float
-    validation_batch_size: int
     augmentation: Augmentation | None
     epochs: int = 300  # TRAIN.EPOCHS
     warmup_epochs: int = 20  # TRAIN.WARMUP_EPOCHS
@@ -71,7 +70,6 @@ def recipe_of(setting: TrainSetting, model: Model) -> Recipe:
         smoothing=0.0 if setting.loss == "cross-entropy" else LABEL_SMOOTHING,
         mixup=0.8 if mixes else 0.0,  # AUG.MIXUP
         cutmix=1.0 if mixes else 0.0,  # AUG.CUTMIX
-        validation_batch_size=setting.validation_batch_size or setting.batch_size,
         augmentation=Augmentation() if of_swin else None,
     )
     return fine_tuning(found) if fine_tunes(setting) else found

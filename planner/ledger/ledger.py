@@ -285,8 +285,7 @@ class Ledger:
 
     def operations(self, step: int = 1) -> Iterator[tuple[str, Computed]]:
         """(phase, operation) of optimizer step `step`, in order; phase is forward, backward,
-        optimizer or zero_grad, and optimizer too where it steps in backward. A validation after it
-        is no part of it."""
+        optimizer or zero_grad, and optimizer too where it steps in backward."""
         events: Sequence[Any] = self.events
         places = self._work.get(step, ())
         if isinstance(events, EventsAt):
@@ -313,14 +312,13 @@ class Ledger:
             elif type(event) is Sent or type(event) is Awaited:
                 since.append((num_operations, event))
             elif type(event) is Marked:
-                if event.phase != "validation":
-                    count = counts.setdefault(event.step, [0, 0])
-                    found.setdefault(event.step, []).extend(
-                        Exchanged(event.phase, count[1], count[0] + place, sent)
-                        for place, sent in since
-                    )
-                    count[0] += num_operations
-                    count[1] += event.phase == "backward"
+                count = counts.setdefault(event.step, [0, 0])
+                found.setdefault(event.step, []).extend(
+                    Exchanged(event.phase, count[1], count[0] + place, sent)
+                    for place, sent in since
+                )
+                count[0] += num_operations
+                count[1] += event.phase == "backward"
                 since, num_operations = [], 0
         return found
 
@@ -343,9 +341,8 @@ class Ledger:
         for index in self.places[Marked]:
             begun, done = done, bisect_left(operations, index)
             phase, step = events[index]
-            if phase != "validation":
-                found.setdefault(step, []).extend([
-                    ("optimizer" if events[place][6] == IN_BACKWARD else phase, place)
-                    for place in operations[begun:done]
-                ])  # fmt: skip
+            found.setdefault(step, []).extend([
+                ("optimizer" if events[place][6] == IN_BACKWARD else phase, place)
+                for place in operations[begun:done]
+            ])  # fmt: skip
         return found

@@ -37,7 +37,6 @@ from planner.training.step import Training
 from planner.training.tasks.making import task_for
 from planner.training.tasks.trees import tensors_of
 
-VALIDATION = "validation"
 Phases = list[tuple[str, list[Event]]]
 LARGE = 1 << 16  # elements: above this nothing but a weight is made while a model is built
 _FILLED = tuple(
@@ -118,11 +117,9 @@ def record_peaks(model: Model, setting: TrainSetting) -> Peaks:
 
 
 def _measured(training: Training) -> Peaks:
-    """Of a further step, and of the validation after it where there is one."""
+    """Of a further step."""
     torch.cuda.reset_peak_memory_stats()
     training.step()
-    if training.asked.validation_batch_size:
-        training.validate()
     stats = torch.cuda.memory_stats()
     allocated, reserved = (stats[f"{kind}_bytes.all.peak"] for kind in ("allocated", "reserved"))
     return Peaks(allocated, reserved, stats["num_alloc_retries"])
@@ -146,14 +143,11 @@ def record_ledger(
         for step in range(num_steps):
             training.step(partial(_end_phase, marks, training, step))
             let_go()
-        if setting.validation_batch_size:
-            training.validate(partial(_end_phase, marks, training, num_steps - 1))
     with _collector_off():
         peaks = _measured(training)
     operations, watched = _watched_step(training)
     phases, names = operations.phases, operations.names
-    per_step = sum(phase != VALIDATION for phase, _ in phases)
-    labels = name_requests(entries, watched, names, per_step, num_steps)
+    labels = name_requests(entries, watched, names, len(phases), num_steps)
     staying: dict[int, Category] = dict.fromkeys(workspace_bytes, "workspace")
     staying |= _bucket_bytes(phases, training)
     is_zero = setting.parallelism in DEEPSPEED
@@ -188,8 +182,6 @@ def _watched_step(training: Training) -> tuple[Operations, list[Entry]]:
     with _collector_off(), history() as watched, eager, operations.hearing(), operations:
         operations.watch(training.optimizers)
         training.step(operations.end)
-        if training.asked.validation_batch_size:
-            training.validate(operations.end)
     return operations, watched
 
 
@@ -238,13 +230,9 @@ def _state(training: Training) -> Iterator[Tensor]:
 
 def _with_work(events: list[Event], phases: Phases) -> Iterator[Event]:
     """What a phase computed before the mark of its end, in every step."""
-    of_steps = [work for phase, work in phases if phase != VALIDATION]
-    of_validation = [work for phase, work in phases if phase == VALIDATION]
     place = 0
     for event in events:
-        if type(event) is Marked and event.phase == VALIDATION:
-            yield from of_validation[0]
-        elif type(event) is Marked and event.phase != "build":
-            yield from of_steps[place % len(of_steps)]
+        if type(event) is Marked and event.phase != "build":
+            yield from phases[place % len(phases)][1]
             place += 1
         yield event

@@ -310,7 +310,7 @@ class _Sharded(_Rank):
     def run(self) -> Ledger:
         act: Mapping[str, Callable[[Sequence[Any], bool], None]] = {
             "build": self.build, "forward": self.forward, "backward": self.backward,
-            "validation": self.forward, "optimizer": self.optimizer, "zero_grad": self.optimizer,
+            "optimizer": self.optimizer, "zero_grad": self.optimizer,
         }  # fmt: skip
         for phase, sums, events in self.phases():
             act[phase](events[:-1], sums)

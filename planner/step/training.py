@@ -220,22 +220,6 @@ class Training:
             return nullcontext()
         return offload_activations(self.device, (self.batch.images, self.batch.targets))
 
-    def validate(self) -> None:
-        images, labels = self.validation_batch()
-        self.device.training = False
-        with self.device.no_grad(), AutocastScope(self.device, self.setting.autocast_dtype):
-            loss = cross_entropy(self.module(images), labels)
-        self.device.training = True
-        del images, labels, loss
-        self.device.mark("validation", self.num_steps - 1)
-
-    def validation_batch(self) -> tuple[Tensor, Tensor]:
-        like, count = self.batch.images, self.setting.validation_batch_size
-        shape = (count, *like.shape[1:])
-        strides = self.device.dense_strides(shape)
-        images = empty(self.device, shape, like.dtype, "images", strides)
-        return images, empty(self.device, (count,), "int64", "labels")
-
     def backward(self, loss: Tensor) -> None:
         ones = empty(self.device, (), loss.dtype, "aten.ones_like")
         backward(loss, ones)
@@ -265,9 +249,8 @@ class Training:
 def record_training(
     build: BuildOnShapes, model: SwinConfig, setting: TrainSetting, in_place_sums: bool = True
 ) -> Ledger:
-    """Builds the model on shapes and runs two optimizer steps, of which the second repeats, then
-    the validation that the setting asks for; returns all their events. Of several GPUs they are
-    those of one rank (`planner.step.ranks`).
+    """Builds the model on shapes and runs two optimizer steps, of which the second repeats;
+    returns all their events. Of several GPUs they are those of one rank (`planner.step.ranks`).
 
     Lifetimes are those of reference counts, so calls are Python's own, and the cyclic collector is
     off meanwhile: it would only cost time (a test shows that it finds nothing).
@@ -286,8 +269,6 @@ def record_training(
         else:
             for _ in range(2):
                 training.step()
-        if setting.validation_batch_size:
-            training.validate()
         num_parameters = sum(p.numel for p in module.parameters())
         blocks = {
             part.path: [weight.storage.ident for weight in part.parameters()]

@@ -69,6 +69,7 @@ def script_values(plan: Plan) -> dict[str, Any]:
     loader = train_loader(plan)
     values: dict[str, Any] = {
         **step_values(model, setting), **_recipe_values(recipe),
+        "validation_batch": setting.batch_size,
         "unit": plan.unit if plan.unit and re.fullmatch(UNIT, plan.unit) else "images",
         "is_task": plan.is_task, "pipeline": loader.pipeline,
         "workers": loader.workers if plan.loader else WORKERS,
@@ -86,7 +87,6 @@ def _recipe_values(recipe: Recipe) -> dict[str, Any]:
     given = ("learning_rate", "weight_decay", "epochs", "warmup_epochs", "warmup_start",
              "final_share", "smoothing", "mixup", "cutmix")  # fmt: skip
     values = {name: getattr(recipe, name) for name in given}
-    values["validation_batch"] = recipe.validation_batch_size
     augmentation = recipe.augmentation
     if augmentation is not None:
         same = ("auto_augment", "erasing", "interpolation", "crop_share")

@@ -336,11 +336,8 @@ def _origin(found: Recommendation, setting: TrainSetting) -> tuple[str, ...]:
     rate = f"{seen:.1f} {one_line(evidence.counts)}/s" if seen else "no rate"
     peak = evidence.peak_allocated_bytes
     memory = f", {format_bytes(peak)} allocated at the peak" if peak is not None else ""
-    emulated = (
-        f" (capped at {format_bytes(found.device.memory_cap_bytes)}: an emulation)"
-        if found.device.memory_cap_bytes is not None
-        else ""
-    )
+    cap = found.device.memory_cap_bytes
+    emulated = f" (capped at {format_bytes(cap)}: an emulation)" if cap is not None else ""
     model, device = one_line(found.model.title), one_line(found.device.title)
     torch = one_line(evidence.versions.get("torch", "unknown"))
     if found.device.emulated:

@@ -1,4 +1,6 @@
-"""The command that trains with an emitted file, and the environment in front of it."""
+"""The command that trains with an emitted file, the environment in front of it, and how it loads
+its data: the measured loader, or Swin's usual one, and what of it a trainer has no word for.
+"""
 
 from __future__ import annotations
 
@@ -106,25 +108,21 @@ def train_loader(plan: Plan) -> LoaderSetting:
 def loader_heading(plan: Plan) -> tuple[str, ...]:
     """Where the loader's figures come from, a comment's line each; a task's loader is the user's,
     and only what was measured is said of it."""
-    if plan.fed is None or plan.loader is None:
-        return () if plan.is_task else (_usual_heading(plan),)
-    lines = [_measured_heading(plan.fed)]
     world, workers = plan.setting.world_size, train_loader(plan).workers
+    if plan.fed is None or plan.loader is None:
+        shown = f"{workers} workers" if world == 1 else f"{workers} in each process"
+        usual = (
+            f"Loader: not measured. It has {shown}, as Swin's authors use; give it no more than "
+            "there are processors."
+        )
+        return () if plan.is_task else (usual,)
+    lines = [_measured_heading(plan.fed)]
     if world > 1 and plan.loader.workers:
         lines.append(
             f"Workers are those of one process: the {plan.loader.workers} measured are shared by "
             f"{world} processes, {workers} each."
         )
     return tuple(lines)
-
-
-def _usual_heading(plan: Plan) -> str:
-    workers = train_loader(plan).workers
-    shown = f"{workers} workers" if plan.setting.world_size == 1 else f"{workers} in each process"
-    return (
-        f"Loader: not measured. It has {shown}, as Swin's authors use; give it no more than there "
-        "are processors."
-    )
 
 
 def _measured_heading(fed: DataResult) -> str:

@@ -19,16 +19,11 @@ def port_model(model: Model, library: Library, trainer: str) -> SwinConfig:
 
     Raises UnsupportedError, in the name of `trainer`, with all that the library cannot express.
     """
-    if isinstance(model, FactoryModel):
-        raise UnsupportedError(
-            f"{trainer} builds its models by name, and {model.factory} is a factory of your own.",
-            "Use --for pytorch, which trains any model.",
-        )
     if not isinstance(model, SwinConfig):
-        raise UnsupportedError(
-            f"{trainer} is written here for Swins, and {model.title} is not one.",
-            "Use --for pytorch, which trains any model.",
-        )
+        law = f"{trainer} is written here for Swins, and {model.title} is not one."
+        if isinstance(model, FactoryModel):
+            law = f"{trainer} builds models by name, and {model.factory} is a factory of your own."
+        raise UnsupportedError(law, "Use --for pytorch, which trains any model.")
     if model.library == library:
         return model
     moved = model.model_copy(update={"library": library, "name": None})
@@ -223,7 +218,7 @@ def parallel_refusals(
                 default = str(default).lower()
                 law = f"it has no word for {name}={str(value).lower()}"
                 yield Refusal(law, way_out(f"{name}={default}"))
-    if on_cpu and setting.ddp_compression == "bf16":
+    if on_cpu and setting.ddp_compression == "bf16" and _runs(trainer, plan):
         law = "torch's bf16_compress_hook needs NCCL, and so a GPU (ddp_compression=bf16)"
         change = "Emit with --set ddp_compression=fp16, or --set ddp_compression=none."
         yield Refusal(law, change)

@@ -98,7 +98,7 @@ def _setting_values(plan: Plan) -> dict[str, Any]:
     values: dict[str, Any] = {
         "batch_size": setting.batch_size,
         "grad_accum_steps": setting.accumulate,
-        "validation_batch_size": plan.recipe.validation_batch_size,
+        "validation_batch_size": setting.batch_size,
         "grad_checkpointing": setting.checkpointing == "blocks",
         "amp": setting.autocast_dtype is not None,
     }

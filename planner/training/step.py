@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import repeat
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
@@ -23,7 +22,7 @@ from planner.training.tasks.contract import Task
 from planner.training.tasks.trees import tensors_of
 from planner.training.train import Setting, Step
 
-# "forward", "backward", "optimizer", "zero_grad" or "validation": the phase that has just ended
+# "forward", "backward", "optimizer" or "zero_grad": the phase that has just ended
 OnPhase = Callable[[str], None]
 
 
@@ -116,24 +115,6 @@ class Training(Step):
                 "the loss depends on no trained parameter of the module that module() returned.",
                 "Compute it with the module that is given to loss(module, batch).",
             )
-
-    def validate(self, on_phase: OnPhase = ignore, batch: Any = None) -> None:
-        """A forward as between epochs: evaluation mode, no gradients, hard labels.
-
-        `validation_batch_size` items (`batch`, where it is given) come to the device and go again;
-        the training batch stays.
-        """
-        if batch is None:
-            make = getattr(self.task, "validation_batch", self.task.batch)
-            device = next(tensors_of(self.batch)).device
-            batch = make(self.asked.validation_batch_size, device)
-        compute = getattr(self.task, "validation_loss", self.task.loss)
-        self.model.eval()
-        with torch.no_grad(), self.autocast(), self.attending():
-            loss = compute(self.call, batch)
-        self.model.train()
-        del batch, loss
-        on_phase("validation")
 
 
 @contextmanager

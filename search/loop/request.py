@@ -15,7 +15,6 @@ from planner.core.errors import UsageError
 from planner.core.schema import FactoryModel, Model, SwinConfig, TrainSetting, parse
 from planner.core.schema.distribution import Distribution
 from planner.core.schema.options import Option, declared_options
-from planner.core.schema.setting import FORMER_RECIPE
 from planner.estimation.kept import Predicted
 from search.loop.axes import AXES, implementations
 from search.loop.options import SearchKeywords, SearchOptions, start_text
@@ -33,7 +32,7 @@ def kept_options(options: SearchOptions) -> dict[str, JsonValue]:
         for f in fields(options)
         if getattr(options, f.name) != getattr(_DEFAULTS, f.name)
     }
-    kept["base"] = {**_held(options), **{f: getattr(options.base, f) for f in FORMER_RECIPE}}
+    kept["base"] = _held(options)
     if options.start is not None:
         kept["start"] = start_text(options.start)
     if options.storage is not None:
@@ -48,7 +47,7 @@ def kept_options(options: SearchOptions) -> dict[str, JsonValue]:
 
 def read_options(kept: Mapping[str, Any]) -> SearchOptions:
     """The options that a result keeps. Raises UsageError for what is none of this planner's."""
-    read: Any = {**kept, "base": {**FORMER_RECIPE, **kept.get("base", {})}}
+    read: Any = kept
     try:
         return SearchOptions.of(read)
     except UsageError as error:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from planner.core.errors import UnsupportedError, UsageError, alternatives
 from planner.core.schema import DeviceInfo, Model, SwinConfig, TrainSetting
 from planner.core.schema.distribution import PARALLELISMS, Distribution
-from planner.core.schema.setting import COMPILE_MODES, FORMER_RECIPE, PRECISIONS
+from planner.core.schema.setting import COMPILE_MODES, PRECISIONS
 from planner.core.schema.validation import faults_between
 from planner.libraries.limits import SettingFault, setting_limit, trained_limit
 from planner.libraries.registry import find_library
@@ -88,12 +88,8 @@ def candidate(setting: TrainSetting) -> Candidate:
 
 
 def setting_id(setting: TrainSetting) -> str:
-    """A stable name for a setting: twelve hex digits of what in it is not a default, nor was one
-    when the first studies were made."""
+    """A stable name for a setting: twelve hex digits of what in it is not a default."""
     said = setting.model_dump(exclude_defaults=True)
-    if isinstance(setting, TrainSetting):
-        said |= {field: getattr(setting, field) for field in FORMER_RECIPE}
-        said = {field: v for field, v in said.items() if v != FORMER_RECIPE.get(field, ...)}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -40,7 +40,7 @@ CASES: list[Case] = [
      {"attention": "eager", "precision": "pure-bf16", "checkpointing": "stages:0"}),
     ("native", 1, {**DROPPING, "depths": (1, 2)},
      {"attention": "eager", "precision": "fp32", "checkpointing": "blocks:2", "batch_size": 1,
-      "memory_format": "channels_last", "frozen_stages": 1, "validation_batch_size": 2}),
+      "memory_format": "channels_last", "frozen_stages": 1}),
     # Attention that drops out within its kernel is computed again; all else that draws is too.
     ("native", 1, {**DROPPING, "depths": (1, 1)},
      {"attention": "sdpa", "checkpointing": "selective"}),

@@ -78,7 +78,6 @@ def test_a_phase_needs_what_live_bytes_rise_within_it() -> None:
     assert growth_within(LEDGER, "backward") == 2048
     assert growth_within(LEDGER, "optimizer") == 0
     assert growth_within(LEDGER, "build") == 512
-    assert growth_within(LEDGER, "validation") == 0
 
 
 def test_an_instant_names_what_is_alive() -> None:

@@ -32,7 +32,7 @@ MODELS: tuple[Model, ...] = (VIT, SWIN, OWN)
 DDP = {"parallelism": "ddp", "world_size": 2}
 FSDP = {"parallelism": "fsdp", "world_size": 4}
 SWITCHES: tuple[dict[str, Any], ...] = (
-    {}, {"offload": "activations"}, {"offload_optimizer": "state"}, {"validation_batch_size": 6},
+    {}, {"offload": "activations"}, {"offload_optimizer": "state"}, {"cudnn_benchmark": False},
     {"offload_optimizer": "state-and-gradients"}, {"optimizer_in_backward": True}, {"ema": True},
     {"memory_format": "channels_last"}, {"zero_grad_to_none": False}, {"clip_grad": True}, DDP,
     {**DDP, "ddp_compression": "bf16"}, {**DDP, "ema": True},

@@ -49,7 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulated": {"checkpointing": "blocks", "accumulate": 2, "compile": "default"},
     "fsdp": {"parallelism": "fsdp", "world_size": 8, "checkpointing": "blocks"},
-    "validated": {"validation_batch_size": 64, "zero_grad_to_none": False},
+    "kept": {"zero_grad_to_none": False},
 }
 
 

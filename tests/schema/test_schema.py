@@ -47,7 +47,7 @@ def test_what_is_no_model_is_said_in_the_fields_own_name(fields: dict[Any, Any],
 
 
 @pytest.mark.parametrize("field", ["batch_size", "accumulate", "world_size", "lora_rank",
-                                   "frozen_stages", "validation_batch_size"])  # fmt: skip
+                                   "frozen_stages"])  # fmt: skip
 def test_no_size_of_a_setting_is_without_bound(field: str) -> None:
     assert parse(TrainSetting, {field: MAX_SIZE}, "the setting")
     with pytest.raises(UsageError, match=f"{field}: .*{MAX_SIZE}"):

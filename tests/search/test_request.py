@@ -97,28 +97,17 @@ def test_a_base_from_python_is_said_by_options_of_the_command() -> None:
     assert again.restrict["ema"] == (True,)
 
 
-RECIPE = {"loss": "library", "clip_grad": None}  # what is kept where nothing was asked of it
-
-
 def test_what_a_base_says_of_axes_is_not_kept() -> None:
     """A whole setting is taken as base, whose axes are what is searched."""
     asked = SearchOptions.of({"base": TrainSetting(precision="fp32", batch_size=32)})
     kept = kept_options(asked)
-    assert kept == {"base": {"batch_size": 32, **RECIPE}}
+    assert kept == {"base": {"batch_size": 32}}
     assert read_options(kept).asked.batch_size == 32
 
 
 def test_no_password_is_kept() -> None:
     kept = kept_options(SearchOptions.of({"storage": "postgresql://me:secret@host/db"}))
-    assert kept == {"storage": "postgresql://me:***@host/db", "base": RECIPE}
-
-
-def test_what_says_nothing_of_a_recipe_meant_none() -> None:
-    """Plain cross-entropy without clipping was the default of results that keep no loss."""
-    for kept in ({}, {"base": {"batch_size": 32}}):
-        base = read_options(kept).base
-        assert (base.loss, base.clip_grad) == ("cross-entropy", False)
-        assert "--set loss=cross-entropy" in tune_command("native:swin_tiny", read_options(kept))
+    assert kept == {"storage": "postgresql://me:***@host/db", "base": {}}
 
 
 @pytest.mark.parametrize("kept", [{"colour": 1}, {"headroom": "much"}, {"restrict": {"x": [1]}}])

@@ -54,7 +54,7 @@ JOINED: list[dict[str, Any]] = [
     {"checkpointing": "selective", "precision": "fp16", "accumulate": 2, "clip_grad": True},
     {"checkpointing": "blocks:1", "attention": "sdpa", "optimizer_in_backward": True,
      "frozen_stages": 1},
-    {"lora_rank": 2, "validation_batch_size": 3, "memory_format": "channels_last"},
+    {"lora_rank": 2, "memory_format": "channels_last"},
 ]  # fmt: skip
 
 

@@ -33,7 +33,7 @@ torch_and_timm = needs("torch", "timm")
 
 STEPS: list[tuple[str, int, Changes]] = [
     ("native", 1, {"checkpointing": "blocks", "lora_rank": 4, "optimizer": "adamw-foreach"}),
-    ("native", 2, {"frozen_stages": 1, "validation_batch_size": 3, "optimizer": "adafactor"}),
+    ("native", 2, {"frozen_stages": 1, "optimizer": "adafactor"}),
     ("timm", 1, {"optimizer": "adamw-fused", "precision": "fp32", "ema": True}),
 ]
 

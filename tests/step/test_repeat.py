@@ -17,7 +17,7 @@ SMALL = {"image_size": (56, 56), "depths": (2, 2), "num_heads": (1, 2), "embed_d
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"accumulate": 3, "checkpointing": "selective", "precision": "pure-bf16", "clip_grad": True},
     {"optimizer": "adamw-fused", "checkpointing": "blocks:3", "ema": True},
-    {"optimizer": "lion", "clip_grad": True, "validation_batch_size": 8},
+    {"optimizer": "lion", "clip_grad": True},
     {"loss": "soft-target", "memory_format": "channels_last"},
     {"offload": "activations", "accumulate": 2},
     {"optimizer_in_backward": True},

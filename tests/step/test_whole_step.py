@@ -121,20 +121,6 @@ def test_average_clipping_and_zeroing(changes: Changes) -> None:
 
 
 DROPPING: Changes = {"drop_rate": 0.1, "attn_drop_rate": 0.1, "drop_path_rate": 0.2}
-VALIDATIONS = [
-    ("native", 2, {"precision": "fp16", "checkpointing": "stages"}),
-    ("timm", 1, {"precision": "pure-bf16", "validation_batch_size": 1}),
-]
-
-
-@pytest.mark.parametrize(("library", "version", "changes"), VALIDATIONS, ids=name_of)
-def test_validation(library: str, version: int, changes: Changes) -> None:
-    """Nothing is dropped or saved, and a batch of its own comes and goes."""
-    needs_library(library)
-    setting = setting_of({"validation_batch_size": 5, **changes})
-    assert_equal_to_torch(small(library, version=version, depths=(1, 1), **DROPPING), setting)
-
-
 # Where all stages are frozen, and where adapters are, is each library's own matter.
 TRAINED_IN_PART = [
     ("native", 2, {"frozen_stages": 1, "precision": "fp16", "checkpointing": "blocks"}),
@@ -142,7 +128,7 @@ TRAINED_IN_PART = [
     ("timm", 1, {"frozen_stages": 1, "precision": "pure-bf16", "checkpointing": "stages"}),
     ("native", 2, {"frozen_stages": 2, "ema": True}),
     ("native", 1, {"lora_rank": 4, "frozen_stages": 1, "optimizer": "adafactor"}),
-    ("timm", 1, {"lora_rank": 4, "lora_targets": "all", "validation_batch_size": 3}),
+    ("timm", 1, {"lora_rank": 4, "lora_targets": "all"}),
 ]
 
 

@@ -45,7 +45,7 @@ def test_every_key_is_an_argument_of_train_py() -> None:
         tiny("timm", in_channels=1, drop_rate=0.1), optimizer="adamw", accumulate=2,
         precision="fp16", compile="max-autotune-no-cudagraphs", checkpointing="blocks",
         clip_grad=True, ema=True,
-        loss="soft-target", validation_batch_size=8, memory_format="channels_last",
+        loss="soft-target", memory_format="channels_last",
     )  # fmt: skip
     assert set(found) <= TIMM_ARGUMENTS, set(found) - TIMM_ARGUMENTS
     assert found["grad_accum_steps"] == 2

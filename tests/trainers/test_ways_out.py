@@ -45,7 +45,6 @@ SETTINGS: list[dict[str, Any]] = [
     {"ema": True},
     {"memory_format": "channels_last"},
     {"cudnn_benchmark": False},
-    {"validation_batch_size": 3},
     *({"optimizer": name} for name in ("adamw-fused", "adamw-8bit", "sgd", "lion", "adafactor")),
     {"optimizer": "adamw-fused", "precision": "fp16", "clip_grad": True},
     {"parallelism": "ddp", "world_size": 2, "ddp_compression": "bf16"},

@@ -8,7 +8,9 @@ ConvNeXt is facebookresearch/ConvNeXt @06f7b05 models/convnext.py, HiViT is zhan
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -206,3 +208,23 @@ def hivit_small() -> nn.Module:
 
 def hivit_base() -> nn.Module:
     return HiViT(512, (2, 2, 20), 8)
+
+
+class Evaluated(nn.Module):
+    """A model in evaluation: what is trained is an offset of its logits, by a product, as a model
+    that is trained has one in backward: there is cuBLAS's workspace of that thread."""
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.model = make()
+        self.offset = nn.Linear(1, 1000, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.model.eval()
+        with torch.no_grad():
+            logits: Tensor = self.model(x)
+        return logits + self.offset(logits[:, :1])
+
+
+_MODELS = (convnext_tiny, convnext_small, convnext_base, hivit_tiny, hivit_small, hivit_base)
+EVALUATED = SimpleNamespace(**{make.__name__: partial(Evaluated, make) for make in _MODELS})

@@ -22,8 +22,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from tabulate import tabulate
 
-from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting, parse
-from planner.core.schema.setting import FORMER_RECIPE
+from planner.core.schema import (
+    FactoryModel,
+    Model,
+    ResolvedSetting,
+    SwinConfig,
+    TrainSetting,
+    parse,
+)
 from planner.core.torch_version import as_of
 from planner.core.units import GIB, MIB
 from planner.estimation.estimate import estimate_ledger, resolve
@@ -43,9 +49,9 @@ from planner.step.training import BuildOnShapes, make_batch
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import DeviceRates, predict_step, rates_for
 from tests.truth.compare import accuracy_of
+from tests.truth.fit import FORMER_RECIPE, HELD_OUT_ONE_IN
 
 PUBLIC = Path(__file__).with_name("public.jsonl")
-HELD_OUT_ONE_IN = 4
 ROLL = "aten.roll"
 # The oldest torch whose memory and whose speed an estimate is held to. Before 2.0 operators kept
 # other tensors; before 1.12 matmuls of fp32 ran in TF32 unasked (torch 1.12's release notes).
@@ -221,7 +227,7 @@ def predicted_allocated(row: PublishedRow) -> int | None:
     steps = {0} if row.instant == "first" else {0, 1}
 
     def peak(counts: Window, **changes: Any) -> int:
-        ledger = _ledger(row, **changes)
+        ledger = _evaluated(row) if row.span == "forward" else _ledger(row, **changes)
         if row.fused_window_process:
             ledger = with_fused_windows(ledger)
         outside = overheads_for(row.device, ledger.environment)
@@ -229,8 +235,7 @@ def predicted_allocated(row: PublishedRow) -> int | None:
         return peak_allocated(ledger, outside.workspace_bytes, counts)
 
     if row.span == "forward":
-        forward = "validation" if row.is_traced else "forward"
-        return peak(lambda step, phase, number: step == 1 and phase == forward)
+        return peak(lambda step, phase, number: step == 1 and phase == "forward")
     if row.span == "forward+backward":
         # Gradients that nobody clears are there from the second micro-batch of a first step on,
         # when no optimizer has run yet.
@@ -354,30 +359,32 @@ def _inside(ledger: Ledger, counts: Window) -> list[bool]:
 
 def _ledger(row: PublishedRow, **changes: Any) -> Ledger:
     """What the row's span is read from: a step, or two passes of a Swin in evaluation. Of any other
-    model one trace serves all spans but the whole step: two micro-batches, and a validation after
-    them, for which only the weights are there."""
+    model one recording of two micro-batches serves all spans but the whole step."""
     model, setting = row.resolved
     setting = setting.model_copy(update=changes)
-    forward = row.span == "forward"
     if isinstance(model, SwinConfig):
-        if forward:
+        if row.span == "forward":
             build = find_library(model.library).on_shapes(model, setting)
             return _record_forward(build, model, setting)
         return step_ledger(model, setting)
-    if row.span == "step":
-        return step_ledger(model, setting)
-    more = {"accumulate": 2, "validation_batch_size": setting.batch_size}
-    ledger = step_ledger(model, setting.model_copy(update=more))
-    if not forward:
-        return ledger
-    built = next(i for i, event in enumerate(ledger.events) if isinstance(event, Marked))
+    more = {} if row.span == "step" else {"accumulate": 2}
+    return step_ledger(model, setting.model_copy(update=more))
+
+
+def _evaluated(row: PublishedRow) -> Ledger:
+    """Passes in evaluation, for which only the weights are there."""
+    model, setting = row.resolved
+    if isinstance(model, SwinConfig):
+        return _ledger(row)
+    assert isinstance(model, FactoryModel)
+    module, name = model.parts
+    evaluated = model.model_copy(update={"factory": f"{module}:EVALUATED.{name}"})
+    ledger = step_ledger(evaluated, setting)
     gone = {
         event.storage
-        for index, event in enumerate(ledger.events)
-        if isinstance(event, Tagged)
-        and (event.category in ("gradients", "optimizer_state")
-             or (event.category == "activations" and index < built))
-    }  # fmt: skip
+        for event in ledger.events
+        if isinstance(event, Tagged) and event.category in ("gradients", "optimizer_state")
+    }
     return _without(ledger, gone)
 
 

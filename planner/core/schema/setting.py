@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NewType, get_args
+from typing import Annotated, Literal, NewType, get_args
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -19,8 +19,6 @@ CompileMode = Literal[
     "off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
 ]
 Attention = Literal["library", "eager", "sdpa"]
-FORMER_RECIPE: Mapping[str, Any] = {"loss": "cross-entropy", "clip_grad": False}
-"""The defaults until 2026-11-24: what a file of before means that says nothing of them."""
 Loss = Literal["library", "cross-entropy", "label-smoothing", "soft-target"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -92,7 +90,6 @@ class TrainSetting(Distribution):
     `frozen_stages` is how many of the first stages, and the patch embedding with them, are not
     trained. With a `lora_rank` of 1 or more only adapters of that rank are, on the linear layers of
     attention (`lora_targets` all: and of the MLP), and the classifier.
-    `validation_batch_size` images go forward between epochs (0: no validation).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -119,7 +116,6 @@ class TrainSetting(Distribution):
     frozen_stages: CountOrNone = 0
     lora_rank: CountOrNone = 0
     lora_targets: Literal["attention", "all"] = "attention"
-    validation_batch_size: CountOrNone = 0
 
     @field_validator("checkpointing")
     @classmethod

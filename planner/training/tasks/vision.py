@@ -67,20 +67,6 @@ class Classification:
         smoothing = LABEL_SMOOTHING if self.setting.loss == "label-smoothing" else 0.0
         return F.cross_entropy(self.logits(module, batch[0]), batch[1], label_smoothing=smoothing)
 
-    def validation_batch(self, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Random images like the training's, and labels of the first class."""
-        images = torch.empty(
-            (size, *self.shape),
-            dtype=torch.bfloat16 if self.setting.precision == "pure-bf16" else torch.float32,
-            device=device,
-            memory_format=self._memory_format(),
-        ).normal_()
-        return images, torch.zeros(size, dtype=torch.int64, device=device)
-
-    def validation_loss(self, module: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Against hard labels."""
-        return F.cross_entropy(self.logits(module, batch[0]), batch[1])
-
     def logits(self, module: Any, images: Tensor) -> Tensor:
         """What the module makes of `images`. Raises ContractError where it is no [B, classes]."""
         output = module(images)

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from planner.core.errors import UnsupportedError
 from planner.core.schema.distribution import DEEPSPEED
 from planner.libraries.limits import setting_limit, trained_limit
 from planner.training import building
@@ -34,12 +33,6 @@ class WatchedTraining(Training):
 def refuse_unsupported(request: ProbeRequest) -> None:
     """Raise UnsupportedError for settings that a probe cannot stand for."""
     setting = request.setting
-    if setting.validation_batch_size:
-        raise UnsupportedError(
-            "a probe times only training steps, and validation_batch_size is "
-            f"{setting.validation_batch_size}.",
-            "Probe with validation_batch_size 0.",
-        )
     fault = trained_limit(request.model, setting) or setting_limit(setting)
     if fault is not None:
         raise fault.error()
