@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planner.advice.advising import Advice, advise
     from planner.core.errors import PlannerError, UnsupportedError, UsageError
     from planner.core.schema import MeasurementRecord, SwinConfig, TrainSetting
-    from planner.core.schema.result import Recommendation
+    from planner.core.schema.record import Recommendation
     from planner.estimation.estimate import Estimate, estimate
     from planner.estimation.largest import largest_batch
     from planner.libraries.resolve import resolve_model
@@ -47,7 +47,7 @@ _HOMES = {
     "resolve_model": "planner.libraries.resolve",
     "MeasurementRecord": "planner.core.schema", "SwinConfig": "planner.core.schema",
     "TrainSetting": "planner.core.schema",
-    "Recommendation": "planner.core.schema.result",
+    "Recommendation": "planner.core.schema.record",
     "Watch": "planner.watching.watch", "watch": "planner.watching.watch",
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner import Advice
-from planner.core.schema.result import Recommendation
+from planner.core.schema.record import Recommendation
 from planner.estimation.estimate import Estimate
 from planner.estimation.scaling import Scaled
 from planner.report.advice import advice_answer

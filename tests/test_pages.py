@@ -13,8 +13,8 @@ import pytest
 from planner.cli import cli
 from planner.core.schema.distribution import Distribution
 from planner.core.schema.model import SwinConfig
-from planner.core.schema.options import declared_options
 from planner.core.schema.setting import TrainSetting
+from planner.core.schema.validation import declared_options
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (".", "docs", "tests", "tests/truth", "examples")

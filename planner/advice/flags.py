@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import UnsupportedError
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.core.schema.options import declared_options
+from planner.core.schema.validation import declared_options
 from planner.core.units import exact_bytes
 from planner.estimation.estimate import Estimate, default_precision, resolve
 from planner.machine.hardware.gpu import Gpu

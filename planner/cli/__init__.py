@@ -191,7 +191,7 @@ def _usage(error: click.ClickException) -> str:
 def _instead(option: str, command: click.Command) -> str:
     """What to write in place of an option that is none: where it is a field or another library's
     word for one its own option, if the command has one, else --set."""
-    from planner.core.vocabulary import find_word
+    from planner.core.errors import find_word
     from planner.estimation.arguments import ALL_FIELDS
 
     taken = {param.name: param.opts[0] for param in command.params}

@@ -10,7 +10,7 @@ from planner.cli.rows import one_setting, read_gpu
 from planner.cli.show import answer, tell
 from planner.core.errors import PlannerError, refuse_if, shorten
 from planner.core.files import is_pipe
-from planner.core.schema.options import option, switch
+from planner.core.schema.validation import option, switch
 from planner.core.terminal import shows_seconds
 from planner.estimation.estimate import default_precision, estimate
 from planner.machine.doctor import Facts, compare, load_facts, read_facts

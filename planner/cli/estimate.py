@@ -17,11 +17,10 @@ from planner.cli.rows import (
     read_gpu,
 )
 from planner.cli.show import answer, say, tell
-from planner.core.collector import collect_once
 from planner.core.files import to_json
 from planner.core.schema import Model, ResolvedSetting, TrainSetting, parse
-from planner.core.schema.options import option, switch
-from planner.core.terminal import shows_seconds
+from planner.core.schema.validation import option, switch
+from planner.core.terminal import collect_once, shows_seconds
 from planner.core.units import format_bytes
 from planner.estimation.arguments import read_setting
 from planner.estimation.estimate import Estimate, default_precision, estimate_ledger, resolve

@@ -16,7 +16,7 @@ from planner.core.files import MAX_RESULT_BYTES, TUNE_RESULT, parse_json, read_t
 from planner.core.schema import Model, TrainSetting, parse
 from planner.core.schema.loading import MAX_WORKERS
 from planner.core.schema.model import MAX_SIZE
-from planner.core.schema.options import option, switch
+from planner.core.schema.validation import option, switch
 from planner.core.units import format_seconds
 from planner.estimation.arguments import read_model
 from planner.estimation.estimate import resolve

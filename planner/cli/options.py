@@ -25,9 +25,9 @@ from planner.core.errors import refuse_if as refuse_if
 from planner.core.schema import FactoryModel, NamedModel, SwinConfig, TrainSetting
 from planner.core.schema.distribution import SEVERAL
 from planner.core.schema.model import MAX_SIZE
-from planner.core.schema.options import Option, declared_options
-from planner.core.schema.options import option as option
-from planner.core.schema.options import switch as switch
+from planner.core.schema.validation import Option, declared_options
+from planner.core.schema.validation import option as option
+from planner.core.schema.validation import switch as switch
 from planner.estimation.arguments import MODEL_FIELDS, unknown_field
 
 # In the order in which --help shows them.

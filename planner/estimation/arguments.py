@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from planner.core.errors import UsageError, alternatives, nearest, refuse_if, shorten
+from planner.core.errors import UsageError, alternatives, find_word, nearest, refuse_if, shorten
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting, parse
 from planner.core.units import check_memory, parse_bytes
-from planner.core.vocabulary import find_word
 from planner.libraries.named import override_named
 from planner.libraries.resolve import override, resolve_model
 from planner.machine.hardware import find_gpu

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
-from planner.core.schema.any_model import FactoryModel, unit_of
+from planner.core.schema.model import FactoryModel, unit_of
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.core.torch_version import installed_torch, why_untried
 from planner.core.units import format_bytes

@@ -10,7 +10,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field
 
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import Model, TrainSetting, parse
-from planner.core.schema.figures import UNIT
+from planner.core.schema.validation import UNIT
 from planner.core.units import format_bytes
 from planner.estimation.arguments import read_allocator
 from planner.estimation.estimate import resolve

@@ -28,7 +28,7 @@ def ledger_key(model: Model, setting: TrainSetting, batch: int) -> Key | None:
     """All that decides the ledger: the model, what of its source lies outside installed packages,
     the setting without its batch, and versions. None where a factory's source cannot be found."""
     packages = {"torch", getattr(model, "library", "")}
-    if setting.precision == "fp8":
+    if setting.needs_torchao:
         packages.add("torchao")
     sources: dict[str, str] = {}
     if isinstance(model, FactoryModel):

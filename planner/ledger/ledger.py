@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from planner.core.collectives import Collective, Group
+from planner.core.schema.distribution import Collective, Group
 
 if TYPE_CHECKING:
     from planner.ledger.affine import AffineLedger

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from planner.core.errors import PlannerError, UsageError, unknown_name
-from planner.core.schema.any_model import is_factory
+from planner.core.schema.model import is_factory
 
 
 def load_factory(spec: str) -> Callable[[], Any]:

@@ -10,8 +10,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from planner.core.collectives import Collective, Group
 from planner.core.schema import TrainSetting
+from planner.core.schema.distribution import Collective, Group
 from planner.ledger.ledger import Awaited, Event, Sent
 from planner.recording.trees import tensors_in
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.core.schema.profile import ProfileRecord
+from planner.core.schema.record import ProfileRecord
 from planner.core.units import format_seconds
 from planner.report.page import contents as doc
 from planner.report.settings import describe_setting

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import PlannerError, alternatives, printable
 from planner.core.schema import MeasurementRecord, SwinConfig
-from planner.core.schema.result import Recommendation
+from planner.core.schema.record import Recommendation
 from planner.core.units import GIB, format_bytes, format_rate, format_seconds
 from planner.report.estimates import apart_fields, notes
 from planner.report.page import contents as doc

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from planner.core.collectives import Group
 from planner.core.schema import TrainSetting
+from planner.core.schema.distribution import Group
 from planner.ledger.ledger import Exchanged, Sent
 from planner.machine.hardware.links import bus_factor
 

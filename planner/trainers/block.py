@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig
-from planner.core.schema.figures import UNIT
+from planner.core.schema.validation import UNIT
 from planner.estimation.recipe import WORKERS, Recipe, fine_tunes, fine_tuning
 from planner.libraries.microsoft.arguments import class_arguments as microsoft_arguments
 from planner.libraries.native.arguments import class_arguments as native_arguments

@@ -28,7 +28,7 @@ from planner.core.schema import (
     parse,
 )
 from planner.core.schema.distribution import Distribution
-from planner.core.schema.result import RESULT_FORMAT, Recommendation
+from planner.core.schema.record import RESULT_FORMAT, Recommendation
 from planner.core.schema.setting import COMPILED_FIELDS
 from planner.core.units import format_bytes
 from planner.estimation.arguments import ModelLike, SettingLike, read_model, read_setting

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.core.augmentation import Augmentation
 from planner.core.errors import (
     PlannerError,
     UnsupportedError,
@@ -19,8 +18,8 @@ from planner.core.errors import (
     shorten,
 )
 from planner.core.files import named_path
-from planner.core.schema.any_model import is_factory
-from planner.core.schema.loading import Pipeline
+from planner.core.schema.loading import Augmentation, Pipeline
+from planner.core.schema.model import is_factory
 from planner.libraries.factory import check_factory, load_factory
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from planner.core.errors import UsageError
 from planner.core.files import named_path, to_json
 
 if TYPE_CHECKING:
-    from planner.core.schema.result import Recommendation
+    from planner.core.schema.record import Recommendation
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _of_mapping(data: Mapping[str, Any], source: str) -> Expectation:
     if "peak_live_bytes" in data and "setting" in data:
         return _of_estimate(data, source)
     from planner.core.schema import parse
-    from planner.core.schema.result import Recommendation
+    from planner.core.schema.record import Recommendation
 
     return _of_recommendation(parse(Recommendation, dict(data), source), source)
 

@@ -19,7 +19,7 @@ from planner.core.files import named_path
 from planner.core.schema import TrainSetting, parse
 from planner.core.schema.distribution import SEVERAL
 from planner.core.schema.model import MAX_SIZE
-from planner.core.schema.options import declared_options, option, switch
+from planner.core.schema.validation import declared_options, option, switch
 from planner.core.units import (
     MAX_SECONDS,
     exact,

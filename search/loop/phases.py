@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from planner.core.schema import MeasurementRecord, Model, SwinConfig
-from planner.core.schema.result import Recommendation
+from planner.core.schema.record import Recommendation
 from planner.libraries.registry import find_library
 from search.loop.options import SearchOptions
 from search.loop.request import kept_options

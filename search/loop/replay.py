@@ -10,8 +10,7 @@ from typing import TypeVar
 from planner.core.errors import PlannerError, UsageError
 from planner.core.files import MAX_RESULT_BYTES, TUNE_PROBES, TUNE_RESULT, parse_json, read_text
 from planner.core.schema import DeviceInfo, MeasurementRecord, parse
-from planner.core.schema.record import BUDGET_ENDED
-from planner.core.schema.result import Recommendation
+from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from search.loop.limits import Limits
 from search.loop.space import Candidate, setting_id, space_of
 from search.loop.strategies.strategy import Choice

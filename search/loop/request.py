@@ -14,7 +14,7 @@ from planner.advice.flags import field_flags
 from planner.core.errors import UsageError
 from planner.core.schema import FactoryModel, Model, SwinConfig, TrainSetting, parse
 from planner.core.schema.distribution import Distribution
-from planner.core.schema.options import Option, declared_options
+from planner.core.schema.validation import Option, declared_options
 from planner.estimation.kept import Predicted
 from search.loop.axes import AXES, implementations
 from search.loop.options import SearchKeywords, SearchOptions, start_text

@@ -8,8 +8,7 @@ from typing import Any
 
 from planner.core.errors import ContractError, PlannerError
 from planner.core.schema import MeasurementRecord
-from planner.core.schema.expected import Expected
-from planner.core.schema.record import BUDGET_ENDED
+from planner.core.schema.record import BUDGET_ENDED, Expected
 from search.loop.interrupts import ending, hold
 from search.loop.limits import Limits
 from search.loop.prober import Prober

@@ -21,8 +21,7 @@ from pydantic import (
 )
 
 from planner.core.schema import Model, ProbeStatus, TrainSetting
-from planner.core.schema.record import Clocks, PhaseBytes, Seconds
-from planner.core.schema.world import RankRecord, WorldInfo
+from planner.core.schema.record import Clocks, PhaseBytes, RankRecord, Seconds, WorldInfo
 
 # Longer than any message of ours (a thousand samples take about 25 kB), short enough that a flood
 # without a newline costs the parent nothing.

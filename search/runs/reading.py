@@ -22,7 +22,7 @@ from planner.core.files import (
     read_text,
 )
 from planner.core.schema import MeasurementRecord, SwinConfig
-from planner.core.schema.result import Recommendation
+from planner.core.schema.record import Recommendation
 from planner.core.units import GIB
 from planner.libraries.registry import find_library
 from planner.report.estimates import apart_fields

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from planner.advice.levers import EXPANDABLE
 from planner.core.schema import MeasurementRecord
-from planner.core.schema.result import Recommendation
+from planner.core.schema.record import Recommendation
 from planner.memory.allocator_config import VARIABLES, allocator_in_environment
 from search.loop.interrupts import ending, hold, let_go
 from search.loop.limits import START_SECONDS, TIMING_SECONDS, Limits

@@ -14,7 +14,7 @@ from statistics import median
 from planner.core.errors import PlannerError
 from planner.core.files import write_whole
 from planner.core.schema import MeasurementRecord, Model, TrainSetting
-from planner.core.schema.profile import ProfiledKind, ProfiledOperation, ProfileRecord
+from planner.core.schema.record import ProfiledKind, ProfiledOperation, ProfileRecord
 from planner.core.units import format_seconds
 from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger

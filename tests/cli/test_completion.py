@@ -15,7 +15,7 @@ from click.shell_completion import FishComplete
 
 from planner.cli import COMMANDS, COMPLETION, cli
 from planner.core.schema import TrainSetting
-from planner.core.schema.options import declared_options
+from planner.core.schema.validation import declared_options
 from planner.libraries.registry import SPECS
 from planner.machine.hardware import all_gpus
 from planner.trainers.registry import TARGETS

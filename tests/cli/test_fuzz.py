@@ -18,8 +18,7 @@ import click
 import pytest
 
 from planner.cli import COMMANDS, cli, main
-from planner.core.errors import PlannerError, shorten
-from planner.core.vocabulary import _words
+from planner.core.errors import PlannerError, _words, shorten
 from planner.estimation.arguments import ALL_FIELDS
 from tests.cli.contexts import command_context
 

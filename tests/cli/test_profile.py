@@ -11,7 +11,7 @@ from planner.cli.measure import asked
 from planner.cli.options import Fields
 from planner.core.errors import UsageError
 from planner.core.schema import TrainSetting
-from planner.core.schema.result import Recommendation
+from planner.core.schema.record import Recommendation
 from tests.trainers.cases import recommendation, tiny
 
 MODEL = tiny("native")

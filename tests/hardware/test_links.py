@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.core.collectives import Collective
 from planner.core.errors import UsageError
+from planner.core.schema.distribution import Collective
 from planner.core.units import MIB
 from planner.machine.hardware import find_gpu
 from planner.machine.hardware.fabric import ASSUMED_NETWORK, Fabric, find_fabric, usual_link

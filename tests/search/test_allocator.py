@@ -9,7 +9,7 @@ import pytest
 
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.schema import MeasurementRecord
-from planner.core.schema.result import Recommendation
+from planner.core.schema.record import Recommendation
 from planner.memory.allocator_config import VARIABLES
 from search.loop.limits import Limits
 from search.loop.strategies.strategy import Choice

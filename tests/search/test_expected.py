@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.expected import Expected
+from planner.core.schema.record import Expected
 from search.loop.limits import Limits
 from search.loop.replay import Replay, ReplayProber
 from search.loop.session import Session

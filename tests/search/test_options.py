@@ -12,7 +12,7 @@ import pytest
 from planner.cli import main
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.core.schema.options import declared_options
+from planner.core.schema.validation import declared_options
 from planner.machine.hardware.detect import read_device
 from search import tune
 from search.loop.options import SearchKeywords, SearchOptions

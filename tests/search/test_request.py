@@ -13,7 +13,7 @@ from planner.cli.measure import TuneRequest, keywords
 from planner.cli.measure import tune as command
 from planner.core.errors import UsageError
 from planner.core.schema import FactoryModel, NamedModel, TrainSetting
-from planner.core.schema.options import declared_options
+from planner.core.schema.validation import declared_options
 from planner.libraries.named import override_named
 from planner.libraries.resolve import resolve_model
 from search.loop.options import SearchOptions

@@ -11,8 +11,7 @@ import pytest
 
 from planner.core.errors import UsageError
 from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.record import BUDGET_ENDED
-from planner.core.schema.result import Recommendation
+from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.core.units import GIB
 from search.loop.limits import Limits
 from search.loop.space import make_space

@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 import search
 from planner.core.errors import ContractError, UnsupportedError
 from planner.core.schema import FactoryModel, MeasurementRecord, TrainSetting
-from planner.core.schema.result import Recommendation
+from planner.core.schema.record import Recommendation
 from planner.libraries.resolve import resolve_model
 from planner.trainers.emission import TARGETS, emit, emit_setting
 from planner.trainers.plan import Emitted

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.core.collectives import Group
 from planner.core.schema import TrainSetting
+from planner.core.schema.distribution import Group
 from planner.ledger.ledger import Awaited, Computed, Event, Ledger, Marked, Sent
 from planner.machine.hardware.fabric import Fabric
 from planner.machine.hardware.links import Curve, Link

@@ -1,7 +1,6 @@
 """What a person says and what crosses a process: validated once, here."""
 
-from planner.core.schema.any_model import FactoryModel, Model, NamedModel
-from planner.core.schema.model import Library, SwinConfig
+from planner.core.schema.model import FactoryModel, Library, Model, NamedModel, SwinConfig
 from planner.core.schema.record import (
     DeviceInfo,
     MeasurementRecord,

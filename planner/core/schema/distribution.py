@@ -13,9 +13,13 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, Field
 
-from planner.core.schema.faults import Fault
 from planner.core.schema.model import MAX_SIZE
-from planner.core.schema.options import Option
+from planner.core.schema.validation import Fault, Option
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+# Which devices take part: all, those that share one set of shards, those that hold the same shard.
+Group = Literal["world", "shard", "replicate"]
+
 
 Parallelism = Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3"]
 PARALLELISMS: tuple[Parallelism, ...] = get_args(Parallelism)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from planner.core.schema.figures import KEPT, Whole
+from planner.core.schema.validation import KEPT, Whole
 
 Pipeline = Literal["torchvision", "timm", "own"]
 """Who makes a tensor of a picture: torchvision's or timm's transforms, or a Dataset by itself."""
@@ -109,3 +110,14 @@ class Feeding(BaseModel):
     images_per_second: float | None = None
     waited: float | None = None
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is done to a training picture beside crop and flip, and how each picture is resized."""
+
+    auto_augment: str = "rand-m9-mstd0.5-inc1"  # AUG.AUTO_AUGMENT, in timm's words
+    color_jitter: float = 0.4  # AUG.COLOR_JITTER, which timm omits beside an auto_augment
+    erasing: float = 0.25  # AUG.REPROB, of AUG.REMODE pixel and AUG.RECOUNT 1
+    interpolation: str = "bicubic"  # DATA.INTERPOLATION
+    crop_share: float = 0.875  # TEST.CROP: resized to 256/224, cropped at the centre (build.py)

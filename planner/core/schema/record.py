@@ -1,17 +1,75 @@
-"""A measurement record: one probe of one setting on one device, as one JSON line."""
+"""A measurement record: one probe of one setting on one device, as one JSON line; and the files that
+hold some: `recommendation.json` of a search, `profile.json` of a profile.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, JsonValue
 
-from planner.core.schema.any_model import Model, unit_of
-from planner.core.schema.expected import Expected
-from planner.core.schema.figures import KEPT, UNIT, Whole
+from planner.core.schema.loading import Feeding
+from planner.core.schema.model import Model, unit_of
 from planner.core.schema.setting import TrainSetting
-from planner.core.schema.world import RankRecord, WorldInfo
+from planner.core.schema.validation import KEPT, UNIT, Whole
 from planner.core.units import MIB
+
+Range = tuple[float, float, float]
+
+
+class Expected(BaseModel):
+    """What a search believed that a probe would find, at the moment it chose it.
+
+    Figures are (low, middle, high): as likely above the middle as below it, and with 95% between
+    low and high, the noise of a measurement included. `used_bytes` is held against the record's
+    property of that name. `basis` is "prior" where no probe had taught the search anything yet,
+    else "probes". `fits` is the probability of staying within the memory that the search allows;
+    None where it has no limit.
+    """
+
+    model_config = KEPT
+
+    phase: str
+    basis: Literal["prior", "probes"]
+    images_per_second: Range | None = None
+    used_bytes: Range | None = None
+    fits: float | None = None
+
+
+class WorldInfo(BaseModel):
+    """The ranks of one probe, as rank 0 told of them: `world_size` in all, as many on each of
+    `nodes`. `backend` carried the gradients, with the NCCL of version `nccl` where it was that;
+    `threads` of the CPU were each rank's (None: left as they were). `links` says how the devices
+    reach each other, where it was read."""
+
+    model_config = KEPT
+
+    world_size: Whole
+    nodes: Whole = 1
+    backend: Literal["gloo", "nccl"]
+    nccl: str | None = None
+    threads: Whole | None = None
+    links: tuple[str, ...] = ()
+
+
+class RankRecord(BaseModel):
+    """What one rank measured: the median of its own steps, and its own peaks in bytes.
+
+    Ranks wait for each other in every step, so their steps take alike. `forward_seconds` is the
+    first micro-batch's forward, in which a rank waits for nobody (None: it does, as under FSDP):
+    in it a slow rank is seen.
+    """
+
+    model_config = KEPT
+
+    rank: Whole
+    device: str
+    step_seconds: float
+    forward_seconds: float | None = None
+    peak_allocated_bytes: Whole | None = None
+    peak_reserved_bytes: Whole | None = None
+    device_bytes: Whole | None = None
+
 
 RECORD_FORMAT = 1
 # The flag of a probe that was ended for no fault of its setting.
@@ -238,3 +296,101 @@ class MeasurementRecord(BaseModel):
     def judged_in(self, allowed_bytes: int | None) -> Self:
         """The same record, held against the memory that a search allows now."""
         return self.model_copy(update={"allowed_bytes": allowed_bytes})
+
+
+RESULT_FORMAT = 1
+
+
+class Excluded(BaseModel):
+    """A setting that was not probed, and why: an estimate or another probe ruled it out."""
+
+    model_config = KEPT
+
+    setting: TrainSetting
+    reason: str
+    predicted_bytes: Whole | None = None
+
+
+class Recommendation(BaseModel):
+    """What `planner tune` found. `setting` was run: `evidence` is its own measurement.
+
+    `status` is "recommended", or "nothing_fits" where no probe ran and fit, or none was made
+    (then `setting` and `evidence` are None, and `advice` says why and what next).
+    `baseline` is the plain default (fp32, eager, no checkpointing, largest batch that fits) where
+    it was measured; `gain` is images/s of the recommendation over the baseline's.
+    """
+
+    model_config = KEPT
+
+    format: Whole = RESULT_FORMAT
+    status: Literal["recommended", "nothing_fits"]
+    model: Model
+    device: DeviceInfo
+    versions: dict[str, str]
+    date: str
+    setting: TrainSetting | None
+    evidence: MeasurementRecord | None
+    runners_up: tuple[MeasurementRecord, ...] = ()
+    baseline: MeasurementRecord | None = None
+    gain: float | None = None
+    num_probes: Whole = 0
+    num_candidates: Whole = 0
+    stopped_because: str = ""
+    ruled_out: tuple[Excluded, ...] = ()
+    notes: tuple[str, ...] = Field(default=(), description="said to the person, one line each")
+    advice: str = ""
+    feeding: Feeding | None = Field(default=None, description="where the data were measured too")
+    asked: dict[str, JsonValue] | None = Field(
+        default=None,
+        description="the search's options that are not the defaults, as keywords of `search.tune`",
+    )
+
+
+PROFILE_FORMAT = 2
+
+
+class ProfiledKind(BaseModel):
+    """Seconds of one step by kind of operation: on a GPU of its kernels, on a CPU of the operations
+    themselves; `waiting for the host` is the rest of the step."""
+
+    model_config = KEPT
+
+    kind: str
+    measured_seconds: float
+    predicted_seconds: float | None = None
+
+
+class ProfiledOperation(BaseModel):
+    """An operation of torch: its own seconds (on a GPU those of its kernels) and calls a step."""
+
+    model_config = KEPT
+
+    name: str
+    kind: str
+    seconds: float
+    calls: float
+
+
+class ProfileRecord(BaseModel):
+    """What `planner profile` found. Seconds are of one optimizer step.
+
+    `probe` is the same run as an ordinary probe: model, setting, device, versions, date, and the
+    steps that were timed before the profiler began, whose median is `step_seconds`. The measured
+    seconds of `kinds` sum to `profiled_step_seconds`, the predicted ones to
+    `predicted_step_seconds`. `files` are those written beside this one.
+    """
+
+    model_config = KEPT
+
+    format: Whole = PROFILE_FORMAT
+    probe: MeasurementRecord
+    num_steps: Whole
+    step_seconds: float
+    profiled_step_seconds: float
+    kinds: tuple[ProfiledKind, ...]
+    top: tuple[ProfiledOperation, ...]
+    predicted_step_seconds: float | None = None
+    uncertainty: float | None = None
+    basis: str = ""
+    files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = Field(default=(), description="said to the person, one line each")

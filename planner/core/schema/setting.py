@@ -10,9 +10,8 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from planner.core.errors import UnsupportedError, alternatives
 from planner.core.schema.distribution import DEEPSPEED, Distribution
-from planner.core.schema.faults import CrossFieldError, Fault
 from planner.core.schema.model import MAX_SIZE
-from planner.core.schema.options import Option
+from planner.core.schema.validation import CrossFieldError, Fault, Option
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "fp8"]
 CompileMode = Literal[

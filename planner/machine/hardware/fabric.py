@@ -21,7 +21,7 @@ from planner.machine.hardware.links import (
 )
 
 if TYPE_CHECKING:
-    from planner.core.collectives import Collective
+    from planner.core.schema.distribution import Collective
 
 ASSUMED_NETWORK = "100gbe-rdma"
 # By the beginning of a GPU's name. GeForce cards reach each other through the host: NVIDIA's driver

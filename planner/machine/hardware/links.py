@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from planner.core.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
-    from planner.core.collectives import Collective
+    from planner.core.schema.distribution import Collective
 
 Hop = Literal["nvlink", "pcie", "network"]
 

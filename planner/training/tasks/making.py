@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from planner.core.errors import ContractError, PlannerError, UnsupportedError, alternatives
 from planner.core.schema import FactoryModel, Model, NamedModel, TrainSetting, parse
-from planner.core.schema.figures import UNIT
 from planner.core.schema.setting import OWN_OPTIMIZER
+from planner.core.schema.validation import UNIT
 from planner.libraries.building import build_for
 from planner.training.tasks.contract import (
     METHODS,

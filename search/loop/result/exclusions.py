@@ -8,7 +8,7 @@ from math import exp
 
 from planner.core.errors import alternatives
 from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.result import Excluded
+from planner.core.schema.record import Excluded
 from planner.core.units import format_bytes
 from search.loop.space import candidate
 from search.loop.strategies.planner_strategy import INFEASIBLE

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from planner.core.schema import MeasurementRecord
-from planner.core.schema.result import Recommendation
+from planner.core.schema.record import Recommendation
 from planner.core.units import format_bytes
 from search.loop.contenders import choose, contenders, find_plain_default, ranked
 from search.loop.interrupts import ENDINGS

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.core.schema import DeviceInfo, Model, TrainSetting
-from planner.core.schema.result import Excluded
+from planner.core.schema.record import Excluded
 from search.loop.contenders import Contender
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import exp, hypot, sqrt
 
-from planner.core.schema.expected import Expected, Range
+from planner.core.schema.record import Expected, Range
 from search.loop.space import Candidate
 from search.loop.surrogate.posterior import MEMORY_SD, REPEAT_SD, Posterior
 

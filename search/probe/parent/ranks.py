@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from statistics import median
 
 from planner.core.schema import TrainSetting
-from planner.core.schema.world import RankRecord
+from planner.core.schema.record import RankRecord
 from planner.core.units import format_seconds
 from search.probe.protocol import OutcomeMessage, RankPlace
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from planner.core.schema.world import WorldInfo
+from planner.core.schema.record import WorldInfo
 from search.probe.protocol import ProbeRequest, RankPlace
 from search.probe.stopping import Rule
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from planner.core.schema.result import Recommendation
+from planner.core.schema.record import Recommendation
 from search.loop.study.records import read_records
 
 NUM_SETTINGS = 12

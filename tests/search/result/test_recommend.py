@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.result import Excluded
+from planner.core.schema.record import Excluded
 from planner.core.units import GIB
 from planner.estimation.estimate import estimate
 from planner.report.time import bound_text

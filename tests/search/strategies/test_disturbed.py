@@ -8,7 +8,7 @@ from math import log
 import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.result import Recommendation
+from planner.core.schema.record import Recommendation
 from planner.core.units import GIB
 from search.loop.contenders import choose, contenders
 from search.loop.replay import Replay

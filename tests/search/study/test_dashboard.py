@@ -11,7 +11,7 @@ from wsgiref.util import setup_testing_defaults
 import pytest
 from optuna.artifacts import FileSystemArtifactStore
 
-from planner.core.schema.expected import Expected
+from planner.core.schema.record import Expected
 from search.loop.study.dashboard import FOLDER
 from search.loop.study.optuna_study import OptunaStudy, make_study
 from search.loop.study.records import parse_record
