@@ -1,5 +1,5 @@
-"""Errors that are for people: the law, the value, the way out; and words that people know from other
-libraries, and ours for them (`vocabulary.json`).
+"""Errors that are for people: the law, the value, the way out; and words that people know from
+other libraries, and ours for them (`vocabulary.json`).
 """
 
 from __future__ import annotations

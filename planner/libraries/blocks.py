@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 from planner.core.schema import SwinConfig
-from planner.step.nn import GELU, Conv2d, Dropout, DropPath, Identity, LayerNorm, Linear, Module
-from planner.step.tensor import Device, Tensor
-from planner.step.views import cat, flatten, pad, permute, reshape, slice_, view
+from planner.libraries.maps import CPB_HIDDEN, Pair, Trainable
+from planner.step.checkpointing import checkpoint
+from planner.step.matmul import linear
+from planner.step.nn import (
+    GELU,
+    Conv2d,
+    Dropout,
+    DropPath,
+    Identity,
+    LayerNorm,
+    Linear,
+    Module,
+    ReLU,
+    Sequential,
+    buffer,
+)
+from planner.step.pointwise import add, scale
+from planner.step.tensor import Device, Parameter, Tensor
+from planner.step.views import (
+    alias,
+    cat,
+    contiguous,
+    flatten,
+    pad,
+    permute,
+    reshape,
+    slice_,
+    take_rows,
+    unsqueeze,
+    view,
+)
 
 
 class Mlp(Module):
@@ -89,3 +120,125 @@ class Merging(Module):
         x = self.norm(x) if self.version == 1 else self.reduction(x)
         x = self.reduction(x) if self.version == 1 else self.norm(x)
         return x
+
+
+def crop(x: Tensor, height: int, width: int) -> Tensor:
+    """`x[:, :height, :width, :]` of a BHWC tensor; an alias where nothing is cut."""
+    if (height, width) == x.shape[1:3]:
+        return alias(x)
+    if height != x.shape[1]:
+        x = slice_(x, 1, 0, height)
+    if width != x.shape[2]:
+        x = slice_(x, 2, 0, width)
+    return x
+
+
+def window_partition(x: Tensor, window: Pair) -> Tensor:
+    """[B, H, W, C] to [B*nW, window, window, C]."""
+    batch, height, width, channels = x.shape
+    x = view(x, batch, height // window[0], window[0], width // window[1], window[1], channels)
+    return view(contiguous(permute(x, 0, 1, 3, 2, 4, 5)), -1, window[0], window[1], channels)
+
+
+def window_reverse(windows: Tensor, window: Pair, height: int, width: int) -> Tensor:
+    """[B*nW, window, window, C] to [B, H, W, C]."""
+    channels = windows.shape[-1]
+    x = view(windows, -1, height // window[0], width // window[1], window[0], window[1], channels)
+    return view(contiguous(permute(x, 0, 1, 3, 2, 4, 5)), -1, height, width, channels)
+
+
+def spread_bias(table: Tensor, index: Tensor, area: int) -> Tensor:
+    """A table's rows [.., h] for every pair of a window's tokens: [h, N, N]."""
+    bias = view(take_rows(table, view(index, -1)), area, area, -1)
+    bias = contiguous(permute(bias, 2, 0, 1))
+    return bias
+
+
+def position_bias_mlp(device: Device, heads: int) -> Sequential:
+    """Version 2's way from a pair's offset to its bias for each head."""
+    return Sequential(
+        Linear(device, 2, CPB_HIDDEN),
+        ReLU(in_place=True),
+        Linear(device, CPB_HIDDEN, heads, bias=False),
+    )
+
+
+def shift_mask(device: Device, resolution: Pair, window: Pair) -> Tensor:
+    """The buffer of a shifted block: [nW, N, N]."""
+    rows, columns = (-(-side // cut) for side, cut in zip(resolution, window, strict=True))
+    area = window[0] * window[1]
+    return buffer(device, (rows * columns, area, area))
+
+
+def add_shift_mask(scores: Tensor, mask: Tensor) -> Tensor:
+    """[B*nW, h, N, N], and [nW, N, N] added to the windows of every image."""
+    _, heads, area, _ = scores.shape
+    by_image = view(scores, -1, mask.shape[0], heads, area, area)
+    return view(add(by_image, unsqueeze(unsqueeze(mask, 1), 0)), -1, heads, area, area)
+
+
+class LoraLinear(Module):
+    """A linear layer plus a product of rank r, as in `levers.py`."""
+
+    def __init__(self, device: Device, base: Linear, rank: int) -> None:
+        out_features, in_features = base.weight.shape
+        self.lora_a = Parameter(device, (rank, in_features))
+        self.lora_b = Parameter(device, (out_features, rank))
+        self.base = base
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.base(x)
+        return add(y, scale(linear(linear(x, self.lora_a), self.lora_b)))
+
+
+def choose_trainable(device: Device, module: Module, trainable: Trainable) -> None:
+    """Freezes what is not trained and puts the adapters in, all in place."""
+    for name, parameter in named_parameters(module):
+        if trainable.is_frozen(name):
+            parameter.requires_grad = False
+    for parent, name, attribute in list(_attributes(module)):
+        child = vars(parent)[attribute]
+        if isinstance(child, Linear) and trainable.is_adapted(name):
+            setattr(parent, attribute, LoraLinear(device, child, trainable.lora_rank))
+
+
+def named_parameters(module: Module, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+    """All parameters with the names that they have in the real module."""
+    for name, value in vars(module).items():
+        if isinstance(value, Parameter):
+            yield prefix + name, value
+    for name, child in module.children():
+        yield from named_parameters(child, f"{prefix}{name}.")
+
+
+def _attributes(module: Module, prefix: str = "") -> Iterator[tuple[Module, str, str]]:
+    """(module, name in the model, attribute) of everything that is a plain attribute of one."""
+    for attribute in vars(module):
+        yield module, prefix + attribute, attribute
+    for name, child in module.children():
+        yield from _attributes(child, f"{prefix}{name}.")
+
+
+# Kept, since a class is a cycle, which only the collector would free.
+_CHECKPOINTED: dict[tuple[type[Module], bool], type[Module]] = {}
+
+
+def checkpoint_in_place(modules: Iterable[Module], selective: bool = False) -> None:
+    """From now on each module saves only its inputs and recomputes its forward in backward; with
+    `selective` it keeps the results of matrix products and attention too."""
+    for module in modules:
+        if selective:
+            for inner in module.descendants():
+                if isinstance(inner, ReLU):
+                    inner.in_place = False
+        kind = (type(module), selective)
+        if kind not in _CHECKPOINTED:
+            _CHECKPOINTED[kind] = _checkpointed(*kind)
+        module.__class__ = _CHECKPOINTED[kind]
+
+
+def _checkpointed(kind: type[Module], selective: bool) -> type[Module]:
+    def forward(self: Module, *args: Any) -> Any:
+        return checkpoint(kind.forward, self, *args, selective=selective)
+
+    return type(f"Checkpointed{kind.__name__}", (kind,), {"forward": forward})

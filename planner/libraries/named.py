@@ -59,7 +59,7 @@ def build_named(model: NamedModel, attention: Attention = "library") -> nn.Modul
     Raises PlannerError where the library is not installed, UnsupportedError where its model cannot
     compute `attention`.
     """
-    module: nn.Module = _of_library(model.library, "build")(model, attention)
+    module: nn.Module = _of_library(model.library, "build_named")(model, attention)
     return module.train()
 
 
@@ -94,12 +94,12 @@ look_up: Callable[[str, str], dict[str, Any]] = look_up_here
 
 
 def _of_library(library: str, function: str) -> Any:
-    """A function of the library's `by_name`, which reports where the library is not installed."""
+    """A function of the library's `module`, which reports where the library is not installed."""
     assert library in LIBRARIES
 
     def call(*arguments: Any) -> Any:
         try:
-            module = importlib.import_module(f"planner.libraries.{library}.by_name")
+            module = importlib.import_module(f"planner.libraries.{library}.module")
             return getattr(module, function)(*arguments)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]

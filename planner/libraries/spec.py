@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from planner.core.errors import PlannerError, UnsupportedError, alternatives
 from planner.core.schema import Library, ResolvedSetting, SwinConfig, TrainSetting
-from planner.libraries.drift import drift_notes, package_folder
 from planner.libraries.limits import SettingFault, block_limit, limit_of
-from planner.libraries.trainable import FrozenNames, Trainable, stem_and_layers
+from planner.libraries.maps import FrozenNames, Trainable, stem_and_layers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +25,101 @@ if TYPE_CHECKING:
     from planner.step.tensor import Device
 
     BuildOnShapes = Callable[[Device], Module]
+
+
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "tiny": {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24)},
+    "small": {"embed_dim": 96, "depths": (2, 2, 18, 2), "num_heads": (3, 6, 12, 24)},
+    "base": {"embed_dim": 128, "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32)},
+    "large": {"embed_dim": 192, "depths": (2, 2, 18, 2), "num_heads": (6, 12, 24, 48)},
+}
+IMAGENET_1K, IMAGENET_22K = 1000, 21841  # classes
+
+# Fine-tuned in version 2 with larger windows than in pre-training, at 192 pixels.
+PRETRAINED_192 = (12, 12, 12, 6)
+
+
+def published(
+    library: Library, name: str, size: str, version: int, image: int, window: int, **own: Any
+) -> SwinConfig:
+    """The model that `library` publishes as `name`; `own` is what it sets otherwise."""
+    fields = {
+        "library": library,
+        "name": name,
+        "version": version,
+        "image_size": image,
+        "window_size": window,
+        **SIZES[size],
+        **own,
+    }
+    return SwinConfig.model_validate(fields)
+
+
+def by_name(configs: Iterable[SwinConfig]) -> dict[str, SwinConfig]:
+    return {config.name: config for config in configs if config.name is not None}
+
+
+HASHES = "transcribed.json"
+
+
+@cache
+def drift_notes(library: str, swin_version: int, folder: Path | None) -> tuple[str, ...]:
+    """What to say where a file below `folder` is not the one that was transcribed.
+
+    `folder` is the installed library's, or None where it is not installed, which says nothing.
+    """
+    transcribed = _read(library)
+    if folder is None or transcribed is None:
+        return ()
+    differing = [
+        name.rpartition("/")[2]
+        for name, digest in transcribed["files"][str(swin_version)].items()
+        if _digest(folder / name) != digest
+    ]
+    if not differing:
+        return ()
+    source, verb = transcribed["source"], "differs" if len(differing) == 1 else "differ"
+    return (
+        f"transcribed from {source} {transcribed['version']}; {_installed(library)} is installed "
+        f"and its {', '.join(differing)} {verb}: check with --record",
+    )
+
+
+def package_folder(package: str) -> Path | None:
+    """Where a package is installed, without importing it; None where it is not."""
+    try:
+        found = importlib.util.find_spec(package)
+    except ValueError:  # somebody put a module without a spec into sys.modules
+        return None
+    places = found.submodule_search_locations if found is not None else None
+    return Path(next(iter(places))) if places else None
+
+
+def _read(library: str) -> Mapping[str, Any] | None:
+    """None for our own Swin, which is transcribed from nothing."""
+    file = Path(__file__).parent / library / HASHES
+    if not file.is_file():
+        return None
+    found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def _digest(file: Path) -> str | None:
+    """None where the library has no such file any more."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _installed(library: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # takes longer than the hashes
+
+    try:
+        return version(library)
+    except PackageNotFoundError:  # a checkout, or a folder on PYTHONPATH
+        return "another version"
+
 
 Attention = Literal["eager", "sdpa"]
 _Module = TypeVar("_Module")
@@ -139,7 +237,7 @@ class LibrarySpec:
     def on_shapes(self, config: SwinConfig, setting: ResolvedSetting) -> BuildOnShapes:
         """How to build the library's Swin on shapes (`planner.step`). Imports no torch."""
         assert setting.attention != "library", "a setting is resolved before a module is built"
-        file = self._file("on_shapes")
+        file = self._file("shapes")
 
         def build(device: Device) -> Module:
             module: Module = file.build(device, config, _without_parts(setting))
@@ -147,12 +245,12 @@ class LibrarySpec:
             for block in blocks:
                 block.is_block = True
             if setting.chosen_blocks is not None:
-                from planner.libraries.wrapping_on_shapes import checkpoint_in_place
+                from planner.libraries.blocks import checkpoint_in_place
 
                 chosen = blocks[setting.chosen_blocks]
                 checkpoint_in_place(chosen, setting.checkpointing == "selective")
             if setting.frozen_stages or setting.lora_rank:
-                from planner.libraries.adapters_on_shapes import choose_trainable
+                from planner.libraries.blocks import choose_trainable
 
                 choose_trainable(device, module, Trainable.of(setting, self.frozen_names))
             return module

@@ -29,7 +29,7 @@ from planner.ledger import cache
 from planner.ledger.key import Key, have_changed, ledger_key
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
 from planner.libraries import named
-from planner.libraries.factory import check_factory
+from planner.libraries.building import check_factory
 from planner.machine.hardware import Gpu, find_gpu
 from planner.memory.compiled import has_known_graphs
 from planner.recording.client import DEFAULT_CARD, Recorder

@@ -12,11 +12,11 @@ from typing import Any
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig
 from planner.core.schema.validation import UNIT
 from planner.estimation.recipe import WORKERS, Recipe, fine_tunes, fine_tuning
-from planner.libraries.microsoft.arguments import class_arguments as microsoft_arguments
-from planner.libraries.native.arguments import class_arguments as native_arguments
+from planner.libraries.microsoft.spec import class_arguments as microsoft_arguments
+from planner.libraries.native.spec import class_arguments as native_arguments
 from planner.libraries.registry import find_library
-from planner.libraries.torchvision.arguments import class_arguments as torchvision_arguments
-from planner.libraries.transformers.arguments import config_arguments
+from planner.libraries.torchvision.spec import class_arguments as torchvision_arguments
+from planner.libraries.transformers.spec import config_arguments
 from planner.trainers.launch import train_loader
 from planner.trainers.plan import Plan
 from planner.trainers.timm import create_model_arguments
@@ -165,7 +165,7 @@ def _timm(model: SwinConfig, attention: str) -> str:
 
 
 def _timm_by_name(model: NamedModel) -> str:
-    """As `planner.libraries.timm.by_name` builds it."""
+    """As `planner.libraries.timm.module` builds it."""
     given = {"in_chans": model.in_channels, "num_classes": model.num_classes}
     loads = {"pretrained": _Name("pretrained"), **given}
     created = _call("timm.create_model", loads, (literal(model.name), "**sized"))

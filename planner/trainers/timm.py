@@ -18,7 +18,7 @@ from typing import Any
 from planner.core.schema import NamedModel, SwinConfig
 from planner.core.schema.setting import EMA_DECAY
 from planner.estimation.recipe import Recipe, learning_rate_note, rounded
-from planner.libraries.timm.names import PUBLISHED
+from planner.libraries.timm.spec import PUBLISHED
 from planner.trainers.launch import OLDER_PILLOW, launch, nodes_notes, torchrun, train_loader
 from planner.trainers.plan import Parallel, Plan, Refusal, Trainer, Written, refused
 
@@ -82,7 +82,7 @@ def _model_values(model: SwinConfig) -> dict[str, Any]:
 
 
 def _named_values(model: NamedModel) -> dict[str, Any]:
-    """As the probe built it (`planner.libraries.timm.by_name`); drop path is the model's own."""
+    """As the probe built it (`planner.libraries.timm.module`); drop path is the model's own."""
     assert model.image_size is not None
     size = [model.in_channels, *model.image_size]
     return {"model": model.name, "num_classes": model.num_classes, "input_size": size}

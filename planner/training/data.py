@@ -20,7 +20,7 @@ from planner.core.errors import (
 from planner.core.files import named_path
 from planner.core.schema.loading import Augmentation, Pipeline
 from planner.core.schema.model import is_factory
-from planner.libraries.factory import check_factory, load_factory
+from planner.libraries.building import check_factory, load_factory
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset

@@ -9,8 +9,8 @@ from typing import Any
 
 from planner.core.schema import Model, SwinConfig, TrainSetting
 from planner.core.schema.setting import CLIP_NORM, EMA_DECAY, LABEL_SMOOTHING
+from planner.libraries.maps import Trainable
 from planner.libraries.registry import find_library
-from planner.libraries.trainable import Trainable
 
 FOLDER = Path(__file__).parent
 FIELD = re.compile(r"^    (\w+): ([^=]+) = .*?((?:  #.*)?)$", re.MULTILINE)

@@ -15,7 +15,7 @@ from planner.core.files import TUNE_PROBES, TUNE_RESULT, write_whole
 from planner.core.schema import FactoryModel, Model
 from planner.core.schema.record import Recommendation
 from planner.estimation.arguments import ModelLike, read_model
-from planner.libraries.factory import check_factory
+from planner.libraries.building import check_factory
 from planner.memory.allocator_config import (
     AllocatorConfig,
     allocator_in_environment,

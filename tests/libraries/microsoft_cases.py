@@ -15,7 +15,7 @@ from typing import Any
 
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.ledger.ledger import Allocated, Event, Freed, Marked, Scratch
-from planner.libraries.microsoft.names import PUBLISHED
+from planner.libraries.microsoft.spec import PUBLISHED
 from planner.libraries.registry import find_library
 from planner.memory.caching_allocator import rounded
 from tests.libraries.steps import Changes, setting_of

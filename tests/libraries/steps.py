@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE, named_checkout
+from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE, named_checkout
 from planner.libraries.registry import find_library
 from tests.equality import assert_as_torch
 

@@ -10,10 +10,10 @@ import pytest
 
 from planner.core.schema import SwinConfig
 from planner.estimation.estimate import estimate
-from planner.libraries import drift
-from planner.libraries.drift import drift_notes, package_folder
-from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
+from planner.libraries import spec as drift
+from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
 from planner.libraries.registry import find_library
+from planner.libraries.spec import drift_notes, package_folder
 
 LIBRARIES = ("timm",)
 

@@ -11,7 +11,7 @@ import pytest
 
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import FactoryModel, TrainSetting
-from planner.libraries.factory import check_factory, load_factory
+from planner.libraries.building import check_factory, load_factory
 
 FACTORIES = """
     from torch import nn

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE
+from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
 from planner.libraries.registry import SPECS, find_library
 from tests.building import build_real
 from tests.covering import covering

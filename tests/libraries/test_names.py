@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.libraries.missing_operators import declare_missing_operators
+from planner.libraries.building import declare_missing_operators
 from planner.libraries.registry import SPECS, find_library
-from planner.libraries.timm.names import PUBLISHED as TIMM
-from planner.libraries.timm.names import TAGGED
-from planner.libraries.torchvision.names import PUBLISHED as TORCHVISION
+from planner.libraries.timm.spec import PUBLISHED as TIMM
+from planner.libraries.timm.spec import TAGGED
+from planner.libraries.torchvision.spec import PUBLISHED as TORCHVISION
 from tests.building import build_real
 
 # Counted in the libraries' own models: parameters by version and size, 1000 classes.

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.libraries.missing_operators import declare_missing_operators
+from planner.libraries.building import declare_missing_operators
 from planner.libraries.native import native_swin
-from planner.libraries.native.arguments import class_arguments
 from planner.libraries.native.native_swin import Attention, PadOrder, SwinTransformer
+from planner.libraries.native.spec import class_arguments
 from planner.training.levers import checkpoint_model
 from tests.covering import covering
 from tests.libraries.test_modules import saved_bytes

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
-from planner.libraries.missing_operators import declare_missing_operators
+from planner.libraries.building import declare_missing_operators
+from planner.libraries.maps import HEADS, Trainable
 from planner.libraries.registry import find_library
 from planner.libraries.spec import LibrarySpec
-from planner.libraries.trainable import HEADS, Trainable
 from tests.building import build_real
 from tests.libraries.steps import Changes, name_of, needs, setting_of
 from tests.trainers.cases import tiny

@@ -15,7 +15,7 @@ from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.setting import FUSED_FAMILIES, OPTIMIZER_FAMILIES
 from planner.estimation.estimate import estimate
 from planner.ledger.ledger import Computed
-from planner.libraries.adapters_on_shapes import named_parameters
+from planner.libraries.blocks import named_parameters
 from planner.step.autocast import AutocastScope
 from planner.step.nn import Linear
 from planner.step.optimizers import FAMILIES

@@ -13,7 +13,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
 from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
-from planner.libraries.missing_operators import declare_missing_operators  # noqa: E402
+from planner.libraries.building import declare_missing_operators  # noqa: E402
 from planner.training.tasks import from_lightning  # noqa: E402
 from tests.equality import recorded  # noqa: E402
 

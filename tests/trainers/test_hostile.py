@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from planner.core.errors import UsageError
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.schema.record import Recommendation
-from planner.libraries.missing_operators import declare_missing_operators
+from planner.libraries.building import declare_missing_operators
 from planner.libraries.registry import find_library
 from planner.trainers.emission import TARGETS, Emitted, emit
 from tests.trainers.cases import loaded, recommendation, tiny

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from planner.core.schema import FactoryModel, SwinConfig, TrainSetting  # noqa: E402
-from planner.libraries.missing_operators import declare_missing_operators  # noqa: E402
+from planner.libraries.building import declare_missing_operators  # noqa: E402
 from planner.libraries.registry import find_library  # noqa: E402
 from planner.trainers.block import BEGINS, ENDS  # noqa: E402
 from planner.trainers.emission import emit_setting  # noqa: E402

@@ -12,7 +12,7 @@ from torch import nn
 
 import planner
 from planner.core.schema import TrainSetting
-from planner.libraries.missing_operators import declare_missing_operators
+from planner.libraries.building import declare_missing_operators
 from tests.trainers.cases import recommendation, run_here, tiny
 from tests.watching.loops import BATCH, CLASSES, IMAGES, Loop, end, events, loader, of_kind
 

@@ -1,5 +1,5 @@
-"""A measurement record: one probe of one setting on one device, as one JSON line; and the files that
-hold some: `recommendation.json` of a search, `profile.json` of a profile.
+"""A measurement record: one probe of one setting on one device, as one JSON line; and the files
+that hold some: `recommendation.json` of a search, `profile.json` of a profile.
 """
 
 from __future__ import annotations

@@ -18,9 +18,8 @@ from torch import nn
 from planner.core.errors import PlannerError
 from planner.core.schema import SwinConfig
 from planner.core.schema.setting import Attention
-from planner.libraries.microsoft.arguments import class_arguments
-from planner.libraries.microsoft.checkout import CHECKOUT_VARIABLE, named_checkout
-from planner.libraries.missing_operators import declare_missing_operators
+from planner.libraries.building import declare_missing_operators
+from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE, class_arguments, named_checkout
 
 FILES = {1: "models/swin_transformer.py", 2: "models/swin_transformer_v2.py"}
 CLASSES = {1: "SwinTransformer", 2: "SwinTransformerV2"}

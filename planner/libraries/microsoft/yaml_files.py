@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.core.errors import UnsupportedError, UsageError, shorten
-from planner.libraries.published import IMAGENET_1K, IMAGENET_22K
+from planner.libraries.spec import IMAGENET_1K, IMAGENET_22K
 
 # What their config.py sets before a file is read, where it is not what a SwinConfig has too.
 DEFAULT_DROP_PATH = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.core.schema import SwinConfig
 from planner.core.schema.setting import Attention
 from planner.libraries.native import native_swin
-from planner.libraries.native.arguments import class_arguments
+from planner.libraries.native.spec import class_arguments
 
 
 def build(config: SwinConfig, attention: Attention) -> native_swin.SwinTransformer:

@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from math import prod
 
-from planner.core.schema import SwinConfig, TrainSetting
-from planner.libraries import windows
-from planner.libraries.blocks import Merging, PatchEmbed, four_side_by_side, pad_to_even
-from planner.libraries.maps import BlockPlan, Pair, feature_maps, plan_blocks
-from planner.libraries.native.layout import WindowLayout
-from planner.libraries.windows import crop, position_bias_mlp
+from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
+from planner.libraries.blocks import (
+    Merging,
+    PatchEmbed,
+    crop,
+    four_side_by_side,
+    pad_to_even,
+    position_bias_mlp,
+)
+from planner.libraries.blocks import spread_bias as spread
+from planner.libraries.maps import (
+    BlockPlan,
+    Pair,
+    clamped_window,
+    feature_maps,
+    padding,
+    plan_blocks,
+)
 from planner.step.attention import scaled_dot_product_attention
 from planner.step.checkpointing import checkpoint
 from planner.step.matmul import linear, matmul
@@ -45,6 +57,29 @@ from planner.step.views import (
     unsqueeze,
     view,
 )
+
+
+class WindowLayout:
+    """The window is clamped to the feature map on each axis, and an axis that it covers is not
+    shifted. A feature map that the window does not divide is padded with zeros at the bottom and on
+    the right, and attention sees the padding, as it does in the other libraries.
+
+    All pairs are (height, width) in tokens, `counts` in windows.
+    """
+
+    def lay_out(self, feature_map: Pair, side: int) -> None:
+        """`side` is the window's, as it is configured."""
+        rows, columns = feature_map
+        self.feature_map = feature_map
+        self.window, self.shift = clamped_window(feature_map, side, shifted=True)
+        height, width = self.window
+        self.padding = (padding(rows, height), padding(columns, width))
+        self.counts = (-(-rows // height), -(-columns // width))
+        self.has_shift = any(self.shift)
+        self.has_padding = any(self.padding)
+        self.num_windows = self.counts[0] * self.counts[1]
+        self.num_tokens = height * width
+        self.num_positions = (2 * height - 1) * (2 * width - 1)
 
 
 class SwinTransformer(Module):
@@ -286,7 +321,7 @@ def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def spread_bias(table: Tensor, grid: WindowGrid) -> Tensor:
     """A bias for each relative position and head to one for each pair: [1, h, N, N]."""
-    return unsqueeze(windows.spread_bias(table, grid.relative_position_index, grid.num_tokens), 0)
+    return unsqueeze(spread(table, grid.relative_position_index, grid.num_tokens), 0)
 
 
 def inverse_norm(x: Tensor) -> Tensor:
@@ -348,3 +383,8 @@ class PatchMerging(Merging):
         first, second = (norm, reduction) if self.version == 1 else (reduction, norm)
         merged: Tensor = second(first(x))
         return merged
+
+
+def build(device: Device, config: SwinConfig, setting: ResolvedSetting) -> Module:
+    """The model of `config` with the attention and checkpointing of a resolved `setting`."""
+    return SwinTransformer(device, config, setting)

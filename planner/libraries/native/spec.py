@@ -2,9 +2,57 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from planner.core.schema import SwinConfig
-from planner.libraries.native.names import PUBLISHED
-from planner.libraries.spec import Attention, LibrarySpec, no_pretrained_window
+from planner.libraries.spec import (
+    PRETRAINED_192,
+    Attention,
+    LibrarySpec,
+    by_name,
+    no_pretrained_window,
+    published,
+)
+
+# The authors' configuration files, training on ImageNet-1k from scratch. Large was only fine-tuned
+# from ImageNet-22k, with 0.2.
+DROP_PATH = {"tiny": 0.2, "small": 0.3, "base": 0.5, "large": 0.2}
+
+
+def _native(name: str, size: str, version: int, image: int, window: int) -> SwinConfig:
+    return published("native", name, size, version, image, window, drop_path_rate=DROP_PATH[size])
+
+
+def _enlarged(name: str, size: str, image: int, window: int) -> SwinConfig:
+    """Version 2, fine-tuned in larger windows than it was pre-trained in."""
+    own = {"drop_path_rate": 0.2, "pretrained_window_size": PRETRAINED_192}
+    return published("native", name, size, 2, image, window, **own)
+
+
+PUBLISHED: dict[str, SwinConfig] = by_name(
+    [
+        *(_native(f"swin_{size}", size, 1, 224, 7) for size in DROP_PATH),
+        *(_native(f"swin_{size}_384", size, 1, 384, 12) for size in DROP_PATH),
+        *(_native(f"swinv2_{size}", size, 2, 256, 8) for size in DROP_PATH),
+        *(
+            _native(f"swinv2_{size}_window16", size, 2, 256, 16)
+            for size in ("tiny", "small", "base")
+        ),
+        _enlarged("swinv2_large_window16", "large", 256, 16),
+        *(_enlarged(f"swinv2_{size}_384", size, 384, 24) for size in ("base", "large")),
+    ]
+)
+
+
+_SAME = (
+    "version", "image_size", "patch_size", "in_channels", "num_classes", "embed_dim", "depths",
+    "num_heads", "windows", "pretrained_windows", "mlp_ratio", "qkv_bias", "drop_rate",
+    "attn_drop_rate", "drop_path_rate", "patch_norm", "absolute_position_embedding",
+)  # fmt: skip
+
+
+def class_arguments(model: SwinConfig) -> dict[str, Any]:
+    return {name: getattr(model, name) for name in _SAME}
 
 
 def _attentions(config: SwinConfig) -> tuple[Attention, ...]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
-from planner.core.schema import SwinConfig
+from planner.core.errors import UnsupportedError, unknown_name
+from planner.core.schema import NamedModel, SwinConfig
 from planner.core.schema.setting import Attention
-from planner.libraries.missing_operators import declare_missing_operators
-from planner.libraries.torchvision.arguments import class_arguments
+from planner.libraries.building import declare_missing_operators
+from planner.libraries.torchvision.spec import class_arguments
 
 
 def build(config: SwinConfig, attention: Attention) -> nn.Module:
@@ -21,3 +24,107 @@ def build(config: SwinConfig, attention: Attention) -> nn.Module:
         arguments["downsample_layer"] = swin_transformer.PatchMergingV2
     built: nn.Module = swin_transformer.SwinTransformer(**arguments)
     return built
+
+
+# What a clip of a video model holds, in frames: the builders' own temporal size (mvit), and the
+# clip length of torchvision's reference training (references/video_classification).
+NUM_FRAMES = 16
+# Detectors resize every image by themselves; this is what COCO's mostly are (height, width).
+DETECTION_SIZE = (480, 640)
+_MVIT_CLIP = (224, 224, NUM_FRAMES)  # which mvit's builders fix
+_TASKS = {"video": "video", "segmentation": "segmentation", "detection": "detection"}
+_FLOW = "estimates the flow between two images, which have a loss of their own"
+_KEYPOINTS = "is trained on keypoints, which the planner has no batch of"
+
+
+def names() -> list[str]:
+    return list(_models().list_models())
+
+
+def look_up(name: str) -> dict[str, Any]:
+    """The fields of a `NamedModel` that torchvision knows of `name`: its weights' images.
+
+    Raises UsageError for a name that torchvision does not have, and UnsupportedError for a model
+    whose training step is not known.
+    """
+    models = _models()
+    if name not in names():
+        way_out = "'planner models torchvision:' lists them."
+        raise unknown_name("model of torchvision", name, names(), way_out)
+    kind = _kind(name)
+    reason = _FLOW if kind == "optical_flow" else _KEYPOINTS if "keypoint" in name else None
+    if reason is not None:
+        raise UnsupportedError(
+            f"torchvision:{name} {reason}.",
+            "Write a factory of your own that returns a task: planner.training.tasks.from_example.",
+        )
+    weights = models.get_model_weights(name).DEFAULT
+    return {
+        "task": _TASKS.get(kind, "classification"),
+        "image_size": DETECTION_SIZE if kind == "detection" else _image_size(weights.transforms()),
+        "in_channels": 3,
+        "num_classes": len(weights.meta["categories"]),
+        "num_frames": NUM_FRAMES if kind == "video" else None,
+    }
+
+
+def build_named(model: NamedModel, attention: Attention) -> nn.Module:
+    """`torchvision.models.get_model` without weights; one of a fixed image size is told which.
+
+    `attention` is a matter of the step (`Training.attending`): torchvision has no switch for it.
+    """
+    models = _models()
+    if model.in_channels != 3:
+        raise UnsupportedError(
+            f"torchvision's models take 3 channels, and in_channels is {model.in_channels}.",
+            "Omit in_channels, or name a factory of your own.",
+        )
+    arguments: dict[str, Any] = {"num_classes": model.num_classes, **_sizes(model)}
+    if model.task in ("segmentation", "detection"):
+        arguments["weights_backbone"] = None
+    module: nn.Module = models.get_model(model.name, weights=None, **arguments)
+    return module
+
+
+def _sizes(model: NamedModel) -> dict[str, Any]:
+    """The arguments by which a builder is told the size of its images."""
+    assert model.image_size is not None
+    height, width = model.image_size
+    family = _models().get_model_builder(model.name).__module__.rpartition(".")[2]
+    if family == "vision_transformer":
+        if height != width:
+            raise UnsupportedError(
+                f"{model.title} takes square images, and image_size is {height}x{width}.",
+                f"Choose --image-size {min(height, width)}.",
+            )
+        return {"image_size": height}
+    if family == "maxvit":
+        return {"input_size": (height, width)}
+    clip = (height, width, model.num_frames)
+    if family == "mvit" and clip != _MVIT_CLIP:
+        raise UnsupportedError(
+            f"torchvision builds {model.name} for clips of {_MVIT_CLIP} (height, width and "
+            f"frames), and these are {clip}.",
+            "Omit --image-size, or name a factory of your own that calls "
+            "torchvision.models.video.MViT.",
+        )
+    return {}
+
+
+def _kind(name: str) -> str:
+    """`video` of `torchvision.models.video.resnet`; "" of a classifier."""
+    parts = _models().get_model_builder(name).__module__.split(".")
+    return parts[2] if len(parts) > 3 else ""
+
+
+def _image_size(transforms: Any) -> tuple[int, int]:
+    """What the weights' own transforms crop images to, or else resize them to."""
+    size = list(getattr(transforms, "crop_size", None) or transforms.resize_size)
+    return (size[0], size[-1])
+
+
+def _models() -> Any:
+    declare_missing_operators()
+    import torchvision
+
+    return torchvision.models

@@ -2,9 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from planner.core.schema import SwinConfig
-from planner.libraries.spec import LibrarySpec, one_window, only_eager, required
-from planner.libraries.torchvision.names import PUBLISHED
+from planner.libraries.spec import LibrarySpec, by_name, one_window, only_eager, published, required
+
+_SIZES = {"t": ("tiny", 0.2), "s": ("small", 0.3), "b": ("base", 0.5)}
+
+PUBLISHED: dict[str, SwinConfig] = by_name(
+    [
+        *(
+            published("torchvision", f"swin_{letter}", size, 1, 224, 7, drop_path_rate=rate)
+            for letter, (size, rate) in _SIZES.items()
+        ),
+        *(
+            published("torchvision", f"swin_v2_{letter}", size, 2, 256, 8, drop_path_rate=rate)
+            for letter, (size, rate) in _SIZES.items()
+        ),
+    ]
+)
+
+
+def class_arguments(model: SwinConfig) -> dict[str, Any]:
+    """Of `SwinTransformer`, without the classes of its blocks."""
+    return {
+        "patch_size": [model.patch_size] * 2,
+        "embed_dim": model.embed_dim,
+        "depths": list(model.depths),
+        "num_heads": list(model.num_heads),
+        "window_size": [model.windows[0]] * 2,
+        "mlp_ratio": model.mlp_ratio,
+        "dropout": model.drop_rate,
+        "attention_dropout": model.attn_drop_rate,
+        "stochastic_depth_prob": model.drop_path_rate,
+        "num_classes": model.num_classes,
+    }
 
 
 def _faults(config: SwinConfig) -> list[str]:

@@ -2,16 +2,84 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from planner.core.schema import SwinConfig
 from planner.libraries.maps import feature_maps
 from planner.libraries.spec import (
+    IMAGENET_22K,
+    PRETRAINED_192,
     Attention,
     LibrarySpec,
+    by_name,
     no_pretrained_window,
     one_window,
+    published,
     required,
 )
-from planner.libraries.transformers.names import PUBLISHED
+
+ORGANISATION = "microsoft/"
+
+
+def _v1(size: str, window: int, image: int, suffix: str = "") -> SwinConfig:
+    name = f"{ORGANISATION}swin-{size}-patch4-window{window}-{image}{suffix}"
+    own = {"num_classes": IMAGENET_22K} if suffix else {}
+    return published("transformers", name, size, 1, image, window, **own)
+
+
+def _v2(size: str, window: int, image: int) -> SwinConfig:
+    name = f"{ORGANISATION}swinv2-{size}-patch4-window{window}-{image}"
+    return published("transformers", name, size, 2, image, window)
+
+
+def _v2_pretrained(size: str) -> SwinConfig:
+    name = f"{ORGANISATION}swinv2-{size}-patch4-window12-192-22k"
+    return published("transformers", name, size, 2, 192, 12, num_classes=IMAGENET_22K)
+
+
+def _v2_enlarged(size: str, window: int, image: int) -> SwinConfig:
+    name = f"{ORGANISATION}swinv2-{size}-patch4-window12to{window}-192to{image}-22kto1k-ft"
+    return published(
+        "transformers", name, size, 2, image, window, pretrained_window_size=PRETRAINED_192
+    )
+
+
+PUBLISHED: dict[str, SwinConfig] = by_name(
+    [
+        *(_v1(size, 7, 224) for size in ("tiny", "small", "base", "large")),
+        *(_v1(size, 12, 384) for size in ("base", "large")),
+        *(_v1(size, 7, 224, "-in22k") for size in ("base", "large")),
+        *(_v1(size, 12, 384, "-in22k") for size in ("base", "large")),
+        *(_v2(size, window, 256) for size in ("tiny", "small", "base") for window in (8, 16)),
+        *(_v2_pretrained(size) for size in ("base", "large")),
+        *(_v2_enlarged(size, 16, 256) for size in ("base", "large")),
+        *(_v2_enlarged(size, 24, 384) for size in ("base", "large")),
+    ]
+)
+
+
+def config_arguments(model: SwinConfig) -> dict[str, Any]:
+    """Of `SwinConfig` and `Swinv2Config`; names as in transformers 5.23."""
+    height, width = model.image_size
+    found: dict[str, Any] = {
+        "image_size": height if height == width else [height, width],
+        "patch_size": model.patch_size,
+        "num_channels": model.in_channels,
+        "embed_dim": model.embed_dim,
+        "depths": list(model.depths),
+        "num_heads": list(model.num_heads),
+        "window_size": model.windows[0],
+        "mlp_ratio": model.mlp_ratio,
+        "qkv_bias": model.qkv_bias,
+        "hidden_dropout_prob": model.drop_rate,
+        "attention_probs_dropout_prob": model.attn_drop_rate,
+        "drop_path_rate": model.drop_path_rate,
+        "use_absolute_embeddings": model.absolute_position_embedding,
+        "num_labels": model.num_classes,
+    }
+    if model.version == 2:
+        found["pretrained_window_sizes"] = list(model.pretrained_windows)
+    return found
 
 
 def _attentions(config: SwinConfig) -> tuple[Attention, ...]:

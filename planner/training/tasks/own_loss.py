@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.core.schema import NamedModel
-from planner.libraries.transformers.by_name import form_of
+from planner.libraries.transformers.module import form_of
 
 MASKED_SHARE = 0.6  # of the patches: SimMIM's best (arXiv 2111.09886 §4.1.2)
 
