@@ -18,7 +18,7 @@ from hypothesis import settings
 from planner.ledger.ledger import WORKSPACE_VARIABLE
 from planner.machine.hardware.overheads import LT_VARIABLE
 from planner.memory.allocator_config import VARIABLES
-from planner.step.frames import plain_calls
+from planner.step.tensor import plain_calls
 from tests.undurable import write_without_waiting
 
 # Each leaves a test out of the default run, for `.ci/run`.

@@ -11,7 +11,7 @@ from planner.advice.levers import LEVERS, Effect, Lever, effects
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError
 from planner.machine.hardware.precisions import peak_flops
-from planner.throughput.parts import Accounts, Part
+from planner.throughput.result import Accounts, Part
 
 FOR_SPEED = (
     "precision", "fused optimizer", "optimizer in backward", "pure bf16", "fp8", "compile"

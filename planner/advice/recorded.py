@@ -10,7 +10,7 @@ from planner.advice.wish import SAMPLE_BATCH, Choice, Wish
 from planner.core.errors import UnsupportedError
 from planner.core.schema import ResolvedSetting, TrainSetting
 from planner.core.schema.distribution import DEEPSPEED
-from planner.estimation.between import Combine, combined, combined_time, on_line
+from planner.estimation.device_estimator import Combine, combined, combined_time, on_line
 from planner.estimation.estimate import Estimate
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.ledger.ledger import Ledger

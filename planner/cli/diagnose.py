@@ -13,10 +13,9 @@ from planner.core.files import is_pipe
 from planner.core.schema.validation import option, switch
 from planner.core.terminal import shows_seconds
 from planner.estimation.estimate import default_precision, estimate
-from planner.machine.doctor import Facts, compare, load_facts, read_facts
+from planner.machine.doctor import Facts, compare, lines_to_type, load_facts, read_facts
 from planner.machine.findings import judge
-from planner.machine.hardware.detect import read_device
-from planner.machine.set_up import lines_to_type
+from planner.machine.hardware.gpu import read_device
 from planner.machine.torch_build import why_not_usable
 from planner.report.doctor import comparison_text, facts_text, rates_text
 

@@ -13,7 +13,8 @@ from planner.ledger import cache as kept
 from planner.machine.cuda_support import lacking_kernels
 from planner.machine.hardware import all_gpus, find_gpu
 from planner.machine.hardware.catalogue import matching_gpus
-from planner.report.lists import (
+from planner.report.page.contents import Facts, Folded, Number, Part, Table, Text
+from planner.report.settings import (
     ANY,
     OF_CACHE,
     OF_GPUS,
@@ -25,7 +26,6 @@ from planner.report.lists import (
     model_row,
     names_answer,
 )
-from planner.report.page.contents import Facts, Folded, Number, Part, Table, Text
 
 
 class GpusRequest(Printed):

@@ -115,7 +115,7 @@ def profile(request: ProfileRequest) -> int:
     check_platform()
     deadline = read_duration("--deadline", request.deadline)
     model, setting = asked(request.target, request.fields)
-    from planner.report.profile import profile_text
+    from planner.report.time import profile_text
     from search.tuning import profiling
 
     phase = ""

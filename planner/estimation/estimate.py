@@ -33,8 +33,13 @@ from planner.libraries.limits import attention_limit, setting_limit
 from planner.libraries.registry import find_library
 from planner.machine.cuda_support import lacking_kernels
 from planner.machine.hardware.gpu import Gpu
-from planner.machine.hardware.nccl import Communication, communication_memory
-from planner.machine.hardware.overheads import Overheads, overheads_for, was_emulated
+from planner.machine.hardware.overheads import (
+    Communication,
+    Overheads,
+    communication_memory,
+    overheads_for,
+    was_emulated,
+)
 from planner.machine.hardware.precisions import check_precision
 from planner.memory.allocator_config import AllocatorConfig, options_text
 from planner.memory.compiled import (
@@ -46,8 +51,14 @@ from planner.memory.compiled import (
     may_recompute_at_once,
     untuned,
 )
-from planner.memory.convolution_workspace import PATCH_EMBEDDING, convolution_workspace
-from planner.memory.pinned import Pinned, leaving_bytes, pinned_by_optimizer, pinned_memory
+from planner.memory.convolution_workspace import (
+    PATCH_EMBEDDING,
+    Pinned,
+    convolution_workspace,
+    leaving_bytes,
+    pinned_by_optimizer,
+    pinned_memory,
+)
 from planner.memory.profile import (
     Instant,
     MemoryProfile,

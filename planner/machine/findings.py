@@ -22,7 +22,7 @@ from planner.machine.cuda_support import (
     parse_version,
 )
 from planner.machine.doctor import Card, Facts
-from planner.machine.hardware.throttling import DISTURBING_REASONS
+from planner.machine.hardware.gpu import DISTURBING_REASONS
 from planner.machine.torch_build import has_machine_code_for, why_not_usable
 from planner.memory.allocator_config import VARIABLES as ALLOCATOR_VARIABLES
 from planner.memory.allocator_config import parse_allocator_config

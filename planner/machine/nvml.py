@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from planner.machine.hardware.detect import DetectedGpu
+from planner.machine.hardware.gpu import DetectedGpu
 
 # nvmlClocksEventReasons: bits of why the clocks are lower than they could be.
 _THROTTLE_REASONS = {
@@ -189,7 +189,7 @@ def device_at(index: int) -> NvmlDevice | None:
 
 
 def detected_gpus() -> tuple[DetectedGpu, ...]:
-    """The GPUs that answer, as `planner.machine.hardware.detect` has them."""
+    """The GPUs that answer, as `planner.machine.hardware.gpu` has them."""
     driver = driver_version() or ""
     return tuple(
         DetectedGpu(

@@ -32,7 +32,7 @@ from planner.recording.worlds import (
     world_notes,
 )
 from planner.training.building import build_training, float8_notes, own_part, recipe_of
-from planner.training.parallel.deepspeed_configuration import BUCKET_ELEMENTS
+from planner.training.setting import BUCKET_ELEMENTS
 from planner.training.step import Training
 from planner.training.tasks.making import task_for
 from planner.training.tasks.trees import tensors_of

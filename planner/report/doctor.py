@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from planner.core.units import format_bytes, format_seconds
-from planner.machine.doctor import Facts
+from planner.machine.doctor import Facts, lines_to_type
 from planner.machine.findings import LEVELS, NO_GPU, Finding, judge
-from planner.machine.set_up import lines_to_type
 from planner.report.page import contents as doc
 from planner.report.text import parts_text
 

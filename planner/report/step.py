@@ -40,8 +40,7 @@ from planner.report.page.plotting import (
     plot_text,
 )
 from planner.report.time import seconds_and_share
-from planner.throughput.parts import Cost
-from planner.throughput.result import datasheet_rates, exchanges_of, step_costs
+from planner.throughput.result import Cost, datasheet_rates, exchanges_of, step_costs
 
 # From the bottom of a picture to its top: what stays, then what comes and goes.
 STACK: tuple[Category, ...] = (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from planner.core.torch_version import torch_version
 from planner.step.autocast import cast_down
 from planner.step.autograd import Gradients, Node, begin, finish, only_gradient
-from planner.step.kept import kept
+from planner.step.checkpointing import kept
 from planner.step.strides import Shape
 from planner.step.tensor import Device, Tensor, empty
 from planner.step.views import expand, pad_last, slice_

@@ -8,13 +8,59 @@ its own unpack.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from planner.step.autocast import AutocastScope
-from planner.step.autograd import Saved
-from planner.step.kept import KeptResults
-from planner.step.tensor import Device, Tensor
+from planner.step.autograd import Gradients, Node, Saved, begin, finish
+from planner.step.engine import backward
+from planner.step.tensor import Device, GradientCell, Parameter, Tensor
+
+# Results that selective checkpointing keeps, so that its recomputation need not compute them.
+#
+# torch/utils/checkpoint.py, `_CachingTorchDispatchMode` and `_CachedTorchDispatchMode`: forward
+# stores the results of chosen operations, whether backward needs them or not; the recomputation
+# takes each one out again, and what it does not reach stays until the checkpointed call's frame
+# dies.
+
+Results = tuple[Tensor, ...]
+
+
+class KeptResults:
+    """What one checkpointed call keeps, in the order in which it was computed."""
+
+    __slots__ = ("_kept", "is_recomputing")
+
+    def __init__(self) -> None:
+        self._kept: deque[Results] = deque()
+        self.is_recomputing = False
+
+    def __del__(self) -> None:
+        while self._kept:
+            for tensor in self._kept.popleft():
+                tensor.storage.let_go()
+
+    def result_of(self, compute: Callable[[], Results]) -> Results:
+        """What `compute` gives: computed and kept, or taken out of what was kept."""
+        if not self.is_recomputing:
+            results = compute()
+            self._kept.append(tuple(result.detach() for result in results))
+            for result in results:
+                result.storage.hold()
+            return results
+        results = self._kept.popleft()
+        for result in results:
+            result.storage.let_go()
+        return results
+
+
+def kept(device: Device, compute: Callable[[], Results]) -> Results:
+    """The results of an operation that selective checkpointing keeps, wherever it is run."""
+    if device.kept_results is None:
+        return compute()
+    return device.kept_results.result_of(compute)
+
 
 Function = Callable[..., Any]
 
@@ -160,3 +206,50 @@ def checkpoint(function: Function, *args: Any, selective: bool = False) -> Any:
     device.kept_results = outer
     device.saved_tensor_hooks.pop()
     return result
+
+
+# Activation checkpointing with re-entrance (torch/utils/checkpoint.py, CheckpointFunction).
+#
+# What `torch.utils.checkpoint.checkpoint(function, x)` does when not told otherwise: forward
+# records nothing but x; backward runs the whole function again from a detached x, then a backward
+# of its own through what that recorded.
+
+
+class _Leaf(Parameter):
+    """The detached x: the same storage, and a gradient that goes no further."""
+
+    __slots__ = ()
+
+    def __init__(self, x: Tensor) -> None:
+        Tensor.__init__(self, x.storage, x.shape, x.strides, x.dtype)
+        self.requires_grad = True
+        self.cell = GradientCell()
+
+
+def checkpoint_reentrantly(function: Callable[..., Any], x: Tensor) -> Tensor:
+    """`torch.utils.checkpoint.checkpoint(function, x, use_reentrant=True)`: saves x."""
+    device = x.storage.device
+    if device.checkpoint_region is not None:
+        region: Tensor = device.checkpoint_region(function, (x,))
+        return region
+    dtype = device.autocast.dtype if device.autocast else None
+    node = begin("CheckpointFunctionBackward", (x,), _checkpoint_backward, (x,), (function, dtype))
+    with device.no_grad():
+        outputs: Tensor = function(x)
+    return finish(outputs, node)
+
+
+def _checkpoint_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """The casts of weights made in the recomputation live until its autocast ends."""
+    function, dtype = node.data
+    tensor = node.unpack(0)
+    device = tensor.storage.device
+    detached = _Leaf(tensor)
+    grad_enabled, device.grad_enabled = device.grad_enabled, True
+    with AutocastScope(device, dtype):
+        outputs = function(detached)
+    device.grad_enabled = grad_enabled
+    gradient = grads[0]
+    assert gradient is not None
+    backward(outputs, gradient)
+    return (detached.cell.grad,)

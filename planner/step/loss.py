@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from planner.step.autograd import Gradients, Node, begin, finish, only_gradient, pointwise_cost
-from planner.step.masks import compare
+from planner.step.autograd import (
+    Gradients,
+    Node,
+    begin,
+    finish,
+    only_gradient,
+    pointwise_cost,
+    tracks,
+)
 from planner.step.normalization import log_softmax
 from planner.step.pointwise import (
     add,
@@ -17,6 +24,20 @@ from planner.step.pointwise import (
     unary,
 )
 from planner.step.tensor import Tensor, empty
+
+# Comparisons with a number and filling where they hold: for attention masks, outside autograd.
+
+
+def compare(x: Tensor, label: str) -> Tensor:
+    """`x != number` (`aten.ne`), `x == number` (`aten.eq`): one byte an element."""
+    return unary(x, label, "bool")
+
+
+def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
+    """`x.masked_fill(mask, number)`: a new tensor. x needs no gradient."""
+    assert not tracks(x), "masked_fill on shapes records nothing"
+    assert mask.shape == x.shape
+    return unary(x, "aten.masked_fill")
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothed: bool = False) -> Tensor:

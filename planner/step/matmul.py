@@ -10,7 +10,7 @@ from math import prod
 
 from planner.step.autocast import cast_down
 from planner.step.autograd import Gradients, Node, begin, finish, only_gradient, record
-from planner.step.kept import kept
+from planner.step.checkpointing import kept
 from planner.step.pointwise import add, add_backward, each_for_the_other
 from planner.step.reductions import take_reduction
 from planner.step.strides import Shape, is_contiguous

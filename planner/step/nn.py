@@ -6,11 +6,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.ledger.ledger import Allocated, Event, Tagged
+from planner.step.autograd import record
 from planner.step.matmul import conv2d, linear
 from planner.step.normalization import layer_norm
-from planner.step.pointwise import dropout, gelu, mul, new_empty, relu, relu_
+from planner.step.pointwise import (
+    as_strided_backward,
+    dropout,
+    gelu,
+    mean,
+    mul,
+    new_empty,
+    relu,
+    relu_,
+)
 from planner.step.strides import Shape
 from planner.step.tensor import Device, Parameter, Storage, Tensor, num_bytes
+from planner.step.views import squeeze, unsqueeze
 
 
 class Module:
@@ -192,3 +203,39 @@ def buffer(device: Device, shape: Shape, dtype: str | None = None) -> Tensor:
     storage = Storage(device, num_bytes(shape, dtype), "buffer")
     storage.assign("buffers")
     return Tensor(storage, shape, device.dense_strides(shape), dtype)
+
+
+# Adaptive average pooling to one element, as PyTorch composes it of a mean.
+
+
+def adaptive_avg_pool2d(x: Tensor) -> Tensor:
+    """`F.adaptive_avg_pool2d(x, 1)`: [B, C, H, W] to [B, C, 1, 1]; saves nothing.
+
+    Of a channels-last x the result is made channels-last too, in place, which autograd records
+    (aten/src/ATen/native/AdaptiveAveragePooling.cpp).
+    """
+    out = mean(x, (-1, -2), keepdim=True)
+    if _is_channels_last(x.shape, x.strides):
+        channels = x.shape[1]
+        strides = (channels, 1, channels, channels)
+        result = Tensor(out.storage, out.shape, strides, out.dtype)
+        out = record(result, "AsStridedBackward0", (out,), as_strided_backward, out.shape)
+    return out
+
+
+def adaptive_avg_pool1d(x: Tensor) -> Tensor:
+    """`F.adaptive_avg_pool1d(x, 1)`: [B, C, L] to [B, C, 1]."""
+    output = adaptive_avg_pool2d(unsqueeze(x, -2))
+    return squeeze(output, -2)
+
+
+def _is_channels_last(shape: Shape, strides: Shape) -> bool:
+    """`is_channels_last_strides_2d` (c10/core/MemoryFormat.h)."""
+    least = 0
+    if strides[1] == 0:
+        return False
+    for dim in (1, 3, 2, 0):
+        if shape[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * max(shape[dim], 1)
+    return True

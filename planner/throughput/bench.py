@@ -21,7 +21,7 @@ from torch.utils.benchmark import Timer
 from torch.utils.benchmark import timer as synchronized
 
 from planner.ledger.ledger import OperationKind
-from planner.machine.hardware.processor import cpu_name
+from planner.machine.hardware.gpu import cpu_name
 from planner.throughput.efficiency import (
     BACKWARD_MATMUL_SHARE,
     MEASURED_HOST_SPREAD,

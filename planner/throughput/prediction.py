@@ -33,9 +33,15 @@ from planner.throughput.communication import (
     collective_seconds,
     sent_bytes,
 )
-from planner.throughput.fusing import Operation, fuse_between, with_updates_last
-from planner.throughput.parts import Accounts, Part
-from planner.throughput.regions import COMPILED_PHASES, entries, regions_of
+from planner.throughput.fusing import (
+    COMPILED_PHASES,
+    Operation,
+    entries,
+    fuse_between,
+    regions_of,
+    with_updates_last,
+)
+from planner.throughput.result import Accounts, Part
 from planner.throughput.timeline import BETWEEN, OTHERS, WAITING, Priced, Timeline
 
 # What the device is busy with, or waits for, by `bound_seconds`: an operation counts whole as that

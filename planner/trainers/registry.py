@@ -28,8 +28,7 @@ from planner.trainers.plan import (
     refused,
 )
 from planner.trainers.timm import TRAINER as TIMM
-from planner.training.parallel.deepspeed_configuration import configuration
-from planner.training.setting import FOLDER
+from planner.training.setting import FOLDER, configuration
 
 CONFIGURATION = "ds_config.json"
 _NATIVE = FOLDER.with_name("libraries") / "native"

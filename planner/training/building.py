@@ -19,11 +19,11 @@ from planner.libraries.building import declare_missing_operators
 from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE, block_limit
 from planner.training import train
 from planner.training.levers import repeated_blocks
-from planner.training.parallel.zero import ZeroEngine
 from planner.training.setting import step_values
 from planner.training.step import Training
 from planner.training.tasks import Task
 from planner.training.train import Setting
+from planner.training.zero import ZeroEngine
 
 TrainingT = TypeVar("TrainingT", bound=Training)
 # Of all weights that the planner trains: no figure depends on it. Lion steps by the sign alone.

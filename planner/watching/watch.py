@@ -192,7 +192,7 @@ class Watch:
 
         wanted = self._wanted or "cuda"
         if not wanted.startswith("cuda") or not torch.cuda.is_available():
-            from planner.machine.hardware.processor import cpu_name
+            from planner.machine.hardware.gpu import cpu_name
 
             return {"kind": "cpu", "name": cpu_name()}
         index = torch.device(wanted).index
@@ -226,7 +226,7 @@ class Watch:
         if self._uuid is None:
             return None
         from planner.machine import nvml
-        from planner.machine.hardware.throttling import DISTURBING_REASONS
+        from planner.machine.hardware.gpu import DISTURBING_REASONS
 
         bare = self._uuid.casefold().removeprefix("gpu-")
         for found in nvml.devices():

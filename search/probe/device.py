@@ -21,8 +21,7 @@ from planner.core.errors import UsageError
 from planner.core.schema import DeviceInfo, TrainSetting
 from planner.machine import nvml
 from planner.machine.emulated import is_emulated
-from planner.machine.hardware.detect import DetectedGpu, read_device, visible_gpus
-from planner.machine.hardware.processor import cpu_name
+from planner.machine.hardware.gpu import DetectedGpu, cpu_name, read_device, visible_gpus
 from planner.machine.host import memory_room
 from planner.machine.torch_build import (
     TorchBuild,

@@ -21,7 +21,7 @@ from planner.core.units import format_bytes
 from planner.machine import supervisor
 from planner.machine.emulated import is_emulated
 from planner.machine.hardware import recognise_gpu
-from planner.machine.hardware.throttling import DISTURBING_REASONS
+from planner.machine.hardware.gpu import DISTURBING_REASONS
 from planner.machine.nvml import NvmlDevice
 from planner.machine.torch_build import bus_ordered
 from planner.throughput import measured as measuring

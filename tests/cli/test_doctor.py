@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from planner.cli import main
+from planner.machine.doctor import lines_to_type
 from planner.machine.findings import judge
-from planner.machine.set_up import lines_to_type
 from tests.environment.recorded import expected, raw_machine, recorded
 
 

@@ -18,9 +18,8 @@ from planner.machine.cuda_support import (
     lacking_kernels,
     minimum_driver,
 )
-from planner.machine.doctor import facts_from_json, load_facts, read_facts
+from planner.machine.doctor import facts_from_json, lines_to_type, load_facts, read_facts
 from planner.machine.findings import CARD_JUDGES, JUDGES, Finding, judge, transfer_seconds
-from planner.machine.set_up import lines_to_type
 from planner.report.doctor import facts_text
 from tests.environment.recorded import NAMES, expected, raw_machine, recorded
 

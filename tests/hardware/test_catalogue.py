@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.units import GIB, MIB
 from planner.machine.hardware import DetectedGpu, all_gpus, find_gpu, recognise_gpu
-from planner.machine.hardware.detect import visible_gpus
-from planner.machine.hardware.gpu import Gpu
+from planner.machine.hardware.gpu import Gpu, visible_gpus
 from planner.machine.hardware.overheads import overheads_for
 from planner.machine.hardware.precisions import check_precision
 

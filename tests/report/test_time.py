@@ -6,7 +6,7 @@ import pytest
 
 from planner.report.text import parts_text
 from planner.report.time import bound_text, shares, time_parts
-from planner.throughput.parts import Accounts, Part
+from planner.throughput.result import Accounts, Part
 
 
 class Step(Accounts):

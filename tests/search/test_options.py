@@ -13,7 +13,7 @@ from planner.cli import main
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.validation import declared_options
-from planner.machine.hardware.detect import read_device
+from planner.machine.hardware.gpu import read_device
 from search import tune
 from search.loop.options import SearchKeywords, SearchOptions
 from search.loop.study.records import format_record

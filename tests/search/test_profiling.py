@@ -17,7 +17,7 @@ from torch._C._autograd import DeviceType
 from planner.core.errors import PlannerError
 from planner.core.schema import MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.schema.record import ProfileRecord
-from planner.report.profile import profile_text
+from planner.report.time import profile_text
 from planner.throughput.prediction import DeviceRates
 from search.probe.device import describe_device
 from search.probe.protocol import TRACE_FILE, ProbeRequest

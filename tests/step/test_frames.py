@@ -8,7 +8,7 @@ import pytest
 
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.ledger.ledger import Ledger
-from planner.step.frames import _callers_keep_arguments, plain_calls
+from planner.step.tensor import _callers_keep_arguments, plain_calls
 from planner.step.training import record_training
 from tests.building import on_shapes
 

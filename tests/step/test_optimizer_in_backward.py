@@ -11,12 +11,11 @@ from planner.libraries.registry import find_library
 from planner.machine.hardware import find_gpu
 from planner.memory.profile import category_bytes
 from planner.step.training import record_training
-from planner.throughput.fusing import fuse_operations, with_updates_last
+from planner.throughput.fusing import fuse_operations, regions_of, with_updates_last
 from planner.throughput.prediction import (
     predict_step,
     rates_for,
 )
-from planner.throughput.regions import regions_of
 from tests.building import build_real
 from tests.equality import recorded
 from tests.libraries.steps import (

@@ -9,8 +9,7 @@ import pytest
 from planner.estimation.estimate import choose
 from planner.ledger.ledger import Allocated, Freed
 from planner.step import training
-from planner.step.repeat import repeated
-from planner.step.training import Training, record_training
+from planner.step.training import Training, record_training, repeated
 from tests.building import on_shapes
 
 SMALL = {"image_size": (56, 56), "depths": (2, 2), "num_heads": (1, 2), "embed_dim": 32}

@@ -27,12 +27,11 @@ from planner.libraries.blocks import (
     window_reverse,
 )
 from planner.libraries.maps import BlockPlan, Pair, chosen_stages, feature_maps, plan_blocks
+from planner.step.checkpointing import checkpoint_reentrantly
 from planner.step.matmul import linear, matmul
-from planner.step.nn import Conv2d, Dropout, LayerNorm, Linear, Module, buffer
+from planner.step.nn import Conv2d, Dropout, LayerNorm, Linear, Module, adaptive_avg_pool1d, buffer
 from planner.step.normalization import normalize, softmax
 from planner.step.pointwise import add, clamp, exp, mul, new_empty, scale, sigmoid
-from planner.step.pooling import adaptive_avg_pool1d
-from planner.step.reentrant import checkpoint_reentrantly
 from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import (
     cat,

@@ -16,7 +16,7 @@ import torch
 from planner.core.schema.record import Clocks, noteworthy_bytes
 from planner.core.units import format_bytes
 from planner.machine.emulated import is_emulated
-from planner.machine.hardware.throttling import DISTURBING_REASONS
+from planner.machine.hardware.gpu import DISTURBING_REASONS
 from planner.machine.nvml import NvmlMemory
 from search.probe.accounting import (
     Reading,

@@ -57,7 +57,7 @@ def touch_libraries(request: ProbeRequest) -> None:
     if request.setting.compiles:
         importlib.import_module("torch._inductor.compile_fx")
     if request.setting.parallelism in DEEPSPEED and find_spec("deepspeed") is not None:
-        from planner.training.parallel.zero import import_deepspeed
+        from planner.training.zero import import_deepspeed
 
         import_deepspeed(torch.device(request.device).type)
 

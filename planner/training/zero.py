@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from planner.core.errors import UnsupportedError
 from planner.core.schema import TrainSetting
-from planner.training.parallel.deepspeed_configuration import configuration
+from planner.training.setting import configuration
 
 # What `deepspeed.initialize` imports (0.19.8); the first by compiling a function brings in
 # torch._inductor: 40 MiB.

@@ -1,1 +1,0 @@
-"""A real training step under DeepSpeed's ZeRO; torch.distributed has been joined."""
