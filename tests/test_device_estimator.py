@@ -75,7 +75,7 @@ def test_compiled_settings_have_the_eager_ones_memory_and_their_own_time(
     [
         {"precision": "fp16", "accumulate": 8, "compile": "default", "batch_size": 8},
         {"optimizer": "adamw-fused", "lora_rank": 8, "batch_size": 8},
-        {"optimizer": "adamw-forloop", "frozen_stages": 3, "batch_size": 2},
+        {"optimizer": "adamw", "frozen_stages": 3, "batch_size": 2},
     ],
 )
 def test_a_small_share_of_the_optimizer_is_told_from_a_large_one(

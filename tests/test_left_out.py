@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from planner.core.schema import FactoryModel, TrainSetting
+from planner.core.schema import TrainSetting
 from planner.estimation.left_out import FusedAttention, left_out
-
-MODEL = FactoryModel(factory="mine:vit")
 
 
 def said(
     capability: tuple[int, int] | None, *kernels: FusedAttention, precision: str = "fp16"
 ) -> str:
     setting = TrainSetting.model_validate({"precision": precision})
-    return " ".join(left_out(MODEL, setting, kernels=kernels, capability=capability))
+    return " ".join(left_out(setting, kernels=kernels, capability=capability))
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,7 @@ from planner.estimation.arguments import (
     read_setting,
 )
 from planner.estimation.ledgers import step_ledger
-from planner.estimation.left_out import (
-    FusedAttention,
-    fused_attention,
-    left_out,
-    left_out_of_sharding,
-)
+from planner.estimation.left_out import FusedAttention, fused_attention, left_out
 from planner.ledger.ledger import CATEGORIES, IN_BACKWARD, Ledger
 from planner.libraries.limits import attention_limit, setting_limit
 from planner.libraries.registry import find_library
@@ -266,15 +261,13 @@ def estimate_ledger(
     convolutions, kernels = PATCH_EMBEDDING, set[FusedAttention]()
     if not isinstance(config, SwinConfig):
         convolutions, kernels = convolution_workspace(ledger), fused_attention(ledger)
+    capability = gpu.capability if gpu else None
     basis = _basis(config, setting, ledger, outside)
     low, high = _range(config, setting, basis, live, (reserved, plain.peak_reserved_bytes), ledger)
     rates = rates or datasheet_rates(gpu, config)
     exchanges = None if rates is None else exchanges_of(ledger, setting, gpu, link)
     time = time or step_time(ledger, setting, rates, exchanges)
     pinned = pinned_memory(ledger) if setting.offload != "none" else Pinned()
-    of_optimizer = Pinned()
-    if setting.offload_optimizer != "none":
-        of_optimizer = pinned_by_optimizer(ledger)
     if ledger.own_optimizer:
         setting = setting.model_copy(update={"optimizer": OWN_OPTIMIZER})
     return Estimate(
@@ -308,15 +301,14 @@ def estimate_ledger(
             *communication_basis(exchanges, setting),
         ),
         left_out=(
-            *left_out(config, setting, convolutions, kernels, gpu.capability if gpu else None),
-            *([] if ledger.is_recorded else left_out_of_sharding(setting)),
+            *left_out(setting, convolutions, kernels, capability, ledger.is_recorded),
             *left_out_of(basis, setting),
             *left_out_of_time(config, setting, ledger, rates, time),
         ),
         throughput=throughput_of(time, gpu, setting),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
-        pinned_host_bytes=pinned.pinned_bytes + of_optimizer.pinned_bytes,
+        pinned_host_bytes=pinned.pinned_bytes + pinned_by_optimizer(ledger).pinned_bytes,
         num_alloc_retries=0 if within is None else within.num_alloc_retries,
         as_eager=setting.compile != "off" and basis is not RECORDED,
         gpu=gpu.name if gpu else None,

@@ -20,7 +20,7 @@ from planner.libraries.registry import find_library
 from planner.machine.hardware import Gpu
 from planner.memory.compiled import has_known_graphs, in_graph_pool, is_compiled
 from planner.recording import kept
-from planner.step.optimizers import FAMILIES
+from planner.step.optimizers import has_step
 from planner.step.ranks import is_closed_form
 from planner.step.training import record_training
 
@@ -74,11 +74,10 @@ def _recorder(config: SwinConfig, setting: ResolvedSetting) -> Recorder:
 def is_on_shapes(model: Model, setting: TrainSetting, recorded: bool = False) -> bool:
     """Whether the ledger comes from the step on shapes: at once, and without torch. Recorded are
     the Swins of torchvision and transformers, what torchao does (linear layers that multiply in 8
-    bits, `adamw-8bit`, optimizers on the host), optimizers that are not in `FAMILIES`, ZeRO, and
+    bits, `adamw-8bit`, optimizers on the host), optimizers that have no step there, ZeRO, and
     what of FSDP2 has no closed form, as a block that is checkpointed reentrantly and gathers its
     weights twice."""
-    is_known = setting.optimizer_family in FAMILIES and not setting.needs_torchao
-    if not isinstance(model, SwinConfig) or recorded or not is_known:
+    if not isinstance(model, SwinConfig) or recorded or not has_step(setting):
         return False
     library = find_library(model.library)
     twice = setting.parallelism in SHARDED and setting.checkpointing in library.reentrant

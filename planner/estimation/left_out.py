@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Literal
 
-from planner.core.schema import Model, TrainSetting
+from planner.core.schema import TrainSetting
 from planner.core.schema.distribution import SHARDED
 from planner.ledger.ledger import Ledger
 from planner.memory.convolution_workspace import PATCH_EMBEDDING, ConvolutionWorkspace
@@ -19,14 +19,14 @@ NCCL_ALONE = "what NCCL keeps for itself on one GPU, which is less than on sever
 
 
 def left_out(
-    model: Model,
     setting: TrainSetting,
     convolutions: ConvolutionWorkspace = PATCH_EMBEDDING,
     kernels: Collection[FusedAttention] = (),
     capability: tuple[int, int] | None = None,
+    is_recorded: bool = False,
 ) -> list[str]:
     """One line each. `kernels` of attention run in the step of a model that was recorded; None is
-    the `capability` of no GPU in particular."""
+    the `capability` of no GPU in particular. A recording has what a closed form has not."""
     found = [convolutions.left_out]
     if setting.lora_rank and setting.attention == "sdpa":
         found.append(f"{_CUDNN_ATTENTION} the position bias is not trained, as with LoRA")
@@ -45,9 +45,14 @@ def left_out(
         )
     if setting.parallelism != "none" and setting.world_size == 1:
         found.append(NCCL_ALONE)
-    if setting.parallelism == "ddp":
-        found += left_out_of_ddp(setting)
-    elif setting.parallelism == "none" and setting.world_size > 1:
+    if setting.ddp_compression != "none":
+        found.append("what 16 bits change in the gradients that cross")
+    if setting.parallelism in SHARDED and not is_recorded:
+        found.append(
+            "a table of CUDA's copy out of what FSDP2 gathers, which its number of multiprocessors "
+            "sizes: some tens of KiB, freed at once (aten/src/ATen/native/cuda/TensorShape.cu)"
+        )
+    if setting.parallelism == "none" and setting.world_size > 1:
         found.append(
             "communication between devices (NCCL's buffers, gradient buckets): "
             "--parallelism ddp counts them"
@@ -60,23 +65,3 @@ def fused_attention(ledger: Ledger) -> set[FusedAttention]:
     names = {operation.name for _, operation in ledger.operations()}
     known: tuple[FusedAttention, ...] = ("flash", "efficient")
     return {kernel for kernel in known if any(f"product_{kernel}_att" in name for name in names)}
-
-
-def left_out_of_sharding(setting: TrainSetting) -> list[str]:
-    """What the closed form of FSDP2 does not count, and a recording does."""
-    return (
-        []
-        if setting.parallelism not in SHARDED
-        else [
-            "a table of CUDA's copy out of what FSDP2 gathers, which its number of multiprocessors "
-            "sizes: some tens of KiB, freed at once (aten/src/ATen/native/cuda/TensorShape.cu)"
-        ]
-    )
-
-
-def left_out_of_ddp(setting: TrainSetting) -> list[str]:
-    """What is not counted of `DistributedDataParallel`."""
-    found = []
-    if setting.ddp_compression != "none":
-        found.append("what 16 bits change in the gradients that cross")
-    return found

@@ -122,6 +122,11 @@ class Merging(Module):
         return x
 
 
+# Feature maps cut into windows on shapes, as several libraries' Swins do it.
+#
+# B batch, H W feature map, C channels, nW windows an image, N tokens a window, h heads.
+
+
 def crop(x: Tensor, height: int, width: int) -> Tensor:
     """`x[:, :height, :width, :]` of a BHWC tensor; an alias where nothing is cut."""
     if (height, width) == x.shape[1:3]:
@@ -175,6 +180,9 @@ def add_shift_mask(scores: Tensor, mask: Tensor) -> Tensor:
     _, heads, area, _ = scores.shape
     by_image = view(scores, -1, mask.shape[0], heads, area, area)
     return view(add(by_image, unsqueeze(unsqueeze(mask, 1), 0)), -1, heads, area, area)
+
+
+# Frozen weights and low-rank adapters on shapes: what `levers.py` does to a real module.
 
 
 class LoraLinear(Module):

@@ -19,6 +19,12 @@ from planner.core.schema.model import is_factory
 from planner.libraries.named import build_named
 from planner.libraries.registry import find_library
 
+# torchvision beside a torch that its compiled operators were not built for.
+#
+# PyPI's torchvision is a CUDA build. Beside a CPU torch its library does not load, and `import
+# torchvision` fails because the operators it describes do not exist. Declaring their schemas first
+# is enough: torchvision and timm import, and their Swins never call them.
+
 SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -60,6 +66,10 @@ def _compiled_operators_load() -> bool:
             continue
         return True
     return False
+
+
+# `package.module:name`: a model of the user's own, found, called and checked. Imports no torch
+# before the factory does.
 
 
 def load_factory(spec: str) -> Callable[[], Any]:

@@ -73,6 +73,11 @@ def chosen_stages(stages: Sequence[Any], setting: TrainSetting) -> list[Any]:
     return list(stages) if numbers is None else [stages[number] for number in numbers]
 
 
+# Which weights of a model are trained: frozen first stages, and low-rank adapters (LoRA).
+#
+# Given as patterns of the names in the real module, which are the same on shapes: `levers.py` does
+# it to a real module, `blocks.py` on shapes. Imports no torch.
+
 # The linear layers in and out of attention, and those of the MLP, as timm, native, torchvision and
 # the authors call them, and as transformers does in versions 1 and 2.
 _ATTENTION = r"(attn|attention)\.(qkv|proj|[qkvo]_proj|self\.(query|key|value)|output\.dense)"

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     BuildOnShapes = Callable[[Device], Module]
 
 
+# The published sizes, which every library shares; each library's `spec.py` adds its own defaults.
+#
+# Sources: arXiv 2103.14030 §3.3 and 2111.09883 §3.5 (channels, depths), the authors' configuration
+# files (heads: 32 channels each).
+
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "tiny": {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24)},
     "small": {"embed_dim": 96, "depths": (2, 2, 18, 2), "num_heads": (3, 6, 12, 24)},
@@ -58,6 +63,12 @@ def published(
 def by_name(configs: Iterable[SwinConfig]) -> dict[str, SwinConfig]:
     return {config.name: config for config in configs if config.name is not None}
 
+
+# Whether an installed library is still the one that was transcribed.
+#
+# Each library's shapes were written beside one version's source files. `transcribed.json` in its
+# folder has the sha256 of those files, for each version of Swin; here the installed files are read
+# and compared, without importing the library.
 
 HASHES = "transcribed.json"
 
@@ -147,7 +158,7 @@ class LibrarySpec:
     `installed` finds the folder of its source, where that is not the package of its name.
     `block_classes` are what its blocks are called, real ones and those on shapes.
     `module.py` of its folder has the `build` of its real module, and where `is_on_shapes`,
-    `on_shapes.py` that of the same on shapes: the others are recorded. They are imported on first
+    `shapes.py` that of the same on shapes: the others are recorded. They are imported on first
     use.
     """
 

@@ -51,12 +51,10 @@ COLOURS: dict[Category, str] = {
     "activations": ORANGE, "temporaries": VERMILION,
 }  # fmt: skip
 NO_CARD = "Time is predicted for a card, and none is named: pass --gpu NAME, as --gpu rtx4090."
-STAYS = "beyond the step"
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _NUM_STORAGES, _NUM_COSTLIEST = 60, 25
 _DEPTH, _LEAST_MODULE = 3, 0.01  # modules of a table: how deep, and which share of either sum
 _BAND, _LINE = "rgba(128, 128, 128, 0.11)", "rgba(128, 128, 128, 0.75)"
-_ROOM = 1.2  # of what is drawn: the names of phases stand above it
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@ clipping of gradients before it (`torch.nn.utils.clip_grad_norm_`).
 
 Each is transcribed from torch.optim (2.13; lion from timm.optim) with the same locals,
 since what a local keeps alive is memory. foreach is torch's default on CUDA: its temporaries are
-whole lists, one tensor a parameter; forloop goes one by one; fused works in place. `step` scalars
-live on the host unless the implementation is fused, and are not counted there.
+whole lists, one tensor a parameter; fused works in place. `step` scalars live on the host unless
+the implementation is fused, and are not counted there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.core.schema import TrainSetting
-from planner.step.autograd import pointwise_cost
 from planner.step.pointwise import like
 from planner.step.reductions import take_reduction
 from planner.step.tensor import Device, Parameter, Tensor, empty
@@ -32,10 +31,6 @@ class Optimizer:
     def step(self) -> None:
         """One update. The first one makes the state."""
         raise AssertionError("an optimizer is one of those below")
-
-    @property
-    def is_foreach(self) -> bool:
-        return self.setting.optimizer_implementation == "foreach"
 
     @property
     def is_fused(self) -> bool:
@@ -70,24 +65,10 @@ class Optimizer:
         self.cost(label, 1, 1)
         return [like(parameter, label) for parameter in self.parameters]
 
-    def temporary(self, parameter: Tensor, label: str, num_inputs: int = 1) -> Tensor:
-        """A new tensor the size of one parameter, made by one kernel."""
-        made = like(parameter, label)
-        pointwise_cost(self.device, label, made, num_inputs)
-        return made
-
-    def in_place(self, name: str, tensor: Tensor, num_inputs: int, times: int = 1) -> None:
-        """Kernels that read `num_inputs` tensors of the size of `tensor` and write it."""
-        for _ in range(times):
-            pointwise_cost(self.device, name, tensor, num_inputs)
-
     def cost(self, name: str, num_written: int, num_read: int) -> None:
         """Kernels that read and write so many tensors the size of the parameters."""
         num_bytes = self.num_bytes * (num_written + num_read)
-        count = len(self.parameters)
-        kernels = -(-count // FOREACH_TENSORS_A_KERNEL)
-        if self.setting.optimizer_implementation == "forloop":
-            name, kernels = name.replace("_foreach", ""), count
+        kernels = -(-len(self.parameters) // FOREACH_TENSORS_A_KERNEL)
         self.device.compute(name, "pointwise", "float32", self.numel, num_bytes, kernels)
 
 
@@ -104,10 +85,8 @@ class Adam(Optimizer):
             self.make_state("exp_avg", "exp_avg_sq")
         if self.is_fused:
             self.cost("aten._fused_adamw_", 3, 4)
-        elif self.is_foreach:
-            self._foreach()
         else:
-            self._forloop()
+            self._foreach()
 
     def _foreach(self) -> None:
         """`_foreach_sqrt` returns a list the size of the parameters; all else is in place."""
@@ -122,21 +101,6 @@ class Adam(Optimizer):
         self.cost("aten._foreach_addcdiv_", 1, 3)
         del exp_avg_sq_sqrt
 
-    def _forloop(self) -> None:
-        """`denom = (exp_avg_sq.sqrt() / bias_correction2_sqrt).add_(eps)`, one by one."""
-        denom = None
-        decays = self.setting.optimizer_family == "adamw"
-        for parameter in self.parameters:
-            self.in_place("aten.mul_", parameter, 1, times=1 + decays)
-            self.in_place("aten.lerp_", parameter, 2)
-            self.in_place("aten.addcmul_", parameter, 3)
-            root = self.temporary(parameter, "aten.sqrt")
-            denom = self.temporary(parameter, "aten.div")
-            del root
-            self.in_place("aten.add_", parameter, 1)
-            self.in_place("aten.addcdiv_", parameter, 3)
-        del denom
-
 
 class Lion(Optimizer):
     """timm/optim/lion.py, 1.0.31: only exp_avg; `lerp` makes the updates.
@@ -148,22 +112,12 @@ class Lion(Optimizer):
     def step(self) -> None:
         if not self.state:
             self.make_state("exp_avg")
-        if self.is_foreach:
-            self.cost("aten._foreach_mul_", 1, 1)
-            updates = self.temporaries("aten._foreach_lerp")
-            self.cost("aten.sign_", 1, 1)
-            self.cost("aten._foreach_add_", 1, 2)
-            self.cost("aten._foreach_lerp_", 1, 2)
-            del updates
-            return
-        update = None
-        for parameter in self.parameters:
-            self.in_place("aten.mul_", parameter, 1)
-            update = self.temporary(parameter, "aten.lerp", 2)
-            self.in_place("aten.sign_", parameter, 1)
-            self.in_place("aten.add_", parameter, 2)
-            self.in_place("aten.lerp_", parameter, 2)
-        del update
+        self.cost("aten._foreach_mul_", 1, 1)
+        updates = self.temporaries("aten._foreach_lerp")
+        self.cost("aten.sign_", 1, 1)
+        self.cost("aten._foreach_add_", 1, 2)
+        self.cost("aten._foreach_lerp_", 1, 2)
+        del updates
 
 
 class SGD(Optimizer):
@@ -208,10 +162,16 @@ def clip_gradients(optimizer: Optimizer) -> None:
     del coefficient, clamped, total
 
 
-# All others are recorded.
+# All others are recorded, and so is each that goes one by one.
 FAMILIES: dict[str, type[Optimizer]] = {
     "adamw": Adam, "adam": Adam, "sgd": SGD, "lion": Lion,
 }  # fmt: skip
+
+
+def has_step(setting: TrainSetting) -> bool:
+    """Whether the optimizer of `setting` has its step here."""
+    is_known = setting.optimizer_implementation in ("foreach", "fused")
+    return is_known and setting.optimizer_family in FAMILIES and not setting.needs_torchao
 
 
 def make_optimizer(

@@ -18,6 +18,11 @@ from planner.core.schema.distribution import Parallelism
 from planner.core.schema.loading import DataResult, LoaderSetting
 from planner.estimation.recipe import Recipe, recipe_of
 
+# Comments of emitted files: what a file says of itself, in lines that can be nothing but comments.
+#
+# Names, dates and versions come from `recommendation.json`, which others may have written: each is
+# brought onto one line of printable characters before it stands behind a `#`.
+
 WRITTEN_BY = "Written by 'planner emit'"
 FIRST_LINES = f"# {WRITTEN_BY}, which replaces files that begin with this line.\n#\n"
 """Of every file, ours to the letter: Python looks for a file's encoding in the first two lines."""

@@ -59,7 +59,7 @@ ONE_BLOCK = small(depths=(1,), num_heads=(3,))
 IMPLEMENTATIONS = [
     f"{family}-{how}"
     for family in FAMILIES
-    for how in ("foreach", "fused", "forloop")
+    for how in ("foreach", "fused")
     if how != "fused" or family in FUSED_FAMILIES
 ]
 TURNS: tuple[Changes, ...] = (

@@ -16,6 +16,8 @@ from pydantic import BaseModel, Field
 from planner.core.schema.model import MAX_SIZE
 from planner.core.schema.validation import Fault, Option
 
+# What devices do together, by the names of torch.distributed.
+
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 # Which devices take part: all, those that share one set of shards, those that hold the same shard.
 Group = Literal["world", "shard", "replicate"]

@@ -112,6 +112,11 @@ class Feeding(BaseModel):
     notes: tuple[str, ...] = ()
 
 
+# What a Swin's authors do to pictures: a loader is measured with it, and a trainer trains with it.
+#
+# Read in microsoft/Swin-Transformer @f82860b, config.py, where each figure's key stands beside it.
+
+
 @dataclass(frozen=True)
 class Augmentation:
     """What is done to a training picture beside crop and flip, and how each picture is resized."""

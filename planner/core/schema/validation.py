@@ -13,12 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.core.errors import UsageError, find_word, nearest, shorten
 
+# What the figures of a file may be: anybody may have written it.
+
 # A record's validator is built when it is first used: reading one is not on the way of an estimate,
 # which must answer at once. Infinity and what is no number are no measurement.
 KEPT = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # nobody has more bytes, or of anything
 # What a task calls an item of its batch: it stands in scripts that `planner emit` writes.
 UNIT = r"^[A-Za-z][A-Za-z0-9 _-]{0,39}$"
+
+
+# Faults that lie between fields, kept apart so that one message can list them all.
 
 
 class Fault(NamedTuple):
@@ -34,6 +39,9 @@ class CrossFieldError(ValueError):
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("; ".join(fault.message for fault in faults))
         self.faults = tuple(faults)
+
+
+# How a field is said on a command line: declared once, where the field is.
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@ models/swin_transformer.py).
 
 To be laid beside that file: same classes, same order of operations, same names for locals, since
 what a local keeps alive is memory. B batch, H W feature map, L = H*W tokens, C channels, nW windows
-an image, N tokens a window. Without their optional fused window kernel. Version 2 is in
-`shapes_v2.py`.
+an image, N tokens a window. Without their optional fused window kernel.
 """
 
 from __future__ import annotations
@@ -244,6 +243,10 @@ class SwinTransformer(Module):
         x = self.forward_features(x)
         x = self.head(x)
         return x
+
+
+# What the authors' Swin Transformer V2 has of its own, on shapes (f82860b,
+# models/swin_transformer_v2.py). Shapes and legend as above.
 
 
 class WindowAttentionV2(Module):

@@ -19,6 +19,11 @@ from planner.libraries.spec import (
     published,
 )
 
+# The configurations of github.com/microsoft/Swin-Transformer, by the names of their YAML files.
+#
+# Each with the drop path its file sets; the class count follows from its data set. SimMIM, MoE and
+# MLP configurations are other models.
+
 
 def _v1(size: str, window: int, image: int, suffix: str, rate: float) -> SwinConfig:
     name = f"swin_{size}_patch4_window{window}_{image}{suffix}"
@@ -75,6 +80,9 @@ PUBLISHED: dict[str, SwinConfig] = by_name(
 )  # fmt: skip
 
 
+# The arguments of the authors' classes for a model. No torch: an emitted script has them too.
+
+
 def class_arguments(model: SwinConfig) -> dict[str, Any]:
     """Of `SwinTransformer` and `SwinTransformerV2`."""
     height, width = model.image_size
@@ -99,6 +107,8 @@ def class_arguments(model: SwinConfig) -> dict[str, Any]:
         found["pretrained_window_sizes"] = list(model.pretrained_windows)
     return found
 
+
+# Where the authors' repository lies: it is no package.
 
 CHECKOUT_VARIABLE = "SWIN_TRANSFORMER_CHECKOUT"
 

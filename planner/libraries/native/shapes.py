@@ -58,6 +58,8 @@ from planner.step.views import (
     view,
 )
 
+# How native's Swin cuts a stage's feature map into windows, in numbers. Imports no torch.
+
 
 class WindowLayout:
     """The window is clamped to the feature map on each axis, and an axis that it covers is not

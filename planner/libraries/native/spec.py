@@ -14,6 +14,8 @@ from planner.libraries.spec import (
     published,
 )
 
+# The names of our own Swin: the authors' sizes, with the drop path they trained each size with.
+
 # The authors' configuration files, training on ImageNet-1k from scratch. Large was only fine-tuned
 # from ImageNet-22k, with 0.2.
 DROP_PATH = {"tiny": 0.2, "small": 0.3, "base": 0.5, "large": 0.2}
@@ -43,6 +45,8 @@ PUBLISHED: dict[str, SwinConfig] = by_name(
     ]
 )
 
+
+# The fields of native's own dataclass, `native_swin.SwinConfig`, for a model. No torch.
 
 _SAME = (
     "version", "image_size", "patch_size", "in_channels", "num_classes", "embed_dim", "depths",

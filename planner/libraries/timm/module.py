@@ -62,6 +62,8 @@ def set_attention(model: nn.Module, fused: bool) -> bool:
     return bool(switches)
 
 
+# Any model of timm, by its name. Needs torch and timm.
+
 # What is trained where the published weights end in features, without a classifier.
 NUM_CLASSES = 1000
 

@@ -234,6 +234,12 @@ class SwinTransformer(Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
+# timm's Swin Transformer V2 on shapes (timm/models/swin_transformer_v2.py, 1.0.31).
+#
+# To be laid beside that file: same classes, same order of operations, same names for locals, since
+# what a local keeps alive is memory. Shapes as above.
+
+
 class WindowAttentionV2(Module):
     """timm's WindowAttentionV2 of version 2: cosine attention, continuous position bias."""
 

@@ -14,6 +14,11 @@ from planner.libraries.spec import (
     required,
 )
 
+# timm's Swins: the names of `timm.list_models`, and those with the tag of their weights.
+#
+# timm builds a name with the class count of its first weights and with drop path 0.1 at every
+# size. `swinv2_cr_*` is another architecture (its own attention and norms) and is recorded.
+
 
 def _v1(size: str, window: int, image: int) -> SwinConfig:
     name = f"swin_{size}_patch4_window{window}_{image}"

@@ -26,6 +26,8 @@ def build(config: SwinConfig, attention: Attention) -> nn.Module:
     return built
 
 
+# Any model of torchvision, by its name. Needs torch and torchvision.
+
 # What a clip of a video model holds, in frames: the builders' own temporal size (mvit), and the
 # clip length of torchvision's reference training (references/video_classification).
 NUM_FRAMES = 16

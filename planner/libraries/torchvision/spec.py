@@ -7,6 +7,8 @@ from typing import Any
 from planner.core.schema import SwinConfig
 from planner.libraries.spec import LibrarySpec, by_name, one_window, only_eager, published, required
 
+# torchvision's Swins, with the stochastic depth that each of its builders sets.
+
 _SIZES = {"t": ("tiny", 0.2), "s": ("small", 0.3), "b": ("base", 0.5)}
 
 PUBLISHED: dict[str, SwinConfig] = by_name(
@@ -21,6 +23,9 @@ PUBLISHED: dict[str, SwinConfig] = by_name(
         ),
     ]
 )
+
+
+# The arguments of torchvision's class for a model. No torch: an emitted script has them too.
 
 
 def class_arguments(model: SwinConfig) -> dict[str, Any]:

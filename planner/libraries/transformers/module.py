@@ -36,6 +36,11 @@ def build(config: SwinConfig, attention: Attention) -> nn.Module:
     return built
 
 
+# Any model of transformers that computes its own loss, by its class or from a configuration.
+#
+# Nothing is downloaded: a class has the sizes of its default configuration, a folder those of its
+# `config.json`. Needs torch and transformers.
+
 # Images where the configuration names no size: ImageNet's, and the crop that SegFormer and UperNet
 # are trained with on ADE20K (arXiv 2105.15203 §4.1, 1807.10221).
 IMAGE_SIZE, SEGMENTATION_SIZE = 224, 512

@@ -18,6 +18,12 @@ from planner.libraries.spec import (
     required,
 )
 
+# The Swins on the Hugging Face hub, shipped here so that no hub is needed.
+#
+# Each is what `AutoModelForImageClassification.from_pretrained(name)` builds: the published
+# configuration, with 1000 labels (21,841 for the ImageNet-22k weights) and drop path 0.1 at every
+# size. A configuration of your own has 2 labels by default there, and 1000 here: set num_classes.
+
 ORGANISATION = "microsoft/"
 
 
@@ -56,6 +62,9 @@ PUBLISHED: dict[str, SwinConfig] = by_name(
         *(_v2_enlarged(size, 24, 384) for size in ("base", "large")),
     ]
 )
+
+
+# The arguments of transformers' configs for a model. No torch: an emitted script has them too.
 
 
 def config_arguments(model: SwinConfig) -> dict[str, Any]:

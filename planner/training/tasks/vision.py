@@ -83,11 +83,6 @@ class Classification:
             )
         return logits
 
-    def _memory_format(self) -> torch.memory_format:
-        if self.setting.memory_format != "channels_last":
-            return torch.contiguous_format
-        return torch.channels_last if len(self.shape) == 3 else torch.channels_last_3d
-
     def _fault(self, images: Tensor, output: object) -> ContractError:
         return ContractError(
             f"{self.title} made {describe(output)} of images {list(images.shape)}: its step is not "

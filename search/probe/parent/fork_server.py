@@ -29,7 +29,7 @@ from search.probe.worker import worker
 # What every eager probe imports; the first optimizer of a process would import torch._dynamo.
 STEP_MODULES = ("search.probe.worker.measure", "torch._dynamo")
 # Of ranks too: FSDP's part of torch takes a second more.
-WORLD_MODULES = (*STEP_MODULES, "planner.training.parallel.fully_sharded")
+WORLD_MODULES = (*STEP_MODULES, "torch.distributed.fsdp")
 # lifeline, status, request, result, standard error
 _NUM_FDS = 5
 

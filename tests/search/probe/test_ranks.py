@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
-from planner.training import zero
 
 from planner.core.errors import UnsupportedError
 from planner.core.schema import TrainSetting
 from planner.core.units import MIB
+from planner.training import zero
 from search.probe.parent.ranks import put_together
 from search.probe.parent.runner import run_probe
 from search.probe.protocol import OutcomeMessage
