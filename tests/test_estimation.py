@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner import SwinConfig, TrainSetting, estimate, find_gpu
+from planner import Estimate, SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
 from planner.core.torch_version import as_of
 from planner.core.units import MIB
+from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
+from planner.estimation.left_out import FusedAttention, left_out
 from planner.machine.hardware.overheads import CONTEXT_BYTES_LOW
 
 TINY = SwinConfig(
@@ -158,3 +160,75 @@ def test_where_the_time_goes_adds_up_and_no_step_exceeds_the_peak() -> None:
     assert 0.05 < time.peak_share < 1
     # Swin-T: 4.5 GMACs an image forward (the paper's table 1), twice as many in backward.
     assert time.matrix_flops / (64 * 3) == pytest.approx(2 * 4.5e9 * 3, rel=0.05)
+
+
+# What an estimate of attention says that it leaves out, by card.
+
+
+def said(
+    capability: tuple[int, int] | None, *kernels: FusedAttention, precision: str = "fp16"
+) -> str:
+    setting = TrainSetting.model_validate({"precision": precision})
+    return " ".join(left_out(setting, kernels=kernels, capability=capability))
+
+
+@pytest.mark.parametrize(
+    ("capability", "cudnn", "no_flash"),
+    [(None, True, False), ((7, 5), False, True), ((8, 6), False, False), ((9, 0), True, False),
+     ((10, 0), True, False), ((12, 0), False, False)],
+)  # fmt: skip
+def test_attention_is_another_kernels_on_some_cards(
+    capability: tuple[int, int] | None, cudnn: bool, no_flash: bool
+) -> None:
+    found = said(capability, "flash")
+    assert ("cuDNN's attention" in found) is cudnn
+    assert ("does not run on capability 7.5" in found) is no_flash
+    assert "attention" not in said(capability)
+    assert "attention" not in said(capability, "efficient", precision="fp32")
+
+
+# The largest batch that fits is the largest, although the allocator's bytes go up and down.
+
+
+def least(found: Estimate) -> int:
+    """The device's bytes if the allocator kept nothing beside what is live."""
+    return found.device_total_bytes - found.breakdown["allocator_overhead"]
+
+
+def test_none_above_the_largest_fits() -> None:
+    model, setting = resolve(TINY, TrainSetting())
+    assert isinstance(model, SwinConfig)
+    budget = 600 << 20
+    found = largest_batch(model, setting, memory_bytes=budget)
+    assert found is not None
+    batch = found.setting.batch_size
+    while least(above := estimate(TINY, batch_size=(batch := batch + 1))) <= budget:
+        assert above.device_total_bytes > budget
+
+
+def test_the_largest_batch_with_retries_is_where_memory_runs_out() -> None:
+    """Under torch's own CUDA code on an emulated RTX 3090 (torch 2.13.0 and 2.15.0, 2026-11-23)
+    fp32 ran at 243 and ended out of memory at 244, 245, 246 and 248. At 243 it had 22.99 GiB
+    reserved, as predicted."""
+    card = find_gpu("rtx-3090")
+    found = [
+        largest_batch("native:swin_tiny", gpu=card, precision="fp32", retries=retries)
+        for retries in (False, True)
+    ]
+    assert [f and f.setting.batch_size for f in found] == [225, 243]
+    most = found[1]
+    assert most is not None
+    assert most.num_alloc_retries > 0
+    assert most.fits_surely is False
+    assert most.headroom_bytes is not None
+    assert most.headroom_bytes >= 0
+    assert any("freeing cached memory" in text for text in most.assumed)
+
+
+def test_what_was_not_looked_at_is_said() -> None:
+    model, setting = resolve(TINY, TrainSetting(attention="eager"))
+    assert isinstance(model, SwinConfig)
+    ended = largest_batch(model, setting, find_gpu("h200"), ceiling=100)
+    assert ended is not None
+    assert ended.setting.batch_size == 100
+    assert "batches above 100 are not looked at" in ended.assumed[-1]

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from planner.core.torch_version import NEWEST_TRIED, as_of, torch_version, why_untried
+from planner.estimation.estimate import estimate
+
 PATCHED = (
     "import sys; sys.modules.update(fcntl=None, resource=None, pwd=None); "
     "from planner.cli import main"
@@ -56,3 +59,30 @@ def test_a_page_of_runs_and_models_is_drawn_anywhere(tmp_path: Path) -> None:
     done = planner("report", "native:swin_tiny", str(probes), "--output", str(page))
     assert done.returncode == 0, done.stderr
     assert 200_000 < page.stat().st_size < 1_000_000
+
+
+# Which torch an estimate is of.
+
+MODEL = {"gpu": "rtx-3090", "batch_size": 8}
+
+
+def allocated(version: str) -> int:
+    with as_of(version):
+        return estimate("native:swin_tiny", **MODEL).peak_allocated_bytes
+
+
+def test_an_estimate_is_of_the_torch_that_is_asked_for() -> None:
+    """From 2.15 on cuBLAS's workspaces are given back: 2 × 8,519,680 B are no longer kept."""
+    old, new = allocated("2.13.0+cu130"), allocated("2.15.0")
+    assert old > new
+    assert (allocated("2.13.1"), allocated("2.15.0+cu132")) == (old, new), "kept apart"
+
+
+def test_outside_it_is_of_what_is_installed() -> None:
+    before = torch_version()
+    with as_of("2.9.1"):
+        assert torch_version() == (2, 9)
+        with as_of(""):
+            assert torch_version() == before
+    assert torch_version() == before
+    assert why_untried(".".join(map(str, NEWEST_TRIED))) is None

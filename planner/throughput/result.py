@@ -75,7 +75,7 @@ def _sums(entries: Iterable[tuple[str, float]]) -> Mapping[str, float]:
 
 
 # Times as long: rates closer than this are not told apart. Of published rates on one card, those
-# that differ by a tenth are all predicted in their order (tests/throughput/test_public_order.py).
+# that differ by a tenth are all predicted in their order (tests/throughput/test_alignment.py).
 APART = 1.1
 
 

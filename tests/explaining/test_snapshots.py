@@ -18,7 +18,7 @@ from planner.report.explanation import explanation_text
 from planner.watching.explaining.explanation import explain
 from planner.watching.explaining.snapshot_reading import NO_STACK, place_of, read_snapshot
 from tests.covering import covering
-from tests.memory.histories import recorded_history
+from tests.memory.requests import recorded_history
 from tests.trainers.cases import tiny
 
 MIB, GIB = 1024**2, 1024**3

@@ -12,6 +12,15 @@ import pytest
 
 from planner.core.schema import SwinConfig
 from planner.libraries.registry import find_library
+from planner.step.training import record_training
+from tests.building import on_shapes
+from tests.libraries.microsoft_cases import (
+    PUBLISHED_CASES,
+    SMALL_CASES,
+    Case,
+    facts_of,
+    read_facts,
+)
 from tests.libraries.steps import (
     Changes,
     assert_equal_to_torch,
@@ -28,8 +37,7 @@ DROPPING: Changes = {"drop_rate": 0.1, "attn_drop_rate": 0.1}
 PADDED: Changes = {"image_size": (60, 76)}  # 15 x 19 tokens
 
 # Library, version, model, setting.
-Case = tuple[str, int, Changes, Changes]
-CASES: list[Case] = [
+CASES: list[tuple[str, int, Changes, Changes]] = [
     ("native", 1, {"qkv_bias": False},
      {"attention": "sdpa", "precision": "fp16", "checkpointing": "selective",
       "zero_grad_to_none": False}),
@@ -79,3 +87,34 @@ def test_published_models(library: str, name: str) -> None:
     require(library)
     config = find_library(library).published[name]
     assert_equal_to_torch(config, setting_of({}))
+
+
+# The authors' own Swin v1 and v2 on shapes are the real modules, event by event.
+#
+# The real modules need a checkout: their recorded phase ends and peaks stand for them
+# (`microsoft_cases`). Shown with torch 2.13.0 and commit f82860b.
+
+
+@pytest.fixture(scope="module")
+def facts() -> dict[str, object]:
+    return read_facts()
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [SMALL_CASES, pytest.param(PUBLISHED_CASES, marks=pytest.mark.release)],
+    ids=["small", "published"],
+)
+def test_recorded_facts(
+    cases: tuple[Case, ...], facts: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.step.pointwise.torch_version", lambda: (2, 13))  # of the facts
+    for case in cases:
+        config, setting = case.config, case.train_setting
+        build = on_shapes(config, setting)
+        ledger = record_training(build, config, setting, in_place_sums=False)
+        assert facts_of(ledger.events, ledger.num_parameters) == facts[case.title], case.title
+
+
+def test_no_fact_is_left_unused(facts: dict[str, object]) -> None:
+    assert {case.title for case in (*SMALL_CASES, *PUBLISHED_CASES)} == set(facts)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from planner.core.errors import UsageError, shorten, unknown_name
-from planner.core.schema import SwinConfig, TrainSetting, parse
+from planner.core.schema import FactoryModel, SwinConfig, TrainSetting, parse
 from planner.core.schema.model import MAX_SIZE
 from planner.core.units import format_bytes, parse_bytes, parse_percent, parse_seconds
 
@@ -105,3 +106,136 @@ def test_sizes_and_durations_are_read() -> None:
     assert parse_seconds("1h30m") == 5400
     assert parse_percent("5%") == 0.05
     assert format_bytes(parse_bytes("1024TiB")) == "1024.00 TiB"
+
+
+# Every fault of a configuration in one message, in the user's field names, one line each.
+
+
+def faults_of(schema: type[BaseModel], **data: Any) -> list[str]:
+    with pytest.raises(UsageError) as caught:
+        parse(schema, data, "swin.yaml")
+    headline, *lines = str(caught.value).splitlines()
+    counted = "one fault" if len(lines) == 1 else f"{len(lines)} faults"
+    assert headline == f"swin.yaml has {counted}:"
+    return [line.strip() for line in lines]
+
+
+def test_faults_of_fields_and_between_fields_come_together() -> None:
+    assert faults_of(SwinConfig, drop_rate=2, depths=(2, 2), num_heads=(3, 6, 12), windw=7) == [
+        "drop_rate: Input should be less than 1 (got 2)",
+        "windw: no such field. Did you mean 'window_size'?",
+        "num_heads has 3 entries and depths has 2: give one for each stage",
+    ]
+
+
+def test_a_fault_between_fields_is_not_heard_of_a_field_at_fault() -> None:
+    """num_heads is fine beside the depths that were meant, whatever they were."""
+    (fault,) = faults_of(SwinConfig, depths="2,2,two", num_heads=(3, 6, 12))
+    assert fault.startswith("depths.2: Input should be a valid integer")
+
+
+def test_every_fault_between_fields_has_its_line() -> None:
+    assert faults_of(SwinConfig, num_heads=(3, 6, 12, 25), image_size=2, window_size=(7, 7)) == [
+        "window_size has 2 entries and depths has 4: give one for each stage",
+        "num_heads[3] = 25 does not divide the stage's 768 channels (embed_dim × 2^3)",
+        "image_size 2x2 is smaller than one patch (patch_size 4)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("window", "fault"),
+    [
+        (0, "window_size: Input should be greater than or equal to 1 (got 0)"),
+        ((7, 0, 7, 7), "window_size.1: Input should be greater than or equal to 1 (got 0)"),
+        (
+            "seven",
+            "window_size: Input should be a valid integer, unable to parse string as an integer "
+            "(got 'seven')",
+        ),
+    ],
+)
+def test_a_choice_of_types_complains_once(window: object, fault: str) -> None:
+    assert faults_of(SwinConfig, window_size=window) == [fault]
+
+
+def test_a_setting_is_held_to_the_same() -> None:
+    assert faults_of(TrainSetting, lora_targets="all", batch_size=0) == [
+        "batch_size: Input should be greater than or equal to 1 (got 0)",
+        "lora_targets is all, and lora_rank 0 adds no adapters",
+    ]
+
+
+def test_a_side_stands_for_a_square_in_every_model() -> None:
+    assert parse(FactoryModel, {"factory": "a:b", "image_size": 96}, "").image_size == (96, 96)
+    assert parse(SwinConfig, {"image_size": "96x128"}, "").image_size == (96, 128)
+
+
+# The levers of a setting and the fields that speak of several devices: what each may say, and what
+# does not go together.
+
+
+@pytest.mark.parametrize("value", ["blocks:0", "blocks:every-1", "selective:2", "blocks:a"])
+def test_other_parts_are_refused(value: str) -> None:
+    with pytest.raises(UsageError, match="blocks:every-2, selective"):
+        parse(TrainSetting, {"checkpointing": value}, "the setting")
+
+
+EXCLUDED: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = [
+    (
+        {"optimizer_in_backward": True}, "frees each gradient as soon as it is there",
+        [{"accumulate": 2}, {"clip_grad": True}, {"precision": "fp16"},
+         {"zero_grad_to_none": False}, {"world_size": 2}, {"parallelism": "ddp"}],
+    ),
+    (
+        {"offload_optimizer": "state"}, "copies each gradient to the host in backward",
+        [{"optimizer": "adamw-8bit"}, {"optimizer_in_backward": True}, {"clip_grad": True},
+         {"precision": "fp16"}, {"zero_grad_to_none": False}, {"world_size": 2},
+         {"parallelism": "ddp"}],
+    ),
+    (
+        {"offload_optimizer": "state-and-gradients"}, "adds up gradients that are gone",
+        [{"accumulate": 2}],
+    ),
+    (
+        {}, "compile is off",
+        [{"compile_scope": "blocks"}, {"compile_fullgraph": True},
+         {"activation_memory_budget": 0.5}],
+    ),
+    ({"world_size": 8}, "cannot be split over 3 nodes: choose a multiple of 3", [{"nodes": 3}]),
+    ({}, "belongs to parallelism ddp, and parallelism is none", [{"ddp_bucket_view": True}]),
+    (
+        {"parallelism": "fsdp", "world_size": 2}, "belongs to parallelism",
+        [{"ddp_compression": "fp16"}],
+    ),
+    (
+        {"parallelism": "hsdp", "world_size": 8}, "of 8 devices",
+        [{}, {"fsdp_shard_size": 3}],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "said", "excluded"), EXCLUDED, ids=str)
+def test_what_does_not_go_together_is_refused(
+    fields: dict[str, Any], said: str, excluded: list[dict[str, Any]]
+) -> None:
+    for other in excluded:
+        with pytest.raises(UsageError, match=said):
+            parse(TrainSetting, {**fields, **other}, "the setting")
+
+
+def test_over_how_many_devices_weights_are_sharded() -> None:
+    for fields, size in (
+        ({"parallelism": "ddp"}, 1), ({"parallelism": "zero2"}, 1), ({"parallelism": "fsdp"}, 16),
+        ({"parallelism": "zero3"}, 16), ({"parallelism": "hsdp", "nodes": 2}, 8),
+        ({"parallelism": "hsdp", "fsdp_shard_size": 4}, 4),
+    ):  # fmt: skip
+        assert TrainSetting.model_validate({"world_size": 16, **fields}).shard_size == size
+
+
+def test_every_fault_is_told_at_once() -> None:
+    given = {
+        "optimizer_in_backward": True, "accumulate": 4, "clip_grad": True, "lora_targets": "all",
+    }  # fmt: skip
+    with pytest.raises(UsageError) as found:
+        parse(TrainSetting, given, "the setting")
+    assert all(word in found.value.message for word in ("accumulate 4", "clip_grad", "lora_rank 0"))
