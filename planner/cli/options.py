@@ -142,7 +142,7 @@ def _choices(annotation: Any) -> tuple[str, ...]:
 LISTS: Mapping[str, Any] = {
     "models": _models, "assigned": _assigned, "devices": ("auto", "cpu", "cuda"),
     "gpus": "planner.machine.hardware:all_gpus", "trainers": "planner.trainers.registry:TARGETS",
-    "links": "planner.machine.hardware.links:all_links", "allowed": "planner.advice.wish:ALLOWED",
+    "links": "planner.machine.hardware.fabric:all_links", "allowed": "planner.advice.wish:ALLOWED",
     "kept": lambda: (*resolve_name("planner.advice.levers:EFFECTS"), *TrainSetting.model_fields),
 }  # fmt: skip
 

@@ -34,8 +34,8 @@ from planner.recording.worlds import (
 from planner.training.building import build_training, float8_notes, own_part, recipe_of
 from planner.training.setting import BUCKET_ELEMENTS
 from planner.training.step import Training
+from planner.training.tasks.contract import tensors_of
 from planner.training.tasks.making import task_for
-from planner.training.tasks.trees import tensors_of
 
 Phases = list[tuple[str, list[Event]]]
 LARGE = 1 << 16  # elements: above this nothing but a weight is made while a model is built

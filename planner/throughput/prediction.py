@@ -26,8 +26,13 @@ from planner.ledger.ledger import (
 from planner.machine.hardware.gpu import ASSUMED_LINK, Gpu
 from planner.throughput import efficiency
 from planner.throughput.communication import (
+    BETWEEN,
+    OTHERS,
+    WAITING,
     Communication,
     Exchanges,
+    Priced,
+    Timeline,
     Traffic,
     after_regions,
     collective_seconds,
@@ -42,7 +47,6 @@ from planner.throughput.fusing import (
     with_updates_last,
 )
 from planner.throughput.result import Accounts, Part
-from planner.throughput.timeline import BETWEEN, OTHERS, WAITING, Priced, Timeline
 
 # What the device is busy with, or waits for, by `bound_seconds`: an operation counts whole as that
 # which takes most of it.

@@ -17,8 +17,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from planner.core.errors import ContractError
 from planner.core.schema import TrainSetting
 from planner.training.levers import offload_activations
-from planner.training.tasks.contract import Task
-from planner.training.tasks.trees import tensors_of
+from planner.training.tasks.contract import Task, tensors_of
 from planner.training.train import Setting, Step
 from planner.training.zero import ZeroEngine
 

@@ -12,9 +12,8 @@ import pytest
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.units import GIB
 from planner.machine.emulated import EmulatedMachine, building, emulated_gpu
-from planner.machine.emulated.building import built_libraries
+from planner.machine.emulated.building import built_libraries, find_wheels
 from planner.machine.emulated.machine import configuration_text
-from planner.machine.emulated.wheels import find_wheels
 from planner.machine.hardware import all_gpus
 
 

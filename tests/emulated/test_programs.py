@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
-from planner.machine.emulated.wheels import architectures
+from planner.machine.emulated.building import architectures
 from planner.machine.torch_build import has_code_for
 from tests.emulated import table
 from tests.emulated.conftest import ROOT

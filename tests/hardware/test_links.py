@@ -12,8 +12,17 @@ from planner.core.errors import UsageError
 from planner.core.schema.distribution import Collective
 from planner.core.units import MIB
 from planner.machine.hardware import find_gpu
-from planner.machine.hardware.fabric import ASSUMED_NETWORK, Fabric, find_fabric, usual_link
-from planner.machine.hardware.links import Link, all_links, bus_factor, find_link, read_catalogue
+from planner.machine.hardware.fabric import (
+    ASSUMED_NETWORK,
+    Fabric,
+    Link,
+    all_links,
+    bus_factor,
+    find_fabric,
+    find_link,
+    read_catalogue,
+    usual_link,
+)
 
 # Held-out points of an all-reduce between numbers of ranks that the link's own curves have: sizes
 # between theirs. Between other numbers of ranks the same bound holds from 4 MiB on.

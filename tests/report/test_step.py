@@ -40,7 +40,7 @@ from planner.report.step import (
     step_group,
     timeline_data,
 )
-from planner.throughput.timeline import OTHERS, WAITING
+from planner.throughput.communication import OTHERS, WAITING
 from tests.page.browser import looking_at, until
 from tests.report.ledgers import layered_ledger
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from planner.core.errors import UsageError  # noqa: E402
 from planner.training.tasks import from_collator, from_example  # noqa: E402
-from planner.training.tasks.trees import tensors_of  # noqa: E402
+from planner.training.tasks.contract import tensors_of  # noqa: E402
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", ["image", "label"])

@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 from planner.core.schema import TrainSetting
 from planner.core.schema.distribution import Group
 from planner.ledger.ledger import Awaited, Computed, Event, Ledger, Marked, Sent
-from planner.machine.hardware.fabric import Fabric
-from planner.machine.hardware.links import Curve, Link
-from planner.throughput.communication import Exchanges, group_of
+from planner.machine.hardware.fabric import Curve, Fabric, Link
+from planner.throughput.communication import OTHERS, WAITING, Exchanges, group_of
 from planner.throughput.prediction import StepTime, predict_step
-from planner.throughput.timeline import OTHERS, WAITING
 from tests.throughput.test_prediction import DEVICE, MS, moving, slow_host
 
 ROUND = Link(

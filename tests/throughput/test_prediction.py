@@ -24,6 +24,7 @@ from planner.ledger.ledger import Computed, OperationKind
 from planner.machine.hardware import all_gpus, find_gpu
 from planner.machine.hardware.gpu import Gpu
 from planner.throughput import efficiency
+from planner.throughput.communication import WAITING
 from planner.throughput.fusing import Operation, fuse_operations, regions_of
 from planner.throughput.prediction import (
     DeviceRates,
@@ -33,7 +34,6 @@ from planner.throughput.prediction import (
     predict_step,
     rates_for,
 )
-from planner.throughput.timeline import WAITING
 from search.loop.study.records import read_records
 
 MS = 1e-3

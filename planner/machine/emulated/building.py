@@ -3,19 +3,253 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from planner.core.errors import PlannerError
 from planner.core.files import cache_directory, unwritable
-from planner.machine.emulated import stubs
-from planner.machine.emulated.wheels import Wheels, installed_wheels
+
+# Where the CUDA libraries and headers lie that an installed torch brings, and which they are.
+
+# By the name that each begins with, of the libraries that torch loads and that are emulated.
+LIBRARIES = (
+    "libcudart.so", "libcublas.so", "libcublasLt.so", "libcudnn.so", "libcupti.so", "libnccl.so",
+)  # fmt: skip
+HEADERS = (
+    "cuda.h", "cudaTypedefs.h", "cuda_runtime_api.h", "cublas_api.h", "cudnn.h", "nccl.h",
+)  # fmt: skip
+MACHINES = ("x86_64", "aarch64")
+
+
+@dataclass(frozen=True)
+class Wheels:
+    """`libraries` are files, by their names without a version; `include` the folders with headers,
+    in the order of their search; `versions` names torch's wheel and those it came with."""
+
+    libraries: dict[str, Path]
+    include: tuple[Path, ...]
+    versions: tuple[str, ...]
+
+    def header(self, name: str) -> str:
+        """The text of one of `HEADERS`."""
+        return next(f / name for f in self.include if (f / name).exists()).read_text("utf-8")
+
+
+def installed_wheels() -> Wheels:
+    """Those beside the installed torch. Raises PlannerError where nothing there can be emulated:
+    another system, no torch, a build of it without CUDA, or wheels that lack something."""
+    if sys.platform != "linux" or platform.machine() not in MACHINES:
+        raise PlannerError(
+            f"a GPU is emulated on Linux on {' or '.join(MACHINES)}, and this is "
+            f"{sys.platform} on {platform.machine()}."
+        )
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise PlannerError("torch is not installed.", "pip install torch")
+    return find_wheels(Path(found.origin).parents[1])
+
+
+def find_wheels(packages: Path) -> Wheels:
+    """Those in a folder of packages. Two layouts are known: `nvidia/cu13` holds most of CUDA 13,
+    and of CUDA 12 each library had a folder of its own."""
+    torch = _versions(packages, "torch")
+    if not (packages / "torch" / "lib" / "libtorch_cuda.so").exists():
+        version = next(iter(torch), "torch-").removeprefix("torch-").partition("+")[0]
+        # Three signs: two would take the build for the CPU again.
+        raise PlannerError(
+            f"torch in {packages} is a build without CUDA, and an emulated GPU runs torch's own "
+            "CUDA code.",
+            f"pip install --force-reinstall torch==={version or '2.15.0'} takes PyPI's own build.",
+        )
+    libraries = {
+        name: path
+        for name in (*LIBRARIES, *DESCRIBED)
+        for path in packages.glob(f"nvidia/*/lib/{name}.*")
+    }
+    # Triton brings what nvidia-cuda-runtime leaves to another wheel: the folder crt/.
+    include = (
+        *sorted(packages.glob("nvidia/*/include")),
+        packages / "triton" / "backends" / "nvidia" / "include",
+    )
+    missing = [name for name in LIBRARIES if name not in libraries]
+    missing += [h for h in HEADERS if not any((folder / h).exists() for folder in include)]
+    if missing:
+        raise PlannerError(
+            f"the packages of CUDA in {packages} lack {', '.join(missing)}.",
+            "Install torch from wheels that bring CUDA: pip install --force-reinstall torch",
+        )
+    return Wheels(libraries, include, (*torch, *_versions(packages, "nvidia_*")))
+
+
+@cache
+def architectures() -> tuple[str, ...]:
+    """What the installed torch has kernels for, as `torch.cuda.get_arch_list` says it; () where
+    that is not known."""
+    found = importlib.util.find_spec("torch")
+    library = Path(found.origin or "" if found else "").parent / "lib" / "libtorch_python.so"
+    text = library.read_bytes() if library.exists() else b""
+    flags = re.search(rb"\0(sm_\d+\w?(?: (?:sm|compute)_\d+\w?)+)\0", text)
+    return tuple(flags.group(1).decode().split()) if flags else ()
+
+
+def _versions(packages: Path, name: str) -> list[str]:
+    """`torch-2.13.0`: read off the folders, as importing the metadata of all takes longer."""
+    return sorted(path.stem for path in packages.glob(f"{name}-*.dist-info"))
+
+
+# C for every entry point of a CUDA library that our sources leave out: from the installed headers
+# for the driver, which no wheel brings, and from the libraries themselves for the rest.
+#
+# Nothing that a program reads is left as it was: what has results that are not known here fails,
+# and says that it is not emulated.
+
+HEAD = '#include <stddef.h>\n#define EXPORT __attribute__((visibility("default")))\n'
+
+USED = (
+    "#include <stdlib.h>\n"
+    "int emulated_missing(const char *);\nint emulated_success(const char *);\n"
+    "int emulated_refused(const char *, int);\nint emulated_blas_call(void *);\n"
+)
+# CUDA_ERROR_NOT_SUPPORTED, cudaErrorNotSupported, CUDNN_STATUS_NOT_SUPPORTED,
+# CUBLAS_STATUS_NOT_SUPPORTED, ncclInvalidUsage, CUFFT_NOT_SUPPORTED, CUSOLVER_STATUS_NOT_SUPPORTED,
+# CUSPARSE_STATUS_NOT_SUPPORTED: each of the library's header.
+REFUSALS = {
+    "libcuda.so": 801, "libcudart.so": 801, "libcudnn.so": 3000, "libcublas.so": 15,
+    "libcublasLt.so": 15, "libnccl.so": 5, "libcufft.so": 16, "libcusolver.so": 9,
+    "libcusparse.so": 10,
+}  # fmt: skip
+UNHEEDED = ("cuLogsRegisterCallback",)  # torch asks, and does without
+# What only changes an object of the library, or computes values on the card, of which there are
+# none. Everything else may hand something back.
+WITHOUT_RESULTS = {
+    "libcudnn.so": r"cudnn(Set|Destroy|Convolution|BatchNormalization|RNN[FB]|CTCLoss|SpatialTf"
+    r"|Pooling|Activation|Softmax|OpTensor|AddTensor|TransformTensor|Dropout[FB]|Restore)",
+    "libcublas.so": r"cublas(Set|Gemm|Dot|Axpy|Scal|Nrm2|Rot|I?[SDCZHTU])",
+    "libcublasLt.so": r"cublasLt\w*(Set|Destroy|Check|Init)",
+    "libnccl.so": r"ncclComm(Resume|Suspend|Revoke|Deregister|WindowDeregister)",
+}
+# Libraries whose functions are described well enough by their prototypes: headers of each.
+DESCRIBED = {
+    "libcufft.so": ("cufft.h", "cufftXt.h"),
+    "libcusolver.so": ("cusolverDn.h",),
+    "libcusparse.so": ("cusparse.h",),
+}
+# Sizes of scratch are 0, as cuDNN's and cuBLAS's are; what is created is an object of ours. Sizes
+# of results that depend on values are not known.
+_SIZE = re.compile(r"l_?work|work_?size|workspaceInBytes|buffer_?size", re.IGNORECASE)
+_BY_VALUES = re.compile(r"Get(?!ErrorString)|Nnz|zeroPivot|_nnz|SpGEMM|Csr2|csr2csc|Dense")
+
+# `cuGraphInstantiate` of CUDA 12 is another function, and no second version of the first.
+RENAMED = {("cuGraphInstantiate", 12000): "cuGraphInstantiateWithFlags"}
+
+
+def stubs(library: str, missing: Iterable[str], headers: str = "") -> str:
+    """A definition of each of `missing`; `headers` are those of a library in DESCRIBED."""
+    described = dict(_described(headers)) if library in DESCRIBED else {}
+    lines = [described.get(name) or _stub(library, name) for name in sorted(missing)]
+    return "\n".join([HEAD, USED, *lines, ""])
+
+
+def _stub(library: str, name: str) -> str:
+    """A function of which only the name is known."""
+    if name in UNHEEDED:
+        return f'EXPORT int {name}(void) {{ return emulated_missing("{name}"); }}'
+    if library == "libcupti.so":  # CUPTI_ERROR_NOT_SUPPORTED of cupti_result.h: nothing is profiled
+        return f"EXPORT int {name}(void) {{ return 27; }}"
+    if not re.match(WITHOUT_RESULTS.get(library, "$"), name):
+        refused = f'emulated_refused("{name}", {REFUSALS[library]})'
+        return f"EXPORT int {name}(void) {{ return {refused}; }}"
+    if library == "libcublas.so":  # work of the handle's stream
+        return f"EXPORT int {name}(void *handle) {{ return emulated_blas_call(handle); }}"
+    return f'EXPORT int {name}(void) {{ return emulated_success("{name}"); }}'
+
+
+def _described(headers: str) -> Iterable[tuple[str, str]]:
+    """(function, its definition) of each prototype whose results are sizes of scratch, new objects,
+    or nothing."""
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", headers, flags=re.DOTALL)
+    for name, listed in re.findall(r"\b(cu(?:fft|solver|sparse)\w+)\s*\(([^(){};]*)\)\s*;", text):
+        if _BY_VALUES.search(name):
+            continue
+        parameters, body = [], f'return emulated_success("{name}");'
+        for index, given in enumerate(filter(None, map(str.strip, listed.split(",")))):
+            kind, called = re.sub(r"\w+\W*$", "", given), re.findall(r"\w+", given)[-1]
+            is_pointer = "*" in given or "[" in given
+            is_result = is_pointer and "const" not in kind and kind.count("*") == 1
+            if is_result and _SIZE.search(called):
+                width = "int" if kind.split()[0] in ("int", "int*") else "size_t"
+                body = f"if (p{index}) *({width} *)p{index} = 0; {body}"
+            elif is_result and index == 0 and "reate" in name:
+                made = "(int *)p0 = 1" if "cufft" in name else "(void **)p0 = calloc(1, 1024)"
+                body = f"*{made}; {body}"
+            number = kind.split()[0] if kind.split()[:1] in (["float"], ["double"]) else "long"
+            parameters.append(f"{'void *' if is_pointer else number} p{index}")
+        yield name, f"EXPORT int {name}({', '.join(parameters) or 'void'}) {{ {body} }}"
+
+
+def driver_functions(header: str) -> set[str]:
+    """The names that `cuda.h` declares; where a macro gives one a version, both."""
+    declared = set(re.findall(r"\bCUDAAPI\s+(cu[A-Z]\w+)\s*\(", header))
+    renamed = dict(re.findall(r"#define\s+(cu[A-Z]\w+)\s+(cu[A-Z]\w+_v\d+)\s", header))
+    return declared | {renamed[name] for name in declared if name in renamed}
+
+
+def driver_versions(typedefs: str) -> list[tuple[str, int, str]]:
+    """(function, CUDA version, symbol) of those that changed, oldest first, as `cudaTypedefs.h`
+    tells: the n-th version of a function has the symbol `function_vn`."""
+    versions: dict[str, set[int]] = defaultdict(set)
+    for name, version in re.findall(r"\bPFN_(cu[A-Z]\w*?)_v(\d{4,5})\)", typedefs):
+        versions[name].add(int(version))
+    return [
+        (name, version, RENAMED.get((name, version), f"{name}_v{n}" if n > 1 else name))
+        for name, found in sorted(versions.items())
+        if len(found) > 1
+        for n, version in enumerate(sorted(found), start=1)
+    ]
+
+
+def driver_tables(defined: Collection[str], header: str, typedefs: str) -> str:
+    """The stubs of the driver, and the tables by which cuGetProcAddress finds its functions."""
+    missing = driver_functions(header) - set(defined)
+    entries = sorted(missing | set(defined))
+    lines = [stubs("libcuda.so", missing)]
+    lines += [f"int {name}();" for name in sorted(defined)]
+    lines += [
+        "const struct { const char *name; void *function; } emulated_entries[] = {",
+        *(f'    {{"{name}", (void *){name}}},' for name in entries),
+        "};",
+        f"const size_t emulated_num_entries = {len(entries)};",
+        "const struct { const char *name; int version; const char *symbol; } "
+        "emulated_versions[] = {",
+    ]
+    versions = driver_versions(typedefs)
+    lines += [f'    {{"{name}", {number}, "{symbol}"}},' for name, number, symbol in versions]
+    return "\n".join([*lines, "};", f"const size_t emulated_num_versions = {len(versions)};", ""])
+
+
+def defined_symbols(listing: str) -> set[str]:
+    """The functions that `nm --defined-only` lists, without their versions."""
+    rows = (line.split() for line in listing.splitlines())
+    return {row[2].partition("@")[0] for row in rows if len(row) == 3 and row[1] in "TW"}
+
+
+def symbol_version(listing: str) -> str:
+    """The version that a library gives all its symbols, "" where it gives none."""
+    match = re.search(r" [TW] \w+@@?(\S+)", listing)
+    return match.group(1) if match else ""
+
 
 SOURCE = Path(__file__).with_name("source")
 # What each library is made of, the driver first: the others call it.
@@ -29,7 +263,7 @@ PARTS = {
     "libcudnn.so": ("dnn.c", "dnn_recurrent.c"),
     "libcupti.so": ("cupti.c",),
     "libnccl.so": ("nccl.c",),
-    **dict.fromkeys(stubs.DESCRIBED, ()),
+    **dict.fromkeys(DESCRIBED, ()),
 }
 NVML_FOLDER = "nvml"  # apart, so that a machine may be without it
 FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-Werror=implicit-function-declaration")
@@ -64,7 +298,7 @@ def built_libraries() -> Path:
 def build_key(wheels: Wheels) -> str:
     """Differs where torch, the wheels of CUDA, our sources or the processor do."""
     digest = hashlib.sha256(repr((wheels.versions, platform.machine(), FLAGS)).encode())
-    for path in (*sorted(SOURCE.iterdir()), Path(__file__), Path(stubs.__file__)):
+    for path in (*sorted(SOURCE.iterdir()), Path(__file__)):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:20]
 
@@ -89,7 +323,7 @@ def _build(compiler: str, wheels: Wheels, folder: Path) -> None:
         paths = list(pool.map(lambda name: _compile(command, SOURCE / name, objects), names))
     by_name = dict(zip(names, paths, strict=True))
     for library, parts in PARTS.items():
-        if library in stubs.DESCRIBED and library not in wheels.libraries:
+        if library in DESCRIBED and library not in wheels.libraries:
             continue
         _link(compiler, wheels, folder, library, [by_name[part] for part in parts])
     shutil.rmtree(objects)
@@ -115,12 +349,12 @@ def _link(compiler: str, wheels: Wheels, folder: Path, library: str, parts: list
     elif real:
         listing = _run(["nm", "-D", "--defined-only", str(real)])
         known = _run(["nm", "--defined-only", *map(str, parts)]) if parts else ""
-        missing = stubs.defined_symbols(listing) - stubs.defined_symbols(known)
-        headers = "".join(wheels.header(name) for name in stubs.DESCRIBED.get(library, ()))
-        generated.write_text(stubs.stubs(library, missing - {"_init", "_fini"}, headers))
+        missing = defined_symbols(listing) - defined_symbols(known)
+        headers = "".join(wheels.header(name) for name in DESCRIBED.get(library, ()))
+        generated.write_text(stubs(library, missing - {"_init", "_fini"}, headers))
         command += [str(generated), f"-L{folder}", "-Wl,-rpath,$ORIGIN"]
         command += ["-Wl,--no-as-needed", "-l:libcuda.so.1"]
-        if version := stubs.symbol_version(listing):
+        if version := symbol_version(listing):
             script = folder / "objects" / f"{library}.map"
             script.write_text(f"{version} {{ global: *; }};\n")
             command.append(f"-Wl,--version-script={script}")
@@ -128,9 +362,9 @@ def _link(compiler: str, wheels: Wheels, folder: Path, library: str, parts: list
 
 
 def _driver_stubs(wheels: Wheels, parts: list[Path]) -> str:
-    defined = stubs.defined_symbols(_run(["nm", "--defined-only", *map(str, parts)]))
+    defined = defined_symbols(_run(["nm", "--defined-only", *map(str, parts)]))
     functions = {name for name in defined if name.startswith("cu")}
-    return stubs.driver_tables(functions, wheels.header("cuda.h"), wheels.header("cudaTypedefs.h"))
+    return driver_tables(functions, wheels.header("cuda.h"), wheels.header("cudaTypedefs.h"))
 
 
 def _blas_version(wheels: Wheels) -> int:

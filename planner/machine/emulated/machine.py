@@ -14,7 +14,7 @@ from importlib.metadata import version
 from planner.core.errors import UnsupportedError, UsageError, shorten
 from planner.core.units import MIB
 from planner.machine.cuda_support import INDEX, as_text, fitting_build
-from planner.machine.emulated.wheels import architectures
+from planner.machine.emulated.building import architectures
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import CONTEXT_BYTES
 from planner.machine.torch_build import has_code_for

@@ -5,23 +5,225 @@ What nobody named is assumed from the GPU, and said.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from itertools import pairwise
+from math import exp, log
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from planner.core.errors import UsageError
+from planner.core.errors import UsageError, unknown_name
 from planner.machine.hardware.gpu import Gpu
-from planner.machine.hardware.links import (
-    Link,
-    all_links,
-    bus_factor,
-    find_link,
-    names_of,
-    start_seconds,
-)
 
 if TYPE_CHECKING:
     from planner.core.schema.distribution import Collective
+
+
+# Links between devices: how long a collective takes over each, by size and number of ranks.
+#
+# The figures are in `links.json`, each with where it comes from. Of a link whose times were
+# published by size, times are read between its points; of any other, one rate of large arrays is
+# known, and the start is NCCL's own model of a ring. A number is the bus bandwidth that somebody
+# measured. Legend: S bytes of the whole array, as nccl-tests counts; n ranks.
+
+Hop = Literal["nvlink", "pcie", "network"]
+
+# Seconds of NCCL's ring with protocol Simple: before all steps, and of a step from one rank to the
+# next (NVIDIA/nccl @5067397, src/graph/tuning.cc, baseLat and hwLat). The other protocols are
+# faster for small arrays by this model, and by less in what was published (docs/many-gpus.md).
+_START_SECONDS = 8.4e-6
+_HOP_SECONDS: Mapping[Hop, float] = {"nvlink": 3.4e-6, "pcie": 5.7e-6, "network": 14e-6}
+# How far times may be off either way, relative. Two machines of 8 A100 were published at 154 and at
+# 229 GB/s, half as slow again. Of what somebody measured on the devices themselves: a judgement.
+SPREAD, MEASURED_SPREAD = 0.5, 0.15
+
+
+_NUMBER = re.compile(r"(\d{1,6}(?:\.\d{1,3})?) ?GB/s", re.IGNORECASE)
+
+
+class Curve(NamedTuple):
+    """Times of one collective over one number of ranks: (bytes, seconds), by size."""
+
+    collective: Collective
+    ranks: int
+    points: tuple[tuple[int, float], ...]
+
+    def seconds(self, num_bytes: int, start_seconds: float) -> float:
+        """On the line between two points, both on logarithmic scales. Below the first point the
+        time falls to the start's; above the last the rate stays."""
+        first, last = self.points[0], self.points[-1]
+        if num_bytes <= first[0]:
+            start = min(start_seconds, first[1])
+            return start + (first[1] - start) * num_bytes / first[0]
+        for (size, took), (next_size, next_took) in pairwise(self.points):
+            if num_bytes <= next_size:
+                share = log(num_bytes / size) / log(next_size / size)
+                return exp((1 - share) * log(took) + share * log(next_took))
+        return last[1] * num_bytes / last[0]
+
+
+class Rate(NamedTuple):
+    """The bus bandwidth of large arrays over one number of ranks, bytes/s."""
+
+    collective: Collective
+    ranks: int
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link. It has curves or else rates, of all-reduce at least. `hop` is what a step of a ring
+    crosses. Times may be off by `spread` either way, relative. `sources` say where it was read.
+    It joins `most` devices in a machine, where that is bounded."""
+
+    name: str
+    title: str
+    hop: Hop
+    spread: float
+    curves: tuple[Curve, ...]
+    rates: tuple[Rate, ...]
+    sources: tuple[str, ...]
+    most: int | None = None
+
+    def seconds(self, collective: Collective, num_bytes: int, ranks: int) -> float:
+        """Of `collective` over `num_bytes` of the whole array between `ranks` devices.
+
+        Where a collective has no figures of its own, it takes all-reduce's bus bandwidth: an
+        all-gather or a reduce-scatter half of its time.
+        """
+        if ranks < 2 or not num_bytes:
+            return 0.0
+        factor = bus_factor(collective, ranks)
+        if self.curves:
+            return factor * self._seconds_per_factor(collective, num_bytes, ranks)
+        moving = factor * num_bytes / self.bus_rate(collective, ranks)
+        return start_seconds(collective, ranks, self.hop) + moving
+
+    def bus_rate(self, collective: Collective, ranks: int) -> float:
+        """The bus bandwidth of large arrays, bytes/s."""
+        if self.curves:
+            size = max(curve.points[-1][0] for curve in self.curves)
+            return size / self._seconds_per_factor(collective, size, ranks)
+        own = [r for r in self.rates if r.collective == collective]
+        known = own or [r for r in self.rates if r.collective == "all_reduce"]
+        return _between_ranks([(r.ranks, r.bytes_per_second) for r in known], ranks)
+
+    def _seconds_per_factor(self, collective: Collective, num_bytes: int, ranks: int) -> float:
+        """Seconds over the bus factor: what is alike between numbers of ranks."""
+        own = [c for c in self.curves if c.collective == collective]
+        known = own or [c for c in self.curves if c.collective == "all_reduce"] or self.curves
+        return _between_ranks(
+            [
+                (
+                    curve.ranks,
+                    curve.seconds(num_bytes, start_seconds(curve.collective, ranks, self.hop))
+                    / bus_factor(curve.collective, curve.ranks),
+                )
+                for curve in known
+            ],
+            ranks,
+        )
+
+
+def start_seconds(collective: Collective, ranks: int, hop: Hop, nodes: int = 1) -> float:
+    """What a ring's steps cost, however small the array: between machines over the network."""
+    passes = 2 if collective == "all_reduce" else 1
+    steps, crossing = passes * (ranks - 1), passes * (nodes - 1)
+    within = (steps - crossing) * _HOP_SECONDS[hop]
+    return _START_SECONDS + within + crossing * _HOP_SECONDS["network"]
+
+
+@cache
+def all_links() -> tuple[Link, ...]:
+    """Every link of the catalogue."""
+    data = read_catalogue()
+    return tuple(_link(entry, data["documents"]) for entry in data["links"])
+
+
+def read_catalogue() -> dict[str, Any]:
+    """`links.json` as it is: published points that no prediction uses stand there as `held_out`."""
+    path = Path(__file__).with_name("links.json")
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return data
+
+
+def find_link(text: str) -> Link:
+    """The link that `text` names: one of the catalogue, or a measured bus bandwidth (`25GB/s`).
+
+    Raises UsageError with the names that are near.
+    """
+    wanted = text.strip().casefold().replace("_", "-").replace(" ", "-")
+    for link in all_links():
+        if link.name == wanted:
+            return link
+    if number := _NUMBER.fullmatch(text.strip()):
+        return _measured(float(number[1]), text.strip())
+    names = names_of(all_links())
+    way_out = f"Name one of {names}; or the bus bandwidth that nccl-tests measured, as 25GB/s."
+    raise unknown_name("link", text, [link.name for link in all_links()], way_out)
+
+
+def _measured(gb_s: float, name: str) -> Link:
+    """A link whose all-reduce reaches so many GB/s of bus bandwidth. Its hop is NVLink's, the
+    quickest: the start of small arrays is a lower bound."""
+    if not gb_s:
+        raise UsageError("a link of 0 GB/s joins nothing.", "Pass what nccl-tests measured.")
+    return Link(
+        name=name, title=f"measured at {name} of bus bandwidth", hop="nvlink",
+        spread=MEASURED_SPREAD, curves=(), rates=(Rate("all_reduce", 2, gb_s * 1e9),),
+        sources=("as it was given",),
+    )  # fmt: skip
+
+
+def bus_factor(collective: Collective, world_size: int) -> float:
+    """Bus bandwidth over `num_bytes / seconds`, as nccl-tests defines it (doc/PERFORMANCE.md): what
+    each link carries, so that worlds of any size compare."""
+    others = (world_size - 1) / world_size
+    if collective == "all_reduce":
+        return 2 * others
+    return 1.0 if collective == "broadcast" else others
+
+
+def _link(entry: Mapping[str, Any], documents: Mapping[str, str]) -> Link:
+    figures = [*entry.get("curves", ()), *entry.get("rates", ())]
+    return Link(
+        name=entry["name"],
+        title=entry["title"],
+        hop=entry["hop"],
+        spread=SPREAD,
+        curves=tuple(_curve(curve) for curve in entry.get("curves", ())),
+        rates=tuple(_rate(rate) for rate in entry.get("rates", ())),
+        sources=tuple(dict.fromkeys(documents[figure["document"]] for figure in figures)),
+        most=entry.get("most"),
+    )
+
+
+def _curve(entry: Mapping[str, Any]) -> Curve:
+    points = tuple((size, microseconds * 1e-6) for size, microseconds in entry["points"])
+    return Curve(entry.get("collective", "all_reduce"), entry["ranks"], points)
+
+
+def _rate(entry: Mapping[str, Any]) -> Rate:
+    return Rate(entry.get("collective", "all_reduce"), entry["ranks"], entry["gb_s"] * 1e9)
+
+
+def _between_ranks(known: Sequence[tuple[int, float]], ranks: int) -> float:
+    """The value at `ranks`, of values at some numbers of ranks: between two of them on a line, both
+    on logarithmic scales; beyond them that of the nearest."""
+    ordered = sorted(known)
+    for (fewer, value), (more, next_value) in pairwise(ordered):
+        if fewer <= ranks <= more and fewer < more:
+            share = log(ranks / fewer) / log(more / fewer)
+            return exp((1 - share) * log(value) + share * log(next_value))
+    return ordered[0][1] if ranks < ordered[0][0] else ordered[-1][1]
+
+
+def names_of(links: Iterable[Link]) -> str:
+    return ", ".join(link.name for link in links)
+
 
 ASSUMED_NETWORK = "100gbe-rdma"
 # By the beginning of a GPU's name. GeForce cards reach each other through the host: NVIDIA's driver

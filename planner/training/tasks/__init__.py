@@ -22,8 +22,7 @@ of transformers with its data collator, `from_lightning` a LightningModule. Need
 
 from planner.core.errors import ContractError
 from planner.training.tasks.contract import Task
-from planner.training.tasks.example import from_collator, from_example
-from planner.training.tasks.lightning import from_lightning
+from planner.training.tasks.example import from_collator, from_example, from_lightning
 from planner.training.tasks.making import as_task, load_task, task_for
 
 __all__ = [

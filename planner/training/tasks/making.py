@@ -24,10 +24,10 @@ from planner.training.tasks.contract import (
     describe,
     is_task,
     missing_methods,
+    prepare,
+    tensors_of,
 )
-from planner.training.tasks.example import from_example
-from planner.training.tasks.lightning import from_lightning, is_lightning
-from planner.training.tasks.trees import prepare, tensors_of
+from planner.training.tasks.example import from_example, from_lightning, is_lightning
 from planner.training.tasks.vision import Classification, Detection, Segmentation
 
 # The task of a transformers model, which computes its loss by itself: what it is given.

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from planner.core.errors import ContractError
 from planner.core.schema import Model, NamedModel, TrainSetting
 from planner.core.schema.setting import LABEL_SMOOTHING
-from planner.training.tasks.contract import WRITE_A_TASK, describe
-from planner.training.tasks.trees import in_memory_format
+from planner.training.tasks.contract import WRITE_A_TASK, describe, in_memory_format
 
 # Objects of one image: COCO's have 7.3 on average (arXiv 1405.0312 §5: 2.5 million in 328,000).
 NUM_OBJECTS = 8
