@@ -1,4 +1,4 @@
-"""What makes the real module of any model. Needs torch."""
+"""What makes the real module of any model. Imports no torch before a library or a factory does."""
 
 from __future__ import annotations
 

@@ -304,10 +304,6 @@ def tf32_environment(plan: Plan) -> dict[str, str]:
     return {"NVIDIA_TF32_OVERRIDE": "0"} if plan.setting.precision == "fp32" else {}
 
 
-# How each trainer loads its data: the measured loader, or Swin's usual one, and what of it a
-# trainer has no word for.
-
-
 def train_loader(plan: Plan) -> LoaderSetting:
     """How one process loads what it trains on.
 

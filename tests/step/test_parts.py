@@ -1,4 +1,4 @@
-"""The second step that is read off the first is the one that a second step records."""
+"""Parts of a step on shapes, each by itself: repeats, frames, attention's backward."""
 
 from __future__ import annotations
 
