@@ -17,7 +17,8 @@ from planner.libraries.native.spec import class_arguments as native_arguments
 from planner.libraries.registry import find_library
 from planner.libraries.torchvision.spec import class_arguments as torchvision_arguments
 from planner.libraries.transformers.spec import config_arguments
-from planner.trainers.plan import Plan, train_loader
+from planner.trainers.launch import train_loader
+from planner.trainers.plan import Plan
 from planner.trainers.timm import create_model_arguments
 from planner.training.setting import FIELD, probed, step_values
 

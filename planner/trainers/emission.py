@@ -35,15 +35,8 @@ from planner.estimation.arguments import ModelLike, SettingLike, read_model, rea
 from planner.estimation.kept import Predicted, is_predicted, read_predicted
 from planner.machine.hardware.precisions import check_device_precision
 from planner.memory.allocator_config import RECORDED_AS, AllocatorConfig
-from planner.trainers.plan import (
-    Emitted,
-    Plan,
-    Trainer,
-    loader_heading,
-    loader_warnings,
-    one_line,
-    refuse,
-)
+from planner.trainers.launch import loader_heading, loader_warnings
+from planner.trainers.plan import Emitted, Plan, Trainer, one_line, refuse
 from planner.trainers.refusals import (
     lever_refusals,
     parallel_reasons,

@@ -14,23 +14,18 @@ from typing import Any
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.loading import Augmentation
 from planner.estimation.recipe import BASE_LR, Recipe, learning_rate_note, rounded
-from planner.trainers.plan import (
+from planner.trainers.launch import (
     OLDER_PILLOW,
     RESUMES,
     RESUMES_NOTE,
-    Plan,
-    Refusal,
-    Trainer,
-    Written,
     launch,
     nodes_notes,
-    refused,
     tf32_environment,
     tf32_notes,
     torchrun,
     train_loader,
-    way_out,
 )
+from planner.trainers.plan import Plan, Refusal, Trainer, Written, refused, way_out
 
 FILENAME = "swin_microsoft.yaml"
 _DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_dataset

@@ -16,6 +16,7 @@ from planner.core.schema.distribution import DEEPSPEED, SHARDED
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.estimation.recipe import fine_tunes, learning_rate_note
 from planner.trainers.block import filled, own_factory, published_weights
+from planner.trainers.launch import launch, nodes_notes, torchrun
 from planner.trainers.microsoft import TRAINER as MICROSOFT
 from planner.trainers.plan import (
     WRITTEN_BY,
@@ -24,10 +25,7 @@ from planner.trainers.plan import (
     Refusal,
     Trainer,
     Written,
-    launch,
-    nodes_notes,
     refused,
-    torchrun,
 )
 from planner.trainers.timm import TRAINER as TIMM
 from planner.training.setting import FOLDER, configuration

@@ -1,0 +1,144 @@
+"""The command that trains with an emitted file, the environment in front of it, and how it loads
+its data: the measured loader, or Swin's usual one, and what of it a trainer has no word for.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from planner.core.schema import TrainSetting
+from planner.core.schema.loading import DataResult, LoaderSetting
+from planner.estimation.recipe import usual_loader
+from planner.memory.allocator_config import VARIABLES as ALLOCATOR_VARIABLES
+from planner.trainers.plan import Plan, Trainer, one_line
+
+PORT = 29500  # torchrun's and accelerate's own
+
+
+def launch(plan: Plan, command: str, variables: Mapping[str, str] | None = None) -> str:
+    """`command` behind its environment: the allocator's as it was probed, and `variables`. On the
+    CPU it says nothing of the allocator."""
+    given = dict(variables or {})
+    if plan.allocator and plan.device == "cuda":
+        given = {ALLOCATOR_VARIABLES[0]: plan.allocator, **given}
+    words = [f"{name}={shlex.quote(value)}" for name, value in given.items()]
+    return " ".join((*words, command))
+
+
+def torchrun(script: str, plan: Plan, arguments: str = "") -> str:
+    """The command that runs `script` (quoted already) on every device, of each machine.
+
+    A standalone rendezvous takes a free port; of several machines one is HOST. A training that lost
+    a rank does not start again by itself.
+    """
+    setting = plan.setting
+    if setting.parallelism == "none":
+        return f"python {script} {arguments}".rstrip()
+    meeting = (
+        f"--nnodes {setting.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:{PORT}"
+        if setting.nodes > 1
+        else "--standalone"
+    )
+    each = f"--nproc-per-node {setting.devices_per_node} --max-restarts=0"
+    return f"torchrun {meeting} {each} {script} {arguments}".rstrip()
+
+
+def nodes_notes(setting: TrainSetting) -> tuple[str, ...]:
+    """What several machines ask of whoever starts them."""
+    if setting.nodes == 1:
+        return ()
+    return (
+        f"Run the line on each of the {setting.nodes} machines; HOST is one of them, by a name "
+        "that all of them reach. Software and data are the same on all.",
+    )
+
+
+def tf32_notes(plan: Plan, why: str) -> tuple[str, ...]:
+    """What the variables of `tf32_environment` do, and `why` it is they that do it."""
+    if plan.device == "cpu":
+        return ()
+    return {
+        "fp32": ("NVIDIA_TF32_OVERRIDE=0 keeps convolutions in plain fp32 too.",),
+        "tf32": (f"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: {why}.",),
+    }.get(plan.setting.precision, ())
+
+
+OLDER_PILLOW = (
+    "With pillow<13: timm's RandAugment posterizes to no bits at times, and Pillow 13 refuses that."
+)
+"""Measured 2026-11-24 with timm 1.0.31: 9 of 5,000 pictures raise ValueError in Pillow 13.0.0. With
+12.3.0 and before no bits make a black picture."""
+RESUMES = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
+"""For trainers whose checkpoints hold more than weights, and which load them as torch before 2.6
+did: from then on torch.load refuses all else unless told."""
+RESUMES_NOTE = (
+    "Without TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 torch 2.6 and later refuse to load its checkpoints "
+    "when training goes on from one: give it such files only as you trust."
+)
+
+
+def tf32_environment(plan: Plan) -> dict[str, str]:
+    """The variables that set TF32 where a trainer has no key for it.
+
+    Quoted: pytorch aten/src/ATen/Context.h reads TORCH_ALLOW_TF32_CUBLAS_OVERRIDE for matrices
+    (convolutions are in TF32 unless told); NVIDIA's libraries read NVIDIA_TF32_OVERRIDE.
+    """
+    if plan.device == "cpu":
+        return {}
+    if plan.setting.precision == "tf32":
+        return {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    return {"NVIDIA_TF32_OVERRIDE": "0"} if plan.setting.precision == "fp32" else {}
+
+
+def train_loader(plan: Plan) -> LoaderSetting:
+    """How one process loads what it trains on.
+
+    What was measured fed one process with the whole machine: several on it share its workers. The
+    usual eight are each process's own, as in Swin's published training.
+    """
+    setting = plan.setting
+    if plan.loader is None:
+        usual = usual_loader(setting)
+        return usual.model_copy(update={"pin_memory": plan.device == "cuda"})
+    workers = max(1, plan.loader.workers // setting.world_size) if plan.loader.workers else 0
+    return plan.loader.model_copy(update={"batch_size": setting.batch_size, "workers": workers})
+
+
+def loader_heading(plan: Plan) -> tuple[str, ...]:
+    """Where the loader's figures come from, a comment's line each; a task's loader is the user's,
+    and only what was measured is said of it."""
+    world, workers = plan.setting.world_size, train_loader(plan).workers
+    if plan.fed is None or plan.loader is None:
+        shown = f"{workers} workers" if world == 1 else f"{workers} in each process"
+        usual = (
+            f"Loader: not measured. It has {shown}, as Swin's authors use; give it no more than "
+            "there are processors."
+        )
+        return () if plan.is_task else (usual,)
+    lines = [_measured_heading(plan.fed)]
+    if world > 1 and plan.loader.workers:
+        lines.append(
+            f"Workers are those of one process: the {plan.loader.workers} measured are shared by "
+            f"{world} processes, {workers} each."
+        )
+    return tuple(lines)
+
+
+def _measured_heading(fed: DataResult) -> str:
+    count = f"{fed.processors:g} processor{'s' if fed.processors > 1 else ''}"
+    day = f", {one_line(fed.date[:10])}" if fed.date else ""
+    return (
+        f"Loader: {fed.setting.title}, measured at {fed.images_per_second:.1f} images/s on "
+        f"{count}, bound by its {fed.bound}{day}."
+    )
+
+
+def loader_warnings(trainer: Trainer, plan: Plan) -> tuple[str, ...]:
+    """What of the measured loader `trainer` does otherwise: the law, and the way out."""
+    if plan.loader is None or plan.is_task or trainer.reads is None:
+        return ()
+    return (
+        f"{trainer.title} loads pictures by itself ({trainer.reads}), and not as was measured "
+        f"({plan.loader.title}): its rate was not. The plain script does: --for pytorch.",
+    )
