@@ -1,4 +1,4 @@
-"""What an operation on fake tensors would compute and move on a device."""
+"""What an operation computes and moves on a device."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from planner.ledger.kinds import NO_KERNEL, kind_of
 from planner.ledger.ledger import Computed
-from planner.recording.trees import tensors_in
-
-aten = torch.ops.aten
 
 _WRITES_ONLY = {"copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_"}
 # Kernels of one call where that is not 1: index_put with accumulate sorts its indices first, the
@@ -29,6 +27,10 @@ _KERNELS = {
 _FOREACH_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 _FOREACH_BLOCKS = 320
 _FOREACH_CHUNK = 65536
+# What most arguments are; `tree_leaves` takes ten times as long to find nothing in them.
+_WITHOUT_TENSORS = (
+    type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
 
 
 def cost_of(
@@ -188,3 +190,23 @@ def _kernels(name: str, args: tuple[Any, ...]) -> int:
         tensors = _FOREACH_TENSORS[min(len(lists), max(_FOREACH_TENSORS))]
         return max(-(-len(lists[0]) // tensors), -(-blocks // _FOREACH_BLOCKS))
     return _KERNELS.get(name, 1)
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """All tensors of `tree`, repeated where they are."""
+    found: list[Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[Tensor]) -> None:
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif type(tree) is tuple or type(tree) is list:
+        for branch in tree:
+            _collect(branch, found)
+    elif type(tree) is dict:
+        for branch in tree.values():
+            _collect(branch, found)
+    elif not isinstance(tree, _WITHOUT_TENSORS):
+        found += (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))

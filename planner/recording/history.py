@@ -71,16 +71,20 @@ class Marks:
     (address of a storage, its category, the address of the weight that a gradient is of, or 0).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[str], None] = write_beside) -> None:
         self.phases: list[Marked] = []
         self.tags: dict[int, list[tuple[int, Category, int]]] = {}
         self.names: dict[int, str] = {}
         self.within = threading.local()
-        self.write = write_beside
+        self.write = write
 
     def name(self, root: nn.Module) -> None:
         """From here on the modules of `root` are known by their names in it."""
         self.names = {id(module): name for name, module in root.named_modules()}
+
+    def current(self) -> str:
+        """The innermost running module's name; "" in the root, in backward and in the optimizer."""
+        return getattr(self.within, "path", None) or ""
 
     def end(self, phase: str, step: int) -> None:
         """A phase has ended; `tag` may follow."""
@@ -167,6 +171,16 @@ class Pools:
         return "parameters" if label == UNSHARDED else self.categories.get(stream)
 
 
+def marked(entries: Iterable[Entry]) -> Iterator[tuple[int, str, Entry]]:
+    """Each with the number of phases that had ended, which one that bears no text has of the one
+    before, and the text behind that."""
+    ended = 0
+    for entry in entries:
+        number, _, text = entry["user_metadata"].partition("|")
+        ended = int(number) if number else ended
+        yield ended, text, entry
+
+
 def read_events(
     entries: Sequence[Entry],
     marks: Marks,
@@ -190,10 +204,8 @@ def read_events(
                     tags.setdefault(storage, Tagged(storage, category, storages.get(weight, 0)))
             events.append(marks.phases[ended - 1])
 
-    for entry in entries:
-        number, _, path = entry["user_metadata"].partition("|")
-        if number:
-            end_phases(int(number))
+    for number, path, entry in marked(entries):
+        end_phases(number)
         action = entry["action"]
         if action == "alloc":
             sizes.append(entry["size"])

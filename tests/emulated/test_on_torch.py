@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
-import socket
 from pathlib import Path
 from random import Random
 
@@ -118,23 +117,6 @@ except torch.OutOfMemoryError as error:
     said = run(program, EmulatedMachine((small,)))
     assert "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB" in said
     assert "of which 1.75 GiB is free" in said
-
-
-def test_a_snapshot_lists_the_requests(run: Run) -> None:
-    program = """
-import json, torch
-torch.cuda.memory._record_memory_history()
-a = torch.empty(3 * 2**20, dtype=torch.uint8, device="cuda")
-del a
-trace = torch.cuda.memory._snapshot()["device_traces"][0]
-print(json.dumps([[entry["action"], entry["size"]] for entry in trace]))
-"""
-    assert run(program) == [
-        ["segment_alloc", 20 * MIB],
-        ["alloc", 3 * MIB],
-        ["free_requested", 3 * MIB],
-        ["free_completed", 3 * MIB],
-    ]
 
 
 RESULTS = """
@@ -275,63 +257,6 @@ except RuntimeError as error:
         "CUDA error: operation failed due to a previous error during capture",
         "CUDA error: operation not permitted when stream is capturing",
     ]
-
-
-COMPILED = """
-import json, torch
-model = torch.compile(torch.nn.Linear(64, 64).cuda(), mode="reduce-overhead")
-for _ in range(4):
-    model.zero_grad()
-    model(torch.randn(8, 64, device="cuda")).relu().sum().backward()
-print(json.dumps(torch.cuda.max_memory_allocated() > 0))
-"""
-
-
-def test_compiled_models_run(run: Run) -> None:
-    assert run(COMPILED)
-
-
-RANKS = """
-import json, os, torch, torch.distributed as dist, torch.multiprocessing as spawned
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-def train(rank, queue):
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:" + os.environ["PORT"], rank=rank,
-                            world_size=2, device_id=torch.device("cuda", rank))
-    model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda()
-    for layer in [*model, model]:
-        fully_shard(layer)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(3):
-        model(torch.randn(8, 1024, device="cuda")).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    queue.put(torch.cuda.memory_allocated())
-    dist.destroy_process_group()
-if __name__ == "__main__":
-    queue = spawned.get_context("spawn").SimpleQueue()
-    spawned.spawn(train, (queue,), nprocs=2)
-    print(json.dumps([queue.get(), queue.get()]))
-"""
-
-
-def test_fsdp_halves_the_state(tmp_path: Path, libraries: Path) -> None:
-    program = tmp_path / "ranks.py"  # a file, since spawned processes import it
-    program.write_text(RANKS)
-    runs = f"import subprocess, sys; subprocess.run([sys.executable, {str(program)!r}], check=True)"
-    with started(EmulatedMachine((RTX_3090, RTX_3090))) as environment:
-        held = answer(environment, runs, PORT=free_port())
-    parameters = 4 * (1024 * 1024 + 1024) * 4
-    # Weights and two moments, each in halves, and up to torch 2.14 cuBLAS's two workspaces; whole
-    # they would be three times the parameters.
-    assert 1.5 * parameters <= max(held) <= 1.5 * parameters + 2 * 8_519_680 < 3 * parameters
-
-
-def free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
 
 
 FREE = """

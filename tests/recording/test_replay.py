@@ -17,6 +17,7 @@ from planner.machine.hardware.overheads import overheads_for
 from planner.memory.profile import profile_memory
 from planner.recording.client import DEFAULT_CARD, Recorder
 from tests.covering import covering
+from tests.equality import torch_peaks
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -69,11 +70,11 @@ def assert_replays(
 ) -> Ledger:
     gpu = gpu or find_gpu(DEFAULT_CARD)
     resolved = resolve(model, setting)
-    allocated, reserved, *_ = recorder.peaks(*resolved, gpu)
+    peaks = torch_peaks(recorder, *resolved, gpu)
     ledger = recorder.record(*resolved, gpu)
     workspace = overheads_for(gpu, ledger.environment).workspace_bytes
     found = profile_memory(ledger, workspace, None, None)
-    assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (allocated, reserved)
+    assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == peaks
     whole = estimate_ledger(*resolved, ledger, gpu)
     assert sum(whole.breakdown.values()) == whole.device_total_bytes
     return ledger
@@ -114,7 +115,7 @@ def test_products_in_8_bits(recorder: Recorder) -> None:
 def test_what_is_compiled(recorder: Recorder, changes: dict[str, Any]) -> None:
     """Inductor may compile otherwise than it remembers: so it does that first."""
     setting = TrainSetting(batch_size=4, **changes)
-    recorder.peaks(*resolve(VIT, setting))
+    torch_peaks(recorder, *resolve(VIT, setting))
     assert_replays(recorder, VIT, setting)
 
 
