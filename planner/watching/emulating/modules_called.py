@@ -181,12 +181,6 @@ class Modules:
                 self.marks.append((path, is_backward, at))
             self.set_mark(number or "")
 
-    def found(self, mark: str) -> tuple[str, bool, Stack]:
-        return self.marks[int(mark)] if mark.isdigit() else ("", False, [])
-
-    def here(self) -> tuple[str, bool, Stack]:
-        return self.found(self.torch._C._cuda_getMemoryMetadata())
-
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
     """What a traceback is without this file."""

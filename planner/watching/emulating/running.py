@@ -26,8 +26,8 @@ from planner.machine.emulated.machine import configuration_text
 from planner.machine.emulated.starting import CONFIGURATION
 from planner.memory.snapshot import SNAPSHOT_ENDINGS
 from planner.watching.emulating import inside
-from planner.watching.emulating import nodes as nodes_launcher
-from planner.watching.emulating.reading import EmulatedRun, read_processes
+from planner.watching.emulating.reading import EmulatedRun, keep_snapshot, read_processes, steps_of
+from planner.watching.explaining.snapshot_reading import EMULATING
 
 Hear = Callable[[int, int], None]
 EXPANDABLE = "expandable_segments:True"
@@ -114,17 +114,16 @@ def _run(
         folder = Path(environment[CONFIGURATION]).parent
         if held:
             stack.enter_context(holding(environment, held))
-        records = folder / "records"
+        records, site = folder / "records", folder / EMULATING.strip("/")
         records.mkdir()
-        (folder / "site").mkdir()
-        shutil.copy(inside.__file__, folder / "site" / "sitecustomize.py")
-        shutil.copy(inside.MODULES, folder / "site")
-        paths = [str(folder / "site"), *filter(None, [environment.get("PYTHONPATH")])]
+        site.mkdir()
+        shutil.copy(inside.__file__, site / "sitecustomize.py")
+        shutil.copy(inside.MODULES, site)
+        paths = [str(site), *filter(None, [environment.get("PYTHONPATH")])]
         environment |= {
             "PYTHONPATH": os.pathsep.join(paths),
             inside.FOLDER: str(records),
             inside.STEPS: str(steps),
-            inside.SNAPSHOT: snapshot,
         }
         if allocator:
             names = [name for name in ALLOCATOR if name in environment] or ALLOCATOR[:1]
@@ -138,14 +137,15 @@ def _run(
         except KeyboardInterrupt:
             is_interrupted = True
         is_recorded = (records / inside.LOADED).exists()
-        texts = [path.read_text() for path in sorted(records.glob("*.json"))]
-    try:
-        found = read_processes([json.loads(text) for text in texts])
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise PlannerError(
-            f"what a process of the program wrote down is not whole ({shorten(str(error))}).",
-            f"Does the program write into ${inside.FOLDER}? That folder is ours.",
-        ) from None
+        try:
+            found = read_processes(records)
+        except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+            raise PlannerError(
+                f"what a process of the program wrote down is not whole ({shorten(str(error))}).",
+                f"Does the program write into ${inside.FOLDER}? That folder is ours.",
+            ) from None
+        for process in found if snapshot else ():
+            keep_snapshot(records, process, Path(snapshot))
     first = machine.gpus[0]
     run = EmulatedRun(
         tuple(words), first.name, len(machine.gpus), status, held, found,
@@ -174,7 +174,7 @@ def _on_nodes(nodes: int, words: list[str], machine: EmulatedMachine, folder: Pa
         own = {"NNODES": str(nodes), "NODE_RANK": str(node), **address}
         own |= {f"PET_{name}": value for name, value in own.items()}
         variables.append({**own, CONFIGURATION: str(configuration), inside.NODE: str(node)})
-    launcher = [sys.executable, "-S", "-E", nodes_launcher.__file__]
+    launcher = [sys.executable, "-S", "-E", inside.__file__]
     return [*launcher, json.dumps(variables), *words]
 
 
@@ -244,10 +244,10 @@ def _supervised(
 def _look(records: Path, hear: Hear | None) -> None:
     if hear is None:
         return
-    texts = [path.read_text().split() for path in records.glob(f"*{inside.STEPPED}")]
-    if all(texts):
-        steps, used = ([int(text[n]) for text in texts] or [0] for n in (0, 1))
-        hear(min(steps), max(used))
+    ends = [steps[-1] for p in records.glob(f"*{inside.STEPPED}") if (steps := steps_of(p))]
+    hear(
+        min((step for step, *_ in ends), default=0), max((used for _, used, *_ in ends), default=0)
+    )
 
 
 def _is_over(reader: int) -> bool:
