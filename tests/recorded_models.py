@@ -27,21 +27,6 @@ class Convolutional(nn.Module):
         return logits
 
 
-class Small(nn.Module):
-    """A transformer's block between patches and logits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 16, kernel_size=8, stride=8)
-        self.block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-        self.head = nn.Linear(16, CLASSES)
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.block(self.patches(images).flatten(2).mT)
-        logits: Tensor = self.head(tokens.mean(1))
-        return logits
-
-
 class Adversarial(Convolutional):
     """Trains its critic by itself, as a GAN may."""
 

@@ -26,7 +26,6 @@ LARGE_BYTES = 8 << 40  # of the card that is recorded on: what fits is replayed,
 # Variables of torch's that would change what is recorded, and are replayed instead.
 # Nor is taken over what the emulated machine is found by.
 REPLAYED = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
-
 CONFIGURATION = "PLANNER_EMULATED_GPU"  # what the emulated driver reads as CUDA begins
 NOT_TAKEN = (*REPLAYED, CONFIGURATION, "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 PROBED = "'planner tune' can still measure it: it runs the model on a real GPU, without a prior."
@@ -34,7 +33,7 @@ HOST = "Free memory on this machine, or record on one that has more: only the ho
 
 
 class Recorder:
-    """The warm process, and the emulated cards that it was asked for; a context manager."""
+    """The warm process, and the emulated cards that it was asked for."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -42,12 +41,6 @@ class Recorder:
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
         self.has_recorded = False  # the first step takes some seconds
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the process; the next request starts another."""
@@ -110,14 +103,12 @@ class Recorder:
         process.stdin.flush()
         try:
             left = None if deadline is None else max(deadline - monotonic(), 0.0)
-            is_late = not select([process.stdout], [], [], left)[0]
-            line = "" if is_late else process.stdout.readline()
+            if not select([process.stdout], [], [], left)[0]:
+                raise PlannerError("its step was not recorded in the time that was left.")
+            line = process.stdout.readline()
         except BaseException:  # what it answers later would answer another question
             self.close()
             raise
-        if is_late:
-            self.close()
-            raise PlannerError("its step was not recorded in the time that was left.")
         if not line:
             raise PlannerError(
                 f"the process that records steps ended with status {process.wait()}.",

@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from planner.ledger.kinds import NO_KERNEL, kind_of
@@ -27,10 +25,6 @@ _KERNELS = {
 _FOREACH_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 _FOREACH_BLOCKS = 320
 _FOREACH_CHUNK = 65536
-# What most arguments are; `tree_leaves` takes ten times as long to find nothing in them.
-_WITHOUT_TENSORS = (
-    type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format,
-)  # fmt: skip
 
 
 def cost_of(
@@ -54,7 +48,7 @@ def cost_of(
         kind="grouped conv" if _num_groups(name, args) > 1 else kind_of(name),
         dtype=_dtype(inputs[:1] if name == "_scaled_mm" else written, inputs),
         flops=_flops(func, args, kwargs, result, written),
-        num_bytes=sum(_moved(t) for t in read) + sum(_moved(t) for t in written),
+        num_bytes=sum(moved_bytes(t) for t in read) + sum(moved_bytes(t) for t in written),
         kernels=_kernels(name, args),
         path=path,
     )
@@ -70,12 +64,12 @@ def copy_cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: st
     """One of FSDP2's copies, which reads and writes all its tensors once."""
     tensors = tensors_in((args, kwargs))
     name = f"fsdp.{func._overloadpacket.__name__}"
-    return Computed(name, "copy", _dtype(tensors, []), 0, sum(map(_moved, tensors)), 1, path)
+    return Computed(name, "copy", _dtype(tensors, []), 0, sum(map(moved_bytes, tensors)), 1, path)
 
 
 def transfer_cost(name: str, copied: Tensor, path: str) -> Computed:
     """A copy between the device and the host: its bytes cross the link once."""
-    return Computed(name, "transfer", _dtype([copied], []), 0, _moved(copied), 1, path)
+    return Computed(name, "transfer", _dtype([copied], []), 0, moved_bytes(copied), 1, path)
 
 
 def _mutated(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
@@ -176,7 +170,7 @@ def _causal_part(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flops
     return flops // (queries * keys) * seen
 
 
-def _moved(tensor: Tensor) -> int:
+def moved_bytes(tensor: Tensor) -> int:
     """Its bytes; an expanded tensor's are those of the storage behind it."""
     behind: int = tensor.untyped_storage().nbytes()
     size = int(tensor.numel()) * int(tensor.element_size())
@@ -193,20 +187,10 @@ def _kernels(name: str, args: tuple[Any, ...]) -> int:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """All tensors of `tree`, repeated where they are."""
-    found: list[Tensor] = []
-    _collect(tree, found)
-    return found
-
-
-def _collect(tree: Any, found: list[Tensor]) -> None:
+    """All tensors of an operation's arguments or results, repeated where they are."""
     if isinstance(tree, Tensor):
-        found.append(tree)
-    elif type(tree) is tuple or type(tree) is list:
-        for branch in tree:
-            _collect(branch, found)
-    elif type(tree) is dict:
-        for branch in tree.values():
-            _collect(branch, found)
-    elif not isinstance(tree, _WITHOUT_TENSORS):
-        found += (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+        return [tree]
+    branches = tree.values() if isinstance(tree, dict) else tree
+    if isinstance(tree, list | tuple | dict):
+        return [tensor for branch in branches for tensor in tensors_in(branch)]
+    return []

@@ -23,6 +23,7 @@ from torch._dynamo import utils as dynamo
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from planner.ledger.ledger import Allocated, Category, Emptied, Event, Freed, Marked, Tagged
+from planner.recording.ranks import STREAMS
 
 UNSHARDED = "unsharded weights"  # what asks for memory where FSDP2 gives weights theirs again
 MAX_ENTRIES = 4_000_000  # of the history: a step of Swin-B has 20,000
@@ -108,10 +109,7 @@ class Marks:
         usual, main = nn.Module.__call__, threading.main_thread()
 
         def called(module: Any, *given: Any, **named: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return usual(module, *given, **named)
-            name = self.names.get(id(module))
-            if name is None:
+            if torch.compiler.is_compiling() or (name := self.names.get(id(module))) is None:
                 return usual(module, *given, **named)
             outer = getattr(self.within, "path", None)
             self.within.path = name
@@ -153,12 +151,11 @@ def _addresses(tensor: Tensor) -> list[int]:
 class Pools:
     """What is known of storages that no tensor of ours stands for. `staying` is what those are for
     that stay to the end, by their bytes: cuBLAS's workspaces, DDP's buckets. `streams` are the
-    names of those beside the one that computes, by address, `categories` what lies in their memory,
-    by name. `buckets` are the bytes of those that ZeRO's gradients wait in."""
+    names of those beside the one that computes, by address. `buckets` are the bytes of those that
+    ZeRO's gradients wait in."""
 
     staying: Mapping[int, Category]
     streams: dict[int, str]
-    categories: Mapping[str, Category]
     buckets: Collection[int] = ()
 
     def named(self, stream: int) -> str:
@@ -168,7 +165,7 @@ class Pools:
     def category(self, stream: str, label: str, num_bytes: int) -> Category | None:
         if num_bytes in self.buckets:
             return "gradients"
-        return "parameters" if label == UNSHARDED else self.categories.get(stream)
+        return "parameters" if label == UNSHARDED else STREAMS.get(stream)
 
 
 def marked(entries: Iterable[Entry]) -> Iterator[tuple[int, str, Entry]]:

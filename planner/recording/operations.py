@@ -33,7 +33,7 @@ from planner.ledger.ledger import (
     OperationKind,
 )
 from planner.memory.compiled import FUSED_PREFIX
-from planner.recording.costs import copy_cost, cost_of, tensors_in, transfer_cost
+from planner.recording.costs import copy_cost, cost_of, moved_bytes, tensors_in, transfer_cost
 from planner.recording.history import UNSHARDED, Entry, Marks, marked, write_beside
 from planner.recording.ranks import COMPUTING, Traffic
 
@@ -208,8 +208,7 @@ def _launched(name: str, given: Mapping[str, Any]) -> Computed:
     element of its largest."""
     tensors = {argument: t for argument, t in given.items() if isinstance(t, torch.Tensor)}
     moved = sum(
-        min(t.numel() * t.element_size(), t.untyped_storage().nbytes())
-        * (2 if argument.startswith("in_out") else 1)
+        moved_bytes(t) * (2 if argument.startswith("in_out") else 1)
         for argument, t in tensors.items()
     )
     written = [t for argument, t in tensors.items() if "out" in argument] or [*tensors.values()]

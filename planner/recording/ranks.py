@@ -49,11 +49,10 @@ def steps_until_steady(setting: TrainSetting) -> int:
     return 3 if setting.parallelism == "ddp" else 2
 
 
-def join_alone(setting: TrainSetting, rank: int) -> None:
-    """Makes this process one rank of the world of `setting`."""
-    store = HashStore()
+def join_alone(setting: TrainSetting) -> None:
+    """Makes this process the first rank of the world of `setting`."""
     distributed.init_process_group(
-        "nccl", store=store, rank=rank, world_size=setting.world_size,
+        "nccl", store=HashStore(), rank=0, world_size=setting.world_size,
         timeout=timedelta(days=1),  # however long a step is in which nothing is seen to be done
     )  # fmt: skip
     _hold_watchdog(True)

@@ -22,18 +22,10 @@ from planner.core.failures import SIGNS
 from planner.core.schema import FactoryModel, Model, SwinConfig, TrainSetting
 from planner.core.schema.distribution import DEEPSPEED
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Category, Event, Ledger, Marked, Sent
+from planner.recording import ranks
 from planner.recording.client import HOST, PROBED
 from planner.recording.history import Entry, Marks, Pools, history, read_events
 from planner.recording.operations import Operations, name_requests, place
-from planner.recording.ranks import (
-    STREAMS,
-    join_alone,
-    let_go,
-    steps_until_steady,
-    stream_names,
-    whole_gradients,
-    world_notes,
-)
 from planner.training.building import build_training, float8_notes, own_part, recipe_of
 from planner.training.parallel.deepspeed_configuration import BUCKET_ELEMENTS
 from planner.training.step import Training
@@ -81,7 +73,7 @@ def _move(module: nn.Module, device: torch.device, dtype: torch.dtype | None) ->
     return made
 
 
-def _build(model: Model, setting: TrainSetting, rank: int = 0) -> Training:
+def _build(model: Model, setting: TrainSetting) -> Training:
     if not isinstance(model, SwinConfig) and (setting.frozen_stages or setting.lora_rank):
         raise UnsupportedError(
             f"frozen stages and LoRA are not known of {model.title}.",
@@ -89,7 +81,7 @@ def _build(model: Model, setting: TrainSetting, rank: int = 0) -> Training:
         )
     if setting.parallelism != "none":
         torch.cuda.set_device(0)
-        join_alone(setting, rank)
+        ranks.join_alone(setting)
     with _Unfilled():  # type: ignore[no-untyped-call]
         task = task_for(model, setting)
         task.module()
@@ -114,7 +106,7 @@ def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable
     setting = recipe_of(model, setting)
     parts = min(setting.accumulate, RECORDED_MICRO_BATCHES)
     setting = setting.model_copy(update={"accumulate": parts})
-    marks, num_steps = Marks(), steps_until_steady(setting)
+    marks, num_steps = Marks(), ranks.steps_until_steady(setting)
     with _collector_off(), history() as entries, marks.writing():
         training = _build(model, setting)
         marks.name(training.model)
@@ -122,7 +114,7 @@ def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable
         _tag_build(marks, training)
         for step in range(num_steps):
             training.step(partial(_end_phase, marks, training, step))
-            let_go()
+            ranks.let_go()
         if setting.validation_batch_size:
             training.validate(partial(_end_phase, marks, training, num_steps - 1))
     operations, watched = _watched_step(training)
@@ -133,7 +125,7 @@ def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable
     staying |= _bucket_bytes(phases, training)
     is_zero = setting.parallelism in DEEPSPEED
     buckets = (2 * BUCKET_ELEMENTS, 4 * BUCKET_ELEMENTS) if is_zero else ()
-    pools = Pools(staying, stream_names(training.model, setting), STREAMS, buckets)
+    pools = Pools(staying, ranks.stream_names(training.model, setting), buckets)
     events = read_events(entries, marks, labels, pools)
     return Ledger(
         tuple(_with_work(events, phases)), setting.batch_size,
@@ -176,7 +168,7 @@ def _notes(training: Training) -> Iterator[str]:
     yield f"recorded on an emulated GPU with torch {torch.__version__}"
     if training.asked.precision == "fp8":
         yield from float8_notes(training.model, training.asked)
-    yield from world_notes(training.model, training.asked)
+    yield from ranks.world_notes(training.model, training.asked)
     if own := _own_optimizer(training):
         yield f"the task makes its optimizer ({own})"
 
@@ -193,7 +185,7 @@ def _end_phase(marks: Marks, training: Training, step: int, phase: str) -> None:
     if phase == "backward":
         weights = [p for p in training.parameters if p.grad is not None]
         marks.tag([p.grad for p in weights if p.grad is not None], "gradients", weights)
-        marks.tag(whole_gradients(training.model, training.asked), "gradients")
+        marks.tag(ranks.whole_gradients(training.model, training.asked), "gradients")
     elif phase == "optimizer":
         marks.tag(_state(training), "optimizer_state")
 

@@ -22,8 +22,8 @@ from pydantic import BaseModel
 from planner.core.errors import PlannerError
 from planner.core.schema import Model, TrainSetting
 from planner.ledger.cache import encode
+from planner.recording.client import CONFIGURATION
 
-CONFIGURATION = "PLANNER_EMULATED_GPU"  # what the emulated driver reads as CUDA begins
 ENDED = "ended "  # an answer: with which status the fork did, before it could give another
 # What building a model imports, apart from its own library: found out once, not in every fork.
 IMPORTED_LATE = {"transformers": ("transformers.modeling_utils",)}  # and torchao behind it

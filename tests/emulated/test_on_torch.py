@@ -19,41 +19,19 @@ from tests.memory.requests import random_requests, random_streams
 
 pytestmark = pytest.mark.emulated
 
-STEPS = """
-import json, os, torch
-from torch import nn
-model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
-optimizer = torch.optim.AdamW(model.parameters(), **json.loads(os.environ.get("OPTIMIZER", "{}")))
-images = torch.randn(512, 1024, device="cuda")
-for _ in range(3):
-    model(images).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-torch.cuda.synchronize()
-stats = torch.cuda.memory_stats()
+HELD = """
+import json, torch
+held = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
 free, total = torch.cuda.mem_get_info()
-print(json.dumps({
-    "allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.memory_reserved(),
-    "held": total - free, "segments": stats.get("segment.all.peak"),
-    "parameters": sum(p.numel() for p in model.parameters()) * 4,
-}))
+print(json.dumps([torch.cuda.memory_reserved(), total - free]))
 """
-# Weights, gradients and AdamW's two moments, at the least.
-COPIES = 4
 
 
-def test_statistics_and_what_the_driver_sees_agree_with_every_allocator(run: Run) -> None:
-    plain = run(STEPS)
-    assert plain["allocated"] >= COPIES * plain["parameters"]
-    expandable = run(STEPS, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
-    assert expandable["allocated"] == plain["allocated"]
-    assert plain["segments"] > expandable["segments"] == 0  # none of a size of its own
-    pooled = run(STEPS, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
-    fused = run(STEPS, OPTIMIZER='{"fused": true}')
-    assert fused["allocated"] < plain["allocated"], "foreach takes temporaries"
-    for found in (plain, expandable, pooled, fused):
-        assert found["reserved"] >= found["allocated"]
-        assert found["held"] == found["reserved"] + RTX_3090.context_bytes
+@pytest.mark.parametrize("options", ["", "expandable_segments:True", "backend:cudaMallocAsync"])
+def test_what_the_driver_sees_is_what_an_allocator_reserves(run: Run, options: str) -> None:
+    reserved, held = run(HELD, PYTORCH_CUDA_ALLOC_CONF=options)
+    assert reserved >= 3 << 20
+    assert held == reserved + RTX_3090.context_bytes
 
 
 REQUESTS = """
@@ -225,19 +203,6 @@ def test_counts_are_defined_whatever_lies_in_memory(run: Run) -> None:
     assert [answers.pop(f"unique{more}") for more in ("", " dim", "_consecutive")] == [1, 1, 1]
     assert answers.pop("bincount") == 1
     assert set(answers.values()) == {0}
-
-
-def test_kernels_are_found_on_a_generation_between_two(run: Run) -> None:
-    """A backward through indices sorts them by CUB, which knows only the architectures that torch
-    was compiled for: of the 4090 (8.9) that is 8.6."""
-    program = """
-import json, torch
-table = torch.zeros(9, 4, device="cuda", requires_grad=True)
-table[torch.arange(5, device="cuda")].square().sum().backward()
-torch.cuda.synchronize()
-print(json.dumps(list(table.grad.shape)))
-"""
-    assert run(program, EmulatedMachine((emulated_gpu("rtx-4090"),))) == [9, 4]
 
 
 def test_graphs_are_captured_and_replayed_and_refuse_to_wait(run: Run) -> None:

@@ -12,6 +12,7 @@ from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting
 from planner.estimation.estimate import estimate_ledger, resolve
 from planner.ledger.ledger import Allocated, Freed, Ledger, Marked, Tagged
+from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.profile import profile_memory
@@ -99,6 +100,25 @@ def test_weights_that_are_not_trained(recorder: Recorder, changes: dict[str, Any
 def test_products_in_8_bits(recorder: Recorder) -> None:
     setting = TrainSetting(batch_size=16, precision="fp8")
     assert_replays(recorder, VIT, setting, find_gpu("h100-sxm-80gb"))
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("card", ["t4", "a100-sxm-80gb", "rtx-4090", "h100-sxm-80gb", "rtx-5090"])
+@pytest.mark.parametrize("name", ["timm:maxvit_rmlp_pico_rw_256", "torchvision:swin_v2_t"])
+def test_kernels_of_each_capability(recorder: Recorder, name: str, card: str) -> None:
+    """Convolutions, attention, and the backward of a table of positions, which sorts indices by
+    kernels that torch compiled for few capabilities."""
+    setting = TrainSetting(batch_size=4, precision="fp16")
+    assert_replays(recorder, resolve_model(name), setting, find_gpu(card))
+
+
+@pytest.mark.compiler
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["torchvision:vit_b_32", "timm:mixer_b16_224"])
+def test_a_compiled_model_of_the_list(recorder: Recorder, name: str) -> None:
+    """Two of tests/truth/models/compiled.yaml."""
+    setting = TrainSetting(batch_size=16, precision="bf16", compile="default")
+    assert_replays(recorder, resolve_model(name), setting)
 
 
 @pytest.mark.compiler

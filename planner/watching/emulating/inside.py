@@ -49,9 +49,7 @@ MOST_CAUGHT = 3  # times that a program may catch its end, as a bare `except:` d
 ENDING_SECONDS = 30.0  # that threads and workers of a program get to end
 LOOK_SECONDS = 0.05  # at which nodes have ended
 RANKS = "RANK", "LOCAL_RANK"  # torchrun sets both, Lightning the second
-OBJECTS = (  # of torch.distributed: what sends objects, or waits
-    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "barrier",
-)  # fmt: skip
+WITH_GLOO = "cpu:gloo,cuda:nccl"  # a backend of torch.distributed
 
 
 class Record:
@@ -86,8 +84,6 @@ class Record:
         for home in (cuda, cuda.memory):  # what a program forgets is written down before
             home.reset_peak_memory_stats = self.before(home.reset_peak_memory_stats)
         hooks = importlib.import_module("torch.optim.optimizer")
-        seen = surviving(self, self.see_gradients)
-        hooks.register_optimizer_step_pre_hook(lambda optimizer, *_: seen(optimizer))
         hooks.register_optimizer_step_post_hook(lambda optimizer, *_: self.stepped(optimizer))
         tell = sys.excepthook
         noted = surviving(self, self.note_error)
@@ -118,7 +114,7 @@ class Record:
         self.values["error"] = f"{type(error).__name__}: {error}"[:MAX_ERROR]
 
     def stepped(self, optimizer: object) -> None:
-        surviving(self, self.see_gradients)(optimizer)  # a closure may have made them
+        surviving(self, self.see_gradients)(optimizer)
         if not self.leavings:
             surviving(self, self.look)(optimizer)
         if self.steps and self.values["steps"] >= self.steps:
@@ -300,48 +296,37 @@ def attach(torch: Any) -> None:
     record = Record(torch, Path(os.environ[FOLDER]), int(os.environ.get(STEPS) or 0))
     record.remember = torch.cuda.memory._record_memory_history
     surviving(record, record.watch_modules)()
-    send_objects_by_host(torch.distributed)
+    put_gloo_beside(torch.distributed)
     # A program that begins a history anew, or stops it, would end ours: its snapshots hold ours.
     torch.cuda.memory._record_memory_history = lambda *_, **__: None
     torch.cuda._lazy_call(surviving(record, record.begin))
 
 
-def send_objects_by_host(distributed: Any) -> None:
-    """Objects for other ranks, and barriers, go through a group of gloo's beside each of NCCL's: no
-    bytes move between devices, and no kernel adds up the sizes of objects."""
+def put_gloo_beside(distributed: Any) -> None:
+    """Groups of NCCL's have gloo for what is on the host, as groups without a named backend have:
+    torch sends objects, and waits at barriers, by that one. No bytes move between devices, and no
+    kernel adds up the sizes of objects."""
     if not distributed.is_available():
         return
-    c10d, beside = distributed.distributed_c10d, dict[Any, Any]()
+    c10d = distributed.distributed_c10d
 
-    def by_host(torch_s: Callable[..., Any]) -> Callable[..., Any]:
+    def with_gloo(torch_s: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(torch_s)
         def called(*arguments: Any, **named: Any) -> Any:
             given = inspect.signature(torch_s).bind(*arguments, **named)
-            group = given.arguments.get("group") or c10d._get_default_group()
-            if (
-                c10d._rank_not_in_group(group)
-                or "nccl" not in c10d.get_backend(group)
-                or c10d._get_object_coll_device(group) != "cuda"
-                or given.arguments.get("async_op")
-            ):
-                return torch_s(*arguments, **named)
-            if group not in beside:
-                ranks = c10d.get_process_group_ranks(group)
-                own = {"backend": "gloo", "use_local_synchronization": True}
-                beside[group] = c10d.new_group(ranks, **own)
-            if torch_s.__name__ == "barrier":
-                torch_s(group=beside[group])
-                return torch_s(*arguments, **named)
-            given.arguments |= {"group": beside[group]}
-            given.arguments.pop("device", None)
+            if given.arguments.get("backend") == "nccl":
+                given.arguments["backend"] = WITH_GLOO
             return torch_s(*given.args, **given.kwargs)
 
         return called
 
-    for name in OBJECTS:
-        changed = by_host(getattr(c10d, name))
-        for home in (distributed, c10d):
-            setattr(home, name, changed)
+    def get_backend(group: Any = None) -> str:
+        return str(asked(group)).replace(WITH_GLOO, "nccl")
+
+    asked = c10d.get_backend
+    changed = {name: with_gloo(getattr(c10d, name)) for name in ("init_process_group", "new_group")}
+    for home in (distributed, c10d):
+        vars(home).update(changed, get_backend=get_backend)
 
 
 def customize() -> None:

@@ -10,18 +10,18 @@ from pathlib import Path
 from shutil import copyfileobj
 from typing import Any
 
+from planner.core.errors import PlannerError
 from planner.core.files import opened_whole
+from planner.core.schema import SwinConfig
 from planner.core.units import format_bytes
+from planner.estimation.estimate import estimate
+from planner.libraries.registry import SPECS
+from planner.libraries.resolve import override
+from planner.machine.hardware import find_gpu
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 from planner.memory.snapshot import read_pickle
-from planner.watching.emulating.inside import (
-    LEAST_STEPS,
-    OUT_OF_MEMORY,
-    SETTLED,
-    SNAPSHOT,
-    STEPPED,
-)
-from planner.watching.explaining.explanation import Relief
+from planner.watching.emulating import inside
+from planner.watching.explaining.explanation import Relief, find_relief
 from planner.watching.explaining.snapshot_reading import (
     EMULATING,
     NO_STACK,
@@ -323,8 +323,8 @@ def grown(steps: Steps, column: int = ALIVE) -> int:
     """Bytes a step by which what is held rises: evenly over the thirds of the steps since SETTLED,
     by their medians. What rose once, as an average's copy does, or ever less, as with pictures of
     random size, does not."""
-    since = [(entry[0], entry[column]) for entry in steps if entry[0] >= SETTLED]
-    if len(since) < LEAST_STEPS - SETTLED:
+    since = [(entry[0], entry[column]) for entry in steps if entry[0] >= inside.SETTLED]
+    if len(since) < inside.LEAST_STEPS - inside.SETTLED:
         return 0
     cuts = [len(since) * third // 3 for third in range(4)]
     parts = [since[begin:end] for begin, end in pairwise(cuts)]
@@ -350,19 +350,20 @@ def steps_of(path: Path) -> list[list[int]]:
     return [list(map(int, line.split())) for line in lines]
 
 
-def keep_snapshot(folder: Path, process: EmulatedProcess, path: Path) -> None:
-    """Where it ran out of memory, else at its last peak; of each rank its own."""
-    peaks = sorted(folder.glob(f"{process.pid}-peak*"), key=lambda file: file.stat().st_mtime_ns)
-    found = [*peaks, *folder.glob(f"{process.pid}-{OUT_OF_MEMORY}*")]
-    rank = "" if process.rank is None else f"_rank{process.rank}"
-    for last in found[-1:]:
-        with opened_whole(last) as packed, path.with_stem(f"{path.stem}{rank}").open("wb") as file:
-            copyfileobj(packed, file)
+def keep_snapshots(folder: Path, processes: Iterable[EmulatedProcess], path: Path) -> None:
+    """Where each process ran out of memory, else at its last peak; of each rank its own file."""
+    for process in processes:
+        peaks = sorted(folder.glob(f"{process.pid}-peak*"), key=lambda at: at.stat().st_mtime_ns)
+        found = [*peaks, *folder.glob(f"{process.pid}-{inside.OUT_OF_MEMORY}*")]
+        rank = "" if process.rank is None else f"_rank{process.rank}"
+        for last in found[-1:]:
+            with opened_whole(last) as packed, path.with_stem(path.stem + rank).open("wb") as file:
+                copyfileobj(packed, file)
 
 
 def _snapshot(path: Path, moment: str) -> dict[str, Any]:
     """That the process of a record wrote at a moment."""
-    file = path.with_name(f"{path.stem}-{moment}{SNAPSHOT}")
+    file = path.with_name(f"{path.stem}-{moment}{inside.SNAPSHOT}")
     with opened_whole(file) as snapshot:
         return read_pickle(snapshot, file.name)
 
@@ -370,7 +371,7 @@ def _snapshot(path: Path, moment: str) -> dict[str, Any]:
 def _process(path: Path, record: dict[str, Any]) -> EmulatedProcess:
     names = "peaks", "out_of_memory", "grown_at", "faults"
     peaks, failed, grown_at, faults = (record.pop(name) for name in names)
-    steps = steps_of(path.with_suffix(STEPPED))
+    steps = steps_of(path.with_suffix(inside.STEPPED))
     more = grown(steps)
     return EmulatedProcess(
         **record, faults=tuple(faults),
@@ -388,7 +389,7 @@ def _growth(path: Path, step: int) -> Growth:
         replace(group, num_bytes=group.num_bytes - settled.get((group.category, group.where), 0))
         for group in now
     ]
-    return Growth(SETTLED, step, tuple(group for group in more if group.num_bytes > 0))
+    return Growth(inside.SETTLED, step, tuple(group for group in more if group.num_bytes > 0))
 
 
 def _peak(path: Path, device: int, figures: dict[str, Any]) -> DevicePeak:
@@ -399,7 +400,7 @@ def _peak(path: Path, device: int, figures: dict[str, Any]) -> DevicePeak:
 
 
 def _failed(path: Path, figures: dict[str, Any], steps: Steps) -> OutOfMemory:
-    snapshot, device = _snapshot(path, OUT_OF_MEMORY), figures["device"]
+    snapshot, device = _snapshot(path, inside.OUT_OF_MEMORY), figures["device"]
     request = [e for e in snapshot["device_traces"][device] if e["action"] == "oom"][-1]
     return OutOfMemory(
         **figures, grown_bytes=grown([line for line in steps if line[0] < figures["step"]]),
@@ -431,3 +432,44 @@ def _groups(alive: Iterable[Entry]) -> tuple[Group, ...]:
 def _in_backward(place: tuple[str, str]) -> tuple[str, str]:
     """All of the program's history is there: only autograd's thread has no stack."""
     return (BACKWARD, NO_PYTHON) if place[0] == NO_STACK else place
+
+
+def find_levers(run: EmulatedRun, gpu: str) -> KnownRelief | None:
+    """None where the model is not known, or planner's own step would not have run out of memory
+    too: then it is another step. The model is known by its library, and by its parameters, to the
+    last one."""
+    subject = run.out_of_memory.subject if run.out_of_memory else None
+    if subject is None or len(run.processes) > 1:
+        return None
+    setting, card, model = subject["setting"], find_gpu(gpu), _model(subject)
+    if model is None:
+        return None
+    room = run.free_bytes
+    try:
+        predicted = estimate(model, setting, gpu=card)
+        if predicted.device_total_bytes <= room:
+            return None
+        relief = find_relief(predicted, predicted.device_total_bytes - room, room)
+    except PlannerError:
+        return None
+    return KnownRelief(model.title, setting, relief)
+
+
+def _model(subject: Mapping[str, Any]) -> SwinConfig | None:
+    package = subject["class"].partition(".")[0]
+    library = "native" if package == "planner" else package
+    if library not in SPECS or "Swin" not in subject["class"]:
+        return None
+    size = tuple(subject["image_size"])
+    changes = {"num_classes": subject["num_classes"], "image_size": size}
+    version = 2 if "v2" in subject["class"].lower() else 1
+    for config in SPECS[library].published.values():
+        if config.version == version:
+            try:
+                changed = override(config, changes)
+                found = estimate(changed, batch_size=1).num_parameters
+            except PlannerError:
+                continue
+            if found == subject["num_parameters"]:
+                return changed
+    return None
