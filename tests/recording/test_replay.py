@@ -114,11 +114,10 @@ def test_kernels_of_each_capability(recorder: Recorder, name: str, card: str) ->
 
 @pytest.mark.compiler
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["torchvision:vit_b_32", "timm:mixer_b16_224"])
-def test_a_compiled_model_of_the_list(recorder: Recorder, name: str) -> None:
-    """Two of tests/truth/models/compiled.yaml."""
+def test_a_compiled_model_of_the_list(recorder: Recorder) -> None:
+    """One of tests/truth/models/compiled.yaml; tests/truth holds another to what is kept of it."""
     setting = TrainSetting(batch_size=16, precision="bf16", compile="default")
-    assert_replays(recorder, resolve_model(name), setting)
+    assert_replays(recorder, resolve_model("torchvision:vit_b_32"), setting)
 
 
 @pytest.mark.compiler

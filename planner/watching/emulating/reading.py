@@ -23,7 +23,6 @@ from planner.memory.snapshot import read_pickle
 from planner.watching.emulating import inside
 from planner.watching.explaining.explanation import Relief, find_relief
 from planner.watching.explaining.snapshot_reading import (
-    EMULATING,
     NO_STACK,
     Entry,
     Group,
@@ -31,6 +30,7 @@ from planner.watching.explaining.snapshot_reading import (
     alive_at_peak,
     grouped,
     place_of,
+    python_frames,
     stack_of,
 )
 
@@ -415,7 +415,7 @@ def _placed(snapshot: Mapping[str, Any], alive: Iterable[Entry], request: Entry)
     mark = request.get("user_metadata", "")
     known = ("", False, ())
     module, is_backward, caller = snapshot["marks"][int(mark)] if mark.isdigit() else known
-    stack = stack_of(request) or [frame for frame in caller if EMULATING not in frame[0]]
+    stack = stack_of(request) or python_frames(caller)
     category, where = _in_backward(place_of(stack))
     if theirs := [frame for frame in stack if "/site-packages/" not in frame[0]]:
         where = place_of(theirs)[1]

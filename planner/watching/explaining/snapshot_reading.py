@@ -164,9 +164,14 @@ def _frames(entry: Entry) -> Sequence[Entry]:
 
 
 def stack_of(entry: Entry) -> list[Frame]:
-    """The Python code that asked for it, but for what `planner emulate` puts beside it."""
-    read = [(_text(f, "filename"), f.get("line"), _text(f, "name")) for f in _frames(entry)]
-    return [f for f in read if f[0].endswith(".py") and EMULATING not in f[0]]
+    """The Python code that asked for it."""
+    frames = _frames(entry)
+    return python_frames([(_text(f, "filename"), f.get("line"), _text(f, "name")) for f in frames])
+
+
+def python_frames(stack: Iterable[Frame]) -> list[Frame]:
+    """But for what `planner emulate` puts beside a program."""
+    return [frame for frame in stack if frame[0].endswith(".py") and EMULATING not in frame[0]]
 
 
 def place_of(stack: Sequence[Frame]) -> tuple[str, str]:
