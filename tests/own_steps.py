@@ -57,12 +57,6 @@ class Hooked(Contrasted):
         return super().loss(module, batch) + self.seen[0].square().mean()
 
 
-class Deciding(Contrasted):
-    def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
-        found = super().loss(module, batch)
-        return found / 2 if found > 3 else found
-
-
 class Momentum(Contrasted):
     """Its own optimizer, which keeps one moment."""
 

@@ -27,58 +27,6 @@ class Convolutional(nn.Module):
         return logits
 
 
-class Contrastive(Convolutional):
-    """Compares all samples with each other: [B, B]."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        found = self.features(images)
-        logits: Tensor = self.head((found @ found.T) @ found)
-        return logits
-
-
-class Chunked(Convolutional):
-    """Four samples at a time: 2 and 3 samples are one chunk, 7 are two."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return torch.cat([self.head(self.features(part)) for part in images.split(4)])
-
-
-class Normalized(Convolutional):
-    """Batch norm over [B, 16], which has nothing to average at batch 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(16)
-
-    def features(self, images: Tensor) -> Tensor:
-        found: Tensor = self.norm(super().features(images))
-        return found
-
-
-class Even(Convolutional):
-    """Pairs samples: 3 and 7 cannot be."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        pairs = self.features(images).view(-1, 2, 16)
-        logits: Tensor = self.head(pairs.flip(1).reshape(len(images), 16))
-        return logits
-
-
-class Small(nn.Module):
-    """A transformer's block between patches and logits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 16, kernel_size=8, stride=8)
-        self.block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-        self.head = nn.Linear(16, CLASSES)
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.block(self.patches(images).flatten(2).mT)
-        logits: Tensor = self.head(tokens.mean(1))
-        return logits
-
-
 class Adversarial(Convolutional):
     """Trains its critic by itself, as a GAN may."""
 

@@ -51,12 +51,8 @@ def no_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept.recorder, "record", None)
 
 
-@pytest.mark.parametrize("name", ["Small", "Contrastive", "Chunked"])
-def test_a_step_is_recorded_at_its_batch_and_kept(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever its bytes do over the batch."""
-    model, chosen = model_of(name), setting(batch_size=8)
+def test_a_step_is_recorded_at_its_batch_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, chosen = model_of("Convolutional"), setting(batch_size=8)
     first = step_ledger(model, chosen)
     assert (first.batch_size, first.is_recorded) == (8, True)
     assert any("at batch 8 on an emulated a100-sxm-80gb" in note for note in first.notes)
@@ -66,7 +62,7 @@ def test_a_step_is_recorded_at_its_batch_and_kept(
 
 def test_what_shares_a_recording_and_what_does_not() -> None:
     """The memory of a card does not tell two steps apart; its kernels do."""
-    model, cards = model_of("Small"), ("a100-sxm-80gb", "a100-sxm-40gb", "rtx-3090")
+    model, cards = model_of("Convolutional"), ("a100-sxm-80gb", "a100-sxm-40gb", "rtx-3090")
     steps = [kept.step_of(model, setting(), find_gpu(card)) for card in cards]
     assert steps[0] == steps[1] != steps[2]
     assert kept.step_of(model, setting(accumulate=9), None) == kept.step_of(
@@ -79,7 +75,7 @@ def test_what_shares_a_recording_and_what_does_not() -> None:
 
 
 def test_the_largest_batch_of_any_model_fits_and_the_next_does_not() -> None:
-    model = model_of("Small")
+    model = model_of("Convolutional")
     best = largest_batch(model, memory_bytes="700MiB", precision="fp32")
     assert best is not None
     assert best.fits
@@ -92,7 +88,7 @@ def test_the_largest_batch_of_any_model_fits_and_the_next_does_not() -> None:
 
 
 def test_what_is_forgotten_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, chosen = model_of("Small"), setting()
+    model, chosen = model_of("Convolutional"), setting()
     step_ledger(model, chosen)
     calls = []
     record = kept.recorder.record
@@ -114,7 +110,7 @@ def test_an_error_that_stays_is_kept_and_another_is_not() -> None:
     frozen = setting(frozen_stages=1)
     for _ in range(2):
         with pytest.raises(UnsupportedError, match="frozen stages"):
-            step_ledger(model_of("Small"), frozen)
+            step_ledger(model_of("Convolutional"), frozen)
         kept.clear()
     with pytest.raises(UsageError, match="NoSuchModel"):
         step_ledger(model_of("NoSuchModel"), setting())
@@ -127,13 +123,11 @@ def test_an_error_that_stays_is_kept_and_another_is_not() -> None:
         ("Adversarial", ContractError, r"optimizer of its own \(Adam\)"),
         ("Wrong", ContractError, "not images -> logits"),
         ("ends_its_process", PlannerError, "ended with status 7"),
-        ("Normalized", PlannerError, "more than 1 value per channel"),
     ],
 )
 def test_a_step_that_cannot_be_is_told_of(name: str, kind: type, said: str) -> None:
-    at = setting(batch_size=1 if name == "Normalized" else 5)
     with pytest.raises(kind, match=said):
-        step_ledger(model_of(name), at)
+        step_ledger(model_of(name), setting())
     assert step_ledger(model_of("Convolutional"), setting()), "the next is recorded all the same"
 
 
@@ -148,7 +142,7 @@ def test_a_limit_ends_a_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_no_torch_is_imported_for_it(cache: Path) -> None:
-    command = ["estimate", "tests.recorded_models:Small", "--image-size", "32"]
+    command = ["estimate", "tests.recorded_models:Convolutional", "--image-size", "32"]
     command += ["--num-classes", "10", "--json"]
     script = f"import sys\nfrom planner.cli import main\nmain({command!r})\n"
     script += "assert 'torch' not in sys.modules"

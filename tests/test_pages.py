@@ -184,11 +184,6 @@ def test_only_what_is_trained_has_optimizer_state(name: str, moments: int) -> No
     assert found.breakdown["optimizer_state"] == moments * LAYER
 
 
-def test_a_value_that_decides_is_named_by_its_line() -> None:
-    notes = " ".join(estimate(*step_of("Deciding")).assumed)
-    assert re.search(r"its steps read a value at \S+own_steps\.py:\d+", notes)
-
-
 def test_its_queue_takes_any_number_of_keys() -> None:
     """Wraps around at the end, so that the step is the same at every batch."""
     (line,) = re.findall(r"`(queue\[.*?)`", PAGE)

@@ -297,11 +297,8 @@ def _steps(model: str, request: ReportRequest) -> list[Step]:
         rows += more
         for line in said:
             tell(line)
-    record_ledgers([
-        (model, setting, gpu) for gpu, model, setting in rows
-        if not is_on_shapes(model, setting, request.recorded)
-    ])  # fmt: skip
     link, of_model, recorded = request.link, request.fields.model, request.recorded
+    record_ledgers([(model, setting, gpu) for gpu, model, setting in rows], recorded=recorded)
     steps = [
         step_of(config, setting, gpu, request.memory_bytes, request.config, link, recorded)
         for gpu, config, setting in rows

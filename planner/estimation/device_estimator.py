@@ -226,7 +226,7 @@ class DeviceEstimator:
     def _around(self, model: Model, shared: TrainSetting) -> tuple[int, int] | None:
         """The recorded batches between which a step lies; None where it was recorded itself, or is
         on shapes."""
-        if is_on_shapes(model, shared):
+        if not self._batches:
             return None
         known = self._batches.get((model, _any_batch(resolve(model, shared)[1])), [])
         if len(known) < 2 or shared.batch_size in known:

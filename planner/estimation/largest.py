@@ -96,7 +96,9 @@ def largest_batch(
         return may_fit(batch) and bool(at(batch).fits_surely if surely else at(batch).fits)
 
     if not is_on_shapes(config, resolved, recorded):
-        found = _sought(lambda batch: _spare_bytes(at(batch), surely), ceiling)
+        found = 0
+        if ceiling >= 2 and at(2).fits:
+            found = sought(lambda batch: _spare_bytes(at(batch), surely), 2, 16, ceiling + 1)
         if not found and ceiling and fits(1):
             found = 1
         return at(found) if found else None
@@ -203,10 +205,8 @@ def runs_at_1(
     model: Model, setting: ResolvedSetting, recorded: bool = False, gpu: Gpu | None = None
 ) -> bool:
     """Whether the step runs at a batch of 1: batch norm over nothing but the batch does not."""
-    if is_on_shapes(model, setting, recorded):
-        return True
-    at_1 = setting.model_copy(update={"batch_size": 1})
-    return record_ledgers([(model, ResolvedSetting(at_1), gpu)])[0] is None
+    at_1 = ResolvedSetting(setting.model_copy(update={"batch_size": 1}))
+    return record_ledgers([(model, at_1, gpu)], recorded=recorded)[0] is None
 
 
 def _spare_bytes(found: Estimate, surely: bool) -> int:
@@ -216,20 +216,17 @@ def _spare_bytes(found: Estimate, surely: bool) -> int:
     return spare if found.fits else min(spare, -1)
 
 
-def _sought(spare_bytes: Callable[[int], int], ceiling: int) -> int:
-    """The last number from 2 to `ceiling` found to leave 0 or more, of which the next leaves less:
-    time after time where a line crosses 0, or halfway. 0 where 2 leaves less."""
-    if ceiling < 2 or spare_bytes(2) < 0:
-        return 0
-    known = {2: spare_bytes(2)}
-    low, high, guess = 2, ceiling + 1, 16
+def sought(spare_bytes: Callable[[int], int], low: int, guess: int, end: int) -> int:
+    """The last number from `low`, which leaves 0 or more, and below `end` that does, of which the
+    next leaves less: time after time where a line crosses 0, or halfway."""
+    known, high = {low: spare_bytes(low)}, end
     while high - low > 1:
         guess = min(max(guess, low + 1), high - 1)
         known[guess] = spare_bytes(guess)
         fall = known[low] - known[guess]
         crossing = low + known[low] * (guess - low) // fall if fall > 0 else 4 * guess
         low, high = (guess, high) if known[guess] >= 0 else (low, guess)
-        is_bounded = high <= ceiling and len(known) % 3 == 0
+        is_bounded = high < end and len(known) % 3 == 0
         guess = (low + high) // 2 if is_bounded else crossing
     return low
 

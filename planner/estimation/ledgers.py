@@ -96,12 +96,14 @@ def record_ledgers(
     requests: Sequence[Request],
     say: Callable[[str], None] | None = None,
     limit_seconds: float | None = None,
+    recorded: bool = True,
 ) -> list[PlannerError | None]:
     """Records what of `requests` is not known, for at most `limit_seconds`; for each of them the
-    error that it ended with. `say` is told how long it takes (standard error, without one)."""
-    steps = [kept.step_of(*request) for request in requests]
-    kept.record(steps, say, limit_seconds)
-    found = map(kept.find, steps)
+    error that it ended with. What is on shapes is left out unless `recorded`. `say` is told how
+    long it takes (standard error, without one)."""
+    steps = {r: kept.step_of(*r) for r in requests if not is_on_shapes(r[0], r[1], recorded)}
+    kept.record(list(steps.values()), say, limit_seconds)
+    found = [kept.find(steps[r]) if r in steps else None for r in requests]
     return [one if isinstance(one, PlannerError) else None for one in found]
 
 

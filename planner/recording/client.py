@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,30 +12,28 @@ from contextlib import ExitStack
 from pathlib import Path
 from select import select
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.core.errors import PlannerError
-from planner.core.schema import Model, ResolvedSetting
+from planner.core.schema import Model, ResolvedSetting, TrainSetting
 from planner.ledger.cache import decode
 from planner.ledger.ledger import Ledger
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
-
-if TYPE_CHECKING:
-    from planner.recording.worker import Answer
 
 DEFAULT_CARD = "a100-sxm-80gb"  # whose kernels are taken where no card is named
 LARGE_BYTES = 8 << 40  # of the card that is recorded on: what fits is replayed, not recorded
 # Variables of torch's that would change what is recorded, and are replayed instead.
 # Nor is taken over what the emulated machine is found by.
 REPLAYED = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
-
 CONFIGURATION = "PLANNER_EMULATED_GPU"  # what the emulated driver reads as CUDA begins
 NOT_TAKEN = (*REPLAYED, CONFIGURATION, "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
+PROBED = "'planner tune' can still measure it: it runs the model on a real GPU, without a prior."
+HOST = "Free memory on this machine, or record on one that has more: only the host's is short."
 
 
 class Recorder:
-    """The warm process, and the emulated cards that it was asked for; a context manager."""
+    """The warm process, and the emulated cards that it was asked for."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -42,12 +41,6 @@ class Recorder:
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
         self.has_recorded = False  # the first step takes some seconds
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Ends the process; the next request starts another."""
@@ -64,95 +57,76 @@ class Recorder:
     ) -> Ledger:  # fmt: skip
         """The step of `model`, on a card like `gpu`. Raises PlannerError for what cannot be built
         or trained, or not by `deadline` (of time.monotonic)."""
-        answer = self._ask(model, setting, gpu, deadline=deadline)
-        kept = decode(base64.b64decode(answer.kept), {})
-        if isinstance(kept, PlannerError):
-            raise kept
-        assert isinstance(kept, Ledger), "made by this very code"
-        return kept
-
-    def peaks(
-        self, model: Model, setting: ResolvedSetting, gpu: Gpu | None = None
-    ) -> tuple[int, int, int]:
-        """Torch's own: bytes allocated and reserved, retries of the allocator. Raises
-        PlannerError."""
-        answer = self._ask(model, setting, gpu, is_peaks_only=True)
-        if answer.peaks is None:
-            kept = decode(base64.b64decode(answer.kept), {})
-            assert isinstance(kept, PlannerError), "there are no peaks"
-            raise kept
-        return answer.peaks
-
-    def _ask(
-        self, model: Model, setting: ResolvedSetting, gpu: Gpu | None, is_peaks_only: bool = False,
-        deadline: float | None = None,
-    ) -> Answer:  # fmt: skip
-        from planner.recording.worker import Request
-
         gpu = gpu or find_gpu(DEFAULT_CARD)
-        with self._lock:
-            self._started(gpu)
-            request = Request(
-                model=model, setting=setting, card=self._card(gpu),
-                workspaces=frozenset((overheads_for(gpu, os.environ).workspace_bytes,)),
-                is_peaks_only=is_peaks_only, folder=str(Path.cwd()), paths=sys.path,
-                environment={k: os.environ[k] for k in os.environ if k not in NOT_TAKEN},
-            )  # fmt: skip
-            self.has_recorded = True
-            return self._answer(request.model_dump_json(), deadline)
+        self.has_recorded = True
+        sizes = [overheads_for(gpu, os.environ).workspace_bytes]
+        function = "planner.recording.step:record_ledger"
+        found = self.ask(function, model, setting, gpu, deadline, workspace_bytes=sizes)
+        assert isinstance(found, Ledger), "made by this very code"
+        return found
 
     def look_up(self, library: str, name: str) -> dict[str, Any]:
         """What `library` says of a name, which is imported there. Raises PlannerError."""
-        from planner.recording.worker import Name
-
-        with self._lock:
-            self._started(find_gpu(DEFAULT_CARD))
-            answer = self._answer(Name(library=library, name=name).model_dump_json(), None)
-        found = decode(base64.b64decode(answer.kept), {})
-        if isinstance(found, PlannerError):
-            raise found
+        found = self.ask("planner.libraries.named:look_up_here", library=library, name=name)
         assert isinstance(found, dict), "made by this very code"
         return found
 
-    def _answer(self, request: str, deadline: float | None) -> Answer:
-        """Of the process that has started."""
-        from planner.recording.worker import Answer
+    def ask(
+        self, function: str, model: Model | None = None, setting: TrainSetting | None = None,
+        gpu: Gpu | None = None, deadline: float | None = None, **arguments: Any,
+    ) -> Ledger | dict[str, Any]:  # fmt: skip
+        """What `function`, a MODULE:NAME, answers on a card like `gpu`. Raises the PlannerError
+        that it ended in, or that says how its process did."""
+        from planner.recording.worker import ENDED, Request
 
-        process = self._process
-        assert process is not None
+        with self._lock:
+            request = Request(
+                function=function, arguments=arguments, model=model, setting=setting,
+                card=self._card(gpu or find_gpu(DEFAULT_CARD)), folder=str(Path.cwd()),
+                paths=sys.path,
+                environment={k: os.environ[k] for k in os.environ if k not in NOT_TAKEN},
+            )  # fmt: skip
+            answer = self._answer(self._started(), request.model_dump_json(), deadline)
+        if answer.startswith(ENDED):
+            assert model is not None, "to look a name up ends no process"
+            raise _death_of(model, int(answer.removeprefix(ENDED)))
+        found = decode(base64.b64decode(answer), {})
+        if isinstance(found, PlannerError):
+            raise found
+        assert found is not None, "made by this very code"
+        return found
+
+    def _answer(self, process: subprocess.Popen[str], request: str, deadline: float | None) -> str:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(f"{request}\n")
         process.stdin.flush()
         try:
             left = None if deadline is None else max(deadline - monotonic(), 0.0)
-            is_late = not select([process.stdout], [], [], left)[0]
-            line = "" if is_late else process.stdout.readline()
+            if not select([process.stdout], [], [], left)[0]:
+                raise PlannerError("its step was not recorded in the time that was left.")
+            line = process.stdout.readline()
         except BaseException:  # what it answers later would answer another question
             self.close()
             raise
-        if is_late:
-            self.close()
-            raise PlannerError("its step was not recorded in the time that was left.")
         if not line:
             raise PlannerError(
                 f"the process that records steps ended with status {process.wait()}.",
                 "What it said last is above.",
             )
-        return Answer.model_validate_json(line)
+        return line
 
-    def _started(self, gpu: Gpu) -> None:
-        """The process; the card that it is started on is any that it may be asked for."""
+    def _started(self) -> subprocess.Popen[str]:
+        """The process; it is started on the first card that it is asked for."""
         if self._process is None:
-            self._card(gpu)
             path = os.pathsep.join(entry for entry in sys.path if entry)
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 [sys.executable, "-P", "-W", "ignore", "-m", "planner.recording.worker"],
                 env={**self._environment, "PYTHONPATH": path},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                 start_new_session=True,  # Ctrl-C is for the asker, who ends this one
             )  # fmt: skip
-            self._process = process
+        return self._process
 
     def _card(self, gpu: Gpu) -> str:
         """The configuration of an emulated card like `gpu` with memory for anything."""
@@ -167,3 +141,13 @@ class Recorder:
             self._environment = made
             self._cards[gpu.name] = made[CONFIGURATION]
         return self._cards[gpu.name]
+
+
+def _death_of(model: Model, status: int) -> PlannerError:
+    """What a person is told where the process ended before it could answer."""
+    way_out = "What it said last is above."
+    if -status == signal.SIGKILL:
+        way_out = f"The kernel kills what takes too much of the host's memory. {HOST}"
+    how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+    message = f"the process that recorded the step of {model.title} ended {how}."
+    return PlannerError(message, f"{way_out} {PROBED}")

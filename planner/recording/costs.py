@@ -1,4 +1,4 @@
-"""What an operation on fake tensors would compute and move on a device."""
+"""What an operation computes and moves on a device."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from planner.ledger.kinds import NO_KERNEL, kind_of
 from planner.ledger.ledger import Computed
-from planner.recording.trees import tensors_in
-
-aten = torch.ops.aten
 
 _WRITES_ONLY = {"copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_"}
 # Kernels of one call where that is not 1: index_put with accumulate sorts its indices first, the
@@ -52,7 +48,7 @@ def cost_of(
         kind="grouped conv" if _num_groups(name, args) > 1 else kind_of(name),
         dtype=_dtype(inputs[:1] if name == "_scaled_mm" else written, inputs),
         flops=_flops(func, args, kwargs, result, written),
-        num_bytes=sum(_moved(t) for t in read) + sum(_moved(t) for t in written),
+        num_bytes=sum(moved_bytes(t) for t in read) + sum(moved_bytes(t) for t in written),
         kernels=_kernels(name, args),
         path=path,
     )
@@ -68,12 +64,12 @@ def copy_cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: st
     """One of FSDP2's copies, which reads and writes all its tensors once."""
     tensors = tensors_in((args, kwargs))
     name = f"fsdp.{func._overloadpacket.__name__}"
-    return Computed(name, "copy", _dtype(tensors, []), 0, sum(map(_moved, tensors)), 1, path)
+    return Computed(name, "copy", _dtype(tensors, []), 0, sum(map(moved_bytes, tensors)), 1, path)
 
 
 def transfer_cost(name: str, copied: Tensor, path: str) -> Computed:
     """A copy between the device and the host: its bytes cross the link once."""
-    return Computed(name, "transfer", _dtype([copied], []), 0, _moved(copied), 1, path)
+    return Computed(name, "transfer", _dtype([copied], []), 0, moved_bytes(copied), 1, path)
 
 
 def _mutated(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
@@ -174,7 +170,7 @@ def _causal_part(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flops
     return flops // (queries * keys) * seen
 
 
-def _moved(tensor: Tensor) -> int:
+def moved_bytes(tensor: Tensor) -> int:
     """Its bytes; an expanded tensor's are those of the storage behind it."""
     behind: int = tensor.untyped_storage().nbytes()
     size = int(tensor.numel()) * int(tensor.element_size())
@@ -188,3 +184,13 @@ def _kernels(name: str, args: tuple[Any, ...]) -> int:
         tensors = _FOREACH_TENSORS[min(len(lists), max(_FOREACH_TENSORS))]
         return max(-(-len(lists[0]) // tensors), -(-blocks // _FOREACH_BLOCKS))
     return _KERNELS.get(name, 1)
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """All tensors of an operation's arguments or results, repeated where they are."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    branches = tree.values() if isinstance(tree, dict) else tree
+    if isinstance(tree, list | tuple | dict):
+        return [tensor for branch in branches for tensor in tensors_in(branch)]
+    return []

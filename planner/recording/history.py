@@ -23,6 +23,7 @@ from torch._dynamo import utils as dynamo
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from planner.ledger.ledger import Allocated, Category, Emptied, Event, Freed, Marked, Tagged
+from planner.recording.ranks import STREAMS
 
 UNSHARDED = "unsharded weights"  # what asks for memory where FSDP2 gives weights theirs again
 MAX_ENTRIES = 4_000_000  # of the history: a step of Swin-B has 20,000
@@ -71,16 +72,20 @@ class Marks:
     (address of a storage, its category, the address of the weight that a gradient is of, or 0).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[str], None] = write_beside) -> None:
         self.phases: list[Marked] = []
         self.tags: dict[int, list[tuple[int, Category, int]]] = {}
         self.names: dict[int, str] = {}
         self.within = threading.local()
-        self.write = write_beside
+        self.write = write
 
     def name(self, root: nn.Module) -> None:
         """From here on the modules of `root` are known by their names in it."""
         self.names = {id(module): name for name, module in root.named_modules()}
+
+    def current(self) -> str:
+        """The innermost running module's name; "" in the root, in backward and in the optimizer."""
+        return getattr(self.within, "path", None) or ""
 
     def end(self, phase: str, step: int) -> None:
         """A phase has ended; `tag` may follow."""
@@ -104,10 +109,7 @@ class Marks:
         usual, main = nn.Module.__call__, threading.main_thread()
 
         def called(module: Any, *given: Any, **named: Any) -> Any:
-            if torch.compiler.is_compiling():
-                return usual(module, *given, **named)
-            name = self.names.get(id(module))
-            if name is None:
+            if torch.compiler.is_compiling() or (name := self.names.get(id(module))) is None:
                 return usual(module, *given, **named)
             outer = getattr(self.within, "path", None)
             self.within.path = name
@@ -149,12 +151,11 @@ def _addresses(tensor: Tensor) -> list[int]:
 class Pools:
     """What is known of storages that no tensor of ours stands for. `staying` is what those are for
     that stay to the end, by their bytes: cuBLAS's workspaces, DDP's buckets. `streams` are the
-    names of those beside the one that computes, by address, `categories` what lies in their memory,
-    by name. `buckets` are the bytes of those that ZeRO's gradients wait in."""
+    names of those beside the one that computes, by address. `buckets` are the bytes of those that
+    ZeRO's gradients wait in."""
 
     staying: Mapping[int, Category]
     streams: dict[int, str]
-    categories: Mapping[str, Category]
     buckets: Collection[int] = ()
 
     def named(self, stream: int) -> str:
@@ -164,7 +165,17 @@ class Pools:
     def category(self, stream: str, label: str, num_bytes: int) -> Category | None:
         if num_bytes in self.buckets:
             return "gradients"
-        return "parameters" if label == UNSHARDED else self.categories.get(stream)
+        return "parameters" if label == UNSHARDED else STREAMS.get(stream)
+
+
+def marked(entries: Iterable[Entry]) -> Iterator[tuple[int, str, Entry]]:
+    """Each with the number of phases that had ended, which one that bears no text has of the one
+    before, and the text behind that."""
+    ended = 0
+    for entry in entries:
+        number, _, text = entry["user_metadata"].partition("|")
+        ended = int(number) if number else ended
+        yield ended, text, entry
 
 
 def read_events(
@@ -190,10 +201,8 @@ def read_events(
                     tags.setdefault(storage, Tagged(storage, category, storages.get(weight, 0)))
             events.append(marks.phases[ended - 1])
 
-    for entry in entries:
-        number, _, path = entry["user_metadata"].partition("|")
-        if number:
-            end_phases(int(number))
+    for number, path, entry in marked(entries):
+        end_phases(number)
         action = entry["action"]
         if action == "alloc":
             sizes.append(entry["size"])

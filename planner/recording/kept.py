@@ -40,7 +40,6 @@ MAX_HELD = 128  # steps that a process holds, each of some 10,000 events
 Kept = Ledger | PlannerError
 _held: OrderedDict[Step, Kept] = OrderedDict()
 _fresh: set[Step] = set()  # what is recorded anew, whatever is kept on disk
-_failed: set[Model] = set()  # models whose recording is known to have ended in an error
 recorder = Recorder()
 
 
@@ -132,13 +131,13 @@ def forget(steps: Iterable[Step]) -> None:
 def forget_changed(model: FactoryModel) -> None:
     """What is held of a factory is of its files as they were; what ended in an error may run by
     now."""
-    if have_changed(model.parts[0]) or model in _failed:
+    failed = (step.model for step, kept in _held.items() if isinstance(kept, PlannerError))
+    if have_changed(model.parts[0]) or model in failed:
         clear()
 
 
 def clear() -> None:
     """Of what is known here; what is on disk stays."""
-    _failed.clear()
     _held.clear()
 
 
@@ -185,7 +184,6 @@ def _recorded(step: Step, deadline: float | None) -> Kept:
         found = replace(ledger, notes=(*ledger.notes, *_notes(step)))
     except PlannerError as error:
         found = error
-        _failed.add(step.model)
     is_lasting = isinstance(found, Ledger | ContractError | UnsupportedError)
     if step.key is not None and is_lasting and not isinstance(found, UsageError):
         cache.store(step.key, found)

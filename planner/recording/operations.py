@@ -8,14 +8,17 @@ on phases, and the requests of one are named by the other's operations.
 from __future__ import annotations
 
 import ctypes
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
+import planner
 from planner.core.schema import TrainSetting
 from planner.ledger.ledger import (
     COMPILED_CALL,
@@ -30,12 +33,9 @@ from planner.ledger.ledger import (
     OperationKind,
 )
 from planner.memory.compiled import FUSED_PREFIX
-from planner.recording.costs import copy_cost, cost_of, transfer_cost
-from planner.recording.faults import OURS, place_now
-from planner.recording.history import UNSHARDED, Entry, write_beside
-from planner.recording.paths import ModulePaths
-from planner.recording.traffic import COMPUTING, Traffic
-from planner.recording.trees import tensors_in
+from planner.recording.costs import copy_cost, cost_of, moved_bytes, tensors_in, transfer_cost
+from planner.recording.history import UNSHARDED, Entry, Marks, marked, write_beside
+from planner.recording.ranks import COMPUTING, Traffic
 
 SELECTS = (
     "its steps select by values, which nothing computed: as few as can be were selected, so that "
@@ -43,6 +43,9 @@ SELECTS = (
 )
 READS = "its steps read a value at {}, which nothing computed: 0 stands for it"
 COLLECTIVES = frozenset(("c10d", "_c10d_functional", "prim"))
+# Frames in these are not what a person would mend.
+_OTHERS = tuple(str(Path(package.__file__ or "").parent) + "/" for package in (torch, planner))
+OURS = "the training step"  # a place that no one else's code is called from
 AHEAD = 24  # requests of one size that are looked for, where two steps differ
 
 
@@ -53,7 +56,8 @@ class Operations(TorchDispatchMode):
 
     def __init__(self, module: torch.nn.Module, setting: TrainSetting) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.paths = ModulePaths(module)
+        self.modules = Marks(write=lambda text: None)
+        self.modules.name(module)
         self.traffic = Traffic(setting, lambda event: self.now.append(event))
         self.phases: list[tuple[str, list[Event]]] = []
         self.names: list[str] = []
@@ -136,6 +140,7 @@ class Operations(TorchDispatchMode):
             mock.patch.object(CompiledFxGraph, "__call__", called),
             mock.patch.object(torch.UntypedStorage, "resize_", resize),
             self.traffic.listening(),
+            self.modules.writing(),
         ):
             yield
 
@@ -147,7 +152,7 @@ class Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         self._name(f"aten.{func._overloadpacket.__name__}")
         if func.namespace in COLLECTIVES:
-            self.traffic.hear(func, args, self.paths.current())
+            self.traffic.hear(func, args, self.modules.current())
             return func(*args, **kwargs)
         is_beside = torch.cuda.current_stream().cuda_stream != COMPUTING
         self.traffic.touch(tensors_in((args, kwargs)), is_beside)
@@ -155,7 +160,7 @@ class Operations(TorchDispatchMode):
         result = func(*args, **kwargs)
         self.is_selecting |= self.num_selections() > selected and _has_size_of_values(func, args)
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_cuda:
-            self.reads |= {place_now()} - {OURS}
+            self.reads |= {place(traceback.extract_stack())} - {OURS}
         work = self._work(func, args, kwargs, result, is_beside)
         if work is not None and (work.kind == "transfer" or not is_beside):
             self.now.append(work)
@@ -173,7 +178,7 @@ class Operations(TorchDispatchMode):
         if not any(tensor.is_cuda for tensor in tensors):
             return None
         is_update = self.is_updating and self._is_backward()
-        path = IN_BACKWARD if is_update else self.paths.current()
+        path = IN_BACKWARD if is_update else self.modules.current()
         on_host = any(not tensor.is_cuda and tensor.numel() > 1 for tensor in tensors)
         if on_host and func._overloadpacket.__name__ in ("copy_", "_to_copy"):
             made = tensors_in(result)[0]
@@ -203,8 +208,7 @@ def _launched(name: str, given: Mapping[str, Any]) -> Computed:
     element of its largest."""
     tensors = {argument: t for argument, t in given.items() if isinstance(t, torch.Tensor)}
     moved = sum(
-        min(t.numel() * t.element_size(), t.untyped_storage().nbytes())
-        * (2 if argument.startswith("in_out") else 1)
+        moved_bytes(t) * (2 if argument.startswith("in_out") else 1)
         for argument, t in tensors.items()
     )
     written = [t for argument, t in tensors.items() if "out" in argument] or [*tensors.values()]
@@ -212,6 +216,12 @@ def _launched(name: str, given: Mapping[str, Any]) -> Computed:
     dtype = str(written[0].dtype).removeprefix("torch.") if written else "float32"
     largest = max((t.numel() for t in tensors.values()), default=0)
     return Computed(name, kind, dtype, largest, moved, 1, "")
+
+
+def place(frames: Iterable[traceback.FrameSummary]) -> str:
+    """`file:line` of the innermost frame outside torch and this package."""
+    outside = [f for f in frames if not f.filename.startswith((*_OTHERS, "<"))]
+    return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else OURS
 
 
 def name_requests(
@@ -223,18 +233,14 @@ def name_requests(
     make each of `num_steps`; before the first of them the module is built, and after the last it
     may be validated."""
     known: dict[int, list[tuple[int, str]]] = {}
-    ended, name = 0, ""
-    for entry in watched:
-        number, _, place = entry["user_metadata"].partition("|")
-        if number:
-            ended, name = int(number), names[int(place)] if place else ""
+    asked: dict[int, list[int]] = {}
+    name = ""
+    for ended, place, entry in marked(watched):
+        if entry["user_metadata"]:
+            name = names[int(place)] if place else ""
         if entry["action"] == "alloc":
             known.setdefault(ended, []).append((entry["size"], name))
-    asked: dict[int, list[int]] = {}
-    ended = 0
-    for entry in plain:
-        number = entry["user_metadata"].partition("|")[0]
-        ended = int(number) if number else ended
+    for ended, _, entry in marked(plain):
         if entry["action"] == "alloc" and ended:
             asked.setdefault(ended, []).append(entry["size"])
     return {

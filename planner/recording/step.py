@@ -7,30 +7,25 @@ written, so that a model of any size takes next to no memory of the host.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.core.schema import Model, TrainSetting
+from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.failures import SIGNS
+from planner.core.schema import FactoryModel, Model, SwinConfig, TrainSetting
 from planner.core.schema.distribution import DEEPSPEED
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Category, Event, Ledger, Marked, Sent
-from planner.recording.faults import refuse
+from planner.recording import ranks
+from planner.recording.client import HOST, PROBED
 from planner.recording.history import Entry, Marks, Pools, history, read_events
-from planner.recording.operations import Operations, name_requests
-from planner.recording.worlds import (
-    STREAMS,
-    join_alone,
-    let_go,
-    steps_until_steady,
-    stream_names,
-    whole_gradients,
-    world_notes,
-)
+from planner.recording.operations import Operations, name_requests, place
 from planner.training.building import build_training, float8_notes, own_part, recipe_of
 from planner.training.setting import BUCKET_ELEMENTS
 from planner.training.step import Training
@@ -38,18 +33,11 @@ from planner.training.tasks.contract import tensors_of
 from planner.training.tasks.making import task_for
 
 Phases = list[tuple[str, list[Event]]]
+MAX_SAID = 240  # characters of what was raised
 LARGE = 1 << 16  # elements: above this nothing but a weight is made while a model is built
 _FILLED = tuple(
     getattr(torch.ops.aten, name).default for name in ("zeros", "ones", "full", "rand", "randn")
 )
-
-
-class Peaks(NamedTuple):
-    """What torch says of a steady step that nothing watches: bytes, by torch.cuda's counters."""
-
-    allocated_bytes: int
-    reserved_bytes: int
-    num_alloc_retries: int
 
 
 class _Unfilled(TorchDispatchMode):
@@ -84,11 +72,15 @@ def _move(module: nn.Module, device: torch.device, dtype: torch.dtype | None) ->
     return made
 
 
-def _build(model: Model, setting: TrainSetting, rank: int = 0) -> Training:
-    refuse(model, setting)
+def _build(model: Model, setting: TrainSetting) -> Training:
+    if not isinstance(model, SwinConfig) and (setting.frozen_stages or setting.lora_rank):
+        raise UnsupportedError(
+            f"frozen stages and LoRA are not known of {model.title}.",
+            "Omit these options; freeze and adapt inside a factory of your own.",
+        )
     if setting.parallelism != "none":
         torch.cuda.set_device(0)
-        join_alone(setting, rank)
+        ranks.join_alone(setting)
     with _Unfilled():  # type: ignore[no-untyped-call]
         task = task_for(model, setting)
         task.module()
@@ -106,35 +98,14 @@ def _collector_off() -> Iterator[None]:
         gc.enable()
 
 
-def record_peaks(model: Model, setting: TrainSetting) -> Peaks:
-    """Torch's own peaks of the steady step. Raises what building and training raise."""
-    training = _build(model, recipe_of(model, setting))
-    with _collector_off():
-        for _ in range(steps_until_steady(setting)):
-            training.step()
-            let_go()
-        return _measured(training)
-
-
-def _measured(training: Training) -> Peaks:
-    """Of a further step."""
-    torch.cuda.reset_peak_memory_stats()
-    training.step()
-    stats = torch.cuda.memory_stats()
-    allocated, reserved = (stats[f"{kind}_bytes.all.peak"] for kind in ("allocated", "reserved"))
-    return Peaks(allocated, reserved, stats["num_alloc_retries"])
-
-
-def record_ledger(
-    model: Model, setting: TrainSetting, workspace_bytes: frozenset[int]
-) -> tuple[Ledger, Peaks]:
+def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable[int]) -> Ledger:
     """The ledger of building `model` and of its first two optimizer steps, with what a further one
-    computes, and torch's peaks of one that nothing watches. `workspace_bytes` are the sizes of
+    computes. `workspace_bytes` are the sizes of
     cuBLAS's workspaces on this card. Raises what building and training raise."""
     setting = recipe_of(model, setting)
     parts = min(setting.accumulate, RECORDED_MICRO_BATCHES)
     setting = setting.model_copy(update={"accumulate": parts})
-    marks, num_steps = Marks(), steps_until_steady(setting)
+    marks, num_steps = Marks(), ranks.steps_until_steady(setting)
     with _collector_off(), history() as entries, marks.writing():
         training = _build(model, setting)
         marks.name(training.model)
@@ -142,9 +113,7 @@ def record_ledger(
         _tag_build(marks, training)
         for step in range(num_steps):
             training.step(partial(_end_phase, marks, training, step))
-            let_go()
-    with _collector_off():
-        peaks = _measured(training)
+            ranks.let_go()
     operations, watched = _watched_step(training)
     phases, names = operations.phases, operations.names
     labels = name_requests(entries, watched, names, len(phases), num_steps)
@@ -152,15 +121,14 @@ def record_ledger(
     staying |= _bucket_bytes(phases, training)
     is_zero = setting.parallelism in DEEPSPEED
     buckets = (2 * BUCKET_ELEMENTS, 4 * BUCKET_ELEMENTS) if is_zero else ()
-    pools = Pools(staying, stream_names(training.model, setting), STREAMS, buckets)
+    pools = Pools(staying, ranks.stream_names(training.model, setting), buckets)
     events = read_events(entries, marks, labels, pools)
-    ledger = Ledger(
+    return Ledger(
         tuple(_with_work(events, phases)), setting.batch_size,
         sum(p.numel() for p in training.model.parameters()),
         (*_notes(training), *operations.notes), unit=str(getattr(training.task, "unit", "")),
         own_optimizer=_own_optimizer(training), is_recorded=True,
     )  # fmt: skip
-    return ledger, peaks
 
 
 def _bucket_bytes(phases: Phases, training: Training) -> dict[int, Category]:
@@ -194,7 +162,7 @@ def _notes(training: Training) -> Iterator[str]:
     yield f"recorded on an emulated GPU with torch {torch.__version__}"
     if training.asked.precision == "fp8":
         yield from float8_notes(training.model, training.asked)
-    yield from world_notes(training.model, training.asked)
+    yield from ranks.world_notes(training.model, training.asked)
     if own := _own_optimizer(training):
         yield f"the task makes its optimizer ({own})"
 
@@ -211,7 +179,7 @@ def _end_phase(marks: Marks, training: Training, step: int, phase: str) -> None:
     if phase == "backward":
         weights = [p for p in training.parameters if p.grad is not None]
         marks.tag([p.grad for p in weights if p.grad is not None], "gradients", weights)
-        marks.tag(whole_gradients(training.model, training.asked), "gradients")
+        marks.tag(ranks.whole_gradients(training.model, training.asked), "gradients")
     elif phase == "optimizer":
         marks.tag(_state(training), "optimizer_state")
 
@@ -236,3 +204,32 @@ def _with_work(events: list[Event], phases: Phases) -> Iterator[Event]:
             yield from phases[place % len(phases)][1]
             place += 1
         yield event
+
+
+def error_of(model: Model, raised: BaseException) -> PlannerError:
+    """What a person is told of what building or training `model` raised."""
+    where = place(traceback.extract_tb(raised.__traceback__))
+    kind = type(raised).__name__
+    said = str(raised).strip().partition("\n")[0][:MAX_SAID]
+    line = f"{kind}: {said}"
+    message = f"the step of {model.title} raised {kind} at {where}{f': {said}' if said else '.'}"
+    sign = next((sign for sign in SIGNS if sign.is_sure(line)), None)
+    if sign is None:
+        return PlannerError(message, f"{_given(model)}{PROBED}")
+    way_out = HOST if sign.kind == "out of host memory" else " ".join(sign.told())
+    return PlannerError(f"{message}\n{sign.means}", way_out)
+
+
+def _given(model: Model) -> str:
+    """What a module gets unless it is told another, and how it is given another."""
+    task = (
+        "If the model takes another input than this step gives it, or returns something else, let "
+        "its factory return a task: the module, its batch and its loss. "
+    )
+    if not isinstance(model, FactoryModel):
+        return task
+    height, width = model.image_size
+    return (
+        f"A module is given images of {height}x{width} px and {model.num_classes} classes: "
+        f"--image-size and --num-classes say others. {task}"
+    )

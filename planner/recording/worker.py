@@ -14,16 +14,17 @@ import os
 import sys
 import traceback
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 from unittest import mock
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from planner.core.errors import PlannerError
-from planner.core.schema import Model, ResolvedSetting, TrainSetting
-from planner.ledger.cache import Kept, encode
+from planner.core.schema import Model, TrainSetting
+from planner.ledger.cache import encode
+from planner.recording.client import CONFIGURATION
 
-CONFIGURATION = "PLANNER_EMULATED_GPU"  # what the emulated driver reads as CUDA begins
+ENDED = "ended "  # an answer: with which status the fork did, before it could give another
 # What building a model imports, apart from its own library: found out once, not in every fork.
 IMPORTED_LATE = {"transformers": ("transformers.modeling_utils",)}  # and torchao behind it
 IMPORTS = (
@@ -33,35 +34,18 @@ IMPORTS = (
 
 
 class Request(BaseModel):
-    """A step to record: `card` is the emulated machine's configuration, `workspaces` the sizes of
-    cuBLAS's workspaces there; `folder`, `paths` and `environment` are the asker's."""
+    """To call `function`, a MODULE:NAME, with `arguments` and what is there of the next two, after
+    the library is imported; the answer is the content of a cache file. `card` is the emulated
+    machine's configuration; `folder`, `paths` and `environment` are the asker's."""
 
-    model: Model
-    setting: TrainSetting
+    function: str
+    arguments: dict[str, Any]
+    model: Model | None
+    setting: TrainSetting | None
     card: str
-    workspaces: frozenset[int] = frozenset()
-    is_peaks_only: bool = False
-    folder: str = "."
-    paths: list[str] = []
-    environment: dict[str, str] = {}
-
-
-class Name(BaseModel):
-    """What a library says of a name: `planner.libraries.named`."""
-
-    library: str
-    name: str
-
-
-class Answer(BaseModel):
-    """The content of a cache file (a ledger, what is known of a name, or the error it ended with),
-    and torch's own peaks of a step that nothing watched: bytes allocated and reserved, retries."""
-
-    kept: str = ""
-    peaks: tuple[int, int, int] | None = None
-
-
-_ASKED: TypeAdapter[Name | Request] = TypeAdapter(Name | Request)
+    folder: str
+    paths: list[str]
+    environment: dict[str, str]
 
 
 def main() -> None:
@@ -70,9 +54,8 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     wanted, known = [*IMPORTS], set[str]()
     for line in sys.stdin:
-        request = _ASKED.validate_json(line)
-        about = request if isinstance(request, Name) else request.model
-        library = str(getattr(about, "library", ""))
+        request = Request.model_validate_json(line)
+        library = str(request.arguments.get("library", getattr(request.model, "library", "")))
         wanted += [library, *IMPORTED_LATE.get(library, ())]
         missing = [name for name in wanted if name not in {*known, "", "native", "microsoft"}]
         if missing:
@@ -80,11 +63,9 @@ def main() -> None:
             known.update(missing)
             gc.collect()
             gc.freeze()  # what was imported is no garbage, and no fork need look through it
-        if (
-            isinstance(request, Request) and request.setting.compiles
-        ):  # while a compiler measures kernels it holds more than later
-            _in_fork(line)
-        print(_in_fork(line), file=answers, flush=True)
+        if request.setting is not None and request.setting.compiles:
+            _in_fork(request)  # while a compiler measures kernels it holds more than later
+        print(_in_fork(request), file=answers, flush=True)
 
 
 def _import(names: list[str]) -> None:
@@ -108,36 +89,26 @@ def _import(names: list[str]) -> None:
     assert not torch.cuda.is_initialized(), "a fork begins CUDA anew"
 
 
-def _in_fork(line: str) -> str:
-    """The answer of a process of its own; where it died, what is left to say."""
+def _in_fork(request: Request) -> str:
+    """The answer of a process of its own."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _answer_and_leave(line, writer)
+        _answer_and_leave(request, writer)
     os.close(writer)
     with os.fdopen(reader) as said:
         text = said.read()
     _, status = os.waitpid(child, 0)
-    if text.endswith("\n"):
-        return text.strip()
-    from planner.recording.faults import death_of  # needs torch, which the asker has not
-
-    request = _ASKED.validate_json(line)
-    assert isinstance(request, Request), "to look a name up ends no process"
-    return _refused(death_of(request.model, os.waitstatus_to_exitcode(status))).model_dump_json()
+    return text.strip() or f"{ENDED}{os.waitstatus_to_exitcode(status)}"
 
 
-def _answer_and_leave(line: str, writer: int) -> NoReturn:
+def _answer_and_leave(request: Request, writer: int) -> NoReturn:
     try:
-        request = _ASKED.validate_json(line)
-        if isinstance(request, Name):
-            text = _answer_name(request).model_dump_json()
-        else:
-            os.environ |= request.environment | {CONFIGURATION: request.card}
-            os.chdir(request.folder)
-            sys.path[:0] = [path for path in request.paths if path not in sys.path]
-            text = _answer(request).model_dump_json()
+        os.environ |= request.environment | {CONFIGURATION: request.card}
+        os.chdir(request.folder)
+        sys.path[:0] = [path for path in request.paths if path not in sys.path]
+        text = base64.b64encode(encode({}, _answer(request))).decode()
         with os.fdopen(writer, "w") as out:
             out.write(f"{text}\n")
     except BaseException:
@@ -148,37 +119,20 @@ def _answer_and_leave(line: str, writer: int) -> NoReturn:
         os._exit(0)
 
 
-def _answer_name(asked: Name) -> Answer:
-    from planner.libraries.named import look_up_here
+def _answer(request: Request) -> Any:
+    from planner.recording.step import error_of
 
+    module, _, name = request.function.partition(":")
+    known = {"model": request.model, "setting": request.setting}
+    given = request.arguments | {name: one for name, one in known.items() if one is not None}
     try:
-        return Answer(kept=_packed(look_up_here(asked.library, asked.name)))
+        return getattr(importlib.import_module(module), name)(**given)
     except PlannerError as error:
-        return _refused(error)
-
-
-def _answer(request: Request) -> Answer:
-    from planner.recording import step
-    from planner.recording.faults import error_of
-
-    setting = ResolvedSetting(request.setting)
-    try:
-        if request.is_peaks_only:
-            return Answer(peaks=tuple(step.record_peaks(request.model, setting)))
-        ledger, peaks = step.record_ledger(request.model, setting, request.workspaces)
-        return Answer(kept=_packed(ledger), peaks=tuple(peaks))
-    except PlannerError as error:
-        return _refused(error)
+        return error
     except (Exception, SystemExit) as raised:
-        return _refused(error_of(request.model, raised))
-
-
-def _refused(error: PlannerError) -> Answer:
-    return Answer(kept=_packed(error))
-
-
-def _packed(kept: Kept) -> str:
-    return base64.b64encode(encode({}, kept)).decode()
+        if request.model is None:
+            raise
+        return error_of(request.model, raised)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.estimation.estimate import resolve
 from planner.ledger.ledger import Ledger
@@ -58,11 +58,6 @@ def test_a_batch_norm_of_one_value_says_what_to_do(recorder: Recorder) -> None:
 def test_a_process_that_dies_says_of_what(recorder: Recorder) -> None:
     with pytest.raises(PlannerError, match=r"models:dies ended by SIGKILL\.\nThe kernel kills"):
         record(recorder, own("dies"))
-
-
-def test_only_swins_have_stages_to_freeze(recorder: Recorder) -> None:
-    with pytest.raises(UnsupportedError, match="not known of"):
-        record(recorder, OWN, frozen_stages=1)
 
 
 def test_a_selection_by_values_is_a_lower_bound(recorder: Recorder) -> None:

@@ -12,11 +12,13 @@ from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting
 from planner.estimation.estimate import estimate_ledger, resolve
 from planner.ledger.ledger import Allocated, Freed, Ledger, Marked, Tagged
+from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.profile import profile_memory
 from planner.recording.client import DEFAULT_CARD, Recorder
 from tests.covering import covering
+from tests.equality import torch_peaks
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -69,11 +71,11 @@ def assert_replays(
 ) -> Ledger:
     gpu = gpu or find_gpu(DEFAULT_CARD)
     resolved = resolve(model, setting)
-    allocated, reserved, *_ = recorder.peaks(*resolved, gpu)
+    peaks = torch_peaks(recorder, *resolved, gpu)
     ledger = recorder.record(*resolved, gpu)
     workspace = overheads_for(gpu, ledger.environment).workspace_bytes
     found = profile_memory(ledger, workspace, None, None)
-    assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == (allocated, reserved)
+    assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == peaks
     whole = estimate_ledger(*resolved, ledger, gpu)
     assert sum(whole.breakdown.values()) == whole.device_total_bytes
     return ledger
@@ -100,6 +102,24 @@ def test_products_in_8_bits(recorder: Recorder) -> None:
     assert_replays(recorder, VIT, setting, find_gpu("h100-sxm-80gb"))
 
 
+@pytest.mark.emulated
+@pytest.mark.parametrize("card", ["t4", "a100-sxm-80gb", "rtx-4090", "h100-sxm-80gb", "rtx-5090"])
+@pytest.mark.parametrize("name", ["timm:maxvit_rmlp_pico_rw_256", "torchvision:swin_v2_t"])
+def test_kernels_of_each_capability(recorder: Recorder, name: str, card: str) -> None:
+    """Convolutions, attention, and the backward of a table of positions, which sorts indices by
+    kernels that torch compiled for few capabilities."""
+    setting = TrainSetting(batch_size=4, precision="fp16")
+    assert_replays(recorder, resolve_model(name), setting, find_gpu(card))
+
+
+@pytest.mark.compiler
+@pytest.mark.timeout(900)
+def test_a_compiled_model_of_the_list(recorder: Recorder) -> None:
+    """One of tests/truth/models/compiled.yaml; tests/truth holds another to what is kept of it."""
+    setting = TrainSetting(batch_size=16, precision="bf16", compile="default")
+    assert_replays(recorder, resolve_model("torchvision:vit_b_32"), setting)
+
+
 @pytest.mark.compiler
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -114,7 +134,7 @@ def test_products_in_8_bits(recorder: Recorder) -> None:
 def test_what_is_compiled(recorder: Recorder, changes: dict[str, Any]) -> None:
     """Inductor may compile otherwise than it remembers: so it does that first."""
     setting = TrainSetting(batch_size=4, **changes)
-    recorder.peaks(*resolve(VIT, setting))
+    torch_peaks(recorder, *resolve(VIT, setting))
     assert_replays(recorder, VIT, setting)
 
 

@@ -16,6 +16,7 @@ from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Ledger, Sent
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 from planner.recording.client import DEFAULT_CARD, Recorder
+from tests.equality import torch_peaks
 from tests.recording.test_replay import DDP, FSDP, SWIN
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +61,7 @@ RANK = """
 import json, os, sys, time, torch
 from pydantic import TypeAdapter
 from planner.core.schema import Model, TrainSetting
-from planner.recording.worlds import steps_until_steady
+from planner.recording.ranks import steps_until_steady
 from planner.training.building import build_training, recipe_of
 from planner.training.step import Training
 from planner.training.tasks.making import task_for
@@ -99,4 +100,4 @@ def test_one_process_takes_what_the_first_of_real_ranks_does(
             cwd=tmp_path, check=True, env={**environment, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
     real = json.loads((tmp_path / "0").read_text())
-    assert tuple(real) == recorder.peaks(resolved, setting)[:2]
+    assert tuple(real) == torch_peaks(recorder, resolved, setting)

@@ -15,17 +15,27 @@ from planner.core.units import GIB, MIB
 from planner.report.emulation import emulated_page, emulation_text, variation_text
 from planner.report.page.contents import Verdict
 from planner.report.page.rendering import page_html
-from planner.watching.emulating import inside, varying
-from planner.watching.emulating.levers import find_levers
-from planner.watching.emulating.reading import EmulatedRun, read_processes
+from planner.watching.emulating import varying
+from planner.watching.emulating.reading import (
+    DevicePeak,
+    EmulatedProcess,
+    EmulatedRun,
+    Growth,
+    OutOfMemory,
+    find_levers,
+    grown,
+)
+from planner.watching.explaining.snapshot_reading import Group, alive_at_peak
 
-FORWARD = [("/lib/torch/nn/modules/linear.py", 134, "forward"), ("/u/train.py", 7, "main")]
-
-FAILED = {
-    "times": 1, "device": 0, "requested_bytes": GIB, "free_bytes": 0, "total_bytes": 24 * GIB,
-    "allocated_bytes": 0, "reserved_bytes": 0, "step": 1, "where": [], "places": [],
-    "module": "", "is_backward": False, "grown_bytes": 0, "subject": None, "forwards": 0,
+FORWARD = "forward: activations", "u/train.py:7 main"
+PLACE: dict[str, Any] = {
+    "device": 0, "total_bytes": 24 * GIB, "phase": "backward", "module": "Net.mlp",
+    "where": FORWARD[1],
 }  # fmt: skip
+FAILED = OutOfMemory(
+    **{**PLACE, "phase": "forward"}, times=1, requested_bytes=GIB, free_bytes=0, allocated_bytes=0,
+    reserved_bytes=0, step=1, groups=(), grown_bytes=0, subject=None, forwards=0,
+)  # fmt: skip
 
 
 def event(action: str, addr: int, size: int, line: int) -> dict[str, Any]:
@@ -54,98 +64,82 @@ def test_the_peak_is_found_backwards_from_the_end(
     forgotten = min(forgotten, len(trace))
     kept = trace[forgotten:]
     snapshot = {"segments": [{"device": 0, "blocks": blocks}], "device_traces": [kept]}
-    found = inside.at_the_peak(snapshot, 0)
-    assert sum(size for _, size, _ in found["places"]) == max(totals[forgotten:])
+    found, _ = alive_at_peak(snapshot, 0)
+    assert sum(entry["size"] for entry in found) == max(totals[forgotten:])
 
 
-def record(used: int, steps: int = 3, **more: Any) -> dict[str, Any]:
-    peak = {
-        "name": "card", "total_bytes": 24 * GIB, "allocated_bytes": used - 600 * MIB,
-        "reserved_bytes": used - 500 * MIB, "outside_bytes": 500 * MIB, "retries": 0,
-        "step": 2, "where": [], "places": [[FORWARD, GIB, 3], [FORWARD, MIB, 1], [[], MIB, 1]],
-        "module": "Net.mlp", "is_backward": True,
-    }  # fmt: skip
-    return {
-        "pid": 7, "node": 0, "rank": None, "steps": steps, "peaks": {"0": peak},
-        "out_of_memory": None, "growth": None, "selects": False, "faults": [], **more,
-    }  # fmt: skip
+def process(used: int, steps: int = 3, **more: Any) -> EmulatedProcess:
+    peak = DevicePeak(
+        **PLACE, name="card", allocated_bytes=used - 600 * MIB, reserved_bytes=used - 500 * MIB,
+        outside_bytes=500 * MIB, retries=0, step=2, groups=(Group(*FORWARD, GIB, 4),),
+    )  # fmt: skip
+    plain = {"pid": 7, "node": 0, "rank": None, "out_of_memory": None, "growth": None}
+    return EmulatedProcess(
+        **{**plain, **more}, steps=steps, peaks=(peak,), selects=False, faults=()
+    )
 
 
-def run_of(*records: dict[str, Any], status: int = 0) -> EmulatedRun:
-    return EmulatedRun(("python",), "card", 1, status, 0, read_processes(records))
+def run_of(*processes: EmulatedProcess, status: int = 0) -> EmulatedRun:
+    return EmulatedRun(("python",), "card", 1, status, 0, processes)
 
 
 def test_the_verdict_comes_first() -> None:
-    assert emulation_text(run_of(record(6 * GIB))).startswith("Fits in 24.00 GiB of card: 6.00 GiB")
-    failed = {
-        "times": 2, "device": 0,
-        "requested_bytes": 3 * GIB, "free_bytes": GIB, "total_bytes": 24 * GIB,
-        "allocated_bytes": 22 * GIB, "reserved_bytes": 23 * GIB, "step": 1, "where": FORWARD,
-        "places": [[FORWARD, 22 * GIB, 9]], "module": "Net.mlp", "is_backward": False,
-        "grown_bytes": 0, "subject": None, "forwards": 0,
-    }  # fmt: skip
-    run = run_of(record(23 * GIB, 0, out_of_memory=failed), status=1)
+    assert emulation_text(run_of(process(6 * GIB))).startswith(
+        "Fits in 24.00 GiB of card: 6.00 GiB"
+    )
+    failed = replace(
+        FAILED, times=2, requested_bytes=3 * GIB, free_bytes=GIB, allocated_bytes=22 * GIB,
+        reserved_bytes=23 * GIB, groups=(Group(*FORWARD, 22 * GIB, 9),),
+    )  # fmt: skip
+    run = run_of(process(23 * GIB, 0, out_of_memory=failed), status=1)
     assert run.fits is False
     text = emulation_text(run)
     assert text.startswith("Does not fit in 24.00 GiB of card: out of memory in step 1")
     assert "at least 2.00 GiB are missing" in text
     assert "Where: forward of Net.mlp, u/train.py:7 main." in text
-    caught = emulation_text(run_of(record(23 * GIB, 6, out_of_memory=failed)))
+    caught = emulation_text(run_of(process(23 * GIB, 6, out_of_memory=failed)))
     assert "caught that 2 times and went on, to 6 steps." in caught
     assert run_of().fits is None
-    one = run_of(record(6 * GIB, steps=1))
+    one = run_of(process(6 * GIB, steps=1))
     assert one.fits is None
     assert emulation_text(one).startswith("Not known whether it fits: it ended early (1 step)")
     assert emulation_text(run_of()).startswith("Not known: no process used the GPU")
 
 
 def test_a_verdict_stands_beside_no_finding_that_contradicts_it() -> None:
-    """9.5 GiB are free: they last for 9 steps of 1 GiB, and for longer than anybody trains with
+    """9.5 GiB are free: they last for 19 steps of 512 MiB, and for longer than anybody trains with
     512 bytes more in each."""
-    stepped = {"steps": 9, "is_trained": True}
-    leaks = [[step, step * GIB // 2, step * GIB] for step in range(1, 10)]
-    keeps = [[step, step * 512, GIB] for step in range(1, 10)]
-    told: dict[str, dict[str, Any]] = {
-        "live memory grows by 512.00 MiB": {"held": [[s, a, GIB] for s, a, _ in leaks]},
-        "reserved memory grows by 1.00 GiB a step: if that goes on, it runs out after about 9": {
-            "held": [[s, GIB, r] for s, _, r in leaks]
-        },
-        "no parameter of an optimizer had a gradient": {"is_trained": False},
-    }
-    for said, more in told.items():
-        run = run_of(record(29 * GIB // 2, **{**stepped, **more}))
-        text = " ".join(emulation_text(run).split())
-        assert (run.fits, to_json(run)["fits"], len(run.doubts)) == (None, None, 1)
-        assert text.startswith("Fits for the 9 steps that were run, in 24.00 GiB")
-        assert f"Not known beyond: {said}" in text
-    crashed = run_of(record(GIB, error="ValueError: no\nline"), status=139)
-    assert (crashed.fits, crashed.fits_so_far) == (None, True)
-    assert "It ended by ValueError: no. If that follows from a value" in emulation_text(crashed)
-    cut = run_of(record(GIB, is_cut=True, is_evaluated=True))
-    assert (cut.fits, cut.doubts) == (True, ())
-    assert emulation_text(cut).startswith("Fits for the 3 steps that were run, in")
-    kept = run_of(record(29 * GIB // 2, **stepped, held=keeps))
-    assert kept.fits
-    text = " ".join(emulation_text(kept).split())
+    leaks, keeps = (
+        run_of(process(29 * GIB // 2, 9, grown_bytes=more)) for more in (512 * MIB, 512)
+    )
+    text = " ".join(emulation_text(leaks).split())
+    assert (leaks.fits, to_json(leaks)["fits"], len(leaks.doubts)) == (None, None, 1)
+    assert text.startswith("Fits for the 9 steps that were run, in 24.00 GiB")
+    said = (
+        "live memory grows by 512.00 MiB a step: if that goes on, it runs out after about 19 more"
+    )
+    assert f"Not known beyond: {said}" in text
+    assert keeps.fits
+    text = " ".join(emulation_text(keeps).split())
     assert "Room is left for it, though live memory grows by 512 B a step: if that goes on" in text
 
 
 def test_a_request_that_nothing_could_hold_is_told_from_a_full_card() -> None:
-    failed = {**FAILED, "requested_bytes": 30 * GIB, "reserved_bytes": 23 * GIB, "free_bytes": GIB}
-    run = run_of(record(23 * GIB, out_of_memory=failed), status=1)
+    failed = replace(FAILED, requested_bytes=30 * GIB, reserved_bytes=23 * GIB, free_bytes=GIB)
+    run = run_of(process(23 * GIB, out_of_memory=failed), status=1)
     assert "this one request is more than the whole card" in emulation_text(run)
 
 
 def test_a_size_beyond_reason_is_no_fault_of_the_card() -> None:
-    failed = {**FAILED, "requested_bytes": 2401 * GIB}
-    run = run_of(record(GIB, out_of_memory=failed), status=1)
+    failed = replace(FAILED, requested_bytes=2401 * GIB)
+    run = run_of(process(GIB, out_of_memory=failed), status=1)
     assert (run.fits, run.fits_so_far) == (None, None)
     assert emulation_text(run).startswith("Not known: 2.34 TiB were asked for at once, 100 times")
 
 
 def test_an_error_that_is_known_is_explained() -> None:
     error = "AcceleratorError: CUDA error: no kernel image is available for execution on the device"
-    text = " ".join(emulation_text(run_of(record(GIB, 0, error=error), status=1)).split())
+    text = " ".join(emulation_text(run_of(process(GIB, 0, error=error), status=1)).split())
     assert f"It ended by {error}: This torch, or the extension" in text
     assert "install a torch built for the card" in text
 
@@ -156,20 +150,19 @@ def test_what_rises_steadily_grows_and_what_rises_once_or_ever_less_does_not(
 ) -> None:
     """By jumps every few steps too, where there are several in each third."""
     ends = range(1, steps + 1)
-    assert inside.grown([(step, rate * step, 0) for step in ends]) == rate
-    jumps = [(step, rate * (step // every), 0) for step in ends]
+    assert grown([(step, rate * step) for step in ends], 1) == rate
+    jumps = [(step, rate * (step // every)) for step in ends]
     if steps >= 20 * every:
-        assert inside.grown(jumps) == pytest.approx(rate / every, rel=0.2, abs=1)
+        assert grown(jumps, 1) == pytest.approx(rate / every, rel=0.2, abs=1)
     for at in ends:
-        assert not inside.grown([(step, rate * (step > at), 0) for step in ends])
-    assert not inside.grown([(step, int(rate * (1 - 2.0**-step)), 0) for step in ends])
+        assert not grown([(step, rate * (step > at)) for step in ends], 1)
+    assert not grown([(step, int(rate * (1 - 2.0**-step))) for step in ends], 1)
 
 
 SWIN = {
     "class": "torchvision.models.swin_transformer.SwinTransformer", "num_parameters": 28_288_354,
-    "is_frozen": False, "num_classes": 1000, "shape": [512, 3, 224, 224], "autocast": "",
-    "is_trained": True,
-    "optimizer": "AdamW", "optimizer_options": {"amsgrad": False, "foreach": None},
+    "num_classes": 1000, "image_size": [224, 224],
+    "setting": {"batch_size": 512, "precision": "fp32", "optimizer": "adamw"},
 }  # fmt: skip
 
 
@@ -178,14 +171,13 @@ SWIN = {
     [
         ({}, True),
         ({"num_parameters": 28_288_355}, False),  # another model of that class
-        ({"optimizer": "Lamb"}, False),
-        ({"is_frozen": True}, False),
-        ({"shape": [64, 3, 224, 224]}, False),  # planner's own step would have fitted
+        ({"setting": {"batch_size": 64}}, False),  # planner's own step would have fitted
     ],
 )
 def test_levers_are_those_of_a_model_that_is_known(changed: dict[str, Any], is_known: bool) -> None:
-    failed = {**FAILED, "places": [[FORWARD, 22 * GIB, 9]], "subject": {**SWIN, **changed}}
-    run = run_of(record(23 * GIB, 0, out_of_memory=failed), status=1)
+    alive = (Group(*FORWARD, 22 * GIB, 9),)
+    failed = replace(FAILED, groups=alive, subject={**SWIN, **changed})
+    run = run_of(process(23 * GIB, 0, out_of_memory=failed), status=1)
     run = replace(run, memory_bytes=24 * GIB, context_bytes=500 * MIB)
     run = replace(run, relief=find_levers(run, "rtx-3090"))
     assert (run.relief is not None) is is_known
@@ -195,8 +187,8 @@ def test_levers_are_those_of_a_model_that_is_known(changed: dict[str, Any], is_k
 
 
 def test_the_page_says_what_the_terminal_says() -> None:
-    growth = {"from": 3, "to": 8, "places": [[FORWARD, 5 * GIB, 5]]}
-    run = run_of(record(6 * GIB, rank=0, growth=growth), record(5 * GIB, rank=1, pid=8))
+    growth = Growth(3, 8, (Group(*FORWARD, 5 * GIB, 5),))
+    run = run_of(process(6 * GIB, rank=0, growth=growth), process(5 * GIB, rank=1, pid=8))
     text, page = emulation_text(run), page_html(emulated_page(run))
     for said in ("Fits in 24.00 GiB of card: 6.00 GiB at most", "u/train.py:7 main",
                  "1.00 GiB a step from step 3 to 8"):  # fmt: skip
@@ -216,7 +208,7 @@ def test_the_largest_value_is_found_whatever_it_begins_with(
     def emulated(command: list[str], **_: Any) -> EmulatedRun:
         value = int(command[-1])
         used = 23 * GIB * min(value, limit) // limit
-        return run_of(record(used, out_of_memory=FAILED if value > limit else None))
+        return run_of(process(used, out_of_memory=FAILED if value > limit else None))
 
     monkeypatch.setattr(varying, "emulate", emulated)
     found = varying.vary(["python", "train.py", "-b", str(first)], "-b", gpu="card")
@@ -239,7 +231,7 @@ def test_what_is_known_outlives_a_value_that_the_program_ends_at_by_itself(
         if value in (16, 128):
             output.write("Traceback:\nValueError: no batch\x1b\n")
             return run_of(status=1)
-        return run_of(record(GIB, out_of_memory=FAILED if value > limit else None))
+        return run_of(process(GIB, out_of_memory=FAILED if value > limit else None))
 
     monkeypatch.setattr(varying, "emulate", emulated)
     found = varying.vary(["python", "train.py", "-b", str(first)], "-b", gpu="card")

@@ -22,8 +22,16 @@ NODE = "planner_module"  # the key in the metadata of autograd's nodes
 MAX_DEPTH = 3  # of containers in which a module's tensors are looked for
 MAX_MARKS = 100_000
 CHECKPOINTED = "grad_checkpointing", "gradient_checkpointing", "use_checkpoint"  # of libraries
+PRECISIONS = {"": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
 Stack = list[tuple[str, int, str]]  # (file, line, function), innermost first
+
+
+class Within(threading.local):
+    """The modules that a thread is in, the innermost last."""
+
+    def __init__(self) -> None:
+        self.path: list[str] = []
 
 
 class Modules:
@@ -35,7 +43,7 @@ class Modules:
         self.names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self.marks: list[tuple[str, bool, Stack]] = []
         self.numbers: dict[tuple[str, bool, tuple[Any, ...]], str] = {}
-        self.within = threading.local()
+        self.within = Within()
         self.backward_at: Stack = []
         self.forwards = 0  # of outermost modules, kept for a backward that has not come yet
         self.is_evaluated = False  # whether one with parameters ran without gradients
@@ -47,12 +55,17 @@ class Modules:
         def called(this: Any, *given: Any, **named: Any) -> Any:
             if torch.compiler.is_compiling():
                 return call(this, *given, **named)
-            path = self.enter(this, (given, named))
+            path = self.within.path
+            outer = path[-1] if path else ""
+            self.own((given, named), outer)  # who made an input runs when its backward is over
+            path.append(self.name(this, outer, (given, named)))
+            self.mark(path[-1])
             try:
                 result = call(this, *given, **named)
-                self.own(result, path)
+                self.own(result, path[-1])
             finally:
-                self.leave()
+                path.pop()
+                self.mark(outer)
             return result
 
         def run_backward(roots: Any, *given: Any, **named: Any) -> Any:
@@ -74,25 +87,6 @@ class Modules:
         sys.excepthook = told
         if dynamo := sys.modules.get("torch._dynamo.utils"):  # to it ours is torch's own
             dynamo.unpatched_nn_module_call = called  # type: ignore[attr-defined]
-
-    @property
-    def path(self) -> list[str]:
-        """Of this thread: the modules that it is in, the innermost last."""
-        if not hasattr(self.within, "path"):
-            self.within.path = []
-        return self.within.path  # type: ignore[no-any-return]
-
-    def enter(self, module: Any, given: Any) -> str:
-        path = self.path
-        outer = path[-1] if path else ""
-        self.own(given, outer)  # who made a module's input runs when its backward is over
-        path.append(self.name(module, outer, given))
-        self.mark(path[-1])
-        return path[-1]
-
-    def leave(self) -> None:
-        self.path.pop()
-        self.mark(self.path[-1] if self.path else "")
 
     def name(self, module: Any, outer: str, given: Any) -> str:
         with contextlib.suppress(Exception):  # a module may be scripted, or not to be hashed
@@ -125,21 +119,27 @@ class Modules:
         if len(self.roots) != 1 or len(optimizers) != 1:
             return None
         ((model, call),), (optimizer,) = self.roots.items(), optimizers
-        parameters = list(model.parameters())
-        own = [getattr(part, name, False) for part in model.modules() for name in CHECKPOINTED]
+        name, options = type(optimizer).__name__, optimizer.defaults
+        is_other = (
+            any(getattr(part, own, False) for part in model.modules() for own in CHECKPOINTED)
+            or any(p.dtype != torch.float32 or not p.requires_grad for p in model.parameters())
+            or any(options.get(option) for option in ("amsgrad", "fused", "capturable"))
+            or name not in ("Adam", "AdamW", "SGD")
+            or (name == "SGD" and not options["momentum"])
+            or not (call["is_trained"] and len(call["shape"]) == 4)
+        )
         linears = [part for part in model.modules() if isinstance(part, torch.nn.Linear)]
-        if any(own) or not linears or any(p.dtype != torch.float32 for p in parameters):
+        if is_other or not linears or call["autocast"] not in PRECISIONS:
             return None
+        implementation = "-forloop" if options.get("foreach") is False else ""
         return {
-            **call,
             "class": f"{type(model).__module__}.{type(model).__name__}",
-            "num_parameters": sum(p.numel() for p in parameters),
-            "is_frozen": not all(p.requires_grad for p in parameters),
+            "num_parameters": sum(p.numel() for p in model.parameters()),
             "num_classes": linears[-1].out_features,
-            "optimizer": type(optimizer).__name__,
-            "optimizer_options": {
-                key: value for key, value in optimizer.defaults.items()
-                if isinstance(value, bool | float | int | None)
+            "image_size": call["shape"][2:],
+            "setting": {
+                "batch_size": call["shape"][0], "precision": PRECISIONS[call["autocast"]],
+                "optimizer": f"{name.lower()}{implementation}",
             },
         }  # fmt: skip
 
@@ -161,10 +161,7 @@ class Modules:
                 node = tensor.grad_fn
                 if node is not None and NODE not in node.metadata:
                     node.metadata[NODE] = path
-                    node.register_prehook(self.entering(path))
-
-    def entering(self, path: str) -> Callable[..., None]:
-        return lambda *_: self.mark(path, is_node=True)
+                    node.register_prehook(lambda *_: self.mark(path, is_node=True))
 
     def is_backward(self) -> bool:
         return bool(self.torch._C._current_graph_task_id() != -1)
@@ -180,12 +177,6 @@ class Modules:
                 number = self.numbers[key] = str(len(self.marks))
                 self.marks.append((path, is_backward, at))
             self.set_mark(number or "")
-
-    def found(self, mark: str) -> tuple[str, bool, Stack]:
-        return self.marks[int(mark)] if mark.isdigit() else ("", False, [])
-
-    def here(self) -> tuple[str, bool, Stack]:
-        return self.found(self.torch._C._cuda_getMemoryMetadata())
 
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:

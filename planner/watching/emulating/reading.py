@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from shutil import copyfileobj
 from typing import Any
 
+from planner.core.errors import PlannerError
+from planner.core.files import opened_whole
+from planner.core.schema import SwinConfig
 from planner.core.units import format_bytes
+from planner.estimation.estimate import estimate
+from planner.libraries.registry import SPECS
+from planner.libraries.resolve import override
+from planner.machine.hardware import find_gpu
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
-from planner.watching.emulating.inside import grown
-from planner.watching.explaining.explanation import Relief
-from planner.watching.explaining.snapshot_reading import NO_STACK, Group, place_of
+from planner.memory.snapshot import read_pickle
+from planner.watching.emulating import inside
+from planner.watching.explaining.explanation import Relief, find_relief
+from planner.watching.explaining.snapshot_reading import (
+    NO_STACK,
+    Entry,
+    Group,
+    alive_at_end,
+    alive_at_peak,
+    grouped,
+    place_of,
+    python_frames,
+    stack_of,
+)
 
 BACKWARD = "backward: gradients and temporaries"
 NO_PYTHON = "autograd's own thread, where Python has no stack"
@@ -21,30 +43,37 @@ ELSE = "else"
 FEWEST_STEPS = 2
 ABSURD = 100  # times the card: no program means to ask for so much
 ENDLESS = 1_000_000  # steps that no training has: what lasts for so many lasts
-FLAGS = "is_trained", "is_evaluated", "is_cut", "error"
-Places = Sequence[tuple[Sequence[tuple[str, int, str]], int, int]]
+EVEN, SLOWER = 0.3, 0.6  # what growth over the last third of steps has of that before, and at least
+ALIVE, RESERVED = 2, 3  # columns of what a process wrote at the end of each step
+Steps = Sequence[Sequence[int]]
 
 
-@dataclass(frozen=True)
-class DevicePeak:
-    """The most that a process had of a device, in bytes. `outside_bytes` lie outside of torch's
-    allocator: its context, and what other processes hold. `retries` counts how often the allocator
-    had to empty its cache and ask again, which costs time on a real card. `step` counts the
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """A device when a process had most of it, or ran out of it, in bytes. `step` counts the
     optimizer's, from 1; `phase` (forward, backward, optimizer, else), `module` ("" where it is not
-    known) and `where`, a line, are those of the request that made the peak."""
+    known) and `where`, a line, are those of the request that led to it; `groups` were alive."""
 
     device: int
-    name: str
     total_bytes: int
     allocated_bytes: int
     reserved_bytes: int
-    outside_bytes: int
-    retries: int
     step: int
     phase: str
     module: str
     where: str
     groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePeak(Moment):
+    """`outside_bytes` lie outside of torch's allocator: its context, and what other processes hold.
+    `retries` counts how often the allocator had to empty its cache and ask again, which costs time
+    on a real card."""
+
+    name: str
+    outside_bytes: int
+    retries: int
 
     @property
     def used_bytes(self) -> int:
@@ -55,26 +84,16 @@ class DevicePeak:
         return self.total_bytes - self.used_bytes
 
 
-@dataclass(frozen=True)
-class OutOfMemory:
-    """The first of torch's out-of-memory errors, of `times`: what was asked for, in which step,
-    phase, module and line, and what was alive. The program may have gone on from it. Before it
-    steps had left `grown_bytes` more each (0: none); `subject` is what it trained, where that was
-    plain to see. `forwards` of outermost modules had no backward yet. `is_expandable` says whether
-    segments could grow."""
+@dataclass(frozen=True, kw_only=True)
+class OutOfMemory(Moment):
+    """The first of torch's out-of-memory errors, of `times`; the program may have gone on from it.
+    Before it steps had left `grown_bytes` more each (0: none); `subject` is what it trained, where
+    that was plain to see. `forwards` of outermost modules had no backward yet. `is_expandable` says
+    whether segments could grow."""
 
     times: int
-    device: int
     requested_bytes: int
     free_bytes: int
-    total_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    step: int
-    phase: str
-    module: str
-    where: str
-    groups: tuple[Group, ...]
     grown_bytes: int
     subject: dict[str, Any] | None
     forwards: int
@@ -300,53 +319,157 @@ class EmulatedRun:
         return min((p.steps for p in self.processes if p.steps), default=0)
 
 
-def read_processes(records: Sequence[Mapping[str, Any]]) -> tuple[EmulatedProcess, ...]:
-    """By rank, those without one last."""
-    return tuple(sorted(map(_process, records), key=lambda p: (p.rank is None, p.rank or 0, p.pid)))
+def grown(steps: Steps, column: int = ALIVE) -> int:
+    """Bytes a step by which what is held rises: evenly over the thirds of the steps since SETTLED,
+    by their medians. What rose once, as an average's copy does, or ever less, as with pictures of
+    random size, does not."""
+    since = [(entry[0], entry[column]) for entry in steps if entry[0] >= inside.SETTLED]
+    if len(since) < inside.LEAST_STEPS - inside.SETTLED:
+        return 0
+    cuts = [len(since) * third // 3 for third in range(4)]
+    parts = [since[begin:end] for begin, end in pairwise(cuts)]
+    middle = [
+        (part[(len(part) - 1) // 2][0], sorted(size for _, size in part)[(len(part) - 1) // 2])
+        for part in parts
+    ]
+    first, second = ((d - b) / (c - a) for (a, b), (c, d) in pairwise(middle))
+    if not (first > 0 and second >= SLOWER * first and first >= EVEN * second):
+        return 0
+    return max((middle[2][1] - middle[0][1]) // (middle[2][0] - middle[0][0]), 1)
 
 
-def _process(record: Mapping[str, Any]) -> EmulatedProcess:
-    growth, failed = record["growth"], record["out_of_memory"]
-    held = [tuple(entry) for entry in record.get("held", ())]
+def read_processes(folder: Path) -> tuple[EmulatedProcess, ...]:
+    """What processes wrote into `folder`, by rank; those without one last."""
+    found = (_process(path, json.loads(path.read_text())) for path in folder.glob("*.json"))
+    return tuple(sorted(found, key=lambda p: (p.rank is None, p.rank or 0, p.pid)))
+
+
+def steps_of(path: Path) -> list[list[int]]:
+    """The lines of a process; the last may not be whole."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [list(map(int, line.split())) for line in lines]
+
+
+def keep_snapshots(folder: Path, processes: Iterable[EmulatedProcess], path: Path) -> None:
+    """Where each process ran out of memory, else at its last peak; of each rank its own file."""
+    for process in processes:
+        peaks = sorted(folder.glob(f"{process.pid}-peak*"), key=lambda at: at.stat().st_mtime_ns)
+        found = [*peaks, *folder.glob(f"{process.pid}-{inside.OUT_OF_MEMORY}*")]
+        rank = "" if process.rank is None else f"_rank{process.rank}"
+        for last in found[-1:]:
+            with opened_whole(last) as packed, path.with_stem(path.stem + rank).open("wb") as file:
+                copyfileobj(packed, file)
+
+
+def _snapshot(path: Path, moment: str) -> dict[str, Any]:
+    """That the process of a record wrote at a moment."""
+    file = path.with_name(f"{path.stem}-{moment}{inside.SNAPSHOT}")
+    with opened_whole(file) as snapshot:
+        return read_pickle(snapshot, file.name)
+
+
+def _process(path: Path, record: dict[str, Any]) -> EmulatedProcess:
+    names = "peaks", "out_of_memory", "grown_at", "faults"
+    peaks, failed, grown_at, faults = (record.pop(name) for name in names)
+    steps = steps_of(path.with_suffix(inside.STEPPED))
+    more = grown(steps)
     return EmulatedProcess(
-        pid=record["pid"],
-        node=record["node"],
-        rank=None if record["rank"] is None else int(record["rank"]),
-        steps=record["steps"],
-        peaks=tuple(
-            DevicePeak(int(device), **_placed(peak)) for device, peak in record["peaks"].items()
-        ),
-        out_of_memory=OutOfMemory(**_placed(failed)) if failed else None,
-        growth=Growth(growth["from"], growth["to"], _groups(growth["places"])) if growth else None,
-        selects=record["selects"],
-        faults=tuple(record["faults"]),
-        grown_bytes=grown(held),
-        grown_reserved_bytes=grown(held, 2),
-        **{name: record[name] for name in FLAGS if name in record},
+        **record, faults=tuple(faults),
+        peaks=tuple(_peak(path, int(device), figures) for device, figures in peaks.items()),
+        out_of_memory=_failed(path, failed, steps) if failed else None,
+        growth=_growth(path, grown_at) if more and grown_at else None,
+        grown_bytes=more, grown_reserved_bytes=grown(steps, RESERVED),
+    )  # fmt: skip
+
+
+def _growth(path: Path, step: int) -> Growth:
+    before, now = (_groups(alive_at_end(_snapshot(path, name))) for name in ("settled", "grown"))
+    settled = {(group.category, group.where): group.num_bytes for group in before}
+    more = [
+        replace(group, num_bytes=group.num_bytes - settled.get((group.category, group.where), 0))
+        for group in now
+    ]
+    return Growth(inside.SETTLED, step, tuple(group for group in more if group.num_bytes > 0))
+
+
+def _peak(path: Path, device: int, figures: dict[str, Any]) -> DevicePeak:
+    snapshot = _snapshot(path, f"peak{device}")
+    return DevicePeak(
+        **figures, device=device, **_placed(snapshot, *alive_at_peak(snapshot, device))
     )
 
 
-def _placed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Stacks become what people read: a phase, a line, and groups of blocks."""
-    rest = {k: v for k, v in record.items() if k not in ("places", "where", "is_backward")}
-    stack = record["where"]
-    category, where = _place(stack)
+def _failed(path: Path, figures: dict[str, Any], steps: Steps) -> OutOfMemory:
+    snapshot, device = _snapshot(path, inside.OUT_OF_MEMORY), figures["device"]
+    request = [e for e in snapshot["device_traces"][device] if e["action"] == "oom"][-1]
+    return OutOfMemory(
+        **figures, grown_bytes=grown([line for line in steps if line[0] < figures["step"]]),
+        is_expandable=any(segment.get("is_expandable") for segment in snapshot["segments"]),
+        **_placed(snapshot, alive_at_end(snapshot, device), request),
+    )  # fmt: skip
+
+
+def _placed(snapshot: Mapping[str, Any], alive: Iterable[Entry], request: Entry) -> dict[str, Any]:
+    """What was alive, and the module and the line of a request: of backward, where Python has no
+    stack, the line that called it."""
+    mark = request.get("user_metadata", "")
+    known = ("", False, ())
+    module, is_backward, caller = snapshot["marks"][int(mark)] if mark.isdigit() else known
+    stack = stack_of(request) or python_frames(caller)
+    category, where = _in_backward(place_of(stack))
     if theirs := [frame for frame in stack if "/site-packages/" not in frame[0]]:
-        where = _place(theirs)[1]
-    phase = "backward" if record["is_backward"] else PHASES.get(category, ELSE)
-    return {**rest, "phase": phase, "where": where, "groups": _groups(record["places"])}
+        where = place_of(theirs)[1]
+    phase = "backward" if is_backward else PHASES.get(category, ELSE)
+    return {"module": module, "phase": phase, "where": where, "groups": _groups(alive)}
 
 
-def _place(stack: Sequence[tuple[str, int, str]]) -> tuple[str, str]:
-    category, where = place_of(stack)
-    return (BACKWARD, NO_PYTHON) if category == NO_STACK else (category, where)
+def _groups(alive: Iterable[Entry]) -> tuple[Group, ...]:
+    return tuple(
+        Group(*_in_backward((g.category, g.where)), g.num_bytes, g.count) for g in grouped(alive)
+    )
 
 
-def _groups(places: Places) -> tuple[Group, ...]:
-    found: dict[tuple[str, str], list[int]] = {}
-    for stack, num_bytes, count in places:
-        entry = found.setdefault(_place(stack), [0, 0])
-        entry[0] += num_bytes
-        entry[1] += count
-    groups = [Group(*place, size, count) for place, (size, count) in found.items()]
-    return tuple(sorted(groups, key=lambda group: -group.num_bytes))
+def _in_backward(place: tuple[str, str]) -> tuple[str, str]:
+    """All of the program's history is there: only autograd's thread has no stack."""
+    return (BACKWARD, NO_PYTHON) if place[0] == NO_STACK else place
+
+
+def find_levers(run: EmulatedRun, gpu: str) -> KnownRelief | None:
+    """None where the model is not known, or planner's own step would not have run out of memory
+    too: then it is another step. The model is known by its library, and by its parameters, to the
+    last one."""
+    subject = run.out_of_memory.subject if run.out_of_memory else None
+    if subject is None or len(run.processes) > 1:
+        return None
+    setting, card, model = subject["setting"], find_gpu(gpu), _model(subject)
+    if model is None:
+        return None
+    room = run.free_bytes
+    try:
+        predicted = estimate(model, setting, gpu=card)
+        if predicted.device_total_bytes <= room:
+            return None
+        relief = find_relief(predicted, predicted.device_total_bytes - room, room)
+    except PlannerError:
+        return None
+    return KnownRelief(model.title, setting, relief)
+
+
+def _model(subject: Mapping[str, Any]) -> SwinConfig | None:
+    package = subject["class"].partition(".")[0]
+    library = "native" if package == "planner" else package
+    if library not in SPECS or "Swin" not in subject["class"]:
+        return None
+    size = tuple(subject["image_size"])
+    changes = {"num_classes": subject["num_classes"], "image_size": size}
+    version = 2 if "v2" in subject["class"].lower() else 1
+    for config in SPECS[library].published.values():
+        if config.version == version:
+            try:
+                changed = override(config, changes)
+                found = estimate(changed, batch_size=1).num_parameters
+            except PlannerError:
+                continue
+            if found == subject["num_parameters"]:
+                return changed
+    return None

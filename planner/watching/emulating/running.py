@@ -25,9 +25,9 @@ from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, sta
 from planner.machine.emulated.machine import configuration_text
 from planner.machine.emulated.starting import CONFIGURATION
 from planner.memory.snapshot import SNAPSHOT_ENDINGS
-from planner.watching.emulating import inside
-from planner.watching.emulating import nodes as nodes_launcher
-from planner.watching.emulating.reading import EmulatedRun, read_processes
+from planner.watching.emulating import inside, reading
+from planner.watching.emulating.reading import EmulatedRun
+from planner.watching.explaining.snapshot_reading import EMULATING
 
 Hear = Callable[[int, int], None]
 EXPANDABLE = "expandable_segments:True"
@@ -81,71 +81,64 @@ def emulate(
         snapshot = check_output(snapshot, "a snapshot", SNAPSHOT_ENDINGS).absolute()
     words = _words(command)
     card = emulated_gpu(gpu)
-    changes: dict[str, object] = {"name": f"{card.name} (emulated)"}
-    if memory is not None:
-        changes["memory_bytes"] = parse_bytes(memory) if isinstance(memory, str) else memory
-    machine = EmulatedMachine((replace(card, **changes),) * gpus)  # type: ignore[arg-type]
-    held = parse_bytes(in_use) if isinstance(in_use, str) else in_use or 0
+    size, held = (parse_bytes(n) if isinstance(n, str) else n or 0 for n in (memory, in_use))
+    size = card.memory_bytes if memory is None else size
+    card = replace(card, name=f"{card.name} (emulated)", memory_bytes=size)
+    run_once = partial(_run, words, EmulatedMachine((card,) * gpus), nodes, held, steps, hear)
     began = time.monotonic()
-    run = _run(words, machine, nodes, held, steps, str(snapshot or ""), output, hear)
+    run = run_once(snapshot, output)
     failed = run.out_of_memory if advised else None
     if failed is None:
         return run
-    from planner.watching.emulating.levers import find_levers
-
-    run = replace(run, relief=find_levers(run, gpu))
+    run = replace(run, relief=reading.find_levers(run, gpu))
     if failed.is_fragmented and time.monotonic() - began <= LONG_SECONDS:
         tell(f"It ran out of memory beside free pieces: once more, with {EXPANDABLE}.")
         with suppress(InterruptedRun):
-            again = _run(
-                words, machine, nodes, held, steps, "", subprocess.DEVNULL, hear, EXPANDABLE
-            )
-            return replace(run, expanded=again)
+            return replace(run, expanded=run_once(None, subprocess.DEVNULL, EXPANDABLE))
         raise InterruptedRun(run)
     return run
 
 
 def _run(
-    words: list[str], machine: EmulatedMachine, nodes: int, held: int, steps: int, snapshot: str,
-    output: int | IO[str] | None, hear: Hear | None, allocator: str = "",
+    words: list[str], machine: EmulatedMachine, nodes: int, held: int, steps: int,
+    hear: Hear | None, snapshot: Path | None, output: int | IO[str] | None, allocator: str = "",
 ) -> EmulatedRun:  # fmt: skip
     with ExitStack() as stack:
         environment = stack.enter_context(started(machine))
         folder = Path(environment[CONFIGURATION]).parent
         if held:
             stack.enter_context(holding(environment, held))
-        records = folder / "records"
+        records, site = folder / "records", folder / EMULATING.strip("/")
         records.mkdir()
-        (folder / "site").mkdir()
-        shutil.copy(inside.__file__, folder / "site" / "sitecustomize.py")
-        shutil.copy(inside.MODULES, folder / "site")
-        paths = [str(folder / "site"), *filter(None, [environment.get("PYTHONPATH")])]
+        site.mkdir()
+        shutil.copy(inside.__file__, site / "sitecustomize.py")
+        shutil.copy(inside.MODULES, site)
+        paths = [str(site), *filter(None, [environment.get("PYTHONPATH")])]
         environment |= {
             "PYTHONPATH": os.pathsep.join(paths),
             inside.FOLDER: str(records),
             inside.STEPS: str(steps),
-            inside.SNAPSHOT: snapshot,
         }
         if allocator:
             names = [name for name in ALLOCATOR if name in environment] or ALLOCATOR[:1]
             environment |= {n: f"{environment.get(n, '')},{allocator}".strip(",") for n in names}
         launched = words if nodes == 1 else _on_nodes(nodes, words, machine, folder)
+        look = partial(_look, records, hear)
         is_interrupted, status = False, INTERRUPTED
         try:
-            status = _supervised(
-                launched, environment, folder, output, partial(_look, records, hear)
-            )
+            status = _supervised(launched, environment, folder, output, look)
         except KeyboardInterrupt:
             is_interrupted = True
         is_recorded = (records / inside.LOADED).exists()
-        texts = [path.read_text() for path in sorted(records.glob("*.json"))]
-    try:
-        found = read_processes([json.loads(text) for text in texts])
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise PlannerError(
-            f"what a process of the program wrote down is not whole ({shorten(str(error))}).",
-            f"Does the program write into ${inside.FOLDER}? That folder is ours.",
-        ) from None
+        try:
+            found = reading.read_processes(records)
+        except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+            raise PlannerError(
+                f"what a process of the program wrote down is not whole ({shorten(str(error))}).",
+                f"Does the program write into ${inside.FOLDER}? That folder is ours.",
+            ) from None
+        if snapshot is not None:
+            reading.keep_snapshots(records, found, snapshot)
     first = machine.gpus[0]
     run = EmulatedRun(
         tuple(words), first.name, len(machine.gpus), status, held, found,
@@ -174,7 +167,7 @@ def _on_nodes(nodes: int, words: list[str], machine: EmulatedMachine, folder: Pa
         own = {"NNODES": str(nodes), "NODE_RANK": str(node), **address}
         own |= {f"PET_{name}": value for name, value in own.items()}
         variables.append({**own, CONFIGURATION: str(configuration), inside.NODE: str(node)})
-    launcher = [sys.executable, "-S", "-E", nodes_launcher.__file__]
+    launcher = [sys.executable, "-S", "-E", inside.__file__]
     return [*launcher, json.dumps(variables), *words]
 
 
@@ -228,13 +221,14 @@ def _supervised(
                 look()
         except BaseException:
             _tell(holder, b"T")
-            if not _is_over(reader):
-                _tell(holder, b"K")
-                _is_over(reader)  # an order that is read with another is lost
+            end = time.monotonic() + ENDING_SECONDS  # or until the supervisor closes its end
+            while (left := end - time.monotonic()) > 0:
+                if select.select([reader], [], [], left)[0] and not os.read(reader, 4096):
+                    break
             raise
         finally:
             _tell(holder, b"D")
-            os.close(holder)  # as good an order, should that one have been read with another
+            os.close(holder)  # which ends what is left
             process.wait()
             os.close(reader)
     code = os.waitstatus_to_exitcode(int(said.splitlines()[-1].split()[1]))
@@ -244,19 +238,10 @@ def _supervised(
 def _look(records: Path, hear: Hear | None) -> None:
     if hear is None:
         return
-    texts = [path.read_text().split() for path in records.glob(f"*{inside.STEPPED}")]
-    if all(texts):
-        steps, used = ([int(text[n]) for text in texts] or [0] for n in (0, 1))
-        hear(min(steps), max(used))
-
-
-def _is_over(reader: int) -> bool:
-    """Whether all has ended within ENDING_SECONDS: the supervisor then closes its end."""
-    end = time.monotonic() + ENDING_SECONDS
-    while (left := end - time.monotonic()) > 0:
-        if select.select([reader], [], [], left)[0] and not os.read(reader, 4096):
-            return True
-    return False
+    ends = [steps[-1] for p in records.glob(f"*{inside.STEPPED}") if (steps := reading.steps_of(p))]
+    hear(
+        min((step for step, *_ in ends), default=0), max((used for _, used, *_ in ends), default=0)
+    )
 
 
 def _tell(holder: int, order: bytes) -> None:

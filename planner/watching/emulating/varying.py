@@ -5,10 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from planner.core.errors import PlannerError, UsageError, shorten
+from planner.estimation.largest import sought
 from planner.watching.emulating.reading import EmulatedRun
 from planner.watching.emulating.running import emulate
 
@@ -43,99 +44,70 @@ def vary(
     with which the program makes its steps. `options` are those of `emulate`; `tell` hears of each
     run, `hear` of each value's steps as that of `emulate`. Raises UsageError where the command has
     no such argument, PlannerError where the first run ends for another reason than memory."""
-    value = _value(command, argument)
+    words, (place, before, first) = list(command), _found(command, argument)
     runs: dict[int, EmulatedRun] = {}
-    low, high = 0, MAX_VALUE
-    while value := _next(low, high, value, runs):
+    room = 1  # that the largest left which fits
+
+    @cache
+    def spare_bytes(value: int) -> int:
+        """Of a value that does not fit nobody knows: as much too little as there was before."""
+        nonlocal room
+        words[place] = f"{before}{value}"
         with tempfile.TemporaryFile("w+", errors="replace") as said:
-            run = emulate(
-                _with(command, argument, value),
+            run = runs[value] = emulate(
+                words,
                 **{"steps": STEPS, **options, "output": said, "advised": False},
                 hear=partial(hear, value),
             )
-            runs[value] = run
             if run.fits_so_far is None or (run.fits_so_far and run.status):
                 said.seek(0)
-                text = said.read()[-_SHOWN:].rstrip()
-                if len(runs) > 1:
-                    return Variation(argument, low, value, runs, text.rpartition("\n")[2])
                 raise PlannerError(
                     f"with {argument} {value} the program ended with status {run.status} and ran "
-                    f"out of no memory. It said last:\n{text}",
+                    f"out of no memory. It said last:\n{said.read()[-_SHOWN:].rstrip()}",
                     "Run it by itself first, with 'planner emulate' and without --vary.",
                 )
         tell(value, run)
-        if run.lacks_context:
-            break
-        if run.fits_surely:
-            low = max(low, value)
-        elif value > low:
-            high = value
-    return Variation(argument, low, high, runs)
+        if run.fits_surely and run.fullest:
+            room = max(min(p.spare_bytes for p in run.fullest.peaks) - run.unsure_bytes, 1)
+        return room if run.fits_surely else -room
+
+    value, last_line = min(first, MAX_VALUE - 1), None
+    try:
+        while value and spare_bytes(value) < 0:
+            value = 0 if runs[value].lacks_context else value // 2
+        if value:
+            sought(spare_bytes, value, 2 * value, min([MAX_VALUE, *runs.keys() - {value}]))
+    except PlannerError as error:
+        if len(runs) < 2:
+            raise
+        last_line = error.message.rpartition("\n")[2]
+    largest = max((value for value, run in runs.items() if run.fits_surely), default=0)
+    beyond = min((value for value in runs if value > largest), default=MAX_VALUE)
+    return Variation(argument, largest, beyond, runs, last_line)
 
 
-def _next(low: int, high: int, first: int, runs: dict[int, EmulatedRun]) -> int:
-    """The first value; then up or down by twos until both sides are known; then where a line
-    through the two largest that fit meets what they may take, or halfway; 0 is the end."""
-    if not runs:
-        return min(first, high - 1)
-    if high - low == 1:
-        return 0
-    if high == MAX_VALUE:
-        return min(2 * low, high - 1)
-    if low == 0:
-        return high // 2
-    halfway = (low + high) // 2
-    fitting = sorted(value for value, run in runs.items() if run.fits_surely)[-2:]
-    if len(fitting) < 2 or len(runs) % 2:
-        return halfway
-    (a, one), (b, other) = ((v, runs[v].fullest) for v in fitting)
-    assert one is not None
-    assert other is not None
-    slope = (other.used_bytes - one.used_bytes) / (b - a)
-    if slope <= 0:
-        return halfway
-    spare = min(peak.spare_bytes for peak in other.peaks) - runs[b].unsure_bytes
-    return min(max(b + int(spare / slope), low + 1), high - 1)
-
-
-def _place(command: Sequence[str], argument: str) -> tuple[int, str]:
-    """Where the argument is, and what stands between it and its value."""
-    found = [(i, glue) for i, w in enumerate(command) if (glue := _glue(w, argument)) is not None]
-    if not found or "=" in argument:
-        way_out = f"Write it there with a value: -- python train.py {argument} 64"
-        near = next((word for word in command if argument and word.lstrip("-") == argument), None)
-        way_out = f"Write --vary {near}." if near else way_out
-        raise UsageError(f"the command has no {shorten(argument)}.", way_out)
-    return found[-1]
-
-
-def _glue(word: str, argument: str) -> str | None:
-    """ " " where the value is the next word, "=", "" as in `-b8`, None where it is another word."""
-    if word == argument:
-        return " "
-    if word.startswith(f"{argument}="):
-        return "="
+def _found(command: Sequence[str], argument: str) -> tuple[int, str, int]:
+    """Which word has the value, what stands before it there, and the value."""
     is_short = len(argument) == 2 and argument.startswith("-")
-    return "" if is_short and word.startswith(argument) and word[2:].isdigit() else None
-
-
-def _value(command: Sequence[str], argument: str) -> int:
-    index, glue = _place(command, argument)
-    following = "".join(command[index + 1 : index + 2])
-    word = following if glue == " " else command[index][len(argument + glue) :]
-    if not word.isdigit() or not int(word):
-        raise UsageError(
-            f"{argument} is {shorten(word)} in the command: a whole number above 0 is varied.",
-            f"Write one behind it: -- python train.py {argument} 64",
-        )
-    return int(word)
-
-
-def _with(command: Sequence[str], argument: str, value: int) -> list[str]:
-    words, (index, glue) = list(command), _place(command, argument)
-    if glue == " ":
-        words[index + 1] = str(value)
-    else:
-        words[index] = f"{argument}{glue}{value}"
-    return words
+    for index, word in [] if "=" in argument else [*enumerate(command)][::-1]:
+        place, before = index, ""
+        if word == argument:
+            place = index + 1
+        elif word.startswith(f"{argument}="):
+            before = f"{argument}="
+        elif is_short and word.startswith(argument) and word[2:].isdigit():
+            before = argument
+        else:
+            continue
+        value = "".join(command[place : place + 1]).removeprefix(before)
+        if not value.isdigit() or not int(value):
+            raise UsageError(
+                f"{argument} is {shorten(value)} in the command: a whole number above 0 is varied.",
+                f"Write one behind it: -- python train.py {argument} 64",
+            )
+        return place, before, int(value)
+    near = next((word for word in command if argument and word.lstrip("-") == argument), None)
+    way_out = f"Write it there with a value: -- python train.py {argument} 64"
+    raise UsageError(
+        f"the command has no {shorten(argument)}.", f"Write --vary {near}." if near else way_out
+    )

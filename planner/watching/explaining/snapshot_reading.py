@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ Entry = Mapping[str, Any]
 Frame = tuple[str, Any, str]  # file, line and function, as Python has them
 NO_STACK = "no stack recorded"
 MAX_GROUPS = 20
+EMULATING = "/planner_site/"  # the folder of what `planner emulate` has a program load
 # Lists may be in a snapshot many times over: of more blocks and events it was forged.
 _MAX_BLOCKS, _MAX_EVENTS = 5_000_000, 20_000_000
 # Of torch, or code that torch.compile wrote (torch/_inductor/codecache.py: a hash): torch also
@@ -81,7 +82,7 @@ def _read(segments: Sequence[Entry], traces: Sequence[Sequence[Entry]]) -> Snaps
     segments = [segment for segment in segments if segment["device"] == device]
     blocks = [block for segment in segments for block in segment["blocks"]]
     free = [_size(block) for block in blocks if block["state"] == "inactive"]
-    groups = _grouped([block for block in blocks if block["state"] != "inactive"])
+    groups = grouped([block for block in blocks if block["state"] != "inactive"])
     categories: Counter[str] = Counter()
     for group in groups:
         categories[group.category] += group.num_bytes
@@ -107,19 +108,70 @@ def _read(segments: Sequence[Entry], traces: Sequence[Sequence[Entry]]) -> Snaps
     return SnapshotReading(figures, dict(categories.most_common()), tuple(groups[:MAX_GROUPS]))
 
 
-def _grouped(alive: Sequence[Entry]) -> list[Group]:
+def alive_at_end(snapshot: Mapping[str, Any], device: int | None = None) -> list[Entry]:
+    """The blocks of a device, or of all, by the bytes that were asked for."""
+    return [
+        {**block, "size": block.get("requested_size", block["size"])}
+        for segment in snapshot["segments"] if device in (None, segment["device"])
+        for block in segment["blocks"] if block["state"] == "active_allocated"
+    ]  # fmt: skip
+
+
+def alive_at_peak(snapshot: Mapping[str, Any], device: int) -> tuple[list[Entry], Entry]:
+    """What was alive when the most was, and the request that made it so; from the end of the
+    history backwards, so that it need not hold the program's beginning."""
+    segments = (segment for segment in snapshot["segments"] if segment["device"] == device)
+    blocks = (block for segment in segments for block in segment["blocks"])
+    held = {b["address"]: b for b in blocks if b["state"] == "active_allocated"}
+    trace = snapshot["device_traces"][device]
+    now = best = sum(block["size"] for block in held.values())
+    when = len(trace)
+    for index in range(len(trace) - 1, -1, -1):
+        event = trace[index]
+        if event["action"] == "alloc":
+            now -= event["size"]
+        elif event["action"] == "free_requested":
+            now += event["size"]
+            if now > best:
+                best, when = now, index
+    for event in reversed(trace[when:]):
+        if event["action"] == "alloc":
+            held.pop(event["addr"], None)
+        elif event["action"] == "free_requested":
+            held[event["addr"]] = event
+    return list(held.values()), next(
+        (e for e in reversed(trace[:when]) if e["action"] == "alloc"), {}
+    )
+
+
+def grouped(alive: Iterable[Entry]) -> list[Group]:
+    """By the place that asked for it, the largest first."""
     found: dict[tuple[str, str], list[int]] = {}
     places: dict[int, tuple[str, str]] = {}  # stacks are shared: each is read once
     for block in alive:
-        # Innermost first. Before torch 2.1 a block has a history, newest first.
-        before: Entry = next(iter(block.get("history") or ()), {})
-        frames = block.get("frames") or before.get("frames") or ()
+        frames = _frames(block)
         if id(frames) not in places:
-            read = [(_text(f, "filename"), f.get("line"), _text(f, "name")) for f in frames]
-            places[id(frames)] = place_of(read)
+            places[id(frames)] = place_of(stack_of(block))
         found.setdefault(places[id(frames)], []).append(_size(block))
     groups = [Group(*place, sum(sizes), len(sizes)) for place, sizes in found.items()]
     return sorted(groups, key=lambda group: -group.num_bytes)
+
+
+def _frames(entry: Entry) -> Sequence[Entry]:
+    """Innermost first. Before torch 2.1 a block has a history, newest first."""
+    before: Entry = next(iter(entry.get("history") or ()), {})
+    return entry.get("frames") or before.get("frames") or ()
+
+
+def stack_of(entry: Entry) -> list[Frame]:
+    """The Python code that asked for it."""
+    frames = _frames(entry)
+    return python_frames([(_text(f, "filename"), f.get("line"), _text(f, "name")) for f in frames])
+
+
+def python_frames(stack: Iterable[Frame]) -> list[Frame]:
+    """But for what `planner emulate` puts beside a program."""
+    return [frame for frame in stack if frame[0].endswith(".py") and EMULATING not in frame[0]]
 
 
 def place_of(stack: Sequence[Frame]) -> tuple[str, str]:
@@ -128,7 +180,7 @@ def place_of(stack: Sequence[Frame]) -> tuple[str, str]:
     A stack tells code and not modules, so that blocks of one kind that run the same line are one
     place. Backward of a GPU runs in a thread of its own, where Python has no frames.
     """
-    known = [(file.replace("\\", "/"), *rest) for file, *rest in stack if file.endswith(".py")]
+    known = [(file.replace("\\", "/"), *rest) for file, *rest in stack]
     if not known:
         return NO_STACK, "backward, or before the history began"
     files, lines, names = zip(*known, strict=True)
