@@ -50,7 +50,7 @@ def test_what_trains_says_that_it_needs_linux() -> None:
 
 def test_a_page_of_runs_and_models_is_drawn_anywhere(tmp_path: Path) -> None:
     from planner.core.schema import TrainSetting
-    from search.loop.study.records import append_records
+    from search.loop.records import append_records
     from tests.search.tables import make_record
 
     probes = tmp_path / "probes.jsonl"

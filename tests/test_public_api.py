@@ -75,7 +75,6 @@ def test_answering_before_launch_imports_nothing_heavy(
         ("plan", lambda empty: read_expectation(empty)),
         ("data", lambda empty: search.find_loader(empty)),
         ("output", lambda empty: search.tune("native:swin_tiny", output=empty)),
-        ("replay", lambda empty: search.tune(None, replay=empty)),
         ("target", lambda empty: search.write_report(empty, "page.html")),
         ("output", lambda empty: search.write_report("native:swin_tiny", empty)),
     ],

@@ -38,6 +38,13 @@ NO_OPTION = {
     "--snapshot": "'planner emulate --snapshot FILE -- python train.py' keeps torch's own.",
     "--gpu": "This measures the device that is here (--device); 'planner advise MODEL --gpu NAME "
     "--json > x.json' answers for another, and 'planner tune --from x.json' begins there.",
+    "--replay": "'planner report FILE' draws a recorded search.",
+    "--study-name": "A study is named by its model; another --storage is another study.",
+    "--images-per-epoch": "Say how long the training is in --steps.",
+    **dict.fromkeys(
+        ("--strategy", "--seed", "--no-baseline"),
+        "There is one search, which draws nothing at random and ends with the plain default.",
+    ),
 }
 INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 

@@ -183,8 +183,8 @@ class TuneRequest(Printed):
 def tune(request: TuneRequest) -> int:
     """Find the fastest way to train MODEL on a device, by short real training runs (probes).
 
-    MODEL is LIBRARY:NAME, a YAML or JSON file, or package.module:factory; with --replay or --from
-    it may be omitted. Run the same command again to continue where it stopped; Ctrl-C ends it with
+    MODEL is LIBRARY:NAME, a YAML or JSON file, or package.module:factory; with --from it may be
+    omitted. Run the same command again to continue where it stopped; Ctrl-C ends it with
     the best setting so far. Several GPUs run ddp, unless --parallelism names what to search.
     Exit status 1 where nothing was found.
 
@@ -194,12 +194,12 @@ def tune(request: TuneRequest) -> int:
     """
     check_platform()
     from planner.report.searches import recommendation_answer
-    from search.loop.result_file import ResultNotWrittenError
+    from search.loop.folder import ResultNotWrittenError
     from search.runs.reading import interval_of
     from search.tuning import tune as tuning
 
     asked = keywords(request)
-    named = request.model or request.search.get("replay") or asked["model"].title
+    named = request.model or asked["model"].title
     unwritten: ResultNotWrittenError | None = None
     with handle_signals(*SIGNALS) as interrupts:
         try:
@@ -210,9 +210,10 @@ def tune(request: TuneRequest) -> int:
             return interrupts.exit_status
         except ResultNotWrittenError as error:
             found, unwritten = error.recommendation, error
-        output, next_ = request.search.get("output"), ""
-        if found.setting is not None and (output or "replay" not in request.search):  # it is kept
-            folder = shlex.quote(str(output or tuning.default_output(found.model)))
+        next_ = ""
+        if found.setting is not None:
+            output = request.search.get("output") or tuning.default_output(found.model)
+            folder = shlex.quote(str(output))
             next_ = f"Next: planner emit {folder} --for TRAINER, or planner report {folder}"
         text = partial(recommendation_answer, found, interval_of, next_)
         answer(request, found, text)
@@ -241,16 +242,12 @@ def keywords(request: TuneRequest) -> dict[str, Any]:
     of_model, model = request.fields.model, None
     if request.model is not None:
         model = resolve_model(request.model, of_model)
-    elif request.from_ is None:
-        example = "Write for example 'planner tune timm:resnet50'."
-        refuse_if("replay" not in typed, "no MODEL was named.", example)
-        law = f"--replay reads the model from its file, so {', '.join(of_model)} cannot be changed."
-        refuse_if(of_model, law, "Name a MODEL, or omit these options.")
     if request.from_ is None:
+        example = "Write for example 'planner tune timm:resnet50'."
+        refuse_if(model is None, "no MODEL was named.", example)
         law = "--way chooses among what --from names."
         refuse_if(request.way is not None, law, "Add --from FILE.")
         return {"model": model, **typed}
-    refuse_if("replay" in typed, "--from begins on a device, and --replay needs none.")
     path = request.from_
     data, source = read_piped(path), "standard input"
     if path != "-":

@@ -72,7 +72,7 @@ class Show:
 
     def hear(self, progress: Progress) -> None:
         """A search has come further."""
-        from search.loop.progress_text import progress_line
+        from search.loop.progress import progress_line
         from search.runs.live import after
 
         line = progress_line(progress)

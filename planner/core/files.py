@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from yaml import Node
 
 # What lies in the --output of `planner tune`.
-TUNE_RESULT, TUNE_PROBES, STUDY = "recommendation.json", "probes.jsonl", "study.db"
+TUNE_RESULT, TUNE_PROBES = "recommendation.json", "probes.jsonl"
 
 STANDARD_INPUT, _ANOTHER = "-", "name another file"
 _GZIP = b"\x1f\x8b"

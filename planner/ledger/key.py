@@ -61,7 +61,7 @@ def name_key(fields: Key) -> Key:
 def _versions(packages: Iterable[str]) -> dict[str, str]:
     """Of those installed, of Python and of planner."""
     return {
-        "planner": f"{planner.__version__} ({_own_digest()})",
+        "planner": f"{planner.__version__} ({own_digest()})",
         "python": ".".join(map(str, sys.version_info[:2])),
         **{name: found for name in sorted(packages) if (found := _version(name))},
     }
@@ -173,10 +173,11 @@ def _version(package: str) -> str:
 
 
 @cache
-def _own_digest() -> str:
-    """Of the source that makes ledgers: while it is worked on its version says too little."""
+def own_digest(rooms: tuple[str, ...] = MAKERS) -> str:
+    """Of the source that makes ledgers, or of other rooms (from where `planner` lies, "." for all
+    of it): while it is worked on its version says too little."""
     digest = hashlib.sha256()
-    for room in MAKERS:
+    for room in rooms:
         for file in sorted((Path(planner.__file__).parent / room).rglob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Interval = tuple[float, float] | None
 IntervalOf = Callable[[MeasurementRecord], Interval]
 # What is said of these is on a first screen; the other notes are folded.
-FIRST_NOTES = ("learning rate", "nothing was run", "last record is in", "Other processes hold")
+FIRST_NOTES = ("learning rate", "record that was not kept", "Other processes hold")
 MAX_MESSAGE = 160  # characters in a table's cell; the file of records has all
 _FAR = 1.6  # a budget so many times the largest probe is told, not drawn: the probes would be dots
 
@@ -158,7 +158,7 @@ def _recommended(found: Recommendation, interval_of: IntervalOf) -> list[str]:
         return [f"Nothing to recommend after {probes}: {found.stopped_because}.", found.advice]
     how = "memory measured, times predicted" if found.device.emulated else "measured"
     where = "the CPU: " if found.device.kind == "cpu" else ""
-    gain = "the plain default was not measured"
+    gain = "no gain told" if found.baseline else "the plain default was not measured"
     if found.baseline is not None and found.gain is not None:
         gain = f"{found.gain:.2f} × the plain default"
     return [
@@ -217,10 +217,6 @@ def _close(found: Recommendation, records: list[MeasurementRecord], of: Interval
     said = "overlap: take the simplest, or measure again with a new --output."
     first, *spread = map(of, records)
     near = [n for n, own in enumerate(spread, 2) if own and first and own[1] >= first[0]]
-    if any("the simpler setting" in note for note in found.notes):
-        said = "are equal within 1%; 1 is simpler."
-        rates = [record.images_per_second or 0.0 for record in records]
-        near = [n for n, rate in enumerate(rates[1:], 2) if rates[0] <= rate <= rates[0] / 0.99]
     return [f"Rows {alternatives(map(str, [1, *near]), 'and')} {said}"] if near else []
 
 
@@ -294,12 +290,12 @@ def _charts(run: Run, key: str) -> list[doc.Section]:
     if not run.studies or not any(r.images_per_second for r in run.records):
         return []
     study, both = run.studies
-    unit, named = run.unit, {"target_name": plot_text(f"{run.unit}/s")}
+    unit, rate = run.unit, plot_text(f"{run.unit}/s")
     of_each = f"{unit.capitalize()}/s of each probe that ran"
     grey = " Grey: over the memory limit." * ("over the budget" in map(run.end_of, run.records))
     front: list[doc.Part] = []
     if any(r.images_per_second and r.used_bytes for r in run.records):
-        names = ["memory, GiB", named["target_name"]]
+        names = ["memory, GiB", rate]
         figure = restyled(plot_pareto_front(both, target_names=names))
         looks = (
             ("over the memory limit", GREY),
@@ -312,7 +308,7 @@ def _charts(run: Run, key: str) -> list[doc.Section]:
             f"Memory against {unit}/s: up is faster, left is smaller. {_name_points(run, figure)}"
         )
         front = [doc.Chart(f"{key}-front", figure, said)]
-    history = restyled(plot_optimization_history(study, **named), xaxis_title="probe")
+    history = restyled(plot_optimization_history(study, target_name=rate), xaxis_title="probe")
     history.update_traces(name="best so far", selector={"name": "Best Value"})
     said = f"{of_each}, in order, and the best so far."
     front.append(doc.Chart(f"{key}-order", history, said))
@@ -320,7 +316,7 @@ def _charts(run: Run, key: str) -> list[doc.Section]:
     parts: list[doc.Part] = []
     alone = []  # of which no two probes differ in nothing else
     for n, axis in enumerate(study.trials[-1].params, start=1):
-        figure = restyled(plot_slice(study, [axis], **named))
+        figure = restyled(plot_slice(study, [axis], target_name=rate))
         if not _join(study, axis, figure):
             alone.append(axis)
             continue

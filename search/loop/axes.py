@@ -26,13 +26,16 @@ AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")  # of
 HELD = {
     "accumulate": "With --global-batch it follows from the micro-batch.",
     "world_size": "A study is of one world: choose it with --gpus.",
-    "nodes": "A study is of one world: choose it with --gpus and --nodes.",
+    "nodes": "A study is of the GPUs of one machine: choose them with --gpus.",
 }
 # Any other field, where it is asked for; of the batch a search has its own ladder.
 SEARCHABLE = (
     *AXES, *(f for f in TrainSetting.model_fields if f not in (*AXES, *HELD, "batch_size")),
 )  # fmt: skip
 MAX_CHOSEN_STAGES = 2
+# A search ends when no probe is expected to gain more than that share: a judgement. Until all of
+# them together gain less, 24 simulated devices took 20 probes for 11, and lost 0.7% for 0.9%.
+TOLERANCE = 0.01
 # Checkpointing between none and all, which keeps more and recomputes less: tried by default where
 # memory binds, and at the precisions that can win there.
 PARTIAL_CHECKPOINTINGS = ("blocks:every-2", "selective")

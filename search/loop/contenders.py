@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
 
 from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.space import candidate, setting_id, simplicity
@@ -18,24 +17,27 @@ from search.probe.evidence import (
     was_throttled,
 )
 
-RanT = TypeVar("RanT", bound="Ran")
-
 
 @dataclass(frozen=True)
-class Ran:
-    """A setting with all its measured probes. Rates in images/s, times in seconds."""
+class Contender:
+    """A setting with all its measured probes. Rates are images/s of one device, of the probes on it
+    as it usually runs (`is_hot`: throttled), where there are such; times are in seconds. It is the
+    slower the hotter it gets: where `slower` says how many times as long each record's steps took
+    for that, rates are those at one heat."""
 
     setting: TrainSetting
     records: tuple[MeasurementRecord, ...]
+    is_hot: bool = False
+    slower: tuple[float, ...] = ()
 
     @property
     def images(self) -> int:
-        """In one sample."""
-        return self.setting.batch_size
+        """In one optimizer step."""
+        return self.setting.batch_size * self.setting.accumulate
 
     @property
-    def judged(self) -> Sequence[MeasurementRecord]:
-        return self.records
+    def judged(self) -> list[MeasurementRecord]:
+        return usual(self.records, self.is_hot)
 
     @property
     def samples(self) -> list[float]:
@@ -44,41 +46,6 @@ class Ran:
     @property
     def measured_rate(self) -> float:
         return self.images / median(self.samples)
-
-    @property
-    def rate(self) -> float:
-        """By which settings are compared."""
-        return self.measured_rate
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        return rate_interval(self.images, self.samples)
-
-    @property
-    def evidence(self) -> MeasurementRecord:
-        """The one record that stands for it: of several the last, which found most of what it read
-        in the page cache, with all their samples."""
-        return self.together(self.records[-1])
-
-    def together(self, record: MeasurementRecord) -> MeasurementRecord:
-        """`record` with the samples and the flags of all that are judged."""
-        records = self.judged
-        if len(records) == 1:
-            return record
-        flags = tuple(dict.fromkeys(f for r in records for f in r.flags))
-        whole = record.with_samples(tuple(self.samples))
-        joined = (*flags, f"{len(records)} probes together")
-        return whole.model_copy(update={"images_per_second": self.measured_rate, "flags": joined})
-
-
-@dataclass(frozen=True)
-class Contender(Ran):
-    """A setting of a step. Rates are per device, of the probes on it as it usually runs (`is_hot`:
-    throttled), where there are such. It is the slower the hotter it gets: where `slower` says how
-    many times as long each record's steps took for that, rates are those at one heat."""
-
-    is_hot: bool = False
-    slower: tuple[float, ...] = ()
 
     @property
     def is_comparable(self) -> bool:
@@ -95,17 +62,9 @@ class Contender(Ran):
     @property
     def interval(self) -> tuple[float, float]:
         """As wide as the samples make it."""
-        low, high = super().interval
+        low, high = rate_interval(self.images, self.samples)
         moved = self.rate / self.measured_rate
         return low * moved, high * moved
-
-    @property
-    def images(self) -> int:
-        return self.setting.batch_size * self.setting.accumulate
-
-    @property
-    def judged(self) -> list[MeasurementRecord]:
-        return usual(self.records, self.is_hot)
 
     @property
     def step_seconds(self) -> float:
@@ -122,11 +81,19 @@ class Contender(Ran):
 
     @property
     def evidence(self) -> MeasurementRecord:
-        found = self.together(self.judged[0])
-        if len(self.judged) == 1:
-            return found
-        compiling = self.compile_seconds if found.compile_seconds else None
-        return found.model_copy(update={"compile_seconds": compiling})
+        """The one record that stands for it: the first, with the samples and flags of all that are
+        judged."""
+        first, *others = self.judged
+        if not others:
+            return first
+        flags = tuple(dict.fromkeys(f for r in self.judged for f in r.flags))
+        return first.with_samples(tuple(self.samples)).model_copy(
+            update={
+                "images_per_second": self.measured_rate,
+                "flags": (*flags, f"{len(self.judged)} probes together"),
+                "compile_seconds": self.compile_seconds if first.compile_seconds else None,
+            }
+        )
 
     def rate_over(self, images: float | None) -> float:
         """Images/s over so many of this device, compilation included; of the steps alone for
@@ -165,37 +132,26 @@ def groups_that_ran(
             yield tuple(group)
 
 
-# Noise lets a plainer setting win, but only where its median is slower by no more than this: with
-# few or disturbed samples an interval can be so wide that everything would be level.
+# Of the best rate, that a simpler setting may cost to be worth a note: a judgement.
 SIMPLER_COSTS = 0.01
 
 
 def choose(found: Sequence[Contender], images: float | None = None) -> Contender:
-    """The fastest, or where others cannot be told from it the plainest of them.
-
-    With `images` (of one device, a whole training's) it is the least total time that wins,
-    compilation included; compile time does not average out, so noise is that of the rates alone.
-    """
-    found = [c for c in found if c.is_comparable] or found
-    if images is None:
-        level = level_with_best(found)
-    else:
-        best = min(found, key=lambda c: c.total_seconds(images))
-        latest = best.compile_seconds + images / best.interval[0]
-        level = [
-            c
-            for c in found
-            if c.compile_seconds + images / c.interval[1] <= latest
-            and c.total_seconds(images) <= best.total_seconds(images) / (1 - SIMPLER_COSTS)
-        ]
-    return min(level, key=lambda c: simplicity(c.setting))
+    """The fastest; with `images` (of one device, a whole training's) that of the least total time,
+    compilation included."""
+    return max(comparable(found), key=lambda c: c.rate_over(images))
 
 
-def level_with_best(found: Sequence[RanT]) -> list[RanT]:
-    """Those that cannot be told from the fastest."""
-    best = max(found, key=lambda c: c.rate)
-    floor = best.rate * (1 - SIMPLER_COSTS)
-    return [c for c in found if c.interval[1] >= best.interval[0] and c.rate >= floor]
+def comparable(found: Sequence[Contender]) -> Sequence[Contender]:
+    """Without those of a device that was cool as it never is for long, where there are others."""
+    return [c for c in found if c.is_comparable] or found
+
+
+def simplest_beside(best: Contender, found: Sequence[Contender]) -> Contender | None:
+    """The simplest that is at most 1% slower than the best; None where that is the best itself."""
+    level = [c for c in comparable(found) if c.rate >= best.rate * (1 - SIMPLER_COSTS)]
+    simplest = min(level, key=lambda c: simplicity(c.setting))
+    return None if simplicity(simplest.setting)[:-2] >= simplicity(best.setting)[:-2] else simplest
 
 
 def pareto_front(found: Iterable[Contender]) -> list[Contender]:
@@ -209,9 +165,9 @@ def pareto_front(found: Iterable[Contender]) -> list[Contender]:
 
 
 def find_plain_default(found: Iterable[Contender], arm: str) -> Contender | None:
-    """The plain default (the settings of `arm`) at the largest batch that was measured to fit."""
+    """The plain default (the settings of `arm`) at the fastest batch that was measured to fit."""
     plain = [c for c in found if candidate(c.setting).arm == arm]
-    return max(plain, key=lambda c: c.setting.batch_size, default=None)
+    return max(plain, key=lambda c: c.rate, default=None)
 
 
 def break_even_steps(compiled: Contender, eager: Contender) -> int | None:

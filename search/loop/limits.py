@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from planner.core.schema import MeasurementRecord
-from search.loop.strategies.strategy import Choice
-from search.loop.surrogate.probe_cost import compilation_of
+from search.loop.space import Choice
+from search.loop.surrogate.costs import compilation_of
 
 if TYPE_CHECKING:
     from search.loop.surrogate.prior import Prior

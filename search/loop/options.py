@@ -30,10 +30,7 @@ from planner.core.units import (
 )
 from planner.estimation.arguments import SettingLike, read_allocator, read_memory, read_setting
 from planner.throughput.cost import IMAGENET_IMAGES
-from search.loop.axes import AXES, Restriction, Value, read_values
-from search.loop.strategies.named import STRATEGIES
-from search.loop.strategies.strategy import TOLERANCE
-from search.loop.study.study import STUDY_NAME
+from search.loop.axes import AXES, TOLERANCE, Restriction, Value, read_values
 
 MANY = 1 << 40
 SEARCH, DEVICE, TRAINING = "Search", "Device", "Whole training"  # headings of --help
@@ -53,12 +50,6 @@ def read_keywords(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
         if said.read is not None and name in values:
             values[name] = said.read(values[name])
     return values
-
-
-def check_strategy(name: str, known: Sequence[str]) -> None:
-    """Raises UsageError for a strategy that nobody knows."""
-    if name not in known:
-        raise unknown_name("strategy", name, known, f"One of {', '.join(known)}.")
 
 
 def refuse(faults: Sequence[str]) -> None:
@@ -87,7 +78,7 @@ def bound_faults(options: Any) -> Iterator[str]:
     budget = options.budget_seconds
     if budget is not None and not (_is_number(budget) and 0 <= budget <= MAX_SECONDS):
         yield f"budget_seconds are from 0 to ten years, or None, and {shorten(budget)} is not"
-    for name in ("device", "study_name", "storage"):
+    for name in ("device", "storage"):
         value = getattr(options, name, None)
         if not isinstance(value, str | None) or value == "" or len(value or "") > 1000:
             yield f"{name} is a name, and {shorten(value)} is not"
@@ -193,14 +184,10 @@ class SearchKeywords(TypedDict, total=False):
     trials: int | None
     budget_seconds: float | None
     tolerance: float
-    strategy: str
     storage: str | None
-    study_name: str
     output: Path | str | None
     accept_different: bool
-    seed: int
     gpus: int | None
-    nodes: int | None
     memory_bytes: int | str | None
     allocator: str | None
     headroom: float
@@ -209,11 +196,8 @@ class SearchKeywords(TypedDict, total=False):
     base: SettingLike | None
     restrict: Mapping[str, Value | Sequence[Value]] | None
     start: SettingLike | str | None
-    replay: Path | str | None
     steps: int | None
     epochs: float | None
-    images_per_epoch: int
-    baseline: bool
     data: str | PathLike[str] | None
 
 
@@ -238,10 +222,6 @@ class SearchOptions:
         "Probe over N GPUs, a process on each (with --device cpu: N processes).", "N", SEVERAL,
         bounds=(1, MAX_SIZE),
     )  # fmt: skip
-    nodes: int | None = option(
-        "Machines that hold the GPUs: 1, or more to rehearse a launch on the CPU.", "M", SEVERAL,
-        bounds=(1, MAX_SIZE),
-    )  # fmt: skip
     memory_bytes: int | None = option(
         "Emulate a smaller device: 24GiB, 24GB.", "SIZE", DEVICE, "--memory", read=read_memory,
         written=exact_bytes,
@@ -261,27 +241,14 @@ class SearchOptions:
         "Stop when no probe is expected to raise images/s by more.", "SHARE", SEARCH,
         default=f"{TOLERANCE:.1%}", typed=parse_percent, written=exact,
     )  # fmt: skip
-    strategy: str = option(
-        f"One of {', '.join(STRATEGIES)}.", "NAME", SEARCH, default="planner",
-        values=tuple(STRATEGIES),
-    )  # fmt: skip
     steps: int | None = option(
         "Rank by the total time of N optimizer steps, compilation included.", "N", TRAINING,
         bounds=(1, MANY),
     )  # fmt: skip
-    epochs: float | None = option("As --steps, for N epochs.", "N", TRAINING, written=exact)
-    images_per_epoch: int = option(
-        "Images in an epoch.", "N", TRAINING, default=IMAGENET_IMAGES, shown="ImageNet-1k's",
-        bounds=(1, MANY),
-    )  # fmt: skip
-    replay: Path | None = option(
-        "Search recorded probes in place of a device.", "FILE", SEARCH, values="file",
-        read=path_reader("replay"),
-    )  # fmt: skip
-    storage: str | None = option("An Optuna storage, or a .journal file.", "URL", "Study")
-    study_name: str = option(
-        "The study's name in the storage.", "NAME", "Study", default=STUDY_NAME
+    epochs: float | None = option(
+        "As --steps, for N epochs of ImageNet-1k.", "N", TRAINING, written=exact
     )
+    storage: str | None = option("An Optuna storage, or a .journal file.", "URL", "Study")
     output: Path | None = option(
         "Folder for the results.", "DIR", "Output", shown="tune-LIBRARY-NAME", values="dir",
         read=path_reader("output"),
@@ -293,13 +260,6 @@ class SearchOptions:
     accept_different: bool = switch(
         "Go on with a study of another device or software.", heading="Study"
     )
-    baseline: bool = option(
-        "Do not measure the plain default.", "", SEARCH, "--no-baseline", default=True
-    )
-    seed: int = option(
-        "Seed of the strategies that draw at random.", "N", SEARCH, default=0,
-        bounds=(0, (1 << 32) - 1),
-    )  # fmt: skip
 
     @classmethod
     def of(cls, given: SearchKeywords) -> SearchOptions:
@@ -329,11 +289,10 @@ class SearchOptions:
         if self.steps is not None:
             return self.steps * self.asked.global_batch / world
         if self.epochs is not None:
-            return self.epochs * self.images_per_epoch / world
+            return self.epochs * IMAGENET_IMAGES / world
         return None
 
     def __post_init__(self) -> None:
-        check_strategy(self.strategy, STRATEGIES)
         refuse([*bound_faults(self)] or [*self._conflicts()])
         object.__setattr__(self, "base", self._spread_base())
 
@@ -345,8 +304,6 @@ class SearchOptions:
             changes["world_size"] = self.gpus
             if self.base.parallelism == "none" and not ways:
                 changes["parallelism"] = "ddp"
-        if self.nodes is not None:
-            changes["nodes"] = self.nodes
         return self.base.model_copy(update=changes)
 
     def _conflicts(self) -> Iterator[str]:
@@ -354,30 +311,9 @@ class SearchOptions:
             yield f"epochs are a number above 0, and {shorten(self.epochs)} is not"
         if self.steps is not None and self.epochs is not None:
             yield "steps and epochs both say how long the training is: omit one"
-        if self.images_per_epoch != IMAGENET_IMAGES and self.epochs is None:
-            yield "images_per_epoch says how long an epoch is, and no epochs are asked for"
         if self.global_batch is not None and self.base.accumulate != 1:
             yield "accumulate follows from global_batch and the micro-batch: omit one of them"
         yield from self._world_conflicts()
-        if self.replay is None:
-            return
-        on_a_device = {
-            "gpus": self.gpus,
-            "nodes": self.nodes,
-            "data": self.data,
-            "device": self.device != "auto",
-            "allocator": self.allocator,
-            "batch_size": self.batch_size,
-            "global_batch": self.global_batch,
-            "start": self.start,
-            ", ".join(self.restrict or ()): self.restrict,
-            "storage": self.storage,
-            "study_name": self.study_name != SearchOptions.study_name,
-            "accept_different": self.accept_different,
-        }
-        given = [name for name, value in on_a_device.items() if value]
-        if given:
-            yield f"a replay searches all recorded probes: omit {', '.join(given)}"
 
     def _world_conflicts(self) -> Iterator[str]:
         """What does not go with several devices, or says them twice."""
@@ -388,9 +324,4 @@ class SearchOptions:
             yield (
                 f"parallelism none trains {world} models, and not one on {world} GPUs: omit it, or "
                 "omit gpus"
-            )
-        if self.nodes and world % self.nodes:  # 0 is out of its bounds
-            yield (
-                f"{self.nodes} nodes have equally many GPUs each, and gpus is {world}: choose a "
-                f"multiple of {self.nodes}"
             )

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model
 from search.loop.progress import OnProgress, step_progress
-from search.loop.strategies.strategy import Choice
+from search.loop.space import Choice
 from search.probe.parent.fork_server import STEP_MODULES, ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import FINALIST_SECONDS, ProbeRequest

@@ -1,11 +1,14 @@
-"""What a person is shown of a search while it runs."""
+"""What a person is shown of a search while it runs, one line at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from planner.core.schema import MeasurementRecord
+from planner.core.schema import MeasurementRecord, TrainSetting
+from planner.core.units import format_bytes, format_seconds
+from planner.report.settings import describe_setting
 from search.loop.space import Candidate
 
 
@@ -40,3 +43,70 @@ def note_taker(on_progress: OnProgress) -> Callable[[str], None]:
 def step_progress(phase: str, num_steps: int, step_seconds: float | None) -> Progress:
     """Where a running probe is."""
     return Progress("step", phase, num_steps=num_steps, step_seconds=step_seconds)
+
+
+def progress_line(progress: Progress) -> str:
+    """Phase, probe n of N, the setting, what it found, the best so far, time left; "" for what is
+    no line of its own."""
+    if progress.kind == "note":
+        return progress.text
+    if progress.kind not in ("start", "end") or progress.candidate is None:
+        return ""
+    of = f" of {progress.num_probes}" if progress.num_probes else ""
+    setting = setting_title(progress.candidate.setting)
+    parts = [f"[{progress.phase}] probe {progress.probe}{of}: {setting}"]
+    if progress.record is not None:
+        parts.append(_outcome(progress.record))
+    if progress.best is not None:
+        parts.append(f"best {rate_text(progress.best)}")
+    if progress.seconds_left is not None:
+        left = progress.seconds_left
+        parts.append(f"{format_seconds(left)} left" if left > 0 else "no time left")
+    return " · ".join(parts)
+
+
+def setting_title(setting: Any) -> str:
+    """A step's setting or a loader's, in words."""
+    if isinstance(setting, TrainSetting):
+        return describe_setting(setting)
+    return str(setting.title)
+
+
+def rate_text(record: MeasurementRecord) -> str:
+    """What a probe that was measured reached."""
+    unit = record.counts if isinstance(record, MeasurementRecord) else "images"
+    return f"{record.images_per_second or 0:.4g} {unit}/s"
+
+
+def memory_text(record: MeasurementRecord) -> str:
+    """What a step took of its device; "" for a loader, which takes nothing of that."""
+    if not isinstance(record, MeasurementRecord):
+        return ""
+    return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
+
+
+def was_measured(record: MeasurementRecord) -> bool:
+    return record.status == "measured" and record.images_per_second is not None
+
+
+def status_text(record: MeasurementRecord) -> str:
+    """How a probe ended, in a word or two: `measured`, `out of memory`."""
+    return record.status.replace("_", " ")
+
+
+def _outcome(record: MeasurementRecord) -> str:
+    """What a probe found, or how it ended instead."""
+    if not was_measured(record):
+        reason = record.message.splitlines()[0][:100] if record.message else ""
+        return status_text(record) + (f" ({reason})" if reason else "")
+    rate = rate_text(record) + expected_text(record)
+    return ", ".join(filter(None, (rate, memory_text(record))))
+
+
+def expected_text(record: MeasurementRecord) -> str:
+    """The rate that the search expected, once probes had taught it something; else "": a guess
+    before any of them says nothing of the search."""
+    expected = record.expected
+    if expected is None or expected.basis != "probes" or expected.images_per_second is None:
+        return ""
+    return f" (expected {expected.images_per_second[1]:.4g})"

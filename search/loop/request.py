@@ -19,8 +19,6 @@ from planner.estimation.kept import Predicted
 from search.loop.axes import AXES, implementations
 from search.loop.options import SearchKeywords, SearchOptions, start_text
 
-# What `base` says of devices, which --gpus and --nodes do on a command line.
-_WORLD = {"gpus": "world_size", "nodes": "nodes"}
 _MODEL_OPTIONS = {n: said.flag_of(n) for n, said in declared_options(SwinConfig).items()}
 
 
@@ -36,9 +34,7 @@ def kept_options(options: SearchOptions) -> dict[str, JsonValue]:
     if options.start is not None:
         kept["start"] = start_text(options.start)
     if options.storage is not None:
-        from search.loop.study.storage import (
-            hidden_password,  # imports optuna, which readers need not
-        )
+        from search.loop.storage import hidden_password  # imports optuna, which readers need not
 
         kept["storage"] = hidden_password(options.storage)
     found: dict[str, JsonValue] = to_jsonable_python(kept)
@@ -84,9 +80,8 @@ def tune_command(model: str, options: SearchOptions, more: Iterable[str] = ()) -
     words = ["planner", "tune", *([model] if model else []), *more, *_setting_flags(options)]
     for name, said in declared_options(SearchOptions).items():
         value = getattr(options, name)
-        if name in _WORLD and value is None:
-            held = getattr(options.base, _WORLD[name])
-            value = held if held != 1 else None
+        if name == "gpus" and value is None and options.base.world_size != 1:
+            value = options.base.world_size  # what `base` says of devices
         if said.text and value != getattr(_DEFAULTS, name):
             words += _flag(name, said, value)
     return shlex.join(words)
@@ -120,7 +115,7 @@ def _setting_flags(options: SearchOptions) -> list[str]:
     if options.batch_size is not None:
         values["batch_size"] = options.batch_size
     for field, value in _held(options).items():
-        if field not in ("batch_size", *_WORLD.values()):
+        if field not in ("batch_size", "world_size"):
             values[field] = implementations(str(value)) if field == "optimizer" else (value,)
     if options.gpus is not None and values.get("parallelism") == ("ddp",):
         del values["parallelism"]  # what --gpus means by itself

@@ -7,10 +7,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import product
+from typing import Literal
 
 from pydantic import ValidationError
 
+from planner.advice.search import batch_ladder, divisors, spread
 from planner.core.errors import UnsupportedError, UsageError, alternatives
 from planner.core.schema import DeviceInfo, Model, SwinConfig, TrainSetting
 from planner.core.schema.distribution import PARALLELISMS, Distribution
@@ -36,29 +38,42 @@ MAX_DIVISORS = 24  # of a global batch: more are thinned out, and say nothing ne
 @dataclass(frozen=True)
 class Candidate:
     """One setting of the space. `arm` is everything but the rung: settings of one arm differ only
-    in micro-batch (and, under a global batch, in accumulation), those of a loader in workers."""
+    in micro-batch (and, under a global batch, in accumulation)."""
 
     id: str
     setting: TrainSetting
     arm: str
 
     @property
-    def images(self: Candidate) -> int:
+    def images(self) -> int:
         """Images of one optimizer step on one device."""
         return self.setting.batch_size * self.setting.accumulate
 
 
+# "finalists": what was disturbed, once more; or the best, with other options of the allocator.
+Phase = Literal["calibrate", "search", "finalists", "baseline"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate to probe, in which phase, and the rate below which it cannot win."""
+
+    candidate: Candidate
+    phase: Phase = "search"
+    expected_rate: float | None = None
+    give_up_images_per_second: float | None = None
+
+
 @dataclass(frozen=True)
 class Space:
-    """The candidates, by arm and then by batch. `rungs` are the micro-batches, smallest first (of a
-    loader its workers: `rung_field` says which); `choices` the values of each axis; `left_out` says
-    what cannot run and why, a line for each law. `first` is to be probed before all others."""
+    """The candidates, by arm and then by batch. `rungs` are the micro-batches, smallest first,
+    `choices` the values of each axis; `left_out` says what cannot run and why, a line for each law.
+    `first` is to be probed before all others."""
 
     candidates: tuple[Candidate, ...]
     rungs: tuple[int, ...]
     choices: Mapping[str, tuple[Value | None, ...]]
     left_out: tuple[str, ...] = ()
-    rung_field: str = "batch_size"
     first: Candidate | None = None
 
     @property
@@ -235,17 +250,6 @@ def _check_base(model: Model, base: TrainSetting) -> None:
         find_library(model.library).resolve(model, base.uncompiled().model_copy(update=plain))
 
 
-def batch_ladder(largest: int) -> tuple[int, ...]:
-    """Powers of two and 3·2^k up to `largest`: from 16 on, all are multiples of 8."""
-    powers = [2**k for k in range(largest.bit_length())]
-    return tuple(sorted(b for p in powers for b in {p, 3 * p} if b <= largest))
-
-
-def divisors(number: int) -> tuple[int, ...]:
-    """The divisors of `number`, smallest first."""
-    return tuple(d for d in range(1, number + 1) if number % d == 0)
-
-
 def _batches(
     device: DeviceInfo,
     base: TrainSetting,
@@ -264,7 +268,7 @@ def _batches(
             f"Choose a multiple of {base.world_size}.",
         )
     share = global_batch // base.world_size
-    usual = (*_spread(divisors(share), largest), *more)
+    usual = (*spread([d for d in divisors(share) if d <= largest], MAX_DIVISORS), *more)
     fitting = [b for b in batch_sizes or usual if share % b == 0]
     if not fitting:
         raise UsageError(
@@ -273,15 +277,6 @@ def _batches(
             f"Choose among {', '.join(map(str, divisors(share)))}.",
         )
     return [{"batch_size": b, "accumulate": share // b} for b in sorted(set(fitting))]
-
-
-def _spread(values: tuple[int, ...], largest: int) -> list[int]:
-    """At most MAX_DIVISORS of `values`, evenly over their order, the multiples of 8 first."""
-    usable = [v for v in values if v <= largest]
-    while len(usable) > MAX_DIVISORS:
-        ratios = {b: b / a for a, b in pairwise(usable[:-1])}
-        usable.remove(min(ratios, key=lambda b: (b % 8 == 0, ratios[b])))
-    return usable
 
 
 _PLAIN = {

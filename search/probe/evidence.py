@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from planner.core.schema import MeasurementRecord
-from search.probe.interval import median_interval
 
 REPEAT_SHARE = 0.01  # two processes of one setting differ by about this, whatever each one says
 OTHERS_RAN = "other programs kept"  # how the flag begins of a machine that was not quiet
@@ -81,3 +82,54 @@ def price_of_compiling(records: Sequence[MeasurementRecord]) -> float:
     """Seconds that compiling a setting takes: the longest of its probes. In the others the compiler
     found its work of before in a cache."""
     return max(r.compile_seconds or 0.0 for r in records)
+
+
+# Judgement: the usual 95%, two-sided.
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class MedianInterval:
+    """A median with the bounds between which the true one lies, in the samples' unit.
+
+    `certain` is False where there are too few samples for the confidence: the bounds are then
+    merely the smallest and the largest sample.
+    """
+
+    median: float
+    low: float
+    high: float
+    certain: bool
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval's width as a share of the median (0.01 is ±1%)."""
+        return (self.high - self.low) / 2 / self.median
+
+
+def median_interval(samples: Sequence[float]) -> MedianInterval:
+    """The median of `samples` and its distribution-free confidence interval.
+
+    The number of samples below the true median is Binomial(n, 1/2), so the k-th smallest and the
+    k-th largest enclose it with probability 1 - 2 P(X < k): k is the largest that keeps this above
+    `CONFIDENCE` (6 samples are needed for 95%). Raises ValueError without samples.
+    """
+    if not samples:
+        raise ValueError("there is no median of no samples")
+    ordered = sorted(samples)
+    n = len(ordered)
+    middle = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+    k = _enclosing_rank(n, (1 - CONFIDENCE) / 2)
+    return MedianInterval(middle, ordered[max(k, 1) - 1], ordered[n - max(k, 1)], k >= 1)
+
+
+def _enclosing_rank(n: int, tail: float) -> int:
+    """The largest k with P(Binomial(n, 1/2) < k) <= tail; 0 where even k = 1 has more."""
+    term = math.exp(-n * math.log(2))
+    below = 0.0
+    for k in range(n // 2 + 1):
+        below += term
+        if below > tail:
+            return k
+        term *= (n - k) / (k + 1)
+    return n // 2

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
-from search.probe.evidence import HURRIED, STOPPED_EARLY
-from search.probe.interval import median_interval
+from search.probe.evidence import HURRIED, STOPPED_EARLY, median_interval
 from search.probe.protocol import ProbeRequest
 
 # Steps' worth of time kept free before the deadline, to end in order: the steps on their way and

@@ -4,7 +4,6 @@ have ended are lines above it."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from rich.panel import Panel
 from rich.table import Table
@@ -12,10 +11,7 @@ from rich.text import Text
 
 from planner.core.errors import printable
 from planner.core.units import format_seconds
-from search.loop.progress_text import memory_text, rate_text, setting_title
-
-if TYPE_CHECKING:
-    from search.loop.progress import Progress
+from search.loop.progress import Progress, memory_text, rate_text, setting_title
 
 _ECHO = 4  # columns for the ^C that a terminal echoes: where it wraps, rich erases a row too few
 # What a worker reports of itself, for a person: search.probe.parent.runner.ProbeEvent says when.

@@ -5,7 +5,6 @@ What cannot be read is told and does not keep the rest from being shown.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from planner.core.errors import PlannerError, UsageError
 from planner.core.files import (
     MAX_RESULT_BYTES,
-    STUDY,
     TUNE_PROBES,
     TUNE_RESULT,
     parse_json,
@@ -29,18 +27,17 @@ from planner.report.estimates import apart_fields
 from planner.report.searches import Run, cited
 from planner.trainers.emission import read_result
 from search.loop.contenders import choose, contenders
+from search.loop.records import parse_record, read_records
 from search.loop.request import model_flags, read_options, tune_command
-from search.loop.study.mixture import describe_mixture
-from search.loop.study.records import parse_record, read_records
-from search.loop.study.study import STUDY_NAME, is_replayed
 from search.probe.evidence import is_disturbed, is_feasible, rate_interval
 
 if TYPE_CHECKING:
     from optuna import Study
 
-FILES = (TUNE_RESULT, TUNE_PROBES, STUDY)
+FILES = (TUNE_RESULT, TUNE_PROBES)
 STORAGES = (".db", ".journal", ".log")
 _SQLITE = "sqlite:///"
+MOST_NAMED = 6
 _WAY_OUT = "Name the --output of a 'planner tune', a file of records, or a MODEL."
 
 T = TypeVar("T")
@@ -71,7 +68,7 @@ def read_run(target: str | Path, study_name: str | None = None) -> Run:
     if "://" in text or path.suffix in STORAGES:
         reader.read_storage(text, study_name)
     elif path.is_dir() or path.name in FILES:
-        reader.read_folder(path if path.is_dir() else path.parent, study_name)
+        reader.read_folder(path if path.is_dir() else path.parent)
     elif not path.exists():
         raise UsageError(f"{path} does not exist.", _WAY_OUT)
     elif path.suffix == ".json":
@@ -108,10 +105,10 @@ class Reader:
                 f"{TUNE_PROBES} was not read: only the {len(records)} probes that the "
                 "recommendation cites are shown."
             )
-        mixture = describe_mixture(records)
+        mixture = describe_mixture(records) if records else None
         run = Run(
             self.place, found, records, found.evidence if found else None, interval_of, self.place,
-            search_again(found, records, self.place),
+            search_again(found, self.place),
             (*self.faults, *([mixture] if mixture else [])),
             self.tuners, frozenset(r.probe_id for r in records if is_disturbed(r)),
         )  # fmt: skip
@@ -121,16 +118,14 @@ class Reader:
         is_within = partial(is_feasible, budget_bytes=run.budget_bytes)
         return replace(run, studies=studies_of(records, is_within)) if records else run
 
-    def read_folder(self, folder: Path, study_name: str | None) -> None:
+    def read_folder(self, folder: Path) -> None:
         self.place = str(folder)
         if (folder / TUNE_RESULT).exists():
             self.found = self._tried(lambda: read_result(folder / TUNE_RESULT), None)
         self.records = self.read_file(folder / TUNE_PROBES)
-        if (folder / STUDY).is_file():
-            self.read_study(f"{_SQLITE}{folder / STUDY}", study_name)
 
     def read_storage(self, storage: str, study_name: str | None) -> None:
-        from search.loop.study.storage import hidden_password
+        from search.loop.storage import hidden_password
 
         path = Path(storage.removeprefix(_SQLITE))
         if "://" not in str(storage.removeprefix(_SQLITE)):
@@ -162,12 +157,11 @@ class Reader:
                 continue
             if record.probe_id not in known:
                 self.records = (*self.records, record)
-            if holder := attributes.get("holder"):
+            if holder := attributes.get("tuner"):
                 holders[record.probe_id] = str(holder)
         order = {holder: n for n, holder in enumerate(dict.fromkeys(holders.values()), start=1)}
         self.tuners = {
-            probe_id: f"tuner {order[holder]}{_place_of(holder)}"
-            for probe_id, holder in holders.items()
+            probe_id: f"tuner {order[holder]} ({holder})" for probe_id, holder in holders.items()
         }
 
     def _tried(self, read: Callable[[], T], otherwise: T, said: str = "") -> T:
@@ -182,15 +176,15 @@ def trials_of(storage: str, name: str | None) -> list[tuple[int, dict[str, str]]
     """(number, attributes) of a study's ended probes, in the order they were begun. Raises
     StudyError where it cannot be opened, UsageError where several are there and none was named."""
     import optuna
-    from optuna.trial import TrialState
 
-    from search.loop.study.storage import StudyError, hidden_password, open_storage, storage_faults
+    from search.loop.storage import StudyError, hidden_password, open_storage, storage_faults
+    from search.loop.study import RECORD
 
     source = hidden_password(storage)
     opened = open_storage(storage, source)
     with storage_faults(source):
         names = optuna.get_all_study_names(opened)
-        wanted = name or (names[0] if len(names) == 1 else STUDY_NAME)
+        wanted = name or (names[0] if len(names) == 1 else "")
         listed = ", ".join(names[:5]) or "none"
         if wanted not in names:
             if name is None and names:
@@ -198,32 +192,33 @@ def trials_of(storage: str, name: str | None) -> list[tuple[int, dict[str, str]]
                                  f"Name one with --study-name: {listed}.")  # fmt: skip
             raise StudyError(f"{source} has no study {wanted!r}.", f"There are: {listed}.")
         trials = optuna.load_study(study_name=wanted, storage=opened).get_trials(deepcopy=False)
-    ended = (t for t in trials if t.state == TrialState.COMPLETE and t.user_attrs.get("record"))
+    ended = (t for t in trials if t.state.is_finished() and t.user_attrs.get(RECORD))
     return [(t.number, t.user_attrs) for t in sorted(ended, key=lambda t: t.number)]
 
 
-def _place_of(holder: str) -> str:
-    """A tuner as a person would tell it apart: ` (host, process 123)`."""
-    try:
-        host, _, pid, *_ = json.loads(holder)
-    except (ValueError, TypeError):
-        return ""
-    return f" ({host}, process {pid})"
+def describe_mixture(records: Sequence[MeasurementRecord]) -> str | None:
+    """In what the models, devices and software of records differ, as one sentence; None where all
+    are of one environment."""
+    from search.loop.study import Identity
+
+    first, *others = map(Identity.of, records)
+    found = dict.fromkeys(line for other in others for line in other.differences(first))
+    if not found:
+        return None
+    more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    named = "; ".join([*found][:MOST_NAMED])
+    return f"These records are of several environments: {named}{more}."
 
 
-def search_again(
-    found: Recommendation | None, records: tuple[MeasurementRecord, ...], place: str
-) -> str:
-    """The command that goes on; of what was replayed the one that replays again. "" where no result
-    keeps what was asked, or a name does not say the model."""
+def search_again(found: Recommendation | None, place: str) -> str:
+    """The command that goes on; "" where no result keeps what was asked, or a name does not say the
+    model."""
     if found is None:
         return ""
     try:
         asked = read_options(found.asked or {})
     except UsageError:
         return ""
-    if asked.replay is not None or any(map(is_replayed, records)):
-        return tune_command("", asked) if asked.replay is not None else ""
     model = found.model
     if isinstance(model, SwinConfig):
         named = find_library(model.library).find(model.name or "")
@@ -268,7 +263,7 @@ def studies_of(
             study.add_trial(
                 create_trial(
                     state=TrialState.COMPLETE if ran else TrialState.FAIL,
-                    values=values if ran else None,
+                    values=[v for v in values if v is not None] if ran else None,
                     params={names[axis]: _value(record, axis) for axis in axes},
                     distributions=known,
                     constraints={"budget": float(not is_within(record))},

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from math import log2
 from typing import Literal
+
+from pydantic import TypeAdapter
 
 from planner.core.schema import DeviceInfo, Model
 from planner.estimation.device_estimator import DeviceEstimator
+from planner.estimation.ledgers import is_on_shapes
+from planner.ledger import cache
+from planner.ledger.key import Key, own_digest
 from planner.memory.allocator_config import AllocatorConfig
 from planner.throughput.prediction import DeviceRates
 from search.loop.limits import PROBES_SHARE
@@ -19,6 +26,8 @@ RECORDING_SHARE = 0.25
 # But so many seconds, up to half of the time left: an import of torch and one recorded step of a
 # small model took 7 to 12 s on two busy cores (torch 2.14, 2026-11-26).
 LEAST_SECONDS = 15.0
+BUDGET_STEPS = 4  # to an octave of memory, within which a prior is kept
+_PRIOR = TypeAdapter(Prior)
 
 
 def device_prior(
@@ -45,11 +54,40 @@ def device_prior(
             note = f"There is no estimate of {model.title} before the first probe: {first}."
             say(note)
             return generic_prior(space, device), [note]
-    prior = estimated_prior(space, model, device, estimator, budget_bytes)
+    prior = None
+    key = _key(space, model, device, estimator, budget_bytes)
+    if key is not None and isinstance(kept := cache.load(key), dict):
+        prior = _PRIOR.validate_python(kept)
+    if prior is None:
+        prior = estimated_prior(space, model, device, estimator, budget_bytes)
+        if key is not None:
+            cache.store(key, _PRIOR.dump_python(prior, mode="json"))
     notes = _notes_of_stand_ins(estimator) if isinstance(estimator, DeviceEstimator) else []
     for note in notes:
         say(note)
     return prior, notes
+
+
+def _key(
+    space: Space, model: Model, device: DeviceInfo, estimator: Estimator, budget_bytes: int | None
+) -> Key | None:
+    """What decides a prior; None where it rests on what was recorded within a time, or on an
+    estimator of the person's. The budget only says at which batch an arm is estimated too."""
+    if not isinstance(estimator, DeviceEstimator) or any(
+        not is_on_shapes(model, c.setting) or c.setting.world_size > 1 for c in space.candidates
+    ):
+        return None
+    ids = ",".join(c.id for c in space.candidates)
+    return {
+        "title": f"{model.title} on {device.name}, before probes",
+        "model": model.model_dump(mode="json"),
+        "device": device.model_dump(mode="json", exclude={"uuid"}),
+        "settings": hashlib.sha256(ids.encode()).hexdigest(),
+        "budget": None if budget_bytes is None else round(BUDGET_STEPS * log2(budget_bytes)),
+        "rates": repr(estimator.measured),
+        "allocator": repr(estimator.allocator),
+        "source": own_digest((".", "../search/loop")),
+    }
 
 
 def recording_seconds(seconds_left: float) -> float:

@@ -21,7 +21,7 @@ from planner.core.schema.record import Recommendation
 from planner.core.units import format_seconds
 from planner.machine import supervisor
 from planner.training.data import Data, find_data
-from search.loop.interrupts import ending, hold, let_go
+from search.loop.interrupts import ending, interruptible
 
 STEPS, WARM_STEPS = 30, 10  # of the script; the first ones compile, tune and fill queues
 FEEDING_SHARE = 0.25  # of --budget that loader and script may take together
@@ -66,8 +66,6 @@ def feed(
     it with what is known."""
     if step.setting is None or step.evidence is None:
         return step
-    if not let_go():
-        return _noted(step, f"The data were not looked at: {ending()}.")
     from search.loader import find_loader
 
     size = getattr(step.model, "image_size", None) or (224, 224)
@@ -76,19 +74,19 @@ def feed(
     fed: Feeding | None = None
     try:
         walk = 90.0 if seconds_left is None else seconds_left * WALK_SHARE
-        loader = find_loader(
-            data.location, batch_size=step.setting.batch_size, image_size=size, device=where,
-            seconds=walk, on_progress=say,
-        )  # fmt: skip
-        fed = Feeding(data=loader)
-        say(f"Training {STEPS} steps by the emitted script on {data.location}.")
-        fed = _trained(step.model_copy(update={"feeding": fed}), fed, data, where, output,
-                       seconds_left)  # fmt: skip
+        with interruptible():
+            loader = find_loader(
+                data.location, batch_size=step.setting.batch_size, image_size=size, device=where,
+                seconds=walk, on_progress=say,
+            )  # fmt: skip
+            fed = Feeding(data=loader)
+            say(f"Training {STEPS} steps by the emitted script on {data.location}.")
+            fed = _trained(step.model_copy(update={"feeding": fed}), fed, data, where, output,
+                           seconds_left)  # fmt: skip
     except KeyboardInterrupt:
         notes.append(f"The data were not measured to the end: {ending()}.")
     except PlannerError as error:
         notes.append(f"The data were not measured to the end: {' '.join(str(error).split())}")
-    hold()
     if fed is None:
         return _noted(step, *notes)
     fed = fed.model_copy(update={"notes": (*fed.notes, *notes)})

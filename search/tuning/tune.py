@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 from collections.abc import Sequence
@@ -10,34 +11,29 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Unpack
 
-from planner.core.errors import UnsupportedError, UsageError
-from planner.core.files import TUNE_PROBES, TUNE_RESULT, write_whole
+from planner.advice.levers import EXPANDABLE
+from planner.core.errors import UnsupportedError
+from planner.core.files import TUNE_PROBES, TUNE_RESULT
 from planner.core.schema import FactoryModel, Model
 from planner.core.schema.record import Recommendation
 from planner.estimation.arguments import ModelLike, read_model
 from planner.libraries.building import check_factory
 from planner.memory.allocator_config import (
+    VARIABLES,
     AllocatorConfig,
     allocator_in_environment,
     recorded_allocator,
 )
-from search.loop.interrupts import handle_signals
-from search.loop.limits import Limits, probe_deadline
-from search.loop.memory_budget import find_budget, less_headroom, with_allocator
+from search.loop.folder import hold_folder, hold_gpu, make_folder, write_result
+from search.loop.interrupts import handle_signals, held, interruptible
+from search.loop.limits import Limits
+from search.loop.memory_budget import find_budget
 from search.loop.options import SearchKeywords, SearchOptions
-from search.loop.phases import search_and_recommend
 from search.loop.prober import DeviceProber, Prober, show_steps
 from search.loop.progress import OnProgress, note_taker
-from search.loop.replay import Replay, ReplayProber, refuse_measured
-from search.loop.result_file import make_folder, write_result
-from search.loop.session import Session
+from search.loop.search import Search, find_plain_arm
 from search.loop.space import make_space
-from search.loop.study.identity import Identity
-from search.loop.study.lock import hold_gpu
-from search.loop.study.mixture import describe_mixture
-from search.loop.study.optuna_study import make_study
-from search.loop.study.records import format_record, read_records
-from search.loop.study.study import MemoryStudy
+from search.loop.study import Identity, ProbeStudy
 from search.loop.surrogate.prior import Estimator
 from search.probe.device import (
     check_world,
@@ -45,21 +41,22 @@ from search.probe.device import (
     describe_device,
     least_free,
     name_card,
+    torch_build,
     versions,
     why_no_gpu,
+    why_no_segments,
 )
-from search.probe.device_rates import device_rates, kept_rates
+from search.probe.device_rates import device_rates
 from search.probe.parent.environment import rank_threads
 from search.probe.parent.fork_server import STEP_MODULES, WORLD_MODULES
 from search.probe.parent.ranks import rank_devices
-from search.tuning.allocator import ALLOCATOR_PROBES, compare_allocators, usual_options
 from search.tuning.device_prior import device_prior
 from search.tuning.feeding import FEEDING_SHARE, check_data, feed
 from search.tuning.own_model import ask_factory, with_own_optimizer
 
 
 def tune(
-    model: ModelLike | None,
+    model: ModelLike,
     *,
     estimator: Estimator | Literal["auto"] | None = "auto",
     prober: Prober | None = None,
@@ -73,7 +70,7 @@ def tune(
 
     Args:
         model: A SwinConfig (or its fields), a FactoryModel, or what the command takes:
-            LIBRARY:NAME, a file, package.module:factory. None where `replay` is given.
+            LIBRARY:NAME, a file, package.module:factory.
         estimator: What gives the prior; None for a search without one.
         prober: Runs a probe in place of a worker process.
         on_progress: Called with each event of the search.
@@ -97,15 +94,10 @@ def tune(
         budget_seconds: Time for probes, those of earlier runs of the study included; None for no
             limit.
         tolerance: End when no probe is expected to gain more than this share.
-        strategy: Who chooses the next probe; `planner tune --help` names them.
-        seed: Of strategies that draw at random.
         steps: Optimizer steps of the training: rank by its total time, compilation included.
-        epochs: The same, in epochs of `images_per_epoch`.
-        images_per_epoch: Images in an epoch (default: ImageNet-1k's).
-        baseline: Measure the plain default too, to compare with.
-        replay: A file of records to search in place of a device.
-        storage: An Optuna storage, or a `.journal` file; by default a file in `output`.
-        study_name: The study's name in the storage.
+        epochs: The same, in epochs of ImageNet-1k.
+        storage: An Optuna storage, or a `.journal` file; without one the study is in memory, and
+            one tuner at a time goes on from the records in `output`.
         accept_different: Go on with a study of another device or software.
         output: Folder for recommendation.json and probes.jsonl (default: tune-LIBRARY-NAME).
         data: A folder of pictures, or MODULE:FACTORY: what it recommends is trained on them by
@@ -122,30 +114,29 @@ def tune(
         ResultNotWrittenError: The result cannot be kept; it has the recommendation.
     """
     asked = SearchOptions.of(options)
-    chosen = None if model is None else read_model(model, {})
-    with handle_signals(signal.SIGINT):
-        if asked.replay:
-            return _replayed(chosen, asked, estimator, on_progress)
-        if chosen is None:
-            raise UsageError("there is no model to tune.", "Name one, or pass --replay FILE.")
+    chosen = read_model(model, {})
+    with handle_signals(signal.SIGINT), held():
         if prober is None and isinstance(chosen, FactoryModel):
-            check_factory(chosen.factory)
+            with interruptible():
+                check_factory(chosen.factory)
         # Probes are recorded with what their environment says, and go by it.
         usual, said = None, list[str]()
         if asked.allocator is None:
             usual, said = usual_options(choose_device(asked.device))
         with allocator_in_environment(asked.allocator or usual):
-            return _probed(chosen, asked, estimator, prober, on_progress, usual is not None, said)
+            return _probed(chosen, asked, estimator, prober, on_progress, said)
 
 
 def _probed(
     model: Model, options: SearchOptions, estimator: Estimator | Literal["auto"] | None,
-    prober: Prober | None, on_progress: OnProgress, by_default: bool, said_of_default: list[str],
+    prober: Prober | None, on_progress: OnProgress, said_of_default: list[str],
 ) -> Recommendation:  # fmt: skip
-    """`by_default`: nobody named the allocator's options that probes run with; `said_of_default` is
-    what to say of those."""
+    """`said_of_default` is what to say of the allocator's options where nobody named any."""
     base, restrict = options.base, options.restrict
-    made = ask_factory(model) if prober is None and isinstance(model, FactoryModel) else None
+    made = None
+    if prober is None and isinstance(model, FactoryModel):
+        with interruptible():
+            made = ask_factory(model)
     data = None
     if options.data is not None:
         data = check_data(options.data, model, made is not None and made.is_task)
@@ -159,8 +150,9 @@ def _probed(
     where = choose_device(options.device)
     found = describe_device(where)
     identity = Identity(
-        model, found.model_copy(update={"memory_cap_bytes": options.memory_bytes}), versions()
-    )
+        model=model, versions=versions(),
+        device=found.model_copy(update={"memory_cap_bytes": options.memory_bytes}),
+    )  # fmt: skip
     allocator, allocator_notes = _allocator(identity, options)
     allocator_notes = said_of_default or allocator_notes
     check_world(where, options.base)
@@ -171,53 +163,70 @@ def _probed(
         model, identity.device, base, restrict=restrict,
         batch_sizes=options.batch_size, global_batch=options.global_batch, start=options.start,
     )  # fmt: skip
-    study = make_study(options.storage, output, space, memory.budget_bytes, options.study_name)
+    study = ProbeStudy(
+        space, output / TUNE_PROBES, memory.budget_bytes, options.storage, f"planner {model.title}"
+    )
     notes = [*allocator_notes, *memory.notes, *space.left_out]
     if options.start is not None and space.first is None:
         notes.append("The setting to begin with cannot run here: the search begins as usual.")
-    notes += study.take_over(identity, options.accept_different)
     if where == "cpu" and options.device == "auto":
         notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
-    limits.charge(study.records())
-    whole = Limits(None, options.budget_seconds, limits.spent_seconds)
     say, hear = note_taker(on_progress), show_steps(on_progress)
     with contextlib.ExitStack() as stack:
+        if options.storage is None:
+            stack.enter_context(hold_folder(output))
+        notes += study.take_over(identity, options.accept_different)
+        limits.charge(study.records())
+        whole = Limits(None, options.budget_seconds, limits.spent_seconds)
         notes += _hold_devices(stack, where, devices)
         for note in notes:
             say(note)
-        rates = None
-        if estimator == "auto":
-            rates = device_rates(where, identity.device, limits.seconds_left(), say)
         own = None
         start = partial(
             DeviceProber, model, where, identity.device, memory.cap_bytes, hear,
             modules=STEP_MODULES if len(devices) == 1 else WORLD_MODULES,
         )  # fmt: skip
-        if prober is None:
-            own = start(on_result=study.receive)
-            prober = stack.enter_context(own)
-        prior, said = device_prior(
-            space, model, identity.device, estimator, memory.budget_bytes, rates=rates,
-            allocator=allocator, seconds_left=limits.seconds_left(), say=say,
-        )  # fmt: skip
-        limits.begin_probing()
-        session = Session(
-            space, study, prober, limits, probe_deadline(prior), memory.budget_bytes, on_progress
-        )
-        recommendation = search_and_recommend(session, identity, prior, options, [*notes, *said])
-        if by_default and own is not None and data is None:
-            recommendation = compare_allocators(
-                recommendation, lambda: stack.enter_context(start()), limits,
-                len(session.records), memory.budget_bytes, output / ALLOCATOR_PROBES,
+        with interruptible():
+            rates = None
+            if estimator == "auto":
+                rates = device_rates(where, identity.device, limits.seconds_left(), say)
+            if prober is None:
+                prober = own = stack.enter_context(start())
+            prior, said = device_prior(
+                space, model, identity.device, estimator, memory.budget_bytes, rates=rates,
+                allocator=allocator, seconds_left=limits.seconds_left(), say=say,
             )  # fmt: skip
-        where_kept = study.spilled or study.records_path
-        write_result(output / TUNE_RESULT, recommendation, where_kept)
+        limits.begin_probing()
+        say(f"{len(space)} settings; {prior.basis}.")
+        arm = find_plain_arm(space, model)
+        search = Search(study, prior, prober, limits, options, arm, on_progress)
+        if own is not None:
+            own.on_result = search.receive
+        stopped, faults = search.run()
+        recommendation = search.recommend(identity, stopped, [*faults, *memory.kept, *said])
+        write_result(output / TUNE_RESULT, recommendation, study.path)
         if data is not None:
             whole.spent_seconds = limits.spent_seconds
             recommendation = feed(recommendation, data, where, output, whole.seconds_left(), say)
-            write_result(output / TUNE_RESULT, recommendation, where_kept)
-        study.attach(output / TUNE_RESULT)
+            write_result(output / TUNE_RESULT, recommendation, study.path)
     return recommendation
+
+
+TORCHS_OWN = "expandable_segments:False"
+
+
+def usual_options(device: str) -> tuple[str | None, list[str]]:
+    """What probes on `device` run with where no option of `tune` and no variable of this
+    environment says otherwise, as advice counts; None for torch's own. And what is to be said."""
+    is_cuda = device != "cpu" and (torch_build() or "rocm")[0].isdigit()
+    if not is_cuda or any(name in os.environ for name in VARIABLES):
+        return None, []
+    if why := why_no_segments(device):
+        return None, [f"Probes run without expandable segments, which fail on this device: {why}."]
+    return EXPANDABLE, [
+        "Probes run with expandable segments, as advice counts; --allocator "
+        f"{TORCHS_OWN} is torch's own way."
+    ]
 
 
 def _hold_devices(stack: contextlib.ExitStack, where: str, devices: Sequence[str]) -> list[str]:
@@ -272,80 +281,6 @@ def _allocator(
     if found is None:
         return None, []
     return found, [f"Probes run with the allocator's options {found.source}."]
-
-
-def _replayed(
-    model: Model | None, options: SearchOptions, estimator: Estimator | Literal["auto"] | None,
-    on_progress: OnProgress,
-) -> Recommendation:  # fmt: skip
-    assert options.replay, "asked for"
-    source = options.replay / TUNE_PROBES if options.replay.is_dir() else options.replay
-    if not source.exists():
-        raise UsageError(
-            f"{source} does not exist.",
-            "Name a file of records (JSON lines), or the --output of 'planner tune'.",
-        )
-    file = read_records(source)
-    replay = Replay(file.records, str(source))
-    if model is not None and model != replay.model:
-        raise _of_another(str(source), replay.model, model)
-    output = make_folder(options.output) if options.output else None
-    if output is not None:
-        refuse_measured(output)
-    identity = Identity(replay.model, replay.device, replay.versions)
-    allocator, allocator_notes = _allocator(identity, options)
-    notes = [f"Replayed from {source}: nothing was run.", *allocator_notes]
-    if file.fault:
-        notes.append(f"{file.fault}: read up to there.")
-    mixture = describe_mixture(file.records)
-    if mixture:
-        notes.append(mixture)
-    say = note_taker(on_progress)
-    for note in notes:
-        say(note)
-    sizes = (options.memory_bytes, replay.device.memory_cap_bytes, replay.device.total_bytes)
-    limit = with_allocator(next(n for n in sizes if n is not None), replay.device, allocator)
-    budget = less_headroom(limit, options.headroom)
-    prior, said = device_prior(
-        replay.space, replay.model, replay.device, estimator, budget,
-        rates=kept_rates(replay.device, replay.versions.get("torch")), allocator=allocator, say=say,
-    )  # fmt: skip
-    # Nothing but recorded seconds is charged: the clock stands still.
-    limits = Limits(options.trials, options.budget_seconds, clock=lambda: 0.0)
-    session = Session(
-        replay.space, MemoryStudy(), ReplayProber(replay, limits), limits, probe_deadline(prior),
-        budget, on_progress,
-    )  # fmt: skip
-    found = search_and_recommend(session, identity, prior, options, [*notes, *said])
-    if output is not None:
-        said = _keep_replayed(session, source, output / TUNE_PROBES)
-        found = found.model_copy(update={"notes": (*found.notes, *said)})
-        write_result(output / TUNE_RESULT, found)
-    return found
-
-
-def _keep_replayed(session: Session, source: Path, path: Path) -> list[str]:
-    """Leaves what a replay went through; what is to be said of it. A replay of these same probes
-    keeps them all."""
-    try:
-        if not (path.exists() and path.samefile(source)):
-            write_whole(path, b"".join(format_record(record) for record in session.records))
-    except OSError as error:
-        return [f"The probes of this replay were not written to {path}: {error.strerror}"]
-    return []
-
-
-def _of_another(source: str, recorded: Model, asked: Model) -> UsageError:
-    """What differs, where the names do not say it."""
-    message = f"{source} is of {recorded.title}, not of {asked.title}."
-    if recorded.title != asked.title or type(recorded) is not type(asked):
-        return UsageError(message, "Omit the model, or name the recorded one.")
-    theirs, ours = recorded.model_dump(), asked.model_dump()
-    differing = [f"{f} {theirs[f]} and not {ours[f]}" for f in ours if theirs[f] != ours[f]]
-    return UsageError(
-        f"{source} is of another {asked.title}: {', '.join(differing)}.",
-        "Omit MODEL to search what was recorded.",
-    )
 
 
 def default_output(model: Model) -> Path:

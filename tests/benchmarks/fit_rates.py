@@ -25,7 +25,7 @@ from planner.report.settings import describe_setting
 from planner.throughput.efficiency import BANDWIDTH_SHARE, memory_kind
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import DeviceRates, device_seconds, predict_step, rates_for
-from search.loop.study.records import read_records
+from search.loop.records import read_records
 from tests.truth.compare import accuracy_of, gpu_of
 from tests.truth.fit import is_held_out
 from tests.truth.published import read_published, timed_operations

@@ -30,7 +30,7 @@ from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import find_gpu
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import StepTime, predict_step, rates_for
-from search.loop.study.records import read_records
+from search.loop.records import read_records
 from tests.truth.compare import gpu_of
 
 ROWS = Path(__file__).with_suffix(".jsonl")

@@ -19,14 +19,11 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from planner.core.schema import MeasurementRecord
-from search.loop.limits import Limits, probe_deadline
+from search.loop.limits import Limits
 from search.loop.options import SearchOptions
-from search.loop.phases import search_and_recommend
-from search.loop.replay import ReplayProber
-from search.loop.session import Session
-from search.loop.strategies.strategy import Choice
-from search.loop.study.identity import Identity
-from search.loop.study.study import MemoryStudy
+from search.loop.search import Search, find_plain_arm
+from search.loop.space import Choice
+from search.loop.study import Identity, ProbeStudy
 from tests.benchmarks import simulated_report as report
 from tests.benchmarks.simulated_draws import (
     PAIRS,
@@ -38,6 +35,7 @@ from tests.benchmarks.simulated_draws import (
     restricted,
 )
 from tests.benchmarks.simulated_report import Run
+from tests.search.replays import ReplayProber
 
 WITHIN = 0.01
 MAX_PROBES = 40  # of a search without a budget that does not end by itself
@@ -78,22 +76,22 @@ class Watch:
 
 
 def search_device(
-    device: Device, way: str, budget_seconds: float | None = None, max_probes: int = MAX_PROBES,
-    seed: int = 0,
-) -> Run:  # fmt: skip
+    device: Device, way: str, budget_seconds: float | None = None, max_probes: int = MAX_PROBES
+) -> Run:
     """One whole search of a device, and what came of it."""
     pair = device.pair
     trials = None if budget_seconds else max_probes
     limits = Limits(trials, budget_seconds, clock=lambda: 0.0)
     watch = Watch(device, limits)
-    options = SearchOptions(
-        trials=trials, budget_seconds=budget_seconds, seed=seed,
-        baseline=budget_seconds is not None,
-    )  # fmt: skip
-    identity = Identity(pair.model, pair.device, {"simulated": "not measured"})
-    deadline = probe_deadline(pair.prior)
-    session = Session(pair.space, MemoryStudy(), watch, limits, deadline, pair.budget_bytes)
-    found = search_and_recommend(session, identity, pair.prior, options, [])
+    options = SearchOptions(trials=trials, budget_seconds=budget_seconds)
+    identity = Identity(
+        model=pair.model, device=pair.device, versions={"simulated": "not measured"}
+    )
+    study = ProbeStudy(pair.space, budget_bytes=pair.budget_bytes)
+    arm = find_plain_arm(pair.space, pair.model)
+    search = Search(study, pair.prior, watch, limits, options, arm)
+    stopped, _ = search.run()
+    found = search.recommend(identity, stopped, [])
     best = float(watch.rates.max())
     index = pair.space.index(found.setting) if found.setting else None
     chosen = float(watch.rates[index]) if index is not None else 0.0

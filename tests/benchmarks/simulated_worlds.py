@@ -28,8 +28,8 @@ import numpy as np
 
 from planner.core.schema import TrainSetting
 from planner.report.text import table_text
-from search.loop.phases import PLAIN_DEFAULT_SHARE
-from search.loop.surrogate.probe_cost import ALIKE_SHARE
+from search.loop.sampler import PLAIN_SHARE
+from search.loop.surrogate.costs import ALIKE_SHARE
 from tests.benchmarks.described_devices import describe
 from tests.benchmarks.simulated_devices import search_device
 from tests.benchmarks.simulated_draws import (
@@ -157,7 +157,7 @@ def regret_of_knowing(device: Device, budget_seconds: float) -> float:
     space, rates, seconds = device.pair.space, device.rates(), device.compile_seconds
     modes = np.array([c.setting.compile for c in space.candidates])
     probe = device.startup_seconds + TIMED_SECONDS
-    left = (1 - PLAIN_DEFAULT_SHARE) * budget_seconds - probe
+    left = (1 - PLAIN_SHARE) * budget_seconds - probe
     found = rates[modes == "off"].max()
     for mode in ("default", "reduce-overhead", "max-autotune"):
         alike = 0.0 if mode == "default" else (1 - ALIKE_SHARE) * seconds["default"]
@@ -189,8 +189,8 @@ def search_worlds(task: tuple[str, Sequence[str], int, float]) -> dict[str, list
 
 
 def _search(device: Device, budget_seconds: float) -> Ended:
-    run = search_device(device, "budget", budget_seconds=budget_seconds)
-    knowing = regret_of_knowing(device, budget_seconds)
+    run = search_device(device, "budget", budget_seconds=budget_seconds or None)
+    knowing = regret_of_knowing(device, budget_seconds or np.inf)
     regret, knowing = (round(100 * r, 3) for r in (run.recommended, knowing))
     return Ended(regret, knowing, run.nothing, run.probes)
 
@@ -219,7 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("worlds", nargs="*", choices=[*WORLDS, []], default=[])
     parser.add_argument("--devices", type=int, default=6, help="of each pair")
-    parser.add_argument("--budget", type=float, default=600.0)
+    parser.add_argument("--budget", type=float, default=600.0, help="seconds, 0 for none")
     parser.add_argument("--pairs", nargs="*", default=list(PAIRS))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="as tests/benchmarks/results/")

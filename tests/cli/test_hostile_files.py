@@ -18,9 +18,8 @@ import pytest
 
 from planner.cli import main
 from planner.core.errors import shorten
-from search.loop.study.records import format_record
-from search.tuning.tune import tune
 from tests.cli.test_fuzz import fault_of, hangs
+from tests.search.replays import leave_run
 from tests.search.tables import invented_table
 
 MARKUP = "</script><script>alert(1)</script>"
@@ -39,7 +38,6 @@ COMMANDS = (
     ["report", "run/probes.jsonl", "--output", "page.html", "--force"],
     ["emit", "run", "--for", "timm"],
     ["emit", "run", "--for", "pytorch"],
-    ["tune", "--replay", "run/probes.jsonl", "--output", "again", "--budget", "1s", "--quiet"],
 )
 FILES = ("run/recommendation.json", "run/probes.jsonl")
 READERS = (
@@ -64,8 +62,7 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "whole"
     folder.mkdir()
-    (folder / "table.jsonl").write_bytes(b"".join(map(format_record, invented_table()[:40])))
-    tune(None, replay=folder / "table.jsonl", output=folder / "run", estimator=None)
+    leave_run(folder / "run", invented_table()[:40])
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,8 +18,6 @@ from planner.cli.show import Show, show_on
 from planner.core import terminal
 from planner.core.terminal import has_live_terminal, shows_seconds
 from tests.cli.terminals import Terminal, python
-
-GRID = Path(__file__).parents[1] / "truth/cpu_grid_2026-11-20.jsonl"
 
 
 def test_a_long_silence_has_a_word_where_nobody_watches_too(
@@ -35,7 +34,7 @@ def test_it_shows_what_runs_the_best_so_far_and_how_to_end_it(tmp_path: Path) ->
     """The search stays at its second probe until Ctrl-C, and leaves the terminal whole."""
     command = python(
         "tests.search.typed", "native:swin_tiny", "--batch-size", "8,16,32", "--compile", "off",
-        "--attention", "sdpa", "--optimizer", "adamw", "--strategy", "exhaustive", "--no-baseline",
+        "--attention", "sdpa", "--optimizer", "adamw", "--tolerance", "0%",
         "--output", str(tmp_path), "--wait", "--trials", "7",
     )  # fmt: skip
     with Terminal(command) as terminal:
@@ -48,7 +47,7 @@ def test_it_shows_what_runs_the_best_so_far_and_how_to_end_it(tmp_path: Path) ->
         terminal.await_seen(  # the clock goes on while nothing happens
             lambda: any("starting" in row and row != first for row in terminal.table()), "a tick"
         )
-        assert "[search] probe 1 of 7: batch" in terminal.text()
+        assert "[calibrate] probe 1 of 7: batch" in terminal.text()
         terminal.press(b"\x03")
         assert terminal.wait() == 130
         terminal.assert_whole()
@@ -71,7 +70,7 @@ def test_a_table_only_where_a_person_watches(monkeypatch: pytest.MonkeyPatch) ->
     "arguments",
     [
         ("estimate", "native:swin_tiny", "--batch-size", "64", "--gpu", "rtx-3090"),
-        ("tune", "--replay", str(GRID)),
+        ("advise", "native:swin_tiny", "--batch-size", "64", "--gpu", "rtx-3090"),
     ],
 )  # fmt: skip
 def test_no_answer_is_wider_than_the_terminal(
@@ -87,15 +86,16 @@ def test_no_answer_is_wider_than_the_terminal(
 
 
 def test_json_is_all_of_standard_output_and_quiet_is_all_of_standard_error(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
-    replay = ["tune", "--replay", str(GRID), "--json"]
-    assert main(replay) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["status"] == "recommended"
-    assert "[calibrate] probe 1: batch 8" in said.err
-    assert main([*replay, "--quiet"]) == 0
-    said = capsys.readouterr()
-    assert (said.err, json.loads(said.out)["status"]) == ("", "recommended")
-    assert main(["tune", "--replay", "nowhere.jsonl", "--quiet"]) == 2
-    assert "does not exist" in capsys.readouterr().err
+    command = python(
+        "tests.search.typed", "native:swin_tiny", "--trials", "2", "--json", "--output",
+        str(tmp_path), "--allocator", "expandable_segments:False",
+    )  # fmt: skip
+    loud, quiet = (
+        subprocess.run([*command, *more], capture_output=True, text=True, check=True)
+        for more in ((), ("--quiet",))
+    )
+    assert json.loads(loud.stdout)["status"] == "recommended"
+    assert "[calibrate] probe 1 of 2: batch" in loud.stderr
+    assert (quiet.stderr, json.loads(quiet.stdout)["status"]) == ("", "recommended")

@@ -16,7 +16,7 @@ from planner.cli.estimate import report as command
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import TrainSetting
 from planner.report.page.rendering import is_page
-from search.loop.study.records import append_records
+from search.loop.records import append_records
 from tests.search.tables import make_record
 
 SMALL = "native:swin_tiny"

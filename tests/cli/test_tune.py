@@ -20,8 +20,7 @@ from planner.core.schema import TrainSetting
 from planner.core.schema.record import Recommendation
 from planner.core.units import GIB
 from search.loop.options import SearchOptions
-from search.loop.study.records import format_record, read_records
-from tests.search.tables import invented_table
+from search.loop.records import read_records
 from tests.search.test_loader import make_folder
 from tests.trainers.cases import recommendation, tiny
 
@@ -37,7 +36,7 @@ def test_it_tunes_with_real_probes_and_goes_on_from_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The one real search of the default run: the command in a process of its own, then again."""
-    arguments = ["tune", *TINY, "--trials", "1", "--no-baseline", "--output", str(tmp_path)]
+    arguments = ["tune", *TINY, "--trials", "1", "--output", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "planner", *arguments], capture_output=True, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300, check=False,
@@ -53,34 +52,6 @@ def test_it_tunes_with_real_probes_and_goes_on_from_there(
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["setting"] == result["setting"]
     assert read_records(tmp_path / "probes.jsonl").records == records
-
-
-def test_a_replay_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = tmp_path / "table.jsonl"
-    table.write_bytes(b"".join(format_record(r) for r in invented_table()))
-    assert main(["tune", "--replay", str(table), "--strategy", "tpe"]) == 0
-    out = capsys.readouterr().out
-    assert "nothing was run" in " ".join(out.split())
-    assert "Next:" not in out  # nothing was kept
-    kept = tmp_path / "kept here"
-    assert main(["tune", "--replay", str(table), "--strategy", "tpe", "--output",
-                 str(kept)]) == 0  # fmt: skip
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"Next: planner emit '{kept}' --for TRAINER, or planner report '{kept}' --detail" in said
-
-
-def test_a_replay_through_the_command_writes_over_no_measured_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "probes.jsonl"
-    run.write_bytes(b"".join(format_record(r) for r in invented_table()))
-    assert main(["tune", "--replay", str(tmp_path), "--trials", "1"]) == 0, "its folder names it"
-    assert str(run) in capsys.readouterr().out
-    assert main(["tune", "--replay", str(run), "--output", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert "a replay writes only over what another replay left" in error
-    assert "Choose another --output, or omit it" in error
-    assert list(tmp_path.iterdir()) == [run]
 
 
 def test_what_is_typed_wins_over_what_it_begins_at(
@@ -109,7 +80,6 @@ def test_what_is_typed_wins_over_what_it_begins_at(
     del found["model"]
     assert SearchOptions.of(found).base.world_size == 2
     assert main(["tune", "--way", "2"]) == 2
-    assert main(["tune", "--from", str(file), "--replay", "x"]) == 2
     assert main(["tune", "--from", str(file), "--way", "99"]) == 2
 
 

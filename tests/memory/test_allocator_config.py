@@ -20,7 +20,7 @@ from planner.memory.allocator_config import (
 )
 from search.loop.memory_budget import find_budget
 from search.loop.options import SearchOptions
-from search.loop.strategies.strategy import Choice
+from search.loop.space import Choice
 from search.probe.device import MemoryInUse
 from search.tuning import tune as tune_file
 from search.tuning.tune import tune
@@ -258,12 +258,14 @@ def test_the_environments_options_decide_the_first_probe(
         "precision": ("bf16",), "checkpointing": ("none",), "compile": ("off",),
         "attention": ("sdpa",), "optimizer": ("adamw",),
     }  # fmt: skip
-    found = tune(
+    said: list[str] = []
+    tune(
         MODEL, memory_bytes=3 * GIB // 2, headroom=0.0, restrict=restrict, trials=1,
-        output=str(tmp_path), prober=probe, baseline=False,
+        output=str(tmp_path), prober=probe,
+        on_progress=lambda progress: said.append(progress.text),
     )  # fmt: skip
     assert asked == [batch_size]
-    assert any("allocator's options" in note for note in found.notes) == bool(options)
+    assert any("allocator's options" in text for text in said) == bool(options)
 
 
 def test_a_record_is_compared_with_the_options_it_ran_with() -> None:

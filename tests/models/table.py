@@ -32,7 +32,7 @@ from planner.core.torch_version import torch_version
 from planner.estimation.estimate import estimate
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 from planner.memory.compiled import RECORDED
-from search.loop.study.records import append_records, read_records
+from search.loop.records import append_records, read_records
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
 from search.probe.protocol import ProbeRequest

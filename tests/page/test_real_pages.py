@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from planner.cli import cli
+from search.loop.records import read_records
 from tests.page.browser import (
     FORMS,
     looking_at,
@@ -17,6 +18,7 @@ from tests.page.browser import (
     take_picture,
     unreadable,
 )
+from tests.search.replays import leave_run
 
 pytestmark = pytest.mark.browser
 TRUTH = Path(__file__).parents[1] / "truth" / "cpu_grid_2026-11-20.jsonl"
@@ -32,9 +34,7 @@ SUBJECTS = {
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a page of each of SUBJECTS."""
     folder = tmp_path_factory.mktemp("reports")
-    run = folder / "run"
-    done = CliRunner().invoke(cli, ["tune", "--replay", str(TRUTH), "--output", str(run)])
-    assert done.exit_code == 0, done.output
+    run = leave_run(folder / "run", read_records(TRUTH).records)
     for name, subjects in SUBJECTS.items():
         targets = [str(run) if subject == "run" else subject for subject in subjects]
         command = ["report", *targets, "--output", str(folder / f"{name}.html")]

@@ -21,12 +21,12 @@ from planner.report.step import Step
 from planner.trainers.emission import emit
 from search.loop.contenders import contenders, pareto_front
 from search.loop.options import SearchOptions
+from search.loop.records import read_records
 from search.loop.request import kept_options
-from search.loop.study.records import format_record
 from search.runs.reading import Reader, read_run, search_again
 from search.runs.writing import report_estimate, write_page
-from search.tuning.tune import tune
 from tests.page.browser import FORMS, looking_at, nameless, sideways, take_picture, unreadable
+from tests.search.replays import leave_run
 from tests.search.tables import invented_table, make_record
 
 GRID = Path("tests/truth/cpu_grid_2026-11-20.jsonl")
@@ -52,19 +52,15 @@ def run_of(records: Sequence[MeasurementRecord], name: str = "run") -> Run:
 
 
 def searched(tmp_path: Path, records: Sequence[MeasurementRecord]) -> Run:
-    table = tmp_path / "table.jsonl"
-    table.write_bytes(b"".join(format_record(r) for r in records))
-    tune(None, replay=table, output=tmp_path / "run", estimator=None, strategy="exhaustive",
-         budget_seconds=1e6, headroom=0.3)  # fmt: skip
+    leave_run(tmp_path / "run", records, tolerance=0.0, headroom=0.3)
     return read_run(tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The grid that was measured, searched again."""
-    folder = tmp_path_factory.mktemp("grid")
-    tune(None, replay=GRID, output=folder, estimator=None)
-    return read_run(folder)
+    records = read_records(GRID).records
+    return read_run(leave_run(tmp_path_factory.mktemp("grid"), records))
 
 
 @pytest.fixture(scope="module")
@@ -145,22 +141,17 @@ def test_the_table_has_every_probe_with_its_reason(trouble: Run) -> None:
 
 
 def test_the_command_that_repeats_a_search_has_its_options(grid: Run) -> None:
-    assert "planner tune --replay" in grid.again
     found = grid.found
     assert found is not None
     asked = kept_options(SearchOptions.of({"restrict": {"precision": "bf16"}, "trials": 9}))
-    records = tuple(r.model_copy(update={"probe_id": f"{n}"}) for n, r in enumerate(grid.records))
     named = SwinConfig.model_validate({"library": "native", "name": "no published one"})
     for model in (found.model, named):  # whose name alone does not say it
-        again = search_again(
-            found.model_copy(update={"asked": asked, "model": model}), records, "x"
-        )
-        assert again == ""
+        assert search_again(found.model_copy(update={"asked": asked, "model": model}), "x") == ""
     published = report_estimate("native:swin_tiny").estimate.model
     known = found.model_copy(update={"model": published, "asked": asked})
     options = "--precision bf16 --trials 9 --output x"
-    assert search_again(known, records, "x") == f"planner tune native:swin_tiny {options}"
-    assert search_again(known.model_copy(update={"asked": {"a": 1}}), records, "x") == ""
+    assert search_again(known, "x") == f"planner tune native:swin_tiny {options}"
+    assert search_again(known.model_copy(update={"asked": {"a": 1}}), "x") == ""
 
 
 def test_nothing_fits(tmp_path: Path) -> None:

@@ -14,11 +14,10 @@ from optuna.storages._rdb.storage import _VersionManager
 from planner.core.units import GIB
 from planner.machine import nvml
 from planner.machine.torch_build import TorchBuild
-from search.loop.study.records import format_record
 from search.probe import device
 from search.probe.device import MemoryInUse
 from search.tuning import tune as tune_file
-from tests.search.tables import GPU, invented_table
+from tests.search.tables import GPU
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -75,19 +74,11 @@ def free_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
     monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
     monkeypatch.setattr(tune_file, "least_free", lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB))
+    monkeypatch.setattr(tune_file, "versions", lambda: {"torch": "test"})
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, free_gpu: None) -> None:
     """Others hold 2 GiB of it."""
     held = MemoryInUse(16 * GIB, 2 * GIB, 14 * GIB)
-    monkeypatch.setattr(tune_file, "versions", lambda: {"torch": "test"})
     monkeypatch.setattr(tune_file, "least_free", lambda wanted: held)
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    """A file with the records of the invented table."""
-    path = tmp_path / "table.jsonl"
-    path.write_bytes(b"".join(format_record(r) for r in invented_table()))
-    return path

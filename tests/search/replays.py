@@ -1,42 +1,113 @@
-"""Strategies run over a recorded table, without the rest of a search."""
+"""A recorded table in place of a device: a search runs over it, charged its seconds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
 
-from search.loop.replay import Replay
-from search.loop.strategies.strategy import Situation, Strategy
-
-
-@dataclass(frozen=True)
-class Step:
-    """After one probe: how many were made, recorded seconds spent, the best rate so far in
-    images/s (0 before any fits)."""
-
-    probes: int
-    seconds: float
-    best_rate: float
-
-
-def run_strategy(
-    strategy: Strategy, replay: Replay, budget_bytes: int | None, max_probes: int | None = None
-) -> list[Step]:
-    """Lets a strategy search a table until it stops; one Step per probe."""
-    rates = replay.rates(budget_bytes)
-    steps: list[Step] = []
-    seconds, best = 0.0, 0.0
-    while max_probes is None or len(steps) < max_probes:
-        choice = strategy.ask(Situation())
-        if choice is None:
-            break
-        record = replay.probe(choice.candidate)
-        strategy.tell(choice.candidate, record)
-        seconds += record.probe_seconds
-        best = max(best, rates.get(choice.candidate.id, 0.0))
-        steps.append(Step(len(steps) + 1, seconds, best))
-    return steps
+from planner.core.files import TUNE_PROBES, TUNE_RESULT
+from planner.core.schema import MeasurementRecord
+from planner.core.schema.record import BUDGET_ENDED
+from search.loop.folder import make_folder, write_result
+from search.loop.limits import Limits
+from search.loop.memory_budget import less_headroom
+from search.loop.options import SearchOptions
+from search.loop.progress import OnProgress
+from search.loop.search import Search, find_plain_arm
+from search.loop.space import Candidate, Choice, setting_id, space_of
+from search.loop.study import Identity, ProbeStudy
+from search.loop.surrogate.prior import Prior, generic_prior
+from search.probe.evidence import is_feasible
 
 
-def probes_to_within(steps: list[Step], best_rate: float, share: float) -> Step | None:
-    """The first step whose best is within `share` of `best_rate`; None where none was."""
-    return next((s for s in steps if s.best_rate >= best_rate * (1 - share)), None)
+class Replay:
+    """Recorded probes of one model on one device, asked for by candidate.
+
+    A setting that was recorded several times gives its records in turn.
+    """
+
+    def __init__(self, records: Iterable[MeasurementRecord]) -> None:
+        self.records: dict[str, list[MeasurementRecord]] = {}
+        self.asked: dict[str, int] = {}
+        for record in records:
+            self.records.setdefault(setting_id(record.setting), []).append(record)
+        first = next(iter(self.records.values()))[0]
+        self.model, self.device, self.versions = first.model, first.device, first.versions
+        self.space = space_of(rs[0].setting for rs in self.records.values())
+
+    def probe(self, candidate: Candidate) -> MeasurementRecord:
+        """The next record of a candidate, as one more probe; the first again after the last."""
+        records = self.records[candidate.id]
+        turn = self.asked.get(candidate.id, 0)
+        self.asked[candidate.id] = turn + 1
+        return records[turn % len(records)].model_copy()
+
+    def rates(self, budget_bytes: int | None) -> dict[str, float]:
+        """Images/s of every candidate that ran within the budget, over all its records."""
+        found = {}
+        for c in self.space.candidates:
+            good = [r for r in self.records[c.id] if is_feasible(r, budget_bytes)]
+            if good:
+                found[c.id] = c.images / median([s for r in good for s in r.step_seconds])
+        return found
+
+
+class Table(Protocol):
+    """What answers for a device."""
+
+    def probe(self, candidate: Candidate) -> MeasurementRecord: ...
+
+
+class ReplayProber:
+    """A prober over a recorded table that charges recorded seconds to the limits."""
+
+    def __init__(self, replay: Table, limits: Limits) -> None:
+        self.replay, self.limits = replay, limits
+        self.choices: list[Choice] = []
+
+    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        self.choices.append(choice)
+        record = self.replay.probe(choice.candidate)
+        end = self.limits.seconds_left()
+        if end is not None and record.probe_seconds > end:  # a device's would have been cut short
+            ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None,
+                     "compile_seconds": None, "probe_seconds": end,
+                     "flags": (BUDGET_ENDED,)}  # fmt: skip
+            record = record.model_copy(update=ended)
+        self.limits.spent_seconds += record.probe_seconds
+        return record
+
+
+def search_table(
+    replay: Any,
+    prior: Prior,
+    budget_bytes: int | None,
+    prober: Any = None,
+    on_progress: OnProgress = lambda progress: None,
+    **options: Any,
+) -> tuple[Search, str]:
+    """A whole search over a table, and why it ended. Nothing but recorded seconds is charged."""
+    asked = SearchOptions.of({"budget_seconds": None, **options})
+    limits = Limits(asked.trials, asked.budget_seconds, clock=lambda: 0.0)
+    study = ProbeStudy(replay.space, budget_bytes=budget_bytes)
+    prober = ReplayProber(prober or replay, limits)
+    arm = find_plain_arm(replay.space, replay.model)
+    search = Search(study, prior, prober, limits, asked, arm, on_progress)
+    return search, search.run()[0]
+
+
+def leave_run(folder: Path, records: Iterable[MeasurementRecord], **options: Any) -> Path:
+    """What a search over a table leaves: its probes and its recommendation."""
+    asked = SearchOptions.of({"budget_seconds": None, "output": folder, **options})
+    replay = Replay(records)
+    budget = less_headroom(replay.device.total_bytes, asked.headroom)
+    limits = Limits(asked.trials, asked.budget_seconds, clock=lambda: 0.0)
+    study = ProbeStudy(replay.space, make_folder(folder) / TUNE_PROBES, budget)
+    prior = generic_prior(replay.space, replay.device)
+    arm = find_plain_arm(replay.space, replay.model)
+    search = Search(study, prior, ReplayProber(replay, limits), limits, asked, arm)
+    identity = Identity(model=replay.model, device=replay.device, versions=replay.versions)
+    write_result(folder / TUNE_RESULT, search.recommend(identity, search.run()[0], []))
+    return folder

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-import numpy as np
-
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.units import GIB, MIB
-from search.loop.replay import Replay
 from search.loop.space import make_space
-from search.loop.strategies.planner_strategy import PlannerStrategy
-from search.loop.strategies.strategy import Situation
 from search.loop.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
+from tests.search.replays import Replay
 
 MODEL = SwinConfig(name="invented")
 BUDGET = 16 * GIB
@@ -92,12 +88,3 @@ def true_prior(replay: Replay, seconds: float = 1.0, num_bytes: float = 1.0) -> 
         for c in replay.space.candidates
     ]
     return Prior(tuple(guesses), ESTIMATED_SECONDS, ESTIMATED_BYTES, "the truth")
-
-
-def unheard(strategy: PlannerStrategy) -> list[TrainSetting]:
-    """What compiles the fastest eager setting, where nothing has."""
-    strategy.ask(Situation())
-    best, predicted = strategy.posterior.best(), strategy.posterior.predict()
-    assert best is not None
-    found = np.flatnonzero(strategy._unheard(predicted, best[1]))
-    return [strategy.space.candidates[i].setting for i in found]

@@ -13,13 +13,10 @@ from planner.core.schema import DeviceInfo, MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED
 from planner.core.units import GIB, MIB
 from search.loop.contenders import contenders
-from search.loop.session import MAX_CROWDED, MAX_LOST
-from search.loop.space import make_space
-from search.loop.strategies.in_order import ListStrategy
-from search.loop.strategies.optuna_sampler import SamplerStrategy, tpe_sampler
-from search.loop.strategies.strategy import Choice
-from search.loop.study.params import constraint
-from search.loop.study.records import read_records
+from search.loop.records import read_records
+from search.loop.search import MAX_CROWDED, MAX_LOST
+from search.loop.space import Choice, make_space
+from search.loop.study import constraint
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import generic_prior
 from search.probe.device import MemoryInUse
@@ -69,12 +66,6 @@ def test_no_reader_of_records_holds_it_against_the_setting() -> None:
     posterior.tell(posterior.space.candidates[index], crowded)
     assert not posterior.excluded.any()
     assert not posterior.bytes.indices
-    sampler = SamplerStrategy(space, tpe_sampler(0), BUDGET)
-    sampler.tell(candidate, crowded)
-    assert not sampler.told
-    listed = ListStrategy(space.candidates)
-    listed.tell(candidate, crowded)
-    assert not listed.known
     good = make_record(candidate.setting)
     assert [c.setting for c in contenders([crowded, good], BUDGET)] == [candidate.setting]
 
@@ -96,7 +87,7 @@ def on_a_lost_device(choice: Choice, probe_id: str, deadline_seconds: float) -> 
 def test_a_lost_device_ends_the_search_and_no_setting_is_blamed(tmp_path: Path) -> None:
     found = tune(
         MODEL, prober=on_a_lost_device, restrict=SMALL, estimator=None, batch_size=(8, 16),
-        output=tmp_path, baseline=False, budget_seconds=None,
+        output=tmp_path, budget_seconds=None,
     )  # fmt: skip
     assert found.stopped_because == "the device does not answer any more"
     assert found.advice.startswith("The device failed before anything was on it: AcceleratorError")
@@ -108,7 +99,7 @@ def test_a_lost_device_ends_the_search_and_no_setting_is_blamed(tmp_path: Path) 
 @pytest.mark.usefixtures("free_gpu")
 def test_a_search_ends_where_others_hold_the_device(tmp_path: Path) -> None:
     given = {"restrict": SMALL, "estimator": None, "batch_size": (64, 96, 128), "output": tmp_path,
-             "baseline": False, "budget_seconds": None}  # fmt: skip
+             "budget_seconds": None}  # fmt: skip
     nothing = tune(MODEL, prober=crowded_out, **given)  # type: ignore[arg-type]
     assert nothing.status == "nothing_fits"
     assert "other processes took the device's memory" in nothing.stopped_because
@@ -129,8 +120,7 @@ def test_a_study_resumed_with_more_memory_asks_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_gpu: None
 ) -> None:
     """Begun with 4 GiB free, where batch 64 in fp32 runs out of memory; gone on with 16 GiB."""
-    given = {"estimator": None, "batch_size": 64, "output": tmp_path, "strategy": "exhaustive",
-             "baseline": False, "budget_seconds": None,
+    given = {"estimator": None, "batch_size": 64, "output": tmp_path, "budget_seconds": None,
              "restrict": {**SMALL, "precision": ("fp32",), "checkpointing": ("none",),
                           "compile": ("off",)}}  # fmt: skip
     for free, status in ((4, "nothing_fits"), (4, "nothing_fits"), (16, "recommended")):

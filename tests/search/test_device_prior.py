@@ -17,7 +17,7 @@ from planner.estimation.device_estimator import DeviceEstimator
 from planner.libraries.resolve import resolve_model
 from search.loop.space import Space, make_space
 from search.tuning.device_prior import device_prior, recording_seconds
-from tests.search.tables import H100
+from tests.search.tables import H100, MODEL
 
 CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=16 * GIB)
 SCRIPT = """
@@ -93,3 +93,21 @@ def test_only_what_was_not_recorded_is_called_unknown(
     space = make_space(model, H100, ranks, restrict=axes, batch_sizes=(8, 16))
     (note,) = device_prior(space, model, H100, DeviceEstimator(H100), H100.total_bytes)[1]
     assert f"what fsdp adds to one device's {said}" in note
+
+
+def test_a_prior_is_kept_for_the_next_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
+    axes = {"precision": ("fp32",), "compile": ("off",), "attention": ("sdpa",)}
+    space = make_space(MODEL, CPU, restrict=axes, batch_sizes=(1, 4))
+    first, _ = device_prior(space, MODEL, CPU, "auto", 8 * GIB)
+
+    def never(*_: object) -> None:
+        raise AssertionError("estimated anew")
+
+    monkeypatch.setattr("search.tuning.device_prior.estimated_prior", never)
+    assert device_prior(space, MODEL, CPU, "auto", 8 * GIB)[0] == first
+    for budget, device in ((16 * GIB, CPU), (8 * GIB, H100)):
+        with pytest.raises(AssertionError, match="anew"):
+            device_prior(space, MODEL, device, "auto", budget)

@@ -2,55 +2,38 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import Expected
-from search.loop.limits import Limits
-from search.loop.replay import Replay, ReplayProber
-from search.loop.session import Session
-from search.loop.strategies.named import make_strategy
-from search.loop.strategies.strategy import TOLERANCE
-from search.loop.study.records import format_record, parse_record, read_records
-from search.loop.study.study import MemoryStudy
-from search.loop.surrogate.expectation import expectation
-from search.loop.surrogate.posterior import Posterior
+from search.loop.records import format_record, parse_record, read_records
+from tests.search.replays import Replay, search_table
 from tests.search.tables import BUDGET, invented_table, make_record, true_prior
 
 STALE = Expected(phase="search", basis="probes", images_per_second=(1.0, 2.0, 3.0))
 REPLAY = Replay([r.model_copy(update={"expected": STALE}) for r in invented_table()])
-PRIOR = true_prior(REPLAY, seconds=1.3, num_bytes=1.05)
 
 
-def searched(name: str, expects: bool = True, trials: int = 12) -> list[MeasurementRecord]:
+def searched() -> list[MeasurementRecord]:
     """The records of a search over a table whose own records hold another's expectation."""
-    limits = Limits(trials)
-    session = Session(
-        REPLAY.space, MemoryStudy(), ReplayProber(REPLAY, limits), limits, lambda choice: 600.0,
-        BUDGET,
-    )  # fmt: skip
-    posterior = Posterior(REPLAY.space, PRIOR, BUDGET)
-    if expects:
-        session.expect, session.listen = partial(expectation, posterior), posterior.tell
-    session.run(make_strategy(name, posterior, TOLERANCE, seed=0))
-    return session.records
+    prior = true_prior(REPLAY, seconds=1.3, num_bytes=1.05)
+    return search_table(REPLAY, prior, BUDGET, trials=12)[0].records
 
 
-def test_a_replay_stamps_what_this_search_expected_and_not_what_another_did() -> None:
-    records = searched("planner")
+def test_it_stamps_what_this_search_expected_and_not_what_another_did() -> None:
+    records = searched()
     assert len(records) >= 3
     assert all(r.expected is not None and r.expected != STALE for r in records)
     first, *others = (r.expected for r in records if r.expected)
     assert (first.phase, first.basis) == ("calibrate", "prior")
     assert {e.basis for e in others} == {"probes"}
-    assert {e.phase for e in others} <= {"search", "finalists"}
+    assert {e.phase for e in others} <= {"search", "finalists", "baseline"}
 
 
 def test_intervals_hold_their_middle_and_narrow_as_probes_teach() -> None:
-    records = [r for r in searched("planner") if r.status == "measured"]
+    records = [r for r in searched() if r.status == "measured"]
     for record in records:
         for figures in (record.expected.images_per_second, record.expected.used_bytes):
             assert figures[0] < figures[1] < figures[2]

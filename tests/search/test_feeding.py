@@ -31,7 +31,7 @@ def test_a_search_ends_with_the_emitted_script_on_the_data(
     found = tune(
         TINY, device="cpu", trials=1, batch_size=4, data=str(data), output=tmp_path / "run",
         restrict={"precision": ["fp32"], "compile": ["off"], "checkpointing": ["none"]},
-        baseline=False, estimator=None,
+        estimator=None,
     )  # fmt: skip
     fed = found.feeding
     assert fed is not None, found.notes

@@ -11,13 +11,11 @@ import pytest
 
 from planner.cli import main
 from planner.core.errors import PlannerError, UsageError
-from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.validation import declared_options
 from planner.machine.hardware.gpu import read_device
 from search import tune
 from search.loop.options import SearchKeywords, SearchOptions
-from search.loop.study.records import format_record
-from tests.search.tables import MODEL, make_record
+from tests.search.tables import MODEL
 
 
 def test_what_is_no_search_is_said_in_a_few_lines(
@@ -33,7 +31,6 @@ def test_what_is_no_search_is_said_in_a_few_lines(
         ("--storage=", 2, "--storage has no value"),
         ("--set embed_dim=24 --set embed-dim=24", 2, "given twice"),
         ("--set frozen_stages=9", 1, "4 stages"),
-        ("--replay x --precision bf16", 2, "omit device, precision"),
         ("--gpu t4", 2, "--from x.json' begins there"),
         ("--precision fp16", 1, "fp32 and bf16"),
         ("--storage study", 2, "neither"),
@@ -49,16 +46,6 @@ def test_what_is_no_search_is_said_in_a_few_lines(
     assert not list(tmp_path.glob("**/recommendation.json"))
 
 
-def test_a_replay_of_another_model_says_what_differs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = tmp_path / "table.jsonl"
-    tiny = SwinConfig(name="swin_tiny", embed_dim=48)
-    table.write_bytes(format_record(make_record(TrainSetting(), model=tiny)))
-    assert main(["tune", "native:swin_tiny", "--replay", str(table)]) == 2
-    assert "another native:swin_tiny: embed_dim 48 and not 96" in capsys.readouterr().err
-
-
 def test_what_python_cannot_mean_is_a_usage_error(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"restrict": {"precison": ("bf16",)}}, "Did you mean 'precision'"),
@@ -66,7 +53,6 @@ def test_what_python_cannot_mean_is_a_usage_error(tmp_path: Path) -> None:
         ({"global_batch": 8, "base": {"accumulate": 3}}, "accumulate follows"),
         ({"base": {"precision": "fp32"}}, "precision is what is searched"),
         ({"output": 3}, "output is a path"),
-        ({"model": None}, "no model"),
         ({"headroom": -1, "trials": -1}, "2 faults"),
         ({"budget": "10m"}, "mean 'budget_seconds'"),
         ({"precision": "10m"}, "restrict={'precision': …}"),

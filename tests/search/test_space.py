@@ -6,18 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.advice.search import batch_ladder, divisors
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import DeviceInfo, FactoryModel, SwinConfig, TrainSetting
 from search.loop.axes import AXES, Value, read_values
 from search.loop.space import (
     Space,
-    batch_ladder,
-    divisors,
     make_space,
     setting_id,
     simplicity,
 )
-from search.loop.study.params import SpaceParams
+from search.loop.study import SpaceParams
 
 CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=2**33)
 T4 = DeviceInfo(kind="cuda", name="Tesla T4", total_bytes=2**34, capability=(7, 5))

@@ -19,7 +19,7 @@ from typing import Any
 from planner.cli import main
 from planner.core.schema import MeasurementRecord
 from planner.core.units import GIB
-from search.loop.strategies.strategy import Choice
+from search.loop.space import Choice
 from search.probe.device import MemoryInUse
 from search.tuning import tune as tune_file
 from search.tuning.device_prior import device_prior
@@ -45,8 +45,10 @@ def pretend_no_estimate() -> None:
 class SlowProber:
     """In place of DeviceProber."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.calls = 0
+    on_result: Any = None
+
+    def __init__(self, model: Any, *_: Any, **__: Any) -> None:
+        self.model, self.calls = model, 0
 
     def __enter__(self) -> SlowProber:
         return self
@@ -65,7 +67,8 @@ class SlowProber:
                 with suppress(OSError):  # its terminal was closed
                     print("winding up", file=sys.stderr, flush=True)
                 wind_up(os.environ.get("WINDS_UP_UNTIL"))
-        return make_record(choice.candidate.setting, seed=Random(probe_id).randrange(99))
+        seed = Random(probe_id).randrange(99)
+        return make_record(choice.candidate.setting, seed=seed, model=self.model)
 
 
 def wind_up(until: str | None) -> None:

@@ -34,7 +34,7 @@ from planner.throughput.prediction import (
     predict_step,
     rates_for,
 )
-from search.loop.study.records import read_records
+from search.loop.records import read_records
 
 MS = 1e-3
 EAGER = TrainSetting(precision="fp32", batch_size=8)

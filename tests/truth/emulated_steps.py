@@ -25,7 +25,7 @@ from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
 from planner.estimation.ledgers import is_on_shapes
 from planner.report.settings import describe_setting
-from search.loop.study.records import read_records
+from search.loop.records import read_records
 from tests.truth.compare import Comparison, compare
 
 TRUTH = Path(__file__).with_name("emulated")

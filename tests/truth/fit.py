@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from planner.core.schema import MeasurementRecord, Model, SwinConfig, TrainSetting
-from search.loop.study.records import read_records
+from search.loop.records import read_records
 from tests.truth.compare import Comparison, accuracy, compare, gpu_of
 
 HELD_OUT_ONE_IN = 4

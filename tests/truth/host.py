@@ -23,7 +23,7 @@ from planner.estimation.ledgers import step_ledger
 from planner.throughput.efficiency import MEASURED_HOST_SPREAD
 from planner.throughput.prediction import HOST_SECONDS, StepTime, host_of_chain, rates_for
 from planner.throughput.result import step_time
-from search.loop.study.records import read_records
+from search.loop.records import read_records
 from tests.truth.compare import gpu_of
 
 TRUTH = Path(__file__).parent

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from planner.core.schema import FactoryModel
-from search.loop.study.records import append_records, read_records
+from search.loop.records import append_records, read_records
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
 from search.probe.protocol import ProbeRequest

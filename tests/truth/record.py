@@ -22,7 +22,7 @@ from planner.core.errors import PlannerError
 from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.core.schema.record import BUDGET_ENDED
 from planner.report.settings import describe_setting
-from search.loop.study.records import append_records, read_records
+from search.loop.records import append_records, read_records
 from search.probe.device import choose_device, describe_device
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe

@@ -21,7 +21,7 @@ pytest.importorskip("transformers")
 from planner.core.files import parse_yaml, read_text
 from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
-from search.loop.study.records import read_records
+from search.loop.records import read_records
 from tests.models.table import (
     COMPILED,
     LISTED,

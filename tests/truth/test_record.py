@@ -10,7 +10,7 @@ import pytest
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED
-from search.loop.study.records import append_records, read_records
+from search.loop.records import append_records, read_records
 from search.probe.device import describe_device
 from search.probe.protocol import ProbeRequest
 from tests.truth import record as run

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import erf, inf, log, sqrt
+from math import erf, exp, hypot, inf, log, sqrt
 
 import numpy as np
 
 from planner.core.schema import MeasurementRecord
+from planner.core.schema.record import Expected, Range
 from search.loop.contenders import Contender
 from search.loop.space import Candidate, Space
-from search.loop.surrogate.arrays import Array, Indices, Mask
-from search.loop.surrogate.broken_parts import BrokenParts
-from search.loop.surrogate.gaussian_process import GaussianProcess
+from search.loop.surrogate.costs import ProbeCosts
+from search.loop.surrogate.parts import BrokenParts
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior
-from search.loop.surrogate.probe_cost import ProbeCosts
-from search.probe.evidence import is_feasible, slowed_by, usually_slowed_by
-from search.probe.interval import median_interval
+from search.loop.surrogate.process import Array, GaussianProcess, Mask
+from search.probe.evidence import is_feasible, median_interval, slowed_by, usually_slowed_by
 
 # Between processes the same setting repeats to about a percent, whatever the samples of one say:
 # an assumption. On a shared CPU three repeats had a standard deviation of 2.2% (the median of
@@ -28,15 +27,13 @@ CLOSE, CLOSE_SD = 0.96, 0.2
 # What is slower than believed by more standard deviations of its noise has more noise: a judgement.
 SURPRISE = 3.0
 MEMORY_SD = 0.005
-MEMORY_LEVERS = ("checkpointing", "offload")  # that buy memory for time, and nothing else
-SURE_TO_FIT = 0.99  # the probability that makes them dominated
 BROKEN = 0.1  # what runs with less than this probability is not probed
 # Before anything ran: without it a model that gives NaN however it is run took 272 probes, one of
 # each arm; with it 23, and what runs alone among many is found as soon.
 SURELY_BROKEN = 1e-6
 OVER_BY = 0.5  # standard deviations, that what did not fit needs more than there was: a judgement
-NUM_RIVALS = 64  # those that matter for what is left to gain
-NUM_DRAWS = 512
+NORMAL_95 = 1.96  # standard deviations to either side that hold 95% of a normal variable
+LARGEST_LOG = 80.0  # e^80 is more than any rate or size, and is still a number
 _erf = np.frompyfunc(erf, 1, 1)
 
 
@@ -77,10 +74,10 @@ class Posterior:
         self.costs = ProbeCosts(space, prior.compile_seconds)
         self.batch = np.array([c.setting.batch_size for c in space.candidates])
         self.arms = np.array([c.arm for c in space.candidates])
-        self.twins = [_without(space, lever) for lever in MEMORY_LEVERS]
         self.settled = np.zeros(len(space), dtype=bool)  # it or its arm failed, or is too large
         self.proven = np.zeros(len(space), dtype=bool)
         self.broken_parts = BrokenParts(space)
+        self.close: set[int] = set()  # what was slow so close to the limit that it says little
         self.records: dict[int, list[MeasurementRecord]] = {}
         self.told: list[MeasurementRecord] = []
 
@@ -127,7 +124,8 @@ class Posterior:
         self.broken_parts.ran(index)
         interval = median_interval(record.step_seconds)
         spread = max(REPEAT_SD, log(interval.high / interval.low) / 4)
-        if log(record.used_bytes or 1) > log(CLOSE) + self.log_budget:
+        is_close = log(record.used_bytes or 1) > log(CLOSE) + self.log_budget
+        if is_close:
             spread = max(spread, CLOSE_SD)
         seconds, slowed = log(interval.median), slowed_by(record)
         if self.seconds.indices:
@@ -135,6 +133,8 @@ class Posterior:
             # back and asked for again, close to the limit) and says little of the others.
             believed = self.seconds.predict(np.array([index]))[0] + self.seconds.slowness(slowed)[0]
             spread = max(spread, float(seconds - believed[-1]) / SURPRISE)
+            if is_close and seconds - believed[-1] > CLOSE_SD:
+                self.close.add(index)
         self.seconds.observe(index, seconds, spread, slowed)
         num_bytes = record.used_bytes
         if not num_bytes:
@@ -182,17 +182,6 @@ class Posterior:
         training = self.images * np.exp(log_seconds - self.log_images)
         return np.asarray(np.log1p(self.costs.compiling() / training))
 
-    def dominated(self, predicted: Prediction) -> Mask:
-        """Checkpointed or offloaded settings whose plain twin surely fits: they do all of its work,
-        and some of it twice, or move what it keeps. A twin that failed for another reason than
-        memory does not count."""
-        usable = ~predicted.excluded
-        usable[list(self.ran())] = True
-        good = usable & (predicted.fits >= SURE_TO_FIT)
-        itself = np.arange(len(self.space))
-        fits = [(twins >= 0) & (twins != itself) & good[twins] for twins in self.twins]
-        return np.asarray(np.any(fits, axis=0))
-
     def improvement(self, predicted: Prediction, allowed: Mask, best_rate: float) -> Array:
         """The expected gain of a probe of each that is allowed, as a share of the best rate so
         far: the mean of max(rate / best - 1, 0) for a log-normal rate, times how probably it runs
@@ -201,31 +190,6 @@ class Posterior:
         above = np.exp(mean + 0.5 * sd * sd) * normal_cdf(mean / sd + sd)
         gains = np.maximum(above - normal_cdf(mean / sd), 0.0)
         return np.where(allowed, gains * predicted.fits * predicted.runs, 0.0)
-
-    def shared_improvement(self, predicted: Prediction, gains: Array, best_rate: float) -> Array:
-        """The expected gain of probing all that have one by themselves (`gains`, of `improvement`),
-        as a share of the best rate so far, and shared out: in each draw from the joint posterior to
-        the candidate that is best in it."""
-        shares = np.zeros(len(self.space))
-        top = np.argsort(-gains)[:NUM_RIVALS]
-        top = top[gains[top] > 0]
-        if not len(top):
-            return shares
-        random = np.random.default_rng(0)  # the same draws each time: no strategy needs luck
-        rates = self._draw(random, predicted.log_rate[top], self.seconds.covariance(top))
-        need = self._draw(random, predicted.log_bytes[top], self.bytes.covariance(top))
-        usable = (need <= self.log_budget) | self.proven[top]
-        usable &= self.broken_parts.draw(random, NUM_DRAWS, top)
-        gain = np.where(usable, rates - log(best_rate), 0.0)
-        winner = gain.argmax(axis=1)
-        won = np.maximum(np.exp(gain.max(axis=1)) - 1, 0.0) / NUM_DRAWS
-        np.add.at(shares, top[winner], won)
-        return shares
-
-    @staticmethod
-    def _draw(random: np.random.Generator, mean: Array, covariance: Array) -> Array:
-        spread = np.linalg.cholesky(covariance + 1e-9 * np.eye(len(mean)))
-        return np.asarray(mean + random.standard_normal((NUM_DRAWS, len(mean))) @ spread.T)
 
     def ran(self) -> dict[int, Contender]:
         """What ran and fits, by index, in the order of their first probes; of a hot device with
@@ -246,15 +210,39 @@ class Posterior:
         rates = [(i, c.rate_over(self.images)) for i, c in self.ran().items()]
         return max(rates, key=lambda found: found[1], default=None)
 
+    def expected(self, candidate: Candidate, phase: str) -> Expected | None:
+        """What is expected of a probe of `candidate` now; None for a setting outside the space.
+
+        The rate is that of the steps alone, as a probe measures it, however the search counts
+        compilation.
+        """
+        index = self.space.index(candidate.setting)
+        if index is None:
+            return None
+        predicted = self.predict()
+        slower, slower_sd = self.seconds.slowness(self.seconds.usual)
+        log_rate = float(self.log_images[index] - predicted.log_seconds[index] - slower[-1])
+        seconds_sd = hypot(predicted.log_seconds_sd[index], slower_sd, REPEAT_SD)
+        bytes_sd = hypot(predicted.log_bytes_sd[index], MEMORY_SD)
+        return Expected(
+            phase=phase,
+            basis="probes" if self.records else "prior",
+            images_per_second=log_normal(log_rate, seconds_sd),
+            used_bytes=log_normal(float(predicted.log_bytes[index]), bytes_sd),
+            fits=None if self.budget_bytes is None else round(float(predicted.fits[index]), 4),
+        )
+
     def probe_seconds(self, predicted: Prediction) -> Array:
         """Expected seconds of probing each candidate: start, compilation, then timed steps."""
         return self.costs.probing(predicted.log_seconds)
 
 
-def _without(space: Space, lever: str) -> Indices:
-    """The position of each candidate without that lever; -1 where that is none of them."""
-    found = (space.index(c.setting.model_copy(update={lever: "none"})) for c in space.candidates)
-    return np.array([-1 if i is None else i for i in found], dtype=np.intp)
+def log_normal(log_middle: float, sd: float) -> Range:
+    """(low, middle, high) of a log-normal variable, to six digits; 95% lies between the first and
+    the last."""
+    logs = (log_middle - NORMAL_95 * sd, log_middle, log_middle + NORMAL_95 * sd)
+    low, middle, high = (float(f"{exp(min(max(x, -LARGEST_LOG), LARGEST_LOG)):.6g}") for x in logs)
+    return low, middle, high
 
 
 def normal_cdf(z: Array) -> Array:

@@ -25,14 +25,12 @@ from planner.training.tasks.contract import WRITE_A_TASK
 from planner.training.tasks.making import GivenTask
 from search.probe.evidence import HURRIED
 from search.probe.failure import CONTRACT, shorten
-from search.probe.protocol import OutcomeMessage, ProbeRequest, RankPlace
+from search.probe.protocol import OutcomeMessage, ProbeRequest, RankPlace, Report
 from search.probe.quiet import QuietWatch
 from search.probe.stopping import Rule, StopRule
-from search.probe.worker.compiler import CompileWatch, end_workers
 from search.probe.worker.meter import Mark, MemoryUse, Meter, make_meter
 from search.probe.worker.phases import StepPhases
 from search.probe.worker.ranks import AgreedRule, Ranks, World
-from search.probe.worker.report import Report
 from search.probe.worker.subject import (
     WatchedTraining,
     build_training,
@@ -41,9 +39,11 @@ from search.probe.worker.subject import (
     touch_libraries,
 )
 from search.probe.worker.verdict import (
+    CompileWatch,
     NonFiniteError,
     causes,
     classify,
+    end_workers,
     is_compile_failure,
     lost_others,
     read_memory,

@@ -16,8 +16,7 @@ from planner.training.building import recipe_of
 from planner.training.step import Training
 from planner.training.tasks import task_for
 from search.probe.protocol import ProbeRequest
-from search.probe.worker.precision import check_matrix_units
-from search.probe.worker.verdict import NonFiniteError
+from search.probe.worker.verdict import NonFiniteError, check_matrix_units
 
 
 class WatchedTraining(Training):

@@ -12,8 +12,7 @@ import sys
 import time
 from typing import NoReturn
 
-from search.probe.protocol import WorkOrder
-from search.probe.worker.report import Report
+from search.probe.protocol import Report, WorkOrder
 
 COMMAND = (sys.executable, "-P", "-m", "search.probe.worker.worker")  # before two descriptors
 

@@ -1,12 +1,11 @@
-"""`planner` on a machine that is not here: another host name and start of the kernel, another
-clock, an invented GPU. All else is what a person runs: the command, the study, its storage.
+"""`planner` on a machine that is not here: another host name, an invented GPU. All else is what a
+person runs: the command, the study, its storage.
 
     python -m tests.search.machines.elsewhere tune native:swin_tiny …
 
 The records are those of the invented table. What may be pretended:
 
     PRETEND_HOST     the machine's name
-    PRETEND_CLOCK    seconds by which its clock is ahead
     PRETEND_OPTIONS  options added to the command's
     PRETEND_BEGUN    a file that receives a line for each probe begun: host, setting
 """
@@ -21,9 +20,8 @@ from pathlib import Path
 
 from planner.cli import main
 from planner.core.schema import MeasurementRecord, Model
-from search.loop.space import setting_id
-from search.loop.strategies.strategy import Choice
-from search.loop.study import lease
+from search.loop import study
+from search.loop.space import Choice, setting_id
 from search.tuning import tune as tuning
 from tests.search.tables import make_record
 from tests.search.typed import pretend_gpu, pretend_no_estimate
@@ -36,6 +34,7 @@ class InventedProber:
     """In place of the prober of a device."""
 
     fork_server = None
+    on_result = None
 
     def __init__(self, model: Model, *_: object, **__: object) -> None:
         self.model = model
@@ -60,10 +59,7 @@ def pretend() -> None:
     pretend_no_estimate()
     tuning.device_rates = lambda *_, **__: None
     tuning.DeviceProber = InventedProber
-    lease.socket.gethostname = lambda: HOST
-    lease._where_pids_hold = lambda: f"the kernel of {HOST}"
-    ahead, clock = float(os.environ.get("PRETEND_CLOCK", "0")), time.time
-    time.time = lambda: clock() + ahead
+    study.gethostname = lambda: HOST
 
 
 if __name__ == "__main__":

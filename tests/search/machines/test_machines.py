@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import optuna
 import pytest
+from optuna.trial import TrialState
 
+from planner.core.schema import MeasurementRecord, TrainSetting
 from search.loop.limits import Limits
-from search.loop.session import Session
-from search.loop.space import make_space
-from search.loop.strategies.in_order import ListStrategy
-from search.loop.study.optuna_study import make_study
+from search.loop.options import SearchOptions
+from search.loop.search import Search
+from search.loop.space import Choice, make_space
+from search.loop.study import ProbeStudy
+from search.loop.surrogate.prior import generic_prior
 from tests.search.machines.park import MODULE, Park, finish
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
@@ -26,13 +29,12 @@ export PYTHONPATH={ROOT}
 exec {sys.executable} -m {MODULE} "$@"
 """
 
-# As many tasks as are asked for, each with its number, as srun starts them; their clocks are a day
-# apart.
+# As many tasks as are asked for, each with its number, as srun starts them.
 SRUN = """#!/bin/bash
 [ "$1" = --kill-on-bad-exit=0 ] && shift
 for ((task = 0; task < SLURM_NTASKS; task++)); do
     export SLURM_PROCID=$task PRETEND_HOST=node$((task / SLURM_NTASKS_PER_NODE))
-    PRETEND_CLOCK=$((task * 86400)) "$@" &
+    "$@" &
 done
 wait
 """
@@ -91,26 +93,60 @@ def test_the_line_of_ssh_starts_a_tuner_on_each_gpu_of_one_study(park: Park) -> 
     assert storage.endswith(".journal")
 
 
-@pytest.mark.parametrize("is_lost", [True, False])
-def test_it_ends_with_what_the_others_find(tmp_path: Path, is_lost: bool) -> None:
-    space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8,))
-    here, there = (make_study(str(tmp_path / "a.journal"), tmp_path, space, None) for _ in range(2))
-    there.holder = json.dumps(["elsewhere", "", 1, "1"])
-    lease = there.lease(space.candidates[0], 60)
-    waited = []
+def test_it_ends_with_what_the_others_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes on with what a lost one was at."""
+    one = {**SMALL, "checkpointing": ("none",)}
+    space = make_space(MODEL, GPU, restrict=one, batch_sizes=(8,))
+    here, there = (ProbeStudy(space, storage=str(tmp_path / "a.journal")) for _ in range(2))
+    waited: list[float] = []
+
+    def begun(position: int) -> optuna.Trial:
+        there.optuna.enqueue_trial(there.params.of(space.candidates[position]))
+        trial = there.optuna.ask()
+        there.params.suggest(trial)
+        assert there.begin(trial, 60.0, None)
+        return trial
+
+    found, lost = begun(0), begun(1)
 
     def sleep(seconds: float) -> None:
         waited.append(seconds)
-        if is_lost:
-            there.release(lease, "its lease is over")
-        else:
-            there.finish(lease, make_record(lease.candidate.setting, probe_id=lease.probe_id))
+        if len(waited) == 1:
+            record = make_record(space.candidates[0].setting, probe_id="theirs")
+            there.optuna.tell(found, there.tell(found, record))
+            there.optuna.tell(lost, state=TrialState.FAIL)
 
-    session = Session(
-        space, here, lambda choice, *_: make_record(choice.candidate.setting), Limits(),
-        lambda choice: 60.0, None, sleep=sleep,
+    monkeypatch.setattr("search.loop.search.time.sleep", sleep)
+    options = SearchOptions(budget_seconds=None, tolerance=0.0)
+    search = Search(
+        here, generic_prior(space, GPU), lambda choice, *_: make_record(choice.candidate.setting),
+        Limits(), options,
     )  # fmt: skip
-    session.run(ListStrategy(space.candidates))
+    search.run()
     assert len(waited) == 1
-    assert len(session.records) == len(space)
-    assert (lease.probe_id in session.seen) != is_lost
+    assert "theirs" in search.seen
+    assert {r.setting for r in search.records} == {c.setting for c in space.candidates}
+
+
+@pytest.mark.parametrize("storage", ["{}/a.journal", "sqlite:///{}/study.db"])
+def test_what_a_tuner_measured_whose_trial_was_freed_meanwhile_is_kept(
+    tmp_path: Path, storage: str
+) -> None:
+    """It was suspended for long, and another took it for dead."""
+    one = {axis: values[:1] for axis, values in SMALL.items()}
+    space = make_space(MODEL, GPU, restrict=one, batch_sizes=(8, 16))
+    here, there = (ProbeStudy(space, storage=storage.format(tmp_path)) for _ in range(2))
+    asked: list[TrainSetting] = []
+
+    def prober(choice: Choice, *_: object) -> MeasurementRecord:
+        asked.append(choice.candidate.setting)
+        if len(asked) == 1:
+            (mine,) = there.optuna.get_trials(states=(TrialState.RUNNING,))
+            there.optuna.tell(mine.number, state=TrialState.FAIL)
+        return make_record(choice.candidate.setting)
+
+    options = SearchOptions(budget_seconds=None, tolerance=0.0)
+    search = Search(here, generic_prior(space, GPU), prober, Limits(), options)
+    search.run()
+    assert len(asked) == len(set(asked)) == 2
+    assert {r.setting for r in there.records()} == set(asked)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from search.probe.worker.report import Report
+from search.probe.protocol import Report
 
 
 @pytest.fixture

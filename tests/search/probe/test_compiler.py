@@ -10,7 +10,7 @@ import torch
 import torch._dynamo.utils
 from torch._inductor import async_compile
 
-from search.probe.worker.compiler import CompileWatch, end_workers
+from search.probe.worker.verdict import CompileWatch, end_workers
 
 
 def test_workers_that_hang_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

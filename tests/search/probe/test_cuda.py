@@ -8,11 +8,10 @@ from typing import Any
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.schema.record import Clocks, Spread
 from planner.machine.nvml import NvmlUtilization
-from search.probe.protocol import ProbeRequest
+from search.probe.protocol import ProbeRequest, Report
 from search.probe.stopping import StopRule
 from search.probe.worker import measure, meter
 from search.probe.worker.clocks import ClockReading, sum_up
-from search.probe.worker.report import Report
 
 
 class CountingMeter(meter.CpuMeter):

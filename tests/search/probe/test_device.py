@@ -12,9 +12,9 @@ from planner.core.errors import UsageError
 from planner.core.schema import DeviceInfo, TrainSetting
 from planner.core.units import GIB
 from planner.machine.torch_build import TorchBuild, TorchGpu
+from search.loop import folder as lock
 from search.loop.memory_budget import find_budget
 from search.loop.options import SearchOptions
-from search.loop.study import lock
 from search.probe import device
 from search.probe.device import MemoryInUse
 

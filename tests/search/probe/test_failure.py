@@ -14,8 +14,8 @@ from planner.core import failures
 from planner.core.errors import UnsupportedError
 from planner.core.units import GIB, MIB
 from search.probe import failure
+from search.probe.protocol import Report
 from search.probe.worker import measure, verdict
-from search.probe.worker.report import Report
 from search.probe.worker.verdict import MemoryReading, classify
 from tests.search.probes import request_of
 

@@ -11,9 +11,9 @@ from planner.core.schema import DeviceInfo
 from planner.core.units import GIB
 from search.probe.device import MemoryInUse
 from search.probe.parent import runner
+from search.probe.protocol import Report
 from search.probe.worker import measure, meter
 from search.probe.worker.meter import Crowding
-from search.probe.worker.report import Report
 from tests.search.probes import AMPLE_SECONDS, request_of
 
 CARD = DeviceInfo(kind="cuda", name="Card", total_bytes=24 * GIB, capability=(8, 6))

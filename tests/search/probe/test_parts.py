@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.probe import device
-from search.probe.interval import median_interval
+from search.probe.evidence import median_interval
 from search.probe.protocol import (
     AnswerReader,
     OutcomeMessage,

@@ -12,9 +12,8 @@ from torch import backends, nn
 from planner.core.errors import UnsupportedError
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.training.building import set_precision
-from search.probe.protocol import ProbeRequest
+from search.probe.protocol import ProbeRequest, Report
 from search.probe.worker import measure, subject
-from search.probe.worker.report import Report
 from tests.search.probes import request_of
 
 # (precision, what fp32 matmul is set to, whether cuDNN may use TF32)

@@ -13,10 +13,9 @@ from planner.core.schema import FactoryModel, MeasurementRecord, TrainSetting
 from planner.core.units import GIB
 from search.probe import stopping
 from search.probe.evidence import HURRIED, is_disturbed, rate_interval
-from search.probe.protocol import ProbeRequest
+from search.probe.protocol import ProbeRequest, Report
 from search.probe.stopping import StopRule
 from search.probe.worker import measure, meter
-from search.probe.worker.report import Report
 
 MODEL = FactoryModel(factory="a:b")
 

@@ -1,0 +1,225 @@
+"""From the probes to the setting to use: the fastest that was measured in the budget."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import exp
+
+from planner.core.errors import alternatives
+from planner.core.schema import DeviceInfo, MeasurementRecord, Model, TrainSetting
+from planner.core.schema.record import Excluded, Recommendation
+from planner.core.units import format_bytes
+from search.loop.contenders import Contender, choose, contenders, find_plain_default, ranked
+from search.loop.interrupts import ENDINGS
+from search.loop.notes import notes_on
+from search.loop.sampler import INFEASIBLE
+from search.loop.space import candidate
+from search.loop.surrogate.parts import shared_parts
+from search.loop.surrogate.posterior import Posterior
+from search.loop.surrogate.prior import GUESSED_BYTES
+
+MAX_RUNNERS_UP = 5
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a search did. `images` is a whole training's, on one device, where a length was asked
+    for; `asked` the setting the person would have used (None where its batch was not chosen),
+    `plain_arm` the arm of the plain default, None where it was left out. `trials_used` are the
+    probes of the study where --trials allowed no more of them, `ran` what ran within the budget, as
+    the search compares it; None where only records are known. `untried` are compile modes that the
+    budget ended before, with the seconds each takes."""
+
+    model: Model
+    device: DeviceInfo
+    versions: dict[str, str]
+    budget_bytes: int | None
+    asked: TrainSetting | None
+    plain_arm: str | None = None
+    plain_is_at_its_best: bool = True
+    images: float | None = None
+    num_candidates: int = 0
+    stopped_because: str = ""
+    trials_used: int | None = None
+    ruled_out: tuple[Excluded, ...] = ()
+    ran: Sequence[Contender] | None = None
+    untried: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recommendation:
+    """The recommendation that the records prove; `nothing_fits` with advice where none does."""
+    ran = summary.ran
+    found = contenders(records, summary.budget_bytes) if ran is None else ranked(ran)
+    common = {
+        "model": summary.model,
+        "device": summary.device,
+        "versions": summary.versions,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "num_probes": len(records),
+        "num_candidates": summary.num_candidates,
+        "stopped_because": summary.stopped_because,
+        "ruled_out": summary.ruled_out,
+    }
+    if not found:
+        return Recommendation(
+            status="nothing_fits", setting=None, evidence=None, notes=summary.notes,
+            advice=_advice(records, summary), **common,
+        )  # fmt: skip
+    best = choose(found, summary.images)
+    others = [c for c in found if c is not best]
+    if summary.images is not None:
+        images = summary.images
+        others.sort(key=lambda c: c.total_seconds(images))
+    plain = find_plain_default(found, summary.plain_arm) if summary.plain_arm else None
+    return Recommendation(
+        status="recommended",
+        setting=best.setting,
+        evidence=best.evidence,
+        runners_up=tuple(c.evidence for c in others[:MAX_RUNNERS_UP]),
+        baseline=plain.evidence if plain else None,
+        gain=best.rate / plain.rate if plain and summary.plain_is_at_its_best else None,
+        notes=notes_on(
+            best, found, summary.notes, summary.asked, summary.images, summary.untried,
+            _without_gain(plain, summary),
+        ),
+        **common,
+    )  # fmt: skip
+
+
+def _without_gain(plain: Contender | None, summary: Summary) -> str:
+    """Why no gain is told: it is that over the plain default at its best batch, or none."""
+    if summary.plain_arm is None:
+        return "The plain default (fp32, eager, no checkpointing) was excluded: no gain is told."
+    if plain is None or summary.plain_is_at_its_best:
+        return ""
+    return (
+        f"The plain default was measured at batch {plain.setting.batch_size} only, and another is "
+        "expected to be faster: no gain over it is told."
+    )
+
+
+def _advice(records: Sequence[MeasurementRecord], summary: Summary) -> str:
+    """What would make it fit, from how the probes (or the estimate) failed."""
+    if records and all(r.cut_short for r in records):
+        phase = records[-1].phase
+        last = f" (the last was at: {phase})" if phase else ""
+        return (
+            f"The budget ended before any probe did{last}: allow more time with --budget, or see "
+            "whether the model hangs there."
+        )
+    if records and records[-1].lost_device:
+        return (
+            f"The device failed before anything was on it: {records[-1].message.splitlines()[0]}. "
+            "See whether nvidia-smi lists it, reset it or start the machine anew, and run the same "
+            "command to go on."
+        )
+    if records and all(r.inconclusive for r in records):
+        return (
+            "Other processes held or took the memory that every probe was to have: free the "
+            "device, and run the same command to go on."
+        )
+    records = [r for r in records if not r.inconclusive]
+    if not records and summary.trials_used is not None:
+        return (
+            f"No probe of these settings was made: --trials counts those of the whole study, which "
+            f"has {summary.trials_used}. Allow more with --trials."
+        )
+    if not records and summary.stopped_because in ENDINGS.values():
+        return "No probe was made before that: run the same command again."
+    if not records and (not summary.ruled_out or "the budget" in summary.stopped_because):
+        return "No probe was made: allow more time with --budget."
+    memory_bound = all(r.status in ("out_of_memory", "measured") for r in records)
+    if memory_bound:
+        needs = [n for r in records if (n := r.used_bytes) and r.status == "measured"]
+        needs += [r.predicted_bytes for r in summary.ruled_out if r.predicted_bytes]
+        least = (
+            f"; the least that any setting needs is about {format_bytes(min(needs))}"
+            if needs
+            else ""
+        )
+        budget = (
+            format_bytes(summary.budget_bytes) if summary.budget_bytes else "the device's memory"
+        )
+        return (
+            f"Nothing fits in {budget}{least}. Allow batch 1, checkpointing blocks and bf16 if "
+            "they were excluded; lower --headroom; free the device of other processes; or choose "
+            "a smaller model or --image-size."
+        )
+    return how_ended(records)
+
+
+def how_ended(records: Sequence[MeasurementRecord]) -> str:
+    """For probes of which none ended well."""
+    ends = Counter(record.status.replace("_", " ") for record in records)
+    listed = ", ".join(f"{count} {status}" for status, count in ends.items())
+    last = next((r.message for r in reversed(records) if r.message), "")
+    return f"No probe ended well ({listed}). The last said: {last or 'nothing'}"
+
+
+def find_excluded(
+    posterior: Posterior, records: Sequence[MeasurementRecord]
+) -> tuple[Excluded, ...]:
+    """Per arm the smallest batch that was not worth a probe, and why; larger ones go with it. The
+    posterior was told of `records`."""
+    space, budget_bytes = posterior.space, posterior.budget_bytes
+    if budget_bytes is None:
+        return ()
+    predicted = posterior.predict()
+    failed = _failed_arms(records, budget_bytes)
+    found: dict[str, Excluded] = {}
+    order = sorted(range(len(space)), key=lambda i: space.candidates[i].setting.batch_size)
+    for i in order:
+        c = space.candidates[i]
+        fits = predicted.fits[i] > INFEASIBLE
+        worth_it = fits and not predicted.excluded[i]
+        if c.arm in found or i in posterior.records or worth_it:
+            continue
+        need = int(exp(min(predicted.log_bytes[i], 40.0)))
+        found[c.arm] = Excluded(
+            setting=c.setting,
+            predicted_bytes=need,
+            reason=failed.get(c.arm)
+            or (_broken(c.setting, records) if fits else _over(need, posterior)),
+        )
+    return tuple(found.values())
+
+
+def _over(need: int, posterior: Posterior) -> str:
+    guess = "a guess of " if posterior.prior.bytes_scales == GUESSED_BYTES else ""
+    budget = format_bytes(posterior.budget_bytes or 0)
+    return f"{guess}about {format_bytes(need)} is over the {budget} allowed"
+
+
+def _broken(setting: TrainSetting, records: Sequence[MeasurementRecord]) -> str:
+    """What `setting` shares with most of the probes that failed, and with none that ran."""
+    ran = {p for r in records if r.status == "measured" for p in shared_parts(r.setting)}
+    shares = shared_parts(setting)
+    failures = ("unsupported", "crashed", "non_finite")
+    ends = [r for r in records if r.status in failures and not r.inconclusive]
+    suspects = set(shares) - ran
+    failed = Counter(p for r in ends for p in suspects.intersection(shared_parts(r.setting)))
+    most = max(failed.values())
+    parts = [p for p in shares if failed[p] == most]
+    shown = alternatives("the compiler" if p == "compiler" else p for p in parts)
+    count = "1 probe" if most == 1 else f"{most} probes"
+    return f"unlikely to run, as {count} with {shown} failed"
+
+
+def _failed_arms(records: Sequence[MeasurementRecord], budget_bytes: int) -> dict[str, str]:
+    """Why larger batches of an arm were not tried, where a probe said so."""
+    said = {}
+    for record in records:
+        if record.inconclusive:
+            continue
+        num_bytes = record.used_bytes or 0
+        arm = candidate(record.setting).arm
+        batch = record.setting.batch_size
+        if record.status != "measured":
+            said[arm] = f"batch {batch} was probed: {record.status.replace('_', ' ')}"
+        elif num_bytes > budget_bytes:
+            said[arm] = f"batch {batch} was probed and took {format_bytes(num_bytes)}"
+    return said

@@ -1,1 +1,0 @@
-"""What a search has found: the recommendation, and why settings were not probed."""

@@ -1,0 +1,343 @@
+"""A search: Optuna runs the loop, its sampler chooses, each trial is a probe; what they prove."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+import optuna
+from optuna.trial import FrozenTrial, Trial
+
+from planner.core.errors import ContractError, PlannerError
+from planner.core.schema import MeasurementRecord, Model, SwinConfig
+from planner.core.schema.record import BUDGET_ENDED, Recommendation
+from planner.libraries.registry import find_library
+from search.loop.axes import AXES
+from search.loop.interrupts import ending, interruptible
+from search.loop.limits import Limits, probe_deadline
+from search.loop.options import SearchOptions
+from search.loop.prober import Prober
+from search.loop.progress import OnProgress, Progress
+from search.loop.recommend import Summary, find_excluded, recommend
+from search.loop.records import RecordsNotWrittenError
+from search.loop.request import kept_options
+from search.loop.sampler import PlannerSampler
+from search.loop.space import Candidate, Choice, Space, candidate
+from search.loop.storage import storage_faults
+from search.loop.study import Identity, ProbeStudy
+from search.loop.surrogate.parts import is_plain
+from search.loop.surrogate.posterior import Posterior
+from search.loop.surrogate.prior import Prior
+from search.probe.evidence import is_feasible
+from search.probe.failure import broke_contract
+
+SAME_FAILURES = 3
+NUMERIC_AXES = ("precision", "attention")  # what a machine may break for every setting that has it
+# In a row, for what other processes hold or took of the device: then it is not ours to measure on.
+MAX_CROWDED = 3
+MAX_LOST = 2  # probes in a row, on a device that does not answer: the second try tells a hiccup
+MAX_TRIES = 2  # of one setting in one run, where others crowded it out
+LEAST_SECONDS = 1.0  # the shortest deadline, so that a probe can still end in order
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between looks at what others are probing
+BUDGET_ENDED_HERE = "the budget has ended"
+
+
+class TakenError(Exception):
+    """Another tuner was first at a setting: a trial that is no probe."""
+
+
+class Search:
+    """One tuner at work on a study. `records` is all that is known, by any tuner, in the order it
+    was learned; `receive` is to hear what a worker measured while its process still ends."""
+
+    def __init__(
+        self, study: ProbeStudy, prior: Prior, prober: Prober, limits: Limits,
+        options: SearchOptions, plain_arm: str | None = None,
+        on_progress: OnProgress = lambda progress: None,
+    ) -> None:  # fmt: skip
+        self.study, self.prober, self.limits, self.options = study, prober, limits, options
+        self.space, self.budget_bytes, self.on_progress = (
+            study.space,
+            study.budget_bytes,
+            on_progress,
+        )
+        self.prior, self.plain_arm, self.deadline = prior, plain_arm, probe_deadline(prior)
+        self.sampler = self._sampler()
+        self.records: list[MeasurementRecord] = []
+        self.seen: set[str] = set()
+        self.crowded: list[str] = []  # settings that others crowded out in this run, one per probe
+        self.num_crowded = 0  # in a row
+        self.has_waited = False
+        self.stopped = ""
+        self.stamp: Callable[[MeasurementRecord], MeasurementRecord] = lambda record: record
+
+    def _sampler(self) -> PlannerSampler:
+        posterior = Posterior(self.space, self.prior, self.budget_bytes, self.options.images)
+        return PlannerSampler(
+            posterior, self.study.params, self.options.tolerance, self.plain_arm,
+            self.limits.seconds_left,
+        )  # fmt: skip
+
+    @property
+    def best(self) -> MeasurementRecord | None:
+        found = [r for r in self.in_space() if is_feasible(r, self.budget_bytes)]
+        return max(found, key=lambda r: r.images_per_second or 0.0, default=None)
+
+    def in_space(self) -> list[MeasurementRecord]:
+        """The records of settings that are searched now: a study may have others of a wider search,
+        which count against its limits and nothing else."""
+        return [r for r in self.records if self.space.find(r.setting) is not None]
+
+    def run(self) -> tuple[str, list[str]]:
+        """Probes until the sampler or a limit ends it, and no other tuner of the study is at a
+        probe of this search: what that finds may change what is worth probing. Ctrl-C ends it
+        early, and so does a disk that is full: what was measured until then counts. Returns why it
+        ended, and what is to be said of that."""
+        self.study.optuna.sampler = self.sampler
+        try:
+            with storage_faults(self.study.source):
+                self._learn()
+                self._begin()
+                while self._goes_on():
+                    self._optimize()
+            self._learn()
+            self.study.save()
+        except KeyboardInterrupt:
+            return ending(), []
+        except PlannerError as error:
+            if not self.records:
+                raise
+            lost = isinstance(error, RecordsNotWrittenError)
+            return "what was measured could not be kept" if lost else error.message, [str(error)]
+        return self.stopped, []
+
+    def _begin(self) -> None:
+        """A setting to begin with is the first trial, where it is not known yet."""
+        first = self.space.first
+        if first is not None and not any(r.setting == first.setting for r in self.records):
+            self.study.optuna.enqueue_trial(self.study.params.of(first))
+
+    def _optimize(self) -> None:
+        """Until the next is to be asked for anew: a trial may have been freed by another tuner, as
+        this one did not answer for long. Its record is kept all the same."""
+
+        def learn(study: optuna.Study, trial: FrozenTrial) -> None:
+            self._learn()
+
+        def stop(study: optuna.Study, trial: FrozenTrial) -> None:
+            if not self._goes_on():
+                study.stop()
+
+        try:
+            self.study.optuna.optimize(self._probe, callbacks=[learn, stop], catch=(TakenError,))
+        except ValueError as error:
+            if "Cannot tell a" not in str(error):
+                raise
+            self.study.fill(self.records[-1:])
+
+    def _goes_on(self) -> bool:
+        """Whether there is something to probe; what others are at is awaited first. Else `stopped`
+        says why not."""
+        awaited: set[str] | None = None
+        pause = SHORTEST_PAUSE
+        while True:
+            others = self.study.busy()
+            self._learn()
+            self.stopped = self._end() or self._limit(others)
+            if not self.stopped:
+                self.sampler.upcoming = self.sampler.choose(others | self._crowded_out())
+                if self.sampler.upcoming is not None:
+                    return True
+                self.stopped = self.sampler.stopped_because
+            is_over = awaited is not None and self.limits.seconds_left() == 0
+            awaited = (awaited or set()) & others if is_over else others
+            if not awaited:
+                return False
+            if not self.has_waited:
+                self.note("Waiting for what other tuners of this study are probing.")
+                self.has_waited = True
+            with interruptible():
+                time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _limit(self, others: set[str]) -> str:
+        trials = self.limits.trials
+        if trials is not None and len(self.records) + len(others) >= trials:
+            return f"--trials {trials} allowed no more probes"
+        return BUDGET_ENDED_HERE if self.limits.seconds_left() == 0 else ""
+
+    def _end(self) -> str:
+        """What the last probes say of the device or the model, where no further one can help."""
+        if self._fails_alike():
+            return f"the first {len(self.in_space())} probes failed alike"
+        if self.num_crowded >= MAX_CROWDED:
+            return (
+                "other processes took the device's memory: free it, and run the same command to "
+                "go on"
+            )
+        last = self.records[-MAX_LOST:]
+        if len(last) == MAX_LOST and all(record.lost_device for record in last):
+            return "the device does not answer any more"
+        return ""
+
+    def _fails_alike(self) -> bool:
+        """Whether nothing but one and the same crash was seen, or one and the same refusal (of a
+        library that is missing), and settings that need nothing of the machine had it, in each
+        precision and attention: what refuses those too has nothing to do with the settings."""
+        records = self.in_space()
+        ends = {(r.status, r.message) for r in records}
+        status = next(iter(ends))[0] if len(ends) == 1 else ""
+        if status not in ("crashed", "unsupported", "faulty") or len(records) < SAME_FAILURES:
+            return False
+        plain = [c.setting for c in self.space.candidates if is_plain(c.setting)]
+        tried = [r.setting for r in records]
+        return not plain or (any(map(is_plain, tried)) and all(
+            {getattr(s, axis) for s in plain} <= {getattr(s, axis) for s in tried}
+            for axis in NUMERIC_AXES
+        ))  # fmt: skip
+
+    def _crowded_out(self) -> set[str]:
+        """Settings that are left for another run: here others took their memory every time."""
+        return {c for c in self.crowded if self.crowded.count(c) >= MAX_TRIES}
+
+    def _learn(self) -> None:
+        """Takes in what the study has of other tuners, and of this one where it was resumed."""
+        fresh = [r for r in self.study.records() if r.probe_id not in self.seen]
+        self.limits.charge(fresh)
+        for record in fresh:
+            self._hear(record.judged_in(self.budget_bytes))
+
+    def _hear(self, record: MeasurementRecord) -> None:
+        self.seen.add(record.probe_id)
+        self.records.append(record)
+        self.sampler.posterior.tell(candidate(record.setting), record)
+
+    def _probe(self, trial: Trial) -> float:
+        """Optuna's objective: one probe of what the sampler chose, in images/s. Raises TrialPruned
+        for one that has no rate, ContractError where the task, and no setting, is what fails:
+        nothing is kept of that."""
+        chosen = self.study.params.suggest(trial)
+        if chosen is None:
+            raise TakenError("no setting of this space")
+        choice = self._choice(chosen)
+        deadline, cut = self._deadline(choice)
+        if not self.study.begin(trial, deadline, self.limits.trials):
+            raise TakenError("another tuner was first")
+        probe_id = uuid.uuid4().hex
+        expected = self.sampler.posterior.expected(chosen, choice.phase)
+
+        def stamp(record: MeasurementRecord) -> MeasurementRecord:
+            # The one place: a prober need not know of studies.
+            update = {"probe_id": probe_id, "expected": expected}
+            return record.judged_in(self.budget_bytes).model_copy(update=update)
+
+        self.stamp = stamp
+        self._report("start", choice, deadline_seconds=deadline)
+        with interruptible():
+            record = self.prober(choice, probe_id, deadline)
+        if broke_contract(record) and self.best is None:
+            # The next run, with the task mended, is to begin where this one did.
+            raise ContractError(*record.message.split("\n", 1))
+        if cut and record.status == "timed_out" and not record.cut_short:
+            record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
+        record = stamp(record)
+        crowded = record.inconclusive and not record.cut_short and not record.lost_device
+        self.num_crowded = self.num_crowded + 1 if crowded else 0
+        self.crowded += [chosen.id] if crowded else []
+        self._hear(record)  # what was measured counts even where the disk refuses it
+        self.study.keep(record)
+        self._report("end", choice, record=record)
+        return self.study.tell(trial, record)
+
+    def receive(self, record: MeasurementRecord) -> None:
+        """Keeps what was measured at once: one killed while the worker ends has lost nothing."""
+        self.study.keep(self.stamp(record))
+
+    def _choice(self, chosen: Candidate) -> Choice:
+        upcoming = self.sampler.upcoming
+        if upcoming is not None and upcoming.candidate.id == chosen.id:
+            return upcoming
+        return Choice(chosen, "search" if self.records else "calibrate")  # it was enqueued
+
+    def _deadline(self, choice: Choice) -> tuple[float, bool]:
+        """Seconds a probe may take, and whether it is the budget that sets them."""
+        hung, end = self.deadline(choice), self.limits.seconds_left()
+        if end is None or end >= hung:
+            return hung, False
+        return max(end, LEAST_SECONDS), True
+
+    def note(self, text: str) -> None:
+        self.on_progress(Progress("note", text))
+
+    def _report(
+        self, kind: str, choice: Choice, record: MeasurementRecord | None = None,
+        deadline_seconds: float | None = None,
+    ) -> None:  # fmt: skip
+        self.on_progress(
+            Progress(
+                kind=kind,
+                phase=choice.phase,
+                candidate=choice.candidate,
+                probe=len(self.records) + (kind == "start"),
+                num_probes=self.limits.trials,
+                best=self.best,
+                seconds_left=self.limits.seconds_left(),
+                deadline_seconds=deadline_seconds,
+                record=record,
+            )
+        )
+
+    def recommend(self, identity: Identity, stopped: str, notes: Sequence[str]) -> Recommendation:
+        """What the probes prove, told of them in the order that is all tuners'."""
+        order = {r.probe_id: at for at, r in enumerate(self.study.records())}
+        self.records.sort(key=lambda r: order.get(r.probe_id, len(order)))
+        records = self.in_space()
+        sampler = self._sampler()
+        for record in records:
+            sampler.posterior.tell(candidate(record.setting), record)
+        trials, options = self.limits.trials, self.options
+        used_up = trials is not None and len(self.records) >= trials
+        summary = Summary(
+            model=identity.model,
+            device=identity.device,
+            versions=identity.versions,
+            budget_bytes=self.budget_bytes,
+            asked=options.asked if options.chose_batch else None,
+            plain_arm=self.plain_arm,
+            plain_is_at_its_best=sampler.plain_is_at_its_best,
+            images=options.images,
+            num_candidates=len(self.space),
+            stopped_because=stopped,
+            trials_used=len(self.records) if used_up else None,
+            ruled_out=find_excluded(sampler.posterior, records),
+            ran=tuple(sampler.posterior.ran().values()),
+            untried=sampler.untried_modes() if "budget" in stopped else {},
+            notes=tuple(notes),
+        )
+        return recommend(records, summary).model_copy(update={"asked": kept_options(options)})
+
+
+def find_plain_arm(space: Space, model: Model) -> str | None:
+    """The arm of the plain default: fp32, eager, no checkpointing, and the attention the library
+    has by itself (eager where that is not known), with every other axis of the space at its default
+    or the first of what was asked. None where the space was restricted to leave it out."""
+    attention = None
+    if isinstance(model, SwinConfig):
+        attention = find_library(model.library).default_attention(model)
+    others = {axis: values for axis, values in space.choices.items() if axis not in AXES}
+
+    def rank(c: Candidate) -> int | None:
+        s, fields = c.setting, type(c.setting).model_fields
+        is_plain = (s.precision, s.compile, s.checkpointing) == ("fp32", "off", "none")
+        left = all(
+            getattr(s, axis)
+            == (default if (default := fields[axis].default) in values else values[0])
+            for axis, values in others.items()
+        )
+        if not is_plain or not left or s.optimizer_implementation == "fused":
+            return None
+        return 0 if s.attention in (attention, "library") else 1 if s.attention == "eager" else 2
+
+    ranked = [(place, c.arm) for c in space.candidates if (place := rank(c)) is not None]
+    return min(ranked, key=lambda found: found[0])[1] if ranked else None

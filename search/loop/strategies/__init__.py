@@ -1,1 +1,0 @@
-"""What to probe next."""

@@ -1,0 +1,319 @@
+"""The study of a search: an Optuna study, filled from records, whose ended trials carry them.
+
+The lines of a file of records are what is true. Without `--storage` the study is in memory and one
+tuner holds the folder; in a storage several tuners share it: RUNNING trials are what others are at,
+and heartbeats free what a dead one held.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import gethostname
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from pydantic import BaseModel, ValidationError
+
+from planner.core.schema import DeviceInfo, MeasurementRecord, Model
+from search.loop.records import (
+    RecordsNotWrittenError,
+    append_records,
+    format_record,
+    parse_record,
+    read_records,
+)
+from search.loop.space import Candidate, Space
+from search.loop.storage import StudyError, hidden_password, open_storage, storage_faults
+
+IDENTITY = "identity"  # an attribute of the study, and those of its trials
+RECORD, UNTIL, TUNER = "record", "until", "tuner"
+MAX_SAMPLES = 1000  # of step times in the study's copy: a MySQL text column ends at 64 KiB
+MARGIN_SECONDS = 60.0  # that a trial may outlast its probe's deadline
+CHOOSING_SECONDS = 0.05  # between looks at whether another tuner has chosen
+
+
+class SpaceParams:
+    """A space as Optuna's parameters: `batch_rung`, the position in the ladder, whose order is what
+    matters, and, where there is a choice, each axis.
+
+    Optuna holds a categorical parameter to the values with which a study first had it. Where those
+    of the study at hand (`known`) are others, the axis gets a name of its own, made of its values.
+    """
+
+    def __init__(self, space: Space, known: Mapping[str, BaseDistribution] | None = None) -> None:
+        self.space = space
+        choices = {
+            axis: CategoricalDistribution(values)
+            for axis, values in space.choices.items()
+            if len(values) > 1
+        }
+        self.axes = {_name(axis, ours, known or {}): axis for axis, ours in choices.items()}
+        self.distributions: dict[str, BaseDistribution] = {
+            "batch_rung": IntDistribution(0, max(len(space.rungs) - 1, 0)),
+            **{name: choices[axis] for name, axis in self.axes.items()},
+        }
+        self._candidates = {_key(self.of(c)): c for c in space.candidates}
+
+    def of(self, c: Candidate) -> dict[str, Any]:
+        """A candidate as parameters."""
+        rung = self.space.rungs.index(c.setting.batch_size)
+        return {"batch_rung": rung, **{n: getattr(c.setting, a) for n, a in self.axes.items()}}
+
+    def candidate(self, params: Mapping[str, Any]) -> Candidate | None:
+        """The candidate of parameters; None where the space lacks the combination."""
+        return self._candidates.get(_key(params))
+
+    def suggest(self, trial: Trial) -> Candidate | None:
+        """What the study's sampler, or whoever enqueued the trial, has chosen for it."""
+        for name, distribution in self.distributions.items():
+            if isinstance(distribution, CategoricalDistribution):
+                trial.suggest_categorical(name, distribution.choices)
+            elif isinstance(distribution, IntDistribution):
+                trial.suggest_int(name, distribution.low, distribution.high)
+        return self.candidate(trial.params)
+
+
+def _name(axis: str, ours: CategoricalDistribution, known: Mapping[str, BaseDistribution]) -> str:
+    if known.get(axis, ours) == ours:
+        return axis
+    return f"{axis} of {', '.join(map(str, ours.choices))}"
+
+
+def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(params.items()))
+
+
+def constraint(record: MeasurementRecord, budget_bytes: int | None) -> float:
+    """How far a record is over its budget, as a share: 0 or less is feasible, 1 a failed probe."""
+    if record.status != "measured":
+        return 1.0
+    num_bytes = record.used_bytes
+    if budget_bytes is None or num_bytes is None:
+        return -1.0
+    return num_bytes / budget_bytes - 1.0
+
+
+class Identity(BaseModel, frozen=True):
+    """What a study's probes have in common; any difference makes them another study's."""
+
+    model: Model
+    device: DeviceInfo
+    versions: dict[str, str]
+
+    def has(self, record: MeasurementRecord) -> bool:
+        """Whether a record is of this model, device and software."""
+        same = (record.model, record.versions) == (self.model, self.versions)
+        return same and record.device.is_like(self.device)
+
+    def differences(self, other: Identity) -> list[str]:
+        """How this differs from `other`, a line for each field. The memory of one card is told in
+        two ways, and which of several alike is no difference."""
+        ours, theirs = self.model_dump(mode="json"), other.model_dump(mode="json")
+        if other.device.is_like(self.device):
+            ours["device"] = theirs["device"]
+        for each in (ours, theirs):
+            each["device"].pop("uuid", None)
+        return list(_differences(theirs, ours))
+
+    @classmethod
+    def of(cls, record: MeasurementRecord) -> Identity:
+        return cls(model=record.model, device=record.device, versions=record.versions)
+
+
+def _differences(known: dict[str, Any], ours: dict[str, Any], path: str = "") -> Iterator[str]:
+    for key in sorted({*known, *ours}):
+        theirs, mine = known.get(key), ours.get(key)
+        if isinstance(theirs, dict) and isinstance(mine, dict):
+            yield from _differences(theirs, mine, f"{path}{key}.")
+        elif theirs != mine:
+            yield f"{path}{key}: {theirs} there, {mine} here"
+
+
+@dataclass
+class ProbeStudy:
+    """All probes of one model on one device: in an Optuna study, and in the file at `path` (None:
+    nowhere else). `is_shared`: other tuners may be at it. What it asks of a storage may raise
+    StudyError, what it writes to the file RecordsNotWrittenError."""
+
+    space: Space
+    path: Path | None = None
+    budget_bytes: int | None = None
+    storage: str | None = None
+    name: str = "planner"
+    _records: dict[int, MeasurementRecord] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.is_shared = self.storage is not None
+        self.source = str(self.path) if self.storage is None else hidden_password(self.storage)
+        opened = None if self.storage is None else open_storage(self.storage, self.source)
+        self.has_heartbeats = isinstance(opened, RDBStorage)
+        with storage_faults(self.source):
+            self.optuna = optuna.create_study(
+                study_name=self.name, storage=opened, direction="maximize", load_if_exists=True
+            )
+            trials = self.optuna.get_trials(deepcopy=False)
+        self.params = SpaceParams(space=self.space, known=_distributions(trials))
+
+    def take_over(self, identity: Identity, accept_different: bool = False) -> list[str]:
+        """Makes the study ours, with what the file has and it lacks; what is to be said of it.
+
+        Raises StudyError where model, device or a version is another and that was not accepted.
+        """
+        file = read_records(self.path) if self.path else None
+        records = file.records if file else ()
+        notes = [f"{file.fault}: read up to there."] if file and file.fault else []
+        ours = [r for r in records if accept_different or identity.has(r)]
+        others = [Identity.of(r) for r in records if not identity.has(r)]
+        foreign = others[-1:] if not ours else []
+        with storage_faults(self.source):
+            kept = self.optuna.user_attrs.get(IDENTITY)
+            if kept is None:
+                self.optuna.set_user_attr(IDENTITY, identity.model_dump(mode="json"))
+            else:
+                foreign.append(self._read_identity(kept))
+        differences = [line for each in foreign for line in identity.differences(each)]
+        if differences and not accept_different:
+            raise StudyError(
+                f"{self.source} belongs to another model, device or software:\n  "
+                + "\n  ".join(dict.fromkeys(differences)),
+                "Choose another --output (or --storage), or go on with --accept-different.",
+            )
+        if accept_different:
+            differences += [line for each in others[-1:] for line in identity.differences(each)]
+            notes += [f"Accepted as different: {line}." for line in dict.fromkeys(differences)]
+        elif others:
+            notes.append(
+                f"{len(others)} probes in {self.path} are of another model, device or software, "
+                "and are left alone."
+            )
+        self.fill(ours)
+        return notes
+
+    def _read_identity(self, kept: Any) -> Identity:
+        try:
+            return Identity.model_validate(kept)
+        except ValidationError:
+            raise StudyError(
+                f"{self.source} is not of this planner.", "Choose another --storage."
+            ) from None
+
+    def fill(self, records: Iterable[MeasurementRecord]) -> None:
+        """Adds what the study lacks of `records`, of settings that are in its space."""
+        known = {record.probe_id for record in self.records()}
+        with storage_faults(self.source):
+            for record in records:
+                candidate = self.space.find(record.setting)
+                if candidate is not None and record.probe_id not in known:
+                    self.optuna.add_trial(self._ended(candidate, record))
+
+    def _ended(self, candidate: Candidate, record: MeasurementRecord) -> FrozenTrial:
+        """A record as the trial that Optuna would have made of its probe."""
+        rate = record.images_per_second if record.status == "measured" else None
+        return create_trial(
+            state=TrialState.PRUNED if rate is None else TrialState.COMPLETE,
+            value=rate,
+            params=self.params.of(candidate),
+            distributions=self.params.distributions,
+            user_attrs={RECORD: _study_copy(record)},
+            constraints={"memory": constraint(record, self.budget_bytes)},
+        )
+
+    def records(self) -> list[MeasurementRecord]:
+        """Every probe that ended, by whichever tuner, in the order they were begun."""
+        with storage_faults(self.source):
+            trials = self.optuna.get_trials(deepcopy=False)
+        for trial in trials:
+            text = trial.user_attrs.get(RECORD)
+            if text and trial.number not in self._records and trial.state.is_finished():
+                self._records[trial.number] = parse_record(text)
+        return [self._records[number] for number in sorted(self._records)]
+
+    def keep(self, record: MeasurementRecord) -> None:
+        """A line of the file, on disk when this returns. Raises RecordsNotWrittenError."""
+        if self.path is None:
+            return
+        try:
+            append_records(self.path, [record])
+        except RecordsNotWrittenError as error:
+            line = format_record(record).decode().strip()
+            way_out = f"{error.way_out} The record that was not kept:\n{line}"
+            raise RecordsNotWrittenError(error.message, way_out) from error
+
+    def tell(self, trial: Trial, record: MeasurementRecord) -> float:
+        """The value of a trial whose probe ended. Raises TrialPruned where it has none."""
+        trial.set_user_attr(RECORD, _study_copy(record))
+        self._records[trial.number] = record
+        trial.set_constraint("memory", constraint(record, self.budget_bytes))
+        if self.is_shared:
+            trial.set_user_attr(TUNER, f"{gethostname()}, process {os.getpid()}")
+        if record.status != "measured" or record.images_per_second is None:
+            raise optuna.TrialPruned(record.status)
+        return record.images_per_second
+
+    def save(self) -> None:
+        """The records of all tuners, on this machine's disk too."""
+        if self.path is not None:
+            append_records(self.path, self.records())
+
+    def begin(self, trial: Trial, deadline_seconds: float, most: int | None) -> bool:
+        """Whether a trial may be probed. Of several tuners that chose one setting at one instant
+        the one whose trial has the lowest number may, and `most` probes in the whole study."""
+        if not self.is_shared:
+            return True
+        until = time.time() + deadline_seconds + MARGIN_SECONDS
+        trial.set_user_attr(UNTIL, until)
+        while True:
+            others = self.optuna.get_trials(deepcopy=False)
+            earlier = [t for t in others if t.number < trial.number and self._counts(t)]
+            running = [t for t in earlier if t.state == TrialState.RUNNING]
+            if all(UNTIL in t.user_attrs for t in running):
+                taken = any(t.params == trial.params for t in running)
+                return not taken and (most is None or len(earlier) < most)
+            time.sleep(CHOOSING_SECONDS)
+
+    def _counts(self, trial: FrozenTrial) -> bool:
+        """Whether a trial is a probe that ended, or that a tuner is at."""
+        is_running = trial.state == TrialState.RUNNING and self._is_alive(trial)
+        return RECORD in trial.user_attrs or is_running
+
+    def _is_alive(self, trial: FrozenTrial) -> bool:
+        """Whether a RUNNING trial's tuner may still be at it. A database has heartbeats; in a
+        journal it is dead once its probe should have ended, by clocks that agree."""
+        if self.has_heartbeats:
+            return True
+        begun = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
+        return time.time() < float(trial.user_attrs.get(UNTIL, begun + MARGIN_SECONDS))
+
+    def busy(self) -> set[str]:
+        """Ids of the settings that other tuners are probing now."""
+        if not self.is_shared:
+            return set()
+        with storage_faults(self.source), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            optuna.storages.fail_stale_trials(self.optuna)
+            running = self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        found = (self.params.candidate(t.params) for t in running if self._is_alive(t))
+        return {candidate.id for candidate in found if candidate is not None}
+
+
+def _distributions(trials: Sequence[FrozenTrial]) -> dict[str, BaseDistribution]:
+    return {name: d for t in trials for name, d in t.distributions.items()}
+
+
+def _study_copy(record: MeasurementRecord) -> str:
+    """The record as the study keeps it: step times thinned evenly where there are very many."""
+    samples = record.samples
+    if len(samples) > MAX_SAMPLES:
+        stride = len(samples) / MAX_SAMPLES
+        record = record.with_samples(tuple(samples[int(i * stride)] for i in range(MAX_SAMPLES)))
+    return format_record(record).decode().strip()

@@ -1,1 +1,0 @@
-"""All probes of one model on one device, kept so that a search can be resumed and shared."""

@@ -1,0 +1,121 @@
+"""Records on disk: whole or not there, read up to a fault, safe from torn lines and full disks."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.core.schema import TrainSetting
+from search.loop.records import (
+    append_records,
+    format_record,
+    read_records,
+)
+from tests.search.tables import make_record
+
+
+def record(n: int):  # type: ignore[no-untyped-def]
+    return make_record(TrainSetting(batch_size=n), probe_id=f"probe-{n}")
+
+
+def test_a_probe_is_appended_once(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    assert append_records(path, [record(1), record(2)]) == 2
+    assert append_records(path, [record(2), record(3)]) == 1
+    assert [r.probe_id for r in read_records(path).records] == ["probe-1", "probe-2", "probe-3"]
+
+
+@given(cut=st.integers(1, 2000))
+def test_a_file_cut_anywhere_keeps_every_whole_record(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / "probes.jsonl"
+    lines = [format_record(record(n)) for n in (1, 2, 3)]
+    data = b"".join(lines)[: -min(cut, len(lines[2]))]
+    path.write_bytes(data)
+    whole = 3 if data.endswith(lines[2].rstrip()) else 2
+    file = read_records(path)
+    assert len(file.records) == whole
+    assert bool(file.fault) == (whole == 2 and not data.endswith(b"\n"))
+    append_records(path, [record(4)])
+    after = read_records(path)
+    assert not after.fault
+    assert [r.probe_id for r in after.records] == [f"probe-{n}" for n in (*range(1, whole + 1), 4)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("images_per_second", "NaN"), ("images_per_second", "1e400"), ("device_bytes", "9" * 30),
+     ("probe_seconds", "-Infinity")],
+)  # fmt: skip
+def test_a_figure_that_nobody_can_have_measured_is_no_record(
+    tmp_path: Path, field: str, value: str
+) -> None:
+    path = tmp_path / "probes.jsonl"
+    data = json.loads(format_record(record(1))) | {field: "HERE"}
+    path.write_text(json.dumps(data).replace('"HERE"', value))
+    file = read_records(path)
+    assert not file.records
+    assert file.fault
+
+
+def test_records_in_another_layout_are_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    path.write_text(json.dumps(json.loads(format_record(record(1)))) + "\n")
+    assert append_records(path, [record(1), record(2)]) == 1
+
+
+def test_a_bad_line_ends_the_reading_and_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    path.write_bytes(format_record(record(1)) + b'{"format": 1}\n' + format_record(record(2)))
+    before = path.read_bytes()
+    file = read_records(path)
+    assert len(file.records) == 1
+    assert "line 2" in file.fault
+    append_records(path, [record(3)])
+    assert path.read_bytes().startswith(before)  # nothing is overwritten
+
+
+def test_what_older_planners_saw_of_a_device_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    path.write_bytes(b'{"observation":"context","format":1}\n' + format_record(record(1)))
+    found = read_records(path)
+    assert (found.records, found.fault) == ((record(1),), "")
+
+
+def test_a_newer_format_is_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    path.write_bytes(format_record(record(1).model_copy(update={"format": 99})))
+    assert "newer" in read_records(path).fault
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    """RLIMIT_FSIZE in a process of its own: a write stops in the middle of a record."""
+    path = tmp_path / "probes.jsonl"
+    append_records(path, [record(1)])
+    before = path.read_bytes()
+    script = textwrap.dedent(f"""
+        import resource
+        from planner.core.schema import TrainSetting
+        from search.loop.records import RecordsNotWrittenError, append_records
+        from tests.search.tables import make_record
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) + 200},) * 2)
+        try:
+            append_records({str(path)!r}, [make_record(TrainSetting(batch_size=2))])
+        except RecordsNotWrittenError as error:
+            print("said:", error)
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert "said:" in done.stdout
+    assert path.read_bytes() == before
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
