@@ -1,5 +1,5 @@
-"""Who tunes on a GPU, and who goes on with the records of a folder: two at once are in each other's
-way."""
+"""The folder of results, its recommendation, and who is at it or at a GPU: two at once are in each
+other's way."""
 
 from __future__ import annotations
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from planner.core.schema import MeasurementRecord, TrainSetting
+from planner.core.schema import MeasurementRecord
 from planner.core.units import format_bytes, format_seconds
 from planner.report.settings import describe_setting
 from search.loop.space import Candidate
@@ -53,7 +52,7 @@ def progress_line(progress: Progress) -> str:
     if progress.kind not in ("start", "end") or progress.candidate is None:
         return ""
     of = f" of {progress.num_probes}" if progress.num_probes else ""
-    setting = setting_title(progress.candidate.setting)
+    setting = describe_setting(progress.candidate.setting)
     parts = [f"[{progress.phase}] probe {progress.probe}{of}: {setting}"]
     if progress.record is not None:
         parts.append(_outcome(progress.record))
@@ -65,40 +64,21 @@ def progress_line(progress: Progress) -> str:
     return " · ".join(parts)
 
 
-def setting_title(setting: Any) -> str:
-    """A step's setting or a loader's, in words."""
-    if isinstance(setting, TrainSetting):
-        return describe_setting(setting)
-    return str(setting.title)
-
-
 def rate_text(record: MeasurementRecord) -> str:
     """What a probe that was measured reached."""
-    unit = record.counts if isinstance(record, MeasurementRecord) else "images"
-    return f"{record.images_per_second or 0:.4g} {unit}/s"
+    return f"{record.images_per_second or 0:.4g} {record.counts}/s"
 
 
 def memory_text(record: MeasurementRecord) -> str:
-    """What a step took of its device; "" for a loader, which takes nothing of that."""
-    if not isinstance(record, MeasurementRecord):
-        return ""
+    """What a step took of its device."""
     return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
-
-
-def was_measured(record: MeasurementRecord) -> bool:
-    return record.status == "measured" and record.images_per_second is not None
-
-
-def status_text(record: MeasurementRecord) -> str:
-    """How a probe ended, in a word or two: `measured`, `out of memory`."""
-    return record.status.replace("_", " ")
 
 
 def _outcome(record: MeasurementRecord) -> str:
     """What a probe found, or how it ended instead."""
-    if not was_measured(record):
+    if record.status != "measured" or record.images_per_second is None:
         reason = record.message.splitlines()[0][:100] if record.message else ""
-        return status_text(record) + (f" ({reason})" if reason else "")
+        return record.status.replace("_", " ") + (f" ({reason})" if reason else "")
     rate = rate_text(record) + expected_text(record)
     return ", ".join(filter(None, (rate, memory_text(record))))
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import optuna
-from optuna.trial import FrozenTrial, Trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from planner.core.errors import ContractError, PlannerError
 from planner.core.schema import MeasurementRecord, Model, SwinConfig
@@ -15,7 +18,6 @@ from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.libraries.registry import find_library
 from search.loop.axes import AXES
 from search.loop.interrupts import ending, interruptible
-from search.loop.limits import Limits, probe_deadline
 from search.loop.options import SearchOptions
 from search.loop.prober import Prober
 from search.loop.progress import OnProgress, Progress
@@ -26,11 +28,16 @@ from search.loop.sampler import PlannerSampler
 from search.loop.space import Candidate, Choice, Space, candidate
 from search.loop.storage import storage_faults
 from search.loop.study import Identity, ProbeStudy
+from search.loop.surrogate.costs import compilation_of
 from search.loop.surrogate.parts import is_plain
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import Prior
 from search.probe.evidence import is_feasible
 from search.probe.failure import broke_contract
+
+if TYPE_CHECKING:
+    from search.loop.surrogate.prior import Prior
+
 
 SAME_FAILURES = 3
 NUMERIC_AXES = ("precision", "attention")  # what a machine may break for every setting that has it
@@ -113,10 +120,15 @@ class Search:
         return self.stopped, []
 
     def _begin(self) -> None:
-        """A setting to begin with is the first trial, where it is not known yet."""
+        """A setting to begin with is the first trial, where it is not known yet, nor begun or
+        waited for by another tuner."""
         first = self.space.first
-        if first is not None and not any(r.setting == first.setting for r in self.records):
-            self.study.optuna.enqueue_trial(self.study.params.of(first))
+        if first is None or any(r.setting == first.setting for r in self.records):
+            return
+        params, states = self.study.params.of(first), (TrialState.WAITING, TrialState.RUNNING)
+        begun = self.study.optuna.get_trials(deepcopy=False, states=states)
+        if all(params != t.system_attrs.get("fixed_params", t.params) for t in begun):
+            self.study.optuna.enqueue_trial(params)
 
     def _optimize(self) -> None:
         """Until the next is to be asked for anew: a trial may have been freed by another tuner, as
@@ -155,7 +167,8 @@ class Search:
             if not awaited:
                 return False
             if not self.has_waited:
-                self.note("Waiting for what other tuners of this study are probing.")
+                said = "Waiting for what other tuners of this study are probing."
+                self.on_progress(Progress("note", said))
                 self.has_waited = True
             with interruptible():
                 time.sleep(pause)
@@ -234,8 +247,14 @@ class Search:
 
         self.stamp = stamp
         self._report("start", choice, deadline_seconds=deadline)
-        with interruptible():
-            record = self.prober(choice, probe_id, deadline)
+        try:
+            with interruptible():
+                record = self.prober(choice, probe_id, deadline)
+        except OSError as error:  # of this machine, and not of the study's storage
+            raise PlannerError(
+                f"no probe can be run: {error.strerror or error}.",
+                "Free what is named, and run the same command to go on.",
+            ) from error
         if broke_contract(record) and self.best is None:
             # The next run, with the task mended, is to begin where this one did.
             raise ContractError(*record.message.split("\n", 1))
@@ -251,8 +270,10 @@ class Search:
         return self.study.tell(trial, record)
 
     def receive(self, record: MeasurementRecord) -> None:
-        """Keeps what was measured at once: one killed while the worker ends has lost nothing."""
-        self.study.keep(self.stamp(record))
+        """Keeps what was measured at once: one killed while the worker ends has lost nothing. What
+        cannot be written is told when the probe has ended."""
+        with suppress(RecordsNotWrittenError):
+            self.study.keep(self.stamp(record))
 
     def _choice(self, chosen: Candidate) -> Choice:
         upcoming = self.sampler.upcoming
@@ -266,9 +287,6 @@ class Search:
         if end is None or end >= hung:
             return hung, False
         return max(end, LEAST_SECONDS), True
-
-    def note(self, text: str) -> None:
-        self.on_progress(Progress("note", text))
 
     def _report(
         self, kind: str, choice: Choice, record: MeasurementRecord | None = None,
@@ -341,3 +359,59 @@ def find_plain_arm(space: Space, model: Model) -> str | None:
 
     ranked = [(place, c.arm) for c in space.candidates if (place := rank(c)) is not None]
     return min(ranked, key=lambda found: found[0])[1] if ranked else None
+
+
+# A probe that takes longer than all of this is hung: imports and building took under a minute on
+# the slowest machine seen, compiling five times its guess.
+START_SECONDS = 120.0
+TIMING_SECONDS = 60.0
+PROBES_SHARE = 0.5  # of the budget, that is left for probes however long their preparation took
+STEPS_TO_WAIT = 8  # two of warm-up, three timed, and some for a guess that is too low
+
+
+@dataclass
+class Limits:
+    """What a search may use: probes in the whole study, and seconds by `clock`. `spent_seconds` is
+    what the study's probes by others took, before this tuner and beside it."""
+
+    trials: int | None = None
+    budget_seconds: float | None = None
+    spent_seconds: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+        self.charged: set[str] = set()
+
+    def begin_probing(self) -> None:
+        """Counts no more of what was until now than leaves probes their share: on a busy machine
+        to import and to estimate takes most of a minute."""
+        if self.budget_seconds is not None:
+            most = (1 - PROBES_SHARE) * self.budget_seconds
+            self.started = max(self.started, self.clock() - most)
+
+    def charge(self, records: Iterable[MeasurementRecord]) -> None:
+        """Counts what probes of others took, each once."""
+        for record in records:
+            if record.probe_id not in self.charged:
+                self.charged.add(record.probe_id)
+                self.spent_seconds += record.probe_seconds
+
+    def seconds_left(self) -> float | None:
+        """Seconds to the hard deadline; None: no limit."""
+        if self.budget_seconds is None:
+            return None
+        used = self.clock() - self.started + self.spent_seconds
+        return max(self.budget_seconds - used, 0.0)
+
+
+def probe_deadline(prior: Prior) -> Callable[[Choice], float]:
+    """Seconds after which a probe is hung and not slow, by the prior's guesses."""
+
+    def deadline(choice: Choice) -> float:
+        compiling = 5 * compilation_of(choice.candidate.setting).guess(prior.compile_seconds)
+        rate = choice.expected_rate
+        stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0
+        return START_SECONDS + TIMING_SECONDS + compiling + 2 * min(stepping, 3600.0)
+
+    return deadline

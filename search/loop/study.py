@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from socket import gethostname
@@ -162,7 +162,8 @@ class ProbeStudy:
                 study_name=self.name, storage=opened, direction="maximize", load_if_exists=True
             )
             trials = self.optuna.get_trials(deepcopy=False)
-        self.params = SpaceParams(space=self.space, known=_distributions(trials))
+        known = {name: d for t in trials for name, d in t.distributions.items()}
+        self.params = SpaceParams(self.space, known)
 
     def take_over(self, identity: Identity, accept_different: bool = False) -> list[str]:
         """Makes the study ours, with what the file has and it lacks; what is to be said of it.
@@ -304,10 +305,6 @@ class ProbeStudy:
             running = self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         found = (self.params.candidate(t.params) for t in running if self._is_alive(t))
         return {candidate.id for candidate in found if candidate is not None}
-
-
-def _distributions(trials: Sequence[FrozenTrial]) -> dict[str, BaseDistribution]:
-    return {name: d for t in trials for name, d in t.distributions.items()}
 
 
 def _study_copy(record: MeasurementRecord) -> str:

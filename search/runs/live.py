@@ -11,7 +11,8 @@ from rich.text import Text
 
 from planner.core.errors import printable
 from planner.core.units import format_seconds
-from search.loop.progress import Progress, memory_text, rate_text, setting_title
+from planner.report.settings import describe_setting
+from search.loop.progress import Progress, memory_text, rate_text
 
 _ECHO = 4  # columns for the ^C that a terminal echoes: where it wraps, rich erases a row too few
 # What a worker reports of itself, for a person: search.probe.parent.runner.ProbeEvent says when.
@@ -59,13 +60,13 @@ def after(status: Status, progress: Progress, now: float) -> Status:
     )  # fmt: skip
     if progress.record is None:
         return replace(
-            status, title=setting_title(progress.candidate.setting), phase=progress.phase,
+            status, title=describe_setting(progress.candidate.setting), phase=progress.phase,
             number=progress.probe, begun_at=now, doing=_DOING["start"],
             deadline_seconds=progress.deadline_seconds,
         )  # fmt: skip
     best = progress.best
     found = "" if best is None else ", ".join(filter(None, (rate_text(best), memory_text(best))))
-    said = "" if best is None else f"{found}: {setting_title(best.setting)}"
+    said = "" if best is None else f"{found}: {describe_setting(best.setting)}"
     return replace(status, num_done=progress.probe, best=said)
 
 

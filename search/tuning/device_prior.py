@@ -16,7 +16,7 @@ from planner.ledger import cache
 from planner.ledger.key import Key, own_digest
 from planner.memory.allocator_config import AllocatorConfig
 from planner.throughput.prediction import DeviceRates
-from search.loop.limits import PROBES_SHARE
+from search.loop.search import PROBES_SHARE
 from search.loop.space import Space
 from search.loop.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior
 

@@ -26,12 +26,11 @@ from planner.memory.allocator_config import (
 )
 from search.loop.folder import hold_folder, hold_gpu, make_folder, write_result
 from search.loop.interrupts import handle_signals, held, interruptible
-from search.loop.limits import Limits
 from search.loop.memory_budget import find_budget
 from search.loop.options import SearchKeywords, SearchOptions
 from search.loop.prober import DeviceProber, Prober, show_steps
 from search.loop.progress import OnProgress, note_taker
-from search.loop.search import Search, find_plain_arm
+from search.loop.search import Limits, Search, find_plain_arm
 from search.loop.space import make_space
 from search.loop.study import Identity, ProbeStudy
 from search.loop.surrogate.prior import Estimator

@@ -19,9 +19,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from planner.core.schema import MeasurementRecord
-from search.loop.limits import Limits
 from search.loop.options import SearchOptions
-from search.loop.search import Search, find_plain_arm
+from search.loop.search import Limits, Search, find_plain_arm
 from search.loop.space import Choice
 from search.loop.study import Identity, ProbeStudy
 from tests.benchmarks import simulated_report as report

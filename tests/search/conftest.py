@@ -3,13 +3,10 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pynvml
 import pytest
-from optuna.storages._rdb.storage import _VersionManager
 
 from planner.core.units import GIB
 from planner.machine import nvml
@@ -18,22 +15,6 @@ from search.probe import device
 from search.probe.device import MemoryInUse
 from search.tuning import tune as tune_file
 from tests.search.tables import GPU
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _migrations_are_read_once() -> Iterator[None]:
-    """Optuna reads all scripts of its database's history three times for each new study."""
-    read = _VersionManager._create_alembic_script
-    scripts: list[Any] = []
-
-    def read_once(manager: Any) -> Any:
-        if not scripts:
-            scripts.append(read(manager))
-        return scripts[0]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_VersionManager, "_create_alembic_script", read_once)
-        yield
 
 
 @pytest.fixture

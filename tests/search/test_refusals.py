@@ -9,9 +9,8 @@ import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.units import GIB
-from search.loop.limits import Limits
 from search.loop.options import SearchOptions
-from search.loop.search import SAME_FAILURES, Search
+from search.loop.search import SAME_FAILURES, Limits, Search
 from search.loop.space import Choice, space_of
 from search.loop.study import ProbeStudy
 from search.loop.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior

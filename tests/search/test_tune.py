@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.core.errors import UsageError
+from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.core.units import GIB
-from search.loop.limits import Limits
 from search.loop.records import read_records
+from search.loop.search import Limits
 from search.loop.space import Choice, make_space
 from search.loop.study import Identity
 from search.probe.failure import CONTRACT
@@ -100,6 +100,15 @@ def test_the_same_failure_three_times_ends_it(tmp_path: Path) -> None:
     found = run(tmp_path, prober=crashing)
     assert found.num_probes == 3
     assert "RuntimeError: the factory raised" in found.advice
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_machine_that_can_start_no_probe_is_said_and_no_storage_is_blamed(tmp_path: Path) -> None:
+    def crowded(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        raise OSError(24, "Too many open files")
+
+    with pytest.raises(PlannerError, match="no probe can be run: Too many open files"):
+        run(tmp_path, prober=crowded)
 
 
 @pytest.mark.usefixtures("gpu")

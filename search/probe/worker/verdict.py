@@ -1,4 +1,5 @@
-"""What an error that ended a probe says of its setting."""
+"""What ended a probe, or shaped it, says of its setting: an error, the precision that a device has,
+what the compiler did."""
 
 from __future__ import annotations
 

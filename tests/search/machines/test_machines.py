@@ -12,9 +12,8 @@ import pytest
 from optuna.trial import TrialState
 
 from planner.core.schema import MeasurementRecord, TrainSetting
-from search.loop.limits import Limits
 from search.loop.options import SearchOptions
-from search.loop.search import Search
+from search.loop.search import Limits, Search
 from search.loop.space import Choice, make_space
 from search.loop.study import ProbeStudy
 from search.loop.surrogate.prior import generic_prior

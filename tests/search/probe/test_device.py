@@ -12,7 +12,7 @@ from planner.core.errors import UsageError
 from planner.core.schema import DeviceInfo, TrainSetting
 from planner.core.units import GIB
 from planner.machine.torch_build import TorchBuild, TorchGpu
-from search.loop import folder as lock
+from search.loop import folder
 from search.loop.memory_budget import find_budget
 from search.loop.options import SearchOptions
 from search.probe import device
@@ -110,27 +110,27 @@ def test_auto_is_the_cpu_where_torch_cannot_use_the_gpu_and_says_why(
 def test_a_second_tuner_on_a_card_knows_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(folder.tempfile, "gettempdir", lambda: str(tmp_path))
     with (
-        lock.hold_gpu("GPU-a") as first,
-        lock.hold_gpu("GPU-a") as second,
-        lock.hold_gpu("GPU-b") as other,
+        folder.hold_gpu("GPU-a") as first,
+        folder.hold_gpu("GPU-a") as second,
+        folder.hold_gpu("GPU-b") as other,
     ):
         assert (first, second, other) == (True, False, True)
-    with lock.hold_gpu("GPU-a") as again:
+    with folder.hold_gpu("GPU-a") as again:
         assert again
 
 
 def test_no_uuid_names_a_path_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: str(tmp_path / "in"))
+    monkeypatch.setattr(folder.tempfile, "gettempdir", lambda: str(tmp_path / "in"))
     (tmp_path / "in").mkdir()
     for uuid in (None, "../../etc/x", "GPU-" + "x" * 500, "a\0b"):
-        with lock.hold_gpu(uuid) as alone:
+        with folder.hold_gpu(uuid) as alone:
             assert alone
         assert [p.name for p in tmp_path.iterdir()] == ["in"], uuid
     # Where no file can be made nobody is suspected.
-    monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
-    with lock.hold_gpu("GPU-a") as first, lock.hold_gpu("GPU-a") as second:
+    monkeypatch.setattr(folder.tempfile, "gettempdir", lambda: str(tmp_path / "none"))
+    with folder.hold_gpu("GPU-a") as first, folder.hold_gpu("GPU-a") as second:
         assert (first, second) == (True, True)
 
 
