@@ -65,9 +65,8 @@ def after(status: Status, progress: Progress, now: float) -> Status:
             deadline_seconds=progress.deadline_seconds,
         )  # fmt: skip
     best = progress.best
-    found = "" if best is None else ", ".join(filter(None, (rate_text(best), memory_text(best))))
-    said = "" if best is None else f"{found}: {describe_setting(best.setting)}"
-    return replace(status, num_done=progress.probe, best=said)
+    said = best and f"{rate_text(best)}, {memory_text(best)}: {describe_setting(best.setting)}"
+    return replace(status, num_done=progress.probe, best=said or "")
 
 
 def doing_text(phase: str, num_steps: int = 0, step_seconds: float | None = None) -> str:
