@@ -13,16 +13,14 @@ from planner.advice.flags import command, device_flags, flags
 from planner.advice.left_out import what_is_left_out
 from planner.advice.levers import ALLOCATOR, EFFECTS, LEVERS, Effect, Lever, Updates, effects
 from planner.advice.more_gpus import MoreGpus, more_gpus
-from planner.advice.recorded import estimates_of
-from planner.advice.search import (
+from planner.advice.space import (
     NO_RECORDING,
-    Found,
     Offered,
     Refusal,
     may_need_resorts,
     offer,
-    search,
 )
+from planner.advice.table import Found, Table, search
 from planner.advice.waterfall import Fall, waterfall
 from planner.advice.wish import ALLOWED, NOT_COMPARED, Choice, Wish, read_wish
 from planner.core.errors import PlannerError
@@ -201,21 +199,22 @@ class _Advising:
     allocator: str | None
     training: Training | None
     rounds: int  # in which steps may be compiled
-    repeats: int = MAX_ROUNDS  # of the search, with what it answered recorded
 
     def __post_init__(self) -> None:
-        self.estimates = estimates_of(self.wish)
+        self.table = Table(self.wish)
 
     def advice(self) -> Advice:
+        self.table.settle([Choice(self.wish.plain)])
         plain = self._way(Choice(self.wish.plain))
         budget = plain.estimate.budget_bytes
         assert budget is not None, "a GPU or a memory was named"
         wish, offered, found = self._search(budget)
-        self.estimates.answers = True
+        self.table.answer()
+        self._treat(found)
         goal = found.best or found.nearest
         best = goal or Choice(wish.plain)
         nearest = self._shown(found.nearest)
-        waits_for = bottleneck(self.wish, self.estimates, best, found.best)
+        waits_for = bottleneck(self.wish, self.table, best, found.best)
         need = nearest.estimate.device_total_bytes if nearest else 0
         return Advice(
             model=wish.model,
@@ -231,10 +230,10 @@ class _Advising:
             missing_bytes=max(0, need - budget),
             ways=tuple(self._way(choice) for choice in found.ways),
             front=tuple(self._way(choice) for choice in found.front),
-            waterfall=waterfall(wish, self.estimates, goal) if goal else (),
+            waterfall=waterfall(wish, self.table, goal) if goal else (),
             bottleneck=waits_for,
-            cards=larger_cards(wish, self.estimates, found.best, budget),
-            more_gpus=more_gpus(wish, self.estimates, found.best, self.training),
+            cards=larger_cards(wish, self.table, found.best, budget),
+            more_gpus=more_gpus(wish, self.table, found.best, self.training),
             levers=tuple(_lever_states(wish, offered, best, found.best, waits_for)),
             left_out=(
                 *(self._on_host(found.nearest) if found.nearest else ()),
@@ -253,8 +252,8 @@ class _Advising:
         said += f"offload_optimizer={how} --set clip_grad=false the nearest "
         try:
             choice = self.wish.apply(nearest, updates)
-            if self.estimates.has_step(choice):
-                found = self.estimates.at(choice)
+            if self.table.has_step(choice):
+                found = self.table.at(choice)
                 fits = "fits" if found.fits_surely else "may fit" if found.fits else "does not fit"
                 yield f"{said}needs {format_range(found.low_bytes, found.high_bytes)}, which {fits}"
         except PlannerError as error:
@@ -264,25 +263,20 @@ class _Advising:
     def _search(self, budget: int) -> tuple[Wish, Offered, Found]:
         """First without last resorts, where these cannot be better; where nothing fits at all, with
         another recipe."""
-        wish, estimates = self.wish, self.estimates
-        offered = offer(wish, estimates)
-        found = search(wish, estimates, offered.choices, budget)
-        if may_need_resorts(wish, estimates, offered, found):
-            offered = offer(wish, estimates, resorts=True)
-            found = search(wish, estimates, offered.choices, budget)
+        wish, table = self.wish, self.table
+        offered = offer(wish, table)
+        found = search(table, offered.choices, budget)
+        if may_need_resorts(wish, table, offered, found):
+            offered = offer(wish, table, resorts=True)
+            found = search(table, offered.choices, budget)
         if found.fastest is None and "recipe" not in wish.allow | wish.keep:
             wish = wish.allowing("recipe")
-            offered = offer(wish, estimates, resorts=True)
-            found = search(wish, estimates, offered.choices, budget)
+            offered = offer(wish, table, resorts=True)
+            found = search(table, offered.choices, budget)
         goals = [choice for choice in (found.best, found.nearest) if choice]
-        if self.rounds and estimates.compile_steps(*goals):
+        if self.rounds and table.compile_steps(goals):
             self.rounds -= 1
             return self._search(budget)
-        shown = [*goals, *filter(None, (found.fastest, found.surely)), *found.ways, *found.front]
-        if self.repeats and estimates.record(shown):
-            self.repeats -= 1  # what was recorded may be another choice's turn
-            return self._search(budget)
-        self._treat(found)
         return wish, offered, found
 
     def _treat(self, found: Found) -> None:
@@ -290,11 +284,11 @@ class _Advising:
         itself: the fastest, and the fastest that fits surely."""
         if found.best is None or found.fastest is None:
             return
-        found.best = best = treated(self.wish, self.estimates, found.best)
+        found.best = best = treated(self.wish, self.table, found.best)
         found.ways = [best, *(choice for choice in found.ways[1:] if choice != best)]
-        if self.estimates.rate(found.fastest) <= self.estimates.rate(best):
+        if self.table.rate(found.fastest) <= self.table.rate(best):
             found.fastest = None
-        if self.estimates.at(best).fits_surely:
+        if self.table.at(best).fits_surely:
             found.surely = None
 
     def _shown(self, choice: Choice | None) -> Way | None:
@@ -304,15 +298,15 @@ class _Advising:
         """Batch norm sees a micro-batch: of another size it is another model's step."""
         plain = self.wish.plain
         found, eager = effects(setting, plain), Choice(plain.uncompiled())
-        if setting.batch_size == plain.batch_size or not self.estimates.has_step(eager):
+        if setting.batch_size == plain.batch_size or not self.table.has_step(eager):
             return found
-        names = self.estimates.operation_names(eager)
+        names = self.table.operation_names(eager)
         if not any("batch_norm" in name for name in names):
             return found
         return ("batch norm", *(effect for effect in found if effect != "nothing"))
 
     def _way(self, choice: Choice) -> Way:
-        wish, estimate = self.wish, self.estimates.at(choice)
+        wish, estimate = self.wish, self.table.at(choice)
         setting = choice.setting
         if estimate.setting.optimizer == OWN_OPTIMIZER:
             setting = setting.model_copy(update={"optimizer": OWN_OPTIMIZER})

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from planner.advice.estimates import Estimates
 from planner.advice.levers import LEVERS, Effect, Lever, effects
+from planner.advice.table import Table
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError
 from planner.machine.hardware.precisions import peak_flops
@@ -58,29 +58,29 @@ class Bottleneck(Accounts):
         return max(seconds, key=seconds.__getitem__)
 
 
-def bottleneck(wish: Wish, estimates: Estimates, choice: Choice, goal: Choice | None) -> Bottleneck:
+def bottleneck(wish: Wish, table: Table, choice: Choice, goal: Choice | None) -> Bottleneck:
     """Of `choice`, which is `goal` where there is one."""
-    time = estimates.at(choice).throughput
+    time = table.at(choice).throughput
     assert time is not None, "there are rates"
     model_share = None
     peak = peak_flops(wish.gpu, choice.setting.precision) if wish.gpu else None
     if peak is not None:
-        model_share = _model_flops(estimates, choice) / time.step_seconds / peak
+        model_share = _model_flops(table, choice) / time.step_seconds / peak
     return Bottleneck(
         setting_is_recommended=choice == goal,
         step_seconds=time.step_seconds,
         parts=time.parts,
         peak_share=time.peak_share,
         model_share=model_share,
-        treatments=tuple(t for _, t in _treatments(wish, estimates, choice)),
+        treatments=tuple(t for _, t in _treatments(wish, table, choice)),
     )
 
 
-def treated(wish: Wish, estimates: Estimates, choice: Choice) -> Choice:
+def treated(wish: Wish, table: Table, choice: Choice) -> Choice:
     """A choice that fits, with every lever that makes it faster, is allowed and fits as surely: the
     search combines few."""
     while True:
-        found = (changed for changed, treatment in _treatments(wish, estimates, choice)
+        found = (changed for changed, treatment in _treatments(wish, table, choice)
                  if not treatment.why)  # fmt: skip
         better = next(found, None)
         if better is None:
@@ -88,20 +88,20 @@ def treated(wish: Wish, estimates: Estimates, choice: Choice) -> Choice:
         choice = better
 
 
-def _model_flops(estimates: Estimates, choice: Choice) -> float:
+def _model_flops(table: Table, choice: Choice) -> float:
     """FLOPs of a step on matrix units, without what checkpointing computes again."""
     plain = choice.setting.model_copy(update={"checkpointing": "none", "offload": "none"})
-    return estimates.matrix_flops(Choice(plain, choice.expandable))
+    return table.matrix_flops(Choice(plain, choice.expandable))
 
 
-def _treatments(wish: Wish, estimates: Estimates, choice: Choice) -> list[tuple[Choice, Treatment]]:
+def _treatments(wish: Wish, table: Table, choice: Choice) -> list[tuple[Choice, Treatment]]:
     """Single changes of any lever that make `choice` faster, the fastest first; one each, rather
     one that nothing is against."""
     best: dict[str, tuple[Choice, Treatment]] = {}
-    rate = estimates.rate(choice)
+    rate = table.rate(choice)
     for lever in LEVERS:
-        for changed, updates in _changed(wish, estimates, choice, lever):
-            faster = estimates.rate(changed)
+        for changed, updates in _changed(wish, table, choice, lever):
+            faster = table.rate(changed)
             if faster < rate * WORTH:
                 continue
             found = Treatment(
@@ -109,8 +109,8 @@ def _treatments(wish: Wish, estimates: Estimates, choice: Choice) -> list[tuple[
                 updates,
                 effects(changed.setting, wish.plain),
                 faster,
-                _fits(estimates, changed),
-                _why_not(wish, estimates, choice, changed, lever),
+                bool(table.at(changed).fits),
+                _why_not(wish, table, choice, changed, lever),
             )
             known = best.get(lever.name)
             if known is None or _rank(found) > _rank(known[1]):
@@ -122,20 +122,12 @@ def _rank(treatment: Treatment) -> tuple[bool, float]:
     return not treatment.why, treatment.images_per_second
 
 
-def _fits(estimates: Estimates, choice: Choice) -> bool:
-    budget = estimates.at(choice).budget_bytes
-    assert budget is not None, "a GPU or a memory was named"
-    return estimates.least_bytes(choice) <= budget and bool(estimates.at(choice).fits)
-
-
-def _why_not(
-    wish: Wish, estimates: Estimates, choice: Choice, changed: Choice, lever: Lever
-) -> str:
+def _why_not(wish: Wish, table: Table, choice: Choice, changed: Choice, lever: Lever) -> str:
     """Why `choice` is recommended and not what `lever` makes of it; empty where nothing is against
     it. What the choice changes already is no reason."""
-    if not _fits(estimates, changed):
+    if not table.at(changed).fits:
         return "does not fit"
-    if estimates.at(choice).fits_surely and not estimates.at(changed).fits_surely:
+    if table.at(choice).fits_surely and not table.at(changed).fits_surely:
         return "may not fit"
     if lever.effect in wish.allow:
         return ""
@@ -144,7 +136,7 @@ def _why_not(
 
 
 def _changed(
-    wish: Wish, estimates: Estimates, choice: Choice, lever: Lever
+    wish: Wish, table: Table, choice: Choice, lever: Lever
 ) -> Iterable[tuple[Choice, tuple[tuple[str, object], ...]]]:
     """What one more lever makes of a choice; only those that are for speed."""
     if lever.name not in FOR_SPEED:
@@ -152,5 +144,5 @@ def _changed(
     for updates in wish.changes(lever, choice):
         with suppress(PlannerError):
             changed = wish.apply(choice, updates)
-            if estimates.has_step(changed):
+            if table.has_step(changed):
                 yield changed, tuple(updates.items())

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from planner.advice.estimates import Estimates
-from planner.advice.recorded import estimates_of
+from planner.advice.table import Table
 from planner.advice.wish import Choice, Wish
 from planner.machine.hardware.catalogue import all_gpus
 from planner.machine.hardware.gpu import Gpu
@@ -31,20 +30,18 @@ class Card:
     rate: float | None
 
 
-def larger_cards(
-    wish: Wish, estimates: Estimates, goal: Choice | None, budget: int
-) -> tuple[Card, ...]:
+def larger_cards(wish: Wish, table: Table, goal: Choice | None, budget: int) -> tuple[Card, ...]:
     """The next cards with more memory: of each size the fastest, up to the first in which the wish
     fits as it stands, and the fastest of all above it."""
     wanted = [wish.plain.precision, *([goal.setting.precision] if goal else [])]
     known = [g for g in all_gpus() if not any(lacks(g, precision) for precision in wanted)]
-    found: list[Estimates] = []
+    found: list[Table] = []
     for gpu in _next(known, wish.plain.precision, budget):
-        found.append(estimates_of(replace(wish, gpu=gpu, memory_bytes=None), estimates))
-        if len(found) >= 2 and _fits(found[-1], Choice(wish.plain), estimates):
+        found.append(Table(replace(wish, gpu=gpu, memory_bytes=None), table))
+        if len(found) >= 2 and _fits(found[-1], Choice(wish.plain), table):
             break
     shown = found[: MAX_CARDS - 1] + found[-1:] if len(found) > MAX_CARDS else found
-    return tuple(_card(there, goal, estimates) for there in shown)
+    return tuple(_card(there, goal, table) for there in shown)
 
 
 def _next(gpus: Iterable[Gpu], precision: str, budget: int) -> Iterable[Gpu]:
@@ -59,7 +56,7 @@ def _next(gpus: Iterable[Gpu], precision: str, budget: int) -> Iterable[Gpu]:
         yield next(same)
 
 
-def _card(there: Estimates, goal: Choice | None, here: Estimates) -> Card:
+def _card(there: Table, goal: Choice | None, here: Table) -> Card:
     gpu, plain = there.wish.gpu, Choice(there.wish.plain)
     assert gpu is not None, "a card was named"
     return Card(
@@ -73,7 +70,7 @@ def _card(there: Estimates, goal: Choice | None, here: Estimates) -> Card:
     )
 
 
-def _fits(there: Estimates, choice: Choice, here: Estimates) -> bool:
+def _fits(there: Table, choice: Choice, here: Table) -> bool:
     """What a choice needs differs from card to card by the context and by kernels' scratch alone:
     only where a card is about as large as what is needed here is the allocator replayed."""
     assert there.wish.gpu is not None, "a card was named"

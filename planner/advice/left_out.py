@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from planner.advice.levers import FAITHFUL
-from planner.advice.search import PLAINLY_COMBINED, Offered
+from planner.advice.space import PLAINLY_COMBINED, Offered
 from planner.advice.wish import Wish
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from planner.advice.estimates import Estimates
-from planner.advice.recorded import estimates_of
+from planner.advice.table import Table
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError
 from planner.core.schema import TrainSetting
@@ -39,23 +38,23 @@ class MoreGpus:
 
 
 def more_gpus(
-    wish: Wish, estimates: Estimates, goal: Choice | None, training: Training | None = None
+    wish: Wish, table: Table, goal: Choice | None, training: Training | None = None
 ) -> tuple[MoreGpus, ...]:
     """Twice the GPUs of the wish, and its own with sharded weights. Empty where the link between
     them is not known, or a step of theirs is not on shapes."""
     if wish.gpu is None:
         return ()
     found = []
-    alone = estimates.at(Choice(wish.plain))
+    alone = table.at(Choice(wish.plain))
     for changes in _changes(wish):
         try:
             setting = TrainSetting.model_validate({**wish.plain.model_dump(), **changes})
-            least = _least_bytes_alone(estimates, setting)
+            least = _least_bytes_alone(table, setting)
             if least > (alone.budget_bytes or 0):
                 gpus, kind, batch = setting.world_size, setting.parallelism, setting.batch_size
                 found.append(MoreGpus(gpus, kind, wish.link, batch, least, fits=False))
                 continue
-            there = estimates_of(replace(wish, plain=setting), estimates)
+            there = Table(replace(wish, plain=setting), table)
             one = _on(there, setting, wish, None if alone.fits else goal, training)
         except (PlannerError, ValueError):  # an unknown link, a kind that no such step has
             continue
@@ -63,13 +62,13 @@ def more_gpus(
     return tuple(found)
 
 
-def _least_bytes_alone(estimates: Estimates, setting: TrainSetting) -> int:
+def _least_bytes_alone(table: Table, setting: TrainSetting) -> int:
     """What one GPU needs at least for its share of the images where each has a whole copy of the
     model: what one needs without the others. 0 where that is not so."""
     one = Choice(setting.model_copy(update=ALONE))
-    if setting.parallelism != "ddp" or not estimates.has_step(one):
+    if setting.parallelism != "ddp" or not table.has_step(one):
         return 0
-    return estimates.least_bytes(one)
+    return table.least_bytes(one)
 
 
 def _changes(wish: Wish) -> Iterator[dict[str, object]]:
@@ -86,7 +85,7 @@ def _changes(wish: Wish) -> Iterator[dict[str, object]]:
 
 
 def _on(
-    there: Estimates,
+    there: Table,
     setting: TrainSetting,
     wish: Wish,
     goal: Choice | None,

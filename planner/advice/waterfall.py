@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.advice.estimates import Estimates
 from planner.advice.levers import ALLOCATOR, LEVERS
+from planner.advice.table import Table
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError
 
@@ -28,12 +28,12 @@ class Fall:
     as_eager: bool
 
 
-def waterfall(wish: Wish, estimates: Estimates, goal: Choice) -> tuple[Fall, ...]:
+def waterfall(wish: Wish, table: Table, goal: Choice) -> tuple[Fall, ...]:
     """The levers in which `goal` is not the wish, in the order of `LEVERS`. What they save adds up
     to the difference of the two, in bytes and in seconds."""
     falls: list[Fall] = []
     here = Choice(wish.plain)
-    before = _cost(wish, estimates, here)
+    before = _cost(wish, table, here)
     names: list[str] = []
     changes: list[tuple[str, object]] = []
     done: set[str] = set()
@@ -48,9 +48,9 @@ def waterfall(wish: Wish, estimates: Estimates, goal: Choice) -> tuple[Fall, ...
         here = after
         if not _runs(wish, here):
             continue
-        cost = _cost(wish, estimates, here)
+        cost = _cost(wish, table, here)
         saved, added = before[0] - cost[0], cost[1] - before[1]
-        there = estimates.at(here)
+        there = table.at(here)
         between = there.low_bytes, there.high_bytes, there.as_eager
         falls.append(Fall(tuple(names), tuple(changes), cost[0], saved, cost[1], added, *between))
         before, names, changes = cost, [], []
@@ -82,6 +82,6 @@ def _runs(wish: Wish, choice: Choice) -> bool:
     return True
 
 
-def _cost(wish: Wish, estimates: Estimates, choice: Choice) -> tuple[int, float]:
+def _cost(wish: Wish, table: Table, choice: Choice) -> tuple[int, float]:
     images = wish.plain.batch_size * wish.plain.accumulate
-    return estimates.at(choice).device_total_bytes, images / estimates.rate(choice)
+    return table.at(choice).device_total_bytes, images / table.rate(choice)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from planner.advice.advising import Advice, Way
 from planner.advice.bottleneck import WORTH, Bottleneck, Treatment
-from planner.advice.search import NO_RECORDING
+from planner.advice.space import NO_RECORDING
 from planner.advice.waterfall import Fall
 from planner.advice.wish import NOT_COMPARED
 from planner.core.units import format_bytes, format_range, format_seconds

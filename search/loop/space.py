@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from planner.advice.search import batch_ladder, divisors, spread
+from planner.advice.space import batch_ladder, divisors, spread
 from planner.core.errors import UnsupportedError, UsageError, alternatives
 from planner.core.schema import DeviceInfo, Model, SwinConfig, TrainSetting
 from planner.core.schema.distribution import PARALLELISMS, Distribution

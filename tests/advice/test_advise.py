@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from planner import SwinConfig, advise
 from planner.advice.advising import Advice
 from planner.advice.bottleneck import bottleneck, treated
-from planner.advice.estimates import Estimates
 from planner.advice.levers import FAITHFUL, LEVERS
+from planner.advice.table import Table
 from planner.advice.wish import ALLOWED, Choice, read_wish
 from planner.cli import cli, main
 from planner.core.errors import UnsupportedError, UsageError
@@ -106,7 +106,7 @@ def test_ways_that_share_their_rates_are_told_apart_by_what_differs() -> None:
         "native:swin_tiny", None, gpu="rtx 4090", memory_bytes=None, batch_size=64,
         global_batch=None, keep=(), allow=(), allocator=None, overrides={},
     )  # fmt: skip
-    estimates = Estimates(wish)
+    estimates = Table(wish)
 
     def choice(**changes: Any) -> Choice:
         return Choice(wish.plain.model_copy(update=changes))
@@ -128,7 +128,7 @@ def test_the_recommended_has_every_lever_that_nothing_is_against() -> None:
         MODEL, None, gpu="rtx 3090", memory_bytes=None, batch_size=64, global_batch=None,
         keep=(), allow=(), allocator=None, overrides={},
     )  # fmt: skip
-    estimates = Estimates(wish)
+    estimates = Table(wish)
     found = treated(wish, estimates, Choice(wish.plain))
     assert estimates.rate(found) > estimates.rate(Choice(wish.plain))
     assert found.setting.compile != "off"
@@ -389,9 +389,9 @@ def test_what_has_no_trace_is_named_and_nothing_is_called_the_fastest_beside_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It said "the fastest that fits", and that of another way once compiled traces were kept."""
-    has_step = Estimates.has_step
+    has_step = Table.has_step
     monkeypatch.setattr(
-        Estimates, "has_step", lambda self, c: c.setting.compile == "off" and has_step(self, c)
+        Table, "has_step", lambda self, c: c.setting.compile == "off" and has_step(self, c)
     )
     found = advise(MODEL, gpu="rtx 3090", batch_size=16)
     said = " ".join(advice_text(found).split())

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from planner import SwinConfig, TrainSetting, advise, estimate
-from planner.advice.estimates import Estimates
-from planner.advice.search import FRONT_END, FRONT_STEP, offer
+from planner.advice.space import offer
+from planner.advice.table import FRONT_END, FRONT_STEP, Table
 from planner.advice.wish import Choice, Wish, read_wish
 from planner.estimation.estimate import Estimate
 from planner.memory.allocator_config import parse_allocator_config
@@ -40,7 +40,7 @@ def every_estimate(
     """All that the search may choose from, each by `planner.estimate`, but for what fits only by
     the allocator's retries, which is not advised."""
     read = wish_of(model, wish)
-    choices = offer(read, Estimates(read), resorts).choices
+    choices = offer(read, Table(read), resorts).choices
     expandable = parse_allocator_config("expandable_segments:True")
     found = [
         (choice, estimate(
@@ -91,7 +91,7 @@ def best_of(
     """By its definition: of those not known to be slower than the fastest, one that fits surely,
     then one as near to the wish, then the fastest."""
     read = wish_of(model, wish)
-    estimates = Estimates(read)
+    estimates = Table(read)
     fastest = max(fitting, key=lambda row: row[2])[0]
     alike = [row for row in fitting if not estimates.is_slower(row[0], fastest)]
     return min(alike, key=lambda row: (not row[1].fits_surely, read.distance(row[0]), -row[2]))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.advice.search import batch_ladder, divisors
+from planner.advice.space import batch_ladder, divisors
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import DeviceInfo, FactoryModel, SwinConfig, TrainSetting
 from search.loop.axes import AXES, Value, read_values
