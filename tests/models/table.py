@@ -18,7 +18,6 @@ import argparse
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,18 +31,14 @@ from planner.core.torch_version import torch_version
 from planner.estimation.estimate import estimate
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 from planner.memory.compiled import RECORDED
-from search.loop.records import append_records, read_records
-from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.runner import run_probe
-from search.probe.protocol import ProbeRequest
+from search.loop.records import read_records
 from tests.truth.matrix import Group, Row, expand, read_matrix
-from tests.truth.record import remaining_rows
+from tests.truth.record import measure
 
 TRUTH = Path(__file__).parents[1] / "truth" / "models"
 LISTED, COMPILED = TRUTH / "models.yaml", TRUTH / "compiled.yaml"
 CARD, BATCH_SIZE, COMPILED_BATCH, SEED = "a100-sxm-80gb", 4, 16, 0
 WHATS = ("equal", "refused", "wrong")
-PROBE_SECONDS = 900
 EQUAL = 0.001  # a share of the peak: requests of less than 512 B are rounded in other places
 
 
@@ -87,23 +82,6 @@ def library_of(row: Row | MeasurementRecord) -> str:
         return row.model.library
     file = row.model.parts[0].rpartition(".")[2]
     return file.removesuffix("_tasks") if file.endswith("_tasks") else "own"
-
-
-def carry_out(rows: Sequence[Row], path: Path) -> None:
-    """Probes each on the GPU of this process, for a few steps: its memory is steady from the second
-    on. A library is imported once."""
-    for library in dict.fromkeys(map(library_of, rows)):
-        chosen = [row for row in rows if library_of(row) == library]
-        with ForkServer(chosen[0].model) as server:
-            for row in chosen:
-                request = ProbeRequest(
-                    model=row.model, setting=row.setting, device="cuda:0", record_phases=True,
-                    warmup_seconds=0, min_measure_seconds=0, max_steps=3,
-                )  # fmt: skip
-                record = run_probe(request, deadline_seconds=PROBE_SECONDS, fork_server=server)
-                append_records(path, [record], "--record")
-                print(record.model.title, record.setting.precision, record.status,
-                      f"{record.probe_seconds:.1f} s", file=sys.stderr, flush=True)  # fmt: skip
 
 
 def run(models: Sequence[str], count: int | None, path: Path, compiled: bool = False) -> None:
@@ -180,14 +158,13 @@ def main() -> None:
     if given.here:
         rows = rows_of(given.models, given.compiled)
         rows = sample(rows, given.sample) if given.sample else rows
-        carry_out(remaining_rows(rows, read_records(path).records), path)
+        # Its memory is steady from the second step on.
+        measure(rows, "cuda:0", path, warmup_seconds=0, min_measure_seconds=0, max_steps=3)
         return
     if not given.kept:
         run(given.models, given.sample, path, given.compiled)
-    began = time.monotonic()
     verdicts = [judge(record) for record in read_records(path).records]
     print(show_compiled(verdicts) if given.compiled else show(verdicts))
-    print(f"The estimates took {time.monotonic() - began:.0f} s.", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ QUANTITIES = ("allocated", "reserved", "device", "step time")
 @dataclass(frozen=True)
 class Comparison:
     """One measured record and its estimate. Figures by quantity: (predicted, measured), bytes or
-    seconds; live bytes by phase where they were recorded.
+    seconds.
 
     A replayed CUDA graph allocates nothing, so torch counts only what lives outside the graph's
     pool, and the ledger counts the pool: there only reserved and device bytes are compared.
@@ -32,7 +32,6 @@ class Comparison:
     record: MeasurementRecord
     estimate: Estimate
     figures: dict[str, tuple[float, float]]
-    phases: dict[str, tuple[int, int]]
 
     def error(self, quantity: str) -> float | None:
         """(predicted - measured) / measured, or None where it was not measured."""
@@ -73,22 +72,7 @@ def _compare(record: MeasurementRecord) -> Comparison | None:
             figures[quantity] = (float(predicted), float(measured))
     if estimate.throughput and record.step_seconds and not record.device.emulated:
         figures["step time"] = (estimate.throughput.step_seconds, median(record.step_seconds))
-    phases = {}
-    if record.phases is not None and not graphs:
-        live = estimate.live_bytes
-        measured_phases = {
-            "before_step": record.phases.before_step,
-            "after_forward": record.phases.after_forward,
-            "after_backward": record.phases.after_backward,
-            "after_optimizer": record.phases.after_step,
-        }
-        workspace = estimate.breakdown["workspace"]
-        phases = {
-            phase: (live[phase] + workspace, measured)
-            for phase, measured in measured_phases.items()
-            if phase in live
-        }
-    return Comparison(record, estimate, figures, phases)
+    return Comparison(record, estimate, figures)
 
 
 def estimate_of(record: MeasurementRecord) -> Estimate:

@@ -16,7 +16,7 @@ import torch
 
 from search.probe.protocol import OutcomeMessage
 from search.probe.worker.measure import Run
-from tests.truth.minutes import TURNS
+from tests.truth.record import TURNS
 
 
 class TurnRun:
