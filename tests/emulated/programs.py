@@ -2,8 +2,7 @@
 
 `python -m tests.emulated.programs [NAME…]` in an emulated card's environment runs them, each in a
 fork of one process that has imported torch and not yet touched CUDA, and prints a JSON line of
-each: its peak, or what it raised. A program says by `needs` from which capability on cards have
-what it uses.
+each: its peak, or what it raised.
 
 Legend: B batch, C channels, T steps or tokens, H heads, D width.
 """
@@ -17,6 +16,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -26,16 +26,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Program = Callable[[], object]
 PROGRAMS: dict[str, Program] = {}
-NEEDS: dict[str, tuple[int, int]] = {}  # the lowest capability
+# The lowest capability of cards that have what a program uses.
+NEEDS = {"sdpa_flash": (8, 0), "sdpa_cudnn": (8, 0), "fp8_product": (8, 9)}
 
 
-def program(function: Program | None = None, needs: tuple[int, int] = (0, 0)) -> Any:
-    def add(found: Program) -> Program:
-        name = found.__name__.strip("_")
-        PROGRAMS[name], NEEDS[name] = found, needs
-        return found
-
-    return add(function) if function else add
+def program(function: Program) -> Program:
+    PROGRAMS[function.__name__] = function
+    return function
 
 
 def ones(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
@@ -52,36 +49,57 @@ def train(module: nn.Module, *inputs: Tensor, steps: int = 2) -> None:
         optimizer.zero_grad()
 
 
-# ---- convolutions
+# ---- what is one layer, or one line
 
-
-def _convolution(kind: type[nn.Module], dimensions: int) -> Program:
-    return lambda: train(kind(4, 8, 3), ones(2, 4, *[12] * dimensions))
-
-
+HALF, LAST = torch.float16, torch.channels_last
+PROGRAMS |= {
+    "conv_channels_last": lambda: train(
+        nn.Conv2d(4, 8, 3).to(memory_format=LAST), ones(2, 4, 12, 12).to(memory_format=LAST)
+    ),
+    "conv_depthwise": lambda: train(nn.Conv2d(8, 8, 7, padding=3, groups=8), ones(2, 8, 12, 12)),
+    "conv_half": lambda: train(nn.Conv2d(4, 8, 3).half(), ones(2, 4, 12, 12, dtype=HALF)),
+    "conv_double": lambda: train(
+        nn.Conv2d(4, 8, 3).double(), ones(2, 4, 12, 12, dtype=torch.float64)
+    ),
+    "multihead_attention": lambda: train(
+        nn.MultiheadAttention(32, 4, batch_first=True), *[ones(2, 16, 32)] * 3
+    ),
+    "transformer": lambda: train(
+        nn.Transformer(32, 4, 1, 1, 64, batch_first=True), ones(2, 8, 32), ones(2, 8, 32)
+    ),
+    "lstm_bidirectional": lambda: train(
+        nn.LSTM(16, 32, 2, bidirectional=True, dropout=0.1, batch_first=True), ones(2, 5, 16)
+    ),
+    "lstm_projected": lambda: train(nn.LSTM(16, 32, proj_size=8), ones(5, 2, 16)),
+    "lstm_half": lambda: train(nn.LSTM(16, 32).half(), ones(5, 2, 16, dtype=HALF)),
+    "lstm_cell": lambda: train(nn.LSTMCell(16, 32), ones(2, 16)),
+    "batch_norm": lambda: train(nn.BatchNorm2d(8), ones(2, 8, 6, 6)),
+    "group_norm": lambda: train(nn.GroupNorm(2, 8), ones(2, 8, 6, 6)),
+    "layer_norm_half": lambda: train(nn.LayerNorm(32).half(), ones(2, 8, 32, dtype=HALF)),
+    "stft": lambda: torch.stft(
+        ones(2, 400), 64, return_complex=True, window=torch.ones(64, device="cuda")
+    ),
+    "least_squares": lambda: torch.linalg.lstsq(torch.eye(8, device="cuda"), ones(8, 2)),
+    "compiled_default": lambda: train(
+        torch.compile(nn.Sequential(nn.Linear(16, 16), nn.GELU())), ones(32, 16), steps=3
+    ),
+    "jit_script": lambda: train(
+        torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).cuda()), ones(2, 8)
+    ),
+    "backward_alone": lambda: nn.Linear(8, 8).cuda()(ones(4, 8)).sum().backward(),
+}
 for _d, _conv, _transposed in (
     (1, nn.Conv1d, nn.ConvTranspose1d),
     (2, nn.Conv2d, nn.ConvTranspose2d),
     (3, nn.Conv3d, nn.ConvTranspose3d),
 ):
-    PROGRAMS[f"conv{_d}d"] = _convolution(_conv, _d)
-    PROGRAMS[f"conv{_d}d_transposed"] = _convolution(_transposed, _d)
+    for _name, _kind in ((f"conv{_d}d", _conv), (f"conv{_d}d_transposed", _transposed)):
+        _input = (2, 4, *[12] * _d)
+        PROGRAMS[_name] = lambda kind=_kind, shape=_input: train(kind(4, 8, 3), ones(*shape))
+for _kind in (nn.LSTM, nn.GRU, nn.RNN):
+    PROGRAMS[_kind.__name__.lower()] = lambda kind=_kind: train(kind(16, 32), ones(5, 2, 16))
 
-
-@program
-def conv_channels_last() -> None:
-    module = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
-    train(module, ones(2, 4, 12, 12).to(memory_format=torch.channels_last))
-
-
-@program
-def conv_depthwise() -> None:
-    train(nn.Conv2d(8, 8, 7, padding=3, groups=8), ones(2, 8, 12, 12))
-
-
-@program
-def conv_half() -> None:
-    train(nn.Conv2d(4, 8, 3).half(), ones(2, 4, 12, 12, dtype=torch.float16))
+# ---- convolutions
 
 
 @program
@@ -96,19 +114,27 @@ def conv_benchmark() -> None:
         train(nn.Conv2d(4, 8, 3), ones(2, 4, 12, 12))
 
 
-@program
-def conv_double() -> None:
-    train(nn.Conv2d(4, 8, 3).double(), ones(2, 4, 12, 12, dtype=torch.float64))
-
-
 # ---- attention
 
 
-def attend(dtype: torch.dtype, grad: bool = True, **options: Any) -> None:
-    q, k, v = (ones(2, 4, 64, 32, dtype=dtype, grad=grad) for _ in range(3))
-    out = F.scaled_dot_product_attention(q, k, v, **options)
-    if grad:
-        out.sum().backward()
+def attend(
+    dtype: torch.dtype, grad: bool = True, width: int = 32, heads: tuple[int, int, int] = (4, 4, 4),
+    by: SDPBackend | None = None, **options: Any,
+) -> None:  # fmt: skip
+    q, k, v = (ones(2, number, 64, width, dtype=dtype, grad=grad) for number in heads)
+    with sdpa_kernel(by) if by else nullcontext():
+        out = F.scaled_dot_product_attention(q, k, v, **options)
+        if grad:
+            out.sum().backward()
+
+
+PROGRAMS |= {
+    "sdpa_grouped_queries": lambda: attend(HALF, heads=(8, 2, 2), enable_gqa=True),
+    "sdpa_wide_heads": lambda: attend(HALF, width=256),
+    "sdpa_flash": lambda: attend(torch.bfloat16, by=SDPBackend.FLASH_ATTENTION),
+    "sdpa_efficient": lambda: attend(HALF, by=SDPBackend.EFFICIENT_ATTENTION),
+    "sdpa_cudnn": lambda: attend(torch.bfloat16, by=SDPBackend.CUDNN_ATTENTION),
+}
 
 
 for _name, _dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
@@ -121,51 +147,10 @@ for _name, _dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16",
 
 
 @program
-def sdpa_grouped_queries() -> None:
-    q = ones(2, 8, 64, 32, dtype=torch.float16, grad=True)
-    k, v = (ones(2, 2, 64, 32, dtype=torch.float16, grad=True) for _ in range(2))
-    F.scaled_dot_product_attention(q, k, v, enable_gqa=True).sum().backward()
-
-
-@program
-def sdpa_wide_heads() -> None:
-    q, k, v = (ones(2, 4, 64, 256, dtype=torch.float16, grad=True) for _ in range(3))
-    F.scaled_dot_product_attention(q, k, v).sum().backward()
-
-
-@program(needs=(8, 0))
-def sdpa_flash() -> None:
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        attend(torch.bfloat16)
-
-
-@program
-def sdpa_efficient() -> None:
-    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-        attend(torch.float16)
-
-
-@program(needs=(8, 0))
-def sdpa_cudnn() -> None:
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        attend(torch.bfloat16)
-
-
-@program
-def multihead_attention() -> None:
-    train(nn.MultiheadAttention(32, 4, batch_first=True), *[ones(2, 16, 32)] * 3)
-
-
-@program
 def multihead_attention_half() -> None:
     module = nn.MultiheadAttention(64, 4, batch_first=True).cuda().half()
     x = ones(2, 16, 64, dtype=torch.float16)
     module(x, x, x, need_weights=False)[0].sum().backward()
-
-
-@program
-def transformer() -> None:
-    train(nn.Transformer(32, 4, 1, 1, 64, batch_first=True), ones(2, 8, 32), ones(2, 8, 32))
 
 
 @program
@@ -208,26 +193,6 @@ def nested() -> None:
 # ---- recurrent layers
 
 
-for _kind in (nn.LSTM, nn.GRU, nn.RNN):
-    PROGRAMS[_kind.__name__.lower()] = lambda kind=_kind: train(kind(16, 32), ones(5, 2, 16))
-
-
-@program
-def lstm_bidirectional() -> None:
-    module = nn.LSTM(16, 32, num_layers=2, bidirectional=True, dropout=0.1, batch_first=True)
-    train(module, ones(2, 5, 16))
-
-
-@program
-def lstm_projected() -> None:
-    train(nn.LSTM(16, 32, proj_size=8), ones(5, 2, 16))
-
-
-@program
-def lstm_half() -> None:
-    train(nn.LSTM(16, 32).half(), ones(5, 2, 16, dtype=torch.float16))
-
-
 @program
 def lstm_packed() -> None:
     packed = nn.utils.rnn.pack_padded_sequence(ones(5, 2, 16), torch.tensor([5, 3]))
@@ -235,27 +200,7 @@ def lstm_packed() -> None:
     module(packed)[0].data.sum().backward()
 
 
-@program
-def lstm_cell() -> None:
-    train(nn.LSTMCell(16, 32), ones(2, 16))
-
-
 # ---- norms, resampling, losses, embeddings
-
-
-@program
-def batch_norm() -> None:
-    train(nn.BatchNorm2d(8), ones(2, 8, 6, 6))
-
-
-@program
-def group_norm() -> None:
-    train(nn.GroupNorm(2, 8), ones(2, 8, 6, 6))
-
-
-@program
-def layer_norm_half() -> None:
-    train(nn.LayerNorm(32).half(), ones(2, 8, 32, dtype=torch.float16))
 
 
 @program
@@ -360,11 +305,6 @@ def fft() -> None:
 
 
 @program
-def stft() -> None:
-    torch.stft(ones(2, 400), 64, return_complex=True, window=torch.ones(64, device="cuda"))
-
-
-@program
 def solving() -> None:
     a = torch.eye(8, device="cuda").expand(2, 8, 8).contiguous()
     torch.linalg.solve(a, ones(2, 8, 1))
@@ -382,11 +322,6 @@ def decomposing() -> None:
 
 
 @program
-def least_squares() -> None:
-    torch.linalg.lstsq(torch.eye(8, device="cuda"), ones(8, 2))
-
-
-@program
 def sparse_coo() -> None:
     index = torch.zeros(2, 4, dtype=torch.long, device="cuda")
     matrix = torch.sparse_coo_tensor(index, ones(4), (8, 8))
@@ -400,7 +335,7 @@ def sparse_csr() -> None:
     torch.sparse_csr_tensor(rows, columns, ones(8), (8, 8)) @ ones(8, 4)
 
 
-@program(needs=(8, 9))
+@program
 def fp8_product() -> None:
     a, b = (torch.zeros(32, 32, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device="cuda")
@@ -423,11 +358,6 @@ def matrix_products() -> None:
 
 
 # ---- compiled
-
-
-@program
-def compiled_default() -> None:
-    train(torch.compile(nn.Sequential(nn.Linear(16, 16), nn.GELU())), ones(32, 16), steps=3)
 
 
 @program
@@ -594,11 +524,6 @@ def too_much() -> None:
 
 
 @program
-def jit_script() -> None:
-    torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).cuda())(ones(2, 8)).sum().backward()
-
-
-@program
 def checkpointed() -> None:
     from torch.utils.checkpoint import checkpoint
 
@@ -614,11 +539,6 @@ def random_numbers() -> None:
     torch.randperm(8, device="cuda")
     torch.multinomial(ones(4), 2)
     torch.cuda.set_rng_state(torch.cuda.get_rng_state())
-
-
-@program
-def backward_alone() -> None:
-    nn.Linear(8, 8).cuda()(ones(4, 8)).sum().backward()
 
 
 def run(name: str) -> dict[str, Any]:

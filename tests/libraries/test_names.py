@@ -145,8 +145,7 @@ def _forget() -> None:
 
 def hashes(library: str) -> dict[str, dict[str, str]]:
     file = Path(drift.__file__).parent / library / drift.HASHES
-    found: dict[str, dict[str, str]] = json.loads(file.read_text())["files"]
-    return found
+    return json.loads(file.read_text())["files"]
 
 
 def copy_of(library: str, folder: Path) -> Path:

@@ -8,7 +8,6 @@ from planner.memory.profile import (
     find_alive,
     growth_within,
     instant,
-    phase_at,
     profile_memory,
     steady_requests,
     steady_step,
@@ -89,13 +88,6 @@ def test_an_instant_names_what_is_alive() -> None:
     # A tag right behind an allocation says what was just allocated.
     alive = find_alive(LEDGER.events, SECOND)
     assert alive[-1] == (LEDGER.events[SECOND], "activations")
-
-
-def test_micro_batches_are_counted_by_their_backward() -> None:
-    marks = [(k, Marked(phase, 0)) for k, phase in enumerate(("forward", "backward") * 2)]
-    assert [phase_at(marks, k)[1] for k in range(4)] == [1, 1, 2, 2]
-    assert phase_at([*marks, (4, Marked("zero_grad", 0)), (5, Marked("forward", 1))], 5)[1] == 1
-    assert phase_at(marks, 4) == ("", 3)
 
 
 @as_of("2.14")

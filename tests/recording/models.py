@@ -22,8 +22,7 @@ class Network(nn.Module):
         self.change = change
 
     def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.head(self.change(self.stem(images).mean((2, 3))))
-        return found
+        return self.head(self.change(self.stem(images).mean((2, 3))))
 
 
 class OfOneValue(Network):
@@ -93,5 +92,4 @@ class OwnTask:
         raise OSError("no such folder: images")
 
     def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
-        found: Tensor = module(batch).mean()
-        return found
+        return module(batch).mean()
