@@ -67,6 +67,15 @@ def test_sums_that_are_not_shared() -> None:
     assert scratch_bytes(Processors(1, 1536, (8, 6)), "reduction", found) == 0
 
 
+def of_embeddings(count: int, rows: int) -> dict[str, tuple[int, ...]]:
+    """The backward of `F.embedding` of so many int64 indices."""
+    return {
+        "many_sorted": (count, rows + 1),
+        "many_unique": (count,),
+        "many_scanned": (count, rows),
+    }
+
+
 LAWS: list[tuple[Processors, dict[str, tuple[int, ...]], tuple[int, ...]]] = [
     # native_layer_norm_backward of [64, 56, 56, 96] in fp32: 200,704 rows are above 65,536, and
     # 96 // 32 = 3 below 82 // 2, so 6,272 blocks of 32 rows leave 96 sums each.
@@ -89,17 +98,9 @@ LAWS: list[tuple[Processors, dict[str, tuple[int, ...]], tuple[int, ...]]] = [
         for devices, num_bytes in zip(((T4,), (RTX_3090, A100), (H100,)), expected, strict=True)
         for device in devices
     ),
-    # The backward of `F.embedding` with int64 indices, torch 2.14.1+cu130.
+    # torch 2.14.1+cu130
     *(
-        (
-            device,
-            {
-                "many_sorted": (count, rows + 1),
-                "many_unique": (count,),
-                "many_scanned": (count, rows),
-            },
-            expected,
-        )
+        (device, of_embeddings(count, rows), expected)
         for device, count, rows, expected in (
             (A100, 3072, 50, (0, 0, 0)),
             (A100, 3073, 50, (3583, 1279, 1279)),

@@ -75,20 +75,46 @@ def slow_host(seconds: float) -> DeviceRates:
     return replace(DEVICE, host_seconds=dict.fromkeys(phases, seconds))
 
 
-def test_the_slower_of_flops_and_bytes_counts() -> None:
-    assert step(("forward", matmul(1e9, 1e3))).step_seconds == pytest.approx(1 * MS)
-    assert step(("forward", matmul(1e9, 3e6))).step_seconds == pytest.approx(3 * MS)
-    assert step(("forward", moving(2e6, "reduction"))).step_seconds == pytest.approx(4 * MS)
+CONV = matmul(1e10)._replace(kind="conv")  # reaches half of the rate
+LAWS: list[tuple[str, Computed, float, dict[str, object], dict[str, object]]] = [
+    # phase, operation, milliseconds, what the setting says, what the device does
+    ("forward", matmul(1e9, 1e3), 1, {}, {}),  # the slower of FLOPs and bytes counts
+    ("forward", matmul(1e9, 3e6), 3, {}, {}),
+    ("forward", moving(2e6, "reduction"), 4, {}, {}),
+    ("forward", matmul(1e10), 10, {"precision": "fp32"}, {}),
+    ("forward", matmul(1e10), 2, {"precision": "tf32"}, {}),
+    ("forward", matmul(1e10, dtype="bfloat16"), 1, {"precision": "bf16"}, {}),
+    # Convolutions of fp32 tensors run in TF32 unless fp32 was asked for (training/building.py).
+    ("forward", CONV, 20, {"precision": "fp32"}, {}),
+    ("forward", CONV, 4, {"precision": "tf32"}, {}),
+    ("forward", CONV, 4, {"precision": "bf16"}, {}),
+    # A dense one of few channels waits for its layout's copies.
+    ("forward", moving(4e6)._replace(kind="conv"), 8, {}, {"convolution_bandwidth_share": 0.5}),
+    ("forward", moving(4e6)._replace(kind="conv"), 4, {}, {}),
+    # Each kernel has a start.
+    ("forward", moving(1e6, kernels=4), 5, {}, {"kernel_seconds": 1 * MS}),
+    # Backward reaches less of the matrix rate.
+    ("forward", matmul(1e9), 1, {}, {"backward_matmul_share": 0.5}),
+    ("backward", matmul(1e9), 2, {}, {"backward_matmul_share": 0.5}),
+    ("backward", moving(1e6), 1, {}, {"backward_matmul_share": 0.5}),
+    # Fused attention has one share of the matmul rate, whichever kernel runs: half of it. Windows
+    # with a bias, as TinyViT's, are no slower than images without one.
+    *(
+        ("forward", matmul(1e9, dtype=dtype)._replace(kind="attention", name=name), took, {}, {})
+        for dtype, took in (("float32", 2), ("bfloat16", 0.2))
+        for name in ("aten._scaled_dot_product_efficient_attention",
+                     "aten._scaled_dot_product_flash_attention")
+    ),
+]  # fmt: skip
 
 
-def test_precision_chooses_the_matrix_rate() -> None:
-    def seconds(dtype: str, precision: str) -> float:
-        setting = EAGER.model_copy(update={"precision": precision})
-        return step(("forward", matmul(1e10, dtype=dtype)), setting=setting).step_seconds
-
-    assert seconds("float32", "fp32") == pytest.approx(10 * MS)
-    assert seconds("float32", "tf32") == pytest.approx(2 * MS)
-    assert seconds("bfloat16", "bf16") == pytest.approx(1 * MS)
+@pytest.mark.parametrize(("phase", "operation", "took", "said", "done"), LAWS)
+def test_an_operation_takes(
+    phase: str, operation: Computed, took: float, said: dict[str, object], done: dict[str, object]
+) -> None:
+    rates, setting = replace(DEVICE, **done), EAGER.model_copy(update=said)
+    found = step((phase, operation), rates=rates, setting=setting)
+    assert found.step_seconds == pytest.approx(took * MS)
 
 
 def test_without_bf16_units_a_bf16_matmul_is_no_faster_than_fp32() -> None:
@@ -128,12 +154,6 @@ def test_fp16_waits_for_the_device_before_the_optimizer() -> None:
 def test_on_a_cpu_issuing_and_computing_add_up() -> None:
     rates = replace(slow_host(1 * MS), asynchronous=False)
     assert step(*[("forward", moving(2e6))] * 5, rates=rates).step_seconds == pytest.approx(15 * MS)
-
-
-def test_every_kernel_has_a_start() -> None:
-    rates = replace(DEVICE, kernel_seconds=1 * MS)
-    took = step(("forward", moving(1e6, kernels=4)), rates=rates)
-    assert took.step_seconds == pytest.approx(5 * MS)
 
 
 def test_accumulation_repeats_all_but_the_optimizer() -> None:
@@ -246,23 +266,6 @@ def test_assumed_rates_stay_under_the_datasheets_peaks() -> None:
         assert "fitted to measurements" in rates.basis
 
 
-def test_backward_reaches_less_of_the_matrix_rate() -> None:
-    rates = replace(DEVICE, backward_matmul_share=0.5)
-    assert step(("forward", matmul(1e9)), rates=rates).step_seconds == pytest.approx(1 * MS)
-    assert step(("backward", matmul(1e9)), rates=rates).step_seconds == pytest.approx(2 * MS)
-    assert step(("backward", moving(1e6)), rates=rates).step_seconds == pytest.approx(1 * MS)
-
-
-def test_fused_attention_has_one_share_of_the_matmul_rate_whichever_kernel_runs() -> None:
-    """Half of it: 2 ms and 0.2 ms for 1e9 FLOPs. Windows with a bias, as TinyViT's, are no slower
-    than images without one."""
-    for dtype, took in (("float32", 2 * MS), ("bfloat16", 0.2 * MS)):
-        for kernel in ("efficient", "flash"):
-            name = f"aten._scaled_dot_product_{kernel}_attention"
-            operation = matmul(1e9, dtype=dtype)._replace(kind="attention", name=name)
-            assert step(("forward", operation)).step_seconds == pytest.approx(took)
-
-
 def batch_norm(channels: int, phase: str) -> Operation:
     """Of 1e6 elements in 16 bits that trains, as the trace counts it."""
     numel = 10**6
@@ -284,14 +287,6 @@ def test_batch_norm_of_few_channels_leaves_multiprocessors_idle(phase: str) -> N
     )
     assert few == pytest.approx(4 * all_, rel=0.01)
     assert more == pytest.approx(all_, rel=0.01)
-
-
-def test_a_dense_convolution_of_few_channels_waits_for_its_layout_s_copies() -> None:
-    rates = replace(DEVICE, convolution_bandwidth_share=0.5)
-    moves = moving(4e6)._replace(kind="conv")
-    assert step(("forward", moves), rates=rates).step_seconds == pytest.approx(
-        2 * step(("forward", moves)).step_seconds
-    )
 
 
 def kept_kernels(card: str) -> list[dict[str, Any]]:
@@ -426,17 +421,6 @@ def test_another_model_than_a_swin_is_known_as_well_as_the_operations_it_spends_
         assert rates.uncertainty_of(fp32, mixed) > rates.uncertainty_of(eager, mixed)
         both = rates.uncertainty_of(last.model_copy(update={"precision": "fp32"}), mixed)
         assert both == max(rates.uncertainty_of(one, mixed) for one in (last, fp32))
-
-
-@pytest.mark.parametrize(("precision", "took"), [("fp32", 20), ("tf32", 4), ("bf16", 4)])
-def test_convolutions_of_fp32_tensors_run_in_tf32_unless_fp32_was_asked_for(
-    precision: str, took: float
-) -> None:
-    """As a probe sets cuDNN (training/building.py). A convolution reaches half of the rate."""
-    setting = EAGER.model_copy(update={"precision": precision})
-    convolution = matmul(1e10)._replace(kind="conv")
-    found = step(("forward", convolution), setting=setting)
-    assert found.step_seconds == pytest.approx(took * MS)
 
 
 def test_only_what_was_measured_alike_narrows_the_uncertainty() -> None:
