@@ -16,6 +16,7 @@ from planner.ledger.ledger import Computed
 from planner.libraries.named import build_named, look_up_here
 from planner.libraries.resolve import resolve_model
 from tests.equality import recorded
+from tests.trainers.cases import tiny
 
 
 def need(library: str) -> None:
@@ -131,6 +132,8 @@ def test_a_library_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch
         ("torchvision", "eager", "_safe_softmax"),
         ("transformers", "eager", "_softmax"),
         ("transformers", "library", "_scaled_dot_product_flash_attention"),
+        ("a Swin of transformers", "eager", "_softmax"),
+        ("a Swin of transformers", "sdpa", "_scaled_dot_product_efficient_attention"),
     ],
 )
 def test_attention_is_what_was_asked_for(
@@ -138,7 +141,7 @@ def test_attention_is_what_was_asked_for(
 ) -> None:
     """By timm's switch, by a configuration of transformers, by torch's choice of kernels; within
     what backward runs again too."""
-    need(library)
+    need(library.rpartition(" ")[2])
     config = {
         "architectures": ["DeiTForImageClassification"], "image_size": 32, "hidden_size": 64,
         "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
@@ -148,13 +151,17 @@ def test_attention_is_what_was_asked_for(
         "timm": "timm:test_vit", "torchvision": "torchvision:vit_b_32",
         "transformers": f"transformers:{tmp_path}",
     }  # fmt: skip
-    model = named(texts[library], num_classes="10")
+    text = texts.get(library)
+    model = named(text, num_classes="10") if text else tiny("transformers")
     setting = TrainSetting(batch_size=2, attention=attention, checkpointing="blocks")
-    if library == "transformers":
+    if library.endswith("transformers"):
         setting = setting.model_copy(update={"checkpointing": "none"})
     events = recorded(model, resolve(model, setting)[1]).events
     names = {e.name.removeprefix("aten.") for e in events if isinstance(e, Computed)}
-    kernels = ("_scaled_dot_product_flash_attention", "_softmax", "_safe_softmax")
+    kernels = (
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+        "_softmax", "_safe_softmax",
+    )  # fmt: skip
     assert {name.partition(".")[0] for name in names} & set(kernels) == {kernel}
 
 

@@ -39,15 +39,6 @@ LEDGER = Ledger((*EVENTS, *step(0), *step(1)), batch_size=2, num_parameters=25)
 SECOND = len(EVENTS) + len(step(0))  # the second step's first event
 
 
-def test_live_bytes_follow_every_event() -> None:
-    live = walk_ledger(LEDGER).live
-    assert len(live) == len(LEDGER.events)
-    # Of the second step: 512 B of weights, 1,024 of activations, 2,048 of temporaries.
-    assert live[SECOND - 1 :] == [
-        512, 1536, 1536, 1536, 1536, 1536, 3584, 3584, 2560, 3072, 3072, 1024, 1024, 1024, 512, 512,
-    ]  # fmt: skip
-
-
 def test_a_steady_step_is_the_last_one() -> None:
     found = steady_step(LEDGER)
     assert found.before_step == 512

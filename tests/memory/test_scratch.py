@@ -12,11 +12,11 @@ from planner import estimate
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.units import MIB
 from planner.estimation.estimate import estimate_ledger
-from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Scratch
+from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked
 from planner.machine.hardware.catalogue import find_gpu
 from planner.machine.hardware.overheads import processors_of
 from planner.memory.convolution_workspace import ConvolutionWorkspace, convolution_workspace
-from planner.memory.scratch import Processors, on_device, scratch_bytes
+from planner.memory.scratch import Processors, scratch_bytes
 from planner.step.reductions import reduction_of
 
 T4 = Processors(40, 1024, (7, 5))
@@ -121,14 +121,6 @@ def test_what_an_operation_takes(
     device: Processors, laws: dict[str, tuple[int, ...]], expected: tuple[int, ...]
 ) -> None:
     assert tuple(scratch_bytes(device, law, sizes) for law, sizes in laws.items()) == expected
-
-
-def test_scratch_takes_memory_on_a_device_only() -> None:
-    events = (Scratch(1, "reduction", (768, 3136, 0, 4), "aten.sum", "head"), Freed(1))
-    ledger = Ledger(events, 64, 0)
-    (taken, freed) = on_device(ledger, RTX_3090).events
-    assert taken == Allocated(1, 19_267_584, "aten.sum", "head")
-    assert freed == Freed(1)
 
 
 # `F.batch_norm` of bf16 in channels_last: (images, channels, side), what forward and backward hold

@@ -135,18 +135,12 @@ def test_small_batches_are_bound_by_the_host_and_large_ones_are_not() -> None:
     assert large.host_seconds == pytest.approx(10 * MS)
 
 
-def test_the_host_runs_ahead_over_the_end_of_a_step() -> None:
-    """A slow forward on the device hides a slow optimizer on the host, and the next step's start:
-    in the steady state the larger total counts."""
+def test_fp16_waits_for_the_device_before_the_optimizer() -> None:
+    """A slow forward on the device hides a slow optimizer on the host, and the next step's start,
+    but GradScaler reads found_inf: the host's work on the optimizer is no longer hidden."""
     rates = replace(DEVICE, host_seconds={"forward": 0.0, "backward": 0.0, "optimizer": 1 * MS})
     operations = [("forward", moving(1e7)), *[("optimizer", moving(0))] * 9]
     assert step(*operations, rates=rates).step_seconds == pytest.approx(10 * MS)
-
-
-def test_fp16_waits_for_the_device_before_the_optimizer() -> None:
-    """GradScaler reads found_inf: the host's work on the optimizer is no longer hidden."""
-    rates = replace(DEVICE, host_seconds={"forward": 0.0, "backward": 0.0, "optimizer": 1 * MS})
-    operations = [("forward", moving(1e7)), *[("optimizer", moving(0))] * 9]
     setting = EAGER.model_copy(update={"precision": "fp16"})
     assert step(*operations, rates=rates, setting=setting).step_seconds == pytest.approx(19 * MS)
 
@@ -264,29 +258,6 @@ def test_assumed_rates_stay_under_the_datasheets_peaks() -> None:
         # Of an H20 a third: it has 78 multiprocessors for what an H100 has 132 for.
         assert 0.3 * gpu.bandwidth <= rates.bandwidth < gpu.bandwidth, gpu.name
         assert "fitted to measurements" in rates.basis
-
-
-def batch_norm(channels: int, phase: str) -> Operation:
-    """Of 1e6 elements in 16 bits that trains, as the trace counts it."""
-    numel = 10**6
-    if phase == "forward":
-        num_bytes, name = 4 * numel + 24 * channels, "aten.native_batch_norm"
-    else:
-        num_bytes, name = 6 * numel + 28 * channels, "aten.native_batch_norm_backward"
-    flops = numel + 2 * channels
-    return phase, Computed(name, "reduction", "float16", flops, num_bytes, 1, "norm")
-
-
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_batch_norm_of_few_channels_leaves_multiprocessors_idle(phase: str) -> None:
-    """A block of threads has one channel: 20 of them on 80 multiprocessors take four times as
-    long, and more channels than multiprocessors no less."""
-    rates = replace(DEVICE, batch_norm_share=0.25, num_sms=80)
-    few, all_, more = (
-        step(batch_norm(channels, phase), rates=rates).step_seconds for channels in (20, 80, 160)
-    )
-    assert few == pytest.approx(4 * all_, rel=0.01)
-    assert more == pytest.approx(all_, rel=0.01)
 
 
 def kept_kernels(card: str) -> list[dict[str, Any]]:

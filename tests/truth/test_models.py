@@ -22,16 +22,7 @@ from planner.core.files import parse_yaml, read_text
 from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
 from search.loop.records import read_records
-from tests.models.table import (
-    COMPILED,
-    LISTED,
-    TRUTH,
-    Verdict,
-    judge,
-    library_of,
-    run,
-    sample,
-)
+from tests.models.table import COMPILED, LISTED, TRUTH, Verdict, judge, library_of, run, sample
 from tests.truth.matrix import MatrixFile
 
 RECORDS = sorted(TRUTH.glob("*.jsonl"))[-1]

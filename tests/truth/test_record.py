@@ -16,12 +16,7 @@ from search.probe.protocol import ProbeRequest
 from tests.truth import record as run
 from tests.truth.matrix import Group, Row, expand
 from tests.truth.measurements import H200, TINY, record_of
-from tests.truth.record import (
-    LEAST_COMPILED_SECONDS,
-    LEAST_SECONDS,
-    measure,
-    remaining_rows,
-)
+from tests.truth.record import LEAST_COMPILED_SECONDS, LEAST_SECONDS, measure, remaining_rows
 
 
 def test_a_group_is_every_combination_that_its_library_can_do() -> None:
