@@ -238,14 +238,6 @@ def ctc_of_cudnn() -> None:
 
 
 @program
-def losses() -> None:
-    scores, targets = ones(4, 5, grad=True), torch.zeros(4, dtype=torch.long, device="cuda")
-    F.cross_entropy(scores, targets, label_smoothing=0.1).backward()
-    F.binary_cross_entropy_with_logits(scores, torch.zeros_like(scores)).backward()
-    F.smooth_l1_loss(scores, torch.zeros_like(scores)).backward()
-
-
-@program
 def embeddings() -> None:
     tokens = torch.zeros(2, 8, dtype=torch.long, device="cuda")
     train(nn.Embedding(50, 16), tokens)
@@ -287,14 +279,6 @@ def joining() -> None:
             parts = [torch.arange(1, math.prod(s) + 1).reshape(s).to(dtype) for s in shapes]
             joined = torch.cat([part.cuda() for part in parts], dim)
             assert torch.equal(joined.cpu(), torch.cat(parts, dim))
-
-
-@program
-def selecting() -> None:
-    x = torch.zeros(8, 8, device="cuda")
-    x[x > 0].sum()
-    x.nonzero()
-    torch.where(x > 0)
 
 
 @program
@@ -385,60 +369,9 @@ def compiled_flex_attention() -> None:
 
 
 @program
-def scaler() -> None:
-    module, grads = nn.Linear(8, 8).cuda(), torch.amp.GradScaler("cuda")
-    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
-    for _ in range(2):
-        with torch.autocast("cuda", torch.float16):
-            loss = module(ones(4, 8)).sum()
-        grads.scale(loss).backward()
-        grads.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        grads.step(optimizer)
-        grads.update()
-
-
-@program
-def optimizers() -> None:
-    for kind, options in (
-        (torch.optim.Adam, {"fused": True}), (torch.optim.AdamW, {"capturable": True}),
-        (torch.optim.SGD, {"momentum": 0.9, "foreach": True}), (torch.optim.RMSprop, {}),
-        (torch.optim.Adagrad, {}), (torch.optim.NAdam, {}), (torch.optim.RAdam, {}),
-    ):  # fmt: skip
-        module = nn.Linear(8, 8).cuda()
-        module(ones(4, 8)).sum().backward()
-        kind(module.parameters(), lr=0.1, **options).step()
-
-
-@program
-def cuda_graph() -> None:
-    module, x = nn.Linear(8, 8).cuda(), ones(4, 8)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        module(x).sum().backward()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        module(x).sum().backward()
-    graph.replay()
-
-
-@program
 def graphed_callable() -> None:
     module, x = nn.Linear(8, 8).cuda(), ones(4, 8)
     torch.cuda.make_graphed_callables(module, (x,))(x).sum().backward()
-
-
-@program
-def streams_and_events() -> None:
-    stream, begun, ended = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True),) * 2
-    with torch.cuda.stream(stream):
-        begun.record()
-        (ones(8, 8) @ ones(8, 8)).record_stream(stream)
-        ended.record()
-    ended.synchronize()
-    begun.elapsed_time(ended)
 
 
 @program
@@ -448,45 +381,9 @@ def pinned_memory() -> None:
 
 
 @program
-def threads() -> None:
-    import threading
-
-    module, x = nn.Conv2d(3, 8, 3).cuda(), ones(2, 3, 16, 16)
-    module(x)
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            module(x).sum().backward()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-
-
-@program
 def data_parallel() -> None:
     module = nn.DataParallel(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda())
     module(ones(4, 3, 16, 16)).sum().backward()
-
-
-@program
-def collectives() -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    x = ones(8)
-    dist.all_reduce(x)
-    dist.broadcast(x, 0)
-    dist.all_gather_into_tensor(ones(8), x)
-    dist.reduce_scatter_tensor(ones(8), x)
-    dist.barrier()
-    module = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).cuda())
-    module(ones(4, 8)).sum().backward()
 
 
 @program
@@ -511,24 +408,6 @@ def send_back(there: Any) -> None:
     del received
     there.send(copied)
     there.recv()
-
-
-@program
-def too_much() -> None:
-    """A request that no card can meet is torch's own error, with torch's own figures."""
-    try:
-        torch.empty(1 << 50, device="cuda")
-    except torch.OutOfMemoryError as error:
-        said = str(error)
-    assert "Tried to allocate 4194304.00 GiB" in said
-
-
-@program
-def checkpointed() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    module = nn.Sequential(nn.Linear(8, 8), nn.Dropout()).cuda()
-    checkpoint(module, ones(4, 8, grad=True), use_reentrant=False).sum().backward()
 
 
 @program
