@@ -163,10 +163,7 @@ DEVICE = DeviceInfo(
     capability=(8, 6),
 )  # fmt: skip
 EXPANDABLE = "expandable_segments:True"
-
-
-def told(text: str) -> AllocatorConfig:
-    return parse_allocator_config(text)
+told = parse_allocator_config
 
 
 def test_a_memory_fraction_is_a_limit_of_the_verdict() -> None:
