@@ -3,7 +3,6 @@
     python -m tests.models.table                 all that tests/truth/models/models.yaml names
     python -m tests.models.table timm:resnet18 … these, in bf16 and fp32
     python -m tests.models.table --kept          nothing runs: what tests/truth/models keeps
-    python -m tests.models.table --sample 12     so many of the list, by a fixed seed
     python -m tests.models.table --compiled      what models/compiled.yaml names, a minute each
 
 Each step is a short probe on an emulated machine; what was recorded is not run again. It needs
@@ -15,13 +14,12 @@ step is within if both lie in the range that is stated of recorded compiled step
 from __future__ import annotations
 
 import argparse
-import random
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tabulate import tabulate
 
@@ -37,12 +35,9 @@ from tests.truth.record import measure
 
 TRUTH = Path(__file__).parents[1] / "truth" / "models"
 LISTED, COMPILED = TRUTH / "models.yaml", TRUTH / "compiled.yaml"
-CARD, BATCH_SIZE, COMPILED_BATCH, SEED = "a100-sxm-80gb", 4, 16, 0
+CARD, BATCH_SIZE, COMPILED_BATCH = "a100-sxm-80gb", 4, 16
 WHATS = ("equal", "refused", "wrong")
 EQUAL = 0.001  # a share of the peak: requests of less than 512 B are rounded in other places
-
-
-T = TypeVar("T")
 
 
 class Verdict(NamedTuple):
@@ -72,10 +67,6 @@ def rows_of(models: Sequence[str], compiled: bool) -> list[Row]:
     return expand([Group(name="given", models=list(models), grid=grid, setting=setting)])
 
 
-def sample(rows: Sequence[T], count: int) -> list[T]:
-    return random.Random(SEED).sample(list(rows), count)
-
-
 def library_of(row: Row | MeasurementRecord) -> str:
     """A task is one's own, unless it is in the file of a library's tasks."""
     if not isinstance(row.model, FactoryModel):
@@ -84,12 +75,10 @@ def library_of(row: Row | MeasurementRecord) -> str:
     return file.removesuffix("_tasks") if file.endswith("_tasks") else "own"
 
 
-def run(models: Sequence[str], count: int | None, path: Path, compiled: bool = False) -> None:
+def run(models: Sequence[str], path: Path, compiled: bool = False) -> None:
     """Carries the steps out that `path` does not hold, in a process that sees an emulated GPU."""
     command = [sys.executable, "-W", "ignore", "-m", f"{__package__}.table"]
-    command += ["--here", "--record", str(path)]
-    command += ["--sample", str(count)] if count else []
-    command += ["--compiled"] if compiled else []
+    command += ["--here", "--record", str(path), *["--compiled"] * compiled]
     with started(EmulatedMachine((emulated_gpu(CARD),))) as environment:
         subprocess.run([*command, *models], env=environment, check=True)
 
@@ -150,19 +139,17 @@ def main() -> None:
     parser.add_argument("models", nargs="*", help="MODELs of planner estimate")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--kept", action="store_true", help="run nothing")
-    parser.add_argument("--sample", type=int, metavar="N")
     parser.add_argument("--compiled", action="store_true", help="compiled steps")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     path = given.record or records_path(given.compiled)
     if given.here:
         rows = rows_of(given.models, given.compiled)
-        rows = sample(rows, given.sample) if given.sample else rows
         # Its memory is steady from the second step on.
         measure(rows, "cuda:0", path, warmup_seconds=0, min_measure_seconds=0, max_steps=3)
         return
     if not given.kept:
-        run(given.models, given.sample, path, given.compiled)
+        run(given.models, path, given.compiled)
     verdicts = [judge(record) for record in read_records(path).records]
     print(show_compiled(verdicts) if given.compiled else show(verdicts))
 
