@@ -120,7 +120,7 @@ def test_a_record_that_is_not_whole_is_an_error(
 
 
 def concluded(tmp_path: Path, program: str, **options: int) -> tuple[EmulatedRun, str]:
-    run, _ = concluded(tmp_path, program, gpu="rtx-3060-12gb", **options)
+    run, _ = emulated(tmp_path, program, gpu="rtx-3060-12gb", **options)
     return run, " ".join(emulation_text(run).split())
 
 
