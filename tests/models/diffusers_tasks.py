@@ -23,9 +23,6 @@ class Noise:
     def __init__(self) -> None:
         self.scheduler = diffusers.DDPMScheduler()
 
-    def module(self) -> Any:
-        raise NotImplementedError
-
     def batch(self, size: int, device: torch.device) -> Any:
         return {
             "latents": torch.randn(size, self.channels, self.side, self.side, device=device),

@@ -19,9 +19,6 @@ class Volumes:
 
     side, classes = 32, 3
 
-    def module(self) -> Any:
-        raise NotImplementedError
-
     def batch(self, size: int, device: torch.device) -> Any:
         shape = (size, 1, *(self.side,) * 3)
         volumes = torch.randn(shape, device=device)

@@ -51,15 +51,9 @@ class Block(nn.Module):
 
 
 class Images:
-    """Images and the class of each; `task.network()` is what is trained."""
+    """Images and the class of each."""
 
     side = 64
-
-    def network(self) -> nn.Module:
-        raise NotImplementedError
-
-    def module(self) -> nn.Module:
-        return self.network()
 
     def batch(self, size: int, device: torch.device) -> Any:
         images = torch.randn(size, 3, self.side, self.side, device=device)
@@ -107,7 +101,7 @@ class Segmenting(nn.Module):
 class UNet(Images):
     """Cross-entropy and Dice over a class of each pixel."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Segmenting(3, volume=False)
 
     def batch(self, size: int, device: torch.device) -> Any:
@@ -129,7 +123,7 @@ class UNet3D(UNet):
 
     side = 32
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Segmenting(1, volume=True)
 
     def batch(self, size: int, device: torch.device) -> Any:
@@ -209,7 +203,7 @@ class Pair(nn.Module):
 class Generator(Images):
     """A GAN's generator, through a frozen critic."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Pair(generator(), critic())
 
     def loss(self, module: Any, batch: Any) -> Tensor:
@@ -221,7 +215,7 @@ class Generator(Images):
 class Critic(Images):
     """The critic of the same, on real images and on those of a frozen generator."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Pair(critic(), generator())
 
     def loss(self, module: Any, batch: Any) -> Tensor:
@@ -255,7 +249,7 @@ class Variational(nn.Module):
 class Autoencoder(Images):
     """Reconstruction and the divergence of its latents."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Variational()
 
     def loss(self, module: nn.Module, batch: Any) -> Tensor:
@@ -310,7 +304,7 @@ class Towers(nn.Module):
 class TwoTowers(Images):
     """CLIP's loss: all images of a batch with all texts."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Towers()
 
     def batch(self, size: int, device: torch.device) -> Any:
@@ -329,7 +323,7 @@ class TwoTowers(Images):
 class Teacher(Images):
     """DINO's: a student and a teacher that follows it, each on two views."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Pair(Vision(256), Vision(256))
 
     def loss(self, module: Any, batch: Any) -> Tensor:
@@ -347,7 +341,7 @@ class Teacher(Images):
 class Frozen(Images):
     """Only the last blocks and the head of a vision transformer."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         module = Vision()
         for part in (module.patches, *module.layers[: DEPTH // 2]):
             part.requires_grad_(False)
@@ -439,7 +433,7 @@ class Cloud(nn.Module):
 
 
 class Points(Images):
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Cloud()
 
     def batch(self, size: int, device: torch.device) -> Any:
@@ -525,5 +519,5 @@ class Latents(nn.Module):
 
 
 class Perceiver(Images):
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Latents()

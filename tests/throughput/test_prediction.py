@@ -17,9 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.core.schema import MeasurementRecord, NamedModel, SwinConfig, TrainSetting
-from planner.core.torch_version import as_of
-from planner.estimation.estimate import resolve
-from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Computed, OperationKind
 from planner.machine.hardware import all_gpus, find_gpu
 from planner.machine.hardware.gpu import Gpu
@@ -35,6 +32,7 @@ from planner.throughput.prediction import (
     rates_for,
 )
 from search.loop.records import read_records
+from tests.truth.compare import predicted_step
 
 MS = 1e-3
 EAGER = TrainSetting(precision="fp32", batch_size=8)
@@ -283,10 +281,7 @@ def test_kinds_of_a_swins_step_take_what_they_took_on_an_h100() -> None:
     path = Path(__file__).parents[1] / "truth" / "h100" / "profiles.jsonl"
     told = next(json.loads(x) for x in path.read_text().splitlines() if '"swin_tiny"' in x)
     record = MeasurementRecord.model_validate(told["probe"])
-    rates = rates_for(find_gpu("h100-sxm-80gb"), record.model)
-    with as_of(record.versions["torch"]):
-        model, setting = resolve(record.model, record.setting)
-        found = predict_step(step_ledger(model, setting).operations(), rates, setting)
+    found = predicted_step(record, rates_for(find_gpu("h100-sxm-80gb"), record.model))
     for kind in ("attention", "matmul"):
         took = sum(seconds for _, of, _, seconds in told["seconds"] if of == kind)
         assert found.kind_seconds[kind] == pytest.approx(took, rel=0.15)
@@ -305,9 +300,7 @@ def test_rates_measured_on_a_card_leave_what_is_fitted_of_its_kernels() -> None:
     for record in records:
         rates = best_rates(gpu, record.model, measured)
         assert rates is not None
-        with as_of(record.versions["torch"]):
-            model, setting = resolve(record.model, record.setting)
-            found = predict_step(step_ledger(model, setting).operations(), rates, setting)
+        found = predicted_step(record, rates)
         assert found.step_seconds == pytest.approx(median(record.step_seconds), rel=0.11)
     assert best_rates(None, record.model, measured) is measured
     slow = replace(measured, bandwidth=1e12, matmul_flops={"bfloat16": 3e14, "float32": 3e13})
@@ -338,27 +331,6 @@ def test_batch_norm_takes_what_it_took_on_an_h200() -> None:
             assert took == pytest.approx(kernel[f"{phase}_seconds"], rel=0.4)
             last = setting.model_copy(update={"memory_format": "channels_last"})
             assert device_seconds(phase, one, rates, last) <= took
-
-
-def test_grouped_convolutions_and_batch_norm_are_slower_than_their_kind() -> None:
-    """Twice the multiply-adds of an element take less than twice as long; never faster than a
-    dense one."""
-    known = replace(DEVICE, grouped_share=0.01, batch_norm_share=0.25, bandwidth=1e15)
-    dense = matmul(1e10)._replace(kind="conv", num_bytes=10**9)
-    grouped = dense._replace(kind="grouped conv")
-    took = {o: step(("forward", o), rates=known).step_seconds for o in (dense, grouped)}
-    assert took[grouped] > 2 * took[dense]
-    wider = grouped._replace(flops=2 * grouped.flops)
-    ratio = step(("forward", wider), rates=known).step_seconds / took[grouped]
-    assert ratio == pytest.approx(2 ** (1 - known.grouped_power), rel=1e-3)
-    many = grouped._replace(num_bytes=1)
-    assert step(("forward", many), rates=known).step_seconds == pytest.approx(took[dense], rel=0.01)
-    assert step(("forward", grouped)).step_seconds == step(("forward", dense)).step_seconds
-    norm = dense._replace(kind="reduction", name="aten.native_batch_norm", dtype="bfloat16")
-    other = norm._replace(name="aten.native_layer_norm")
-    known = replace(known, bandwidth=1e12)
-    times = [step(("forward", o), rates=known).step_seconds for o in (norm, other)]
-    assert times[0] == pytest.approx(2 * times[1], rel=0.01)  # layer norm reaches a half
 
 
 def test_another_model_than_a_swin_is_known_as_well_as_the_operations_it_spends_its_time_on() -> (

@@ -11,11 +11,13 @@ from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.core.schema.setting import GRAPH_MODES
 from planner.core.torch_version import as_of
-from planner.estimation.estimate import Estimate, estimate_ledger
+from planner.estimation.estimate import Estimate, estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
 from planner.libraries.registry import find_library
 from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import recorded_allocator
+from planner.throughput.prediction import DeviceRates, StepTime
+from planner.throughput.result import step_time
 
 QUANTITIES = ("allocated", "reserved", "device", "step time")
 
@@ -85,6 +87,15 @@ def estimate_of(record: MeasurementRecord) -> Estimate:
             record.model, record.setting, step_ledger(record.model, setting), gpu_of(record),
             allocator=recorded_allocator(record.versions), retries=True,
         )  # fmt: skip
+
+
+def predicted_step(record: MeasurementRecord, rates: DeviceRates) -> StepTime:
+    """A record's step by `rates`, with the torch that it ran with."""
+    with as_of(record.versions["torch"]):
+        model, setting = resolve(record.model, record.setting)
+        found = step_time(step_ledger(model, setting), setting, rates)
+    assert found is not None
+    return found
 
 
 def is_modelled(record: MeasurementRecord) -> bool:
