@@ -66,7 +66,6 @@ def describe(pair: Pair, seed: int, **given: tuple[float, float]) -> Device:
     ranges = {**RANGES, **given}
     what = {name: float(random.uniform(*ends)) for name, ends in ranges.items()}
     gpu = recognise_gpu(pair.device.name, pair.device.total_bytes)
-    assert gpu is not None
     ripple = {s: random.normal(0, what["ripple"]) for s in map(_without_optimizer, _settings(pair))}
     seconds, num_bytes = np.empty(len(pair.space)), np.empty(len(pair.space))
     for i, setting in enumerate(_settings(pair)):

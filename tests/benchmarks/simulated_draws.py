@@ -173,7 +173,6 @@ def restricted(device: Device, restrict: Restrict) -> Device:
 def _draw_rates(device: DeviceInfo, random: np.random.Generator) -> DeviceRates:
     """Shares of the datasheet's peaks, and costs of host and kernels about the planner's."""
     gpu = recognise_gpu(device.name, device.total_bytes)
-    assert gpu is not None
     planners = rates_for(gpu)
     peaks = {dtype: getattr(gpu, name) for dtype, name in DTYPE_PEAKS.items()}
     matmul = {d: peak * random.uniform(0.5, 1.0) for d, peak in peaks.items() if peak is not None}

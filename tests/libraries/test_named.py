@@ -43,7 +43,6 @@ def test_takes_the_size_of_the_librarys_own_weights(
     model = named(text)
     assert model.title == text
     assert model.task == task
-    assert model.image_size is not None
     frames = () if model.num_frames is None else (model.num_frames,)
     assert (model.in_channels, *frames, *model.image_size) == size
 

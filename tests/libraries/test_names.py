@@ -126,7 +126,6 @@ def test_the_transcribed_version_says_nothing() -> None:
 
 def test_a_file_that_differs_is_named(tmp_path: Path) -> None:
     installed = package_folder("timm")
-    assert installed is not None
     for name in TRANSCRIBED["files"]["1"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((installed / name).read_bytes())

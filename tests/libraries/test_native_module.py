@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from planner.core.schema import SwinConfig
+from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.building import declare_missing_operators
 from planner.libraries.native import native_swin
 from planner.libraries.native.native_swin import Attention, PadOrder, SwinTransformer
 from planner.libraries.native.spec import class_arguments
 from planner.training.levers import checkpoint_model
+from tests.building import build_real
 from tests.covering import covering
 from tests.trainers.cases import tiny
 
@@ -68,25 +69,9 @@ def timm_model(config: SwinConfig, weights: dict[str, Tensor]) -> nn.Module:
     declare_missing_operators()
     from timm.models import swin_transformer, swin_transformer_v2
 
-    model: nn.Module
-    arguments = {
-        "img_size": config.image_size,
-        "window_size": config.window_size,
-        "embed_dim": config.embed_dim,
-        "depths": config.depths,
-        "num_heads": config.num_heads,
-        "num_classes": config.num_classes,
-        "drop_path_rate": 0.0,
-    }
-    if config.version == 1:
-        model = swin_transformer.SwinTransformer(**arguments)
-        rename = swin_transformer.checkpoint_filter_fn
-    else:
-        model = swin_transformer_v2.SwinTransformerV2(
-            **arguments, pretrained_window_sizes=config.pretrained_windows
-        )
-        rename = swin_transformer_v2.checkpoint_filter_fn
-    model.load_state_dict(rename(weights, model))
+    of = swin_transformer if config.version == 1 else swin_transformer_v2
+    model = build_real(config.model_copy(update={"library": "timm"}), TrainSetting())
+    model.load_state_dict(of.checkpoint_filter_fn(weights, model))
     return model.eval()
 
 

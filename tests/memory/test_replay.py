@@ -172,7 +172,6 @@ def test_a_step_may_free_cached_memory_each_time() -> None:
     # in the first step only the second of them.
     step = [80 * MIB, ~0, *[MIB] * 40, *(~entry for entry in range(2, 42))]
     found = replay_within(step, 0, None, 100 * MIB)
-    assert found is not None
     assert found.retries_each_step == 2
     assert found.num_alloc_retries == 2 * MAX_STEPS - 1
     assert found.reserved_bytes == 100 * MIB  # ten segments of 2 MiB beside the 80, then no more

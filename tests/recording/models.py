@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -54,28 +55,10 @@ def _die(features: Tensor) -> Tensor:
     return features
 
 
-def convolutional() -> nn.Module:
-    return Network()
-
-
-def raises() -> nn.Module:
-    return Network(_raise)
-
-
-def reads() -> nn.Module:
-    return Network(_read)
-
-
-def selects() -> nn.Module:
-    return Network(_select)
-
-
-def fills_host() -> nn.Module:
-    return Network(_fill_host)
-
-
-def dies() -> nn.Module:
-    return Network(_die)
+convolutional = Network
+raises, reads, selects, fills_host, dies = (
+    partial(Network, change) for change in (_raise, _read, _select, _fill_host, _die)
+)
 
 
 def is_not_there() -> nn.Module:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from planner import estimate
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.estimation.estimate import choose
 from planner.ledger.ledger import Ledger
@@ -87,10 +86,3 @@ def test_in_fp32_the_whole_product_comes_first() -> None:
     delta = 10 * 2 * 49 * 4
     assert backward_scratch((10, 2, 49, 32), is_half=False)[:3] == (32 * delta, delta, delta)
     assert backward_scratch((10, 1, 49, 32), is_half=False).sums == 0  # no copy to turn it round
-
-
-def test_lora_says_that_cudnn_may_attend() -> None:
-    said = estimate("native:swin_tiny", batch_size=8, lora_rank=4, attention="sdpa").left_out
-    assert any("cuDNN's attention" in line for line in said)
-    plain = estimate("native:swin_tiny", batch_size=8, attention="sdpa").left_out
-    assert not any("cuDNN's attention" in line for line in plain)

@@ -270,7 +270,6 @@ def test_attention_over_windows_takes_what_it_took_on_an_h200() -> None:
     found = {k["N"]: k for k in kept_kernels("h200") if asked.items() <= k.items()}
     for tokens in (144, 256):
         rates = efficiency.window_attention_flops(find_gpu("h200"), tokens)
-        assert rates is not None
         flops = 4 * (64 * 196 // tokens) * 12 * tokens**2 * 32
         for phase, times in (("forward", 1), ("backward", 2.5)):
             took = times * flops / rates["bfloat16"]
@@ -299,19 +298,14 @@ def test_rates_measured_on_a_card_leave_what_is_fitted_of_its_kernels() -> None:
     assert len(records) == 12
     for record in records:
         rates = best_rates(gpu, record.model, measured)
-        assert rates is not None
         found = predicted_step(record, rates)
         assert found.step_seconds == pytest.approx(median(record.step_seconds), rel=0.11)
     assert best_rates(None, record.model, measured) is measured
     slow = replace(measured, bandwidth=1e12, matmul_flops={"bfloat16": 3e14, "float32": 3e13})
     slowed = best_rates(gpu, record.model, slow)
-    assert slowed is not None
     assert slowed.bandwidth == 1e12
-    assert slowed.attention_flops is not None
-    assert rates.attention_flops is not None
     assert slowed.attention_flops["bfloat16"] < 0.5 * rates.attention_flops["bfloat16"]
     without_bf16 = best_rates(find_gpu("t4"), None, slow)
-    assert without_bf16 is not None
     assert without_bf16.matmul_flops["bfloat16"] == pytest.approx(3e14, rel=0.3), "as measured"
 
 
