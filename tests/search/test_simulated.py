@@ -1,14 +1,21 @@
-"""The search holds up in a simulation of devices.
+"""The simulation of devices has the planner's arithmetic, and the search holds up in it.
 
 Eight devices of one pair, by seed: a small version of tests/benchmarks/simulated_devices.py.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
 from statistics import median
 
+import numpy as np
 import pytest
 
+from planner.estimation.estimate import choose
+from planner.estimation.ledgers import step_ledger
+from planner.machine.hardware import recognise_gpu
+from planner.throughput.prediction import predict_step, rates_for
 from tests.benchmarks.described_devices import describe
 from tests.benchmarks.simulated_devices import EAGER, search_device
 from tests.benchmarks.simulated_draws import (
@@ -19,6 +26,7 @@ from tests.benchmarks.simulated_draws import (
     narrow_pair,
     restricted,
 )
+from tests.benchmarks.simulated_physics import RECORDED, planners_physics, record_step, step_seconds
 from tests.benchmarks.simulated_worlds import DESCRIBED
 
 PAIR = "a100-swin-t"
@@ -36,6 +44,26 @@ def pair() -> Pair:
 def more_devices() -> list[Device]:
     """Over the default space."""
     return [draw_device(make_pair(PAIR), 2000 + seed) for seed in range(NUM_DEVICES)]
+
+
+def test_with_the_planners_rates_it_gives_the_planners_seconds(pair: Pair) -> None:
+    check_seconds(pair, 6)
+
+
+def check_seconds(found: Pair, num: int) -> None:
+    gpu = recognise_gpu(found.device.name, found.device.total_bytes)
+    # Devices are drawn by kind of kernel.
+    rates = replace(rates_for(gpu), compiled_bandwidth=None, batched_matmul_share=1.0)
+    # A step of one image is unlike all others (its strides are), and lies on no line.
+    several = [c for c in found.space.candidates if c.setting.batch_size > 1]
+    for c in Random(0).sample(several, num):
+        eager = c.setting.model_copy(update={"compile": "off"})
+        config, setting = choose(found.model, eager, None, {})
+        wanted = predict_step(list(step_ledger(config, setting).operations()), rates, c.setting)
+        at = record_step(found.model, setting.model_copy(update={"batch_size": RECORDED[0]}))
+        batch = np.array([float(c.setting.batch_size)])
+        got = step_seconds(at.at(batch), planners_physics(rates), c.setting)
+        assert got[0] == pytest.approx(wanted.step_seconds, rel=1e-6), c.setting
 
 
 @pytest.mark.release
