@@ -66,7 +66,6 @@ def describe(pair: Pair, seed: int, **given: tuple[float, float]) -> Device:
     ranges = {**RANGES, **given}
     what = {name: float(random.uniform(*ends)) for name, ends in ranges.items()}
     gpu = recognise_gpu(pair.device.name, pair.device.total_bytes)
-    assert gpu is not None
     ripple = {s: random.normal(0, what["ripple"]) for s in map(_without_optimizer, _settings(pair))}
     seconds, num_bytes = np.empty(len(pair.space)), np.empty(len(pair.space))
     for i, setting in enumerate(_settings(pair)):
@@ -101,6 +100,11 @@ def _refusal(setting: TrainSetting, broken: set[str]) -> str:
     return next((f"crashed: {part}" for part in parts if part in broken), "")
 
 
+def _width(setting: TrainSetting, of_16_bits: float) -> float:
+    """Bytes of an element, in the mean."""
+    return 4 if setting.precision in ("fp32", "tf32") else of_16_bits
+
+
 def _stages(model: SwinConfig) -> list[tuple[int, int, int, int]]:
     """(T, C, blocks, heads) of each stage."""
     side = model.image_size[0] // model.patch_size
@@ -127,23 +131,15 @@ def num_parameters(model: SwinConfig) -> float:
 def _seconds(model: SwinConfig, setting: TrainSetting, gpu: Gpu, what: Description) -> float:
     """The device's or the host's, whichever is later, and the optimizer's step."""
     batch, mode = setting.batch_size, setting.compile
-    rate, width = (
-        _matrix_rate(setting, gpu, what),
-        4 if setting.precision in ("fp32", "tf32") else 3,
-    )
+    rate, width = _matrix_rate(setting, gpu, what), _width(setting, 3)
     bandwidth = gpu.bandwidth * what["bandwidth"]
     passes = what["passes"] * (1.0 if mode == "off" else what["passes left"])
     forward = launches = 0.0
     for tokens, c, blocks, heads in _stages(model):
-        products = sum(
-            2
-            * batch
-            * tokens
-            * rows
-            * columns
-            / (rate * _filled(batch * tokens, columns, gpu, what))
-            for rows, columns in ((c, 3 * c), (c, c), (c, 4 * c), (4 * c, c))
-        )
+        products = 0.0
+        for rows, columns in ((c, 3 * c), (c, c), (c, 4 * c), (4 * c, c)):
+            flops = 2 * batch * tokens * rows * columns
+            products += flops / (rate * _filled(batch * tokens, columns, gpu, what))
         window = _window(model)
         scores = batch * tokens * window * heads
         if setting.attention == "eager":
@@ -191,7 +187,7 @@ def _filled(rows: int, columns: int, gpu: Gpu, what: Description) -> float:
 def _bytes(model: SwinConfig, setting: TrainSetting, what: Description) -> float:
     """Weights, gradients and two moments in fp32, and of each block about 17 T C and, eager, the
     scores twice; one block at work of what is checkpointed."""
-    width = 4 if setting.precision in ("fp32", "tf32") else 2.4
+    width = _width(setting, 2.4)
     blocks = []
     for tokens, c, depth, heads in _stages(model):
         scores = 2 * heads * _window(model) if setting.attention == "eager" else 0

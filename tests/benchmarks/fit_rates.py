@@ -60,14 +60,10 @@ class Timed:
     is_held_out: bool
     is_published: bool = True
 
-    @property
-    def counted(self) -> Counter[Operation]:
-        """The operations with how often each runs."""
-        return _counted(self.operations)
-
 
 @cache
 def _counted(operations: tuple[Operation, ...]) -> Counter[Operation]:
+    """The operations with how often each runs."""
     return Counter((phase, one._replace(path="")) for phase, one in operations)
 
 
@@ -78,17 +74,12 @@ def timed_rows() -> list[Timed]:
         if row.is_traced or row.why_time_is_only_listed is not None:
             continue
         model, setting = row.resolved
-        assert row.device is not None
-        assert row.images_per_second is not None
         with as_of(row.release):
             operations = tuple(timed_operations(row))
-        seconds = setting.batch_size / row.images_per_second
-        what = f"{row.model}, {row.span}"
-        found.append(
-            Timed(
-                what, model, row.device, setting, operations, seconds, row.release, row.is_held_out
-            )
-        )
+        found.append(Timed(
+            f"{row.model}, {row.span}", model, row.device, setting, operations,
+            setting.batch_size / row.images_per_second, row.release, row.is_held_out,
+        ))  # fmt: skip
     return found
 
 
@@ -108,7 +99,6 @@ def _is_timed(record: MeasurementRecord) -> bool:
 
 def _measured(record: MeasurementRecord) -> Timed:
     gpu = gpu_of(record)
-    assert gpu is not None
     with as_of(record.versions["torch"]):
         model, setting = resolve(record.model, record.setting)
         operations = tuple(step_ledger(model, setting).operations())
@@ -146,8 +136,6 @@ def _moved(gpu: Gpu, shares: Mapping[str, float]) -> float:
     """Bytes/s of what moves large tensors in an eager step."""
     if memory_kind(gpu) == "GDDR":
         return gpu.bandwidth * shares["bandwidth GDDR"]
-    assert gpu.num_sms is not None
-    assert gpu.boost_mhz is not None
     moved = shares[f"bytes a clock {gpu.architecture}"] * gpu.num_sms * gpu.boost_mhz * 1e6
     return min(gpu.bandwidth * BANDWIDTH_SHARE["HBM"], moved)
 
@@ -157,7 +145,7 @@ def predicted_seconds(timed: Timed, shares: Mapping[str, float]) -> float:
     rates = rates_with(timed, shares)
     return sum(
         count * device_seconds(phase, operation, rates, timed.setting)
-        for (phase, operation), count in timed.counted.items()
+        for (phase, operation), count in _counted(timed.operations).items()
     )
 
 

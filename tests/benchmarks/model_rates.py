@@ -23,7 +23,6 @@ from statistics import median, quantiles
 
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import NamedModel, TrainSetting, parse
-from planner.core.torch_version import as_of
 from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
 from planner.libraries.resolve import resolve_model
@@ -31,7 +30,7 @@ from planner.machine.hardware import find_gpu
 from planner.throughput.fusing import Operation
 from planner.throughput.prediction import StepTime, predict_step, rates_for
 from search.loop.records import read_records
-from tests.truth.compare import gpu_of
+from tests.truth.compare import gpu_of, predicted_step
 
 ROWS = Path(__file__).with_suffix(".jsonl")
 TRUTH = Path(__file__).parents[1] / "truth"
@@ -157,14 +156,10 @@ def measured_steps(card: str, *names: str) -> Iterator[tuple[str, float, float, 
         title = row.model.title
         if row.status != "measured" or "swin" in title or (names and title not in names):
             continue
-        with as_of(row.versions["torch"]):
-            model, setting = resolve(row.model, row.setting)
-            operations = list(step_ledger(model, setting).operations())
-        gpu = gpu_of(row)
-        found = predict_step(operations, rates_for(gpu, model), setting, setting.accumulate)
+        found = predicted_step(row, rates_for(gpu_of(row), row.model))
         host = f"host {found.host_seconds:.3f} s of {found.step_seconds:.3f}"
         error = found.step_seconds / median(row.step_seconds) - 1
-        yield title, error, found.uncertainty, f"batch {setting.batch_size}, {host}"
+        yield title, error, found.uncertainty, f"batch {row.setting.batch_size}, {host}"
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Judges the search over devices that do not exist, whose physics it does not know.
 
-    python -m tests.benchmarks.simulated_devices --devices 60 --budget 600 --output DIRECTORY
+    python -m tests.benchmarks.simulated_devices --devices 12 --output DIRECTORY
     python -m tests.benchmarks.simulated_devices --show DIRECTORY
 
 Each device (tests/benchmarks/simulated_draws.py) is searched whole, as `planner tune` does: its
@@ -50,7 +50,14 @@ class Way:
     budget_seconds: float | None
 
 
-Task = tuple[Sequence[Way], Sequence[tuple[str, int]]]
+BUDGET_SECONDS = 600.0
+WAYS = (
+    Way("budget", (), BUDGET_SECONDS),
+    Way("3 minutes", (), 180.0),
+    Way("unlimited", (), None),
+    Way("eager", EAGER, None),
+)
+Task = tuple[str, Sequence[int]]
 
 
 class Watch:
@@ -120,51 +127,28 @@ def _ended_by_itself(why: str) -> bool:
     return "another probe would gain" in why or "every candidate" in why
 
 
-def choose_devices(number: int, pairs: Sequence[str], first: int = 0) -> list[tuple[str, int]]:
-    """(pair, seed) of so many devices, spread evenly over the pairs, seeds from `first` on."""
-    share, rest = divmod(number, len(pairs))
-    return [(p, first + s) for i, p in enumerate(pairs) for s in range(share + (i < rest))]
-
-
-def run_all(
-    ways: Sequence[Way], devices: Sequence[tuple[str, int]], workers: int = 1
-) -> Iterator[Run]:
-    """Every way over every device, in so many processes, a pair to each at a time."""
-    names = dict.fromkeys(name for name, _ in devices)
-    tasks = [(ways, [d for d in devices if d[0] == name]) for name in names]
+def run_all(seeds: Sequence[int], workers: int = 1) -> Iterator[Run]:
+    """Every way over a device of each seed of each pair, in so many processes."""
     with get_context("spawn").Pool(workers) as pool:
-        for runs in pool.imap_unordered(_run_pair, tasks):
+        for runs in pool.imap_unordered(_run_pair, [(name, seeds) for name in PAIRS]):
             yield from runs
 
 
 def _run_pair(task: Task) -> list[Run]:
     """Every way over the devices of a pair."""
-    ways, devices = task
-    drawn = (draw_device(make_pair(name), seed) for name, seed in devices)
+    name, seeds = task
+    drawn = (draw_device(make_pair(name), seed) for seed in seeds)
     return [
         search_device(restricted(device, way.restrict), way.name, way.budget_seconds)
         for device in drawn
-        for way in ways
+        for way in WAYS
     ]
-
-
-def make_ways(budget_seconds: float, only: Sequence[str]) -> list[Way]:
-    ways = [
-        Way("budget", (), budget_seconds),
-        Way("3 minutes", (), 180.0),
-        Way("unlimited", (), None),
-        Way("eager", EAGER, None),
-    ]
-    return [way for way in ways if not only or way.name in only]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--devices", type=int, default=60)
-    parser.add_argument("--budget", type=float, default=600.0, help="seconds")
-    parser.add_argument("--pairs", default=",".join(PAIRS))
+    parser.add_argument("--devices", type=int, default=7, help="of each pair")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--ways", default="", help="budget,3 minutes,unlimited,eager")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--show", type=Path, help="print the table of that directory's results")
@@ -172,13 +156,10 @@ def main() -> None:
     if args.show:
         print(report.show(args.show))
         return
-    only = args.ways.split(",") if args.ways else ()
-    ways = make_ways(args.budget, only)
-    devices = choose_devices(args.devices, args.pairs.split(","), args.first_seed)
-    asked = {"devices": args.devices, "first_seed": args.first_seed, "budget": args.budget,
-             "pairs": args.pairs.split(",")}  # fmt: skip
+    seeds = range(args.first_seed, args.first_seed + args.devices)
+    asked = {"seeds": list(seeds), "budget": BUDGET_SECONDS, "pairs": list(PAIRS)}
     runs = []
-    for run in run_all(ways, devices, args.workers):
+    for run in run_all(seeds, args.workers):
         runs.append(run)
         print(run.line(), flush=True)
         if args.output:

@@ -178,7 +178,6 @@ def restricted(device: Device, restrict: Restrict) -> Device:
 def _draw_physics(device: DeviceInfo, random: np.random.Generator) -> Physics:
     """Shares of the datasheet's peaks, and costs of host and kernels about the planner's."""
     gpu = recognise_gpu(device.name, device.total_bytes)
-    assert gpu is not None
     planners = rates_for(gpu)
     peaks = {dtype: getattr(gpu, name) for dtype, name in DTYPE_PEAKS.items()}
     matmul = {d: peak * random.uniform(0.5, 1.0) for d, peak in peaks.items() if peak is not None}
@@ -260,15 +259,10 @@ def _draw_bytes(pair: Pair, random: np.random.Generator) -> NDArray[np.int64]:
     the device holds besides."""
     extra = random.uniform(0, 600) * MIB
     factor = {mode: random.uniform(0.8, 1.25) for mode in COMPILED} | {"off": 1.0}
-    arms = {arm: random.uniform(0.97, 1.06) for arm in _by_arm(pair.space)}
-    found = [
-        g.num_bytes
-        * factor[c.setting.compile]
-        * arms[c.setting.model_copy(update={"batch_size": 1})]
-        + extra
-        for c, g in zip(pair.space.candidates, pair.prior.guesses, strict=True)
-    ]
-    return np.array(found, dtype=np.int64)
+    off = np.array([factor[c.setting.compile] for c in pair.space.candidates])
+    for at in _by_arm(pair.space).values():
+        off[at] *= random.uniform(0.97, 1.06)
+    return (np.array([g.num_bytes for g in pair.prior.guesses]) * off + extra).astype(np.int64)
 
 
 def _thrash(

@@ -126,28 +126,19 @@ SPREAD: Mapping[str, dict[str, tuple[float, float]]] = {
 }
 
 
-def _drawn(change: Change) -> World:
-    return lambda pair, seed: change(draw_device(pair, seed))
-
-
-def _described(ranges: dict[str, tuple[float, float]]) -> World:
-    return lambda pair, seed: describe(pair, seed, **ranges)
-
-
 @lru_cache(maxsize=1)
 def four_devices(name: str) -> Pair:
     """The pair of that name, as the planner sees it on four such devices."""
     return narrow_pair(name, base=TrainSetting(world_size=4, parallelism="ddp"))
 
 
-def _spread(ranges: dict[str, tuple[float, float]]) -> World:
-    return lambda pair, seed: describe(four_devices(pair.name), seed, **ranges)
-
-
 WORLDS: Mapping[str, World] = {
-    **{name: _drawn(change) for name, change in DRAWN.items()},
-    **{name: _described(ranges) for name, ranges in DESCRIBED.items()},
-    **{name: _spread(ranges) for name, ranges in SPREAD.items()},
+    **{name: lambda p, seed, of=of: of(draw_device(p, seed)) for name, of in DRAWN.items()},
+    **{name: lambda p, seed, of=of: describe(p, seed, **of) for name, of in DESCRIBED.items()},
+    **{
+        name: lambda p, seed, of=of: describe(four_devices(p.name), seed, **of)
+        for name, of in SPREAD.items()
+    },
 }
 
 

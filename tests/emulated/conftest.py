@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import planner
 from planner.core.errors import PlannerError
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 from planner.machine.emulated.building import built_libraries
+from planner.watching.emulating.reading import EmulatedRun
 
 ROOT = Path(__file__).parents[2]
 RTX_3090 = emulated_gpu("rtx-3090")
@@ -41,6 +43,19 @@ def answer(environment: dict[str, str], program: str, *arguments: str, **variabl
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def emulated(
+    folder: Path, program: str, *arguments: str, by: Sequence[str] = (), **options: Any
+) -> tuple[EmulatedRun, str]:
+    """The run of a program by `planner.emulate`, and what the program said."""
+    file = folder / "train.py"
+    file.write_text(program)
+    with (folder / "said").open("w+") as said:
+        command = [sys.executable, *by, str(file), *arguments]
+        run = planner.emulate(command, output=said, **options)
+        said.seek(0)
+        return run, said.read()
 
 
 @pytest.fixture

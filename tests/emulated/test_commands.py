@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,37 +26,24 @@ EAGER = ("--compile", "off", "--checkpointing", "none", "--attention", "sdpa")
 EMULATED = "an emulated GPU: its memory is torch's own, its times are predicted and not measured"
 
 
-def start(environment: Mapping[str, str], folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "planner", *arguments],
-        env={**environment, "PYTHONPATH": str(ROOT), "PLANNER_CACHE_DIR": str(folder / "cache")},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def run(environment: Mapping[str, str], folder: Path, *arguments: str, status: int = 0) -> str:
     """What a command prints."""
-    process = start(environment, folder, *arguments)
-    said, _ = process.communicate(timeout=500)
-    assert process.returncode == status, said[-4000:]
-    return said
+    done = subprocess.run(
+        [sys.executable, "-m", "planner", *arguments], cwd=folder, text=True, timeout=500,
+        env={**environment, "PYTHONPATH": str(ROOT), "PLANNER_CACHE_DIR": str(folder / "cache")},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout[-4000:]
+    return done.stdout
 
 
 def tune(
-    machine: EmulatedMachine, folder: Path, *arguments: str, held: int = 0,
-    model: tuple[str, ...] = MODEL,
-) -> tuple[str, dict[str, Any]]:  # fmt: skip
+    machine: EmulatedMachine, folder: Path, *arguments: str, held: int = 0
+) -> tuple[str, dict[str, Any]]:
     """What a search prints, and the recommendation that it leaves."""
-    order = ("tune", *model, "--output", "run", "--quiet", *arguments)
-    with started(machine) as environment:
-        if held:
-            with holding(environment, held):
-                said = run(environment, folder, *order)
-        else:
-            said = run(environment, folder, *order)
+    order = ("tune", *MODEL, "--output", "run", "--quiet", *arguments)
+    with started(machine) as environment, holding(environment, held) if held else nullcontext():
+        said = run(environment, folder, *order)
     return said, json.loads((folder / "run" / "recommendation.json").read_text())
 
 

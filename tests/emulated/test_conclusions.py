@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import planner
 from planner.cli import main
 from planner.report.emulation import emulation_text
 from planner.watching.emulating.reading import EmulatedRun
+from tests.emulated.conftest import emulated
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300), pytest.mark.usefixtures("libraries")]
 
@@ -54,7 +54,7 @@ for _ in range(2000):
     ],
 )
 def test_an_end_without_memory_has_its_cause(tmp_path: Path, ending: str, said: str) -> None:
-    run, text = emulated(tmp_path, TRAIN + ending)
+    run, text = concluded(tmp_path, TRAIN + ending)
     assert run.fits is False
     assert said in text.partition("Next: ")[2].partition(" Alive when")[0]
     assert (run.expanded is not None and run.expanded.fits) is (ending == FRAGMENTS)
@@ -89,20 +89,20 @@ raise ValueError("no data")
 def test_a_program_that_grows_or_trains_nothing_is_not_known_to_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, text = emulated(tmp_path, UNTRAINED)
+    run, text = concluded(tmp_path, UNTRAINED)
     assert (run.fits, run.fits_so_far) == (None, True)
     assert text.startswith("Fits for the 3 steps that were run, in")
     assert "Not known beyond: no parameter of an optimizer had a gradient" in text
     assert "It ended by ValueError: no data. If that follows from a value" in text
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", SPLIT)
-    run, text = emulated(tmp_path, RESERVES)
+    run, text = concluded(tmp_path, RESERVES)
     assert run.fits is None
     assert "Not known beyond: reserved memory grows by 138" in text
     assert ": live memory" not in text
 
 
 def test_what_steps_did_not_reach_is_told(tmp_path: Path) -> None:
-    run, text = emulated(tmp_path, TRAIN + EVALUATION, steps=3)
+    run, text = concluded(tmp_path, TRAIN + EVALUATION, steps=3)
     assert (run.fits, run.is_cut) == (True, True)
     assert text.startswith("Fits for the 3 steps that were run, in")
     assert "Not run: what comes after them, such as an evaluation." in text
@@ -120,11 +120,8 @@ def test_a_record_that_is_not_whole_is_an_error(
     assert said.startswith("Error: what a process of the program wrote down is not whole")
 
 
-def emulated(tmp_path: Path, program: str, **options: int) -> tuple[EmulatedRun, str]:
-    file = tmp_path / "train.py"
-    file.write_text(program)
-    command = [sys.executable, str(file)]
-    run = planner.emulate(command, gpu="rtx-3060-12gb", output=-3, **options)  # type: ignore[arg-type]
+def concluded(tmp_path: Path, program: str, **options: int) -> tuple[EmulatedRun, str]:
+    run, _ = emulated(tmp_path, program, gpu="rtx-3060-12gb", **options)
     return run, " ".join(emulation_text(run).split())
 
 
@@ -144,10 +141,10 @@ for _ in range(3):
 
 
 def test_a_program_that_is_killed_used_the_gpu(tmp_path: Path) -> None:
-    _, said = emulated(tmp_path, ENDS_EARLY)
+    _, said = concluded(tmp_path, ENDS_EARLY)
     assert said.startswith("Not known: it ended (exit status 137) before a step of it was seen.")
 
 
 def test_a_scripted_module_runs_as_without_us(tmp_path: Path) -> None:
-    run, _ = emulated(tmp_path, SCRIPTED)
+    run, _ = concluded(tmp_path, SCRIPTED)
     assert (run.status, run.steps) == (0, 3)

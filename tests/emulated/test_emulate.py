@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -22,6 +24,7 @@ from planner.machine.emulated.starting import SHARED_MEMORY
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 from planner.report.emulation import emulation_text
 from planner.watching.emulating.reading import EmulatedRun
+from tests.emulated.conftest import emulated
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300), pytest.mark.usefixtures("libraries")]
 
@@ -132,6 +135,7 @@ for _ in range(2):
     optimizer.step()
 """
 
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
 HYBRID = """
 import os, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -195,9 +199,8 @@ def left(pid: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def large_run(tmp_path_factory: pytest.TempPathFactory) -> EmulatedRun:
-    path = tmp_path_factory.mktemp("large") / "train.py"
-    path.write_text(PROGRAM)
-    return planner.emulate([sys.executable, str(path), "-b", "4096"], gpu="rtx-3090", steps=3)
+    folder = tmp_path_factory.mktemp("large")
+    return emulated(folder, PROGRAM, "-b", "4096", gpu="rtx-3090", steps=3)[0]
 
 
 def test_the_peak_is_torch_s_own_and_the_line_is_the_user_s(large_run: EmulatedRun) -> None:
@@ -215,11 +218,10 @@ def test_the_peak_is_torch_s_own_and_the_line_is_the_user_s(large_run: EmulatedR
 
 
 def test_the_peak_s_module_is_known_and_costs_no_byte(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(PEAKS)
-    command = [sys.executable, str(path)]
-    runs = [command, [*command, "plain"]]
-    told, plain = (planner.emulate(words, gpu="t4").processes[0].peaks[0] for words in runs)
+    told, plain = (
+        emulated(tmp_path, PEAKS, *words, gpu="t4")[0].processes[0].peaks[0]
+        for words in ((), ("plain",))
+    )
     assert (told.phase, told.module, plain.module) == ("backward", "Net.blocks.1", "")
     assert "train.py:" in told.where
     for size in ("allocated_bytes", "reserved_bytes", "outside_bytes"):
@@ -227,41 +229,28 @@ def test_the_peak_s_module_is_known_and_costs_no_byte(tmp_path: Path) -> None:
 
 
 def test_levers_stand_beside_an_out_of_memory(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(SWIN)
-    command = [sys.executable, str(path), "64"]
-    with (tmp_path / "said").open("w+") as said:
-        run = planner.emulate(command, gpu="rtx-3090", memory="3GiB", output=said)
-        said.seek(0)
-        text = said.read()
+    run, text = emulated(tmp_path, SWIN, "64", gpu="rtx-3090", memory="3GiB")
     assert "torch.OutOfMemoryError: " in text
     assert "modules_called.py" not in text  # the user's traceback is the user's
-    assert run.relief is not None
     assert run.relief.model == "torchvision:swin_t"
     assert run.relief.setting == {"batch_size": 64, "precision": "bf16", "optimizer": "adamw"}
     assert run.relief.relief.advice
 
 
 def test_a_program_that_catches_its_end_is_ended(tmp_path: Path) -> None:
-    with (tmp_path / "said").open("w+") as said:
-        run = planner.emulate([sys.executable, "-c", CATCHES], gpu="rtx-3090", steps=2, output=said)
-        said.seek(0)
-        assert said.read().split("\n") == ["caught 2", "caught 3", "caught 4", "the end", ""]
+    run, said = emulated(tmp_path, CATCHES, gpu="rtx-3090", steps=2)
+    assert said.split("\n") == ["caught 2", "caught 3", "caught 4", "the end", ""]
     assert (run.fits, run.status, run.steps) == (True, 0, 2)
 
 
-def test_a_program_s_own_history_leaves_ours_whole(
-    program: str, large_run: EmulatedRun, tmp_path: Path
-) -> None:
+def test_a_program_s_own_history_leaves_ours_whole(large_run: EmulatedRun, tmp_path: Path) -> None:
     own = "from torch.cuda.memory import _record_memory_history as history; history(max_entries=9)"
     dump = f"torch.cuda.memory._dump_snapshot('{tmp_path}/own.pickle'); history(enabled=None)"
     text = PROGRAM.replace("losses = []", own).replace("if keep:", f"{dump}\n    if keep:")
-    Path(program).write_text(text)
-    run = planner.emulate([sys.executable, program, "-b", "4096"], gpu="rtx-3090", steps=3)
+    run, _ = emulated(tmp_path, text, "-b", "4096", gpu="rtx-3090", steps=3)
     (ours,), (alone,) = run.processes[0].peaks, large_run.processes[0].peaks
-    assert (ours.allocated_bytes, ours.reserved_bytes) == (
-        alone.allocated_bytes, alone.reserved_bytes,
-    )  # fmt: skip
+    assert ours.allocated_bytes == alone.allocated_bytes
+    assert ours.reserved_bytes == alone.reserved_bytes
     assert planner.explain(tmp_path / "own.pickle").kind == "snapshot"
 
 
@@ -276,12 +265,11 @@ def test_steps_that_select_by_values_are_told_of(how: str) -> None:
     assert said is run.selects
 
 
-def test_what_grows_is_named_by_its_line(program: str, tmp_path: Path) -> None:
+def test_what_grows_is_named_by_its_line(tmp_path: Path) -> None:
     kept = tmp_path / "peak.pickle"
-    command = [sys.executable, program, "-b", "64", "keep"]
-    run = planner.emulate(command, gpu="rtx-3090", steps=8, snapshot=kept)
+    options = {"gpu": "rtx-3090", "steps": 8, "snapshot": kept}
+    run, _ = emulated(tmp_path, PROGRAM, "-b", "64", "keep", **options)
     growth = run.processes[0].growth
-    assert growth is not None
     assert growth.bytes_per_step == run.processes[0].grown_bytes == 4 * MIB
     assert (run.fits, run.fits_so_far) == (None, True)
     assert growth.groups[0].where.endswith("train.py:19 <module>")
@@ -289,39 +277,27 @@ def test_what_grows_is_named_by_its_line(program: str, tmp_path: Path) -> None:
 
 
 def test_nodes_are_ranks_of_one_training_and_their_mesh_is_right(tmp_path: Path) -> None:
-    path = tmp_path / "hybrid.py"
-    path.write_text(HYBRID)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    with (tmp_path / "said").open("w+") as said:
-        run = planner.emulate([*torchrun, str(path)], gpu="t4", gpus=2, nodes=2, output=said)
-        said.seek(0)
-        assert said.read().count("sharded") == 4
+    run, said = emulated(tmp_path, HYBRID, by=TORCHRUN, gpu="t4", gpus=2, nodes=2)
+    assert said.count("sharded") == 4
     assert [(p.node, p.rank, p.peaks[0].device) for p in run.processes] == [
         (0, 0, 0), (0, 1, 1), (1, 2, 0), (1, 3, 1),
     ]  # fmt: skip
     assert (run.fits, run.status) == (True, 0)
     with pytest.raises(UsageError, match="--standalone tells torchrun that there is one node"):
-        planner.emulate([*torchrun, "--standalone", str(path)], gpu="t4", nodes=2)
+        emulated(tmp_path, HYBRID, by=(*TORCHRUN, "--standalone"), gpu="t4", nodes=2)
 
 
 def test_ranks_of_torchrun_have_a_card_each_and_what_they_send_arrives(tmp_path: Path) -> None:
-    path = tmp_path / "sends.py"
-    path.write_text(SENDS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    with (tmp_path / "said").open("w+") as said:
-        command = [*torchrun, "--nproc-per-node", "2", str(path), str(tmp_path / "came")]
-        run = planner.emulate(command, gpu="rtx-4090", gpus=2, output=said)
-        said.seek(0)
-        assert said.read().count("sent") == 2
+    how = {"by": (*TORCHRUN, "--standalone"), "gpu": "rtx-4090", "gpus": 2}
+    run, said = emulated(tmp_path, SENDS, str(tmp_path / "came"), **how)
+    assert said.count("sent") == 2
     assert (run.status, run.steps) == (0, 2)
     assert [(p.rank, p.peaks[0].device) for p in run.processes] == [(0, 0), (1, 1)]
 
 
 def test_ranks_that_a_program_spawns_have_torch_s_numbers(tmp_path: Path) -> None:
-    path = tmp_path / "spawns.py"
-    path.write_text(SPAWNS)
-    command = [sys.executable, str(path), f"file://{tmp_path}/store"]
-    run = planner.emulate(command, gpu="rtx-4090", gpus=2, snapshot=tmp_path / "peak.pickle")
+    how = {"gpu": "rtx-4090", "gpus": 2, "snapshot": tmp_path / "peak.pickle"}
+    run, _ = emulated(tmp_path, SPAWNS, f"file://{tmp_path}/store", **how)
     assert [(p.rank, p.steps, p.peaks[0].device) for p in run.processes] == [(0, 2, 0), (1, 2, 1)]
     assert (tmp_path / "peak_rank1.pickle").exists()
 
@@ -348,14 +324,11 @@ def test_the_boundary_that_is_found_is_the_boundary() -> None:
     assert told["next_larger"] == told["largest"] + 1
 
 
-def test_memory_that_others_hold_is_not_there(program: str) -> None:
-    command = [sys.executable, program, "-b", "65536"]
-    shared = planner.emulate(
-        command, gpu="rtx-3090", in_use="22GiB", steps=2, output=subprocess.DEVNULL
-    )
+def test_memory_that_others_hold_is_not_there(tmp_path: Path) -> None:
+    options = {"gpu": "rtx-3090", "in_use": "22GiB", "steps": 2}
+    shared, _ = emulated(tmp_path, PROGRAM, "-b", "65536", **options)
     assert shared.fits is False
     failed = shared.out_of_memory
-    assert failed is not None
     assert failed.where.endswith("train.py:14 <module>")
 
 
@@ -390,15 +363,9 @@ def test_the_exit_status_is_the_program_s() -> None:
     assert main([*command, "no-such-program"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("number", "how"),
-    [(signal.SIGINT, "it was interrupted"), (signal.SIGTERM, "it was ended by SIGTERM")],
-)
-def test_an_interrupt_is_answered_with_what_was_needed_until_then(
-    program: str, number: signal.Signals, how: str
-) -> None:
-    text = Path(program).read_text().replace("range(1000)", "range(10**9)")
-    Path(program).write_text(text)
+@contextmanager
+def in_its_steps(program: str) -> Iterator[subprocess.Popen[str]]:
+    """The command, once a step of the program was seen."""
     command = [sys.executable, "-m", "planner", "emulate", "--gpu", "t4", "--progress", "--"]
     with subprocess.Popen(
         [*command, sys.executable, program, "-b", "64"], text=True,
@@ -408,6 +375,19 @@ def test_an_interrupt_is_answered_with_what_was_needed_until_then(
         assert process.stderr is not None
         while not process.stderr.readline().startswith("step "):
             assert process.poll() is None
+        yield process
+
+
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [(signal.SIGINT, "it was interrupted"), (signal.SIGTERM, "it was ended by SIGTERM")],
+)
+def test_an_interrupt_is_answered_with_what_was_needed_until_then(
+    program: str, number: signal.Signals, how: str
+) -> None:
+    text = Path(program).read_text().replace("range(1000)", "range(10**9)")
+    Path(program).write_text(text)
+    with in_its_steps(program) as process:
         process.send_signal(number)
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number
@@ -415,14 +395,7 @@ def test_an_interrupt_is_answered_with_what_was_needed_until_then(
 
 
 def test_nothing_is_left_when_it_is_killed(program: str) -> None:
-    command = [sys.executable, "-m", "planner", "emulate", "--gpu", "t4", "--progress", "--"]
-    with subprocess.Popen(
-        [*command, sys.executable, program, "-b", "64"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stderr is not None
-        while not process.stderr.readline().startswith("step "):
-            assert process.poll() is None
+    with in_its_steps(program) as process:
         process.kill()
     deadline = time.monotonic() + 60
     while (found := [*left(process.pid), *alive(program)]) and time.monotonic() < deadline:

@@ -146,5 +146,4 @@ def phase_ends(events: Iterable[Event]) -> list[tuple[str, int, int, int]]:
 
 def read_facts() -> dict[str, Any]:
     """Case title to `facts_of` the real module."""
-    facts: dict[str, Any] = json.loads(FACTS.read_text())["facts"]
-    return facts
+    return json.loads(FACTS.read_text())["facts"]

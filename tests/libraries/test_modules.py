@@ -83,24 +83,6 @@ def test_checkpointing_saves_less_and_changes_nothing(
     assert less < 0.8 * saved_bytes(config, setting())
 
 
-@pytest.mark.parametrize("library", ["native", "timm", "transformers"])
-def test_attention_is_what_was_asked_for(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block calls scaled_dot_product_attention, or none does."""
-    calls = []
-    fused = nn.functional.scaled_dot_product_attention
-
-    def count(*args: object, **kwargs: object) -> Tensor:
-        calls.append(1)
-        return fused(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", count)
-    config = small(library, 1)
-    for attention, expected in (("eager", 0), ("sdpa", 4)):
-        calls.clear()
-        run(build_real(config, setting(attention=attention)), config)
-        assert len(calls) == expected
-
-
 def test_the_librarys_own_attention_is_resolved() -> None:
     """What each does by itself on CUDA."""
     own = {
@@ -117,6 +99,7 @@ def test_the_librarys_own_attention_is_resolved() -> None:
     [
         ("timm", 2, {"attention": "sdpa"}, "timm's Swin version 2 has only eager attention"),
         ("native", 1, {"checkpointing": "stages:0,2"}, "the model has 2 stages, counted from 0"),
+        ("timm", 1, {"checkpointing": "blocks:9"}, "has 4 blocks: checkpointing is blocks:9"),
     ],
 )
 def test_refuses_what_a_library_cannot_do(

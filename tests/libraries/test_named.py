@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -16,12 +15,8 @@ from planner.ledger.ledger import Computed
 from planner.libraries.named import build_named, look_up_here
 from planner.libraries.resolve import resolve_model
 from tests.equality import recorded
-
-
-def need(library: str) -> None:
-    """Skips where `library` is not installed."""
-    if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed")
+from tests.libraries.steps import require
+from tests.trainers.cases import tiny
 
 
 def named(text: str, **overrides: str) -> NamedModel:
@@ -44,17 +39,16 @@ def named(text: str, **overrides: str) -> NamedModel:
 def test_takes_the_size_of_the_librarys_own_weights(
     text: str, task: str, size: tuple[int, ...]
 ) -> None:
-    need(text.partition(":")[0])
+    require(text.partition(":")[0])
     model = named(text)
     assert model.title == text
     assert model.task == task
-    assert model.image_size is not None
     frames = () if model.num_frames is None else (model.num_frames,)
     assert (model.in_channels, *frames, *model.image_size) == size
 
 
 def test_a_language_model_has_tokens_and_no_image() -> None:
-    need("transformers")
+    require("transformers")
     model = named("transformers:BertForMaskedLM", sequence_length="128")
     assert (model.sequence_length, model.image_size) == (128, None)
     with pytest.raises(UnsupportedError, match="BertForMaskedLM has no image_size"):
@@ -62,7 +56,7 @@ def test_a_language_model_has_tokens_and_no_image() -> None:
 
 
 def test_reads_a_configuration_of_transformers_from_a_folder(tmp_path: Path) -> None:
-    need("transformers")
+    require("transformers")
     fields = {
         "architectures": ["SwinForMaskedImageModeling"], "image_size": 64, "embed_dim": 24,
         "depths": [2, 2], "num_heads": [3, 6],
@@ -81,7 +75,7 @@ def test_reads_a_configuration_of_transformers_from_a_folder(tmp_path: Path) -> 
 
 def test_a_size_is_named_as_the_configuration_has_it() -> None:
     """Hiera's has both sides, and refuses one."""
-    need("transformers")
+    require("transformers")
     torch = pytest.importorskip("torch")
     model = named("transformers:HieraForImageClassification")
     with torch.device("meta"):
@@ -100,7 +94,7 @@ def test_a_size_is_named_as_the_configuration_has_it() -> None:
     ],
 )
 def test_an_unknown_name_is_said_with_the_nearest(text: str, message: str) -> None:
-    need(text.partition(":")[0])
+    require(text.partition(":")[0])
     with pytest.raises(UsageError) as caught:
         resolve_model(text, {})
     assert message in str(caught.value)
@@ -111,7 +105,7 @@ def test_an_unknown_name_is_said_with_the_nearest(text: str, message: str) -> No
     ["torchvision:raft_small", "torchvision:keypointrcnn_resnet50_fpn", "transformers:BertModel"],
 )
 def test_a_step_that_is_not_known_is_refused_with_the_way_out(text: str) -> None:
-    need(text.partition(":")[0])
+    require(text.partition(":")[0])
     with pytest.raises(UnsupportedError, match=r"planner\.training\.tasks"):
         resolve_model(text, {})
 
@@ -131,6 +125,8 @@ def test_a_library_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch
         ("torchvision", "eager", "_safe_softmax"),
         ("transformers", "eager", "_softmax"),
         ("transformers", "library", "_scaled_dot_product_flash_attention"),
+        ("a Swin of transformers", "eager", "_softmax"),
+        ("a Swin of transformers", "sdpa", "_scaled_dot_product_efficient_attention"),
     ],
 )
 def test_attention_is_what_was_asked_for(
@@ -138,7 +134,7 @@ def test_attention_is_what_was_asked_for(
 ) -> None:
     """By timm's switch, by a configuration of transformers, by torch's choice of kernels; within
     what backward runs again too."""
-    need(library)
+    require(library.rpartition(" ")[2])
     config = {
         "architectures": ["DeiTForImageClassification"], "image_size": 32, "hidden_size": 64,
         "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
@@ -148,13 +144,17 @@ def test_attention_is_what_was_asked_for(
         "timm": "timm:test_vit", "torchvision": "torchvision:vit_b_32",
         "transformers": f"transformers:{tmp_path}",
     }  # fmt: skip
-    model = named(texts[library], num_classes="10")
+    text = texts.get(library)
+    model = named(text, num_classes="10") if text else tiny("transformers")
     setting = TrainSetting(batch_size=2, attention=attention, checkpointing="blocks")
-    if library == "transformers":
+    if library.endswith("transformers"):
         setting = setting.model_copy(update={"checkpointing": "none"})
     events = recorded(model, resolve(model, setting)[1]).events
     names = {e.name.removeprefix("aten.") for e in events if isinstance(e, Computed)}
-    kernels = ("_scaled_dot_product_flash_attention", "_softmax", "_safe_softmax")
+    kernels = (
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+        "_softmax", "_safe_softmax",
+    )  # fmt: skip
     assert {name.partition(".")[0] for name in names} & set(kernels) == {kernel}
 
 
@@ -167,7 +167,7 @@ def test_attention_is_what_was_asked_for(
     ],
 )
 def test_an_attention_that_cannot_be_set_is_refused(text: str, attention: str, said: str) -> None:
-    need(text.partition(":")[0])
+    require(text.partition(":")[0])
     with pytest.raises(UnsupportedError, match=said) as refused:
         estimate(text, batch_size=2, attention=attention)
     assert "Omit --attention" in refused.value.way_out

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import weakref
 from typing import Literal, NamedTuple
 
 import pytest
@@ -17,8 +15,8 @@ from planner.libraries.native import native_swin
 from planner.libraries.native.native_swin import Attention, PadOrder, SwinTransformer
 from planner.libraries.native.spec import class_arguments
 from planner.training.levers import checkpoint_model
+from tests.building import build_real
 from tests.covering import covering
-from tests.libraries.test_modules import saved_bytes
 from tests.trainers.cases import tiny
 
 TOLERANCE = 1e-5  # the law: equal in fp32, up to the order of sums
@@ -71,25 +69,9 @@ def timm_model(config: SwinConfig, weights: dict[str, Tensor]) -> nn.Module:
     declare_missing_operators()
     from timm.models import swin_transformer, swin_transformer_v2
 
-    model: nn.Module
-    arguments = {
-        "img_size": config.image_size,
-        "window_size": config.window_size,
-        "embed_dim": config.embed_dim,
-        "depths": config.depths,
-        "num_heads": config.num_heads,
-        "num_classes": config.num_classes,
-        "drop_path_rate": 0.0,
-    }
-    if config.version == 1:
-        model = swin_transformer.SwinTransformer(**arguments)
-        rename = swin_transformer.checkpoint_filter_fn
-    else:
-        model = swin_transformer_v2.SwinTransformerV2(
-            **arguments, pretrained_window_sizes=config.pretrained_windows
-        )
-        rename = swin_transformer_v2.checkpoint_filter_fn
-    model.load_state_dict(rename(weights, model))
+    of = swin_transformer if config.version == 1 else swin_transformer_v2
+    model = build_real(config.model_copy(update={"library": "timm"}), TrainSetting())
+    model.load_state_dict(of.checkpoint_filter_fn(weights, model))
     return model.eval()
 
 
@@ -121,22 +103,6 @@ def test_equals_timm(case: str, version: int, attention: Attention) -> None:
     assert_equal(*(model.patch_embed.proj.weight.grad for model in (ours, theirs)))
 
 
-def test_version_1_saves_what_the_mathematics_needs() -> None:
-    """Per token and block in fp32, eager, drop rates 0: 4C each for both norms' inputs, the input
-    of qkv, q, k, v, the input of proj and of fc1; 16C for GELU's input and for fc2's; 4C·N/d for
-    the softmax; 8 for each norm's mean and rstd. What is outside the blocks cancels in a difference
-    of depths.
-    """
-    side, channels, head, batch = 8, 16, 8, 2
-    tokens = side * side
-    eager = TrainSetting(attention="eager")
-    one, two = (
-        saved_bytes(small(1, 4 * side, side, depths=(d,), num_heads=(2,)), eager) for d in (1, 2)
-    )
-    per_token = 4 * channels * (8 + 8 + tokens / head) + 16
-    assert two - one == per_token * tokens * batch
-
-
 def test_refuses_images_of_another_size() -> None:
     with pytest.raises(ValueError, match="32x32 pixels, not 64x32"):
         build_swin(small(1, 32, 4))(torch.zeros(1, 3, 64, 32))
@@ -152,19 +118,3 @@ def test_compiles_without_graph_breaks(version: int) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     assert_equal(compiled(images), model(images))
-
-
-def test_nothing_of_a_model_needs_the_cycle_collector() -> None:
-    """A cycle would keep a model's storages into the next one's life."""
-    config = small(1, 32, 4)
-    gc.collect()
-    gc.disable()
-    try:
-        model = build_swin(config)
-        checkpoint_model(model, "blocks")
-        model(images_for(config)).sum().backward()
-        alive = weakref.ref(model.layers[0].blocks[0].attn.qkv)
-        del model
-        assert alive() is None
-    finally:
-        gc.enable()

@@ -14,20 +14,8 @@ from planner.core.schema import SwinConfig
 from planner.libraries.registry import find_library
 from planner.step.training import record_training
 from tests.building import on_shapes
-from tests.libraries.microsoft_cases import (
-    PUBLISHED_CASES,
-    SMALL_CASES,
-    Case,
-    facts_of,
-    read_facts,
-)
-from tests.libraries.steps import (
-    Changes,
-    assert_equal_to_torch,
-    name_of,
-    require,
-    setting_of,
-)
+from tests.libraries.microsoft_cases import PUBLISHED_CASES, SMALL_CASES, Case, facts_of, read_facts
+from tests.libraries.steps import Changes, assert_equal_to_torch, name_of, require, setting_of
 
 # 14x14 tokens in windows of 7, shifted, then 7x7, where the window covers the map.
 SMALL: Changes = {

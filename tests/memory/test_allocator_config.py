@@ -25,7 +25,6 @@ from search.probe.device import MemoryInUse
 from search.tuning import tune as tune_file
 from search.tuning.tune import tune
 from tests.search.tables import make_record
-from tests.truth.compare import estimate_of
 
 MIB = 1024**2
 
@@ -75,14 +74,6 @@ def test_a_fault_in_the_environment_names_the_variable() -> None:
         environment_allocator({"PYTORCH_ALLOC_CONF": "colour:blue"})
     with pytest.raises(UnsupportedError, match="PYTORCH_ALLOC_CONF=backend:cudaMallocAsync"):
         environment_allocator({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"})
-
-
-def test_a_memory_fraction_is_a_share_of_the_whole_device() -> None:
-    config = parse_allocator_config("per_process_memory_fraction:0.25")
-    assert config.allowed_bytes(400 * MIB) == 100 * MIB
-    assert config.allowed_bytes(None) is None
-    assert parse_allocator_config("per_process_memory_fraction:1").allowed_bytes(400) is None
-    assert AllocatorConfig().allowed_bytes(400) is None
 
 
 def test_divisions_fill_below_the_first_interval_and_above_the_last() -> None:
@@ -172,10 +163,7 @@ DEVICE = DeviceInfo(
     capability=(8, 6),
 )  # fmt: skip
 EXPANDABLE = "expandable_segments:True"
-
-
-def told(text: str) -> AllocatorConfig:
-    return parse_allocator_config(text)
+told = parse_allocator_config
 
 
 def test_a_memory_fraction_is_a_limit_of_the_verdict() -> None:
@@ -266,15 +254,3 @@ def test_the_environments_options_decide_the_first_probe(
     )  # fmt: skip
     assert asked == [batch_size]
     assert any("allocator's options" in text for text in said) == bool(options)
-
-
-def test_a_record_is_compared_with_the_options_it_ran_with() -> None:
-    def record(versions: dict[str, str]) -> MeasurementRecord:
-        return MeasurementRecord(
-            model=MODEL, setting=SETTING, device=DEVICE, versions=versions,
-            date="2026-11-21T00:00:00+00:00", status="measured",
-        )  # fmt: skip
-
-    plain = estimate_of(record({"torch": "2.11.0"}))
-    expandable = estimate_of(record({"torch": "2.11.0", "allocator_config": EXPANDABLE}))
-    assert expandable.peak_reserved_bytes < plain.peak_reserved_bytes

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from planner.core.torch_version import as_of
 from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
 from planner.memory.profile import (
     find_alive,
     growth_within,
     instant,
-    phase_at,
-    profile_memory,
-    steady_requests,
     steady_step,
-    walk_ledger,
 )
 
 MIB = 1024**2
@@ -40,15 +35,6 @@ LEDGER = Ledger((*EVENTS, *step(0), *step(1)), batch_size=2, num_parameters=25)
 SECOND = len(EVENTS) + len(step(0))  # the second step's first event
 
 
-def test_live_bytes_follow_every_event() -> None:
-    live = walk_ledger(LEDGER).live
-    assert len(live) == len(LEDGER.events)
-    # Of the second step: 512 B of weights, 1,024 of activations, 2,048 of temporaries.
-    assert live[SECOND - 1 :] == [
-        512, 1536, 1536, 1536, 1536, 1536, 3584, 3584, 2560, 3072, 3072, 1024, 1024, 1024, 512, 512,
-    ]  # fmt: skip
-
-
 def test_a_steady_step_is_the_last_one() -> None:
     found = steady_step(LEDGER)
     assert found.before_step == 512
@@ -58,19 +44,6 @@ def test_a_steady_step_is_the_last_one() -> None:
     )  # fmt: skip
     assert (found.peak_bytes, found.peak_index) == (3584, SECOND + 5)
     assert found.steady_from == SECOND - 1
-
-
-@as_of("2.14")
-def test_the_first_products_of_forward_and_backward_ask_for_a_workspace() -> None:
-    walked, requests, steady_from = steady_requests(LEDGER, 8 * MIB)
-    assert requests[:6] == [100, 1000, 8 * MIB, 8 * MIB, 2000, ~1]
-    assert walked.requests_with(0) == walked.requests
-    assert [LEDGER.events[i] for i in walked.events[2:4]] == [PRODUCT, PRODUCT]
-    assert steady_from == 9
-    with_workspace = profile_memory(LEDGER, 8 * MIB, None)
-    without = profile_memory(LEDGER, 0, None)
-    assert with_workspace.peak_allocated_bytes - without.peak_allocated_bytes == 16 * MIB
-    assert with_workspace.live == without.live
 
 
 def test_a_phase_needs_what_live_bytes_rise_within_it() -> None:
@@ -89,33 +62,3 @@ def test_an_instant_names_what_is_alive() -> None:
     # A tag right behind an allocation says what was just allocated.
     alive = find_alive(LEDGER.events, SECOND)
     assert alive[-1] == (LEDGER.events[SECOND], "activations")
-
-
-def test_micro_batches_are_counted_by_their_backward() -> None:
-    marks = [(k, Marked(phase, 0)) for k, phase in enumerate(("forward", "backward") * 2)]
-    assert [phase_at(marks, k)[1] for k in range(4)] == [1, 1, 2, 2]
-    assert phase_at([*marks, (4, Marked("zero_grad", 0)), (5, Marked("forward", 1))], 5)[1] == 1
-    assert phase_at(marks, 4) == ("", 3)
-
-
-@as_of("2.14")
-def test_a_walk_carries_the_streams_of_requests() -> None:
-    def gathered(number: int) -> list[Event]:
-        """A gather of 30 MiB beside the product, freed once its parts are copied out."""
-        first = 10 * number
-        return [
-            Allocated(first + 1, 30 * MIB, "all_gather", stream="all_gather"), PRODUCT,
-            Allocated(first + 2, 20 * MIB, "copy_out"), Freed(first + 1), Freed(first + 2),
-            Marked("forward", number), Marked("backward", number), Marked("optimizer", number),
-            Marked("zero_grad", number),
-        ]  # fmt: skip
-
-    events = (*EVENTS, *gathered(0), *gathered(1))
-    walked = walk_ledger(Ledger(events, batch_size=2, num_parameters=25))
-    assert walked.stream_names == ("", "all_gather")
-    # The weights; the gather, the product's workspace, the copy, and both released.
-    assert walked.streams[:6] == [0, 1, 0, 0, 1, 0]
-    found = profile_memory(Ledger(events, batch_size=2, num_parameters=25), 8 * MIB, None)
-    # On one stream, the copies would take what the gathers freed.
-    assert found.reserved_by_stream == {"": (2 + 20 + 20) * MIB, "all_gather": 30 * MIB}
-    assert found.peak_reserved_bytes == 72 * MIB

@@ -10,7 +10,6 @@ import pytest
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.replay import (
     MAX_STEPS,
-    Player,
     SteadyPeaks,
     replay,
     replay_steady,
@@ -138,42 +137,6 @@ def test_the_course_is_of_the_playing_that_reserves_the_most() -> None:
     assert course.allocated_bytes == [4 * MIB, 10 * MIB, 6 * MIB]
 
 
-def test_a_step_is_not_played_again_where_it_must_recur(monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[int] = []
-    play = Player.play
-
-    def counted(player: Player, requests: list[int], start: int) -> None:
-        served.extend(n for n in requests if n > 0)
-        play(player, requests, start)
-
-    monkeypatch.setattr(Player, "play", counted)
-
-    def num_served(requests: list[int], start: int) -> int:
-        served.clear()
-        replay_steady(requests, start)
-        return len(served)
-
-    # 600 kB and 4 MiB, twice: the second step takes nothing from the driver and moves nothing.
-    assert num_served([600_000, 4 * MIB, ~0, ~1, 600_000, 4 * MIB, ~4, ~5], 4) == 4
-    # The large pool takes a segment with its second step's last request, so that all is played
-    # again up to there.
-    grows = [600_000, 4 * MIB, ~0, ~1, 600_000, 4 * MIB, 18 * MIB, ~4, ~5, ~6]
-    assert num_served(grows, 4) == 5 + 3
-    # What the step hands on lies beside what it took over: its repetition begins otherwise.
-    assert num_served([512, 512, ~0], 1) == 2 + 1
-    # What lay elsewhere is released first, and the rest recurs.
-    assert num_served([512, 512, ~0, ~1, 512], 3) == 3
-
-
-def test_what_a_step_hands_on_is_released_by_the_next() -> None:
-    # Step one (entries 0-2) leaves a; step two (3-6) leaves b and releases a: so does each further.
-    requests = [100, 7, ~1, 100, 9, ~4, ~0]
-    assert repeat_step(requests, 3) == [*requests, 100, 9, ~8, ~3]
-    assert replay_steady(requests, 3) == SteadyPeaks(3 * 512, 2 * MIB)
-    # A release of no bytes releases nothing, however often.
-    assert replay_steady([0, 5, ~1, ~0], 1) == SteadyPeaks(512, 2 * MIB)
-
-
 def test_a_step_that_leaves_other_blocks_than_it_takes_over_is_played_once() -> None:
     # Played again, what it leaves would be counted twice.
     assert replay_steady([5, ~0, 6], 2) == SteadyPeaks(512, 2 * MIB)
@@ -209,7 +172,6 @@ def test_a_step_may_free_cached_memory_each_time() -> None:
     # in the first step only the second of them.
     step = [80 * MIB, ~0, *[MIB] * 40, *(~entry for entry in range(2, 42))]
     found = replay_within(step, 0, None, 100 * MIB)
-    assert found is not None
     assert found.retries_each_step == 2
     assert found.num_alloc_retries == 2 * MAX_STEPS - 1
     assert found.reserved_bytes == 100 * MIB  # ten segments of 2 MiB beside the 80, then no more

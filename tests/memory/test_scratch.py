@@ -6,19 +6,17 @@ both): `torch.cuda.memory._snapshot()` after the operation named.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from planner import estimate
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.units import MIB
 from planner.estimation.estimate import estimate_ledger
-from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Scratch
+from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked
 from planner.machine.hardware.catalogue import find_gpu
 from planner.machine.hardware.overheads import processors_of
 from planner.memory.convolution_workspace import ConvolutionWorkspace, convolution_workspace
-from planner.memory.scratch import Processors, on_device, scratch_bytes
+from planner.memory.scratch import Processors, scratch_bytes
 from planner.step.reductions import reduction_of
 
 T4 = Processors(40, 1024, (7, 5))
@@ -36,117 +34,91 @@ def test_a_gpu_of_the_catalogue_says_what_decides() -> None:
 # [3136, 768] a thread has ceil(3136 / 4) = 784 values, 6 blocks lie side by side, and
 # 82 * (1536 // 128) = 984 blocks fill the device: ceil(984 / 6) = 164 would share an output, but a
 # thread keeps 16 values, so ceil(784 / 16) = 49 do. 4 B * 768 * 49 * 128 = 19,267,584.
-@pytest.mark.parametrize(
-    ("shape", "num_bytes", "semaphores"),
-    [
-        ((3136, 768), 19_267_584, 24),
-        ((3136, 3072), 64_487_424, 96),
-        ((12544, 1152), 64_880_640, 36),
-        ((3136, 2304), 57_802_752, 72),
-        ((12544, 384), 38_535_168, 12),
-        ((200704, 96), 12_091_392, 8),
-        ((196, 768), 0, 0),
-    ],
-)
-def test_sums_over_rows(shape: tuple[int, int], num_bytes: int, semaphores: int) -> None:
-    found = reduction_of(shape, (shape[1], 1), (0,))
-    assert found is not None
-    assert scratch_bytes(RTX_3090, "reduction", found) == num_bytes
-    assert scratch_bytes(RTX_3090, "semaphores", found) == semaphores
+SUMS = [
+    ((3136, 768), (768, 1), (0,), (19_267_584, 24)),
+    ((3136, 3072), (3072, 1), (0,), (64_487_424, 96)),
+    ((12544, 1152), (1152, 1), (0,), (64_880_640, 36)),
+    ((3136, 2304), (2304, 1), (0,), (57_802_752, 72)),
+    ((12544, 384), (384, 1), (0,), (38_535_168, 12)),
+    ((200704, 96), (96, 1), (0,), (12_091_392, 8)),
+    ((196, 768), (768, 1), (0,), (0, 0)),
+    ((1000, 1000), (1000, 1), (0, 1), (492, 4)),
+    # The gradient of a convolution's bias, summed over all but channels: in channels_last these are
+    # neighbours, in NCHW the elements of one are, but not all of them.
+    ((64, 96, 56, 56), (96 * 3136, 3136, 56, 1), (0, 2, 3), (1152, 384)),
+    ((64, 96, 56, 56), (96 * 3136, 1, 56 * 96, 96), (0, 2, 3), (12_091_392, 8)),
+]
 
 
-# The gradient of a convolution's bias, [64, 96, 56, 56] summed over all but channels: in
-# channels_last the channels are neighbours, in NCHW the elements of one are, but not all of them.
-@pytest.mark.parametrize(
-    ("strides", "expected"),
-    [((96 * 3136, 3136, 56, 1), (1152, 384)), ((96 * 3136, 1, 56 * 96, 96), (12_091_392, 8))],
-)
-def test_sums_of_images(strides: tuple[int, ...], expected: tuple[int, int]) -> None:
-    found = reduction_of((64, 96, 56, 56), strides, (0, 2, 3))
-    assert found is not None
+@pytest.mark.parametrize(("shape", "strides", "dims", "expected"), SUMS)
+def test_sums(
+    shape: tuple[int, ...], strides: tuple[int, ...], dims: tuple[int, ...], expected: object
+) -> None:
+    found = reduction_of(shape, strides, dims)
     laws = ("reduction", "semaphores")
     assert tuple(scratch_bytes(RTX_3090, law, found) for law in laws) == expected
 
 
-def test_sums_of_a_whole_tensor() -> None:
-    found = reduction_of((1000, 1000), (1000, 1), (0, 1))
-    assert found is not None
-    assert scratch_bytes(RTX_3090, "reduction", found) == 492
+def test_sums_that_are_not_shared() -> None:
     assert reduction_of((1, 7), (7, 1), (0,)) is None
-
-
-def test_outputs_that_fill_the_device_are_not_shared() -> None:
     found = reduction_of((3136, 3072), (3072, 1), (0,))  # 24 blocks, and room for 12
-    assert found is not None
     assert scratch_bytes(Processors(1, 1536, (8, 6)), "reduction", found) == 0
 
 
-# native_layer_norm_backward of [64, 56, 56, 96] in fp32: 200,704 rows are above 65,536, and
-# 96 // 32 = 3 below 82 // 2, so 6,272 blocks of 32 rows leave 96 sums each.
-@pytest.mark.parametrize(
-    ("law", "sizes", "expected"),
-    [
-        ("norm_parts", (200704, 96, 4), 2_408_448),
-        ("norm_parts", (200704, 96, 2), 1_204_224),
-        ("norm_replaced", (200704, 96, 4), 384),
-        ("norm_reduction", (200704, 96), 1_204_224),
-        ("norm_semaphores", (200704, 96), 8),
-        ("norm_parts", (65536, 96, 4), 0),
-        ("norm_reduction", (65536, 96), 0),
-        ("norm_replaced", (65536, 96, 4), 0),
-    ],
-)
-def test_layer_norms_of_many_rows(law: str, sizes: tuple[int, ...], expected: int) -> None:
-    assert scratch_bytes(RTX_3090, law, sizes) == expected
+def of_embeddings(count: int, rows: int) -> dict[str, tuple[int, ...]]:
+    """The backward of `F.embedding` of so many int64 indices."""
+    return {
+        "many_sorted": (count, rows + 1),
+        "many_unique": (count,),
+        "many_scanned": (count, rows),
+    }
 
 
-@pytest.mark.parametrize(
-    ("keys", "rows", "expected"),
-    [
-        (2304, 169, (1, 1, 1)),
-        (2401, 169, (3583, 3583, 3583)),
-        (2401, 2401, (44543, 44543, 44543)),
-        (4096, 4096, (72191, 72191, 71167)),
-        (20736, 5000, (344575, 342527, 341503)),
-        (331776, 5000, (5433855, 5402111, 5386751)),
-        (1_000_000, 5000, (16369151, 16271871, 16227839)),
-    ],
-)
-def test_sorted_indices(keys: int, rows: int, expected: tuple[int, int, int]) -> None:
-    devices = (T4, RTX_3090, H100)
-    assert tuple(scratch_bytes(d, "sort", (keys, rows)) for d in devices) == expected
-    assert scratch_bytes(A100, "sort", (keys, rows)) == expected[1]
+LAWS: list[tuple[Processors, dict[str, tuple[int, ...]], tuple[int, ...]]] = [
+    # native_layer_norm_backward of [64, 56, 56, 96] in fp32: 200,704 rows are above 65,536, and
+    # 96 // 32 = 3 below 82 // 2, so 6,272 blocks of 32 rows leave 96 sums each.
+    (RTX_3090, {"norm_parts": (200704, 96, 4), "norm_replaced": (200704, 96, 4)}, (2_408_448, 384)),
+    (RTX_3090, {"norm_reduction": (200704, 96), "norm_semaphores": (200704, 96)}, (1_204_224, 8)),
+    (RTX_3090, {"norm_parts": (200704, 96, 2)}, (1_204_224,)),
+    (RTX_3090, {"norm_parts": (65536, 96, 4), "norm_replaced": (65536, 96, 4)}, (0, 0)),
+    (RTX_3090, {"norm_reduction": (65536, 96)}, (0,)),
+    *(
+        (device, {"sort": (keys, rows)}, (num_bytes,))
+        for keys, rows, *expected in (
+            (2304, 169, 1, 1, 1),
+            (2401, 169, 3583, 3583, 3583),
+            (2401, 2401, 44543, 44543, 44543),
+            (4096, 4096, 72191, 72191, 71167),
+            (20736, 5000, 344575, 342527, 341503),
+            (331776, 5000, 5433855, 5402111, 5386751),
+            (1_000_000, 5000, 16369151, 16271871, 16227839),
+        )
+        for devices, num_bytes in zip(((T4,), (RTX_3090, A100), (H100,)), expected, strict=True)
+        for device in devices
+    ),
+    # torch 2.14.1+cu130
+    *(
+        (device, of_embeddings(count, rows), expected)
+        for device, count, rows, expected in (
+            (A100, 3072, 50, (0, 0, 0)),
+            (A100, 3073, 50, (3583, 1279, 1279)),
+            (A100, 131_072, 50_257, (2_137_599, 2815, 2047)),
+            (A100, 1_000_000, 1_000_000, (16_273_919, 13_055, 18_943)),
+            (H100, 300_000, 300_000, (4_874_239, 2047, 6399)),
+            (H100, 1_000_000, 50_257, (16_227_839, 4351, 2047)),
+            (RTX_3090, 131_072, 50_257, (2_137_599, 7679, 2047)),
+            (T4, 32_768, 30_522, (541_183, 2815, 1791)),
+            (T4, 1_000_000, 50_257, (16_369_151, 51_199, 2047)),
+        )
+    ),
+]
 
 
-def test_scratch_takes_memory_on_a_device_only() -> None:
-    events = (Scratch(1, "reduction", (768, 3136, 0, 4), "aten.sum", "head"), Freed(1))
-    ledger = Ledger(events, 64, 0)
-    (taken, freed) = on_device(ledger, RTX_3090).events
-    assert taken == Allocated(1, 19_267_584, "aten.sum", "head")
-    assert freed == Freed(1)
-
-
-# The backward of `F.embedding` with int64 indices, torch 2.14.1+cu130.
-@pytest.mark.parametrize(
-    ("device", "indices", "rows", "expected"),
-    [
-        (A100, 3072, 50, (0, 0, 0)),
-        (A100, 3073, 50, (3583, 1279, 1279)),
-        (A100, 131_072, 50_257, (2_137_599, 2815, 2047)),
-        (A100, 1_000_000, 1_000_000, (16_273_919, 13_055, 18_943)),
-        (H100, 300_000, 300_000, (4_874_239, 2047, 6399)),
-        (H100, 1_000_000, 50_257, (16_227_839, 4351, 2047)),
-        (RTX_3090, 131_072, 50_257, (2_137_599, 7679, 2047)),
-        (T4, 32_768, 30_522, (541_183, 2815, 1791)),
-        (T4, 1_000_000, 50_257, (16_369_151, 51_199, 2047)),
-    ],
-)
-def test_many_embeddings(
-    device: Processors, indices: int, rows: int, expected: tuple[int, ...]
+@pytest.mark.parametrize(("device", "laws", "expected"), LAWS)
+def test_what_an_operation_takes(
+    device: Processors, laws: dict[str, tuple[int, ...]], expected: tuple[int, ...]
 ) -> None:
-    laws = {"many_sorted": (rows + 1,), "many_unique": (), "many_scanned": (rows,)}
-    found = [scratch_bytes(device, law, (indices, *more)) for law, more in laws.items()]
-    assert tuple(found) == expected
+    assert tuple(scratch_bytes(device, law, sizes) for law, sizes in laws.items()) == expected
 
 
 # `F.batch_norm` of bf16 in channels_last: (images, channels, side), what forward and backward hold
@@ -214,17 +186,6 @@ def test_only_the_upper_end_of_the_range_moves() -> None:
     assert many.high_bytes - few.high_bytes == 50 * MIB
     assert many.low_bytes == few.low_bytes
     assert many.device_total_bytes == few.device_total_bytes
-
-
-def test_a_fit_is_no_longer_sure_where_convolutions_may_take_the_rest() -> None:
-    def fits(*forward: Computed) -> Any:
-        ledger = ledger_of(*forward)
-        least = estimate_ledger(MODEL, SETTING, ledger_of(PAIR[0]))
-        return estimate_ledger(MODEL, SETTING, ledger, memory_bytes=least.high_bytes)
-
-    assert fits(PAIR[0]).fits_surely
-    assert fits(*PAIR).fits
-    assert not fits(*PAIR).fits_surely
 
 
 def test_swins_range_is_as_it_was() -> None:

@@ -23,9 +23,6 @@ class Noise:
     def __init__(self) -> None:
         self.scheduler = diffusers.DDPMScheduler()
 
-    def module(self) -> Any:
-        raise NotImplementedError
-
     def batch(self, size: int, device: torch.device) -> Any:
         return {
             "latents": torch.randn(size, self.channels, self.side, self.side, device=device),
@@ -35,8 +32,7 @@ class Noise:
         }
 
     def predict(self, module: Any, noised: Tensor, times: Tensor, batch: Any) -> Tensor:
-        found: Tensor = module(noised, times).sample
-        return found
+        return module(noised, times).sample
 
     def loss(self, module: nn.Module, batch: Any) -> Tensor:
         latents = batch["latents"]
@@ -72,8 +68,7 @@ class TextToImage(Noise):
         )  # fmt: skip
 
     def predict(self, module: Any, noised: Tensor, times: Tensor, batch: Any) -> Tensor:
-        found: Tensor = module(noised, times, batch["text"]).sample
-        return found
+        return module(noised, times, batch["text"]).sample
 
 
 class DiT(Noise):
@@ -84,8 +79,7 @@ class DiT(Noise):
         )  # fmt: skip
 
     def predict(self, module: Any, noised: Tensor, times: Tensor, batch: Any) -> Tensor:
-        found: Tensor = module(noised, times, batch["classes"]).sample
-        return found
+        return module(noised, times, batch["classes"]).sample
 
 
 class PixArt(Noise):
@@ -98,8 +92,7 @@ class PixArt(Noise):
 
     def predict(self, module: Any, noised: Tensor, times: Tensor, batch: Any) -> Tensor:
         conditions = {"resolution": None, "aspect_ratio": None}
-        found: Tensor = module(noised, batch["text"], times, added_cond_kwargs=conditions).sample
-        return found
+        return module(noised, batch["text"], times, added_cond_kwargs=conditions).sample
 
 
 class Controlled(Noise):
@@ -120,12 +113,11 @@ class Controlled(Noise):
     def predict(self, module: Any, noised: Tensor, times: Tensor, batch: Any) -> Tensor:
         text = batch["text"]
         found = module["control"](noised, times, text, batch["images"])
-        predicted: Tensor = module["frozen"](
+        return module["frozen"](
             noised, times, text,
             down_block_additional_residuals=found.down_block_res_samples,
             mid_block_additional_residual=found.mid_block_res_sample,
         ).sample  # fmt: skip
-        return predicted
 
 
 class Flow(Noise):
@@ -147,8 +139,7 @@ class SD3(Flow):
         )  # fmt: skip
 
     def predict(self, module: Any, noised: Tensor, times: Tensor, batch: Any) -> Tensor:
-        found: Tensor = module(noised, batch["text"], batch["pooled"], times * 1000).sample
-        return found
+        return module(noised, batch["text"], batch["pooled"], times * 1000).sample
 
 
 class Flux(Flow):
@@ -185,8 +176,7 @@ class Sana(Flow):
         )  # fmt: skip
 
     def predict(self, module: Any, noised: Tensor, times: Tensor, batch: Any) -> Tensor:
-        found: Tensor = module(noised, batch["text"], times * 1000).sample
-        return found
+        return module(noised, batch["text"], times * 1000).sample
 
 
 class Wan(Flow):
@@ -200,8 +190,7 @@ class Wan(Flow):
 
     def predict(self, module: Any, noised: Tensor, times: Tensor, batch: Any) -> Tensor:
         video = noised.unsqueeze(2).repeat(1, 1, 3, 1, 1)
-        found: Tensor = module(video, times * 1000, batch["text"]).sample.mean(2)
-        return found
+        return module(video, times * 1000, batch["text"]).sample.mean(2)
 
 
 class Latents(Noise):
@@ -219,5 +208,4 @@ class Latents(Noise):
         images = batch["latents"]
         found = module.encode(images).latent_dist
         again = module.decode(found.sample()).sample
-        loss: Tensor = F.mse_loss(again, images) + 1e-6 * found.kl().mean()
-        return loss
+        return F.mse_loss(again, images) + 1e-6 * found.kl().mean()

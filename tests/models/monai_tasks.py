@@ -19,9 +19,6 @@ class Volumes:
 
     side, classes = 32, 3
 
-    def module(self) -> Any:
-        raise NotImplementedError
-
     def batch(self, size: int, device: torch.device) -> Any:
         shape = (size, 1, *(self.side,) * 3)
         volumes = torch.randn(shape, device=device)
@@ -29,8 +26,7 @@ class Volumes:
 
     def loss(self, module: Any, batch: Any) -> Tensor:
         volumes, places = batch
-        loss: Tensor = DiceCELoss(to_onehot_y=True, softmax=True)(module(volumes), places)
-        return loss
+        return DiceCELoss(to_onehot_y=True, softmax=True)(module(volumes), places)
 
 
 class UNet(Volumes):
@@ -75,8 +71,7 @@ class DynUNet(Volumes):
     def loss(self, module: nn.Module, batch: Any) -> Tensor:
         volumes, places = batch
         dice = DeepSupervisionLoss(DiceCELoss(to_onehot_y=True, softmax=True))
-        loss: Tensor = dice(list(module(volumes).unbind(1)), places)
-        return loss
+        return dice(list(module(volumes).unbind(1)), places)
 
 
 class MedNeXt(Volumes):

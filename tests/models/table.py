@@ -3,7 +3,6 @@
     python -m tests.models.table                 all that tests/truth/models/models.yaml names
     python -m tests.models.table timm:resnet18 … these, in bf16 and fp32
     python -m tests.models.table --kept          nothing runs: what tests/truth/models keeps
-    python -m tests.models.table --sample 12     so many of the list, by a fixed seed
     python -m tests.models.table --compiled      what models/compiled.yaml names, a minute each
 
 Each step is a short probe on an emulated machine; what was recorded is not run again. It needs
@@ -15,14 +14,12 @@ step is within if both lie in the range that is stated of recorded compiled step
 from __future__ import annotations
 
 import argparse
-import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from tabulate import tabulate
 
@@ -32,22 +29,15 @@ from planner.core.torch_version import torch_version
 from planner.estimation.estimate import estimate
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 from planner.memory.compiled import RECORDED
-from search.loop.records import append_records, read_records
-from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.runner import run_probe
-from search.probe.protocol import ProbeRequest
+from search.loop.records import read_records
 from tests.truth.matrix import Group, Row, expand, read_matrix
-from tests.truth.record import remaining_rows
+from tests.truth.record import measure
 
 TRUTH = Path(__file__).parents[1] / "truth" / "models"
 LISTED, COMPILED = TRUTH / "models.yaml", TRUTH / "compiled.yaml"
-CARD, BATCH_SIZE, COMPILED_BATCH, SEED = "a100-sxm-80gb", 4, 16, 0
+CARD, BATCH_SIZE, COMPILED_BATCH = "a100-sxm-80gb", 4, 16
 WHATS = ("equal", "refused", "wrong")
-PROBE_SECONDS = 900
 EQUAL = 0.001  # a share of the peak: requests of less than 512 B are rounded in other places
-
-
-T = TypeVar("T")
 
 
 class Verdict(NamedTuple):
@@ -77,10 +67,6 @@ def rows_of(models: Sequence[str], compiled: bool) -> list[Row]:
     return expand([Group(name="given", models=list(models), grid=grid, setting=setting)])
 
 
-def sample(rows: Sequence[T], count: int) -> list[T]:
-    return random.Random(SEED).sample(list(rows), count)
-
-
 def library_of(row: Row | MeasurementRecord) -> str:
     """A task is one's own, unless it is in the file of a library's tasks."""
     if not isinstance(row.model, FactoryModel):
@@ -89,29 +75,10 @@ def library_of(row: Row | MeasurementRecord) -> str:
     return file.removesuffix("_tasks") if file.endswith("_tasks") else "own"
 
 
-def carry_out(rows: Sequence[Row], path: Path) -> None:
-    """Probes each on the GPU of this process, for a few steps: its memory is steady from the second
-    on. A library is imported once."""
-    for library in dict.fromkeys(map(library_of, rows)):
-        chosen = [row for row in rows if library_of(row) == library]
-        with ForkServer(chosen[0].model) as server:
-            for row in chosen:
-                request = ProbeRequest(
-                    model=row.model, setting=row.setting, device="cuda:0", record_phases=True,
-                    warmup_seconds=0, min_measure_seconds=0, max_steps=3,
-                )  # fmt: skip
-                record = run_probe(request, deadline_seconds=PROBE_SECONDS, fork_server=server)
-                append_records(path, [record], "--record")
-                print(record.model.title, record.setting.precision, record.status,
-                      f"{record.probe_seconds:.1f} s", file=sys.stderr, flush=True)  # fmt: skip
-
-
-def run(models: Sequence[str], count: int | None, path: Path, compiled: bool = False) -> None:
+def run(models: Sequence[str], path: Path, compiled: bool = False) -> None:
     """Carries the steps out that `path` does not hold, in a process that sees an emulated GPU."""
     command = [sys.executable, "-W", "ignore", "-m", f"{__package__}.table"]
-    command += ["--here", "--record", str(path)]
-    command += ["--sample", str(count)] if count else []
-    command += ["--compiled"] if compiled else []
+    command += ["--here", "--record", str(path), *["--compiled"] * compiled]
     with started(EmulatedMachine((emulated_gpu(CARD),))) as environment:
         subprocess.run([*command, *models], env=environment, check=True)
 
@@ -172,22 +139,19 @@ def main() -> None:
     parser.add_argument("models", nargs="*", help="MODELs of planner estimate")
     parser.add_argument("--record", type=Path)
     parser.add_argument("--kept", action="store_true", help="run nothing")
-    parser.add_argument("--sample", type=int, metavar="N")
     parser.add_argument("--compiled", action="store_true", help="compiled steps")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     path = given.record or records_path(given.compiled)
     if given.here:
         rows = rows_of(given.models, given.compiled)
-        rows = sample(rows, given.sample) if given.sample else rows
-        carry_out(remaining_rows(rows, read_records(path).records), path)
+        # Its memory is steady from the second step on.
+        measure(rows, "cuda:0", path, warmup_seconds=0, min_measure_seconds=0, max_steps=3)
         return
     if not given.kept:
-        run(given.models, given.sample, path, given.compiled)
-    began = time.monotonic()
+        run(given.models, path, given.compiled)
     verdicts = [judge(record) for record in read_records(path).records]
     print(show_compiled(verdicts) if given.compiled else show(verdicts))
-    print(f"The estimates took {time.monotonic() - began:.0f} s.", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -38,31 +38,22 @@ class Block(nn.Module):
             query, key.transpose(1, 2), value.transpose(1, 2),
             is_causal=self.causal, enable_gqa=self.key_heads != HEADS,
         )  # fmt: skip
-        out: Tensor = self.out(found.transpose(1, 2).flatten(2))
-        return out
+        return self.out(found.transpose(1, 2).flatten(2))
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
         if self.modulate is None:
             x = x + self.attend(self.norms[0](x), condition)
-            plain: Tensor = x + self.mlp(self.norms[1](x))
-            return plain
+            return x + self.mlp(self.norms[1](x))
         assert condition is not None
         parts = self.modulate(F.silu(condition)).unsqueeze(1).chunk(6, dim=-1)
         x = x + parts[2] * self.attend(self.norms[0](x) * (1 + parts[0]) + parts[1])
-        found: Tensor = x + parts[5] * self.mlp(self.norms[1](x) * (1 + parts[3]) + parts[4])
-        return found
+        return x + parts[5] * self.mlp(self.norms[1](x) * (1 + parts[3]) + parts[4])
 
 
 class Images:
-    """Images and the class of each; `task.network()` is what is trained."""
+    """Images and the class of each."""
 
     side = 64
-
-    def network(self) -> nn.Module:
-        raise NotImplementedError
-
-    def module(self) -> nn.Module:
-        return self.network()
 
     def batch(self, size: int, device: torch.device) -> Any:
         images = torch.randn(size, 3, self.side, self.side, device=device)
@@ -104,14 +95,13 @@ class Segmenting(nn.Module):
             kept.append(x)
         for up, merge, skip in zip(self.up, self.merge, kept[-2::-1], strict=True):
             x = merge(torch.cat([up(x), skip], dim=1))
-        found: Tensor = self.head(x)
-        return found
+        return self.head(x)
 
 
 class UNet(Images):
     """Cross-entropy and Dice over a class of each pixel."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Segmenting(3, volume=False)
 
     def batch(self, size: int, device: torch.device) -> Any:
@@ -125,8 +115,7 @@ class UNet(Images):
         dims = tuple(range(2, logits.dim()))
         both = (shares * wanted).sum(dims)
         dice = 1 - (2 * both + 1) / (shares.sum(dims) + wanted.sum(dims) + 1)
-        found: Tensor = F.cross_entropy(logits, classes) + dice.mean()
-        return found
+        return F.cross_entropy(logits, classes) + dice.mean()
 
 
 class UNet3D(UNet):
@@ -134,7 +123,7 @@ class UNet3D(UNet):
 
     side = 32
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Segmenting(1, volume=True)
 
     def batch(self, size: int, device: torch.device) -> Any:
@@ -214,7 +203,7 @@ class Pair(nn.Module):
 class Generator(Images):
     """A GAN's generator, through a frozen critic."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Pair(generator(), critic())
 
     def loss(self, module: Any, batch: Any) -> Tensor:
@@ -226,7 +215,7 @@ class Generator(Images):
 class Critic(Images):
     """The critic of the same, on real images and on those of a frozen generator."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Pair(critic(), generator())
 
     def loss(self, module: Any, batch: Any) -> Tensor:
@@ -260,15 +249,14 @@ class Variational(nn.Module):
 class Autoencoder(Images):
     """Reconstruction and the divergence of its latents."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Variational()
 
     def loss(self, module: nn.Module, batch: Any) -> Tensor:
         images, _ = batch
         made, mean, log = module(images)
         divergence = (mean.square() + log.exp() - 1 - log).mean()
-        found: Tensor = F.l1_loss(made, images) + 0.1 * divergence
-        return found
+        return F.l1_loss(made, images) + 0.1 * divergence
 
 
 class Vision(nn.Module):
@@ -286,8 +274,7 @@ class Vision(nn.Module):
         x = torch.cat([self.first.expand(len(x), -1, -1), x], dim=1)
         for layer in self.layers:
             x = layer(x)
-        found: Tensor = self.head(self.norm(x)[:, 0])
-        return found
+        return self.head(self.norm(x)[:, 0])
 
 
 class Words(nn.Module):
@@ -303,8 +290,7 @@ class Words(nn.Module):
         x = self.words(tokens)
         for layer in self.layers:
             x = layer(x)
-        found: Tensor = self.norm(x)
-        return found
+        return self.norm(x)
 
 
 class Towers(nn.Module):
@@ -318,7 +304,7 @@ class Towers(nn.Module):
 class TwoTowers(Images):
     """CLIP's loss: all images of a batch with all texts."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Towers()
 
     def batch(self, size: int, device: torch.device) -> Any:
@@ -337,7 +323,7 @@ class TwoTowers(Images):
 class Teacher(Images):
     """DINO's: a student and a teacher that follows it, each on two views."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Pair(Vision(256), Vision(256))
 
     def loss(self, module: Any, batch: Any) -> Tensor:
@@ -349,14 +335,13 @@ class Teacher(Images):
                 ours.lerp_(theirs, 0.01)
             wanted = (module.frozen(torch.cat([images, images.flip(3)])) / 0.04).softmax(-1)
         found = (module.trained(torch.cat([images, images.flip(2)])) / 0.1).log_softmax(-1)
-        loss: Tensor = -(wanted.roll(len(images), 0) * found).sum(-1).mean()
-        return loss
+        return -(wanted.roll(len(images), 0) * found).sum(-1).mean()
 
 
 class Frozen(Images):
     """Only the last blocks and the head of a vision transformer."""
 
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         module = Vision()
         for part in (module.patches, *module.layers[: DEPTH // 2]):
             part.requires_grad_(False)
@@ -412,8 +397,7 @@ class Listening(nn.Module):
         for layer, depthwise in zip(self.layers, self.depthwise, strict=True):
             x = layer(x)
             x = x + depthwise(x.mT).mT
-        found: Tensor = self.head(x)
-        return found
+        return self.head(x)
 
 
 class Speech:
@@ -445,12 +429,11 @@ class Cloud(nn.Module):
         )
 
     def forward(self, points: Tensor) -> Tensor:
-        found: Tensor = self.head(self.shared(points).amax(2))
-        return found
+        return self.head(self.shared(points).amax(2))
 
 
 class Points(Images):
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Cloud()
 
     def batch(self, size: int, device: torch.device) -> Any:
@@ -475,8 +458,7 @@ class Rows(nn.Module):
         found = [dense, *(t(categories[:, i]) for i, t in enumerate(self.tables))]
         stacked = torch.stack(found, dim=1)
         products = (stacked @ stacked.mT).flatten(1).index_select(1, self.pairs)
-        logits: Tensor = self.top(torch.cat([dense, products], dim=1))
-        return logits
+        return self.top(torch.cat([dense, products], dim=1))
 
 
 class Tabular:
@@ -533,10 +515,9 @@ class Latents(nn.Module):
         x = self.latents.repeat(len(images), 1, 1)
         for index, layer in enumerate(self.layers):
             x = layer(x, None if index % 2 else tokens)
-        found: Tensor = self.head(x.mean(1))
-        return found
+        return self.head(x.mean(1))
 
 
 class Perceiver(Images):
-    def network(self) -> nn.Module:
+    def module(self) -> nn.Module:
         return Latents()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,7 @@ class Network(nn.Module):
         self.change = change
 
     def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.head(self.change(self.stem(images).mean((2, 3))))
-        return found
+        return self.head(self.change(self.stem(images).mean((2, 3))))
 
 
 class OfOneValue(Network):
@@ -55,28 +55,10 @@ def _die(features: Tensor) -> Tensor:
     return features
 
 
-def convolutional() -> nn.Module:
-    return Network()
-
-
-def raises() -> nn.Module:
-    return Network(_raise)
-
-
-def reads() -> nn.Module:
-    return Network(_read)
-
-
-def selects() -> nn.Module:
-    return Network(_select)
-
-
-def fills_host() -> nn.Module:
-    return Network(_fill_host)
-
-
-def dies() -> nn.Module:
-    return Network(_die)
+convolutional = Network
+raises, reads, selects, fills_host, dies = (
+    partial(Network, change) for change in (_raise, _read, _select, _fill_host, _die)
+)
 
 
 def is_not_there() -> nn.Module:
@@ -93,5 +75,4 @@ class OwnTask:
         raise OSError("no such folder: images")
 
     def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
-        found: Tensor = module(batch).mean()
-        return found
+        return module(batch).mean()

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
-from planner import estimate
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.estimation.estimate import choose
-from planner.ledger.ledger import Allocated, Freed, Ledger
-from planner.libraries.resolve import resolve_model
-from planner.step import training
+from planner.ledger.ledger import Ledger
 from planner.step.attention import backward_scratch
-from planner.step.tensor import _callers_keep_arguments, plain_calls
-from planner.step.training import Training, record_training, repeated
+from planner.step.tensor import _callers_keep_arguments
+from planner.step.training import Training, record_training
 from tests.building import on_shapes
 
 # The second step that is read off the first is the one that a second step records.
@@ -40,22 +37,6 @@ def test_it_is_the_step_that_would_be_recorded(
     build = on_shapes(config, chosen)
     found = record_training(build, config, chosen)
     monkeypatch.setattr(Training, "repeats", False)
-    assert found == record_training(build, config, chosen)
-
-
-def test_what_outlives_the_first_step_is_not_repeated() -> None:
-    kept = [Allocated(1, 8, "mask")]
-    assert repeated(kept, 1, 1) is None
-    assert repeated([*kept, Freed(1)], 1, 1) == ([Allocated(2, 8, "mask"), Freed(2)], 2)
-
-
-def test_a_second_step_is_recorded_where_it_cannot_be_read_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config, chosen = choose("native:swin_tiny", {"batch_size": 4}, None, SMALL)
-    build = on_shapes(config, chosen)
-    found = record_training(build, config, chosen)
-    monkeypatch.setattr(training, "repeated", lambda *_: None)
     assert found == record_training(build, config, chosen)
 
 
@@ -88,13 +69,6 @@ def test_compiling_elsewhere_changes_no_ledger(request: pytest.FixtureRequest) -
     assert recorded() == alone
 
 
-@pytest.mark.usefixtures("dynamo")
-def test_the_evaluator_is_put_back() -> None:
-    with plain_calls():
-        assert not _callers_keep_arguments()
-    assert _callers_keep_arguments()
-
-
 # What the backward of memory-efficient attention takes besides its results.
 
 
@@ -112,20 +86,3 @@ def test_in_fp32_the_whole_product_comes_first() -> None:
     delta = 10 * 2 * 49 * 4
     assert backward_scratch((10, 2, 49, 32), is_half=False)[:3] == (32 * delta, delta, delta)
     assert backward_scratch((10, 1, 49, 32), is_half=False).sums == 0  # no copy to turn it round
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_the_reserved_peak_knows_it(precision: str) -> None:
-    """The peak of live bytes of Swin-T is where the last stage sums: what moves is reserved."""
-    model = resolve_model("native:swin_tiny")
-    found = estimate(model, batch_size=64, precision=precision, attention="sdpa")
-    assert any("kernels other than those" in line for line in found.left_out)
-    if precision == "bf16":  # 4.27 GiB without the scratch
-        assert found.peak_reserved_bytes / 2**30 == pytest.approx(4.46, abs=0.02)
-
-
-def test_lora_says_that_cudnn_may_attend() -> None:
-    said = estimate("native:swin_tiny", batch_size=8, lora_rank=4, attention="sdpa").left_out
-    assert any("cuDNN's attention" in line for line in said)
-    plain = estimate("native:swin_tiny", batch_size=8, attention="sdpa").left_out
-    assert not any("cuDNN's attention" in line for line in plain)

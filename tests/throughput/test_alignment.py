@@ -8,7 +8,6 @@ from itertools import permutations
 
 import pytest
 
-from planner.core.schema import SwinConfig
 from planner.estimation.estimate import choose
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES
@@ -24,7 +23,6 @@ A100 = find_gpu("a100-sxm-80gb")
 def found(model: str = "native:swin_tiny", **overrides: object) -> tuple[Misaligned, ...]:
     fields = {"batch_size": 64, "attention": "eager", **overrides}
     config, setting = choose(model, None, A100, fields)
-    assert isinstance(config, SwinConfig)
     operations = list(step_ledger(config, setting).operations())
     rates = rates_for(A100)
     recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
@@ -81,14 +79,7 @@ def rows() -> dict[str, PublishedRow]:
 
 @cache
 def predicted(row_id: str) -> float:
-    found = predicted_rate(rows()[row_id])
-    assert found is not None
-    return found
-
-
-def measured(row: PublishedRow) -> float:
-    assert row.images_per_second is not None
-    return row.images_per_second
+    return predicted_rate(rows()[row_id])
 
 
 @needs("timm")
@@ -96,7 +87,7 @@ def measured(row: PublishedRow) -> float:
 def test_what_is_faster_by_a_tenth_is_predicted_to_be_faster(card: str) -> None:
     timed = [r for r in rows().values() if r.gpu == card and r.why_time_is_only_listed is None]
     pairs = [(a, b) for a, b in permutations(timed, 2) if a.span == b.span]
-    faster = [(a.id, b.id) for a, b in pairs if measured(a) > APART * measured(b)]
+    faster = [(a.id, b.id) for a, b in pairs if a.images_per_second > APART * b.images_per_second]
     assert len(faster) > 10
     wrong = [(a, b) for a, b in faster if predicted(a) <= predicted(b)]
     assert not wrong
@@ -107,5 +98,5 @@ def test_what_16_bits_gain_on_an_a100_is_predicted() -> None:
     """Swin-T 2.70, Swin-S 3.06, Swin-B 3.69 times fp32, forward and backward, at batch 128."""
     for size in ("tiny", "small", "base"):
         half, full = (f"vmamba-{size}-{p}-forward-backward" for p in ("fp16", "fp32"))
-        gained = measured(rows()[half]) / measured(rows()[full])
+        gained = rows()[half].images_per_second / rows()[full].images_per_second
         assert predicted(half) / predicted(full) == pytest.approx(gained, rel=0.1)

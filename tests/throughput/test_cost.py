@@ -10,7 +10,6 @@ import pytest
 
 from planner import advise, estimate
 from planner.cli import main
-from planner.core.errors import UsageError
 from planner.core.files import to_json
 from planner.report.time import cost_text
 from planner.throughput.cost import IMAGENET_IMAGES, Cost, Training, cost_of
@@ -23,9 +22,7 @@ TRAINING = Training(epochs=288, images_per_epoch=1_000_000, price_per_hour=2.5)
 
 
 def found(predicted: Throughput = EIGHT, training: Training = TRAINING) -> Cost:
-    cost = cost_of(training, predicted)
-    assert cost is not None
-    return cost
+    return cost_of(training, predicted)
 
 
 def test_hours_and_price_are_those_of_all_devices_with_the_range_of_the_rate() -> None:
@@ -62,7 +59,6 @@ def test_estimates_ways_and_more_gpus_have_it_and_the_command_says_the_same(
     assert main([*line.split(), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     alone = estimate("native:swin_tiny", gpu="a100-sxm-80gb", epochs=9, price_per_hour=2)
-    assert alone.cost is not None
     assert rows[0]["cost"] == to_json(alone.cost)
     assert rows[1]["cost"]["devices"] == 2
     ways = advise(
@@ -71,9 +67,7 @@ def test_estimates_ways_and_more_gpus_have_it_and_the_command_says_the_same(
     )  # fmt: skip
     assert ways.plain.estimate.cost == alone.cost
     best = ways.recommended
-    assert best is not None
     assert to_json(best)["cost"]["seconds"] < alone.cost.seconds
-    assert ways.more_gpus[0].cost is not None
     assert ways.more_gpus[0].cost.devices == 2
 
 
@@ -96,8 +90,3 @@ def test_a_training_that_is_not_whole_is_refused_with_a_way_out(
     if "--epochs" in typed and added[0] == "epochs":
         typed = typed[: typed.index("--epochs")]
     assert main([*typed, f"--{added[0]}", added[1], "--json"]) == 0
-
-
-def test_a_price_of_every_gpu_is_refused() -> None:
-    with pytest.raises(UsageError, match="depends on the GPU"):
-        estimate("native:swin_tiny", epochs=3)

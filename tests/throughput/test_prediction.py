@@ -17,9 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.core.schema import MeasurementRecord, NamedModel, SwinConfig, TrainSetting
-from planner.core.torch_version import as_of
-from planner.estimation.estimate import resolve
-from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Computed, OperationKind
 from planner.machine.hardware import all_gpus, find_gpu
 from planner.machine.hardware.gpu import Gpu
@@ -35,6 +32,7 @@ from planner.throughput.prediction import (
     rates_for,
 )
 from search.loop.records import read_records
+from tests.truth.compare import predicted_step
 
 MS = 1e-3
 EAGER = TrainSetting(precision="fp32", batch_size=8)
@@ -75,20 +73,46 @@ def slow_host(seconds: float) -> DeviceRates:
     return replace(DEVICE, host_seconds=dict.fromkeys(phases, seconds))
 
 
-def test_the_slower_of_flops_and_bytes_counts() -> None:
-    assert step(("forward", matmul(1e9, 1e3))).step_seconds == pytest.approx(1 * MS)
-    assert step(("forward", matmul(1e9, 3e6))).step_seconds == pytest.approx(3 * MS)
-    assert step(("forward", moving(2e6, "reduction"))).step_seconds == pytest.approx(4 * MS)
+CONV = matmul(1e10)._replace(kind="conv")  # reaches half of the rate
+LAWS: list[tuple[str, Computed, float, dict[str, object], dict[str, object]]] = [
+    # phase, operation, milliseconds, what the setting says, what the device does
+    ("forward", matmul(1e9, 1e3), 1, {}, {}),  # the slower of FLOPs and bytes counts
+    ("forward", matmul(1e9, 3e6), 3, {}, {}),
+    ("forward", moving(2e6, "reduction"), 4, {}, {}),
+    ("forward", matmul(1e10), 10, {"precision": "fp32"}, {}),
+    ("forward", matmul(1e10), 2, {"precision": "tf32"}, {}),
+    ("forward", matmul(1e10, dtype="bfloat16"), 1, {"precision": "bf16"}, {}),
+    # Convolutions of fp32 tensors run in TF32 unless fp32 was asked for (training/building.py).
+    ("forward", CONV, 20, {"precision": "fp32"}, {}),
+    ("forward", CONV, 4, {"precision": "tf32"}, {}),
+    ("forward", CONV, 4, {"precision": "bf16"}, {}),
+    # A dense one of few channels waits for its layout's copies.
+    ("forward", moving(4e6)._replace(kind="conv"), 8, {}, {"convolution_bandwidth_share": 0.5}),
+    ("forward", moving(4e6)._replace(kind="conv"), 4, {}, {}),
+    # Each kernel has a start.
+    ("forward", moving(1e6, kernels=4), 5, {}, {"kernel_seconds": 1 * MS}),
+    # Backward reaches less of the matrix rate.
+    ("forward", matmul(1e9), 1, {}, {"backward_matmul_share": 0.5}),
+    ("backward", matmul(1e9), 2, {}, {"backward_matmul_share": 0.5}),
+    ("backward", moving(1e6), 1, {}, {"backward_matmul_share": 0.5}),
+    # Fused attention has one share of the matmul rate, whichever kernel runs: half of it. Windows
+    # with a bias, as TinyViT's, are no slower than images without one.
+    *(
+        ("forward", matmul(1e9, dtype=dtype)._replace(kind="attention", name=name), took, {}, {})
+        for dtype, took in (("float32", 2), ("bfloat16", 0.2))
+        for name in ("aten._scaled_dot_product_efficient_attention",
+                     "aten._scaled_dot_product_flash_attention")
+    ),
+]  # fmt: skip
 
 
-def test_precision_chooses_the_matrix_rate() -> None:
-    def seconds(dtype: str, precision: str) -> float:
-        setting = EAGER.model_copy(update={"precision": precision})
-        return step(("forward", matmul(1e10, dtype=dtype)), setting=setting).step_seconds
-
-    assert seconds("float32", "fp32") == pytest.approx(10 * MS)
-    assert seconds("float32", "tf32") == pytest.approx(2 * MS)
-    assert seconds("bfloat16", "bf16") == pytest.approx(1 * MS)
+@pytest.mark.parametrize(("phase", "operation", "took", "said", "done"), LAWS)
+def test_an_operation_takes(
+    phase: str, operation: Computed, took: float, said: dict[str, object], done: dict[str, object]
+) -> None:
+    rates, setting = replace(DEVICE, **done), EAGER.model_copy(update=said)
+    found = step((phase, operation), rates=rates, setting=setting)
+    assert found.step_seconds == pytest.approx(took * MS)
 
 
 def test_without_bf16_units_a_bf16_matmul_is_no_faster_than_fp32() -> None:
@@ -109,18 +133,12 @@ def test_small_batches_are_bound_by_the_host_and_large_ones_are_not() -> None:
     assert large.host_seconds == pytest.approx(10 * MS)
 
 
-def test_the_host_runs_ahead_over_the_end_of_a_step() -> None:
-    """A slow forward on the device hides a slow optimizer on the host, and the next step's start:
-    in the steady state the larger total counts."""
+def test_fp16_waits_for_the_device_before_the_optimizer() -> None:
+    """A slow forward on the device hides a slow optimizer on the host, and the next step's start,
+    but GradScaler reads found_inf: the host's work on the optimizer is no longer hidden."""
     rates = replace(DEVICE, host_seconds={"forward": 0.0, "backward": 0.0, "optimizer": 1 * MS})
     operations = [("forward", moving(1e7)), *[("optimizer", moving(0))] * 9]
     assert step(*operations, rates=rates).step_seconds == pytest.approx(10 * MS)
-
-
-def test_fp16_waits_for_the_device_before_the_optimizer() -> None:
-    """GradScaler reads found_inf: the host's work on the optimizer is no longer hidden."""
-    rates = replace(DEVICE, host_seconds={"forward": 0.0, "backward": 0.0, "optimizer": 1 * MS})
-    operations = [("forward", moving(1e7)), *[("optimizer", moving(0))] * 9]
     setting = EAGER.model_copy(update={"precision": "fp16"})
     assert step(*operations, rates=rates, setting=setting).step_seconds == pytest.approx(19 * MS)
 
@@ -128,12 +146,6 @@ def test_fp16_waits_for_the_device_before_the_optimizer() -> None:
 def test_on_a_cpu_issuing_and_computing_add_up() -> None:
     rates = replace(slow_host(1 * MS), asynchronous=False)
     assert step(*[("forward", moving(2e6))] * 5, rates=rates).step_seconds == pytest.approx(15 * MS)
-
-
-def test_every_kernel_has_a_start() -> None:
-    rates = replace(DEVICE, kernel_seconds=1 * MS)
-    took = step(("forward", moving(1e6, kernels=4)), rates=rates)
-    assert took.step_seconds == pytest.approx(5 * MS)
 
 
 def test_accumulation_repeats_all_but_the_optimizer() -> None:
@@ -246,54 +258,6 @@ def test_assumed_rates_stay_under_the_datasheets_peaks() -> None:
         assert "fitted to measurements" in rates.basis
 
 
-def test_backward_reaches_less_of_the_matrix_rate() -> None:
-    rates = replace(DEVICE, backward_matmul_share=0.5)
-    assert step(("forward", matmul(1e9)), rates=rates).step_seconds == pytest.approx(1 * MS)
-    assert step(("backward", matmul(1e9)), rates=rates).step_seconds == pytest.approx(2 * MS)
-    assert step(("backward", moving(1e6)), rates=rates).step_seconds == pytest.approx(1 * MS)
-
-
-def test_fused_attention_has_one_share_of_the_matmul_rate_whichever_kernel_runs() -> None:
-    """Half of it: 2 ms and 0.2 ms for 1e9 FLOPs. Windows with a bias, as TinyViT's, are no slower
-    than images without one."""
-    for dtype, took in (("float32", 2 * MS), ("bfloat16", 0.2 * MS)):
-        for kernel in ("efficient", "flash"):
-            name = f"aten._scaled_dot_product_{kernel}_attention"
-            operation = matmul(1e9, dtype=dtype)._replace(kind="attention", name=name)
-            assert step(("forward", operation)).step_seconds == pytest.approx(took)
-
-
-def batch_norm(channels: int, phase: str) -> Operation:
-    """Of 1e6 elements in 16 bits that trains, as the trace counts it."""
-    numel = 10**6
-    if phase == "forward":
-        num_bytes, name = 4 * numel + 24 * channels, "aten.native_batch_norm"
-    else:
-        num_bytes, name = 6 * numel + 28 * channels, "aten.native_batch_norm_backward"
-    flops = numel + 2 * channels
-    return phase, Computed(name, "reduction", "float16", flops, num_bytes, 1, "norm")
-
-
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_batch_norm_of_few_channels_leaves_multiprocessors_idle(phase: str) -> None:
-    """A block of threads has one channel: 20 of them on 80 multiprocessors take four times as
-    long, and more channels than multiprocessors no less."""
-    rates = replace(DEVICE, batch_norm_share=0.25, num_sms=80)
-    few, all_, more = (
-        step(batch_norm(channels, phase), rates=rates).step_seconds for channels in (20, 80, 160)
-    )
-    assert few == pytest.approx(4 * all_, rel=0.01)
-    assert more == pytest.approx(all_, rel=0.01)
-
-
-def test_a_dense_convolution_of_few_channels_waits_for_its_layout_s_copies() -> None:
-    rates = replace(DEVICE, convolution_bandwidth_share=0.5)
-    moves = moving(4e6)._replace(kind="conv")
-    assert step(("forward", moves), rates=rates).step_seconds == pytest.approx(
-        2 * step(("forward", moves)).step_seconds
-    )
-
-
 def kept_kernels(card: str) -> list[dict[str, Any]]:
     path = Path(__file__).parents[1] / "truth" / card / "kernels.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()[1:]]
@@ -306,7 +270,6 @@ def test_attention_over_windows_takes_what_it_took_on_an_h200() -> None:
     found = {k["N"]: k for k in kept_kernels("h200") if asked.items() <= k.items()}
     for tokens in (144, 256):
         rates = efficiency.window_attention_flops(find_gpu("h200"), tokens)
-        assert rates is not None
         flops = 4 * (64 * 196 // tokens) * 12 * tokens**2 * 32
         for phase, times in (("forward", 1), ("backward", 2.5)):
             took = times * flops / rates["bfloat16"]
@@ -317,10 +280,7 @@ def test_kinds_of_a_swins_step_take_what_they_took_on_an_h100() -> None:
     path = Path(__file__).parents[1] / "truth" / "h100" / "profiles.jsonl"
     told = next(json.loads(x) for x in path.read_text().splitlines() if '"swin_tiny"' in x)
     record = MeasurementRecord.model_validate(told["probe"])
-    rates = rates_for(find_gpu("h100-sxm-80gb"), record.model)
-    with as_of(record.versions["torch"]):
-        model, setting = resolve(record.model, record.setting)
-        found = predict_step(step_ledger(model, setting).operations(), rates, setting)
+    found = predicted_step(record, rates_for(find_gpu("h100-sxm-80gb"), record.model))
     for kind in ("attention", "matmul"):
         took = sum(seconds for _, of, _, seconds in told["seconds"] if of == kind)
         assert found.kind_seconds[kind] == pytest.approx(took, rel=0.15)
@@ -338,21 +298,14 @@ def test_rates_measured_on_a_card_leave_what_is_fitted_of_its_kernels() -> None:
     assert len(records) == 12
     for record in records:
         rates = best_rates(gpu, record.model, measured)
-        assert rates is not None
-        with as_of(record.versions["torch"]):
-            model, setting = resolve(record.model, record.setting)
-            found = predict_step(step_ledger(model, setting).operations(), rates, setting)
+        found = predicted_step(record, rates)
         assert found.step_seconds == pytest.approx(median(record.step_seconds), rel=0.11)
     assert best_rates(None, record.model, measured) is measured
     slow = replace(measured, bandwidth=1e12, matmul_flops={"bfloat16": 3e14, "float32": 3e13})
     slowed = best_rates(gpu, record.model, slow)
-    assert slowed is not None
     assert slowed.bandwidth == 1e12
-    assert slowed.attention_flops is not None
-    assert rates.attention_flops is not None
     assert slowed.attention_flops["bfloat16"] < 0.5 * rates.attention_flops["bfloat16"]
     without_bf16 = best_rates(find_gpu("t4"), None, slow)
-    assert without_bf16 is not None
     assert without_bf16.matmul_flops["bfloat16"] == pytest.approx(3e14, rel=0.3), "as measured"
 
 
@@ -374,32 +327,11 @@ def test_batch_norm_takes_what_it_took_on_an_h200() -> None:
             assert device_seconds(phase, one, rates, last) <= took
 
 
-def test_grouped_convolutions_and_batch_norm_are_slower_than_their_kind() -> None:
-    """Twice the multiply-adds of an element take less than twice as long; never faster than a
-    dense one."""
-    known = replace(DEVICE, grouped_share=0.01, batch_norm_share=0.25, bandwidth=1e15)
-    dense = matmul(1e10)._replace(kind="conv", num_bytes=10**9)
-    grouped = dense._replace(kind="grouped conv")
-    took = {o: step(("forward", o), rates=known).step_seconds for o in (dense, grouped)}
-    assert took[grouped] > 2 * took[dense]
-    wider = grouped._replace(flops=2 * grouped.flops)
-    ratio = step(("forward", wider), rates=known).step_seconds / took[grouped]
-    assert ratio == pytest.approx(2 ** (1 - known.grouped_power), rel=1e-3)
-    many = grouped._replace(num_bytes=1)
-    assert step(("forward", many), rates=known).step_seconds == pytest.approx(took[dense], rel=0.01)
-    assert step(("forward", grouped)).step_seconds == step(("forward", dense)).step_seconds
-    norm = dense._replace(kind="reduction", name="aten.native_batch_norm", dtype="bfloat16")
-    other = norm._replace(name="aten.native_layer_norm")
-    known = replace(known, bandwidth=1e12)
-    times = [step(("forward", o), rates=known).step_seconds for o in (norm, other)]
-    assert times[0] == pytest.approx(2 * times[1], rel=0.01)  # layer norm reaches a half
-
-
 def test_another_model_than_a_swin_is_known_as_well_as_the_operations_it_spends_its_time_on() -> (
     None
 ):
     resnet = NamedModel(library="timm", name="resnet50", task="classification")
-    eager, mixed = TrainSetting(attention="eager"), {"conv": 3.0, "pointwise": 1.0}
+    eager = TrainSetting(attention="eager")
     card = find_gpu("rtx-3090")
     rates, known = rates_for(card, resnet), efficiency.KIND_UNCERTAINTY
     assert rates_for(card, SwinConfig()).kind_uncertainty is None
@@ -411,32 +343,6 @@ def test_another_model_than_a_swin_is_known_as_well_as_the_operations_it_spends_
     other = rates_for(find_gpu("rtx-4090"), resnet)
     assert other.uncertainty_of(eager, {"matmul": 1.0}) == efficiency.WIDE_UNCERTAINTY
     assert other.uncertainty_of(eager, {"copy": 1.0}) == efficiency.MOST_UNCERTAINTY
-    # What entered no fit is known less well: channels last on all but Hopper, and in fp32.
-    last = eager.model_copy(update={"memory_format": "channels_last"})
-    for name, known_worse in {
-        "rtx-3090": True,
-        "a100-sxm-80gb": True,
-        "h100-sxm-80gb": False,
-    }.items():
-        rates = rates_for(find_gpu(name), resnet)
-        assert (
-            rates.uncertainty_of(last, mixed) > rates.uncertainty_of(eager, mixed)
-        ) == known_worse
-        fp32 = eager.model_copy(update={"precision": "fp32"})
-        assert rates.uncertainty_of(fp32, mixed) > rates.uncertainty_of(eager, mixed)
-        both = rates.uncertainty_of(last.model_copy(update={"precision": "fp32"}), mixed)
-        assert both == max(rates.uncertainty_of(one, mixed) for one in (last, fp32))
-
-
-@pytest.mark.parametrize(("precision", "took"), [("fp32", 20), ("tf32", 4), ("bf16", 4)])
-def test_convolutions_of_fp32_tensors_run_in_tf32_unless_fp32_was_asked_for(
-    precision: str, took: float
-) -> None:
-    """As a probe sets cuDNN (training/building.py). A convolution reaches half of the rate."""
-    setting = EAGER.model_copy(update={"precision": precision})
-    convolution = matmul(1e10)._replace(kind="conv")
-    found = step(("forward", convolution), setting=setting)
-    assert found.step_seconds == pytest.approx(took * MS)
 
 
 def test_only_what_was_measured_alike_narrows_the_uncertainty() -> None:

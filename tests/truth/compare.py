@@ -11,11 +11,13 @@ from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.core.schema.setting import GRAPH_MODES
 from planner.core.torch_version import as_of
-from planner.estimation.estimate import Estimate, estimate_ledger
+from planner.estimation.estimate import Estimate, estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
 from planner.libraries.registry import find_library
 from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import recorded_allocator
+from planner.throughput.prediction import DeviceRates, StepTime
+from planner.throughput.result import step_time
 
 QUANTITIES = ("allocated", "reserved", "device", "step time")
 
@@ -23,7 +25,7 @@ QUANTITIES = ("allocated", "reserved", "device", "step time")
 @dataclass(frozen=True)
 class Comparison:
     """One measured record and its estimate. Figures by quantity: (predicted, measured), bytes or
-    seconds; live bytes by phase where they were recorded.
+    seconds.
 
     A replayed CUDA graph allocates nothing, so torch counts only what lives outside the graph's
     pool, and the ledger counts the pool: there only reserved and device bytes are compared.
@@ -32,7 +34,6 @@ class Comparison:
     record: MeasurementRecord
     estimate: Estimate
     figures: dict[str, tuple[float, float]]
-    phases: dict[str, tuple[int, int]]
 
     def error(self, quantity: str) -> float | None:
         """(predicted - measured) / measured, or None where it was not measured."""
@@ -73,22 +74,7 @@ def _compare(record: MeasurementRecord) -> Comparison | None:
             figures[quantity] = (float(predicted), float(measured))
     if estimate.throughput and record.step_seconds and not record.device.emulated:
         figures["step time"] = (estimate.throughput.step_seconds, median(record.step_seconds))
-    phases = {}
-    if record.phases is not None and not graphs:
-        live = estimate.live_bytes
-        measured_phases = {
-            "before_step": record.phases.before_step,
-            "after_forward": record.phases.after_forward,
-            "after_backward": record.phases.after_backward,
-            "after_optimizer": record.phases.after_step,
-        }
-        workspace = estimate.breakdown["workspace"]
-        phases = {
-            phase: (live[phase] + workspace, measured)
-            for phase, measured in measured_phases.items()
-            if phase in live
-        }
-    return Comparison(record, estimate, figures, phases)
+    return Comparison(record, estimate, figures)
 
 
 def estimate_of(record: MeasurementRecord) -> Estimate:
@@ -101,6 +87,15 @@ def estimate_of(record: MeasurementRecord) -> Estimate:
             record.model, record.setting, step_ledger(record.model, setting), gpu_of(record),
             allocator=recorded_allocator(record.versions), retries=True,
         )  # fmt: skip
+
+
+def predicted_step(record: MeasurementRecord, rates: DeviceRates) -> StepTime:
+    """A record's step by `rates`, with the torch that it ran with."""
+    with as_of(record.versions["torch"]):
+        model, setting = resolve(record.model, record.setting)
+        found = step_time(step_ledger(model, setting), setting, rates)
+    assert found is not None
+    return found
 
 
 def is_modelled(record: MeasurementRecord) -> bool:

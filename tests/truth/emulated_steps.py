@@ -2,7 +2,6 @@
 
     python -m tests.truth.emulated_steps --real   published peaks of real GPUs beside emulated ones
     python -m tests.truth.emulated_steps          the estimate beside emulated steps, by kind
-    python -m tests.truth.emulated_steps --rows   the same, every step
 
 Nothing runs here: both read what tests/truth/emulated/ keeps. Its steps are made by
 `python -m tests.truth.record_emulated`.
@@ -10,9 +9,9 @@ Nothing runs here: both read what tests/truth/emulated/ keeps. Its steps are mad
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,13 +23,11 @@ from tabulate import tabulate
 from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
 from planner.estimation.ledgers import is_on_shapes
-from planner.report.settings import describe_setting
 from search.loop.records import read_records
 from tests.truth.compare import Comparison, compare
 
 TRUTH = Path(__file__).with_name("emulated")
 PEAKS = TRUTH / "peaks.jsonl"
-EXACT = "to the byte"
 
 
 @dataclass(frozen=True)
@@ -120,8 +117,9 @@ def show_kinds(found: Iterable[Comparison]) -> str:
         [kind, torch, len(steps), *_summary(steps, "allocated"), *_summary(steps, "reserved")]
         for (kind, torch), steps in sorted(groups.items(), key=_eager_first)
     ]
-    headers = ["steps", "torch", "rows", *(f"{quantity}: {figure}" for quantity in
-               ("allocated", "reserved") for figure in (EXACT, "median", "worst"))]  # fmt: skip
+    headers = ["steps", "torch", "rows"]
+    for quantity in ("allocated", "reserved"):
+        headers += [f"{quantity}: {figure}" for figure in ("to the byte", "median", "worst")]
     return tabulate(rows, headers, disable_numparse=True)
 
 
@@ -146,29 +144,6 @@ def _summary(steps: Sequence[Comparison], quantity: str) -> tuple[str, str, str]
     )  # fmt: skip
 
 
-def show_rows(found: Iterable[Comparison]) -> str:
-    def off(c: Comparison, quantity: str) -> str:
-        error = c.error(quantity)
-        return "–" if error is None else EXACT if error == 0 else f"{error:+.2%}"
-
-    rows = [
-        [c.record.device.name.removeprefix("NVIDIA "), c.record.versions["torch"],
-         c.record.model.title, describe_setting(c.record.setting, c.record.model),
-         kind_of(c.record), off(c, "allocated"), off(c, "reserved")]
-        for c in found
-    ]  # fmt: skip
-    headers = ["card", "torch", "model", "setting", "kind", "allocated", "reserved"]
-    return tabulate(rows, headers, disable_numparse=True)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--real", action="store_true", help="real GPUs beside emulated ones")
-    parser.add_argument("--rows", action="store_true", help="every step")
-    chosen = parser.parse_args()
-    show: Callable[[Iterable[Comparison]], str] = show_rows if chosen.rows else show_kinds
-    print(show_peaks(read_peaks()) if chosen.real else show(read_emulated()))
-
-
 if __name__ == "__main__":
-    main()
+    real = sys.argv[1:] == ["--real"]
+    print(show_peaks(read_peaks()) if real else show_kinds(read_emulated()))

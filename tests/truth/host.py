@@ -18,13 +18,10 @@ from statistics import median
 from tabulate import tabulate
 
 from planner.core.schema import MeasurementRecord, SwinConfig
-from planner.estimation.estimate import resolve
-from planner.estimation.ledgers import step_ledger
 from planner.throughput.efficiency import MEASURED_HOST_SPREAD
 from planner.throughput.prediction import HOST_SECONDS, StepTime, host_of_chain, rates_for
-from planner.throughput.result import step_time
 from search.loop.records import read_records
-from tests.truth.compare import gpu_of
+from tests.truth.compare import gpu_of, predicted_step
 
 TRUTH = Path(__file__).parent
 CARDS = ("h200", "h100")
@@ -80,10 +77,7 @@ def _rows(card: str, is_measured: bool) -> Iterator[HostRow]:
         rates = rates_for(gpu, record.model)
         if is_measured:
             rates = replace(rates, host_seconds=host, host_spread=MEASURED_HOST_SPREAD)
-        model, setting = resolve(record.model, record.setting)
-        predicted = step_time(step_ledger(model, setting), setting, rates)
-        assert predicted is not None
-        yield HostRow(card, record, predicted)
+        yield HostRow(card, record, predicted_step(record, rates))
 
 
 def within(rows: Sequence[HostRow], share: float) -> float:

@@ -10,15 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.core.errors import UnsupportedError, UsageError
+from planner.core.errors import UnsupportedError
 from planner.core.files import parse_yaml, read_text
 from planner.core.schema import Model, SwinConfig, TrainSetting, parse
 from planner.core.units import MIB
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
-
-EXAMPLE = "See tests/truth/memory.yaml."
-MAX_MATRIX_BYTES = MIB
 
 
 class Group(BaseModel):
@@ -73,9 +70,7 @@ def read_matrix(path: Path) -> list[Row]:
 
     Raises UsageError for a file that cannot be read as a matrix.
     """
-    data = parse_yaml(read_text(path, MAX_MATRIX_BYTES), str(path))
-    if not isinstance(data, dict):
-        raise UsageError(f"{path} is not a matrix: it has no groups.", EXAMPLE)
+    data = parse_yaml(read_text(path, MIB), str(path))
     return order_rows(expand(parse(MatrixFile, data, str(path)).groups))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from planner.core.schema.record import PhaseBytes
 from tests.truth.compare import estimate_of
 
 TINY = SwinConfig(image_size=(28, 28), depths=(1, 1), num_heads=(1, 2), embed_dim=16, num_classes=4)
@@ -19,22 +18,13 @@ def record_of(setting: TrainSetting, **found: object) -> MeasurementRecord:
     )  # fmt: skip
 
 
-def exact_record(batch_size: int, context: int = 500_000_000) -> MeasurementRecord:
+def exact_record(batch_size: int, context: int) -> MeasurementRecord:
     """A device that does just what the estimate says, with another context."""
     setting = TrainSetting(batch_size=batch_size, attention="sdpa")
     estimate = estimate_of(record_of(setting))
-    workspace = estimate.breakdown["workspace"]
-    live = estimate.live_bytes
     return record_of(
         setting,
         peak_allocated_bytes=estimate.peak_allocated_bytes,
         peak_reserved_bytes=estimate.peak_reserved_bytes,
         device_bytes=estimate.peak_reserved_bytes + context,
-        step_seconds=(estimate.throughput.step_seconds * 2,),
-        phases=PhaseBytes(
-            before_step=live["before_step"] + workspace,
-            after_forward=live["after_forward"] + workspace,
-            after_backward=live["after_backward"] + workspace,
-            after_step=live["after_optimizer"] + workspace,
-        ),
     )

@@ -67,8 +67,7 @@ class ConvNeXt(nn.Module):
         for entry, stage in zip(self.entries, self.stages, strict=True):
             x = entry(x)
             x = stage(x)
-        logits: Tensor = self.head(x)
-        return logits
+        return self.head(x)
 
 
 class Head(nn.Module):
@@ -81,8 +80,7 @@ class Head(nn.Module):
         self.classify = nn.Linear(channels, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classify(self.norm(x.mean(self.dims)))
-        return logits
+        return self.classify(self.norm(x.mean(self.dims)))
 
 
 class Residual(nn.Module):
@@ -94,8 +92,7 @@ class Residual(nn.Module):
         self.branch = branch
 
     def forward(self, x: Tensor) -> Tensor:
-        added: Tensor = x + self.branch(self.norm(x))
-        return added
+        return x + self.branch(self.norm(x))
 
 
 def mlp(channels: int, ratio: int) -> Residual:
@@ -132,8 +129,7 @@ class BiasedAttention(nn.Module):
         scores = scores + bias
         scores = scores.softmax(-1)
         mixed = (scores @ v).transpose(1, 2).reshape(batch, tokens, channels)
-        out: Tensor = self.project(mixed)
-        return out
+        return self.project(mixed)
 
 
 class Merge(nn.Module):
@@ -146,8 +142,7 @@ class Merge(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         corners = [x[..., i::2, j::2, :] for j in (0, 1) for i in (0, 1)]
-        merged: Tensor = self.reduce(self.norm(torch.cat(corners, -1)))
-        return merged
+        return self.reduce(self.norm(torch.cat(corners, -1)))
 
 
 class HiViT(nn.Module):
@@ -182,8 +177,7 @@ class HiViT(nn.Module):
         x += self.positions
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.head(x)
-        return logits
+        return self.head(x)
 
 
 def convnext_tiny() -> nn.Module:

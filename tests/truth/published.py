@@ -23,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from tabulate import tabulate
 
 from planner.core.schema import (
-    FactoryModel,
     Model,
     ResolvedSetting,
     SwinConfig,
@@ -376,7 +375,6 @@ def _evaluated(row: PublishedRow) -> Ledger:
     model, setting = row.resolved
     if isinstance(model, SwinConfig):
         return _ledger(row)
-    assert isinstance(model, FactoryModel)
     module, name = model.parts
     evaluated = model.model_copy(update={"factory": f"{module}:EVALUATED.{name}"})
     ledger = step_ledger(evaluated, setting)
@@ -401,7 +399,6 @@ def show_published() -> str:
          [p.judged_time_error for p in found if p.row.is_held_out and p.row.span != "forward"]),
     ):  # fmt: skip
         of = accuracy_of([error for error in errors if error is not None])
-        assert of is not None
         summary.append((title, of.count, f"{of.median:.1%}", f"{of.worst:.1%}"))
     memory = [
         (p.row.id, _conditions(p.row) + (", first step" if p.row.instant == "first" else ""),

@@ -1,35 +1,47 @@
 """Measures the rows of a matrix on this device, one probe each, and holds them to the estimate.
 
     python -m tests.truth.record tests/truth/memory.yaml --record memory.jsonl --budget 20m
+    python -m tests.truth.record tests/truth/minutes.yaml --record rows.jsonl --budget 8m --lanes 2
 
-A record is on disk before the next probe begins; the same command goes on where it stopped.
+A record is on disk as soon as it is known; the same command goes on where it stopped. A probe
+starts, imports and builds for seconds and trains for one: with several lanes probes do the former
+beside each other and take turns on the device (`tests/truth/turns.py`), so that it is never idle.
+Rows that compile have a lane of their own more. Workers of lanes see each other's contexts: the
+bytes of the device are those of plain probes only.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
 from planner.cli.rows import read_duration
 from planner.core.errors import PlannerError
-from planner.core.schema import MeasurementRecord, SwinConfig
+from planner.core.schema import FactoryModel, MeasurementRecord
 from planner.core.schema.record import BUDGET_ENDED
 from planner.report.settings import describe_setting
 from search.loop.records import append_records, read_records
 from search.probe.device import choose_device, describe_device
-from search.probe.parent.fork_server import ForkServer
+from search.probe.parent.fork_server import STEP_MODULES, ForkServer
 from search.probe.parent.runner import run_probe
 from search.probe.protocol import ProbeRequest
 from tests.truth.compare import QUANTITIES, accuracy, compare
 from tests.truth.matrix import Row, read_matrix, row_key
 
+TURNS = "PLANNER_TURNS"
+TURN_MODULES = ("tests.truth.turns", "torch._dynamo")
+SHORT = {"warmup_seconds": 0.3, "min_measure_seconds": 0.5}  # of lanes
 DEADLINE_SECONDS = 90.0
 COMPILED_DEADLINE_SECONDS = 420.0
 # From a cold cache on few cores max-autotune benchmarks each matmul and convolution of a whole Swin
@@ -43,35 +55,6 @@ LEAST_SECONDS = 30.0
 LEAST_COMPILED_SECONDS = 120.0
 # What times out or crashes is tried once more by the next run, and no more.
 TRIES = 2
-
-
-class _Nurseries:
-    """One process a library that has imported it, from which its rows' workers are forked."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._by_library: dict[str, ForkServer] = {}
-
-    def __enter__(self) -> _Nurseries:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def has(self, row: Row) -> bool:
-        """Whether the library of `row` was imported for an earlier one."""
-        return _library_of(row) in self._by_library
-
-    def of(self, row: Row) -> ForkServer:
-        library = _library_of(row)
-        if library not in self._by_library:
-            fork_server = ForkServer(row.model if library else None)
-            self._by_library[library] = self._stack.enter_context(fork_server)
-        return self._by_library[library]
-
-
-def _library_of(row: Row) -> str:
-    return row.model.library if isinstance(row.model, SwinConfig) else ""
 
 
 def remaining_rows(
@@ -118,25 +101,71 @@ def is_disturbed(record: MeasurementRecord) -> bool:
     return record.judged_in(whole).inconclusive
 
 
-def row_deadline(row: Row, first_of_library: bool) -> float:
+def row_deadline(row: Row) -> float:
     """Seconds that a row may take where no budget is shorter."""
     seconds = DEADLINE_SECONDS
     if row.setting.compile.startswith("max-autotune"):
         seconds = AUTOTUNED_DEADLINE_SECONDS
     elif row.setting.compile != "off":
         seconds = COMPILED_DEADLINE_SECONDS
-    return seconds + row.measure_seconds + (IMPORT_SECONDS if first_of_library else 0.0)
+    return seconds + row.measure_seconds
 
 
-def least_seconds(row: Row) -> float:
-    """Seconds that must be left for a row to be begun."""
-    return LEAST_SECONDS if row.setting.compile == "off" else LEAST_COMPILED_SECONDS
+class _Measuring:
+    """Rows on `device` by an instant of `time.monotonic`. One process a library has imported it,
+    from which its rows' workers are forked."""
+
+    def __init__(self, device: str, file: Path, ends_at: float, how: dict[str, Any]) -> None:
+        self.device, self.file, self.ends_at, self.how = device, file, ends_at, how
+        self.modules = STEP_MODULES
+        self.measured: list[MeasurementRecord] = []
+        self.servers: dict[str, ForkServer] = {}
+        self.stack = ExitStack()
+        self.lock = threading.Lock()
+
+    def server(self, row: Row) -> tuple[ForkServer, bool]:
+        """That of a row's library, and whether it was there."""
+        library = "" if isinstance(row.model, FactoryModel) else row.model.library
+        with self.lock:
+            is_there = library in self.servers
+            if not is_there:
+                server = ForkServer(row.model if library else None, self.modules)
+                self.servers[library] = self.stack.enter_context(server)
+            return self.servers[library], is_there
+
+    def measure(self, row: Row) -> None:
+        rest = self.ends_at - time.monotonic()
+        if rest < (LEAST_COMPILED_SECONDS if row.setting.compiles else LEAST_SECONDS):
+            return
+        server, is_there = self.server(row)
+        deadline = row_deadline(row) + (0.0 if is_there else IMPORT_SECONDS)
+        request = ProbeRequest(
+            model=row.model, setting=row.setting, device=self.device, record_phases=True,
+            max_measure_seconds=row.measure_seconds, **self.how,
+        )  # fmt: skip
+        record = run_probe(request, deadline_seconds=min(deadline, rest), fork_server=server)
+        if record.status == "timed_out" and rest < deadline:
+            record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
+        with self.lock:
+            append_records(self.file, [record], "--record")
+            self.measured.append(record)
+        setting = describe_setting(row.setting, row.model)
+        said = record.message.splitlines()[0][:100] if record.message else ""
+        print(f"{record.probe_seconds:5.1f} s {row.model.title}, {setting}: {record.status} {said}",
+              flush=True)  # fmt: skip
+
+    def run(self, rows: Sequence[Row], lanes: int) -> None:
+        with ThreadPoolExecutor(lanes) as pool:
+            for found in [pool.submit(self.measure, row) for row in rows]:
+                found.result()
 
 
 def measure(
-    rows: Sequence[Row], device: str, file: Path, budget_seconds: float = math.inf
-) -> list[MeasurementRecord]:
-    """Probes `rows` on `device` in order, appending to `file`; stops before the budget is over.
+    rows: Sequence[Row], device: str, file: Path, budget_seconds: float = math.inf,
+    lanes: int = 1, **how: Any,
+) -> list[MeasurementRecord]:  # fmt: skip
+    """Probes `rows` on `device` in order, each as the fields of a request in `how` say, appending
+    to `file`; stops before the budget is over.
 
     Rows that `file` settles already (for the same model and setting) are not measured again; rows
     that the rest of the budget is too short for are passed over. Raises PlannerError where the file
@@ -148,28 +177,20 @@ def measure(
             f"{known.fault}.", "The lines before it are whole: mend or cut the file, then go on."
         )
     left = remaining_rows(rows, known.records, describe_device(device).title)
-    ends_at = time.monotonic() + budget_seconds
-    measured = []
-    with _Nurseries() as fork_servers:
-        for number, row in enumerate(left, start=1):
-            rest = ends_at - time.monotonic()
-            if rest < least_seconds(row):
-                continue
-            deadline = row_deadline(row, first_of_library=not fork_servers.has(row))
-            request = ProbeRequest(
-                model=row.model, setting=row.setting, device=device,
-                max_measure_seconds=row.measure_seconds, record_phases=True,
-            )  # fmt: skip
-            record = run_probe(
-                request, deadline_seconds=min(deadline, rest), fork_server=fork_servers.of(row)
-            )
-            if record.status == "timed_out" and rest < deadline:
-                record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
-            append_records(file, [record], "--record")
-            measured.append(record)
-            setting = describe_setting(row.setting, row.model)
-            print(f"{number}/{len(left)} {row.model.title}, {setting}: {record.status}", flush=True)
-    return measured
+    print(f"{len(left)} rows", flush=True)
+    measuring = _Measuring(device, file, time.monotonic() + budget_seconds, how)
+    with measuring.stack:
+        if lanes == 1:
+            measuring.run(left, 1)
+            return measuring.measured
+        os.environ.setdefault(TURNS, str(file.with_suffix(".turn").absolute()))
+        measuring.modules, measuring.how = TURN_MODULES, {**SHORT, **how}
+        compiled = [row for row in left if row.setting.compiles]
+        compiling = threading.Thread(target=measuring.run, args=(compiled, 1))
+        compiling.start()
+        measuring.run([row for row in left if not row.setting.compiles], lanes)
+        compiling.join()
+    return measuring.measured
 
 
 def main() -> None:
@@ -178,9 +199,10 @@ def main() -> None:
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--budget", default="24h")
+    parser.add_argument("--lanes", type=int, default=1, help="of rows that do not compile")
     given = parser.parse_args()
     device, budget = choose_device(given.device), read_duration("--budget", given.budget)
-    measure(read_matrix(given.matrix), device, given.record, budget)
+    measure(read_matrix(given.matrix), device, given.record, budget, given.lanes)
     compared = compare(read_records(given.record).records)
     rows = [
         (quantity, of.count, f"{of.median:.2%}", f"{of.worst:.2%}")

@@ -16,40 +16,36 @@ import torch
 
 from search.probe.protocol import OutcomeMessage
 from search.probe.worker.measure import Run
-from tests.truth.minutes import TURNS
+from tests.truth.record import TURNS
+
+# The methods of a run that the turn is around: what compiles does so outside of it.
+WARM_UP, SETTLE, OUTCOME = Run._warm_up, Run._settle, Run.outcome
 
 
-class TurnRun:
-    """The methods of a run that the turn is around: what compiles does so outside of it."""
-
-    warm_up, settle, outcome = Run._warm_up, Run._settle, Run.outcome
-
-    @staticmethod
-    def await_turn(run: Run) -> None:
-        turn = Path(os.environ[TURNS]).open("w")  # noqa: SIM115
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        run.turn = turn  # type: ignore[attr-defined]
+def await_turn(run: Run) -> None:
+    run.turn = Path(os.environ[TURNS]).open("w")  # noqa: SIM115
+    fcntl.flock(run.turn, fcntl.LOCK_EX)
 
 
 def _warm_up(run: Run, *rest: Any) -> list[float]:
     if not run.request.setting.compiles:
-        TurnRun.await_turn(run)
-    return TurnRun.warm_up(run, *rest)
+        await_turn(run)
+    return WARM_UP(run, *rest)
 
 
 def _settle(run: Run, *rest: Any) -> None:
     if not hasattr(run, "turn"):
-        TurnRun.await_turn(run)
-    TurnRun.settle(run, *rest)
+        await_turn(run)
+    SETTLE(run, *rest)
 
 
 def _outcome(run: Run) -> OutcomeMessage:
     """The memory is given back before the next is let in."""
-    found = TurnRun.outcome(run)
+    found = OUTCOME(run)
     gc.collect()
     torch.cuda.empty_cache()
-    run.turn.close()  # type: ignore[attr-defined]
+    run.turn.close()
     return found
 
 
-Run._warm_up, Run._settle, Run.outcome = _warm_up, _settle, _outcome  # type: ignore[method-assign, assignment]
+Run._warm_up, Run._settle, Run.outcome = _warm_up, _settle, _outcome
