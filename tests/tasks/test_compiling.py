@@ -46,13 +46,6 @@ def test_blocks_are_compiled_in_place() -> None:
     assert list(module.state_dict()) == list(stack().state_dict())
 
 
-def test_a_whole_model_is_compiled_beside_itself() -> None:
-    module = stack()
-    call = compiled(module, module, Setting(compile="default"), None)
-    assert call._orig_mod is module
-    assert compiled(module, module, Setting(), None) is module
-
-
 def test_some_checkpointed_blocks_are_blocks_among_the_others() -> None:
     """And like ones stay of one class, else each would be another graph."""
     module = stack()
