@@ -7,33 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from planner.core.schema import DeviceInfo, TrainSetting
+from planner.core.schema import DeviceInfo
 from planner.core.units import GIB, MIB
-from planner.estimation.device_estimator import DeviceEstimator
 from planner.machine.hardware import find_gpu
 from planner.machine.nvml import NvmlProcess
-from planner.throughput.measured import load_rates
 from planner.throughput.prediction import rates_for
 from search.probe import device_rates as rates
 from search.probe.device import MemoryInUse, describe_device
-from tests.search.tables import H100, MODEL
+from tests.search.tables import H100
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
-def test_they_are_measured_once_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "__name__", "tests.search.probe.quick_rates")
-    device = describe_device("cpu")
-    said: list[str] = []
-    found = [rates.device_rates("cpu", device, None, said.append) for _ in range(2)]
-    assert found[0] == found[1] == load_rates(device.name)
-    assert len(said) == 2, said
-    assert found[0].name == device.name
-    predicted = DeviceEstimator(device, found[0])(MODEL, TrainSetting(batch_size=2))
-    assert predicted.throughput.step_seconds > 0
 
 
 def test_nothing_is_measured_where_the_catalogue_knows_or_time_is_short(

@@ -30,12 +30,11 @@ def test_interval_encloses_the_median(samples: list[float]) -> None:
     assert interval.certain == (len(samples) >= 6)  # 2 · (1/2)^6 = 3.1% and 2 · (1/2)^5 = 6.3%
 
 
-@pytest.mark.parametrize(("n", "rank"), [(6, 1), (9, 2), (12, 3), (20, 6), (50, 18), (100, 40)])
-def test_interval_has_the_ranks_of_the_sign_test(n: int, rank: int) -> None:
+@pytest.mark.parametrize("n", [6, 9, 12, 20, 50, 100])
+def test_interval_has_the_ranks_of_the_sign_test(n: int) -> None:
     """The largest k with P(Binomial(n, 1/2) < k) <= 2.5%, computed here with exact integers."""
     below = [sum(math.comb(n, i) for i in range(k)) for k in range(n)]
-    expected = max(k for k in range(n) if below[k] * 1000 <= 25 * 2**n)
-    assert expected == rank
+    rank = max(k for k in range(n) if below[k] * 1000 <= 25 * 2**n)
     interval = median_interval([float(i) for i in range(1, n + 1)])
     assert (interval.low, interval.high) == (rank, n + 1 - rank)
 

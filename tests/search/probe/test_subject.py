@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import backends, nn
+from torch import backends
 
 from planner.core.errors import UnsupportedError
 from planner.core.schema import FactoryModel, TrainSetting
@@ -51,31 +51,17 @@ def test_matrix_units_that_the_device_lacks_are_refused(
     subject.refuse_unsupported(request("bf16"))
 
 
-def _all(value: str) -> None:
-    backends.fp32_precision = value
-
-
-def _cudnn(value: str) -> None:
-    backends.cudnn.fp32_precision = value
-
-
-def _convolutions(value: str) -> None:
-    backends.cudnn.conv.fp32_precision = value
-
-
-def _matmul(value: str) -> None:
-    backends.cuda.matmul.fp32_precision = value
-
-
 @pytest.mark.parametrize(("precision", "matmul", "cudnn"), PRECISIONS)
 @pytest.mark.parametrize("value", ["tf32", "ieee"])
-@pytest.mark.parametrize("set_by_user", [_all, _cudnn, _convolutions, _matmul])
+@pytest.mark.parametrize(
+    "owner", [backends, backends.cudnn, backends.cudnn.conv, backends.cuda.matmul]
+)
 def test_precision_holds_over_what_the_newer_interface_set(
-    set_by_user: Any, value: str, precision: str, matmul: str, cudnn: bool
+    owner: Any, value: str, precision: str, matmul: str, cudnn: bool
 ) -> None:
     """Whose getters and the older ones' raise where the two disagree (torch 2.9 to 2.13)."""
     set_precision(request("bf16").setting)
-    set_by_user(value)
+    owner.fp32_precision = value
     set_precision(request(precision).setting)
     assert torch.get_float32_matmul_precision() == matmul
     assert backends.cuda.matmul.allow_tf32 == (matmul == "high")
@@ -92,11 +78,6 @@ def test_users_precision_gives_way_to_the_settings(report: Report) -> None:
 def test_compiler_is_told_what_emitted_files_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """dynamic=None would compile anew for a last batch of another size, and then for any size."""
     told: dict[str, Any] = {}
-
-    def compile_module(module: nn.Module, **arguments: Any) -> nn.Module:
-        told.update(arguments)
-        return module
-
-    monkeypatch.setattr(torch, "compile", compile_module)
+    monkeypatch.setattr(torch, "compile", lambda module, **said: told.update(said) or module)
     subject.build_training(request_of("tiny", compile="reduce-overhead"))
     assert told == {"mode": "reduce-overhead", "dynamic": False}
