@@ -65,6 +65,14 @@ def make_record(
     )  # fmt: skip
 
 
+def failed(
+    record: MeasurementRecord, status: str = "crashed", **fields: object
+) -> MeasurementRecord:
+    """As a probe that ended otherwise would have left it."""
+    nothing = dict.fromkeys(("images_per_second", "device_bytes", "peak_allocated_bytes"))
+    return record.model_copy(update={"status": status, "step_seconds": (), **nothing, **fields})
+
+
 SMALL = {
     "precision": ("fp32", "bf16"),
     "checkpointing": ("none", "blocks"),
