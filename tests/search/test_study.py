@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator
@@ -36,16 +35,25 @@ def open_study(tmp_path: Path, storage: str | None = None, **given: Any) -> Prob
     return study
 
 
+def begun(study: ProbeStudy, position: int, most: int | None = None) -> optuna.Trial | None:
+    """The trial of a probe that was begun; None where it may not be."""
+    study.optuna.enqueue_trial(study.params.of(study.params.space.candidates[position]))
+    trial = study.optuna.ask()
+    study.params.suggest(trial)
+    if study.begin(trial, 60.0, most):
+        return trial
+    study.optuna.tell(trial, state=TrialState.FAIL)
+    return None
+
+
 def probe(study: ProbeStudy, position: int, **fields: Any) -> str | None:
     """A probe of a candidate from ask to tell, as a search makes it; None where another was
     first."""
-    study.optuna.enqueue_trial(study.params.of(SPACE.candidates[position]))
-    trial = study.optuna.ask()
-    candidate = study.params.suggest(trial)
-    if candidate is None or not study.begin(trial, 60.0, None):
-        study.optuna.tell(trial, state=TrialState.FAIL)
+    trial = begun(study, position)
+    if trial is None:
         return None
-    record = make_record(candidate.setting, probe_id=uuid.uuid4().hex).model_copy(update=fields)
+    setting = SPACE.candidates[position].setting
+    record = make_record(setting, probe_id=uuid.uuid4().hex).model_copy(update=fields)
     study.keep(record)
     try:
         study.optuna.tell(trial, study.tell(trial, record))
@@ -88,11 +96,8 @@ def test_a_card_is_itself_however_its_memory_was_read(
             open_study(tmp_path, storage, identity=other)
         assert "uuid" not in str(raised.value)
         assert "--accept-different" in str(raised.value)
-        study = ProbeStudy(SPACE, tmp_path / "probes.jsonl", None, storage)
-        assert differs in "\n".join(study.take_over(other, accept_different=True))
-        assert ids(study.records()) == ["p"]
-    else:
-        assert ids(open_study(tmp_path, storage, identity=other).records()) == ["p"]
+    again = open_study(tmp_path, storage, identity=other, accept_different=bool(differs))
+    assert ids(again.records()) == ["p"]
 
 
 @pytest.mark.parametrize("storage", [None, "{}/study.journal", "sqlite:///{}/study.db"])
@@ -129,10 +134,7 @@ def test_an_out_of_memory_probe_is_pruned_with_a_violated_constraint(tmp_path: P
 def test_two_tuners_do_not_probe_one_setting_at_once(tmp_path: Path, storage: str) -> None:
     url = storage.format(tmp_path)
     first, second = open_study(tmp_path, url), open_study(tmp_path, url)
-    first.optuna.enqueue_trial(first.params.of(SPACE.candidates[0]))
-    trial = first.optuna.ask()
-    first.params.suggest(trial)
-    assert first.begin(trial, 60.0, None)
+    trial = begun(first, 0)
     assert second.busy() == {SPACE.candidates[0].id}
     assert probe(second, 0) is None
     assert probe(second, 1) is not None
@@ -144,10 +146,7 @@ def test_two_tuners_do_not_probe_one_setting_at_once(tmp_path: Path, storage: st
 def test_no_more_probes_than_are_allowed_are_begun_by_all_together(tmp_path: Path) -> None:
     study = open_study(tmp_path, str(tmp_path / "a.journal"))
     probe(study, 0)
-    study.optuna.enqueue_trial(study.params.of(SPACE.candidates[1]))
-    trial = study.optuna.ask()
-    study.params.suggest(trial)
-    assert not study.begin(trial, 60.0, most=1)
+    assert begun(study, 1, most=1) is None
 
 
 def test_what_a_dead_tuner_was_at_is_free_again(
@@ -157,10 +156,7 @@ def test_what_a_dead_tuner_was_at_is_free_again(
     now = 0.0
     for url in (f"sqlite:///{tmp_path}/study.db", f"{tmp_path}/a.journal"):
         gone, here = open_study(tmp_path, url), open_study(tmp_path, url)
-        gone.optuna.enqueue_trial(gone.params.of(SPACE.candidates[0]))
-        trial = gone.optuna.ask()
-        gone.params.suggest(trial)
-        gone.begin(trial, 60.0, None)
+        trial = begun(gone, 0)
         assert here.busy()
         if url.startswith("sqlite"):
             storage: Any = here.optuna._storage._backend  # type: ignore[attr-defined]
@@ -254,33 +250,12 @@ def test_a_wider_search_goes_on_with_a_study(tmp_path: Path, storage: str | None
     assert len(study.records()) == 2
 
 
-SERVERS = {
-    "postgresql": os.environ.get("PLANNER_TEST_POSTGRESQL"),
-    "mysql": os.environ.get("PLANNER_TEST_MYSQL"),
-}
-
-
-@pytest.fixture(scope="module")
-def own_postgresql() -> Iterator[str | None]:
-    if SERVERS["postgresql"] or postgres.why_no_server():
-        yield None
-        return
+@pytest.fixture
+def server() -> Iterator[str]:
+    if why_not := postgres.why_no_server():
+        pytest.skip(why_not)
     with postgres.server() as url:
         yield url
-
-
-@pytest.fixture(params=SERVERS)
-def server(request: pytest.FixtureRequest, own_postgresql: str | None) -> str:
-    """A database of a server; PLANNER_TEST_POSTGRESQL and PLANNER_TEST_MYSQL name one each. Without
-    the first a PostgreSQL is started where it is installed."""
-    url = SERVERS[request.param]
-    if url is None and request.param == "postgresql":
-        url = own_postgresql
-    if url is None:
-        pytest.skip(f"PLANNER_TEST_{request.param.upper()} names no server")
-    for study in optuna.get_all_study_names(url):
-        optuna.delete_study(study_name=study, storage=url)
-    return url
 
 
 @pytest.mark.servers
@@ -288,13 +263,12 @@ def test_a_server_keeps_what_a_file_does(tmp_path: Path, server: str) -> None:
     """Also over a connection that it closed, as a firewall does to one that a long probe leaves
     idle; and of very many steps what a text column holds."""
     study = open_study(tmp_path, server)
-    if server.startswith("postgresql"):
-        with study.optuna._storage._backend.engine.connect() as other:  # type: ignore[attr-defined]
-            ask = (
-                "select pg_terminate_backend(pid) from pg_stat_activity where "
-                "pid != pg_backend_pid() and backend_type = 'client backend'"
-            )
-            other.execute(text(ask))
+    with study.optuna._storage._backend.engine.connect() as other:  # type: ignore[attr-defined]
+        ask = (
+            "select pg_terminate_backend(pid) from pg_stat_activity where "
+            "pid != pg_backend_pid() and backend_type = 'client backend'"
+        )
+        other.execute(text(ask))
     probe(study, 0, step_seconds=tuple(0.001 + i * 1e-9 for i in range(200_000)))
     (kept,) = open_study(tmp_path / "..", server).records()
     assert 900 <= len(kept.step_seconds) <= 1000
