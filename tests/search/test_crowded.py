@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, TrainSetting
-from planner.core.schema.record import BUDGET_ENDED
+from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.core.units import GIB, MIB
 from search.loop.contenders import contenders
 from search.loop.records import read_records
@@ -23,15 +24,11 @@ from search.probe.device import MemoryInUse
 from search.probe.evidence import is_feasible
 from search.tuning import tune as tune_file
 from search.tuning.tune import tune
-from tests.search.tables import GPU, MODEL, SMALL, make_record
+from tests.search.tables import GPU, MODEL, SMALL, failed, make_record, told
 
+pytestmark = pytest.mark.usefixtures("free_gpu")
 BUDGET = int(16 * GIB * 0.95)
 SETTING = TrainSetting(batch_size=8, precision="fp32")
-
-
-def failed(status: str = "out_of_memory", **fields: object) -> MeasurementRecord:
-    ended = {"status": status, "step_seconds": (), "images_per_second": None, **fields}
-    return make_record(SETTING).model_copy(update=ended)
 
 
 @pytest.mark.parametrize(
@@ -52,43 +49,39 @@ def failed(status: str = "out_of_memory", **fields: object) -> MeasurementRecord
 def test_what_others_took_is_not_the_settings_fault(
     fields: dict[str, object], inconclusive: bool
 ) -> None:
-    assert failed(**fields).inconclusive == inconclusive
+    fields = {"status": "out_of_memory", **fields}
+    assert failed(make_record(SETTING), **fields).inconclusive == inconclusive
 
 
 def test_no_reader_of_records_holds_it_against_the_setting() -> None:
     space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
-    crowded = failed(free_bytes=GIB, allowed_bytes=BUDGET)
-    setting = SETTING.model_copy(update={"attention": "sdpa"})
-    index = space.index(setting.with_recipe(of_swin=True))
-    candidate = space.candidates[index]
-    crowded = crowded.model_copy(update={"setting": candidate.setting})
-    posterior = Posterior(space, generic_prior(space, GPU), BUDGET)
-    posterior.tell(posterior.space.candidates[index], crowded)
+    good = make_record(space.candidates[0].setting)
+    crowded = failed(good, "out_of_memory", free_bytes=GIB, allowed_bytes=BUDGET)
+    posterior = told(Posterior(space, generic_prior(space, GPU), BUDGET), crowded)
     assert not posterior.excluded.any()
     assert not posterior.bytes.indices
-    good = make_record(candidate.setting)
-    assert [c.setting for c in contenders([crowded, good], BUDGET)] == [candidate.setting]
+    assert [c.setting for c in contenders([crowded, good], BUDGET)] == [good.setting]
 
 
-def crowded_out(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+def run(folder: Path, prober: Any, **options: Any) -> Recommendation:
+    plain = {"restrict": SMALL, "estimator": None, "output": folder, "budget_seconds": None}
+    return tune(MODEL, prober=prober, **{**plain, **options})
+
+
+def crowded_out(choice: Choice, *_: object) -> MeasurementRecord:
     """A neighbour has come, holds 13 GiB and takes the rest."""
     record = make_record(choice.candidate.setting, total_bytes=1)
     return record.model_copy(update={"free_bytes": 3 * GIB})
 
 
-def on_a_lost_device(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+def on_a_lost_device(choice: Choice, *_: object) -> MeasurementRecord:
     """The GPU has fallen off the bus: not even a context can be made."""
     words = "AcceleratorError: CUDA error: unknown error\nSearch for it."
-    update = {"status": "crashed", "phase": "device", "message": words, "step_seconds": ()}
-    return make_record(choice.candidate.setting, total_bytes=1).model_copy(update=update)
+    return failed(make_record(choice.candidate.setting), phase="device", message=words)
 
 
-@pytest.mark.usefixtures("free_gpu")
 def test_a_lost_device_ends_the_search_and_no_setting_is_blamed(tmp_path: Path) -> None:
-    found = tune(
-        MODEL, prober=on_a_lost_device, restrict=SMALL, estimator=None, batch_size=(8, 16),
-        output=tmp_path, budget_seconds=None,
-    )  # fmt: skip
+    found = run(tmp_path, on_a_lost_device, batch_size=(8, 16))
     assert found.stopped_because == "the device does not answer any more"
     assert found.advice.startswith("The device failed before anything was on it: AcceleratorError")
     assert "unknown error. See whether nvidia-smi lists it" in found.advice
@@ -96,11 +89,8 @@ def test_a_lost_device_ends_the_search_and_no_setting_is_blamed(tmp_path: Path) 
     assert not found.ruled_out
 
 
-@pytest.mark.usefixtures("free_gpu")
 def test_a_search_ends_where_others_hold_the_device(tmp_path: Path) -> None:
-    given = {"restrict": SMALL, "estimator": None, "batch_size": (64, 96, 128), "output": tmp_path,
-             "budget_seconds": None}  # fmt: skip
-    nothing = tune(MODEL, prober=crowded_out, **given)  # type: ignore[arg-type]
+    nothing = run(tmp_path, crowded_out, batch_size=(64, 96, 128))
     assert nothing.status == "nothing_fits"
     assert "other processes took the device's memory" in nothing.stopped_because
     assert "Other processes held" in nothing.advice
@@ -108,21 +98,17 @@ def test_a_search_ends_where_others_hold_the_device(tmp_path: Path) -> None:
     assert len(records) == MAX_CROWDED
     assert all(r.allowed_bytes == BUDGET for r in records)
     # When they are gone, the same command goes on, and nothing is closed.
-    found = tune(
-        MODEL,
-        prober=lambda choice, *_: make_record(choice.candidate.setting),
-        **given,  # type: ignore[arg-type]
+    well = run(
+        tmp_path, lambda choice, *_: make_record(choice.candidate.setting), batch_size=(64, 96, 128)
     )
-    assert found.status == "recommended"
+    assert well.status == "recommended"
 
 
 def test_a_study_resumed_with_more_memory_asks_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_gpu: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Begun with 4 GiB free, where batch 64 in fp32 runs out of memory; gone on with 16 GiB."""
-    given = {"estimator": None, "batch_size": 64, "output": tmp_path, "budget_seconds": None,
-             "restrict": {**SMALL, "precision": ("fp32",), "checkpointing": ("none",),
-                          "compile": ("off",)}}  # fmt: skip
+    one = {axis: values[:1] for axis, values in SMALL.items()}
     for free, status in ((4, "nothing_fits"), (4, "nothing_fits"), (16, "recommended")):
         left = MemoryInUse(16 * GIB, (16 - free) * GIB, free * GIB)
         monkeypatch.setattr(tune_file, "least_free", lambda wanted, left=left: left)
@@ -131,7 +117,7 @@ def test_a_study_resumed_with_more_memory_asks_again(
             record = make_record(choice.candidate.setting, total_bytes=free * GIB)
             return record.model_copy(update={"free_bytes": free * GIB})
 
-        assert tune(MODEL, prober=prober, **given).status == status  # type: ignore[arg-type]
+        assert run(tmp_path, prober, batch_size=64, restrict=one).status == status
     records = read_records(tmp_path / "probes.jsonl").records
     assert [r.status for r in records] == ["out_of_memory", "measured"], "with 4 GiB asked once"
 
@@ -160,6 +146,6 @@ def test_no_figure_of_a_driver_ends_a_search_or_passes_a_budget(
             assert not is_feasible(record, BUDGET), "no other figure hides it"
     assert math.isfinite(constraint(record, BUDGET))
     space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
-    posterior = Posterior(space, generic_prior(space, GPU), BUDGET)
-    posterior.tell(posterior.space.candidates[0], record)
+    record = record.model_copy(update={"setting": space.candidates[0].setting})
+    posterior = told(Posterior(space, generic_prior(space, GPU), BUDGET), record)
     assert not math.isnan(float(posterior.predict().log_bytes.sum()))
