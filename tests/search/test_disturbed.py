@@ -17,19 +17,22 @@ from search.loop.space import Candidate
 from search.loop.study import SpaceParams
 from search.loop.surrogate.posterior import Posterior
 from tests.search.replays import Replay, search_table
-from tests.search.tables import BUDGET, GPU, MODEL, invented_table, true_bytes, true_prior
-
-FLAGS = (
-    "throttled: hw_thermal_slowdown",
-    "2 other processes on the GPU hold 3.0 GiB",
-    "other processes took 3.0 GiB of the GPU meanwhile",
-    "drifted by +4.0% while steps were timed: 10 ms in the first quarter",
+from tests.search.tables import (
+    BUDGET,
+    GPU,
+    MODEL,
+    failed,
+    invented_table,
+    told,
+    true_bytes,
+    true_prior,
 )
+
 TABLE = invented_table(wobble=0.0)
 
 
 def slowed(
-    record: MeasurementRecord, flag: str = FLAGS[0], factor: float = 1.2
+    record: MeasurementRecord, flag: str = "throttled: hw_thermal_slowdown", factor: float = 1.2
 ) -> MeasurementRecord:
     seconds = tuple(s * factor for s in record.step_seconds)
     rate = (record.images_per_second or 0.0) / factor
@@ -38,27 +41,12 @@ def slowed(
     )
 
 
-def test_a_disturbed_probe_leaves_its_setting_open_once() -> None:
-    replay = Replay(TABLE)
-    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    good = [i for i, c in enumerate(replay.space.candidates) if true_bytes(c.setting) < 8 * GIB]
-    first, second = (replay.probe(replay.space.candidates[i]) for i in good[:2])
-    posterior.tell(posterior.space.candidates[good[0]], first)
-    posterior.tell(posterior.space.candidates[good[1]], slowed(second))
-    assert posterior.excluded[good[0]]
-    assert not posterior.excluded[good[1]]
-    posterior.tell(posterior.space.candidates[good[1]], slowed(second))
-    assert posterior.excluded[good[1]]
-
-
 def test_where_most_probes_are_disturbed_that_is_how_the_machine_runs() -> None:
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
     good = [i for i, c in enumerate(replay.space.candidates) if true_bytes(c.setting) < 8 * GIB]
-    for index in good[:3]:
-        posterior.tell(
-            posterior.space.candidates[index], slowed(replay.probe(replay.space.candidates[index]))
-        )
+    probed = [replay.probe(replay.space.candidates[index]) for index in good[:3]]
+    told(posterior, *map(slowed, probed))
     assert [bool(posterior.excluded[index]) for index in good[:3]] == [True, True, True]
 
 
@@ -67,23 +55,9 @@ def test_others_slow_a_probe_and_never_make_it_faster() -> None:
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
     index = next(i for i, c in enumerate(replay.space.candidates) if c.setting.batch_size == 8)
     record = replay.probe(replay.space.candidates[index])
-    posterior.tell(posterior.space.candidates[index], slowed(record, FLAGS[1], 1.1))
+    told(posterior, slowed(record, "2 other processes on the GPU hold 3.0 GiB", 1.1))
     expected = posterior.predict().log_seconds[index]
     assert expected == pytest.approx(log(record.step_seconds[0]), abs=0.02)
-
-
-def test_by_how_much_others_slow_is_learned_from_what_was_seen_without_them() -> None:
-    replay = Replay(TABLE)
-    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    good = [i for i, c in enumerate(replay.space.candidates) if true_bytes(c.setting) < 8 * GIB]
-    records = {index: replay.probe(replay.space.candidates[index]) for index in good[:5]}
-    *both, alone = records
-    for index in both:
-        posterior.tell(posterior.space.candidates[index], records[index])
-    for index, record in records.items():
-        posterior.tell(posterior.space.candidates[index], slowed(record, FLAGS[1], 1.35))
-    expected = posterior.predict().log_seconds[alone]
-    assert expected == pytest.approx(log(records[alone].step_seconds[0]), abs=0.04)
 
 
 # Batch and mode of bf16 without checkpointing, and by how much it is slowed: hotter each time.
@@ -214,8 +188,6 @@ def test_a_setting_that_was_killed_once_is_not_recommended_though_it_ran_later()
     best = max(replay.rates(BUDGET).items(), key=lambda pair: pair[1])[0]
     candidate = next(c for c in replay.space.candidates if c.id == best)
     ran = replay.probe(candidate)
-    killed = ran.model_copy(update={"status": "crashed", "step_seconds": (), "message": "killed"})
-    for record in (killed, slowed(ran)):
-        posterior.tell(candidate, record)
+    told(posterior, failed(ran), slowed(ran))
     assert PlannerSampler(posterior, SpaceParams(replay.space)).choose() is not None
     assert not posterior.ran(), "nor is it recommended"

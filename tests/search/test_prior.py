@@ -7,50 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.core.schema import DeviceInfo
 from planner.core.units import GIB
 from planner.estimation.device_estimator import DeviceEstimator
-from planner.estimation.estimate import Estimate
-from planner.throughput.result import Throughput
 from search.loop.space import make_space
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import GUESSED_SECONDS, estimated_prior, generic_prior
 from search.loop.surrogate.process import GaussianProcess
-from tests.search.tables import GPU, H100, MODEL, SMALL, make_record, true_bytes
+from tests.search.tables import GPU, H100, MODEL, SMALL, make_record
 
 SPACE = make_space(MODEL, GPU, restrict=SMALL)
 CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=16 * GIB)
-
-
-def estimate(setting: TrainSetting, seconds: float | None) -> Estimate:
-    rate = (
-        None
-        if seconds is None
-        else Throughput(seconds, setting.batch_size / seconds, "rates", 0.35)
-    )
-    size = true_bytes(setting)
-    return Estimate(
-        model=MODEL, setting=setting, num_parameters=1, breakdown={}, saved_activation_bytes=0,
-        peak_live_bytes=size, peak_allocated_bytes=size, peak_reserved_bytes=size,
-        device_total_bytes=size, peak_at="", fits=None, budget_bytes=None, headroom_bytes=None,
-        low_bytes=size, high_bytes=size, throughput=rate,
-    )  # fmt: skip
-
-
-def test_three_estimates_an_arm_give_all_batches() -> None:
-    """Memory is affine in the batch, so every candidate's equals its own estimate."""
-    asked = []
-
-    def estimator(model: SwinConfig, setting: TrainSetting) -> Estimate:
-        asked.append(setting)
-        return estimate(setting, 0.01 + 0.002 * setting.batch_size)
-
-    prior = estimated_prior(SPACE, MODEL, GPU, estimator, 16 * GIB)
-    arms = len({c.arm for c in SPACE.candidates})
-    assert len(asked) <= 3 * arms
-    for c, guess in zip(SPACE.candidates, prior.guesses, strict=True):
-        assert guess.num_bytes == pytest.approx(true_bytes(c.setting), rel=1e-3)
-        assert guess.seconds == pytest.approx(0.01 + 0.002 * c.setting.batch_size, rel=1e-6)
 
 
 @pytest.mark.parametrize("device", [GPU, CPU])

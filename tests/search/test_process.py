@@ -33,19 +33,6 @@ def at(space: Space, **fields: object) -> int:
     )  # fmt: skip
 
 
-def test_a_precision_that_the_card_emulates_is_believed_of_all_its_settings(space: Space) -> None:
-    """One eager probe of another precision shows it, and what is off by a few percent does not."""
-    for off, least, most in ((1.0, 0.8, 1.1), (0.05, -0.03, 0.06)):
-        process = GaussianProcess(space, ESTIMATED_SECONDS, np.ones(len(space)))
-        for fields in ({}, {"compile": "default"}, {"attention": "eager"}):
-            process.observe(at(space, **fields), log(3) * off, 0.01)
-        process.observe(at(space, precision="tf32"), 0.0, 0.01)
-        mean, _ = process.predict()
-        unseen = {p: at(space, precision=p, batch_size=128) for p in ("bf16", "tf32")}
-        found = (mean[unseen["bf16"]] - mean[unseen["tf32"]]) / log(3)
-        assert least < found < most
-
-
 def test_what_a_compiler_gains_is_mostly_common_to_attentions(space: Space) -> None:
     """A compiled step with one attention is slower than expected: so will that with another be,
     rather than that its attention alone was the cause."""

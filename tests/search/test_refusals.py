@@ -9,12 +9,22 @@ import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.units import GIB
-from search.loop.options import SearchOptions
-from search.loop.search import SAME_FAILURES, Limits, Search
-from search.loop.space import Choice, space_of
-from search.loop.study import ProbeStudy
-from search.loop.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
-from tests.search.tables import invented_table, make_record, true_bytes, true_seconds
+from search.loop.recommend import find_excluded
+from search.loop.search import SAME_FAILURES, Search
+from search.loop.space import Candidate, space_of
+from search.loop.surrogate.posterior import Posterior
+from search.loop.surrogate.prior import generic_prior
+from tests.search.replays import Replay, search_table
+from tests.search.tables import (
+    GPU,
+    failed,
+    invented_table,
+    make_record,
+    told,
+    true_bytes,
+    true_prior,
+    true_seconds,
+)
 
 BUDGET = 15 * GIB
 TABLE = invented_table(
@@ -27,36 +37,28 @@ TABLE = invented_table(
     }
 )
 SPACE = space_of(r.setting for r in TABLE)
-PRIOR = Prior(
-    tuple(Guess(true_seconds(c.setting), true_bytes(c.setting)) for c in SPACE.candidates),
-    ESTIMATED_SECONDS, ESTIMATED_BYTES, "the truth",
-)  # fmt: skip
 Refuses = Callable[[TrainSetting], bool]
 
 
 class Refusing:
-    """A prober for a machine on which some settings fail, with one message for all."""
+    """A machine on which some settings fail, with one message for all."""
 
     def __init__(self, refuses: Refuses, status: str = "unsupported") -> None:
         self.refuses, self.status = refuses, status
         self.asked: list[TrainSetting] = []
 
-    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        setting = choice.candidate.setting
-        self.asked.append(setting)
-        record = make_record(setting)
-        if not self.refuses(setting):
+    def probe(self, candidate: Candidate) -> MeasurementRecord:
+        self.asked.append(candidate.setting)
+        record = make_record(candidate.setting)
+        if not self.refuses(candidate.setting):
             return record
-        failed = {"status": self.status, "message": "Cannot find a working triton installation.",
-                  "step_seconds": (), "images_per_second": None, "device_bytes": None,
-                  "peak_allocated_bytes": None, "probe_seconds": 6.0}  # fmt: skip
-        return record.model_copy(update=failed)
+        said = "Cannot find a working triton installation."
+        return failed(record, self.status, message=said, probe_seconds=6.0)
 
 
-def search(prober: Refusing, trials: int | None = 40) -> tuple[Search, str]:
-    study = ProbeStudy(SPACE, budget_bytes=BUDGET)
-    found = Search(study, PRIOR, prober, Limits(trials), SearchOptions(trials=trials))
-    return found, found.run()[0]
+def search(machine: Refusing, trials: int | None = 40) -> tuple[Search, str]:
+    replay = Replay(TABLE)
+    return search_table(replay, true_prior(replay), BUDGET, machine, trials=trials)
 
 
 def best_of_the_rest(refuses: Refuses) -> float:
@@ -129,3 +131,24 @@ def test_where_everything_is_refused_alike_it_ends_after_a_plain_setting() -> No
     assert len(prober.asked) <= SAME_FAILURES + 3, "one in each precision and attention left"
     assert any(not is_compiled(s) and not is_fused(s) for s in prober.asked)
     assert session.best is None
+
+
+def test_what_a_failure_is_said_to_share_is_what_most_failures_had() -> None:
+    """One of four was compiled: the compiler was blamed for all of them."""
+    plain = next(
+        c.setting for c in SPACE.candidates
+        if (c.setting.precision, c.setting.checkpointing, c.setting.compile, c.setting.attention,
+            c.setting.optimizer, c.setting.batch_size)
+        == ("bf16", "none", "off", "sdpa", "adamw", 8)
+    )  # fmt: skip
+    crashed = [
+        failed(make_record(plain.model_copy(update=change)))
+        for change in (
+            {}, {"checkpointing": "blocks"}, {"attention": "eager"}, {"compile": "default"},
+        )
+    ]  # fmt: skip
+    records = [*crashed, make_record(plain.model_copy(update={"precision": "fp32"}))]
+    posterior = told(Posterior(SPACE, generic_prior(SPACE, GPU), 80 * GIB), *records)
+    said = {r.reason for r in find_excluded(posterior, records) if r.setting.precision == "bf16"}
+    said = {reason for reason in said if "was probed" not in reason}
+    assert said == {"unlikely to run, as 4 probes with bf16 failed"}

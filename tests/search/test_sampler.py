@@ -229,20 +229,6 @@ def test_another_precision_is_looked_at_once_and_eagerly_where_a_budget_allows_i
     assert sum(s.precision == "fp32" for s in asked) == MAX_FAILURES
 
 
-def test_steps_that_are_slow_in_one_precision_make_no_probe_of_another_long() -> None:
-    """Nor keep it from being looked at, where the card emulates the first one."""
-    replay = Replay(TABLE)
-    strategy = Told(replay, true_prior(replay), tolerance=0.0)
-    first = strategy.asked(600.0)
-    record = replay.probe(first.candidate)
-    slow = tuple(6.0 for _ in record.step_seconds)
-    more = {"step_seconds": slow, "probe_seconds": record.probe_seconds + sum(slow)}
-    strategy.posterior.tell(first.candidate, record.model_copy(update=more))
-    second = strategy.first(500.0)
-    assert first.candidate.setting.precision == "bf16"
-    assert (second.precision, second.compile) == ("fp32", "off")
-
-
 def test_a_probe_that_was_stopped_early_makes_no_other_short() -> None:
     setting = TrainSetting(batch_size=8)
     space = space_of([setting, setting.model_copy(update={"batch_size": 16})])
