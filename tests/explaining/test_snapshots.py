@@ -16,7 +16,7 @@ from planner.core.errors import PlannerError
 from planner.core.files import to_json
 from planner.report.explanation import explanation_text
 from planner.watching.explaining.explanation import explain
-from planner.watching.explaining.snapshot_reading import NO_STACK, place_of, read_snapshot
+from planner.watching.explaining.snapshot_reading import NO_STACK, read_snapshot
 from tests.covering import covering
 from tests.memory.requests import recorded_history
 from tests.trainers.cases import tiny
@@ -66,12 +66,6 @@ def failed_snapshot(requested: int = 256 * MIB, device_free: int = 64 * MIB) -> 
         "action": "oom", "device_free": device_free, "size": requested, "stream": 0, "frames": [],
     })  # fmt: skip
     return snapshot
-
-
-@pytest.mark.parametrize("category", STACKS)
-def test_a_stack_says_what_a_block_is(category: str) -> None:
-    stack = [(f["filename"], f["line"], f["name"]) for f in STACKS[category]]
-    assert place_of(stack)[0] == category
 
 
 def test_what_is_alive_and_what_is_free_add_up() -> None:

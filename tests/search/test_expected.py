@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from planner.core.schema import TrainSetting
 from planner.core.schema.record import Expected
-from search.loop.records import format_record, parse_record, read_records
 from tests.search.replays import Replay, search_table
-from tests.search.tables import BUDGET, invented_table, make_record, true_prior
+from tests.search.tables import BUDGET, invented_table, true_prior
 
 STALE = Expected(phase="search", basis="probes", images_per_second=(1.0, 2.0, 3.0))
 REPLAY = Replay([r.model_copy(update={"expected": STALE}) for r in invented_table()])
@@ -34,14 +30,3 @@ def test_it_stamps_what_this_search_expected_and_not_what_another_did() -> None:
     ran = [r for r in records if r.status == "measured"]
     shares = [r.expected.images_per_second[1] / r.images_per_second for r in (ran[0], ran[-1])]
     assert shares == [pytest.approx(1 / 1.3, rel=0.05), pytest.approx(1, rel=0.05)]
-
-
-def test_records_of_before_read_and_are_written_as_they_were(tmp_path: Path) -> None:
-    old = format_record(make_record(TrainSetting()))
-    assert b"expected" not in old
-    assert parse_record(old).expected is None
-    table = read_records("tests/truth/cpu_grid_2026-11-20.jsonl")
-    assert not table.fault
-    assert all(r.expected is None for r in table.records)
-    new = make_record(TrainSetting()).model_copy(update={"expected": STALE})
-    assert parse_record(format_record(new)) == new

@@ -122,13 +122,6 @@ def test_an_interrupted_search_without_a_probe_is_told_to_go_on() -> None:
     assert "--budget" in recommend([], search(stopped_because="the budget ends")).advice
 
 
-def test_no_probe_ended_well_says_the_last_reason() -> None:
-    crashed = at(1).model_copy(
-        update={"status": "crashed", "step_seconds": (), "message": "ImportError: no module x"}
-    )
-    assert "ImportError: no module x" in recommend([crashed], search()).advice
-
-
 def test_total_time_counts_compilation() -> None:
     """60 s of compiling pay after 60 / (1/100 − 1/120) = 36,000 images."""
     records = [at(100), at(120, change(compile="default"))]
@@ -172,16 +165,6 @@ def test_more_time_is_no_way_out_where_nothing_ran() -> None:
     crashed = at(1).model_copy(update={"status": "crashed", "step_seconds": ()})
     found = recommend([crashed], search(stopped_because="the budget has ended"))
     assert "longer --budget" not in recommendation_text(found)
-
-
-def test_the_rates_of_an_emulated_gpu_are_called_predicted() -> None:
-    emulated = GPU.model_copy(update={"emulated": True})
-    found = recommend([at(100, device=emulated)], search(device=emulated))
-    text = recommendation_text(found)
-    assert f"on an emulated {GPU.name} (memory measured, times predicted):" in text
-    assert "As measured" not in text
-    assert "(measured)" not in text
-    assert "(measured):" in recommendation_text(recommend([at(100)], search()))
 
 
 def test_nothing_is_said_not_to_fit_where_the_budget_kept_it_from_being_tried() -> None:

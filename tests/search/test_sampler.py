@@ -337,12 +337,3 @@ def compiled(mode: str, **fields: object) -> TrainSetting:
 
 def compile_record(setting: TrainSetting, seconds: float) -> MeasurementRecord:
     return make_record(setting).model_copy(update={"compile_seconds": seconds})
-
-
-def test_an_unsupported_setting_closes_its_arm() -> None:
-    replay = Replay(TABLE)
-    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    c = replay.space.candidates[0]
-    posterior.tell(c, failed(make_record(c.setting), "unsupported"))
-    closed = [o.arm == c.arm for o in replay.space.candidates]
-    assert posterior.excluded.tolist() == closed

@@ -25,7 +25,7 @@ from planner.watching.emulating.reading import (
     find_levers,
     grown,
 )
-from planner.watching.explaining.snapshot_reading import Group, alive_at_peak
+from planner.watching.explaining.snapshot_reading import Group
 
 FORWARD = "forward: activations", "u/train.py:7 main"
 PLACE: dict[str, Any] = {
@@ -36,36 +36,6 @@ FAILED = OutOfMemory(
     **{**PLACE, "phase": "forward"}, times=1, requested_bytes=GIB, free_bytes=0, allocated_bytes=0,
     reserved_bytes=0, step=1, groups=(), grown_bytes=0, subject=None, forwards=0,
 )  # fmt: skip
-
-
-def event(action: str, addr: int, size: int, line: int) -> dict[str, Any]:
-    frames = [{"filename": "/u/train.py", "line": line, "name": "main"}] if line else []
-    return {"action": action, "addr": addr, "size": size, "frames": frames}
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100)), max_size=60), st.integers(0, 30))
-def test_the_peak_is_found_backwards_from_the_end(
-    steps: list[tuple[int, int]], forgotten: int
-) -> None:
-    """Six addresses, each asked for and given back by turns; of the beginning nothing is known."""
-    held: dict[int, int] = {}
-    trace, totals = [], [0]
-    for index, (addr, size) in enumerate(steps):
-        if addr in held:
-            trace.append(event("free_requested", addr, held.pop(addr), index + 1))
-        else:
-            held[addr] = size
-            trace.append(event("alloc", addr, size, index + 1))
-        totals.append(sum(held.values()))
-    blocks = [
-        {"address": a, "size": s, "state": "active_allocated", "frames": []}
-        for a, s in held.items()
-    ]
-    forgotten = min(forgotten, len(trace))
-    kept = trace[forgotten:]
-    snapshot = {"segments": [{"device": 0, "blocks": blocks}], "device_traces": [kept]}
-    found, _ = alive_at_peak(snapshot, 0)
-    assert sum(entry["size"] for entry in found) == max(totals[forgotten:])
 
 
 def process(used: int, steps: int = 3, **more: Any) -> EmulatedProcess:
