@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pynvml
@@ -13,6 +15,7 @@ from planner.machine import nvml
 from planner.machine.torch_build import TorchBuild
 from search.probe import device
 from search.probe.device import MemoryInUse
+from search.probe.protocol import Report
 from search.tuning import tune as tune_file
 from tests.search.tables import GPU
 
@@ -63,3 +66,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch, free_gpu: None) -> None:
     """Others hold 2 GiB of it."""
     held = MemoryInUse(16 * GIB, 2 * GIB, 14 * GIB)
     monkeypatch.setattr(tune_file, "least_free", lambda wanted: held)
+
+
+@pytest.fixture
+def report() -> Iterator[Report]:
+    """What a worker tells its parent by; nobody listens."""
+    reading, writing = os.pipe()
+    yield Report(writing, "p")
+    os.close(reading)
+    os.close(writing)

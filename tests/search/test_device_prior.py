@@ -3,10 +3,6 @@ in vain twice."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,44 +11,16 @@ from planner.core.schema import DeviceInfo, FactoryModel, TrainSetting
 from planner.core.units import GIB
 from planner.estimation.device_estimator import DeviceEstimator
 from planner.libraries.resolve import resolve_model
-from search.loop.space import Space, make_space
+from search.loop.space import make_space
 from search.tuning.device_prior import device_prior, recording_seconds
 from tests.search.tables import H100, MODEL
 
 CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=16 * GIB)
-SCRIPT = """
-import json, sys
-from tests.search.test_device_prior import CPU, factory, small_space
-from search.tuning.device_prior import device_prior
-
-model, limit = factory(sys.argv[1]), json.loads(sys.argv[2])
-said = []
-prior, notes = device_prior(
-    small_space(model), model, CPU, "auto", 8 << 30, seconds_left=limit, say=said.append
-)
-print(json.dumps({"bytes": [g.num_bytes for g in prior.guesses], "basis": prior.basis,
-                  "said": said, "notes": notes, "torch": "torch" in sys.modules}))
-"""
 
 
 def factory(name: str) -> FactoryModel:
     factory = f"tests.recorded_models:{name}"  # not imported here: it imports torch
     return FactoryModel(factory=factory, image_size=(32, 32), num_classes=10)
-
-
-def small_space(model: FactoryModel) -> Space:
-    axes = {"precision": ("fp32",), "compile": ("off",), "checkpointing": ("none",)}
-    return make_space(model, CPU, restrict=axes, batch_sizes=(1, 4, 8, 16))
-
-
-def prior_of(name: str, cache: Path, limit: float | None = None) -> dict:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, name, json.dumps(limit)], capture_output=True, text=True,
-        env={**os.environ, "PLANNER_CACHE_DIR": str(cache)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.mark.parametrize(
@@ -62,10 +30,16 @@ def test_a_short_budget_has_time_to_record_and_to_probe(left: float, recording: 
     assert recording_seconds(left) == recording
 
 
-def test_recording_ends_with_its_share_of_the_time_left(tmp_path: Path) -> None:
-    found = prior_of("Convolutional", tmp_path, limit=0.2)  # half of it: torch takes longer
-    assert "in the time that was left" in found["notes"][0]
-    assert "a generic guess" in found["basis"]
+def test_recording_ends_with_its_share_of_the_time_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
+    model = factory("Convolutional")
+    axes = {"precision": ("fp32",), "compile": ("off",), "checkpointing": ("none",)}
+    space = make_space(model, CPU, restrict=axes, batch_sizes=(1, 4, 8, 16))
+    prior, notes = device_prior(space, model, CPU, "auto", 8 * GIB, seconds_left=0.002)
+    assert "in the time that was left" in notes[0]
+    assert "a generic guess" in prior.basis
 
 
 def test_a_whole_space_on_a_gpu_needs_few_recordings() -> None:

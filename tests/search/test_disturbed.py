@@ -13,7 +13,7 @@ from planner.core.units import GIB
 from search.loop.contenders import choose, contenders
 from search.loop.recommend import Summary, recommend
 from search.loop.sampler import PlannerSampler
-from search.loop.space import Candidate
+from search.loop.space import Candidate, setting_id
 from search.loop.study import SpaceParams
 from search.loop.surrogate.posterior import Posterior
 from tests.search.replays import Replay, search_table
@@ -44,19 +44,18 @@ def slowed(
 def test_where_most_probes_are_disturbed_that_is_how_the_machine_runs() -> None:
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    good = [i for i, c in enumerate(replay.space.candidates) if true_bytes(c.setting) < 8 * GIB]
-    probed = [replay.probe(replay.space.candidates[index]) for index in good[:3]]
-    told(posterior, *map(slowed, probed))
-    assert [bool(posterior.excluded[index]) for index in good[:3]] == [True, True, True]
+    good = [c for c in replay.space.candidates if true_bytes(c.setting) < 8 * GIB][:3]
+    told(posterior, *(slowed(replay.probe(c)) for c in good))
+    assert all(posterior.excluded[replay.space.index(c.setting)] for c in good)
 
 
 def test_others_slow_a_probe_and_never_make_it_faster() -> None:
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    index = next(i for i, c in enumerate(replay.space.candidates) if c.setting.batch_size == 8)
-    record = replay.probe(replay.space.candidates[index])
+    candidate = next(c for c in replay.space.candidates if c.setting.batch_size == 8)
+    record = replay.probe(candidate)
     told(posterior, slowed(record, "2 other processes on the GPU hold 3.0 GiB", 1.1))
-    expected = posterior.predict().log_seconds[index]
+    expected = posterior.predict().log_seconds[replay.space.index(candidate.setting)]
     assert expected == pytest.approx(log(record.step_seconds[0]), abs=0.02)
 
 
@@ -74,14 +73,13 @@ def warming(prior_of_compiled: float) -> Posterior:
         for guess, c in zip(prior.guesses, replay.space.candidates, strict=True)
     ]
     posterior = Posterior(replay.space, replace(prior, guesses=tuple(guesses)), BUDGET)
+    plain = TrainSetting(precision="bf16", attention="sdpa").with_recipe(of_swin=True)
     for (batch, mode), factor in WARMING.items():
-        candidate = next(
-            c for c in replay.space.candidates
-            if (c.setting.batch_size, c.setting.compile) == (batch, mode)
-            and (c.setting.precision, c.setting.checkpointing) == ("bf16", "none")
-        )  # fmt: skip
+        candidate = replay.space.find(
+            plain.model_copy(update={"batch_size": batch, "compile": mode})
+        )
         record = replay.probe(candidate)
-        posterior.tell(candidate, slowed(record, factor=factor) if factor > 1 else record)
+        told(posterior, slowed(record, factor=factor) if factor > 1 else record)
     return posterior
 
 
@@ -169,15 +167,13 @@ def test_records_alone_are_compared_on_a_device_that_is_as_hot_for_both() -> Non
     probed on the cool device only comes last."""
     replay = Replay(TABLE)
     ranked = sorted(replay.rates(BUDGET).items(), key=lambda pair: -pair[1])
-    places = {c.id: i for i, c in enumerate(replay.space.candidates)}
-    best, second, *others = [places[name] for name, _ in ranked[:4]]
-    probe = {i: replay.probe(replay.space.candidates[i]) for i in (best, second, *others)}
-    hot = {i: slowed(record) for i, record in probe.items()}
-    records = [probe[second], *(hot[i] for i in (best, *others))]
-    assert max(records, key=lambda r: r.images_per_second or 0.0) is probe[second]
+    best, second, *others = [next(r for r in TABLE if setting_id(r.setting) == name)
+                             for name, _ in ranked[:4]]  # fmt: skip
+    records = [second, *map(slowed, (best, *others))]
+    assert max(records, key=lambda r: r.images_per_second or 0.0) is second
     for first in (contenders(records, BUDGET)[0], choose(contenders(records, BUDGET))):
-        assert first.setting == replay.space.candidates[best].setting
-    only = contenders([probe[second], hot[second], hot[best]], BUDGET)
+        assert first.setting == best.setting
+    only = contenders([second, slowed(second), slowed(best)], BUDGET)
     assert only[-1].rate == pytest.approx(ranked[1][1] / 1.2), "the one that was throttled counts"
 
 

@@ -6,7 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -14,6 +18,7 @@ import pytest
 
 from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
+from planner.machine.supervisor import descendants
 from search.probe import failure
 from search.probe.device import versions
 from search.probe.parent.attendance import TAIL_BYTES
@@ -21,7 +26,6 @@ from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import ProbeRequest
 from tests.search.probes import AMPLE_SECONDS, request_of
-from tests.search.processes import marked, nothing_more_remains
 
 PHASES = [
     "start", "import", "device", "build", "forward", "backward", "optimizer", "zero_grad",
@@ -237,3 +241,54 @@ def test_a_fork_server_that_is_gone_or_late_is_done_without(
         late = run_probe(request_of("tiny"), deadline_seconds=0.5, fork_server=slow)
         os.kill(slow.pid, signal.SIGKILL)
     assert late.status in ("timed_out", "crashed"), "the worker is late at once"
+
+
+VARIABLE = "PLANNER_TEST_PROCESSES"
+# Longer than the kernel takes to end a killed process on a busy machine.
+_PATIENCE_SECONDS = 60.0
+
+
+@contextmanager
+def marked() -> Iterator[str]:
+    """Every process started inside carries the token that this gives, whatever it then becomes."""
+    token = uuid.uuid4().hex
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = token
+    try:
+        yield token
+    finally:
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+def carrying(token: str) -> set[int]:
+    """The pids of all living processes that carry `token`; zombies of ours count as living."""
+    zombies = {pid for pid in descendants(os.getpid()) if not _environment(pid)}
+    found = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    return {pid for pid in found if token.encode() in _environment(pid)} | zombies
+
+
+def remaining(token: str, besides: Set[int] = frozenset()) -> set[int]:
+    """As `carrying`, once none but `besides` is left or patience is at its end."""
+    patience = time.monotonic() + _PATIENCE_SECONDS
+    while (left := carrying(token) - besides) and time.monotonic() < patience:
+        time.sleep(0.05)
+    return left
+
+
+@contextmanager
+def nothing_more_remains(token: str, servers: Iterable[ForkServer] = ()) -> Iterator[None]:
+    """What other tests have left running, a pool of Inductor's say, is no fault of this one's, nor
+    are `servers`, that tests share."""
+    before = carrying(token) | {server.pid for server in servers}
+    yield
+    left = remaining(token, before)
+    assert not left, {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left}
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
