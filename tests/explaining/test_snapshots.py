@@ -108,8 +108,6 @@ def test_levers_free_what_was_missing_and_the_text_says_so(tmp_path: Path) -> No
     plan = planner.estimate(tiny(), batch_size=256, gpu="rtx 3090")
     found = explain(path, plan)
     assert found.expected is plan
-    assert found.relief is not None
-    assert found.relief.advice is not None
     assert found.relief.needed_bytes == 6 * MIB
     most = plan.device_total_bytes - 6 * MIB
     assert all(way.estimate.device_total_bytes <= most for way in found.relief.advice.ways)
@@ -118,8 +116,6 @@ def test_levers_free_what_was_missing_and_the_text_says_so(tmp_path: Path) -> No
     assert "6.00 MiB must become free. As it is, it should need" in text
     assert found.relief.advice.ways[0].command in text
     assert text.startswith(found.differs[0][:40]), "it fits: no change of it comes first"
-    small = planner.estimate(tiny(), batch_size=256, memory_bytes=plan.device_total_bytes // 2)
-    assert "must become free" in explanation_text(explain(path, small))[:40], "it does not fit"
 
 
 def explained(path: Path, data: bytes) -> str:
@@ -146,16 +142,9 @@ def test_a_few_bytes_do_not_ask_for_gigabytes(data: bytes, tmp_path: Path) -> No
     assert resource.getrlimit(resource.RLIMIT_AS) == limit
 
 
-def nested(depth: int) -> Any:
-    value: Any = "x"
-    for _ in range(depth):
-        value = [value, value]
-    return value
-
-
 BAD = {
     "nan": math.nan, "huge": 10**400, "negative": -1, "bool": True, "text": "1", "none": None,
-    "tuple": (1,), "nested": nested(60), "dict": {},
+    "tuple": (1,), "dict": {},
 }  # fmt: skip
 PLACES = ("size", "total_size", "device", "state", "frames", "category", "failed", "free")
 

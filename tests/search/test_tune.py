@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,15 @@ from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.core.units import GIB
+from planner.memory.allocator_config import VARIABLES
 from search.loop.records import read_records
 from search.loop.search import Limits
 from search.loop.space import Choice, make_space
 from search.loop.study import Identity
+from search.probe.device import versions, worker_environment
 from search.probe.failure import CONTRACT
+from search.probe.parent.environment import probe_environment
+from search.tuning import tune as tune_file
 from search.tuning.tune import tune
 from tests.search.replays import Replay, search_table
 from tests.search.tables import (
@@ -227,3 +232,49 @@ def test_it_begins_where_it_is_told_to(tmp_path: Path) -> None:
     space = make_space(MODEL, GPU, start=TrainSetting(checkpointing="blocks:6", batch_size=40))
     assert space.first is not None
     assert (space.first.setting.checkpointing, 40 in space.rungs) == ("blocks:6", True)
+
+
+def test_probes_run_under_the_allocator_that_is_said_and_a_study_does_not_mix_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, options = "max_split_size_mb:64", "expandable_segments:True"
+    monkeypatch.setattr(tune_file, "versions", versions)
+    monkeypatch.setenv(VARIABLES[0], here)
+    heard: list[tuple[str, str]] = []
+
+    def probing(*asked: Any) -> MeasurementRecord:
+        heard.append((probe_environment()[VARIABLES[0]], ""))
+        return probe(*asked).model_copy(update={"versions": versions()})
+
+    def asked(**more: object) -> Recommendation:
+        hear = lambda progress: heard.append(("", progress.text))  # noqa: E731
+        return run(tmp_path, prober=probing, on_progress=hear, batch_size=(8, 16), **more)
+
+    found = asked(allocator=options)
+    assert found.evidence.versions["allocator_config"] == options
+    assert {told for told, _ in heard} == {"", options}
+    assert any(f"the allocator's options {options}" in text for _, text in heard)
+    assert (os.environ[VARIABLES[0]], os.environ.get(VARIABLES[1])) == (here, None)
+    assert worker_environment()[VARIABLES[0]] == here
+    with pytest.raises(PlannerError, match="allocator_config"):
+        asked()
+    heard.clear()
+    asked(accept_different=True)
+    assert any("allocator_config" in text for _, text in heard)
+
+
+def test_where_nobody_says_otherwise_segments_are_expandable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for device, build in (("cuda:0", "13.0"), ("cpu", "13.0"), ("cuda:0", "rocm6.4"),
+                          ("cuda:0", None)):  # fmt: skip
+        monkeypatch.setattr(tune_file, "torch_build", lambda build=build: build)
+        options, said = tune_file.usual_options(device)
+        is_cuda = (device, build) == ("cuda:0", "13.0")
+        assert options == ("expandable_segments:True" if is_cuda else None)
+        assert ["--allocator expandable_segments:False" in text for text in said] == [
+            True
+        ] * is_cuda
+    monkeypatch.setenv(VARIABLES[1], "")
+    monkeypatch.setattr(tune_file, "torch_build", lambda: "13.0")
+    assert tune_file.usual_options("cuda:0") == (None, []), "set to nothing, torch has its own way"

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
+from planner.core.errors import PlannerError  # noqa: E402
 from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
 from planner.libraries.building import declare_missing_operators  # noqa: E402
 from planner.training.tasks import from_lightning  # noqa: E402
@@ -73,11 +73,10 @@ def test_its_own_loader_gives_the_batch() -> None:
     assert ledger.num_parameters == 5
 
 
-def test_a_module_without_a_batch_is_told_how_to_give_one() -> None:
-    with pytest.raises(PlannerError, match="from_lightning"):
-        recorded(of("without_batch"), SETTING)
-
-
-def test_manual_optimization_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="automatic_optimization is False"):
-        recorded(of("manual"), SETTING)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("without_batch", "from_lightning"), ("manual", "automatic_optimization is False")],
+)
+def test_what_is_no_task_is_refused_with_a_way_out(name: str, said: str) -> None:
+    with pytest.raises(PlannerError, match=said):
+        recorded(of(name), SETTING)
