@@ -36,10 +36,6 @@ class Tiny(nn.Module):
         return logits
 
 
-def tiny() -> nn.Module:
-    return Tiny()
-
-
 class Faulty(Tiny):
     """Does `act` in its forward, or in its backward."""
 
@@ -85,10 +81,6 @@ class OneLargeWeight(Tiny):
         return super().forward(images) + self.weight.sum()
 
 
-def out_of_memory_in_optimizer() -> nn.Module:
-    return OneLargeWeight()
-
-
 def kill_itself() -> nn.Module:
     return Faulty(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
@@ -98,10 +90,6 @@ class NoLogits(Tiny):
 
     def forward(self, images: Tensor) -> Tensor:
         return {"loss": super().forward(images)}  # type: ignore[return-value]
-
-
-def no_logits() -> nn.Module:
-    return NoLogits()
 
 
 def leave_children_and_hang() -> nn.Module:
@@ -119,10 +107,6 @@ def leave_children_and_hang() -> nn.Module:
 class NotANumber(Tiny):
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(images) * float("nan")
-
-
-def nan_at_once() -> nn.Module:
-    return NotANumber()
 
 
 def raises() -> nn.Module:

@@ -3,7 +3,7 @@
     python -m tests.search.typed ARGUMENTS…
 
 Its probes take 50 ms. With --wait the second one says so on standard error, waits for a signal, and
-winds up: for half a second, or until the file is there that WINDS_UP_UNTIL names.
+winds up: until the file is there that WINDS_UP_UNTIL names.
 """
 
 from __future__ import annotations
@@ -66,16 +66,10 @@ class SlowProber:
             finally:
                 with suppress(OSError):  # its terminal was closed
                     print("winding up", file=sys.stderr, flush=True)
-                wind_up(os.environ.get("WINDS_UP_UNTIL"))
+                while not Path(os.environ.get("WINDS_UP_UNTIL", "/")).exists():
+                    time.sleep(0.02)
         seed = Random(probe_id).randrange(99)
         return make_record(choice.candidate.setting, seed=seed, model=self.model)
-
-
-def wind_up(until: str | None) -> None:
-    if until is None:
-        time.sleep(0.5)
-    while until is not None and not Path(until).exists():
-        time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def test_worker_reads_the_memory_of_what_fails(
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (90 * MIB, 80 * GIB))
     monkeypatch.setattr(measure, "make_meter", make_meter)
-    request = request_of("tiny", precision="bf16").model_copy(update={"device": "cuda:0"})
+    request = request_of("Tiny", precision="bf16").model_copy(update={"device": "cuda:0"})
     outcome = measure.measure(request, math.inf, report)
     assert (outcome.status, outcome.phase) == ("out_of_memory", "device")
     assert "90.00 MiB of 80.00 GiB free, 3 allocations failed" in outcome.message

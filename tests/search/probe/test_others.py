@@ -30,8 +30,8 @@ def test_a_model_that_fails_says_how_and_where(report: Report) -> None:
         ("no_module", "unsupported", "build", "torch.nn.Module"),
         ("exits", "unsupported", "build", "SystemExit"),
         ("no_such_factory", "unsupported", "build", "no_such_factory"),
-        ("no_logits", "unsupported", "contract", "eturn a task"),
-        ("nan_at_once", "non_finite", "forward", "nan"),
+        ("NoLogits", "unsupported", "contract", "eturn a task"),
+        ("NotANumber", "non_finite", "forward", "nan"),
     ):
         outcome = measure.measure(request_of(factory), float("inf"), report)
         assert (outcome.status, outcome.phase) == (status, phase), factory
@@ -48,9 +48,9 @@ class CrowdedMeter(meter.CpuMeter):
 
 def test_a_failure_says_who_disturbed_it(monkeypatch: pytest.MonkeyPatch, report: Report) -> None:
     monkeypatch.setattr(measure, "make_meter", lambda device: CrowdedMeter())
-    for factory in ("raises", "tiny"):
+    for factory in ("raises", "Tiny"):
         outcome = measure.measure(request_of(factory), float("inf"), report)
-        assert (outcome.status == "measured") == (factory == "tiny")
+        assert (outcome.status == "measured") == (factory == "Tiny")
         assert "other processes took 5.00 GiB of the GPU meanwhile" in outcome.flags
         assert (outcome.free_bytes, outcome.taken_bytes) == (9 * GIB, 5 * GIB)
 
@@ -87,7 +87,7 @@ def test_for_a_worker_that_cannot_say_it_the_driver_is_asked(
         return MemoryInUse(24 * GIB, now, 24 * GIB - now)
 
     monkeypatch.setattr(runner, "memory_in_use", in_use)
-    request = request_of("tiny").model_copy(update={"device": "cuda:0"})
+    request = request_of("Tiny").model_copy(update={"device": "cuda:0"})
     record = runner.run_probe(
         request,
         deadline_seconds=AMPLE_SECONDS,
@@ -137,7 +137,7 @@ def test_what_no_probe_runs_is_said_with_a_way_out(monkeypatch: pytest.MonkeyPat
 def test_two_ranks_of_deepspeed_are_measured() -> None:
     """What DeepSpeed imports (80 MB and more) is not the setting's memory."""
     setting = {"parallelism": "zero2", "precision": "bf16", "ema": True, "world_size": 2}
-    record = run_probe(request_of("tiny", **setting), deadline_seconds=AMPLE_SECONDS)
+    record = run_probe(request_of("Tiny", **setting), deadline_seconds=AMPLE_SECONDS)
     assert record.status == "measured", record.message
     assert [rank.rank for rank in record.ranks] == [0, 1]
     for rank in record.ranks:

@@ -60,7 +60,7 @@ def ran(request: ProbeRequest, server: ForkServer, **how: Any) -> MeasurementRec
 def test_a_step_is_measured_and_its_phases_are_told(fork_server: ForkServer) -> None:
     """A weight of 64 MiB, its gradient and Adam's two states are alive together: 256 MiB, and the
     for-loop's temporaries of one weight each at most twice."""
-    request = request_of("out_of_memory_in_optimizer", optimizer="adamw-forloop", accumulate=2)
+    request = request_of("OneLargeWeight", optimizer="adamw-forloop", accumulate=2)
     events: list[ProbeEvent] = []
     record = ran(request, fork_server, on_event=events.append)
     assert record.status == "measured", record.message
@@ -115,7 +115,7 @@ def test_two_ranks_are_measured_as_one(fork_server: ForkServer) -> None:
 def test_a_step_is_compiled_and_the_compiler_is_not_held_to_the_cap(
     fork_server: ForkServer,
 ) -> None:
-    request = request_of("tiny", cap_bytes=64 * MIB, compile="default")
+    request = request_of("Tiny", cap_bytes=64 * MIB, compile="default")
     record = ran(request, fork_server)
     assert record.status == "measured", record.message
     assert record.compile_seconds is not None
@@ -143,7 +143,7 @@ subprocess.Popen([sys.executable, "-S", "-c", sleeper], start_new_session=True)
 def stand_in(code: str, seconds: float = AMPLE_SECONDS, **how: Any) -> MeasurementRecord:
     command = [sys.executable, "-S", "-c", SPEAKS + code]
     return run_probe(
-        request_of("tiny"), deadline_seconds=seconds, **{"worker_command": command, **how}
+        request_of("Tiny"), deadline_seconds=seconds, **{"worker_command": command, **how}
     )
 
 
@@ -211,7 +211,7 @@ import sys
 from search.probe.parent.runner import run_probe
 from tests.search.probes import request_of
 code = {SPEAKS + LEAVES!r} + "say(type='phase', phase='forward')\\ntime.sleep(600)"
-run_probe(request_of("tiny"), deadline_seconds=300,
+run_probe(request_of("Tiny"), deadline_seconds=300,
           worker_command=[sys.executable, "-S", "-c", code],
           on_event=lambda event: print(event.phase, flush=True))
 """
@@ -234,11 +234,11 @@ def test_a_fork_server_that_is_gone_or_late_is_done_without(
     monkeypatch.setattr("search.probe.worker.worker.COMMAND", command)
     with ForkServer() as gone:
         os.kill(gone.pid, signal.SIGKILL)
-        record = run_probe(request_of("tiny"), deadline_seconds=AMPLE_SECONDS, fork_server=gone)
+        record = run_probe(request_of("Tiny"), deadline_seconds=AMPLE_SECONDS, fork_server=gone)
     assert (record.status, record.message) == ("crashed", "exit status 3"), record.message
     with ForkServer() as slow:
         os.kill(slow.pid, signal.SIGSTOP)
-        late = run_probe(request_of("tiny"), deadline_seconds=0.5, fork_server=slow)
+        late = run_probe(request_of("Tiny"), deadline_seconds=0.5, fork_server=slow)
         os.kill(slow.pid, signal.SIGKILL)
     assert late.status in ("timed_out", "crashed"), "the worker is late at once"
 

@@ -79,5 +79,5 @@ def test_compiler_is_told_what_emitted_files_tell_it(monkeypatch: pytest.MonkeyP
     """dynamic=None would compile anew for a last batch of another size, and then for any size."""
     told: dict[str, Any] = {}
     monkeypatch.setattr(torch, "compile", lambda module, **said: told.update(said) or module)
-    subject.build_training(request_of("tiny", compile="reduce-overhead"))
+    subject.build_training(request_of("Tiny", compile="reduce-overhead"))
     assert told == {"mode": "reduce-overhead", "dynamic": False}
