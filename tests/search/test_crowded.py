@@ -132,13 +132,9 @@ def test_no_figure_of_a_driver_ends_a_search_or_passes_a_budget(
     device: int | None, reserved: int | None, allocated: int | None, kind: bool
 ) -> None:
     where = GPU if kind else DeviceInfo(kind="cpu", name="a CPU", total_bytes=16 * GIB)
-    record = make_record(SETTING, device=where).model_copy(
-        update={
-            "device_bytes": device,
-            "peak_reserved_bytes": reserved,
-            "peak_allocated_bytes": allocated,
-        }
-    )
+    names = ("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
+    figures = dict(zip(names, (device, reserved, allocated), strict=True))
+    record = make_record(SETTING, device=where).model_copy(update=figures)
     num_bytes = record.used_bytes
     assert num_bytes is None or num_bytes >= max(1, reserved or 0, allocated or 0)
     for figure in (device, reserved, allocated):

@@ -12,7 +12,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -104,12 +103,15 @@ def test_a_broken_plan_is_one_warning(
     run_loop(planner.watch("no\0path"))
 
 
-def test_a_folder_that_cannot_be_written_ends_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("fails", ["the folder", "each step"])
+def test_what_fails_each_time_is_one_warning_and_ends_nothing(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    run_loop(planner.watch(folder=file / "below", interval_seconds=0))
+    (tmp_path / "file").write_text("")
+    if fails == "each step":
+        monkeypatch.setattr(Watch, "_memory", lambda *_: Path("/no such file").stat())
+    folder = tmp_path / ("file/below" if fails == "the folder" else "run")
+    run_loop(planner.watch(folder=folder, interval_seconds=0), epochs=4)
     assert len(caplog.records) == 1
 
 
@@ -125,17 +127,6 @@ def test_a_log_is_bounded_and_the_end_is_still_written(
     assert (tmp_path / "watch.jsonl").stat().st_size <= 8000
     assert 0 < len(of_kind(tmp_path, "event")) < 60
     assert end(tmp_path)["step"] == 4 * IMAGES // BATCH
-
-
-def test_a_hook_that_fails_each_time_is_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(*_: object) -> dict[str, Any]:
-        raise OSError("no such file")
-
-    monkeypatch.setattr(Watch, "_memory", broken)
-    run_loop(planner.watch(folder=tmp_path, interval_seconds=0), epochs=4)
-    assert len(caplog.records) == 1
 
 
 def test_copies_are_inert_and_one_process_writes(tmp_path: Path) -> None:

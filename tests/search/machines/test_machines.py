@@ -146,7 +146,6 @@ def test_what_a_tuner_measured_whose_trial_was_freed_meanwhile_is_kept(
         return make_record(choice.candidate.setting)
 
     options = SearchOptions(budget_seconds=None, tolerance=0.0)
-    search = Search(here, generic_prior(space, GPU), prober, Limits(), options)
-    search.run()
+    Search(here, generic_prior(space, GPU), prober, Limits(), options).run()
     assert len(asked) == len(set(asked)) == 2
     assert {r.setting for r in there.records()} == set(asked)

@@ -72,7 +72,6 @@ class SleepingClock:
     [
         ([2, 15], 13),  # a neighbour came, and stays
         ([2, 15, 9, 2], 0),  # what fell was the worker's own, given back after its end
-        ([2, 15, 1], 0),  # a neighbour left meanwhile
     ],
 )
 def test_for_a_worker_that_cannot_say_it_the_driver_is_asked(
