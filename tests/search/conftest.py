@@ -17,7 +17,7 @@ from search.probe import device
 from search.probe.device import MemoryInUse
 from search.probe.protocol import Report
 from search.tuning import tune as tune_file
-from tests.search.tables import GPU
+from tests.search.typed import pretend_gpu
 
 
 @pytest.fixture
@@ -55,10 +55,7 @@ def _no_torch_is_asked(
 @pytest.fixture
 def free_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """`tune` finds an invented GPU of 16 GiB, all of it free."""
-    monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
-    monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
-    monkeypatch.setattr(tune_file, "least_free", lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB))
-    monkeypatch.setattr(tune_file, "versions", lambda: {"torch": "test"})
+    pretend_gpu(monkeypatch.setattr)
 
 
 @pytest.fixture

@@ -160,14 +160,6 @@ def test_no_setting_is_probed_twice_and_all_laws_hold(
     assert strategy.stopped_because
 
 
-def test_what_others_probe_is_left_to_them() -> None:
-    replay = Replay(TABLE)
-    strategy = Told(replay, true_prior(replay))
-    first = strategy.asked()
-    second = strategy.asked(busy={first.candidate.id})
-    assert second.candidate != first.candidate
-
-
 def test_no_probe_is_begun_that_the_budget_would_cut() -> None:
     replay = Replay(TABLE)
     strategy = Told(replay, true_prior(replay))

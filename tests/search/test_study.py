@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
+import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +25,6 @@ from search.loop.records import append_records, read_records
 from search.loop.space import Space, make_space
 from search.loop.storage import StudyError, hidden_password
 from search.loop.study import Identity, ProbeStudy
-from tests.search import postgres
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 SPACE: Space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16, 32, 512))
@@ -246,12 +250,43 @@ def test_a_wider_search_goes_on_with_a_study(tmp_path: Path, storage: str | None
     assert len(study.records()) == 2
 
 
+PROGRAMS = ("initdb", "pg_ctl", *(("runuser",) if os.geteuid() == 0 else ()))
+
+
 @pytest.fixture
 def server() -> Iterator[str]:
-    if why_not := postgres.why_no_server():
-        pytest.skip(why_not)
-    with postgres.server() as url:
+    """A PostgreSQL server where its programs are installed."""
+    pytest.importorskip("psycopg")
+    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
+        pytest.skip(f"there is no {missing[0]}")
+    with postgresql() as url:
         yield url
+
+
+@contextmanager
+def postgresql() -> Iterator[str]:
+    """The URL of an empty database, on a server that ends with the context."""
+    folder = Path(tempfile.mkdtemp(prefix="pg-"))  # a socket's path must be short
+    # The server refuses to run as root: then it runs as the user that its package has made.
+    user = "postgres" if os.geteuid() == 0 else None
+    before = ["runuser", "-u", user, "--"] if user else []
+    if user:
+        shutil.chown(folder, user)
+
+    def run(*command: str) -> None:
+        subprocess.run([*before, *command], check=True, stdout=subprocess.DEVNULL, cwd=folder)
+
+    data = str(folder / "data")
+    options = f"-k {folder} -c listen_addresses='' -c fsync=off"
+    try:
+        run("initdb", "-D", data, "-U", "tuner", "-A", "trust", "-N")
+        run("pg_ctl", "-D", data, "-o", options, "-l", str(folder / "log"), "-w", "start")
+        try:
+            yield f"postgresql+psycopg://tuner@/postgres?host={folder}"
+        finally:
+            run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.servers

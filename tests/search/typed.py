@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -27,19 +28,12 @@ from tests.search.tables import GPU, make_record
 from tests.undurable import write_without_waiting
 
 
-def pretend_gpu() -> None:
-    """The device functions that `tune` asks, answered for a GPU that is not there."""
-    tune_file.choose_device = lambda wanted: "cuda:0"
-    tune_file.describe_device = lambda wanted: GPU
-    tune_file.least_free = lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB)
-    tune_file.versions = lambda: {"torch": "test"}
-
-
-def pretend_no_estimate() -> None:
-    """The guess of an unknown device: estimating took longer than all pretended probes."""
-    tune_file.device_prior = lambda space, model, device, _, *rest, **more: device_prior(
-        space, model, device, None, *rest, **more
-    )
+def pretend_gpu(change: Callable[[Any, str, Any], None] = setattr) -> None:
+    """The device functions that `tune` asks, answered for a GPU of 16 GiB that is not there."""
+    change(tune_file, "choose_device", lambda wanted: "cuda:0")
+    change(tune_file, "describe_device", lambda wanted: GPU)
+    change(tune_file, "least_free", lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB))
+    change(tune_file, "versions", lambda: {"torch": "test"})
 
 
 class SlowProber:
@@ -75,7 +69,10 @@ class SlowProber:
 if __name__ == "__main__":
     write_without_waiting()
     pretend_gpu()
-    pretend_no_estimate()
+    # The guess of an unknown device: estimating took longer than all pretended probes.
+    tune_file.device_prior = lambda space, model, device, _, *rest, **more: device_prior(
+        space, model, device, None, *rest, **more
+    )
     tune_file.DeviceProber = SlowProber  # type: ignore[misc, assignment]
     tune_file.device_rates = lambda *_: None  # type: ignore[assignment]
     sys.exit(main(["tune", *(a for a in sys.argv[1:] if a != "--wait")]))
