@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from search.loop.progress import Progress
-from search.runs.live import Status, after, live_panel
-from tests.search.replays import Replay, search_table
-from tests.search.tables import BUDGET, invented_table, true_prior
+from search.runs.live import Status, live_panel
 
 TEXT = st.text(max_size=80)
 SECONDS = st.none() | st.floats(0, 1e6)
@@ -48,24 +45,3 @@ def test_names_of_others_are_text() -> None:
     text = shown(hostile)
     assert "[red]a[/red]" in text
     assert r"[bold]b :smile: \x1b[2J \x9bm" in text
-
-
-def test_a_search_stands_where_its_events_say() -> None:
-    """Every event of a whole search, at a second each."""
-    seen: list[tuple[Progress, Status]] = []
-
-    def hear(progress: Progress) -> None:
-        before = seen[-1][1] if seen else Status()
-        seen.append((progress, after(before, progress, float(len(seen)))))
-
-    replay = Replay(invented_table())
-    prior = true_prior(replay)
-    search, _ = search_table(replay, prior, BUDGET, trials=12, on_progress=hear)
-    starts = [s for p, s in seen if p.kind == "start"]
-    ends = [s for p, s in seen if p.kind == "end"]
-    assert [s.num_done for s in ends] == list(range(1, len(search.records) + 1))
-    assert [s.number for s in starts] == [s.num_done for s in ends]
-    assert all(s.title and s.begun_at is not None and s.deadline_seconds for s in starts)
-    assert all(not s.title and s.begun_at is None and s.num_all == 12 for s in ends)
-    rates = [float(s.best.split()[0]) for s in ends if s.best]
-    assert rates == sorted(rates), "the best so far"

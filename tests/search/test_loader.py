@@ -70,8 +70,7 @@ def test_a_folder_is_loaded_with_and_without_workers(pipeline: Any, tmp_path: Pa
 class Own(Dataset[Any]):
     """Images, of which `act` says what is wrong in a worker."""
 
-    def __init__(self, act: str = "") -> None:
-        self.act = act
+    act = ""
 
     def __len__(self) -> int:
         return 64
@@ -84,20 +83,16 @@ class Own(Dataset[Any]):
         return torch.zeros(3, 8, 8), index % 10
 
 
-def own() -> Dataset[Any]:
-    return Own()
+class Raising(Own):
+    act = "raise"
 
 
-def raising() -> Dataset[Any]:
-    return Own("raise")
-
-
-def dying() -> Dataset[Any]:
-    return Own("die")
+class Dying(Own):
+    act = "die"
 
 
 def test_a_data_set_of_ones_own_is_loaded_by_number() -> None:
-    found = find(f"{HERE}:own")
+    found = find(f"{HERE}:Own")
     assert found.is_factory
     assert found.num_items == 64
     assert "the data set" in found.parts
@@ -105,7 +100,7 @@ def test_a_data_set_of_ones_own_is_loaded_by_number() -> None:
 
 def test_an_item_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match=r"item \d+ of .*: ValueError: the label is missing"):
-        find(f"{HERE}:raising")
+        find(f"{HERE}:Raising")
     folder = make_folder(tmp_path, each=1)
     for broken in (folder / "train").rglob("*.jpg"):
         broken.write_bytes(broken.read_bytes()[:100])
@@ -114,7 +109,7 @@ def test_an_item_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 
 
 def test_workers_that_die_leave_what_loaded_without_them() -> None:
-    found = find(f"{HERE}:dying")
+    found = find(f"{HERE}:Dying")
     assert found.setting.workers == 0
     assert any("a worker of the loader died" in note for note in found.notes)
 

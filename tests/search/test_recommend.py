@@ -96,13 +96,12 @@ def test_a_repeat_from_the_cache_does_not_lower_what_compiling_costs() -> None:
     assert choose(found, images=100_000).setting == PLAIN
 
 
-def test_what_exceeds_the_budget_is_not_recommended() -> None:
+def test_what_exceeds_the_budget_or_failed_once_is_not_recommended() -> None:
     big = at(900, change(batch_size=512), num_bytes=17 * GIB)
     assert recommend([at(100), big], search()).setting == PLAIN
-
-
-def test_a_setting_that_failed_once_is_not_recommended() -> None:
     assert recommend([at(100), failed(at(1), "out_of_memory")], search()).status == "nothing_fits"
+    crashed = recommend([failed(at(1))], search(stopped_because="the budget has ended"))
+    assert "longer --budget" not in recommendation_text(crashed), "more time is no way out"
 
 
 def test_an_interrupted_search_without_a_probe_is_told_to_go_on() -> None:
@@ -146,11 +145,6 @@ def test_a_changed_global_batch_says_what_it_means() -> None:
 )  # fmt: skip
 def test_a_batch_is_chosen_where_one_is_named(given: SearchKeywords, is_one: bool) -> None:
     assert SearchOptions.of(given).chose_batch == is_one
-
-
-def test_more_time_is_no_way_out_where_nothing_ran() -> None:
-    found = recommend([failed(at(1))], search(stopped_because="the budget has ended"))
-    assert "longer --budget" not in recommendation_text(found)
 
 
 def test_nothing_is_said_not_to_fit_where_the_budget_kept_it_from_being_tried() -> None:

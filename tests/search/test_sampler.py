@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.record import BUDGET_ENDED, Expected
+from planner.core.schema.record import Expected
 from search.loop.sampler import MAX_FAILURES, PlannerSampler
 from search.loop.search import find_plain_arm
 from search.loop.space import Choice, candidate, make_space, setting_id, space_of
@@ -174,23 +174,6 @@ def test_a_gain_that_the_budget_does_not_allow_is_said() -> None:
         assert choice.candidate.setting.compile == "off", "compiling takes 45 s"
         strategy.posterior.tell(choice.candidate, replay.probe(choice.candidate))
     assert strategy.stopped_because == "what could gain more takes longer than the budget has left"
-
-
-def test_what_the_budget_cut_short_is_open_and_known_to_be_long() -> None:
-    replay = Replay(TABLE)
-    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    index, c = next(
-        (i, c) for i, c in enumerate(replay.space.candidates) if c.setting.compile == "default"
-    )
-    before = posterior.probe_seconds(posterior.predict())[index]
-    ended = failed(
-        make_record(c.setting), "timed_out", flags=(BUDGET_ENDED,), probe_seconds=2 * before
-    )
-    posterior.tell(c, ended)
-    assert not posterior.excluded.any()
-    assert posterior.probe_seconds(posterior.predict())[index] > 2 * before
-    posterior.tell(c, failed(ended, "timed_out", flags=()))
-    assert posterior.excluded[index], "it hung"
 
 
 def test_one_compilation_says_what_the_other_modes_cost() -> None:

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
-from planner.core.schema import MeasurementRecord
 from search.loop.interrupts import handle_signals, held, interruptible
 from search.loop.records import read_records
-from search.loop.space import Choice
 from search.tuning import tune as tune_file
 from tests.search.typed import SlowProber
 
@@ -122,15 +120,6 @@ def test_signals_are_left_alone_outside_the_main_thread() -> None:
     assert signal.getsignal(INT) is before
 
 
-class ToldAtOnce(SlowProber):
-    """Says what was measured before its worker has ended, as a real one does."""
-
-    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        record = super().__call__(choice, probe_id, deadline_seconds)
-        self.on_result(record)
-        return record
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk is full here")
 def test_a_full_disk_is_said_with_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -138,7 +127,7 @@ def test_a_full_disk_is_said_with_the_record(
 ) -> None:  # fmt: skip
     output = tmp_path / "out"
     output.mkdir()
-    monkeypatch.setattr(tune_file, "DeviceProber", ToldAtOnce)
+    monkeypatch.setattr(tune_file, "DeviceProber", SlowProber)
     monkeypatch.setattr(tune_file, "device_rates", lambda *_: None)
     (output / "probes.jsonl").symlink_to("/dev/full")
     (output / "recommendation.json").mkdir()  # which no file can be moved onto

@@ -37,7 +37,7 @@ def pretend_gpu(change: Callable[[Any, str, Any], None] = setattr) -> None:
 
 
 class SlowProber:
-    """In place of DeviceProber."""
+    """In place of DeviceProber. It says what was measured before its worker has ended."""
 
     on_result: Any = None
 
@@ -63,7 +63,10 @@ class SlowProber:
                 while not Path(os.environ.get("WINDS_UP_UNTIL", "/")).exists():
                     time.sleep(0.02)
         seed = Random(probe_id).randrange(99)
-        return make_record(choice.candidate.setting, seed=seed, model=self.model)
+        record = make_record(choice.candidate.setting, seed=seed, model=self.model)
+        if self.on_result is not None:
+            self.on_result(record)
+        return record
 
 
 if __name__ == "__main__":

@@ -166,6 +166,7 @@ def names(cards: tuple[Card, ...]) -> list[str]:
 def test_a_card_that_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = read(monkeypatch, "none used=0")
     assert (first.recovery, first.ecc_errors, first.no_p2p) == ("", 0, {})
+    assert (first.instances, read(monkeypatch, "mig")[0].instances) == (None, 2)
     assert (first.lanes, first.max_lanes, second.nvlinks_up, second.nvlinks_down) == (8, 16, 4, 0)
     assert (first.watts, first.default_watts, first.sm_mhz) == (500, 700, 1500)
     assert first.reasons == ("sw_power_cap", "hw_thermal_slowdown")
@@ -181,12 +182,6 @@ def test_a_card_that_is_sick(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(first.holders) == 2
     found = {"card.reset", "card.busy", "link.no-p2p", "link.nvlink-down"}
     assert found <= set(names((first, second)))
-
-
-@pytest.mark.usefixtures("driver")
-@pytest.mark.parametrize(("words", "instances"), [("mig", 2), ("none", None)])
-def test_instances(monkeypatch: pytest.MonkeyPatch, words: str, instances: int | None) -> None:
-    assert read(monkeypatch, words)[0].instances == instances
 
 
 @pytest.mark.usefixtures("driver")

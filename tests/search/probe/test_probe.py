@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import pytest
 
 from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
-from planner.machine.supervisor import descendants
 from search.probe import failure
 from search.probe.device import versions
 from search.probe.parent.attendance import TAIL_BYTES
@@ -35,8 +35,10 @@ PHASES = [
 
 @pytest.fixture(scope="module")
 def token() -> Iterator[str]:
-    with marked() as found:
-        yield found
+    """Every process started here carries it, whatever it then becomes."""
+    token = os.environ[VARIABLE] = uuid.uuid4().hex
+    yield token
+    os.environ.pop(VARIABLE)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +50,15 @@ def fork_server(token: str) -> Iterator[ForkServer]:
 
 @pytest.fixture(autouse=True)
 def _nothing_remains(token: str, request: pytest.FixtureRequest) -> Iterator[None]:
+    """But the server that tests share, and what others have left running, such as Inductor's
+    pool."""
     server = [request.getfixturevalue("fork_server")] * ("fork_server" in request.fixturenames)
-    with nothing_more_remains(token, server):
-        yield
+    before = carrying(token) | {each.pid for each in server}
+    yield
+    patience = time.monotonic() + _PATIENCE_SECONDS
+    while (left := carrying(token) - before) and time.monotonic() < patience:
+        time.sleep(0.05)
+    assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
 
 
 def ran(request: ProbeRequest, server: ForkServer, **how: Any) -> MeasurementRecord:
@@ -248,47 +256,12 @@ VARIABLE = "PLANNER_TEST_PROCESSES"
 _PATIENCE_SECONDS = 60.0
 
 
-@contextmanager
-def marked() -> Iterator[str]:
-    """Every process started inside carries the token that this gives, whatever it then becomes."""
-    token = uuid.uuid4().hex
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = token
-    try:
-        yield token
-    finally:
-        os.environ.pop(VARIABLE)
-        if before is not None:
-            os.environ[VARIABLE] = before
-
-
 def carrying(token: str) -> set[int]:
     """The pids of all living processes that carry `token`; zombies of ours count as living."""
-    zombies = {pid for pid in descendants(os.getpid()) if not _environment(pid)}
-    found = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
-    return {pid for pid in found if token.encode() in _environment(pid)} | zombies
-
-
-def remaining(token: str, besides: Set[int] = frozenset()) -> set[int]:
-    """As `carrying`, once none but `besides` is left or patience is at its end."""
-    patience = time.monotonic() + _PATIENCE_SECONDS
-    while (left := carrying(token) - besides) and time.monotonic() < patience:
-        time.sleep(0.05)
-    return left
-
-
-@contextmanager
-def nothing_more_remains(token: str, servers: Iterable[ForkServer] = ()) -> Iterator[None]:
-    """What other tests have left running, a pool of Inductor's say, is no fault of this one's, nor
-    are `servers`, that tests share."""
-    before = carrying(token) | {server.pid for server in servers}
-    yield
-    left = remaining(token, before)
-    assert not left, {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left}
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
+    found = {child.pid for child in psutil.Process().children(recursive=True)
+             if child.status() == psutil.STATUS_ZOMBIE}  # fmt: skip
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(VARIABLE) == token:
+                found.add(process.pid)
+    return found
