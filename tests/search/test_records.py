@@ -123,11 +123,6 @@ def left(tmp_path: Path) -> Path:
     return leave_run(tmp_path / "run", invented_table()[:40])
 
 
-def measured(batch: int, **more: object):  # type: ignore[no-untyped-def]
-    setting = TrainSetting(batch_size=batch)
-    return make_record(setting, probe_id=f"probe-{batch}").model_copy(update=more)
-
-
 @pytest.mark.parametrize("name", ["", "recommendation.json", "probes.jsonl"])
 def test_a_folder_or_one_of_its_files_is_the_same_run(left: Path, name: str) -> None:
     assert is_run(str(left / name))

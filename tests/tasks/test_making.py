@@ -94,12 +94,8 @@ LOSS = "def loss(self, module, batch): return"
     ],
 )  # fmt: skip
 def test_a_contract_that_is_not_kept_is_told_as_such(own: Path, changed: str, message: str) -> None:
-    change(own, changed)
-    setting = SETTING.model_copy(
-        update={"checkpointing": "blocks" if "blocks" in changed else "none"}
-    )
     with pytest.raises(PlannerError, match=message):
-        recorded(mine("Changed"), setting)
+        record_changed(own, changed)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +113,8 @@ def test_a_method_that_raises_is_named_by_its_line(
     own: Path, changed: str, raised: str, called: str
 ) -> None:
     """The user's line, also where an error is raised in torch, or before the method began."""
-    change(own, changed)
-    model = mine("Changed")
-    setting = SETTING.model_copy(
-        update={"checkpointing": "blocks" if "blocks" in changed else "none"}
-    )
     with pytest.raises(ContractError) as caught:
-        recorded(model, setting)
+        record_changed(own, changed)
     line = f"{own}:{len(own.read_text().splitlines())}: "
     assert caught.value.message.startswith(f"{raised.format(mine('Changed').title)} at {line}")
     assert caught.value.way_out == f"It was called as {called}: mend it there."

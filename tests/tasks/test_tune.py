@@ -46,12 +46,8 @@ class InThisProcess:
         request = ProbeRequest(
             probe_id=probe_id, model=self.model, setting=choice.candidate.setting, max_steps=2
         )
-        reading, writing = os.pipe()
-        try:
-            outcome = measure(request, math.inf, Report(writing, probe_id))
-        finally:
-            os.close(reading)
-            os.close(writing)
+        with Path(os.devnull).open("wb") as nobody:
+            outcome = measure(request, math.inf, Report(nobody.fileno(), probe_id))
         return _record(request, describe_device("cpu"), "2026-11-29", time.monotonic(), outcome)
 
 

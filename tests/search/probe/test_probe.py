@@ -33,6 +33,22 @@ PHASES = [
 ]  # fmt: skip
 
 
+VARIABLE = "PLANNER_TEST_PROCESSES"
+# Longer than the kernel takes to end a killed process on a busy machine.
+_PATIENCE_SECONDS = 60.0
+
+
+def carrying(token: str) -> set[int]:
+    """The pids of all living processes that carry `token`; zombies of ours count as living."""
+    found = {child.pid for child in psutil.Process().children(recursive=True)
+             if child.status() == psutil.STATUS_ZOMBIE}  # fmt: skip
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(VARIABLE) == token:
+                found.add(process.pid)
+    return found
+
+
 @pytest.fixture(scope="module")
 def token() -> Iterator[str]:
     """Every process started here carries it, whatever it then becomes."""
@@ -249,19 +265,3 @@ def test_a_fork_server_that_is_gone_or_late_is_done_without(
         late = run_probe(request_of("Tiny"), deadline_seconds=0.5, fork_server=slow)
         os.kill(slow.pid, signal.SIGKILL)
     assert late.status in ("timed_out", "crashed"), "the worker is late at once"
-
-
-VARIABLE = "PLANNER_TEST_PROCESSES"
-# Longer than the kernel takes to end a killed process on a busy machine.
-_PATIENCE_SECONDS = 60.0
-
-
-def carrying(token: str) -> set[int]:
-    """The pids of all living processes that carry `token`; zombies of ours count as living."""
-    found = {child.pid for child in psutil.Process().children(recursive=True)
-             if child.status() == psutil.STATUS_ZOMBIE}  # fmt: skip
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(VARIABLE) == token:
-                found.add(process.pid)
-    return found
