@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from tests.search.probes import CLASSES
 
-Act = Callable[[], object]
-
 
 class Tiny(nn.Module):
     """Images [B, 3, 16, 16] to logits [B, 10]."""
@@ -39,7 +37,7 @@ class Tiny(nn.Module):
 class Faulty(Tiny):
     """Does `act` in its forward, or in its backward."""
 
-    def __init__(self, act: Act, in_backward: bool = False) -> None:
+    def __init__(self, act: Callable[[], object], in_backward: bool = False) -> None:
         super().__init__()
         self.act, self.in_backward = act, in_backward
 

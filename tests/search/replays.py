@@ -58,10 +58,8 @@ class ReplayProber:
 
     def __init__(self, replay: Any, limits: Limits) -> None:
         self.replay, self.limits = replay, limits
-        self.choices: list[Choice] = []
 
     def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        self.choices.append(choice)
         record = self.replay.probe(choice.candidate)
         end = self.limits.seconds_left()
         if end is not None and record.probe_seconds > end:  # a device's would have been cut short

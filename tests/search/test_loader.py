@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
 pytest.importorskip("torchvision")
 
 import torch

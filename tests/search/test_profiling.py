@@ -9,9 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 from torch._C._autograd import DeviceType
 
 from planner.core.errors import PlannerError

@@ -161,14 +161,11 @@ def test_a_short_budget_begins_with_what_is_surely_measured(tmp_path: Path) -> N
 def test_half_of_a_budget_is_for_probes() -> None:
     now = 0.0
     limits = Limits(budget_seconds=60.0, clock=lambda: now)
-    now = 20.0
-    limits.begin_probing()
-    assert limits.seconds_left() == 40.0
-    now = 50.0
-    limits.begin_probing()
-    assert limits.seconds_left() == 30.0
-    now = 70.0
-    assert limits.seconds_left() == 10.0
+    for at, begins, left in ((20.0, True, 40.0), (50.0, True, 30.0), (70.0, False, 10.0)):
+        now = at
+        if begins:
+            limits.begin_probing()
+        assert limits.seconds_left() == left
 
 
 def test_what_the_budget_cut_short_is_probed_with_more_time(tmp_path: Path) -> None:

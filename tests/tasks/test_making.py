@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.estimation.estimate import estimate_ledger, resolve

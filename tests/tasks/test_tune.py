@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 import search
 from planner.core.errors import ContractError, UnsupportedError
 from planner.core.schema import FactoryModel, MeasurementRecord, TrainSetting

@@ -1,4 +1,5 @@
-"""The hook in a plain loop: what it counts, and that nothing of its own ends a training."""
+"""The hook in a plain loop: what it counts, and that nothing of its own ends a training. And its
+figures against a plan's: which differences are told."""
 
 from __future__ import annotations
 

@@ -71,6 +71,10 @@ def test_failures_are_known_by_their_text() -> None:
     for text in OTHER_TEXTS:
         assert classify(RuntimeError(text), AMPLE)[0] == "crashed", text
         assert classify(compiler_error(RuntimeError(text)), AMPLE)[0] == "unsupported", text
+    refused = UnsupportedError("no such dtype.", "Use another.")
+    for error, status in ((refused, "unsupported"), (TypeError("no logits"), "crashed"),
+                          (verdict.NonFiniteError("the loss is nan"), "non_finite")):  # fmt: skip
+        assert classify(error, SHORT)[0] == status
     retried = MemoryReading(AMPLE.free_bytes, AMPLE.total_bytes, num_failed=1)
     for text in AMBIGUOUS_TEXTS:
         assert classify(RuntimeError(text), AMPLE)[0] == "crashed", text
@@ -99,12 +103,6 @@ def test_error_that_says_nothing_is_judged_by_free_memory(
     assert "previous error during capture" in message
     if reading is not None and is_short:
         assert str(reading) in message
-
-
-def test_refusal_and_faults_of_python_are_no_lack_of_memory() -> None:
-    assert classify(UnsupportedError("no such dtype.", "Use another."), SHORT)[0] == "unsupported"
-    assert classify(TypeError("no logits"), SHORT)[0] == "crashed"
-    assert classify(verdict.NonFiniteError("the loss is nan"), SHORT)[0] == "non_finite"
 
 
 def test_worker_reads_the_memory_of_what_fails(

@@ -1,5 +1,5 @@
-"""Others on the device: a failure says what they held and took; a device is asked before it is
-touched. And what several ranks measured, as one."""
+"""Others on the device: a failure says what they held and took. What several ranks measured,
+as one; and what a probe trains with: its precision, what the compiler is told."""
 
 from __future__ import annotations
 

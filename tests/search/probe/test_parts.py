@@ -1,4 +1,5 @@
-"""The parts of a probe that run no worker: intervals, the channel, stopping, the device."""
+"""The parts of a probe that run no worker: intervals, the channel, what its processes start from,
+and whether the machine was quiet."""
 
 from __future__ import annotations
 
