@@ -41,9 +41,9 @@ class Reported:
         if claimed - {self.answer, *self.also}:
             return "wrong"
         if self.answer is None:
-            return "out of kind" if not reading.findings else "out of kind, offered as possible"
+            return "out of kind" if not reading.findings else "offered as possible"
         if self.answer in claimed:
-            return "right" if len(reading.findings) == 1 else "right beside another"
+            return "right"
         return "right as possible" if self.answer in reading.findings else "missed"
 
 

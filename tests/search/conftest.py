@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pynvml
@@ -13,8 +15,9 @@ from planner.machine import nvml
 from planner.machine.torch_build import TorchBuild
 from search.probe import device
 from search.probe.device import MemoryInUse
+from search.probe.protocol import Report
 from search.tuning import tune as tune_file
-from tests.search.tables import GPU
+from tests.search.typed import pretend_gpu
 
 
 @pytest.fixture
@@ -52,10 +55,7 @@ def _no_torch_is_asked(
 @pytest.fixture
 def free_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """`tune` finds an invented GPU of 16 GiB, all of it free."""
-    monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
-    monkeypatch.setattr(tune_file, "describe_device", lambda wanted: GPU)
-    monkeypatch.setattr(tune_file, "least_free", lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB))
-    monkeypatch.setattr(tune_file, "versions", lambda: {"torch": "test"})
+    pretend_gpu(monkeypatch.setattr)
 
 
 @pytest.fixture
@@ -63,3 +63,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch, free_gpu: None) -> None:
     """Others hold 2 GiB of it."""
     held = MemoryInUse(16 * GIB, 2 * GIB, 14 * GIB)
     monkeypatch.setattr(tune_file, "least_free", lambda wanted: held)
+
+
+@pytest.fixture
+def report() -> Iterator[Report]:
+    """What a worker tells its parent by; nobody listens."""
+    reading, writing = os.pipe()
+    yield Report(writing, "p")
+    os.close(reading)
+    os.close(writing)

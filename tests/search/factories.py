@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from tests.search.probes import CLASSES
 
-Act = Callable[[], object]
-
 
 class Tiny(nn.Module):
     """Images [B, 3, 16, 16] to logits [B, 10]."""
@@ -36,35 +34,17 @@ class Tiny(nn.Module):
         return logits
 
 
-def tiny() -> nn.Module:
-    return Tiny()
-
-
-class _Backward(torch.autograd.Function):
-    """The identity, whose backward does `act`."""
-
-    @staticmethod
-    def forward(ctx: object, tensor: Tensor, act: object) -> Tensor:
-        ctx.act = act  # type: ignore[attr-defined]
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.act()  # type: ignore[attr-defined]
-        return gradient, None
-
-
 class Faulty(Tiny):
     """Does `act` in its forward, or in its backward."""
 
-    def __init__(self, act: Act, in_backward: bool = False) -> None:
+    def __init__(self, act: Callable[[], object], in_backward: bool = False) -> None:
         super().__init__()
         self.act, self.in_backward = act, in_backward
 
     def forward(self, images: Tensor) -> Tensor:
         logits = super().forward(images)
         if self.in_backward:
-            logits = _Backward.apply(logits, self.act)  # type: ignore[no-untyped-call]
+            logits.register_hook(lambda gradient: self.act() and None)
         else:
             self.act()
         return logits
@@ -99,10 +79,6 @@ class OneLargeWeight(Tiny):
         return super().forward(images) + self.weight.sum()
 
 
-def out_of_memory_in_optimizer() -> nn.Module:
-    return OneLargeWeight()
-
-
 def kill_itself() -> nn.Module:
     return Faulty(lambda: os.kill(os.getpid(), signal.SIGKILL))
 
@@ -112,10 +88,6 @@ class NoLogits(Tiny):
 
     def forward(self, images: Tensor) -> Tensor:
         return {"loss": super().forward(images)}  # type: ignore[return-value]
-
-
-def no_logits() -> nn.Module:
-    return NoLogits()
 
 
 def leave_children_and_hang() -> nn.Module:
@@ -135,10 +107,6 @@ class NotANumber(Tiny):
         return super().forward(images) * float("nan")
 
 
-def nan_at_once() -> nn.Module:
-    return NotANumber()
-
-
 def raises() -> nn.Module:
     raise ValueError("the checkpoint is not there")
 
@@ -151,24 +119,21 @@ def exits() -> nn.Module:
     sys.exit(3)
 
 
-class AsksPrecision(Tiny):
-    """Asks how fp32 is computed, as Inductor does where it chooses between kernels."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        precision = torch.get_float32_matmul_precision()
-        if precision != "highest" or torch.backends.cudnn.allow_tf32:
-            raise ValueError(f"fp32 is {precision}, and cuDNN's is TF32")
-        return super().forward(images)
+def ask_precision() -> None:
+    """As Inductor does where it chooses between kernels."""
+    precision = torch.get_float32_matmul_precision()
+    if precision != "highest" or torch.backends.cudnn.allow_tf32:
+        raise ValueError(f"fp32 is {precision}, and cuDNN's is TF32")
 
 
 def sets_tf32_anew() -> nn.Module:
     """A user who sets TF32 by the API of torch 2.9, for everything and for matmul."""
     torch.backends.fp32_precision = "tf32"
     torch.backends.cuda.matmul.fp32_precision = "tf32"
-    return AsksPrecision()
+    return Faulty(ask_precision)
 
 
 def sets_tf32_of_old() -> nn.Module:
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
-    return AsksPrecision()
+    return Faulty(ask_precision)

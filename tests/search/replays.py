@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from planner.core.files import TUNE_PROBES, TUNE_RESULT
 from planner.core.schema import MeasurementRecord
@@ -53,21 +53,13 @@ class Replay:
         return found
 
 
-class Table(Protocol):
-    """What answers for a device."""
-
-    def probe(self, candidate: Candidate) -> MeasurementRecord: ...
-
-
 class ReplayProber:
     """A prober over a recorded table that charges recorded seconds to the limits."""
 
-    def __init__(self, replay: Table, limits: Limits) -> None:
+    def __init__(self, replay: Any, limits: Limits) -> None:
         self.replay, self.limits = replay, limits
-        self.choices: list[Choice] = []
 
     def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        self.choices.append(choice)
         record = self.replay.probe(choice.candidate)
         end = self.limits.seconds_left()
         if end is not None and record.probe_seconds > end:  # a device's would have been cut short
@@ -88,25 +80,28 @@ def search_table(
     **options: Any,
 ) -> tuple[Search, str]:
     """A whole search over a table, and why it ended. Nothing but recorded seconds is charged."""
+    study = ProbeStudy(replay.space, budget_bytes=budget_bytes)
+    search = _search(replay, study, prior, prober or replay, on_progress, **options)
+    return search, search.run()[0]
+
+
+def _search(
+    replay: Replay, study: ProbeStudy, prior: Prior, table: Any,
+    on_progress: OnProgress = lambda progress: None, **options: Any,
+) -> Search:  # fmt: skip
     asked = SearchOptions.of({"budget_seconds": None, **options})
     limits = Limits(asked.trials, asked.budget_seconds, clock=lambda: 0.0)
-    study = ProbeStudy(replay.space, budget_bytes=budget_bytes)
-    prober = ReplayProber(prober or replay, limits)
     arm = find_plain_arm(replay.space, replay.model)
-    search = Search(study, prior, prober, limits, asked, arm, on_progress)
-    return search, search.run()[0]
+    return Search(study, prior, ReplayProber(table, limits), limits, asked, arm, on_progress)
 
 
 def leave_run(folder: Path, records: Iterable[MeasurementRecord], **options: Any) -> Path:
     """What a search over a table leaves: its probes and its recommendation."""
-    asked = SearchOptions.of({"budget_seconds": None, "output": folder, **options})
     replay = Replay(records)
-    budget = less_headroom(replay.device.total_bytes, asked.headroom)
-    limits = Limits(asked.trials, asked.budget_seconds, clock=lambda: 0.0)
+    budget = less_headroom(replay.device.total_bytes, SearchOptions.of(options).headroom)
     study = ProbeStudy(replay.space, make_folder(folder) / TUNE_PROBES, budget)
     prior = generic_prior(replay.space, replay.device)
-    arm = find_plain_arm(replay.space, replay.model)
-    search = Search(study, prior, ReplayProber(replay, limits), limits, asked, arm)
+    search = _search(replay, study, prior, replay, output=folder, **options)
     identity = Identity(model=replay.model, device=replay.device, versions=replay.versions)
     write_result(folder / TUNE_RESULT, search.recommend(identity, search.run()[0], []))
     return folder

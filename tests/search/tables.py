@@ -6,7 +6,8 @@ from random import Random
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.units import GIB, MIB
-from search.loop.space import make_space
+from search.loop.space import candidate, make_space
+from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
 from tests.search.replays import Replay
 
@@ -63,6 +64,20 @@ def make_record(
         compile_seconds=compile_seconds,
         probe_seconds=6.0 + (compile_seconds or 0.0) + sum(samples), **common,
     )  # fmt: skip
+
+
+def failed(
+    record: MeasurementRecord, status: str = "crashed", **fields: object
+) -> MeasurementRecord:
+    """As a probe that ended otherwise would have left it."""
+    nothing = dict.fromkeys(("images_per_second", "device_bytes", "peak_allocated_bytes"))
+    return record.model_copy(update={"status": status, "step_seconds": (), **nothing, **fields})
+
+
+def told(posterior: Posterior, *records: MeasurementRecord) -> Posterior:
+    for record in records:
+        posterior.tell(candidate(record.setting), record)
+    return posterior
 
 
 SMALL = {

@@ -1,35 +1,53 @@
-"""What was throttled or disturbed is probed again where it matters, and then does not count."""
+"""What was throttled or disturbed is probed again where it matters, and then does not count; a
+probe that other processes left no memory says nothing of its setting."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from math import log
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.record import Recommendation
-from planner.core.units import GIB
+from planner.core.schema import DeviceInfo, MeasurementRecord, TrainSetting
+from planner.core.schema.record import BUDGET_ENDED, Recommendation
+from planner.core.units import GIB, MIB
 from search.loop.contenders import choose, contenders
 from search.loop.recommend import Summary, recommend
+from search.loop.records import read_records
 from search.loop.sampler import PlannerSampler
-from search.loop.space import Candidate
-from search.loop.study import SpaceParams
+from search.loop.search import MAX_CROWDED, MAX_LOST
+from search.loop.space import Candidate, Choice, make_space, setting_id
+from search.loop.study import SpaceParams, constraint
 from search.loop.surrogate.posterior import Posterior
+from search.loop.surrogate.prior import generic_prior
+from search.probe.device import MemoryInUse
+from search.probe.evidence import is_feasible
+from search.tuning import tune as tune_file
+from search.tuning.tune import tune
 from tests.search.replays import Replay, search_table
-from tests.search.tables import BUDGET, GPU, MODEL, invented_table, true_bytes, true_prior
-
-FLAGS = (
-    "throttled: hw_thermal_slowdown",
-    "2 other processes on the GPU hold 3.0 GiB",
-    "other processes took 3.0 GiB of the GPU meanwhile",
-    "drifted by +4.0% while steps were timed: 10 ms in the first quarter",
+from tests.search.tables import (
+    BUDGET,
+    GPU,
+    MODEL,
+    SMALL,
+    failed,
+    invented_table,
+    make_record,
+    told,
+    true_bytes,
+    true_prior,
 )
+
 TABLE = invented_table(wobble=0.0)
 
 
 def slowed(
-    record: MeasurementRecord, flag: str = FLAGS[0], factor: float = 1.2
+    record: MeasurementRecord, flag: str = "throttled: hw_thermal_slowdown", factor: float = 1.2
 ) -> MeasurementRecord:
     seconds = tuple(s * factor for s in record.step_seconds)
     rate = (record.images_per_second or 0.0) / factor
@@ -38,52 +56,22 @@ def slowed(
     )
 
 
-def test_a_disturbed_probe_leaves_its_setting_open_once() -> None:
-    replay = Replay(TABLE)
-    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    good = [i for i, c in enumerate(replay.space.candidates) if true_bytes(c.setting) < 8 * GIB]
-    first, second = (replay.probe(replay.space.candidates[i]) for i in good[:2])
-    posterior.tell(posterior.space.candidates[good[0]], first)
-    posterior.tell(posterior.space.candidates[good[1]], slowed(second))
-    assert posterior.excluded[good[0]]
-    assert not posterior.excluded[good[1]]
-    posterior.tell(posterior.space.candidates[good[1]], slowed(second))
-    assert posterior.excluded[good[1]]
-
-
 def test_where_most_probes_are_disturbed_that_is_how_the_machine_runs() -> None:
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    good = [i for i, c in enumerate(replay.space.candidates) if true_bytes(c.setting) < 8 * GIB]
-    for index in good[:3]:
-        posterior.tell(
-            posterior.space.candidates[index], slowed(replay.probe(replay.space.candidates[index]))
-        )
-    assert [bool(posterior.excluded[index]) for index in good[:3]] == [True, True, True]
+    good = [c for c in replay.space.candidates if true_bytes(c.setting) < 8 * GIB][:3]
+    told(posterior, *(slowed(replay.probe(c)) for c in good))
+    assert all(posterior.excluded[replay.space.index(c.setting)] for c in good)
 
 
 def test_others_slow_a_probe_and_never_make_it_faster() -> None:
     replay = Replay(TABLE)
     posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    index = next(i for i, c in enumerate(replay.space.candidates) if c.setting.batch_size == 8)
-    record = replay.probe(replay.space.candidates[index])
-    posterior.tell(posterior.space.candidates[index], slowed(record, FLAGS[1], 1.1))
-    expected = posterior.predict().log_seconds[index]
+    candidate = next(c for c in replay.space.candidates if c.setting.batch_size == 8)
+    record = replay.probe(candidate)
+    told(posterior, slowed(record, "2 other processes on the GPU hold 3.0 GiB", 1.1))
+    expected = posterior.predict().log_seconds[replay.space.index(candidate.setting)]
     assert expected == pytest.approx(log(record.step_seconds[0]), abs=0.02)
-
-
-def test_by_how_much_others_slow_is_learned_from_what_was_seen_without_them() -> None:
-    replay = Replay(TABLE)
-    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    good = [i for i, c in enumerate(replay.space.candidates) if true_bytes(c.setting) < 8 * GIB]
-    records = {index: replay.probe(replay.space.candidates[index]) for index in good[:5]}
-    *both, alone = records
-    for index in both:
-        posterior.tell(posterior.space.candidates[index], records[index])
-    for index, record in records.items():
-        posterior.tell(posterior.space.candidates[index], slowed(record, FLAGS[1], 1.35))
-    expected = posterior.predict().log_seconds[alone]
-    assert expected == pytest.approx(log(records[alone].step_seconds[0]), abs=0.04)
 
 
 # Batch and mode of bf16 without checkpointing, and by how much it is slowed: hotter each time.
@@ -100,14 +88,13 @@ def warming(prior_of_compiled: float) -> Posterior:
         for guess, c in zip(prior.guesses, replay.space.candidates, strict=True)
     ]
     posterior = Posterior(replay.space, replace(prior, guesses=tuple(guesses)), BUDGET)
+    plain = TrainSetting(precision="bf16", attention="sdpa").with_recipe(of_swin=True)
     for (batch, mode), factor in WARMING.items():
-        candidate = next(
-            c for c in replay.space.candidates
-            if (c.setting.batch_size, c.setting.compile) == (batch, mode)
-            and (c.setting.precision, c.setting.checkpointing) == ("bf16", "none")
-        )  # fmt: skip
+        candidate = replay.space.find(
+            plain.model_copy(update={"batch_size": batch, "compile": mode})
+        )
         record = replay.probe(candidate)
-        posterior.tell(candidate, slowed(record, factor=factor) if factor > 1 else record)
+        told(posterior, slowed(record, factor=factor) if factor > 1 else record)
     return posterior
 
 
@@ -195,15 +182,13 @@ def test_records_alone_are_compared_on_a_device_that_is_as_hot_for_both() -> Non
     probed on the cool device only comes last."""
     replay = Replay(TABLE)
     ranked = sorted(replay.rates(BUDGET).items(), key=lambda pair: -pair[1])
-    places = {c.id: i for i, c in enumerate(replay.space.candidates)}
-    best, second, *others = [places[name] for name, _ in ranked[:4]]
-    probe = {i: replay.probe(replay.space.candidates[i]) for i in (best, second, *others)}
-    hot = {i: slowed(record) for i, record in probe.items()}
-    records = [probe[second], *(hot[i] for i in (best, *others))]
-    assert max(records, key=lambda r: r.images_per_second or 0.0) is probe[second]
+    best, second, *others = [next(r for r in TABLE if setting_id(r.setting) == name)
+                             for name, _ in ranked[:4]]  # fmt: skip
+    records = [second, *map(slowed, (best, *others))]
+    assert max(records, key=lambda r: r.images_per_second or 0.0) is second
     for first in (contenders(records, BUDGET)[0], choose(contenders(records, BUDGET))):
-        assert first.setting == replay.space.candidates[best].setting
-    only = contenders([probe[second], hot[second], hot[best]], BUDGET)
+        assert first.setting == best.setting
+    only = contenders([second, slowed(second), slowed(best)], BUDGET)
     assert only[-1].rate == pytest.approx(ranked[1][1] / 1.2), "the one that was throttled counts"
 
 
@@ -214,8 +199,127 @@ def test_a_setting_that_was_killed_once_is_not_recommended_though_it_ran_later()
     best = max(replay.rates(BUDGET).items(), key=lambda pair: pair[1])[0]
     candidate = next(c for c in replay.space.candidates if c.id == best)
     ran = replay.probe(candidate)
-    killed = ran.model_copy(update={"status": "crashed", "step_seconds": (), "message": "killed"})
-    for record in (killed, slowed(ran)):
-        posterior.tell(candidate, record)
+    told(posterior, failed(ran), slowed(ran))
     assert PlannerSampler(posterior, SpaceParams(replay.space)).choose() is not None
     assert not posterior.ran(), "nor is it recommended"
+
+
+pytestmark = pytest.mark.usefixtures("free_gpu")
+ALLOWED = int(16 * GIB * 0.95)
+SETTING = TrainSetting(batch_size=8, precision="fp32")
+
+
+@pytest.mark.parametrize(
+    ("fields", "inconclusive"),
+    [
+        ({}, False),  # a record of old: nobody said what was free
+        ({"free_bytes": 16 * GIB, "allowed_bytes": ALLOWED}, False),
+        ({"free_bytes": ALLOWED - 100 * MIB, "allowed_bytes": ALLOWED}, False),  # under 1%
+        ({"free_bytes": 16 * GIB, "taken_bytes": 9 * GIB, "allowed_bytes": 6 * GIB}, False),
+        ({"free_bytes": 16 * GIB, "taken_bytes": -9 * GIB, "allowed_bytes": ALLOWED}, False),
+        ({"taken_bytes": 9 * GIB}, True),
+        ({"flags": (BUDGET_ENDED,)}, True),
+        ({"status": "timed_out", "free_bytes": 16 * GIB, "taken_bytes": 9 * GIB,
+          "allowed_bytes": 6 * GIB}, True),
+        ({"status": "crashed", "free_bytes": GIB, "allowed_bytes": ALLOWED}, False),
+    ],
+)  # fmt: skip
+def test_what_others_took_is_not_the_settings_fault(
+    fields: dict[str, object], inconclusive: bool
+) -> None:
+    fields = {"status": "out_of_memory", **fields}
+    assert failed(make_record(SETTING), **fields).inconclusive == inconclusive
+
+
+def test_no_reader_of_records_holds_it_against_the_setting() -> None:
+    space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
+    good = make_record(space.candidates[0].setting)
+    crowded = failed(good, "out_of_memory", free_bytes=GIB, allowed_bytes=ALLOWED)
+    posterior = told(Posterior(space, generic_prior(space, GPU), ALLOWED), crowded)
+    assert not posterior.excluded.any()
+    assert not posterior.bytes.indices
+    assert [c.setting for c in contenders([crowded, good], ALLOWED)] == [good.setting]
+
+
+def run(folder: Path, prober: Any, **options: Any) -> Recommendation:
+    plain = {"restrict": SMALL, "estimator": None, "output": folder, "budget_seconds": None}
+    return tune(MODEL, prober=prober, **{**plain, **options})
+
+
+def crowded_out(choice: Choice, *_: object) -> MeasurementRecord:
+    """A neighbour has come, holds 13 GiB and takes the rest."""
+    record = make_record(choice.candidate.setting, total_bytes=1)
+    return record.model_copy(update={"free_bytes": 3 * GIB})
+
+
+def on_a_lost_device(choice: Choice, *_: object) -> MeasurementRecord:
+    """The GPU has fallen off the bus: not even a context can be made."""
+    words = "AcceleratorError: CUDA error: unknown error\nSearch for it."
+    return failed(make_record(choice.candidate.setting), phase="device", message=words)
+
+
+def test_a_lost_device_ends_the_search_and_no_setting_is_blamed(tmp_path: Path) -> None:
+    found = run(tmp_path, on_a_lost_device, batch_size=(8, 16))
+    assert found.stopped_because == "the device does not answer any more"
+    assert found.advice.startswith("The device failed before anything was on it: AcceleratorError")
+    assert "unknown error. See whether nvidia-smi lists it" in found.advice
+    assert found.num_probes == MAX_LOST
+    assert not found.ruled_out
+
+
+def test_a_search_ends_where_others_hold_the_device(tmp_path: Path) -> None:
+    nothing = run(tmp_path, crowded_out, batch_size=(64, 96, 128))
+    assert nothing.status == "nothing_fits"
+    assert "other processes took the device's memory" in nothing.stopped_because
+    assert "Other processes held" in nothing.advice
+    records = read_records(tmp_path / "probes.jsonl").records
+    assert len(records) == MAX_CROWDED
+    assert all(r.allowed_bytes == ALLOWED for r in records)
+    # When they are gone, the same command goes on, and nothing is closed.
+    well = run(
+        tmp_path, lambda choice, *_: make_record(choice.candidate.setting), batch_size=(64, 96, 128)
+    )
+    assert well.status == "recommended"
+
+
+def test_a_study_resumed_with_more_memory_asks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun with 4 GiB free, where batch 64 in fp32 runs out of memory; gone on with 16 GiB."""
+    one = {axis: values[:1] for axis, values in SMALL.items()}
+    for free, status in ((4, "nothing_fits"), (4, "nothing_fits"), (16, "recommended")):
+        left = MemoryInUse(16 * GIB, (16 - free) * GIB, free * GIB)
+        monkeypatch.setattr(tune_file, "least_free", lambda wanted, left=left: left)
+
+        def prober(choice: Choice, *_: object, free: int = free) -> MeasurementRecord:
+            record = make_record(choice.candidate.setting, total_bytes=free * GIB)
+            return record.model_copy(update={"free_bytes": free * GIB})
+
+        assert run(tmp_path, prober, batch_size=64, restrict=one).status == status
+    records = read_records(tmp_path / "probes.jsonl").records
+    assert [r.status for r in records] == ["out_of_memory", "measured"], "with 4 GiB asked once"
+
+
+def whole(n: int) -> st.SearchStrategy[int | None]:
+    return st.one_of(st.none(), st.integers(-n, n), st.sampled_from((0, -1, 2**64 - 1, 1)))
+
+
+@settings(max_examples=40)
+@given(device=whole(2**65), reserved=whole(2**41), allocated=whole(2**41), kind=st.booleans())
+def test_no_figure_of_a_driver_ends_a_search_or_passes_a_budget(
+    device: int | None, reserved: int | None, allocated: int | None, kind: bool
+) -> None:
+    where = GPU if kind else DeviceInfo(kind="cpu", name="a CPU", total_bytes=16 * GIB)
+    names = ("device_bytes", "peak_reserved_bytes", "peak_allocated_bytes")
+    figures = dict(zip(names, (device, reserved, allocated), strict=True))
+    record = make_record(SETTING, device=where).model_copy(update=figures)
+    num_bytes = record.used_bytes
+    assert num_bytes is None or num_bytes >= max(1, reserved or 0, allocated or 0)
+    for figure in (device, reserved, allocated):
+        if figure is not None and figure > ALLOWED:
+            assert not is_feasible(record, ALLOWED), "no other figure hides it"
+    assert math.isfinite(constraint(record, ALLOWED))
+    space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
+    record = record.model_copy(update={"setting": space.candidates[0].setting})
+    posterior = told(Posterior(space, generic_prior(space, GPU), ALLOWED), record)
+    assert not math.isnan(float(posterior.predict().log_bytes.sum()))

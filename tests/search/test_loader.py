@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
 pytest.importorskip("torchvision")
 
 import torch
@@ -17,10 +16,16 @@ from PIL import Image
 from torch.utils.data import Dataset, get_worker_info
 
 from planner.cli import main
-from planner.core.errors import PlannerError, UsageError
+from planner.core.errors import PlannerError, UnsupportedError, UsageError
+from planner.core.schema import SwinConfig
 from planner.core.schema.loading import DataResult, LoaderSetting
+from planner.libraries.resolve import resolve_model
+from planner.trainers.emission import emit
 from search import loader as loader_file
 from search.loader import find_loader, loader_code
+from search.tuning.feeding import check_data
+from search.tuning.tune import tune
+from tests.answers import recommendation_text
 
 HERE = __name__
 
@@ -64,8 +69,7 @@ def test_a_folder_is_loaded_with_and_without_workers(pipeline: Any, tmp_path: Pa
 class Own(Dataset[Any]):
     """Images, of which `act` says what is wrong in a worker."""
 
-    def __init__(self, act: str = "") -> None:
-        self.act = act
+    act = ""
 
     def __len__(self) -> int:
         return 64
@@ -78,20 +82,16 @@ class Own(Dataset[Any]):
         return torch.zeros(3, 8, 8), index % 10
 
 
-def own() -> Dataset[Any]:
-    return Own()
+class Raising(Own):
+    act = "raise"
 
 
-def raising() -> Dataset[Any]:
-    return Own("raise")
-
-
-def dying() -> Dataset[Any]:
-    return Own("die")
+class Dying(Own):
+    act = "die"
 
 
 def test_a_data_set_of_ones_own_is_loaded_by_number() -> None:
-    found = find(f"{HERE}:own")
+    found = find(f"{HERE}:Own")
     assert found.is_factory
     assert found.num_items == 64
     assert "the data set" in found.parts
@@ -99,7 +99,7 @@ def test_a_data_set_of_ones_own_is_loaded_by_number() -> None:
 
 def test_an_item_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match=r"item \d+ of .*: ValueError: the label is missing"):
-        find(f"{HERE}:raising")
+        find(f"{HERE}:Raising")
     folder = make_folder(tmp_path, each=1)
     for broken in (folder / "train").rglob("*.jpg"):
         broken.write_bytes(broken.read_bytes()[:100])
@@ -108,7 +108,7 @@ def test_an_item_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 
 
 def test_workers_that_die_leave_what_loaded_without_them() -> None:
-    found = find(f"{HERE}:dying")
+    found = find(f"{HERE}:Dying")
     assert found.setting.workers == 0
     assert any("a worker of the loader died" in note for note in found.notes)
 
@@ -161,3 +161,41 @@ def test_the_command_prints_the_loader_or_json(
     assert not err
     found = DataResult.model_validate(json.loads(out))
     assert loader_code(found.setting)[0] == "loader = DataLoader("
+
+
+# `tune --data`: the emitted script, run for thirty steps on the person's own data.
+
+TINY = SwinConfig(image_size=(28, 28), depths=(1, 1), num_heads=(1, 2), embed_dim=16, num_classes=4)
+
+
+@pytest.mark.trainers
+def test_a_search_ends_with_the_emitted_script_on_the_data(tmp_path: Path) -> None:
+    data = make_folder(tmp_path / "data", each=20)
+    found = tune(
+        TINY, device="cpu", trials=1, batch_size=4, data=str(data), output=tmp_path / "run",
+        restrict={"precision": ["fp32"], "compile": ["off"], "checkpointing": ["none"]},
+        estimator=None,
+    )  # fmt: skip
+    fed = found.feeding
+    assert fed is not None, found.notes
+    assert fed.steps == 30, fed.notes
+    assert fed.images_per_second
+    assert fed.waited is not None
+    assert 0 <= fed.waited <= 1
+    said = recommendation_text(found)
+    assert f"Fed from {data}" in said
+    assert "waiting for data" in said
+    ran = (tmp_path / "run/fed/train.py").read_text()
+    again = emit(tmp_path / "run", "pytorch").text
+    assert again.partition("@dataclass")[2] == ran.partition("@dataclass")[2]
+
+
+def test_data_that_the_model_does_not_take_are_refused(tmp_path: Path) -> None:
+    data = str(make_folder(tmp_path, classes=5, each=1))
+    with pytest.raises(UsageError, match=r"5 classes, and .* only 4"):
+        check_data(data, TINY, is_task=False)
+    with pytest.raises(UsageError, match="1 channels"):
+        check_data(data, TINY.model_copy(update={"in_channels": 1}), is_task=False)
+    detector = resolve_model("torchvision:fasterrcnn_resnet50_fpn")
+    with pytest.raises(UnsupportedError, match="makes batches of its own"):
+        check_data(data, detector, is_task=False)

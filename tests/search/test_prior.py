@@ -1,56 +1,30 @@
-"""The prior from an estimate, the generic one, and what probes do to them."""
+"""The prior of a search: from an estimate, a generic one, recorded in another process and kept;
+and what a probe says of what is like it."""
 
 from __future__ import annotations
 
+from math import log
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from planner.core.schema import DeviceInfo, SwinConfig, TrainSetting
+from planner.core.schema import DeviceInfo, FactoryModel, TrainSetting
 from planner.core.units import GIB
 from planner.estimation.device_estimator import DeviceEstimator
-from planner.estimation.estimate import Estimate
-from planner.throughput.result import Throughput
-from search.loop.space import make_space
-from search.loop.surrogate.posterior import Posterior
-from search.loop.surrogate.prior import GUESSED_SECONDS, estimated_prior, generic_prior
+from planner.libraries.resolve import resolve_model
+from search.loop.space import make_space, space_of
+from search.loop.surrogate.prior import (
+    SPREAD_SECONDS,
+    estimated_prior,
+    generic_prior,
+)
 from search.loop.surrogate.process import GaussianProcess
-from tests.search.tables import GPU, H100, MODEL, SMALL, make_record, true_bytes
+from search.tuning.device_prior import device_prior, recording_seconds
+from tests.search.tables import GPU, H100, MODEL, SMALL
 
 SPACE = make_space(MODEL, GPU, restrict=SMALL)
 CPU = DeviceInfo(kind="cpu", name="Test CPU", total_bytes=16 * GIB)
-
-
-def estimate(setting: TrainSetting, seconds: float | None) -> Estimate:
-    rate = (
-        None
-        if seconds is None
-        else Throughput(seconds, setting.batch_size / seconds, "rates", 0.35)
-    )
-    size = true_bytes(setting)
-    return Estimate(
-        model=MODEL, setting=setting, num_parameters=1, breakdown={}, saved_activation_bytes=0,
-        peak_live_bytes=size, peak_allocated_bytes=size, peak_reserved_bytes=size,
-        device_total_bytes=size, peak_at="", fits=None, budget_bytes=None, headroom_bytes=None,
-        low_bytes=size, high_bytes=size, throughput=rate,
-    )  # fmt: skip
-
-
-def test_three_estimates_an_arm_give_all_batches() -> None:
-    """Memory is affine in the batch, so every candidate's equals its own estimate."""
-    asked = []
-
-    def estimator(model: SwinConfig, setting: TrainSetting) -> Estimate:
-        asked.append(setting)
-        return estimate(setting, 0.01 + 0.002 * setting.batch_size)
-
-    prior = estimated_prior(SPACE, MODEL, GPU, estimator, 16 * GIB)
-    arms = len({c.arm for c in SPACE.candidates})
-    assert len(asked) <= 3 * arms
-    for c, guess in zip(SPACE.candidates, prior.guesses, strict=True):
-        assert guess.num_bytes == pytest.approx(true_bytes(c.setting), rel=1e-3)
-        assert guess.seconds == pytest.approx(0.01 + 0.002 * c.setting.batch_size, rel=1e-6)
 
 
 @pytest.mark.parametrize("device", [GPU, CPU])
@@ -65,41 +39,6 @@ def test_the_generic_prior_has_the_shape_of_the_trade_off(device: DeviceInfo) ->
             assert guess[other.id].seconds > guess[c.id].seconds
 
 
-def test_an_out_of_memory_closes_what_is_as_large_and_raises_the_rest() -> None:
-    posterior = Posterior(SPACE, generic_prior(SPACE, GPU), 16 * GIB)
-    index = next(i for i, c in enumerate(SPACE.candidates) if c.setting.batch_size == 512)
-    arm = SPACE.candidates[index].arm
-    before = posterior.predict()
-    posterior.tell(posterior.space.candidates[index], make_record(SPACE.candidates[index].setting))
-    after = posterior.predict()
-    for i, c in enumerate(SPACE.candidates):
-        if c.arm == arm:
-            assert posterior.excluded[i] == (c.setting.batch_size >= 512)
-    assert after.log_bytes[index] > np.log(16 * GIB)
-    assert after.log_bytes[index] >= before.log_bytes[index]
-
-
-def test_what_fits_says_that_smaller_batches_do() -> None:
-    posterior = Posterior(SPACE, generic_prior(SPACE, GPU), 16 * GIB)
-    index = next(i for i, c in enumerate(SPACE.candidates) if c.setting.batch_size == 64)
-    posterior.tell(posterior.space.candidates[index], make_record(SPACE.candidates[index].setting))
-    fits = posterior.predict().fits
-    for i, c in enumerate(SPACE.candidates):
-        if c.arm == SPACE.candidates[index].arm and c.setting.batch_size <= 64:
-            assert fits[i] == 1.0
-
-
-@settings(max_examples=40)
-@given(st.lists(st.tuples(st.integers(0, len(SPACE) - 1), st.floats(-1, 1)), max_size=8))
-def test_the_posterior_is_always_a_distribution(observed: list[tuple[int, float]]) -> None:
-    process = GaussianProcess(SPACE, GUESSED_SECONDS, np.ones(len(SPACE)))
-    for index, value in observed:
-        process.observe(index, value, 0.01)
-    mean, sd = process.predict()
-    assert np.isfinite(mean).all()
-    assert (sd > 0).all()
-
-
 def test_an_arm_of_large_batches_is_on_the_line_of_two_estimates() -> None:
     """One alone would be taken as proportional, and twice the memory expected of batch 256."""
     axes = {"precision": ("bf16",), "compile": ("off",), "checkpointing": ("none",),
@@ -111,3 +50,102 @@ def test_an_arm_of_large_batches_is_on_the_line_of_two_estimates() -> None:
         own = estimator(MODEL, c.setting)
         assert guess.num_bytes == pytest.approx(own.device_total_bytes, rel=0.03)
         assert guess.seconds == pytest.approx(own.throughput.step_seconds, rel=0.03)
+
+
+PER_IMAGE = {"fp32": 0.004, "tf32": 0.002, "bf16": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "sync", "waits"),
+    [("ddp", "last", 1), ("zero1", "last", 1), ("ddp", "every", 4), ("zero2", "last", 4),
+     ("fsdp", "last", 4)],
+)  # fmt: skip
+def test_the_wait_grows_with_the_exchanges_of_a_step(
+    parallelism: str, sync: str, waits: int
+) -> None:
+    """As found at 32 micro-batches of 4 images and 16 of 8, it is predicted of 4 of 32."""
+    fields = {"world_size": 4, "parallelism": parallelism, "gradient_sync": sync}
+    assert TrainSetting(**fields, accumulate=4).num_exchanges == waits
+    settings = [
+        TrainSetting(**fields, batch_size=b, accumulate=128 // b, precision=p)
+        for b in (4, 8, 32) for p in ("bf16", "tf32")
+    ]  # fmt: skip
+    space = space_of(settings)
+    prior = np.array([128 * PER_IMAGE[c.setting.precision] for c in space.candidates])
+    process = GaussianProcess(space, SPREAD_SECONDS, prior)
+    true = [
+        log(1.1 * seconds + 0.08 * c.setting.num_exchanges)
+        for seconds, c in zip(prior, space.candidates, strict=True)
+    ]
+    for i, c in enumerate(space.candidates):
+        if c.setting.batch_size < 32:
+            process.observe(i, true[i], 0.01)
+    found, _ = process.predict()
+    for i, c in enumerate(space.candidates):
+        assert found[i] == pytest.approx(true[i], abs=0.1), c.setting
+
+
+def factory(name: str) -> FactoryModel:
+    factory = f"tests.recorded_models:{name}"  # not imported here: it imports torch
+    return FactoryModel(factory=factory, image_size=(32, 32), num_classes=10)
+
+
+@pytest.mark.parametrize(
+    ("left", "recording"), [(8.0, 4.0), (20.0, 10.0), (60.0, 15.0), (600.0, 150.0)]
+)
+def test_a_short_budget_has_time_to_record_and_to_probe(left: float, recording: float) -> None:
+    assert recording_seconds(left) == recording
+
+
+def test_recording_ends_with_its_share_of_the_time_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
+    model = factory("Convolutional")
+    axes = {"precision": ("fp32",), "compile": ("off",), "checkpointing": ("none",)}
+    space = make_space(model, CPU, restrict=axes, batch_sizes=(1, 4, 8, 16))
+    prior, notes = device_prior(space, model, CPU, "auto", 8 * GIB, seconds_left=0.002)
+    assert "in the time that was left" in notes[0]
+    assert "a generic guess" in prior.basis
+
+
+def test_a_whole_space_on_a_gpu_needs_few_recordings() -> None:
+    """Eager fp32 and bf16 of each checkpointing stand for all; a fused optimizer is seen once."""
+    model = factory("Convolutional")
+    space = make_space(model, H100)
+    estimator = DeviceEstimator(H100)
+    steps = estimator.steps_of(model, [c.setting for c in space.candidates])
+    kinds = len(space.choices["checkpointing"])
+    assert len(space) > 200 * kinds
+    assert len(steps) <= 3 * (2 * kinds) + 4
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "said"),
+    [(("none", "stages"), "step with checkpointing stages."), (("stages",), "step.")],
+)
+def test_only_what_was_not_recorded_is_called_unknown(
+    checkpointing: tuple[str, ...], said: str
+) -> None:
+    """FSDP2 with reentrant checkpointing is followed by no shapes."""
+    model = resolve_model("native:swin_tiny")
+    axes = {"precision": ("bf16",), "compile": ("off",), "checkpointing": checkpointing}
+    ranks = TrainSetting(parallelism="fsdp", world_size=2)
+    space = make_space(model, H100, ranks, restrict=axes, batch_sizes=(8, 16))
+    (note,) = device_prior(space, model, H100, DeviceEstimator(H100), H100.total_bytes)[1]
+    assert f"what fsdp adds to one device's {said}" in note
+
+
+def test_a_prior_is_kept_for_the_next_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
+    axes = {"precision": ("fp32",), "compile": ("off",), "attention": ("sdpa",)}
+    space = make_space(MODEL, CPU, restrict=axes, batch_sizes=(1, 4))
+    first, _ = device_prior(space, MODEL, CPU, "auto", 8 * GIB)
+
+    monkeypatch.delattr("search.tuning.device_prior.estimated_prior")
+    assert device_prior(space, MODEL, CPU, "auto", 8 * GIB)[0] == first
+    for budget, device in ((16 * GIB, CPU), (8 * GIB, H100)):
+        with pytest.raises(NameError, match="estimated_prior"):
+            device_prior(space, MODEL, device, "auto", budget)

@@ -9,9 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 from torch._C._autograd import DeviceType
 
 from planner.core.errors import PlannerError
@@ -84,14 +81,11 @@ def test_a_folder_that_cannot_be_written_is_named(quick: None, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("aten::mm", "matmul"), ("aten::addmm", "matmul"), ("aten::linear", "host"),
-        ("aten::matmul", "host"), ("aten::view", "host"), ("aten::transpose", "host"),
-        ("aten::empty", "host"), ("aten::copy_", "copy"), ("aten::_to_copy", "copy"),
-        ("aten::add_", "pointwise"), ("aten::gelu_backward", "pointwise"),
-        ("aten::native_layer_norm", "reduction"), ("aten::sum", "reduction"),
-        ("aten::cudnn_batch_norm", "reduction"), ("aten::mkldnn_convolution", "conv"),
-        ("aten::_scaled_dot_product_flash_attention", "attention"), ("Memcpy HtoD", "copy"),
-        ("autograd::engine::evaluate_function: MmBackward0", "host"), ("MmBackward0", "host"),
+        ("aten::addmm", "matmul"), ("aten::linear", "host"), ("aten::view", "host"),
+        ("aten::empty", "host"), ("aten::copy_", "copy"), ("aten::add_", "pointwise"),
+        ("aten::native_layer_norm", "reduction"), ("aten::cudnn_batch_norm", "reduction"),
+        ("aten::mkldnn_convolution", "conv"), ("Memcpy HtoD", "copy"),
+        ("aten::_scaled_dot_product_flash_attention", "attention"), ("MmBackward0", "host"),
         ("triton_poi_fused_add_0", "fused"), ("Optimizer.step#AdamW.step", "host"),
     ],
 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Records on disk: whole or not there, read up to a fault, safe from torn lines and full disks."""
+"""Records on disk: whole or not there, read up to a fault, safe from torn lines and full disks. And
+a search that is read from whatever it left."""
 
 from __future__ import annotations
 
@@ -13,13 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.core.errors import UsageError
 from planner.core.schema import TrainSetting
 from search.loop.records import (
     append_records,
     format_record,
     read_records,
 )
-from tests.search.tables import make_record
+from search.runs.reading import describe_mixture, is_run, read_run
+from tests.search.replays import leave_run
+from tests.search.tables import invented_table, make_record
+from tests.search.test_study import open_study, probe
 
 
 def record(n: int):  # type: ignore[no-untyped-def]
@@ -31,6 +36,8 @@ def test_a_probe_is_appended_once(tmp_path: Path) -> None:
     assert append_records(path, [record(1), record(2)]) == 2
     assert append_records(path, [record(2), record(3)]) == 1
     assert [r.probe_id for r in read_records(path).records] == ["probe-1", "probe-2", "probe-3"]
+    path.write_text(json.dumps(json.loads(format_record(record(1)))) + "\n")  # another layout
+    assert append_records(path, [record(1), record(2)]) == 1
 
 
 @given(cut=st.integers(1, 2000))
@@ -67,12 +74,6 @@ def test_a_figure_that_nobody_can_have_measured_is_no_record(
     assert file.fault
 
 
-def test_records_in_another_layout_are_gone_on_with(tmp_path: Path) -> None:
-    path = tmp_path / "probes.jsonl"
-    path.write_text(json.dumps(json.loads(format_record(record(1)))) + "\n")
-    assert append_records(path, [record(1), record(2)]) == 1
-
-
 def test_a_bad_line_ends_the_reading_and_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "probes.jsonl"
     path.write_bytes(format_record(record(1)) + b'{"format": 1}\n' + format_record(record(2)))
@@ -82,6 +83,8 @@ def test_a_bad_line_ends_the_reading_and_is_reported(tmp_path: Path) -> None:
     assert "line 2" in file.fault
     append_records(path, [record(3)])
     assert path.read_bytes().startswith(before)  # nothing is overwritten
+    path.write_bytes(format_record(record(1).model_copy(update={"format": 99})))
+    assert "newer" in read_records(path).fault
 
 
 def test_what_older_planners_saw_of_a_device_is_passed_over(tmp_path: Path) -> None:
@@ -89,12 +92,6 @@ def test_what_older_planners_saw_of_a_device_is_passed_over(tmp_path: Path) -> N
     path.write_bytes(b'{"observation":"context","format":1}\n' + format_record(record(1)))
     found = read_records(path)
     assert (found.records, found.fault) == ((record(1),), "")
-
-
-def test_a_newer_format_is_a_fault(tmp_path: Path) -> None:
-    path = tmp_path / "probes.jsonl"
-    path.write_bytes(format_record(record(1).model_copy(update={"format": 99})))
-    assert "newer" in read_records(path).fault
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path) -> None:
@@ -119,3 +116,64 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     assert "said:" in done.stdout
     assert path.read_bytes() == before
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    return leave_run(tmp_path / "run", invented_table()[:40])
+
+
+@pytest.mark.parametrize("name", ["", "recommendation.json", "probes.jsonl"])
+def test_a_folder_or_one_of_its_files_is_the_same_run(left: Path, name: str) -> None:
+    assert is_run(str(left / name))
+    named, folder = read_run(left / name), read_run(left)
+    assert (named.found, named.records, named.place) == (folder.found, folder.records, folder.place)
+
+
+def test_a_torn_line_and_a_faulty_recommendation_are_said(left: Path) -> None:
+    whole = len(read_run(left).records)
+    probes = left / "probes.jsonl"
+    probes.write_bytes(probes.read_bytes()[:-40])
+    (left / "recommendation.json").write_text('{"format": 99}')
+    run = read_run(left)
+    assert len(run.records) == whole - 1
+    assert run.found is None
+    assert "result format 99" in run.faults[0]
+    assert "is torn" in run.faults[1]
+
+
+@pytest.mark.parametrize("prefix", ["sqlite:///", ""])
+def test_a_storage_is_a_run_and_knows_who_made_a_probe(tmp_path: Path, prefix: str) -> None:
+    for position in (0, 1):
+        probe(open_study(tmp_path, f"sqlite:///{tmp_path}/study.db"), position)
+    target = f"{prefix}{tmp_path / 'study.db'}"
+    assert is_run(target)
+    run = read_run(target)
+    assert len(run.records) == 2
+    assert [run.tuners[r.probe_id][:9] for r in run.records] == ["tuner 1 (", "tuner 1 ("]
+    with pytest.raises(UsageError, match="no study 'other'"):
+        read_run(target, "other")
+
+
+def test_records_of_several_environments_are_said_to_be() -> None:
+    setting = TrainSetting(batch_size=8)
+    records = [
+        make_record(setting).model_copy(update={"versions": {"torch": version}})
+        for version in ("2.13", "2.14", "2.13")
+    ]
+    said = describe_mixture(records)
+    assert said is not None
+    assert said.endswith("several environments: versions.torch: 2.13 there, 2.14 here.")
+    assert describe_mixture(records[:1]) is None
+
+
+@pytest.mark.parametrize("content", ["", "garbage\n", '{"a": 1}\n', "[" * 3000])
+def test_what_holds_nothing_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"some\.jsonl"):
+        read_run(path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UsageError, match="holds no search"):
+        read_run(empty)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.record import BUDGET_ENDED
+from planner.core.schema.record import Expected
 from search.loop.sampler import MAX_FAILURES, PlannerSampler
 from search.loop.search import find_plain_arm
-from search.loop.space import Choice, Space, make_space, setting_id, space_of
+from search.loop.space import Choice, candidate, make_space, setting_id, space_of
 from search.loop.study import SpaceParams
 from search.loop.surrogate.costs import ProbeCosts, compilation_of, guess_compile_seconds
 from search.loop.surrogate.posterior import Posterior
@@ -26,6 +26,7 @@ from tests.search.tables import (
     GPU,
     MODEL,
     SMALL,
+    failed,
     invented_table,
     make_record,
     true_bytes,
@@ -33,6 +34,9 @@ from tests.search.tables import (
 )
 
 TABLE = invented_table()
+
+
+Ended = Callable[[list[TrainSetting], MeasurementRecord], MeasurementRecord]
 
 
 class Told(PlannerSampler):
@@ -44,10 +48,27 @@ class Told(PlannerSampler):
         posterior, params = Posterior(replay.space, prior, BUDGET), SpaceParams(replay.space)
         arm = find_plain_arm(replay.space, MODEL)
         super().__init__(posterior, params, tolerance, arm, lambda: self.left)
+        self.replay = replay
 
     def asked(self, left: float | None = None, busy: Collection[str] = ()) -> Choice | None:
         self.left = left
         return self.choose(busy)
+
+    def first(self, left: float | None = None) -> TrainSetting:
+        return self.asked(left).candidate.setting
+
+    def search(
+        self, seconds: float = 1e9, ended: Ended = lambda before, record: record
+    ) -> list[TrainSetting]:
+        """The settings of a whole search; `ended` says how a probe ends, of those before it and
+        what the table says."""
+        asked: list[TrainSetting] = []
+        while (choice := self.asked(seconds)) is not None:
+            record = ended(asked, self.replay.probe(choice.candidate))
+            asked.append(record.setting)
+            self.posterior.tell(choice.candidate, record)
+            seconds -= record.probe_seconds
+        return asked
 
 
 def best_rate(replay: Replay) -> float:
@@ -72,28 +93,18 @@ def test_without_an_estimate_it_still_arrives_before_random() -> None:
     assert probes_until(replay, generic_prior(replay.space, GPU), 0.02) < len(replay.space) / 4
 
 
-def test_the_first_probe_is_safe() -> None:
+def test_the_first_probe_is_safe_and_leaves_time_for_others() -> None:
     replay = Replay(TABLE)
     prior = true_prior(replay)
     choice = Told(replay, prior).asked()
     assert choice.phase == "calibrate"
     index = replay.space.index(choice.candidate.setting)
     assert prior.guesses[index].num_bytes < 0.95 * BUDGET
-
-
-def test_the_first_probe_leaves_time_for_others() -> None:
-    replay = Replay(TABLE)
-    at_leisure = Told(replay, true_prior(replay)).asked()
-    in_haste = Told(replay, true_prior(replay)).asked(120.0)
-    assert at_leisure.candidate.setting.compile == "default", "which takes 45 s"
-    assert in_haste.candidate.setting.compile == "off"
-
-
-def test_where_time_is_guessed_the_first_probe_is_small_and_eager() -> None:
-    replay = Replay(TABLE)
-    choice = Told(replay, generic_prior(replay.space, GPU)).asked()
-    assert choice.candidate.setting.compile == "off"
-    assert choice.candidate.setting.batch_size <= 8
+    assert choice.candidate.setting.compile == "default", "which takes 45 s"
+    assert Told(replay, prior).first(120.0).compile == "off"
+    guessed = Told(replay, generic_prior(replay.space, GPU)).first()
+    assert guessed.compile == "off"
+    assert guessed.batch_size <= 8
 
 
 def test_where_time_is_guessed_no_checkpointing_is_probed_while_all_fits() -> None:
@@ -115,24 +126,15 @@ def test_checkpointing_is_not_probed_where_the_same_without_it_fits() -> None:
 def test_checkpointing_is_probed_where_the_same_without_it_fails() -> None:
     replay = Replay([r for r in TABLE if r.setting.batch_size <= 64])  # all of which would fit
     strategy = Told(replay, true_prior(replay))
-    failed = {"status": "non_finite", "step_seconds": (), "images_per_second": None}
-    for _ in range(40):
-        choice = strategy.asked()
-        if choice is None:
-            break
-        record = replay.probe(choice.candidate)
-        if choice.candidate.setting.checkpointing == "none":
-            record = record.model_copy(update={**failed, "peak_allocated_bytes": None,
-                                               "device_bytes": None})  # fmt: skip
-        strategy.posterior.tell(choice.candidate, record)
-    found = strategy.posterior.best()
-    rates = replay.rates(BUDGET)
-    best = max(
-        rates[c.id]
-        for c in replay.space.candidates
-        if c.id in rates and c.setting.checkpointing != "none"
+    strategy.search(
+        ended=lambda _, record: (
+            failed(record, "non_finite") if record.setting.checkpointing == "none" else record
+        )
     )
-    assert found[1] >= 0.98 * best
+    rates = replay.rates(BUDGET)
+    checkpointed = (c for c in replay.space.candidates if c.setting.checkpointing != "none")
+    best = max(rates[c.id] for c in checkpointed if c.id in rates)
+    assert strategy.posterior.best()[1] >= 0.98 * best
 
 
 @settings(max_examples=6, deadline=None)
@@ -144,29 +146,18 @@ def test_no_setting_is_probed_twice_and_all_laws_hold(
     as large in the same arm."""
     replay = Replay(invented_table(wobble=0.05 * (seed % 5)))
     strategy = Told(replay, true_prior(replay, seconds, num_bytes))
-    seen: set[str] = set()
     limits: dict[str, int] = {}
-    for _ in range(len(replay.space) + 1):
-        choice = strategy.asked()
-        if choice is None:
-            break
-        c = choice.candidate
-        assert c.id not in seen
-        assert c.setting.batch_size < limits.get(c.arm, 10**9)
-        seen.add(c.id)
-        record = replay.probe(c)
+
+    def heard(before: list[TrainSetting], record: MeasurementRecord) -> MeasurementRecord:
+        arm, batch = candidate(record.setting).arm, record.setting.batch_size
+        assert record.setting not in before
+        assert batch < limits.get(arm, 10**9)
         if record.status == "out_of_memory":
-            limits[c.arm] = min(limits.get(c.arm, 10**9), c.setting.batch_size)
-        strategy.posterior.tell(c, record)
+            limits[arm] = batch
+        return record
+
+    strategy.search(ended=heard)
     assert strategy.stopped_because
-
-
-def test_what_others_probe_is_left_to_them() -> None:
-    replay = Replay(TABLE)
-    strategy = Told(replay, true_prior(replay))
-    first = strategy.asked()
-    second = strategy.asked(busy={first.candidate.id})
-    assert second.candidate != first.candidate
 
 
 def test_no_probe_is_begun_that_the_budget_would_cut() -> None:
@@ -183,26 +174,6 @@ def test_a_gain_that_the_budget_does_not_allow_is_said() -> None:
         assert choice.candidate.setting.compile == "off", "compiling takes 45 s"
         strategy.posterior.tell(choice.candidate, replay.probe(choice.candidate))
     assert strategy.stopped_because == "what could gain more takes longer than the budget has left"
-
-
-def test_what_the_budget_cut_short_is_open_and_known_to_be_long() -> None:
-    replay = Replay(TABLE)
-    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    index, c = next(
-        (i, c) for i, c in enumerate(replay.space.candidates) if c.setting.compile == "default"
-    )
-    before = posterior.probe_seconds(posterior.predict())[index]
-    ended = {"status": "timed_out", "flags": (BUDGET_ENDED,), "probe_seconds": 2 * before}
-    posterior.tell(
-        posterior.space.candidates[index], make_record(c.setting).model_copy(update=ended)
-    )
-    assert not posterior.excluded.any()
-    assert posterior.probe_seconds(posterior.predict())[index] > 2 * before
-    hung = {"status": "timed_out", "flags": ()}
-    posterior.tell(
-        posterior.space.candidates[index], make_record(c.setting).model_copy(update=hung)
-    )
-    assert posterior.excluded[index]
 
 
 def test_one_compilation_says_what_the_other_modes_cost() -> None:
@@ -222,72 +193,24 @@ def test_one_compilation_says_what_the_other_modes_cost() -> None:
     assert seconds("off") == 0.0
 
 
-def budgeted(replay: Replay, prior: Prior, seconds: float, fails: str = "") -> list[TrainSetting]:
-    """The settings that a search within a budget probes, where those in a precision all crash."""
-    strategy = Told(replay, prior, tolerance=0.0)
-    asked: list[TrainSetting] = []
-    while (choice := strategy.asked(seconds)) is not None:
-        record = replay.probe(choice.candidate)
-        if choice.candidate.setting.precision == fails:
-            record = record.model_copy(update={"status": "crashed", "step_seconds": ()})
-        asked.append(choice.candidate.setting)
-        strategy.posterior.tell(choice.candidate, record)
-        seconds -= record.probe_seconds
-    return asked
-
-
 def test_another_precision_is_looked_at_once_and_eagerly_where_a_budget_allows_it() -> None:
     replay = Replay(TABLE)
-    first, second, *later = budgeted(replay, true_prior(replay), 300.0)
+    first, second, *later = Told(replay, true_prior(replay), tolerance=0.0).search(300.0)
     assert (first.precision, second.precision, second.compile) == ("bf16", "fp32", "off")
     assert all(s.precision == "bf16" for s in later)
-    failing = budgeted(replay, true_prior(replay), 300.0, fails="fp32")
-    assert sum(s.precision == "fp32" for s in failing) == MAX_FAILURES
-
-
-def test_steps_that_are_slow_in_one_precision_make_no_probe_of_another_long() -> None:
-    """Nor keep it from being looked at, where the card emulates the first one."""
-    replay = Replay(TABLE)
-    strategy = Told(replay, true_prior(replay), tolerance=0.0)
-    first = strategy.asked(600.0)
-    record = replay.probe(first.candidate)
-    slow = tuple(6.0 for _ in record.step_seconds)
-    more = {"step_seconds": slow, "probe_seconds": record.probe_seconds + sum(slow)}
-    strategy.posterior.tell(first.candidate, record.model_copy(update=more))
-    second = strategy.asked(500.0).candidate.setting
-    assert first.candidate.setting.precision == "bf16"
-    assert (second.precision, second.compile) == ("fp32", "off")
-
-
-def test_a_probe_that_was_stopped_early_makes_no_other_short() -> None:
-    setting = TrainSetting(batch_size=8)
-    space = space_of([setting, setting.model_copy(update={"batch_size": 16})])
-    costs = ProbeCosts(space, guess_compile_seconds("cuda", 12))
-    whole = make_record(setting).model_copy(
-        update={"step_seconds": (1.0,) * 4, "probe_seconds": 10.0}
+    asked = Told(replay, true_prior(replay), tolerance=0.0).search(
+        300.0, lambda _, r: failed(r) if r.setting.precision == "fp32" else r
     )
-    flags = (f"{STOPPED_EARLY} at best 1 a second",)
-    early = {"step_seconds": (0.1,) * 3, "probe_seconds": 6.3, "flags": flags}
-    costs.observe(whole)
-    before = probing(costs, space)
-    costs.observe(whole.model_copy(update=early))
-    assert probing(costs, space) == pytest.approx(before)
+    assert sum(s.precision == "fp32" for s in asked) == MAX_FAILURES
 
 
 def test_each_attention_is_looked_at_eagerly_where_a_budget_allows_it() -> None:
     both = {"compile": ("off", "default"), "attention": ("eager", "sdpa")}
     replay = Replay(invented_table(0.0, {**SMALL, **both}))
-    first, *others = budgeted(replay, true_prior(replay), 600.0)[:4]
+    first, *others = Told(replay, true_prior(replay), tolerance=0.0).search(600.0)[:4]
     eager = [s for s in others if s.compile == "off" and s.precision == first.precision]
     assert first.compile == "default"
     assert {s.attention for s in eager} == {"eager", "sdpa"}
-
-
-def emulated(replay: Replay, setting: TrainSetting) -> MeasurementRecord:
-    """As a device would that makes a step in bf16 ten times as long as it should be."""
-    record = replay.probe(replay.space.find(setting))
-    slow = tuple((10.0 if setting.precision == "bf16" else 1.0) * s for s in record.step_seconds)
-    return record.model_copy(update={"step_seconds": slow})
 
 
 def test_the_plain_default_is_measured_at_its_best_batch_where_the_search_has_ended() -> None:
@@ -303,77 +226,76 @@ def test_the_plain_default_is_measured_at_its_best_batch_where_the_search_has_en
     assert not short.sampler.plain_is_at_its_best, "there was no time for it"
 
 
-def test_one_unlucky_probe_closes_no_branch_that_should_be_much_better() -> None:
-    """It is tried once more, smaller: the one probe of a mode had crashed, and the mode was nearly
-    twice as fast."""
+def expecting(share: float) -> tuple[Told, np.ndarray]:
+    """Of steps of max-autotune that share of their seconds; and which settings those are."""
     replay = Replay(invented_table(0.0, {**SMALL, "compile": ("off", "default", "max-autotune")}))
     prior = true_prior(replay)
     tuned = np.array([c.setting.compile == "max-autotune" for c in replay.space.candidates])
     guesses = [
-        replace(g, seconds=g.seconds / (1 + 0.8 * t))
-        for g, t in zip(prior.guesses, tuned, strict=True)
+        replace(g, seconds=g.seconds * (share if is_tuned else 1.0))
+        for g, is_tuned in zip(prior.guesses, tuned, strict=True)
     ]
-    strategy = Told(replay, replace(prior, guesses=tuple(guesses)), tolerance=0.0)
-    asked: list[TrainSetting] = []
-    left = 3000.0
-    while (choice := strategy.asked(left)) is not None:
-        record = replay.probe(choice.candidate)
-        if choice.candidate.setting.compile == "max-autotune" and not any(
-            s.compile == "max-autotune" for s in asked
-        ):
-            failed = {"status": "crashed", "step_seconds": (), "images_per_second": None}
-            record = record.model_copy(update=failed)
-        asked.append(choice.candidate.setting)
-        strategy.posterior.tell(choice.candidate, record)
-        left -= record.probe_seconds
+    return Told(replay, replace(prior, guesses=tuple(guesses)), tolerance=0.0), tuned
+
+
+def test_one_unlucky_probe_closes_no_branch_that_should_be_much_better() -> None:
+    """It is tried once more, smaller: the one probe of a mode had crashed, and the mode was nearly
+    twice as fast."""
+
+    def unlucky(before: list[TrainSetting], record: MeasurementRecord) -> MeasurementRecord:
+        modes = [s.compile for s in (*before, record.setting)]
+        is_first = modes[-1] == "max-autotune" and modes.count("max-autotune") == 1
+        return failed(record) if is_first else record
+
+    asked = expecting(1 / 1.8)[0].search(3000.0, unlucky)
     first, second, *_ = (s for s in asked if s.compile == "max-autotune")
     assert second.batch_size <= first.batch_size / 2
 
 
 def test_a_compile_mode_is_probed_while_there_is_time_for_it() -> None:
     """However little it is expected to gain: it is the last probe before which there is."""
-    replay = Replay(invented_table(0.0, {**SMALL, "compile": ("off", "default", "max-autotune")}))
-    prior = true_prior(replay)
-    tuned = np.array([c.setting.compile == "max-autotune" for c in replay.space.candidates])
-    guesses = [
-        replace(g, seconds=g.seconds * (1 + 0.8 * t))
-        for g, t in zip(prior.guesses, tuned, strict=True)
-    ]
-    strategy = Told(replay, replace(prior, guesses=tuple(guesses)), tolerance=0.0)
+    strategy, tuned = expecting(1.8)
     for _ in range(3):
         choice = strategy.asked(600.0)
-        strategy.posterior.tell(choice.candidate, replay.probe(choice.candidate))
+        strategy.posterior.tell(choice.candidate, strategy.replay.probe(choice.candidate))
     price = strategy.posterior.probe_seconds(strategy.posterior.predict())[tuned].min()
-    asked = [strategy.asked(n * price) for n in (2.5, 1.1)]
-    assert [c.candidate.setting.compile == "max-autotune" for c in asked] == [False, True]
+    modes = [strategy.first(n * price).compile for n in (2.5, 1.1)]
+    assert [mode == "max-autotune" for mode in modes] == [False, True]
 
 
 def test_a_graph_that_was_compiled_costs_little_again() -> None:
     """Whatever its optimizer; at another batch it is another."""
     static = compiled("default")
-    fused, larger = ({"optimizer": "adamw-fused"}, {"batch_size": 16})
-    kinds = [static.model_copy(update=more) for more in ({}, fused, larger)]
-    space = space_of(kinds)
+    larger = static.model_copy(update={"batch_size": 16})
+    space = space_of([static, static.model_copy(update={"optimizer": "adamw-fused"}), larger])
     costs = ProbeCosts(space, guess_compile_seconds("cuda", 12))
     costs.observe(compile_record(static, 100.0))
-    seconds = {c.setting: s for c, s in zip(space.candidates, probing(costs, space), strict=True)}
-    dear = [s for s in kinds if seconds[s] > 90]
-    assert dear == [static.model_copy(update=larger)]
+    seconds = costs.probing(np.zeros(len(space)))
+    dear = [c.setting for c, s in zip(space.candidates, seconds, strict=True) if s > 90]
+    assert dear == [larger]
 
 
 def test_a_warm_compilation_says_nothing_of_a_first_one() -> None:
-    setting = compiled("default")
+    setting, larger = compiled("default"), compiled("default", batch_size=16)
     costs = ProbeCosts(space_of([setting]), guess_compile_seconds("cuda", 12))
     before = costs.compile_seconds(compilation_of(setting))
     costs.observe(compile_record(setting, 5.0).model_copy(update={"flags": (FROM_CACHE,)}))
     assert costs.compile_seconds(compilation_of(setting)) == before
-    costs.observe(compile_record(compiled("default", batch_size=16), 100.0))
-    costs.observe(compile_record(compiled("default", batch_size=16), 5.0))
+    for seconds in (100.0, 5.0):
+        costs.observe(compile_record(larger, seconds))
     assert costs.compile_seconds(compilation_of(setting)) == 100.0
 
 
-def probing(costs: ProbeCosts, space: Space) -> list[float]:
-    return [float(seconds) for seconds in costs.probing(np.zeros(len(space)))]
+def test_a_probe_that_was_stopped_early_makes_no_other_short() -> None:
+    setting = TrainSetting(batch_size=8)
+    costs = ProbeCosts(space_of([setting]), guess_compile_seconds("cuda", 12))
+    flags = (f"{STOPPED_EARLY} at best 1 a second",)
+    found = []
+    for samples, seconds, told in (((1.0,) * 4, 10.0, ()), ((0.1,) * 3, 6.3, flags)):
+        probed = {"step_seconds": samples, "probe_seconds": seconds, "flags": told}
+        costs.observe(make_record(setting).model_copy(update=probed))
+        found.append(float(costs.probing(np.zeros(1))[0]))
+    assert found[0] == pytest.approx(found[1])
 
 
 def compiled(mode: str, **fields: object) -> TrainSetting:
@@ -384,12 +306,25 @@ def compile_record(setting: TrainSetting, seconds: float) -> MeasurementRecord:
     return make_record(setting).model_copy(update={"compile_seconds": seconds})
 
 
-def test_an_unsupported_setting_closes_its_arm() -> None:
-    replay = Replay(TABLE)
-    posterior = Posterior(replay.space, true_prior(replay), BUDGET)
-    c = replay.space.candidates[0]
-    failed = make_record(c.setting).model_copy(update={"status": "unsupported"})
-    posterior.tell(posterior.space.candidates[0], failed)
-    assert all(
-        posterior.excluded[i] == (o.arm == c.arm) for i, o in enumerate(replay.space.candidates)
-    )
+STALE = Expected(phase="search", basis="probes", images_per_second=(1.0, 2.0, 3.0))
+REPLAY = Replay([r.model_copy(update={"expected": STALE}) for r in invented_table()])
+
+
+def test_it_stamps_what_this_search_expected_and_not_what_another_did() -> None:
+    """Over a table whose own records hold another's expectation."""
+    prior = true_prior(REPLAY, seconds=1.3, num_bytes=1.05)
+    records = search_table(REPLAY, prior, BUDGET, trials=12)[0].records
+    assert len(records) >= 3
+    assert all(r.expected is not None and r.expected != STALE for r in records)
+    first, *others = (r.expected for r in records if r.expected)
+    assert (first.phase, first.basis) == ("calibrate", "prior")
+    assert {e.basis for e in others} == {"probes"}
+    assert {e.phase for e in others} <= {"search", "finalists", "baseline"}
+    for expected in (first, *others):
+        for low, middle, high in (expected.images_per_second, expected.used_bytes):
+            assert low < middle < high
+        assert 0 <= expected.fits <= 1
+    # The prior is 30% too slow: after one probe the search knows.
+    ran = [r for r in records if r.status == "measured"]
+    shares = [r.expected.images_per_second[1] / r.images_per_second for r in (ran[0], ran[-1])]
+    assert shares == [pytest.approx(1 / 1.3, rel=0.05), pytest.approx(1, rel=0.05)]

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
-from planner.core.schema import MeasurementRecord
 from search.loop.interrupts import handle_signals, held, interruptible
 from search.loop.records import read_records
-from search.loop.space import Choice
 from search.tuning import tune as tune_file
 from tests.search.typed import SlowProber
 
@@ -42,21 +40,18 @@ def start(until: Path, *arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def await_line(tuner: subprocess.Popen[str], said: str) -> str:
-    heard = ""
-    for line in tuner.stderr:
-        heard += line
-        if said in line:
-            return heard
-    raise AssertionError(heard)
+def interrupted(until: Path, output: Path) -> subprocess.Popen[str]:
+    """A tuner that winds up, after one probe, until a file is there."""
+    tuner = start(until, "--wait", "--output", str(output))
+    assert any("waiting" in line for line in tuner.stderr)
+    tuner.send_signal(INT)
+    assert any("winding up" in line for line in tuner.stderr)
+    return tuner
 
 
 def test_an_interrupt_ends_with_what_was_measured(tmp_path: Path) -> None:
     """And no further signal breaks that off but a second Ctrl-C."""
-    tuner = start(tmp_path / "go on", "--wait", "--output", str(tmp_path))
-    await_line(tuner, "waiting")
-    tuner.send_signal(INT)
-    await_line(tuner, "winding up")
+    tuner = interrupted(tmp_path / "go on", tmp_path)
     for number in (TERM, HUP):
         tuner.send_signal(number)
     (tmp_path / "go on").touch()
@@ -65,8 +60,7 @@ def test_an_interrupt_ends_with_what_was_measured(tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert "ended because it was interrupted" in out
     result = json.loads((tmp_path / "recommendation.json").read_text())
-    assert "it was interrupted" in result["stopped_because"]
-    assert result["num_probes"] == 1
+    assert (result["stopped_because"], result["num_probes"]) == ("it was interrupted", 1)
 
 
 def test_each_signal_has_its_exit_status_and_one_that_is_ignored_stays_so() -> None:
@@ -103,10 +97,7 @@ def test_what_is_held_is_done_whole_and_a_second_interrupt_ends_it() -> None:
 
 
 def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
-    tuner = start(tmp_path / "never", "--wait", "--output", str(tmp_path))
-    await_line(tuner, "waiting")
-    tuner.send_signal(INT)
-    await_line(tuner, "winding up")
+    tuner = interrupted(tmp_path / "never", tmp_path)
     tuner.send_signal(INT)
     _, err = tuner.communicate(timeout=120)
     assert tuner.returncode == 130, err
@@ -119,23 +110,13 @@ def test_signals_are_left_alone_outside_the_main_thread() -> None:
 
     def listen() -> None:
         with handle_signals(INT) as interrupts:
-            found.append(interrupts.number)
+            found.extend((interrupts.number, signal.getsignal(INT)))
 
     before = signal.getsignal(INT)
     thread = threading.Thread(target=listen)
     thread.start()
     thread.join()
-    assert found == [None]
-    assert signal.getsignal(INT) is before
-
-
-class ToldAtOnce(SlowProber):
-    """Says what was measured before its worker has ended, as a real one does."""
-
-    def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        record = super().__call__(choice, probe_id, deadline_seconds)
-        self.on_result(record)
-        return record
+    assert found == [None, before]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk is full here")
@@ -145,7 +126,7 @@ def test_a_full_disk_is_said_with_the_record(
 ) -> None:  # fmt: skip
     output = tmp_path / "out"
     output.mkdir()
-    monkeypatch.setattr(tune_file, "DeviceProber", ToldAtOnce)
+    monkeypatch.setattr(tune_file, "DeviceProber", SlowProber)
     monkeypatch.setattr(tune_file, "device_rates", lambda *_: None)
     (output / "probes.jsonl").symlink_to("/dev/full")
     (output / "recommendation.json").mkdir()  # which no file can be moved onto

@@ -47,20 +47,16 @@ def more_devices() -> list[Device]:
 
 
 def test_with_the_planners_rates_it_gives_the_planners_seconds(pair: Pair) -> None:
-    check_seconds(pair, 6)
-
-
-def check_seconds(found: Pair, num: int) -> None:
-    gpu = recognise_gpu(found.device.name, found.device.total_bytes)
+    gpu = recognise_gpu(pair.device.name, pair.device.total_bytes)
     # Devices are drawn by kind of kernel.
     rates = replace(rates_for(gpu), compiled_bandwidth=None, batched_matmul_share=1.0)
     # A step of one image is unlike all others (its strides are), and lies on no line.
-    several = [c for c in found.space.candidates if c.setting.batch_size > 1]
-    for c in Random(0).sample(several, num):
+    several = [c for c in pair.space.candidates if c.setting.batch_size > 1]
+    for c in Random(0).sample(several, 6):
         eager = c.setting.model_copy(update={"compile": "off"})
-        config, setting = choose(found.model, eager, None, {})
+        config, setting = choose(pair.model, eager, None, {})
         wanted = predict_step(list(step_ledger(config, setting).operations()), rates, c.setting)
-        at = record_step(found.model, setting.model_copy(update={"batch_size": RECORDED[0]}))
+        at = record_step(pair.model, setting.model_copy(update={"batch_size": RECORDED[0]}))
         batch = np.array([float(c.setting.batch_size)])
         got = step_seconds(at.at(batch), planners_physics(rates), c.setting)
         assert got[0] == pytest.approx(wanted.step_seconds, rel=1e-6), c.setting

@@ -42,26 +42,29 @@ def test_precisions_follow_the_device() -> None:
     assert precisions(T4) == ("fp32", "fp16")
     assert precisions(A100) == ("fp32", "tf32", "bf16")
     assert precisions(A100, precision=("bf16", "fp16")) == ("bf16", "fp16")
-
-
-def test_what_the_device_lacks_is_refused_and_what_nobody_knows_too() -> None:
     with pytest.raises(UnsupportedError, match="bf16"):
-        make_space(MODEL, T4, restrict={"precision": ("bf16",)})
+        precisions(T4, precision=("bf16",))
     with pytest.raises(UsageError, match=r"bf17.*bf16"):
-        make_space(MODEL, CPU, restrict={"precision": ("bf17",)})
+        precisions(CPU, precision=("bf17",))
 
 
 def test_a_factory_keeps_its_own_attention_and_its_blocks_may_be_checkpointed() -> None:
-    space = make_space(FactoryModel(factory="a:b"), CPU, batch_sizes=(8,))
-    assert space.choices["attention"] == ("library",)
-    assert space.choices["checkpointing"] == ("none", "blocks")
+    def of(**restrict: tuple[Value, ...]) -> Space:
+        own = FactoryModel(factory="a:b")
+        return make_space(own, CPU, restrict=restrict, batch_sizes=(8,))
+
+    assert of().choices["attention"] == ("library",)
+    assert of().choices["checkpointing"] == ("none", "blocks")
     parts = ("blocks:2", "blocks:every-2", "selective")
-    asked = make_space(
-        FactoryModel(factory="a:b"), CPU, restrict={"checkpointing": parts}, batch_sizes=(8,)
-    )
-    assert set(asked.choices["checkpointing"]) == set(parts)
+    assert set(of(checkpointing=parts).choices["checkpointing"]) == set(parts)
     with pytest.raises(UnsupportedError, match="stages"):
-        make_space(FactoryModel(factory="a:b"), CPU, restrict={"checkpointing": ("stages",)})
+        of(checkpointing=("stages",))
+    with pytest.raises(UnsupportedError, match="matter of the model a:b: frozen_stages is 1"):
+        of(frozen_stages=(1,))
+    plain = {**PLAIN, "attention": ("library",)}
+    space = of(**plain, lora_rank=(0, 8))
+    assert {c.setting.lora_rank for c in space.candidates} == {0}
+    assert space.left_out[0].startswith("1 setting is left out: what is trained is a matter of")
 
 
 def test_ids_are_unique_and_do_not_change() -> None:
@@ -104,23 +107,11 @@ def test_what_excludes_each_other_is_left_out_with_one_line_for_each_law() -> No
     first, second = space.left_out
     assert first.startswith("8 settings are left out: ema averages whole weights on each device")
     assert second == "4 settings are left out: the model has 4 stages: frozen_stages is 9."
-
-
-def test_it_is_refused_only_where_nothing_is_left() -> None:
+    # It is refused only where nothing is left.
     with pytest.raises(UnsupportedError, match="compile_scope is blocks, and compile is off"):
         asked(compile_scope="blocks")
     with pytest.raises(UnsupportedError, match="9"):
         asked(frozen_stages=9)
-
-
-def test_what_is_trained_of_an_own_model_is_refused_before_a_probe() -> None:
-    own = FactoryModel(factory="a:b")
-    with pytest.raises(UnsupportedError, match="matter of the model a:b: frozen_stages is 1"):
-        make_space(own, CPU, restrict={"frozen_stages": (1,)})
-    plain = {**PLAIN, "attention": ("library",)}
-    space = make_space(own, CPU, restrict={**plain, "lora_rank": (0, 8)}, batch_sizes=(8,))
-    assert {c.setting.lora_rank for c in space.candidates} == {0}
-    assert space.left_out[0].startswith("1 setting is left out: what is trained is a matter of")
 
 
 @given(st.integers(1, 5000))

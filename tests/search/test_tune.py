@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,16 +15,30 @@ from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.core.units import GIB
+from planner.memory.allocator_config import VARIABLES
 from search.loop.records import read_records
 from search.loop.search import Limits
 from search.loop.space import Choice, make_space
 from search.loop.study import Identity
+from search.probe.device import versions, worker_environment
 from search.probe.failure import CONTRACT
+from search.probe.parent.environment import probe_environment
+from search.tuning import tune as tune_file
 from search.tuning.tune import tune
 from tests.search.replays import Replay, search_table
-from tests.search.tables import BUDGET, GPU, MODEL, SMALL, invented_table, make_record, true_prior
+from tests.search.tables import (
+    BUDGET,
+    GPU,
+    MODEL,
+    SMALL,
+    failed,
+    invented_table,
+    make_record,
+    true_prior,
+)
 
 TABLE = invented_table()
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 def probe(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
@@ -35,7 +51,6 @@ def run(tmp_path: Path, **options: object) -> Recommendation:
     return tune(MODEL, **{**given, **options})  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("gpu")
 def test_it_recommends_what_it_ran(tmp_path: Path) -> None:
     found = run(tmp_path)
     records = read_records(tmp_path / "probes.jsonl").records
@@ -46,7 +61,6 @@ def test_it_recommends_what_it_ran(tmp_path: Path) -> None:
     assert any("Other processes hold 2.00 GiB" in note for note in found.notes)
 
 
-@pytest.mark.usefixtures("gpu")
 def test_an_emulation_says_so(tmp_path: Path) -> None:
     found = run(tmp_path, memory_bytes=6 * GIB)
     assert any("emulates a smaller device" in note for note in found.notes)
@@ -55,21 +69,14 @@ def test_an_emulation_says_so(tmp_path: Path) -> None:
         run(tmp_path, memory_bytes=1)
 
 
-@pytest.mark.usefixtures("gpu")
-def test_a_global_batch_is_held(tmp_path: Path) -> None:
-    found = run(tmp_path, global_batch=64, batch_size=None)
+def test_a_global_batch_is_held_and_trials_count_over_resumption(tmp_path: Path) -> None:
+    for _ in range(2):
+        found = run(tmp_path, global_batch=64, batch_size=None, trials=3)
+        assert found.num_probes == 3
     assert {r.setting.global_batch for r in read_records(tmp_path / "probes.jsonl").records} == {64}
     assert not any("learning rate" in note for note in found.notes)
 
 
-@pytest.mark.usefixtures("gpu")
-def test_trials_count_over_resumption(tmp_path: Path) -> None:
-    for _ in range(2):
-        found = run(tmp_path, trials=3)
-        assert found.num_probes == 3
-
-
-@pytest.mark.usefixtures("gpu")
 def test_an_interrupt_ends_with_the_best_so_far(tmp_path: Path) -> None:
     calls = []
 
@@ -89,57 +96,45 @@ def test_an_interrupt_ends_with_the_best_so_far(tmp_path: Path) -> None:
     assert calls[2].candidate.setting in settings
 
 
-@pytest.mark.usefixtures("gpu")
 def test_the_same_failure_three_times_ends_it(tmp_path: Path) -> None:
-    def crashing(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        return probe(choice, probe_id, deadline_seconds).model_copy(
-            update={"status": "crashed", "step_seconds": (), "images_per_second": None,
-                    "message": "RuntimeError: the factory raised"}
-        )  # fmt: skip
+    def crashing(*asked: Any) -> MeasurementRecord:
+        return failed(probe(*asked), message="RuntimeError: the factory raised")
 
     found = run(tmp_path, prober=crashing)
     assert found.num_probes == 3
     assert "RuntimeError: the factory raised" in found.advice
 
 
-@pytest.mark.usefixtures("gpu")
 def test_a_machine_that_can_start_no_probe_is_said_and_no_storage_is_blamed(tmp_path: Path) -> None:
-    def crowded(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+    def crowded(*_: Any) -> MeasurementRecord:
         raise OSError(24, "Too many open files")
 
     with pytest.raises(PlannerError, match="no probe can be run: Too many open files"):
         run(tmp_path, prober=crowded)
 
 
-@pytest.mark.usefixtures("gpu")
 def test_a_contract_that_some_settings_break_ends_no_search(tmp_path: Path) -> None:
     """As a batch that is larger than the user's data: others were measured. (Where none was, it
     ends the search: tests/tasks/test_tune.py.)"""
     calls: list[Choice] = []
 
-    def sometimes(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        done = probe(choice, probe_id, deadline_seconds)
+    def sometimes(choice: Choice, *more: Any) -> MeasurementRecord:
+        done = probe(choice, *more)
         calls.append(choice)
-        if len(calls) != 2:
-            return done
-        ended = {"status": "unsupported", "phase": CONTRACT, "images_per_second": None}
-        return done.model_copy(update={**ended, "step_seconds": (), "message": "IndexError"})
+        return failed(done, "unsupported", phase=CONTRACT) if len(calls) == 2 else done
 
     found = run(tmp_path, prober=sometimes)
     assert found.status == "recommended"
     assert found.num_probes == len(calls) > 2
 
 
-@pytest.mark.usefixtures("gpu")
 def test_a_probe_may_not_outlast_the_budget(tmp_path: Path) -> None:
     deadlines = []
 
     def endless(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         deadlines.append(deadline_seconds)
-        if len(deadlines) == 1:
-            return probe(choice, probe_id, deadline_seconds)
-        ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None}
-        return probe(choice, probe_id, deadline_seconds).model_copy(update=ended)
+        done = probe(choice, probe_id, deadline_seconds)
+        return done if len(deadlines) == 1 else failed(done, "timed_out")
 
     found = run(tmp_path, prober=endless, budget_seconds=90.0, trials=2)
     assert found.status == "recommended"
@@ -149,16 +144,12 @@ def test_a_probe_may_not_outlast_the_budget(tmp_path: Path) -> None:
     assert BUDGET_ENDED in second.flags
 
 
-@pytest.mark.usefixtures("gpu")
 def test_a_short_budget_begins_with_what_is_surely_measured(tmp_path: Path) -> None:
     """On a busy machine, where a step of four images outlasts the budget."""
 
-    def busy(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        done = probe(choice, probe_id, deadline_seconds)
-        if choice.candidate.images <= 2:
-            return done
-        ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None}
-        return done.model_copy(update=ended)
+    def busy(choice: Choice, *more: Any) -> MeasurementRecord:
+        done = probe(choice, *more)
+        return done if choice.candidate.images <= 2 else failed(done, "timed_out")
 
     found = run(tmp_path, prober=busy, budget_seconds=60.0, trials=1, batch_size=None)
     assert found.status == "recommended"
@@ -170,21 +161,16 @@ def test_a_short_budget_begins_with_what_is_surely_measured(tmp_path: Path) -> N
 def test_half_of_a_budget_is_for_probes() -> None:
     now = 0.0
     limits = Limits(budget_seconds=60.0, clock=lambda: now)
-    now = 20.0
-    limits.begin_probing()
-    assert limits.seconds_left() == 40.0
-    now = 50.0
-    limits.begin_probing()
-    assert limits.seconds_left() == 30.0
-    now = 70.0
-    assert limits.seconds_left() == 10.0
+    for at, begins, left in ((20.0, True, 40.0), (50.0, True, 30.0), (70.0, False, 10.0)):
+        now = at
+        if begins:
+            limits.begin_probing()
+        assert limits.seconds_left() == left
 
 
-@pytest.mark.usefixtures("gpu")
 def test_what_the_budget_cut_short_is_probed_with_more_time(tmp_path: Path) -> None:
-    def cut(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        ended = {"status": "timed_out", "step_seconds": (), "images_per_second": None}
-        return probe(choice, probe_id, deadline_seconds).model_copy(update=ended)
+    def cut(*asked: Any) -> MeasurementRecord:
+        return failed(probe(*asked), "timed_out")
 
     one = {axis: values[-1:] for axis, values in SMALL.items()}
     given = {"batch_size": 8, "restrict": {**one, "compile": ("off",)}}
@@ -197,7 +183,6 @@ def test_what_the_budget_cut_short_is_probed_with_more_time(tmp_path: Path) -> N
     assert first.setting == second.setting == found.setting
 
 
-@pytest.mark.usefixtures("gpu")
 def test_every_arm_that_was_ruled_out_has_its_reason(tmp_path: Path) -> None:
     found = run(tmp_path, batch_size=(8, 16, 2048))
     arms = {r.setting.model_copy(update={"batch_size": 1}) for r in found.ruled_out}
@@ -205,7 +190,6 @@ def test_every_arm_that_was_ruled_out_has_its_reason(tmp_path: Path) -> None:
     assert len(arms) == len(found.ruled_out)
 
 
-@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(("budget", "tried"), [(40.0, False), (600.0, True)])
 def test_a_mode_that_the_budget_ended_before_is_named(
     tmp_path: Path, budget: float, tried: bool
@@ -230,7 +214,6 @@ def test_the_tuner_imports_no_torch() -> None:
     assert done.stdout == "False\n"
 
 
-@pytest.mark.usefixtures("gpu")
 def test_it_begins_where_it_is_told_to(tmp_path: Path) -> None:
     """Also in a study that knows other values; what is asked for by name wins."""
     run(tmp_path, trials=2)
@@ -246,3 +229,49 @@ def test_it_begins_where_it_is_told_to(tmp_path: Path) -> None:
     space = make_space(MODEL, GPU, start=TrainSetting(checkpointing="blocks:6", batch_size=40))
     assert space.first is not None
     assert (space.first.setting.checkpointing, 40 in space.rungs) == ("blocks:6", True)
+
+
+def test_probes_run_under_the_allocator_that_is_said_and_a_study_does_not_mix_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, options = "max_split_size_mb:64", "expandable_segments:True"
+    monkeypatch.setattr(tune_file, "versions", versions)
+    monkeypatch.setenv(VARIABLES[0], here)
+    heard: list[tuple[str, str]] = []
+
+    def probing(*asked: Any) -> MeasurementRecord:
+        heard.append((probe_environment()[VARIABLES[0]], ""))
+        return probe(*asked).model_copy(update={"versions": versions()})
+
+    def asked(**more: object) -> Recommendation:
+        hear = lambda progress: heard.append(("", progress.text))  # noqa: E731
+        return run(tmp_path, prober=probing, on_progress=hear, batch_size=(8, 16), **more)
+
+    found = asked(allocator=options)
+    assert found.evidence.versions["allocator_config"] == options
+    assert {told for told, _ in heard} == {"", options}
+    assert any(f"the allocator's options {options}" in text for _, text in heard)
+    assert (os.environ[VARIABLES[0]], os.environ.get(VARIABLES[1])) == (here, None)
+    assert worker_environment()[VARIABLES[0]] == here
+    with pytest.raises(PlannerError, match="allocator_config"):
+        asked()
+    heard.clear()
+    asked(accept_different=True)
+    assert any("allocator_config" in text for _, text in heard)
+
+
+def test_where_nobody_says_otherwise_segments_are_expandable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for device, build in (("cuda:0", "13.0"), ("cpu", "13.0"), ("cuda:0", "rocm6.4"),
+                          ("cuda:0", None)):  # fmt: skip
+        monkeypatch.setattr(tune_file, "torch_build", lambda build=build: build)
+        options, said = tune_file.usual_options(device)
+        is_cuda = (device, build) == ("cuda:0", "13.0")
+        assert options == ("expandable_segments:True" if is_cuda else None)
+        assert ["--allocator expandable_segments:False" in text for text in said] == [
+            True
+        ] * is_cuda
+    monkeypatch.setenv(VARIABLES[1], "")
+    monkeypatch.setattr(tune_file, "torch_build", lambda: "13.0")
+    assert tune_file.usual_options("cuda:0") == (None, []), "set to nothing, torch has its own way"

@@ -3,7 +3,7 @@
     python -m tests.search.typed ARGUMENTS…
 
 Its probes take 50 ms. With --wait the second one says so on standard error, waits for a signal, and
-winds up: for half a second, or until the file is there that WINDS_UP_UNTIL names.
+winds up: until the file is there that WINDS_UP_UNTIL names.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -27,23 +28,16 @@ from tests.search.tables import GPU, make_record
 from tests.undurable import write_without_waiting
 
 
-def pretend_gpu() -> None:
-    """The device functions that `tune` asks, answered for a GPU that is not there."""
-    tune_file.choose_device = lambda wanted: "cuda:0"
-    tune_file.describe_device = lambda wanted: GPU
-    tune_file.least_free = lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB)
-    tune_file.versions = lambda: {"torch": "test"}
-
-
-def pretend_no_estimate() -> None:
-    """The guess of an unknown device: estimating took longer than all pretended probes."""
-    tune_file.device_prior = lambda space, model, device, _, *rest, **more: device_prior(
-        space, model, device, None, *rest, **more
-    )
+def pretend_gpu(change: Callable[[Any, str, Any], None] = setattr) -> None:
+    """The device functions that `tune` asks, answered for a GPU of 16 GiB that is not there."""
+    change(tune_file, "choose_device", lambda wanted: "cuda:0")
+    change(tune_file, "describe_device", lambda wanted: GPU)
+    change(tune_file, "least_free", lambda wanted: MemoryInUse(16 * GIB, 0, 16 * GIB))
+    change(tune_file, "versions", lambda: {"torch": "test"})
 
 
 class SlowProber:
-    """In place of DeviceProber."""
+    """In place of DeviceProber. It says what was measured before its worker has ended."""
 
     on_result: Any = None
 
@@ -66,22 +60,22 @@ class SlowProber:
             finally:
                 with suppress(OSError):  # its terminal was closed
                     print("winding up", file=sys.stderr, flush=True)
-                wind_up(os.environ.get("WINDS_UP_UNTIL"))
+                while not Path(os.environ.get("WINDS_UP_UNTIL", "/")).exists():
+                    time.sleep(0.02)
         seed = Random(probe_id).randrange(99)
-        return make_record(choice.candidate.setting, seed=seed, model=self.model)
-
-
-def wind_up(until: str | None) -> None:
-    if until is None:
-        time.sleep(0.5)
-    while until is not None and not Path(until).exists():
-        time.sleep(0.02)
+        record = make_record(choice.candidate.setting, seed=seed, model=self.model)
+        if self.on_result is not None:
+            self.on_result(record)
+        return record
 
 
 if __name__ == "__main__":
     write_without_waiting()
     pretend_gpu()
-    pretend_no_estimate()
+    # The guess of an unknown device: estimating took longer than all pretended probes.
+    tune_file.device_prior = lambda space, model, device, _, *rest, **more: device_prior(
+        space, model, device, None, *rest, **more
+    )
     tune_file.DeviceProber = SlowProber  # type: ignore[misc, assignment]
     tune_file.device_rates = lambda *_: None  # type: ignore[assignment]
     sys.exit(main(["tune", *(a for a in sys.argv[1:] if a != "--wait")]))

@@ -6,16 +6,15 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-torch = pytest.importorskip("torch")
-
-from torch import Tensor, nn  # noqa: E402
-
-from planner.core.errors import PlannerError, UnsupportedError  # noqa: E402
-from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
-from planner.libraries.building import declare_missing_operators  # noqa: E402
-from planner.training.tasks import from_lightning  # noqa: E402
-from tests.equality import recorded  # noqa: E402
+from planner.core.errors import PlannerError
+from planner.core.schema import FactoryModel, TrainSetting
+from planner.ledger.ledger import Ledger
+from planner.libraries.building import declare_missing_operators
+from planner.training.tasks import from_lightning
+from tests.equality import recorded
 
 pytestmark = pytest.mark.trainers
 SETTING = TrainSetting(batch_size=2, precision="fp32")
@@ -63,21 +62,20 @@ def manual() -> Any:
     return module
 
 
-def of(factory: str) -> FactoryModel:
-    return FactoryModel(factory=f"{__name__}:{factory}")
+def record(factory: str) -> Ledger:
+    return recorded(FactoryModel(factory=f"{__name__}:{factory}"), SETTING)
 
 
 def test_its_own_loader_gives_the_batch() -> None:
-    ledger, same = (recorded(of(name), SETTING) for name in ("with_loader", "with_batch"))
+    ledger, same = (record(name) for name in ("with_loader", "with_batch"))
     assert len(ledger.events) == len(same.events)
     assert ledger.num_parameters == 5
 
 
-def test_a_module_without_a_batch_is_told_how_to_give_one() -> None:
-    with pytest.raises(PlannerError, match="from_lightning"):
-        recorded(of("without_batch"), SETTING)
-
-
-def test_manual_optimization_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="automatic_optimization is False"):
-        recorded(of("manual"), SETTING)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("without_batch", "from_lightning"), ("manual", "automatic_optimization is False")],
+)
+def test_what_is_no_task_is_refused_with_a_way_out(name: str, said: str) -> None:
+    with pytest.raises(PlannerError, match=said):
+        record(name)

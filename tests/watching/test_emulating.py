@@ -25,7 +25,7 @@ from planner.watching.emulating.reading import (
     find_levers,
     grown,
 )
-from planner.watching.explaining.snapshot_reading import Group, alive_at_peak
+from planner.watching.explaining.snapshot_reading import Group
 
 FORWARD = "forward: activations", "u/train.py:7 main"
 PLACE: dict[str, Any] = {
@@ -36,36 +36,6 @@ FAILED = OutOfMemory(
     **{**PLACE, "phase": "forward"}, times=1, requested_bytes=GIB, free_bytes=0, allocated_bytes=0,
     reserved_bytes=0, step=1, groups=(), grown_bytes=0, subject=None, forwards=0,
 )  # fmt: skip
-
-
-def event(action: str, addr: int, size: int, line: int) -> dict[str, Any]:
-    frames = [{"filename": "/u/train.py", "line": line, "name": "main"}] if line else []
-    return {"action": action, "addr": addr, "size": size, "frames": frames}
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 100)), max_size=60), st.integers(0, 30))
-def test_the_peak_is_found_backwards_from_the_end(
-    steps: list[tuple[int, int]], forgotten: int
-) -> None:
-    """Six addresses, each asked for and given back by turns; of the beginning nothing is known."""
-    held: dict[int, int] = {}
-    trace, totals = [], [0]
-    for index, (addr, size) in enumerate(steps):
-        if addr in held:
-            trace.append(event("free_requested", addr, held.pop(addr), index + 1))
-        else:
-            held[addr] = size
-            trace.append(event("alloc", addr, size, index + 1))
-        totals.append(sum(held.values()))
-    blocks = [
-        {"address": a, "size": s, "state": "active_allocated", "frames": []}
-        for a, s in held.items()
-    ]
-    forgotten = min(forgotten, len(trace))
-    kept = trace[forgotten:]
-    snapshot = {"segments": [{"device": 0, "blocks": blocks}], "device_traces": [kept]}
-    found, _ = alive_at_peak(snapshot, 0)
-    assert sum(entry["size"] for entry in found) == max(totals[forgotten:])
 
 
 def process(used: int, steps: int = 3, **more: Any) -> EmulatedProcess:
@@ -99,11 +69,9 @@ def test_the_verdict_comes_first() -> None:
     assert "Where: forward of Net.mlp, u/train.py:7 main." in text
     caught = emulation_text(run_of(process(23 * GIB, 6, out_of_memory=failed)))
     assert "caught that 2 times and went on, to 6 steps." in caught
-    assert run_of().fits is None
     one = run_of(process(6 * GIB, steps=1))
     assert one.fits is None
     assert emulation_text(one).startswith("Not known whether it fits: it ended early (1 step)")
-    assert emulation_text(run_of()).startswith("Not known: no process used the GPU")
 
 
 def test_a_verdict_stands_beside_no_finding_that_contradicts_it() -> None:
@@ -125,12 +93,10 @@ def test_a_verdict_stands_beside_no_finding_that_contradicts_it() -> None:
 
 
 def test_a_request_that_nothing_could_hold_is_told_from_a_full_card() -> None:
+    """And one beyond reason is no fault of the card."""
     failed = replace(FAILED, requested_bytes=30 * GIB, reserved_bytes=23 * GIB, free_bytes=GIB)
     run = run_of(process(23 * GIB, out_of_memory=failed), status=1)
     assert "this one request is more than the whole card" in emulation_text(run)
-
-
-def test_a_size_beyond_reason_is_no_fault_of_the_card() -> None:
     failed = replace(FAILED, requested_bytes=2401 * GIB)
     run = run_of(process(GIB, out_of_memory=failed), status=1)
     assert (run.fits, run.fits_so_far) == (None, None)
@@ -167,23 +133,20 @@ SWIN = {
 
 
 @pytest.mark.parametrize(
-    ("changed", "is_known"),
+    "changed",
     [
-        ({}, True),
-        ({"num_parameters": 28_288_355}, False),  # another model of that class
-        ({"setting": {"batch_size": 64}}, False),  # planner's own step would have fitted
+        {"num_parameters": 28_288_355},  # another model of that class
+        {"setting": {"batch_size": 64}},  # planner's own step would have fitted
     ],
 )
-def test_levers_are_those_of_a_model_that_is_known(changed: dict[str, Any], is_known: bool) -> None:
+def test_a_model_that_is_not_known_has_no_levers(changed: dict[str, Any]) -> None:
     alive = (Group(*FORWARD, 22 * GIB, 9),)
     failed = replace(FAILED, groups=alive, subject={**SWIN, **changed})
     run = run_of(process(23 * GIB, 0, out_of_memory=failed), status=1)
     run = replace(run, memory_bytes=24 * GIB, context_bytes=500 * MIB)
-    run = replace(run, relief=find_levers(run, "rtx-3090"))
-    assert (run.relief is not None) is is_known
+    assert find_levers(run, "rtx-3090") is None
     text = emulation_text(run)
-    assert ("The program trains torchvision:swin_t (batch_size 512" in text) is is_known
-    assert ("Next: 100% of what was alive is activations and batches" in text) is not is_known
+    assert "Next: 100% of what was alive is activations and batches" in text
 
 
 def test_the_page_says_what_the_terminal_says() -> None:

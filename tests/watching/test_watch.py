@@ -1,4 +1,5 @@
-"""The hook in a plain loop: what it counts, and that nothing of its own ends a training."""
+"""The hook in a plain loop: what it counts, and that nothing of its own ends a training. And its
+figures against a plan's: which differences are told."""
 
 from __future__ import annotations
 
@@ -18,8 +19,14 @@ import pytest
 import torch
 
 import planner
+from planner.core.errors import PlannerError
+from planner.core.files import to_json
+from planner.core.units import GIB
 from planner.watching import watch
+from planner.watching.analysis import judge
+from planner.watching.expectation import Expectation, read_expectation
 from planner.watching.watch import Watch
+from tests.trainers.cases import recommendation
 from tests.watching.loops import BATCH, IMAGES, Loop, end, events, lines, loader, of_kind
 
 
@@ -104,12 +111,15 @@ def test_a_broken_plan_is_one_warning(
     run_loop(planner.watch("no\0path"))
 
 
-def test_a_folder_that_cannot_be_written_ends_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("fails", ["the folder", "each step"])
+def test_what_fails_each_time_is_one_warning_and_ends_nothing(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    run_loop(planner.watch(folder=file / "below", interval_seconds=0))
+    (tmp_path / "file").write_text("")
+    if fails == "each step":
+        monkeypatch.setattr(Watch, "_memory", lambda *_: Path("/no such file").stat())
+    folder = tmp_path / ("file/below" if fails == "the folder" else "run")
+    run_loop(planner.watch(folder=folder, interval_seconds=0), epochs=4)
     assert len(caplog.records) == 1
 
 
@@ -125,17 +135,6 @@ def test_a_log_is_bounded_and_the_end_is_still_written(
     assert (tmp_path / "watch.jsonl").stat().st_size <= 8000
     assert 0 < len(of_kind(tmp_path, "event")) < 60
     assert end(tmp_path)["step"] == 4 * IMAGES // BATCH
-
-
-def test_a_hook_that_fails_each_time_is_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(*_: object) -> dict[str, Any]:
-        raise OSError("no such file")
-
-    monkeypatch.setattr(Watch, "_memory", broken)
-    run_loop(planner.watch(folder=tmp_path, interval_seconds=0), epochs=4)
-    assert len(caplog.records) == 1
 
 
 def test_copies_are_inert_and_one_process_writes(tmp_path: Path) -> None:
@@ -168,14 +167,6 @@ def test_a_process_that_dies_of_an_error_writes_its_end(tmp_path: Path) -> None:
     assert events(tmp_path) == ["out of memory"]
 
 
-def test_nothing_is_imported_before_a_watch_is_made() -> None:
-    code = (
-        "import planner, sys; assert not {'torch', 'pydantic'} & sys.modules.keys(); "
-        "planner.watch('x'); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_torn_line_of_another_run_is_left_behind(tmp_path: Path) -> None:
     path = tmp_path / "watch.jsonl"
     path.write_text('{"kind":"sta')
@@ -183,3 +174,78 @@ def test_a_torn_line_of_another_run_is_left_behind(tmp_path: Path) -> None:
     torn, *whole = path.read_text().splitlines()
     assert torn == '{"kind":"sta'
     assert json.loads(whole[0])["kind"] == "start"
+
+
+PLAN = Expectation(
+    source="run/recommendation.json",
+    basis="measured",
+    device="RTX",
+    images_per_step=64,
+    images_per_second=1000.0,
+    peak_allocated_bytes=8 * GIB,
+    peak_reserved_bytes=9 * GIB,
+)
+AS_PLANNED = {
+    "steps": 10,
+    "images": 640,
+    "images_per_second": 990.0,
+    "peak_allocated_bytes": 8 * GIB,
+    "peak_reserved_bytes": 9 * GIB,
+    "wait_share": 0.02,
+    "alloc_retries": 2,
+    "ooms": 0,
+    "loss": 6.9,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({}, None),
+        ({"peak_allocated_bytes": int(8.5 * GIB)}, "more allocated than planned"),
+        ({"peak_reserved_bytes": 10 * GIB}, "more reserved than planned"),
+        ({"images_per_second": 850.0}, "slower than planned"),
+        ({"images_per_second": 10.0, "wait_share": 0.9, "warm_up": True}, None),
+        ({"wait_share": 0.3}, "waiting for data"),
+        ({"alloc_retries": 4}, "allocator retries"),
+        ({"alloc_retries": 2}, None),  # they were told of before
+        ({"scale": 32768.0}, "skipped steps"),
+        ({"scale": 131072.0}, None),
+        ({"ooms": 1}, "out of memory caught"),
+        ({"loss": float("nan")}, "non-finite loss"),
+        ({"clocks": {"slowed_by": ["hw_thermal_slowdown"], "temperature_c": 91}}, "throttled"),
+        ({"images": 320}, "other batch"),
+    ],
+)
+def test_each_difference_has_its_event(changed: dict[str, Any], name: str | None) -> None:
+    before = {"alloc_retries": 2, "scale": 65536.0}
+    found = judge({**AS_PLANNED, **changed}, before, PLAN, "RTX")
+    assert [event.name for event in found] == [name] * (name is not None)
+    assert all(event.message.endswith(".") for event in found)
+
+
+def test_rates_of_another_device_are_not_compared() -> None:
+    line = {**AS_PLANNED, "images_per_second": 10.0}
+    (event,) = judge(line, {"alloc_retries": 2}, PLAN, "T4")
+    assert event.name == "other device"
+
+
+def test_plans_are_read_from_all_that_planner_writes(tmp_path: Path) -> None:
+    assert read_expectation(None) is None
+    found = recommendation()
+    (tmp_path / "recommendation.json").write_text(found.model_dump_json())
+    said = read_expectation(tmp_path)
+    assert said is not None
+    assert said.basis == "measured"
+    assert said.images_per_second == found.evidence.images_per_second  # type: ignore[union-attr]
+    estimate = planner.estimate("native:swin_tiny", batch_size=8, accumulate=2, gpu="rtx 3090")
+    (tmp_path / "estimate.json").write_text(json.dumps([to_json(estimate)]))
+    for plan in (estimate, tmp_path / "estimate.json", str(tmp_path / "estimate.json")):
+        said = read_expectation(plan)
+        assert said is not None
+        assert said.basis == "estimated"
+        assert said.images_per_step == 16
+        assert said.peak_allocated_bytes == estimate.peak_allocated_bytes
+    for broken in (7, tmp_path / "none", {"a": 1}):
+        with pytest.raises(PlannerError):
+            read_expectation(broken)

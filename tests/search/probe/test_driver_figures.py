@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.core.units import GIB, MIB
 from planner.machine import nvml
+from planner.machine.doctor import Card, Facts, read_cards
+from planner.machine.emulated import EmulatedMachine, holding, started
+from planner.machine.findings import judge
 from planner.machine.hardware.overheads import CONTEXT_BYTES
 from search.probe.accounting import (
     CONTEXT_GROWTH_BYTES,
@@ -21,9 +24,8 @@ from search.probe.accounting import (
     others_bytes,
     process_bytes,
 )
-from search.probe.worker import meter
-from search.probe.worker.meter import Crowding
-from tests.covering import covering
+from tests.emulated.conftest import RTX_3090, answer, libraries  # noqa: F401
+from tests.environment.recorded import recorded
 
 UNKNOWN = 2**64 - 1
 figures = st.one_of(
@@ -70,117 +72,122 @@ def test_the_context_is_what_is_plausible(
     assert source in found.source
 
 
-class Torch:
-    """What torch.cuda says: `reserved` now and at its peak, a context of 500 MiB that the driver
-    counts as `used` once it is made."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.say = lambda text: monkeypatch.setenv("FAKE_NVML", text)
-        self.total, self.reserved, self.peak, self.free = 48 * GIB - GIB // 2, 0, 0, 44 * GIB
-        self.after = ""
-        stand_ins: dict[str, Any] = {
-            "set_device": lambda d: self.say(self.after),
-            "get_device_properties": lambda d: type("P", (), {"total_memory": self.total}),
-            "memory_reserved": lambda d: self.reserved,
-            "max_memory_reserved": lambda d: self.peak,
-            "max_memory_allocated": lambda d: self.peak,
-            "memory_stats": lambda d: {},
-            "mem_get_info": lambda d: (self.free, self.total),
-            "set_per_process_memory_fraction": lambda share, d: None,
-        }
-        for name, stand_in in stand_ins.items():
-            monkeypatch.setattr(torch.cuda, name, stand_in)
-        monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
-        monkeypatch.setattr(meter, "nvml_device", lambda device: nvml.device_at(1))
-
-    def begin(self, before: str, after: str) -> meter.Meter:
-        """A meter made while the driver answers `before`; its context made, it answers `after`."""
-        self.after = after
-        self.say(before)
-        return meter.make_meter("cuda:0")
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, driver: None) -> Torch:
-    return Torch(monkeypatch)
-
-
-OURS = 10 * GIB + 600 * MIB  # reserved, and what lies beside at the end
-
-
 @pytest.mark.parametrize(
-    ("word", "others"),
-    covering(("right v2", "right long", "right", "zero", "na", "host", "none"), (False, True)),
+    ("word", "own"),
+    [
+        ("right v2", [GIB]), ("right long", [GIB]), ("right", [GIB]), ("zero", [0]), ("na", [None]),
+        ("host", []), ("none", []),
+    ],
+)  # fmt: skip
+def test_processes_are_read_as_each_driver_lists_them(
+    word: str, own: list[int | None], monkeypatch: pytest.MonkeyPatch, driver: None
+) -> None:
+    monkeypatch.setenv("FAKE_NVML", f"{word} used={4 * GIB} own={GIB}")
+    card = nvml.device_at(1)
+    assert card.memory.used == 4 * GIB
+    assert [p.used_bytes for p in card.processes if p.pid == os.getpid()] == own
+
+
+METER = """
+import json, subprocess, sys, torch
+from dataclasses import replace
+from search.probe.worker.meter import make_meter
+HOLD = "import torch; x = torch.empty(2 << 30, dtype=torch.uint8, device='cuda'); input(print())"
+cuda = make_meter("cuda:0")
+try:
+    cuda.impose_cap(1 << 20)
+except MemoryError as error:
+    refused = str(error)
+cuda.impose_cap(6 << 30)
+held = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+torch.cuda.empty_cache()
+try:
+    torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    pass
+with subprocess.Popen([sys.executable, "-uc", HOLD], stdin=-1, stdout=-1) as other:
+    other.stdout.readline()
+    cuda.observe()
+    hot = {"throttle_reasons": ("hw_thermal_slowdown",)}
+    cuda.readings[:] = [replace(reading, **hot) for reading in cuda.readings]
+    found = [cuda.memory().device, *vars(cuda.crowding()).values(), cuda.flags(), refused]
+    other.kill()
+print(json.dumps(found))
+"""
+
+
+HAS_NVML = EmulatedMachine((RTX_3090,))
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    ("machine", "doubt"),
+    [
+        (HAS_NVML, "throttled: hw_thermal_slowdown"),
+        (replace(HAS_NVML, hides_processes=True), "throttled: hw_thermal_slowdown"),
+        (replace(HAS_NVML, nvml_used_error=100 * MIB), "hold 3.54 GiB"),
+        (replace(HAS_NVML, has_nvml=False), "took 2.44 GiB of the GPU"),
+    ],
 )
+@pytest.mark.usefixtures("libraries")
 def test_a_probe_is_told_its_size_whatever_the_driver_lists(
-    fake: Torch, word: str, others: bool
+    machine: EmulatedMachine, doubt: str
 ) -> None:
-    """10 GiB reserved of a device on which others hold 3 GiB and, in some cases, come to hold 20
-    more: where the driver says less or more than is so, what torch knows counts."""
-    cuda = fake.begin(f"none used={3 * GIB}", f"{word} used={3 * GIB + 500 * MIB} own={500 * MIB}")
-    fake.reserved = fake.peak = 10 * GIB
-    came = 20 * GIB * others
-    fake.say(f"{word} used={3 * GIB + OURS + came} own={OURS}")
-    device = cuda.memory().device
-    # By difference 20 GiB of others are told from us: then what was measured at the start counts.
-    known = word.startswith("right") or not others
-    assert device == (OURS if known else 10 * GIB + 500 * MIB)
-    assert cuda.crowding().free_bytes == 44 * GIB + GIB // 2
-    taken = cuda.crowding().taken_bytes
+    """4 GiB and a first tensor's segment on a device on which others hold 3 GiB, and then come to
+    hold 2 more."""
+    with started(machine) as environment, holding(environment, 3 * GIB):
+        device, free, taken, flags, refused = answer(environment, METER)
+    assert device == 4 * GIB + 2 * MIB + CONTEXT_BYTES
+    total = RTX_3090.memory_bytes - machine.nvml_used_error
+    assert free == total - 3 * GIB - CONTEXT_BYTES
+    came = 2 * GIB + CONTEXT_BYTES
     assert came - CONTEXT_GROWTH_BYTES <= taken <= came
-    assert any("took" in flag for flag in cuda.flags()) == others
-    assert any("other processes" in flag and "hold 3.00 GiB" in flag for flag in cuda.flags())
+    told = " ".join(flags)
+    assert doubt in told
+    assert "1 allocations succeeded only after" in told
+    assert told.count("emulates a device of 6.00 GiB") == 1
+    assert refused.startswith("the CUDA context takes 454.90 MiB (")
 
 
-@pytest.mark.parametrize("word", ["", f"total={24 * GIB}"])
-def test_another_total_than_torchs_is_not_believed(fake: Torch, word: str) -> None:
-    """A slice of 10 GiB (MIG), or another card than the driver's numbers say."""
-    fake.total, fake.free = 10 * GIB, 9 * GIB
-    cuda = fake.begin(f"right {word} used={GIB} own={GIB}", f"right {word} used={GIB} own={GIB}")
-    assert "NVML's figures are left aside" in cuda.flags()[0]
-    fake.peak = 2 * GIB
-    assert cuda.memory().device == 2 * GIB + CONTEXT_BYTES
-    assert cuda.crowding().free_bytes == 9 * GIB + CONTEXT_BYTES
-    cuda.observe()
-    assert cuda.clocks() is None
+# What the doctor reads.
 
 
-def test_without_the_drivers_library_cuda_is_asked(
-    fake: Torch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Others hold 40 GiB of 47.5: they are not our context."""
-    monkeypatch.setattr(meter, "nvml_device", lambda device: None)
-    fake.free = 7 * GIB
-    cuda = meter.make_meter("cuda:0")
-    fake.peak = fake.reserved = GIB
-    cuda.impose_cap(6 * GIB)
-    fake.free = 2 * GIB
-    assert cuda.memory().device == GIB + CONTEXT_BYTES
-    assert cuda.crowding() == Crowding(7 * GIB + CONTEXT_BYTES, 4 * GIB)
+def read(monkeypatch: pytest.MonkeyPatch, words: str) -> tuple[Card, ...]:
+    monkeypatch.setenv("FAKE_NVML", words)
+    return read_cards()
 
 
-def test_what_disturbed_it_is_told_and_a_cap_leaves_room_for_the_context(
-    fake: Torch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stats, shares = {"num_alloc_retries": 5, "num_ooms": 1}, list[float]()
-    for name, stand_in in {
-        "memory_stats": lambda d: stats,
-        "reset_peak_memory_stats": lambda d: None,
-        "set_per_process_memory_fraction": lambda share, d: shares.append(share),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    ours = f"right used={3 * GIB + 500 * MIB} own={500 * MIB}"
-    cuda = fake.begin(f"none used={3 * GIB}", ours)
-    cuda.reset_peak()
-    cuda.observe()
-    stats["num_alloc_retries"] += 2
-    told = cuda.flags()
-    assert "throttled: hw_thermal_slowdown" in told
-    assert any(flag.startswith("2 allocations succeeded only after") for flag in told)
-    cuda.impose_cap(12 * GIB)
-    fake.say(f"right used={3 * GIB + 800 * MIB} own={800 * MIB}")  # kernels were loaded
-    cuda.impose_cap(12 * GIB)
-    assert shares == [(12 * GIB - 500 * MIB) / fake.total], "imposed once"
-    assert sum("emulates a device of 12.00 GiB" in flag for flag in cuda.flags()) == 1
-    with pytest.raises(MemoryError, match=r"context takes 500\.00 MiB \(the driver"):
-        fake.begin(f"none used={3 * GIB}", ours).impose_cap(400 * MIB)
+def names(cards: tuple[Card, ...]) -> list[str]:
+    facts: Facts = replace(recorded("h200"), cards=cards)
+    return sorted({finding.name for finding in judge(facts)})
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_card_that_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = read(monkeypatch, "none used=0")
+    assert (first.recovery, first.ecc_errors, first.no_p2p) == ("", 0, {})
+    assert (first.instances, read(monkeypatch, "mig")[0].instances) == (None, 2)
+    assert (first.lanes, first.max_lanes, second.nvlinks_up, second.nvlinks_down) == (8, 16, 4, 0)
+    assert (first.watts, first.default_watts, first.sm_mhz) == (500, 700, 1500)
+    assert first.reasons == ("sw_power_cap", "hw_thermal_slowdown")
+    assert names((first, second)) == ["card.power-limit", "card.throttled", "link.pcie"]
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_card_that_is_sick(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = read(monkeypatch, "sick right used=6442450944")
+    assert (first.recovery, first.ecc_errors, first.ecc_changes) == ("a reset", 3, True)
+    assert (first.reset_pending, first.remap_failed, first.nvlinks_down) == (True, True, 1)
+    assert first.no_p2p == {1: "the chipset does not support it"}
+    assert len(first.holders) == 2
+    found = {"card.reset", "card.busy", "link.no-p2p", "link.nvlink-down"}
+    assert found <= set(names((first, second)))
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_card_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    (card,) = read(monkeypatch, "lost")
+    assert card.gpu.name == "Fake A"
+    assert nvml.why_silent() == "GPU 1: GPU is lost"
+    monkeypatch.setenv("FAKE_NVML", "")
+    assert nvml.why_silent() == ""

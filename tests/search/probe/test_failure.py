@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 
 import pytest
 import torch
@@ -58,13 +57,7 @@ OTHER_TEXTS = (
 
 def compiler_error(cause: Exception) -> InductorError:
     """What Inductor makes of an error while it compiles, loads or benchmarks a kernel."""
-    try:
-        try:
-            raise cause
-        except Exception as inner:
-            raise InductorError(inner, inspect.currentframe()) from None
-    except InductorError as error:
-        return error
+    return InductorError(cause, inspect.currentframe())
 
 
 def test_failures_are_known_by_their_text() -> None:
@@ -78,6 +71,10 @@ def test_failures_are_known_by_their_text() -> None:
     for text in OTHER_TEXTS:
         assert classify(RuntimeError(text), AMPLE)[0] == "crashed", text
         assert classify(compiler_error(RuntimeError(text)), AMPLE)[0] == "unsupported", text
+    refused = UnsupportedError("no such dtype.", "Use another.")
+    for error, status in ((refused, "unsupported"), (TypeError("no logits"), "crashed"),
+                          (verdict.NonFiniteError("the loss is nan"), "non_finite")):  # fmt: skip
+        assert classify(error, SHORT)[0] == status
     retried = MemoryReading(AMPLE.free_bytes, AMPLE.total_bytes, num_failed=1)
     for text in AMBIGUOUS_TEXTS:
         assert classify(RuntimeError(text), AMPLE)[0] == "crashed", text
@@ -108,38 +105,21 @@ def test_error_that_says_nothing_is_judged_by_free_memory(
         assert str(reading) in message
 
 
-def test_refusal_and_faults_of_python_are_no_lack_of_memory() -> None:
-    assert classify(UnsupportedError("no such dtype.", "Use another."), SHORT)[0] == "unsupported"
-    assert classify(TypeError("no logits"), SHORT)[0] == "crashed"
-    assert classify(verdict.NonFiniteError("the loss is nan"), SHORT)[0] == "non_finite"
-
-
-class FakeCuda:
-    """torch.cuda's answers about memory; `poisoned` as after an illegal access."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, poisoned: bool = False) -> None:
-        def mem_get_info(device: str) -> tuple[int, int]:
-            if poisoned:
-                raise RuntimeError("CUDA error: an illegal memory access was encountered")
-            return 90 * MIB, 80 * GIB
-
-        stats = {"num_ooms": 1, "num_alloc_retries": 2}
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
-
-
-def test_worker_reads_the_memory_of_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_reads_the_memory_of_what_fails(
+    monkeypatch: pytest.MonkeyPatch, report: Report
+) -> None:
     """A library's error that says nothing, at the first word to a device that is full."""
 
     def make_meter(device: str) -> object:
         raise RuntimeError("CUDNN_STATUS_NOT_INITIALIZED")
 
-    FakeCuda(monkeypatch)
+    stats = {"num_ooms": 1, "num_alloc_retries": 2}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (90 * MIB, 80 * GIB))
     monkeypatch.setattr(measure, "make_meter", make_meter)
-    request = request_of("tiny", precision="bf16").model_copy(update={"device": "cuda:0"})
-    with open(os.devnull, "wb") as channel:  # noqa: PTH123
-        outcome = measure.measure(request, math.inf, Report(channel.fileno(), request.probe_id))
+    request = request_of("Tiny", precision="bf16").model_copy(update={"device": "cuda:0"})
+    outcome = measure.measure(request, math.inf, report)
     assert (outcome.status, outcome.phase) == ("out_of_memory", "device")
     assert "90.00 MiB of 80.00 GiB free, 3 allocations failed" in outcome.message
     assert "CUDNN_STATUS_NOT_INITIALIZED" in outcome.message

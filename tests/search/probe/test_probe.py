@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import pytest
 
 from planner.core.schema import MeasurementRecord
@@ -21,7 +26,6 @@ from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import ProbeRequest
 from tests.search.probes import AMPLE_SECONDS, request_of
-from tests.search.processes import marked, nothing_more_remains
 
 PHASES = [
     "start", "import", "device", "build", "forward", "backward", "optimizer", "zero_grad",
@@ -29,10 +33,28 @@ PHASES = [
 ]  # fmt: skip
 
 
+VARIABLE = "PLANNER_TEST_PROCESSES"
+# Longer than the kernel takes to end a killed process on a busy machine.
+_PATIENCE_SECONDS = 60.0
+
+
+def carrying(token: str) -> set[int]:
+    """The pids of all living processes that carry `token`; zombies of ours count as living."""
+    found = {child.pid for child in psutil.Process().children(recursive=True)
+             if child.status() == psutil.STATUS_ZOMBIE}  # fmt: skip
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(VARIABLE) == token:
+                found.add(process.pid)
+    return found
+
+
 @pytest.fixture(scope="module")
 def token() -> Iterator[str]:
-    with marked() as found:
-        yield found
+    """Every process started here carries it, whatever it then becomes."""
+    token = os.environ[VARIABLE] = uuid.uuid4().hex
+    yield token
+    os.environ.pop(VARIABLE)
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +66,15 @@ def fork_server(token: str) -> Iterator[ForkServer]:
 
 @pytest.fixture(autouse=True)
 def _nothing_remains(token: str, request: pytest.FixtureRequest) -> Iterator[None]:
+    """But the server that tests share, and what others have left running, such as Inductor's
+    pool."""
     server = [request.getfixturevalue("fork_server")] * ("fork_server" in request.fixturenames)
-    with nothing_more_remains(token, server):
-        yield
+    before = carrying(token) | {each.pid for each in server}
+    yield
+    patience = time.monotonic() + _PATIENCE_SECONDS
+    while (left := carrying(token) - before) and time.monotonic() < patience:
+        time.sleep(0.05)
+    assert not left, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
 
 
 def ran(request: ProbeRequest, server: ForkServer, **how: Any) -> MeasurementRecord:
@@ -56,7 +84,7 @@ def ran(request: ProbeRequest, server: ForkServer, **how: Any) -> MeasurementRec
 def test_a_step_is_measured_and_its_phases_are_told(fork_server: ForkServer) -> None:
     """A weight of 64 MiB, its gradient and Adam's two states are alive together: 256 MiB, and the
     for-loop's temporaries of one weight each at most twice."""
-    request = request_of("out_of_memory_in_optimizer", optimizer="adamw-forloop", accumulate=2)
+    request = request_of("OneLargeWeight", optimizer="adamw-forloop", accumulate=2)
     events: list[ProbeEvent] = []
     record = ran(request, fork_server, on_event=events.append)
     assert record.status == "measured", record.message
@@ -111,7 +139,7 @@ def test_two_ranks_are_measured_as_one(fork_server: ForkServer) -> None:
 def test_a_step_is_compiled_and_the_compiler_is_not_held_to_the_cap(
     fork_server: ForkServer,
 ) -> None:
-    request = request_of("tiny", cap_bytes=64 * MIB, compile="default")
+    request = request_of("Tiny", cap_bytes=64 * MIB, compile="default")
     record = ran(request, fork_server)
     assert record.status == "measured", record.message
     assert record.compile_seconds is not None
@@ -139,7 +167,7 @@ subprocess.Popen([sys.executable, "-S", "-c", sleeper], start_new_session=True)
 def stand_in(code: str, seconds: float = AMPLE_SECONDS, **how: Any) -> MeasurementRecord:
     command = [sys.executable, "-S", "-c", SPEAKS + code]
     return run_probe(
-        request_of("tiny"), deadline_seconds=seconds, **{"worker_command": command, **how}
+        request_of("Tiny"), deadline_seconds=seconds, **{"worker_command": command, **how}
     )
 
 
@@ -207,7 +235,7 @@ import sys
 from search.probe.parent.runner import run_probe
 from tests.search.probes import request_of
 code = {SPEAKS + LEAVES!r} + "say(type='phase', phase='forward')\\ntime.sleep(600)"
-run_probe(request_of("tiny"), deadline_seconds=300,
+run_probe(request_of("Tiny"), deadline_seconds=300,
           worker_command=[sys.executable, "-S", "-c", code],
           on_event=lambda event: print(event.phase, flush=True))
 """
@@ -230,10 +258,10 @@ def test_a_fork_server_that_is_gone_or_late_is_done_without(
     monkeypatch.setattr("search.probe.worker.worker.COMMAND", command)
     with ForkServer() as gone:
         os.kill(gone.pid, signal.SIGKILL)
-        record = run_probe(request_of("tiny"), deadline_seconds=AMPLE_SECONDS, fork_server=gone)
+        record = run_probe(request_of("Tiny"), deadline_seconds=AMPLE_SECONDS, fork_server=gone)
     assert (record.status, record.message) == ("crashed", "exit status 3"), record.message
     with ForkServer() as slow:
         os.kill(slow.pid, signal.SIGSTOP)
-        late = run_probe(request_of("tiny"), deadline_seconds=0.5, fork_server=slow)
+        late = run_probe(request_of("Tiny"), deadline_seconds=0.5, fork_server=slow)
         os.kill(slow.pid, signal.SIGKILL)
     assert late.status in ("timed_out", "crashed"), "the worker is late at once"

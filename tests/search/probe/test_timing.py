@@ -1,23 +1,33 @@
-"""When steps are timed, for how long and in which state of the device, by a clock that stands."""
+"""When steps are timed, for how long and in which state of the device, by a clock that stands; what
+the compiler does beside compiling, and what the readings of a device's clocks sum to."""
 
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
+import threading
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+import torch._dynamo.utils
+from torch._inductor import async_compile
 
 from planner.core.schema import FactoryModel, MeasurementRecord, TrainSetting
+from planner.core.schema.record import Spread
 from planner.core.units import GIB
+from planner.machine.nvml import NvmlUtilization
 from search.probe import stopping
 from search.probe.evidence import HURRIED, is_disturbed, rate_interval
 from search.probe.protocol import ProbeRequest, Report
 from search.probe.stopping import StopRule
 from search.probe.worker import measure, meter
+from search.probe.worker.clocks import ClockReading, sum_up
+from search.probe.worker.verdict import CompileWatch, end_workers
 
 MODEL = FactoryModel(factory="a:b")
+LATE = -math.inf
 
 
 def request(device: str = "cuda:0", compiled: bool = False, **fields: Any) -> ProbeRequest:
@@ -29,30 +39,44 @@ def request(device: str = "cuda:0", compiled: bool = False, **fields: Any) -> Pr
 
 def rule(started: float = math.inf, deadline: float = math.inf, **fields: Any) -> StopRule:
     """Its clock stands: a start in the future is never late."""
-    return StopRule(request(**fields), started, deadline)
+    return StopRule(request(**{"device": "cpu", **fields}), started, deadline)
 
 
-def test_timing_ends_when_the_median_is_known() -> None:
-    assert not rule(device="cpu").is_enough([0.1] * 5)
-    assert rule(device="cpu").is_enough([0.1] * 6)
-    assert not rule(device="cpu").is_enough([0.1, 0.1, 0.1, 0.2, 0.2, 0.2])
-    assert rule(device="cpu", max_steps=6).is_enough([0.1, 0.1, 0.1, 0.2, 0.2, 0.2])
+@pytest.mark.parametrize(
+    ("fields", "samples", "is_enough"),
+    [
+        ({}, [0.1] * 5, False),
+        ({}, [0.1] * 6, True),  # the median is known
+        ({}, [0.1, 0.1, 0.1, 0.2, 0.2, 0.2], False),
+        ({"max_steps": 6}, [0.1, 0.1, 0.1, 0.2, 0.2, 0.2], True),
+        ({"started": LATE, "min_steps": 3}, [], False),
+        ({"started": LATE, "min_steps": 3}, [0.1, 0.2], False),
+        ({"started": LATE, "min_steps": 3}, [0.1, 0.2, 0.1], True),
+        ({"deadline": LATE}, [], False),
+        ({"deadline": LATE}, [0.1], True),
+        # 16 images a step: at best 160 images/s of 0.1 s, however the median may lie.
+        ({"give_up_images_per_second": 161.0}, [0.1, 0.2], False),
+        ({"give_up_images_per_second": 161.0}, [0.1, 0.2, 0.3], True),
+        ({"give_up_images_per_second": 159.0}, [0.1, 0.2, 0.3], False),
+        # Six equal samples are precise, and on a GPU they are over before its clocks have settled.
+        ({}, [0.01] * 6, True),
+        ({"device": "cuda:0"}, [0.01] * 99, False),
+        ({"device": "cuda:0"}, [0.01] * 101, True),
+        ({"device": "cuda:0", "min_measure_seconds": 5}, [0.01] * 201, False),
+    ],
+)
+def test_timing_ends_when_the_median_is_known_or_in_time(
+    fields: dict[str, Any], samples: list[float], is_enough: bool
+) -> None:
+    assert rule(**fields).is_enough(samples) is is_enough
 
 
-def test_timing_ends_in_time() -> None:
-    late = rule(device="cpu", started=-math.inf, min_steps=3)
-    assert not late.is_enough([])
-    assert not late.is_enough([0.1, 0.2])
-    assert late.is_enough([0.1, 0.2, 0.1])
-    assert rule(device="cpu", deadline=-math.inf).is_enough([0.1, 0.2, 0.1])
+def test_few_samples_are_measured_and_uncertain() -> None:
+    late = rule(started=LATE, min_steps=3)
     assert "too few" in late.flags([0.1, 0.2, 0.1])[0]
     assert "±50.0% only" in late.flags([0.1, 0.1, 0.1, 0.1, 0.2, 0.2, 0.1])[0]
-
-
-def test_few_samples_in_time_are_measured_and_uncertain() -> None:
-    ending = rule(device="cpu", deadline=-math.inf)
-    assert not ending.is_enough([])
-    assert ending.is_enough([0.1])
+    assert "160" in rule(give_up_images_per_second=161.0).flags([0.1, 0.2, 0.3])[0]
+    ending = rule(deadline=LATE)
     (flag,) = ending.flags([0.1])
     few = MeasurementRecord.model_construct(flags=(flag,))
     assert is_disturbed(few), "another probe may be faster"
@@ -60,28 +84,17 @@ def test_few_samples_in_time_are_measured_and_uncertain() -> None:
     assert rate_interval(16, [0.1]) == (80.0, 320.0)
 
 
-def test_hopeless_timing_ends_at_the_third_sample() -> None:
-    """16 images a step: at best 160 images/s of 0.1 s, however the median may lie."""
-    hopeless = rule(device="cpu", give_up_images_per_second=161.0)
-    assert not hopeless.is_enough([0.1, 0.2])
-    assert hopeless.is_enough([0.1, 0.2, 0.3])
-    assert "160" in hopeless.flags([0.1, 0.2, 0.3])[0]
-    assert not rule(device="cpu", give_up_images_per_second=159.0).is_enough([0.1, 0.2, 0.3])
+class Steps:
+    """A training of `seconds` a step, and the clock that only its steps move."""
 
+    scaler = None
 
-def test_gpu_is_timed_for_a_least_duration() -> None:
-    """Six equal samples are precise, and on a GPU they are over before its clocks have settled."""
-    assert rule(device="cpu").is_enough([0.01] * 6)
-    assert not rule().is_enough([0.01] * 6)
-    assert not rule().is_enough([0.01] * 99)
-    assert rule().is_enough([0.01] * 101)
-    assert not rule(min_measure_seconds=5).is_enough([0.01] * 201)
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.now, self.log = seconds, 0.0, list[str]()
 
-
-class Clock:
-    """A clock for `search.probe.worker.measure` that only steps move."""
-
-    now = 0.0
+    def step(self, on_phase: object) -> None:
+        self.now += self.seconds
+        self.log.append("step")
 
     def perf_counter(self) -> float:
         return self.now
@@ -89,80 +102,119 @@ class Clock:
     monotonic = perf_counter
 
 
-class Steps:
-    """A training of `seconds` a step, which writes into `log`."""
+class Device(meter.CpuMeter):
+    """It is two steps behind, `seconds` waits for its second mark, and the compiler's benchmarks
+    have taken memory."""
 
-    def __init__(self, clock: Clock, seconds: float, log: list[str]) -> None:
-        self.clock, self.seconds, self.log = clock, seconds, log
-        self.scaler = None
+    in_flight = 2
 
-    def step(self, on_phase: object) -> None:
-        self.clock.now += self.seconds
-        self.log.append("step")
-
-
-class Cache(meter.CpuMeter):
-    """A device with memory that the compiler's benchmarks have taken."""
-
-    def __init__(self, log: list[str], before: int, after: int) -> None:
+    def __init__(self, log: list[str], before: int = 0, after: int = 0) -> None:
         self.log, self.bytes = log, (before, after)
+        self.marks = self.waited = self.furthest = 0
+
+    def mark(self) -> float:
+        self.marks += 1
+        self.furthest = max(self.furthest, self.marks - 1 - self.waited)
+        return float(self.marks)
+
+    def seconds(self, start: meter.Mark, end: meter.Mark) -> float:
+        self.waited = int(end) - 1
+        return end - start
 
     def release_cache(self) -> tuple[int, int] | None:
         self.log.append("release")
         return self.bytes
 
 
-def settle(
-    monkeypatch: pytest.MonkeyPatch, request: ProbeRequest, step_seconds: float,
-    warm_seconds: float = 0.0, before: int = 12 * GIB, after: int = 3 * GIB, deadline: float = 1e9,
-) -> tuple[list[str], list[str]]:  # fmt: skip
-    """(what happened, flags) when a device is settled before steps are timed."""
-    clock, log = Clock(), list[str]()
-
-    def end_workers() -> list[str]:
-        log.append("end workers")
-        return []
-
-    monkeypatch.setattr(measure, "time", clock)
-    monkeypatch.setattr(measure, "end_workers", end_workers)
-    reading, writing = os.pipe()
-    run = measure.Run(request, deadline, Report(writing, "p"))
-    steps: Any = Steps(clock, step_seconds, log)
-    run._settle(steps, Cache(log, before, after), warm_seconds)
-    os.close(reading)
-    os.close(writing)
-    return log, run.flags
+def test_steps_are_timed_back_to_back_with_two_in_flight(report: Report) -> None:
+    asked = request(min_steps=50, max_steps=50)
+    run = measure.Run(asked, math.inf, report)
+    steps: Any = Steps(1.0)
+    device = Device(steps.log)
+    samples = run._time(steps, device, run.phases, StopRule(asked, math.inf, math.inf))
+    assert set(samples) == {1.0}
+    assert len(samples) == len(steps.log) == 52, "those on their way when it was enough count too"
+    assert device.furthest == 3, "two queued, and the one being issued"
 
 
-def test_gpu_is_warmed_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settle(monkeypatch, request(), 0.125) == (["step"] * 4, [])
-    assert settle(monkeypatch, request(), 0.125, warm_seconds=0.25) == (["step"] * 2, [])
-    assert settle(monkeypatch, request(), 5.0, warm_seconds=5.0) == ([], [])
-    assert settle(monkeypatch, request("cpu"), 0.1) == ([], [])
-    log, _ = settle(monkeypatch, request(warmup_seconds=100.0), 1.0, deadline=4.5)
-    assert log == ["step"] * 4
+@pytest.mark.parametrize(
+    ("fields", "step_seconds", "warm_seconds", "deadline", "steps"),
+    [
+        ({}, 0.125, 0.0, 1e9, 4),
+        ({}, 0.125, 0.25, 1e9, 2),
+        ({}, 5.0, 5.0, 1e9, 0),
+        ({"device": "cpu"}, 0.1, 0.0, 1e9, 0),
+        ({"warmup_seconds": 100.0}, 1.0, 0.0, 4.5, 4),
+    ],
+)
+def test_gpu_is_warmed_by_time(
+    fields: dict[str, Any], step_seconds: float, warm_seconds: float, deadline: float, steps: int,
+    monkeypatch: pytest.MonkeyPatch, report: Report,
+) -> None:  # fmt: skip
+    training: Any = Steps(step_seconds)
+    monkeypatch.setattr(measure, "time", training)
+    run = measure.Run(request(**fields), deadline, report)
+    run._settle(training, Device(training.log), warm_seconds)
+    assert (training.log, run.flags) == (["step"] * steps, [])
 
 
 @pytest.mark.parametrize(("deadline", "steps"), [(100.0, 2), (8.0, 2), (6.9, 1), (0.5, 1)])
 def test_warm_up_leaves_time_for_a_sample(
-    monkeypatch: pytest.MonkeyPatch, deadline: float, steps: int
+    monkeypatch: pytest.MonkeyPatch, report: Report, deadline: float, steps: int
 ) -> None:
     """After a step of 1 s: one more, one that is timed, and four in reserve."""
-    clock, log = Clock(), list[str]()
-    monkeypatch.setattr(measure, "time", clock)
-    monkeypatch.setattr(stopping, "time", clock)
-    with Path(os.devnull).open("wb") as channel:
-        run = measure.Run(request("cpu"), deadline, Report(channel.fileno(), "p"))
-        training: Any = Steps(clock, 1.0, log)
-        assert run._warm_up(training, Cache(log, 0, 0), run.phases) == [1.0] * steps
+    training: Any = Steps(1.0)
+    monkeypatch.setattr(measure, "time", training)
+    monkeypatch.setattr(stopping, "time", training)
+    run = measure.Run(request("cpu"), deadline, report)
+    assert len(run._warm_up(training, meter.CpuMeter(), run.phases)) == steps
     assert [HURRIED in flag for flag in run.flags] == [True] * (steps < 2)
 
 
-def test_compilers_leftovers_go_before_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    log, flags = settle(monkeypatch, request(compiled=True), 5.0, warm_seconds=0.0)
-    assert log == ["end workers", "release", "step", "step"]
-    assert flags == [
-        "12.00 GiB were reserved after compiling, and 9.00 GiB of them given back before timing"
+def test_compilers_leftovers_go_before_timing(
+    monkeypatch: pytest.MonkeyPatch, report: Report
+) -> None:
+    said = "12.00 GiB were reserved after compiling, and 9.00 GiB of them given back before timing"
+    for before, flags in ((12, [said]), (3, [])):
+        training: Any = Steps(5.0)
+        monkeypatch.setattr(measure, "time", training)
+        monkeypatch.setattr(
+            measure, "end_workers", lambda log=training.log: log.append("end") or []
+        )
+        run = measure.Run(request(compiled=True), 1e9, report)
+        run._settle(training, Device(training.log, before * GIB, 3 * GIB), 0.0)
+        assert (training.log, run.flags) == (["end", "release", "step", "step"], flags)
+
+
+def test_workers_that_hang_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    end = threading.Event()
+    pool = type("Pool", (), {"shutdown": lambda self: end.wait()})()
+    monkeypatch.setattr(async_compile, "_pool_set", {pool})
+    assert end_workers(0.01) == ["compile workers were alive while steps were timed"]
+    end.set()
+
+
+def test_graphs_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = torch._dynamo.utils.counters
+    monkeypatch.setitem(counters, "inductor", Counter())
+    watch = CompileWatch()
+    assert not any("CUDA graphs" in flag for flag in watch.flags())
+    counters["inductor"]["cudagraph_skips"] = 2
+    assert "CUDA graphs that the compiler left out: 2" in watch.flags()
+
+
+def test_spreads_are_over_all_readings_and_plain_figures_of_the_last() -> None:
+    one = ClockReading(1500, 1980, 2600, 70, 300.0, NvmlUtilization(90, 40), ("sw_power_cap",))
+    readings = [
+        replace(one, sm_mhz=1980, power_watts=100.0, utilization=NvmlUtilization(20, 5)),
+        replace(one, throttle_reasons=("hw_slowdown",)),
+        replace(one, sm_mhz=1400, utilization=None),
     ]
-    _, flags = settle(monkeypatch, request(compiled=True), 5.0, before=3 * GIB, after=3 * GIB)
-    assert flags == []
+    found = sum_up(readings)
+    assert (found.sm_mhz, found.num_readings) == (1400, 3)
+    assert found.sm_mhz_spread == Spread(least=1400, median=1500, most=1980)
+    assert found.power_watts_spread == Spread(least=100, median=300, most=300)
+    assert found.busy_percent == Spread(least=20, median=55, most=90)
+    assert found.memory_busy_percent == Spread(least=5, median=22.5, most=40)
+    assert found.throttle_reasons == ("hw_slowdown", "sw_power_cap")
+    assert sum_up([]) is None
