@@ -24,8 +24,7 @@ from search.loop.options import SearchOptions
 from search.loop.records import read_records
 from search.loop.request import kept_options
 from search.runs.reading import Reader, read_run, search_again
-from search.runs.writing import report_estimate, write_page
-from tests.page.browser import FORMS, looking_at, nameless, sideways, take_picture, unreadable
+from search.runs.writing import report_estimate
 from tests.search.replays import leave_run
 from tests.search.tables import invented_table, make_record
 
@@ -268,22 +267,3 @@ def test_forty_subjects_are_all_compared_and_few_shown_one_by_one() -> None:
     assert f"{40 - MOST_GROUPS} more are compared above" in said_by(*steps)
     assert len(table_with("needs", *steps).rows) == 40
     assert len(page_html(page).encode()) < 5_000_000
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("form", FORMS)
-def test_several_subjects_are_readable_in_every_window(tmp_path: Path, form: str) -> None:
-    """With a name that would run, and a message that would open a dialog."""
-    model = MODEL.model_copy(update={"name": HOSTILE})
-    worst = ended(measured(4), "crashed", HOSTILE * 2000)
-    runs = [run_of([measured(8 * n, model), measured(8), worst], f"run-{n}") for n in (1, 2)]
-    steps = [step_with(8), step_with(64), step_with(8, world_size=2, parallelism="ddp")]
-    path = write_page(make_page([*steps, *runs]), tmp_path / "page.html")
-    with looking_at(path, form) as page:
-        for fold in page.locator("details.group > summary").all():
-            fold.click()
-        take_picture(page, tmp_path, f"beside-{form}")
-        assert sideways(page) <= 0
-        assert unreadable(page) == []
-        assert nameless(page) == []
-        assert page.locator("b", has_text="bold").count() == 0
