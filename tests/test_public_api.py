@@ -11,17 +11,14 @@ import pytest
 
 import planner
 import search
+from planner.core.schema import TrainSetting
+from planner.trainers.registry import TARGETS
 from planner.watching.expectation import read_expectation
+from search.loop.records import append_records
+from tests.search.tables import make_record
+from tests.trainers.cases import recommendation, tiny
 
-HEAVY = (
-    "torch",
-    "optuna",
-    "numpy",
-    "timm",
-    "transformers",
-    "torchvision",
-    "sqlalchemy",
-)
+HEAVY = ("torch", "optuna", "numpy", "timm", "transformers", "torchvision", "sqlalchemy")
 
 
 def run(code: str) -> str:
@@ -40,30 +37,41 @@ def test_names_are_functions_whatever_was_imported_before() -> None:
     assert printed == "28288354\nTrue"  # Swin-T with 1000 classes, as in timm
 
 
+LINUX = ("fcntl", "resource", "pwd")
 BEFORE_LAUNCH = (
-    ["--help"],
-    ["gpus"],
-    ["models"],
-    ["estimate", "native:swin_base", "--batch-size", "64", "--json"],
-    ["estimate", "timm:swinv2_tiny_window8_256", "--gpu", "rtx3090"],
-    ["bench", "attention", "--device", "cpu", "--list", "--library", "native"],
+    "--help",
+    "gpus",
+    "models",
+    f"doctor {Path(__file__).parent / 'environment/machines/rocm.json'}",
+    "estimate native:swin_base --batch-size 64 --json",
+    "estimate timm:swinv2_tiny_window8_256 --gpu rtx3090",
+    "advise native:swin_tiny --batch-size 256 --gpu RTX4090",
+    *(f"emit recommendation.json --for {target} --set precision=fp16" for target in TARGETS),
+    "report native:swin_tiny probes.jsonl --output page.html",
+    "explain log.txt",  # on Linux
 )
 
 
-def test_answering_before_launch_imports_nothing_heavy(
+def test_answering_before_launch_imports_nothing_heavy_and_runs_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One process asks all: what one command imported would be there after the last."""
+    """Without what only Linux has, as on Windows. One process asks all: what one command imported
+    would be there after the last."""
     monkeypatch.chdir(tmp_path)
+    Path("log.txt").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+    Path("recommendation.json").write_text(recommendation(tiny(num_classes=1000)).model_dump_json())
+    append_records(tmp_path / "probes.jsonl", [make_record(TrainSetting(batch_size=8))])
     printed = run(
-        "import sys\nfrom planner.cli import main\n"
-        f"for arguments in {BEFORE_LAUNCH!r}:\n"
-        "    sys.argv = ['planner', *arguments]\n"
-        "    try: main()\n    except SystemExit: pass\n"
-        f"    print(arguments, [name for name in {HEAVY!r} if name in sys.modules])"
+        f"import sys\nsys.modules.update(dict.fromkeys({LINUX!r}))\n"
+        "from planner.cli import main\n"
+        f"for line in {BEFORE_LAUNCH!r}:\n"
+        f"    if 'explain' in line: [sys.modules.pop(name) for name in {LINUX!r}]\n"
+        "    status = main(line.split())\n"
+        f"    print('imported', line, status, [name for name in {HEAVY!r} if name in sys.modules])"
     )
-    last = [line for line in printed.splitlines() if line.startswith("['")]
-    assert last == [f"{arguments} []" for arguments in BEFORE_LAUNCH]
+    last = [line for line in printed.splitlines() if line.startswith("imported ")]
+    assert last == [f"imported {line} 0 []" for line in BEFORE_LAUNCH]
+    assert 200_000 < Path("page.html").stat().st_size < 1_000_000
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -68,17 +66,6 @@ def test_the_whole_catalogue_is_ranked_on_one_page(page: str) -> None:
     assert "fp16 instead: " in result.stderr
     assert Path(page).stat().st_size < 5_000_000
     assert "are compared above, and not shown one by one" in Path(page).read_text()
-
-
-def test_a_model_is_drawn_without_torch_and_without_optuna(page: str) -> None:
-    code = (
-        "import sys\nfrom planner.cli import main\n"
-        f"main(['report', {SMALL!r}, *{OPTIONS!r}, '--gpu', 'rtx4090', '--output', {page!r}])\n"
-        "print([name for name in ('torch', 'optuna', 'sqlalchemy') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_nothing_is_drawn_twice(page: str, run_folder: str) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -174,15 +172,6 @@ def test_a_page_forbids_every_request_and_names_no_other_place() -> None:
     for element in root.all():
         assert not element.attributes.get("src")
         assert element.attributes.get("href", "#").startswith(("#", "data:"))
-
-
-def test_contents_are_made_without_plotly_and_jinja2() -> None:
-    code = (
-        "import sys; import planner.report.page.contents, planner.report.page.plotting; "
-        "import planner.report.page.rendering; "
-        "sys.exit(bool({'plotly', 'jinja2'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_every_colour_of_a_chart_stands_out_from_every_ground() -> None:
