@@ -21,7 +21,6 @@ from planner.core.schema.distribution import Distribution
 from planner.core.schema.model import SwinConfig
 from planner.core.schema.setting import TrainSetting
 from planner.core.schema.validation import declared_options
-from planner.training.tasks.contract import is_task
 from tests.benchmarks import simulated_report
 from tests.benchmarks.simulated_report import RESULTS, quantile
 from tests.benchmarks.simulated_worlds import WORLDS, kept_worlds, show_worlds
@@ -143,16 +142,6 @@ def test_a_command_that_shows_what_works_runs(line: str) -> None:
 # says. Its commands run as those of every page.
 
 PAGE = (ROOT / "docs/your-own-model.md").read_text(encoding="utf-8")
-(SOURCE,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-
-
-def test_its_task_is_one() -> None:
-    names: dict[str, type] = {}
-    exec(SOURCE, names)
-    assert is_task(names["Tagging"]())
-    assert "`tagging.py`" in PAGE
-
-
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)  # bytes of the one layer that each step trains, in fp32
 
 

@@ -76,6 +76,18 @@ def test_answering_before_launch_imports_nothing_heavy_and_runs_anywhere(
     assert 200_000 < Path("page.html").stat().st_size < 1_000_000
 
 
+WITHOUT = (
+    "import sys; sys.modules.update(fcntl=None, resource=None, pwd=None); "
+    "from planner.cli import main; raise SystemExit(main(['tune', 'native:swin_tiny']))"
+)
+
+
+def test_what_trains_says_that_it_needs_linux() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: a search and its probes need Linux")
+
+
 @pytest.mark.parametrize(
     ("name", "face"),
     [

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from planner import SwinConfig, advise
 from planner.advice.advising import Advice
-from planner.advice.bottleneck import bottleneck, treated
 from planner.advice.estimates import Estimates
 from planner.advice.levers import FAITHFUL, LEVERS
 from planner.advice.wish import ALLOWED, Choice, read_wish
@@ -120,20 +119,6 @@ def test_ways_that_share_their_rates_are_told_apart_by_what_differs() -> None:
     other = choice(attention="eager", checkpointing="stages")
     assert 1.1 < estimates.rate(again) / estimates.rate(other) < 2
     assert not estimates.is_slower(other, again)  # more bandwidth, faster matrix products
-
-
-def test_the_recommended_has_every_lever_that_nothing_is_against() -> None:
-    """The search combines few: what it leaves was a lever that is faster, without a reason."""
-    wish = read_wish(
-        MODEL, None, gpu="rtx 3090", memory_bytes=None, batch_size=64, global_batch=None,
-        keep=(), allow=(), allocator=None, overrides={},
-    )  # fmt: skip
-    estimates = Estimates(wish)
-    found = treated(wish, estimates, Choice(wish.plain))
-    assert estimates.rate(found) > estimates.rate(Choice(wish.plain))
-    assert found.setting.compile != "off"
-    left = bottleneck(wish, estimates, found, found).treatments
-    assert [treatment.why for treatment in left] == ["changes recipe"]
 
 
 @pytest.mark.parametrize(
@@ -247,19 +232,8 @@ def test_a_wish_that_nothing_satisfies_gets_the_nearest(
     text = advice_text(found)
     assert text.startswith("Probably nothing fits in 470.00 MiB: the nearest way needs ")
     assert "From your setting to the nearest way" in text
-    status, out, _ = ask(
-        capsys,
-        tiny,
-        "--gpu",
-        "rtx 3090",
-        "--memory",
-        "99MiB",
-        "--batch-size",
-        "8",
-        "--keep",
-        "compile",
-        "--json",
-    )
+    asked = ("--gpu", "rtx 3090", "--memory", "99MiB", "--batch-size", "8", "--keep", "compile")
+    status, out, _ = ask(capsys, tiny, *asked, "--json")
     assert status == 1
     told = json.loads(out)
     assert told["recommended"] is None
@@ -285,8 +259,6 @@ def test_a_free_batch_is_sought() -> None:
         ({"gpu": "rtx 3090", "allow": ["recipes"]}, "Did you mean 'recipe'"),
         ({"gpu": "rtx 3090", "batch_size": 2, "global_batch": 2}, "Give one of the two"),
         ({"gpu": "rtx 3090", "global_batch": 7, "world_size": 2}, "cannot be split"),
-        ({"gpu": "rtx 3091"}, "unknown GPU"),
-        ({"gpu": "rtx 3090", "embed_dimm": 3}, "Did you mean 'embed_dim'"),
     ],
 )
 def test_a_mistake_is_named(arguments: dict[str, Any], said: str) -> None:
@@ -458,14 +430,8 @@ def test_batch_norm_sees_another_micro_batch_and_every_lever_is_traced(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET)
     wish: dict[str, Any] = {"gpu": "rtx 3090", "memory_bytes": "1500MiB", "batch_size": 1024}
-    found = advise(
-        "net:build",
-        **wish,
-        keep=["compile", "checkpointing", "offload"],
-        recorded=True,
-        image_size=64,
-        num_classes=10,
-    )
+    kept = ["compile", "checkpointing", "offload"]
+    found = advise("net:build", **wish, keep=kept, recorded=True, image_size=64, num_classes=10)
     assert found.recommended is not None
     assert found.recommended.setting.batch_size < 1024
     assert "batch norm" in found.recommended.effects

@@ -176,6 +176,8 @@ def test_of_several_one_is_chosen() -> None:
         emit(rows, "timm")
     assert e.value.way_out == "Choose one with --way N."
     assert "batch_size: 16" in emit(rows, "timm", way=2).text
+    with pytest.raises(UsageError, match="1 is model=timm:custom; 2 is model=timm:custom"):
+        emit(rows[:1] * 2, "timm")
     with pytest.raises(UsageError, match="--way 3 is not one of them"):
         emit(rows, "timm", way=3)
     largest = [{"precision": "fp32", "estimate": None}, {"precision": "bf16", "estimate": rows[0]}]
