@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 torch = pytest.importorskip("torch")
+torchvision = pytest.importorskip("torchvision")
 
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -32,32 +33,9 @@ IMAGES = FactoryModel(factory="tests:none", image_size=(32, 32), num_classes=10)
 FP32 = TrainSetting(batch_size=8, precision="fp32", optimizer="sgd")
 
 
-class Bottleneck(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.convs = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels),
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(x + self.convs(x))
-
-
-class ResNet(nn.Module):
-    """Two stages of two blocks, as in torchvision: `layer1` and `layer2` are `Sequential`s."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.layer1 = nn.Sequential(Bottleneck(8), Bottleneck(8))
-        self.down = nn.Conv2d(8, 16, 2, stride=2)
-        self.layer2 = nn.Sequential(Bottleneck(16), Bottleneck(16))
-        self.head = nn.Linear(16, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.layer2(self.down(self.layer1(self.stem(images))))
-        return self.head(x.mean((2, 3)))
+def resnet() -> nn.Module:
+    """Of torchvision: four stages of two blocks, with what writes in place."""
+    return torchvision.models.resnet18(num_classes=10)
 
 
 class Attention(nn.Module):
@@ -106,7 +84,7 @@ def wrapped_kinds(module: nn.Module) -> list[str]:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
-    "ResNet": (ResNet, ["Bottleneck"] * 4),
+    "ResNet": (resnet, ["BasicBlock"] * 8),
     "ViT": (ViT, ["Block"] * 3),
 }
 

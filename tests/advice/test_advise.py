@@ -47,16 +47,6 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return status, out, err
 
 
-def test_the_wish_is_what_a_person_would_run(advice: Advice) -> None:
-    setting = advice.plain.setting
-    assert (setting.precision, setting.optimizer, setting.checkpointing, setting.compile) == (
-        "bf16", "adamw", "none", "off",
-    )  # fmt: skip
-    assert advice.plain.estimate.fits is False
-    assert advice.recommended is not None
-    assert advice.recommended.estimate.fits
-
-
 def test_every_row_is_the_estimate_of_its_own_command(advice: Advice) -> None:
     """The flags are typed, and bytes and rate come out the same."""
     from planner.cli.estimate import estimate as command

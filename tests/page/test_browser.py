@@ -15,11 +15,9 @@ from tests.page.browser import (
     FORMS,
     looking_at,
     nameless,
-    print_page,
     scroll_through,
     settle,
     sideways,
-    take_picture,
     unreadable,
     until,
 )
@@ -55,12 +53,12 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(("name", "form"), zip(SUBJECTS, FORMS, strict=True))
 def test_a_page_shows_everything_readable_in_its_window(
-    reports: dict[str, Path], tmp_path: Path, name: str, form: str
+    reports: dict[str, Path], name: str, form: str
 ) -> None:
     with looking_at(reports[name], form) as page:
         for fold in page.locator("summary:visible").all():
             fold.click()
-        take_picture(page, tmp_path, f"{name}-{form}")
+        scroll_through(page)
         assert sideways(page) <= 0
         assert page.locator("[data-drawn]").count() > 1
         for chart in page.locator("[data-drawn] .drawing:visible").all():
@@ -150,9 +148,7 @@ def test_the_theme_is_kept_for_the_visit_and_colours_the_charts(reports: dict[st
 
 
 @pytest.mark.parametrize("name", ["estimate", "run"])
-def test_print_shows_everything_and_no_buttons(
-    reports: dict[str, Path], tmp_path: Path, name: str
-) -> None:
+def test_print_shows_everything_and_no_buttons(reports: dict[str, Path], name: str) -> None:
     with looking_at(reports[name], "dark") as page:
         page.emulate_media(media="print", color_scheme="dark")
         until(page, "page.printing")
@@ -167,14 +163,14 @@ def test_print_shows_everything_and_no_buttons(
         page.emulate_media(media="screen", color_scheme="dark")
         until(page, "!page.printing")
         assert not page.locator("details[open]").count()
-        assert print_page(page, tmp_path, name).read_bytes().startswith(b"%PDF")
+        assert page.pdf(format="A4", print_background=True).startswith(b"%PDF")
 
 
 def test_hostile_texts_do_nothing_and_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(page_html(pages.hostile()), encoding="utf-8")
     with looking_at(path, "narrow") as page:
-        take_picture(page, tmp_path, "hostile")
+        scroll_through(page)
         assert sideways(page) <= 0
         assert (
             page.evaluate("document.querySelectorAll('img, [onerror], [onmouseover]').length") == 0

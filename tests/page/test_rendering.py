@@ -72,11 +72,6 @@ def test_a_hostile_text_is_read_letter_by_letter_in_every_part(text: str) -> Non
     assert [link.text for link in root.one("nav").all("a")] == [shown] * 3
     labels = [element.attributes.get("aria-label") for element in section.all()]
     assert {label for label in labels if label is not None} == {shown}
-
-
-@pytest.mark.parametrize("text", pages.HOSTILE, ids=lambda text: ascii(text)[:24])
-def test_a_hostile_text_is_text_in_what_is_packed(text: str) -> None:
-    root = read_page(page_html(pages.hostile([text, text])))
     figure = unpacked(root, "charts")["g1-k0-chart"]["figure"]
     assert figure["data"][0]["name"] == figure["layout"]["title"]["text"] == plot_text(text)
     assert "<" not in plot_text(text)

@@ -18,6 +18,7 @@ from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.schema.loading import LoaderSetting
 from planner.estimation.estimate import estimate
 from planner.trainers.emission import TARGETS, Emitted, emit
+from tests.cli.test_hostile_files import changed, texts
 from tests.trainers.cases import feeding, loaded, recommendation, tiny
 
 MARK = "PWNED"
@@ -38,7 +39,6 @@ PAYLOADS = (
     "\ud800",
     "x" * 5000,
 )
-Place = tuple[str | int, ...]
 
 
 def of_a_model() -> dict[str, Any]:
@@ -59,28 +59,6 @@ def of_a_task() -> dict[str, Any]:
 
 def of_an_estimate() -> dict[str, Any]:
     return to_json(estimate(tiny(), TrainSetting(batch_size=2), gpu="rtx-3090"))
-
-
-def places(value: Any, here: Place = ()) -> Iterator[Place]:
-    """Where a text stands or could: a string, nothing at all, a new key."""
-    if isinstance(value, dict):
-        yield (*here, PAYLOADS[0])
-        for key, each in value.items():
-            yield from places(each, (*here, key))
-    elif isinstance(value, list):
-        for index, each in enumerate(value[:1]):
-            yield from places(each, (*here, index))
-    elif value is None or isinstance(value, str):
-        yield here
-
-
-def changed(document: dict[str, Any], place: Place, text: str) -> dict[str, Any]:
-    copy: Any = json.loads(json.dumps(document))
-    inner = copy
-    for key in place[:-1]:
-        inner = inner[key]
-    inner[place[-1]] = text
-    return copy
 
 
 def programs(emitted: Emitted) -> Iterator[tuple[str, str]]:
@@ -114,16 +92,18 @@ def keys_of(value: Any) -> Iterator[str]:
 @pytest.mark.parametrize("document_of", [of_a_model, of_a_task, of_an_estimate])
 def test_no_field_of_a_result_becomes_code(document_of: Callable[[], dict[str, Any]]) -> None:
     """Each field by the script that trains, which holds most of them, and by one other trainer."""
-    document = document_of()
+    text = json.dumps(document_of())
     others = [target for target in TARGETS if target != "pytorch"]
     written = 0
-    for number, place in enumerate(places(document)):
+    # Of a list, its first.
+    found = [p for p in texts(json.loads(text)) if not any(isinstance(k, int) and k for k in p)]
+    for number, place in enumerate(found):
         payloads = [PAYLOADS[(number + step) % len(PAYLOADS)] for step in range(2)]
         tried = [("pytorch", payload) for payload in {*PAYLOADS[:2], *payloads}]
         tried += [(others[number % len(others)], payload) for payload in payloads]
         for target, payload in tried:
             try:
-                emitted = emit(changed(document, place, payload), target)
+                emitted = emit(json.loads(changed(text, place, json.dumps(payload))), target)
             except PlannerError:
                 continue
             written += 1
