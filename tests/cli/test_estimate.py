@@ -183,10 +183,8 @@ def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str)
     ("arguments", "status", "said"),
     [
         (["native:swin_tinny"], 2, "Did you mean 'swin_tiny'"),
-        (["native:swin_tiny", "--gpu", "h10"], 2, "unknown GPU 'h10'"),
         (["native:swin_tiny", "--checkpointing", "block"], 2, "checkpointing"),
         (["native:swin_tiny", "--memory", "24"], 2, "24GiB"),
-        (["native:swin_tiny", "--set", "embed_dims=3"], 2, "embed_dim"),
         (["torchvision:swin_t", "--attention", "sdpa"], 1, "torchvision"),
         (["nothing.yaml"], 2, "nothing.yaml"),
         (["native:swin_tiny", "--max-batch"], 1, "--memory"),

@@ -277,6 +277,8 @@ def test_this_machine_is_read_and_judged(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert facts.kernel_module == "NVRM version: 580"
     assert facts.variables == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
     assert facts.system["planner"]
+    assert facts.host.num_cpus >= facts.host.usable_cpus >= 1
+    assert (facts.host.memory_bytes or 0) >= (facts.host.free_bytes or 0) > 0
     hangs = replace(facts.torch, failed={"torch.cuda.is_available()": "it took over 120 s"})
     monkeypatch.setattr(doctor, "ask_torch", lambda _: hangs)
     monkeypatch.setattr("planner.machine.nvml.driver_version", lambda: pytest.fail("it hangs"))
