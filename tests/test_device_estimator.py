@@ -61,10 +61,6 @@ def test_compiled_settings_have_the_eager_ones_memory_and_their_own_time(
         own = estimate(model, setting, gpu=estimator.gpu, compile=mode)
         assert own.device_total_bytes <= compiled.device_total_bytes
     assert compiled.throughput.step_seconds < eager.throughput.step_seconds
-    # What the step's seconds go into is said of a setting with a step of its own, and of no other.
-    for time in (eager.throughput, compiled.throughput):
-        parts = sum(time.bound_seconds.values())
-        assert not parts or parts == pytest.approx(time.step_seconds)
 
 
 @pytest.mark.parametrize(

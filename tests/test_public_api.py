@@ -11,6 +11,7 @@ import pytest
 
 import planner
 import search
+from planner.cli import COMMANDS
 from planner.core.schema import TrainSetting
 from planner.trainers.registry import TARGETS
 from planner.watching.expectation import read_expectation
@@ -39,7 +40,7 @@ def test_names_are_functions_whatever_was_imported_before() -> None:
 
 LINUX = ("fcntl", "resource", "pwd")
 BEFORE_LAUNCH = (
-    "--help",
+    "--help",  # nor any command
     "gpus",
     "models",
     f"doctor {Path(__file__).parent / 'environment/machines/rocm.json'}",
@@ -62,17 +63,21 @@ def test_answering_before_launch_imports_nothing_heavy_and_runs_anywhere(
     Path("log.txt").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
     Path("recommendation.json").write_text(recommendation(tiny(num_classes=1000)).model_dump_json())
     append_records(tmp_path / "probes.jsonl", [make_record(TrainSetting(batch_size=8))])
+    commands = [f"planner.cli.{where.partition(':')[0]}" for where, *_ in COMMANDS.values()]
     printed = run(
         "import sys\nfrom planner.cli import main\n"
         f"for line in {(*BEFORE_LAUNCH, WITH_OPTUNA)!r}:\n"
         f"    sys.modules.update(dict.fromkeys({LINUX!r}))\n"
         f"    if 'explain' in line: [sys.modules.pop(name) for name in {LINUX!r}]\n"
         "    status = main(line.split())\n"
-        f"    print('imported', line, status, [name for name in {HEAVY!r} if name in sys.modules])"
+        f"    heavy = {HEAVY!r} if line != '--help' else {(*HEAVY, 'pydantic', *commands)!r}\n"
+        "    print('imported', line, status, [name for name in heavy if name in sys.modules])"
     )
+    assert set(COMMANDS) <= set(printed.partition("imported")[0].split())
     *said, last = [line for line in printed.splitlines() if line.startswith("imported ")]
     assert said == [f"imported {line} 0 []" for line in BEFORE_LAUNCH]
     assert last.startswith(f"imported {WITH_OPTUNA} 0 ")
+    assert "<title>1 estimate and 1 run side by side</title>" in Path("page.html").read_text()
     assert 200_000 < Path("page.html").stat().st_size < 1_000_000
 
 

@@ -128,21 +128,17 @@ def test_the_docs_show_what_the_command_prints(options: str, show: Callable[[], 
 
 @needs("timm")
 @pytest.mark.release
-@pytest.mark.parametrize("model", ["timm:resnet18", "timm:vit_small_patch16_224"])
-def test_rates_of_other_models_are_within_what_is_said_of_them(model: str) -> None:
-    """Of all rows: `python -m tests.benchmarks.model_rates`."""
-    found = [row for row in model_rates.rows() if row.model == model]
-    assert {row.span for row in found} == {"step", "forward"}
-    assert all(row.is_within for row in found)
-
-
-@needs("timm")
-@pytest.mark.release
-@pytest.mark.parametrize("model", ["timm:resnet50", "timm:resnet34", "timm:regnetx_008"])
-def test_what_is_said_of_convolutions_in_no_fit_holds_their_published_rates(model: str) -> None:
-    """Channels last and in fp32, on an RTX 3090, an A100 and V100s: all rows, not nine of ten."""
-    found = [row for row in model_rates.rows() if row.model == model and not row.is_fitted_kind]
+@pytest.mark.parametrize(
+    ("model", "is_fitted"),
+    [("timm:resnet18", True), ("timm:vit_small_patch16_224", True), ("timm:resnet50", False),
+     ("timm:resnet34", False), ("timm:regnetx_008", False)],
+)  # fmt: skip
+def test_rates_of_other_models_are_within_what_is_said_of_them(model: str, is_fitted: bool) -> None:
+    """Of kinds in no fit too: channels last and in fp32, on an RTX 3090, an A100 and V100s; all
+    rows, not nine of ten (`python -m tests.benchmarks.model_rates`)."""
+    found = [r for r in model_rates.rows() if r.model == model and is_fitted >= r.is_fitted_kind]
     assert found
+    assert not is_fitted or {row.span for row in found} == {"step", "forward"}
     assert all(row.is_within for row in found)
 
 

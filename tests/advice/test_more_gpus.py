@@ -87,5 +87,3 @@ def test_the_command_takes_gpus_and_says_what_each_reaches(
     assert found is not None, said
     of_all, each = (int(rate.replace(",", "")) for rate in found.groups())
     assert abs(of_all - 2 * each) <= 1
-    assert main([*arguments, "--batch-size", "16,32"]) == 2
-    assert "not for --batch-size 16,32.\nGive each option one" in capsys.readouterr().err

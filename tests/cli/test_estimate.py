@@ -141,10 +141,6 @@ def test_decimal_and_binary_sizes_are_said_back(tiny: str) -> None:
 
 
 def test_several_gpus_without_a_parallelism_run_ddp_and_it_is_said(tiny: str) -> None:
-    found = rows(tiny, *A100, "--gpus", "1,2,8")
-    assert [(f["setting"]["world_size"], f["setting"]["parallelism"]) for f in found] == [
-        (1, "none"), (2, "ddp"), (8, "ddp"),
-    ]  # fmt: skip
     text = invoke(tiny, *A100, "--gpus", "1,2,8").stdout
     assert "\nSeveral GPUs without --parallelism run ddp.\n" in text
     assert "run ddp" not in invoke(tiny, *A100, "--gpus", "2", "--parallelism", "ddp").stdout

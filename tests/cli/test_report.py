@@ -14,7 +14,6 @@ from planner.cli.estimate import report as command
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import TrainSetting
 from planner.machine.hardware import all_gpus
-from planner.report.page.rendering import is_page
 from planner.report.pages import MOST_GROUPS
 from search.loop.records import append_records
 from tests.search.tables import make_record
@@ -45,21 +44,6 @@ def run_folder(tmp_path: Path) -> str:
     folder.mkdir()
     append_records(folder / "probes.jsonl", [make_record(TrainSetting(batch_size=8))])
     return str(folder)
-
-
-def test_it_draws_several_models_cards_and_values(page: str) -> None:
-    result = report(SMALL, *OPTIONS, "--gpu", "rtx4090,a100-sxm-80gb", "--batch-size", "2,4",
-                    "--output", page)  # fmt: skip
-    assert result.exit_code == 0, result.output
-    text = Path(page).read_text()
-    assert is_page(text[:2000])
-    assert "<title>4 estimates of native:swin_tiny</title>" in text
-
-
-def test_it_draws_runs_beside_models(page: str, run_folder: str) -> None:
-    result = report(SMALL, run_folder, *OPTIONS, "--gpu", "rtx4090", "--output", page)
-    assert result.exit_code == 0, result.output
-    assert "<title>1 estimate and 1 run side by side</title>" in Path(page).read_text()
 
 
 def test_the_whole_catalogue_is_ranked_on_one_page(page: str) -> None:

@@ -123,7 +123,6 @@ def test_a_run_gives_its_model_and_setting_and_options_change_them(tmp_path: Pat
         ([".", "--device", "cpu"], 2, "recommendation.json does not exist."),
         (["gone/recommendation.json"], 2, "gone/recommendation.json does not exist."),
         (["native:swin_tiny", "--batch-size", "1,2"], 2, "not for --batch-size 1,2."),
-        (["native:swin_tiny", "--device", "gpu"], 2, "gpu"),
     ],
 )
 def test_a_mistake_is_one_error(

@@ -89,7 +89,7 @@ def test_a_long_label_is_cut_before_its_signs_are_escaped() -> None:
     assert cut == "&lt;" * (MAX_LABEL - 1) + "…"
 
 
-def test_every_anchor_of_the_contents_leads_somewhere_and_every_id_is_unique() -> None:
+def test_anchors_lead_somewhere_ids_are_unique_and_headings_go_down_one_level_at_a_time() -> None:
     for page in (real_page(), pages.hostile()):
         root = read_page(page_html(page))
         ids = [element.attributes["id"] for element in root.all() if "id" in element.attributes]
@@ -98,14 +98,10 @@ def test_every_anchor_of_the_contents_leads_somewhere_and_every_id_is_unique() -
             for name in ("aria-labelledby", "aria-controls"):
                 assert element.attributes.get(name, ids[0]) in ids
         assert {link.attributes["href"][1:] for link in root.all("a")} <= set(ids)
-
-
-def test_headings_go_down_one_level_at_a_time() -> None:
-    root = read_page(page_html(real_page()))
-    levels = [int(e.tag[1]) for e in root.all() if e.tag in ("h1", "h2", "h3", "h4")]
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+        levels = [int(e.tag[1]) for e in root.all() if e.tag in ("h1", "h2", "h3", "h4")]
+        assert levels[0] == 1
+        assert levels.count(1) == 1
+        assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
 
 
 def test_a_short_table_is_whole_in_the_page() -> None:
