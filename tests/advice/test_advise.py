@@ -19,11 +19,10 @@ from planner.cli import cli, main
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import NamedModel, TrainSetting
 from tests.answers import advice_text
+from tests.cli.test_estimate import TINY, tiny
 
-TINY = {
-    "image_size": 56, "depths": [2, 2], "num_heads": [1, 2], "embed_dim": 32, "num_classes": 10,
-    "window_size": 7,
-}  # fmt: skip
+__all__ = ["tiny"]
+
 BATCH = 512
 MODEL = SwinConfig.model_validate(TINY)
 
@@ -32,13 +31,6 @@ MODEL = SwinConfig.model_validate(TINY)
 def advice() -> Advice:
     """A wish that does not fit as it stands."""
     return advise(MODEL, gpu="rtx 3090", memory_bytes="700MiB", batch_size=BATCH)
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> str:
-    file = tmp_path / "tiny.json"
-    file.write_text(json.dumps(TINY))
-    return str(file)
 
 
 def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

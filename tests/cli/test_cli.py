@@ -17,13 +17,9 @@ from planner.machine.hardware import all_gpus
 PLANNER = Path(sys.executable).with_name("planner")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The installed console command, in a process of its own."""
-    return subprocess.run([PLANNER, *arguments], capture_output=True, text=True, check=False)
-
-
 def test_the_console_command_reports_an_error_without_a_traceback() -> None:
-    done = run("gpus", "h10")
+    typed = [PLANNER, "gpus", "h10"]
+    done = subprocess.run(typed, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("Error: unknown GPU 'h10'. Did you mean 'h100-sxm-80gb'")

@@ -20,7 +20,7 @@ import pytest
 from planner.cli import COMMANDS, cli, main
 from planner.core.errors import PlannerError, _words, shorten
 from planner.estimation.arguments import ALL_FIELDS
-from tests.cli.contexts import command_context
+from tests.cli.test_help import command_context
 
 STATUSES = {0, 1, 2, 130}
 HANGS_SECONDS = 120  # a line of these takes some hundredths of a second on an idle machine

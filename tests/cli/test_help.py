@@ -22,7 +22,21 @@ from planner.core.schema.validation import declared_options
 from planner.libraries.registry import SPECS
 from planner.machine.hardware import all_gpus
 from planner.trainers.registry import TARGETS
-from tests.cli.contexts import command_context, planner_context
+
+
+def planner_context() -> click.Context:
+    return click.Context(cli, info_name="planner", terminal_width=100, **cli.context_settings)
+
+
+def command_context(name: str) -> click.Context:
+    """The context in which the command of this name would run."""
+    parent = planner_context()
+    command = cli.get_command(parent, name)
+    assert command is not None
+    return click.Context(
+        command, info_name=name, parent=parent, help_option_names=parent.help_option_names
+    )
+
 
 ALL = {found.command_path: found for found in map(command_context, COMMANDS)}
 

@@ -27,7 +27,7 @@ from planner.report.page.rendering import page_html
 from planner.report.pages import make_page
 from search.runs.writing import report_estimate
 from tests.page import pages
-from tests.page.reading import Element, read_page, unpacked
+from tests.page.reading import read_page, unpacked
 
 
 def page_of(*parts: object) -> Page:
@@ -40,16 +40,12 @@ def real_page() -> Page:
     return make_page([report_estimate("native:swin_tiny", batch_size=n) for n in (8, 16)])
 
 
-def shape(root: Element) -> list[str]:
-    return [element.tag for element in root.all()]
-
-
 @pytest.mark.parametrize("text", pages.HOSTILE, ids=lambda text: ascii(text)[:24])
 def test_a_hostile_text_changes_no_element_and_adds_no_attribute(text: str) -> None:
     """The page of any text has the elements that the page of a harmless one has."""
     hostile = read_page(page_html(pages.hostile([text, text])))
     harmless = read_page(page_html(pages.hostile(["harmless", "harmless"])))
-    assert shape(hostile) == shape(harmless)
+    assert [e.tag for e in hostile.all()] == [e.tag for e in harmless.all()]
     known = {name for element in harmless.all() for name in element.attributes} | {"class"}
     assert {name for element in hostile.all() for name in element.attributes} <= known
     scripts, harmless_scripts = hostile.all("script"), harmless.all("script")
