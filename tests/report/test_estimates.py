@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from planner import advise
 from planner.core.schema import TrainSetting
@@ -18,6 +21,11 @@ from planner.throughput.result import Throughput
 from tests.answers import advice_text, estimate_text, rows_text
 
 MIB, GIB = 1024**2, 1024**3
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
 
 
 def make(**changes: Any) -> Estimate:
