@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner import SwinConfig, TrainSetting, advise, emit, emit_setting, emulate, estimate
+from planner import SwinConfig, TrainSetting, advise, emit_setting, emulate, estimate
 from planner.core.errors import UsageError
 from planner.core.schema.model import MAX_SIZE
 
@@ -91,18 +91,7 @@ def test_every_face_takes_a_model_by_its_name_and_words_as_the_command_does() ->
     assert words == advise(TINY, keep=["compile", "attention"], allow=["recipe"], **wish)  # type: ignore[arg-type]
 
 
-def test_several_estimates_are_emitted_by_number() -> None:
-    several = [estimate(TINY, batch_size=4, gpu="rtx 3090"), estimate(FIELDS, gpu="rtx 3090")]
-    with pytest.raises(UsageError, match="1 is batch_size=4; 2 is batch_size=64"):
-        emit(several, "pytorch")
-    assert emit(several, "pytorch", way=2).text == emit(several[1], "pytorch").text
-    with pytest.raises(UsageError, match="1 is model=native:custom; 2 is model=native:custom"):
-        emit([several[0]] * 2, "pytorch")
-
-
-def test_what_holds_no_setting_is_no_result_and_a_command_is_a_list_of_words() -> None:
-    with pytest.raises(UsageError, match=r"^3 is no result"):
-        emit(3, "timm")  # type: ignore[arg-type]
+def test_a_command_is_a_list_of_words() -> None:
     for command in ("python train.py", []):
         with pytest.raises(UsageError, match=r"Write a list: \['python', 'train.py'\]"):
             emulate(command, gpu="rtx 3090")

@@ -11,20 +11,14 @@ import pytest
 from planner import estimate
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.units import MIB
-from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
 from planner.libraries.registry import find_library
 from planner.libraries.resolve import resolve_model
 from planner.memory.allocator_config import parse_allocator_config
 from planner.memory.compiled import (
-    BOUNDED,
-    BROKEN,
     EXTERN_PREFIX,
     FUSED_PREFIX,
-    RECORDED,
-    basis_of,
     in_graph_pool,
-    is_compiled,
 )
 from planner.memory.profile import profile_memory, profile_within
 from planner.recording.kept import step_of
@@ -93,22 +87,6 @@ def test_a_pool_is_reserved_in_segments_of_its_own(options: str) -> None:
     allowed = found.peak_reserved_bytes
     assert profile_within(pooled, 0, config, allowed) == found
     assert profile_within(pooled, 0, config, allowed - 1) is None
-
-
-def test_the_range_is_that_of_what_the_ledger_is() -> None:
-    """No wider than before the front end was torch's own: 0.85 to 1.2 of reserved bytes."""
-    model = resolve_model(SWIN_T)
-    assert isinstance(model, SwinConfig)
-    setting = find_library("native").resolve(model, TrainSetting(batch_size=8, compile="default"))
-    eager = step_ledger(model, setting)
-    assert not is_compiled(eager)
-    assert basis_of(model, setting, eager) is BOUNDED
-    assert basis_of(model, setting, compiled_ledger()) is RECORDED
-    assert (RECORDED.low, RECORDED.high) == (0.85, 1.2)
-    assert (BOUNDED.low, BOUNDED.high) == (BROKEN.low, BROKEN.high) == (0.55, 1.25)
-    for parallelism in ("ddp", "fsdp", "hsdp"):
-        spread = setting.model_copy(update={"parallelism": parallelism})
-        assert basis_of(model, spread, eager) is BROKEN
 
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune"])

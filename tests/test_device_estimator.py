@@ -43,31 +43,24 @@ def test_eager_settings_are_close_to_their_own_estimates(
     assert shared.throughput.step_seconds == pytest.approx(own.throughput.step_seconds, rel=0.07)
 
 
-@pytest.mark.parametrize(
-    ("mode", "optimizer"), [("default", "adamw"), ("reduce-overhead", "adamw")]
-)
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled_settings_have_the_eager_ones_memory_and_their_own_time(
-    model: SwinConfig, mode: str, optimizer: str
+    model: SwinConfig, mode: str
 ) -> None:
     """Beside CUDA graphs what a foreach optimizer works in comes on top, as many bytes as the
     parameters: their pool is not shared with it. Derived: fp32, 512 B a tensor at most more."""
     estimator = DeviceEstimator(H100)
-    setting = TrainSetting(batch_size=64, optimizer=optimizer)
+    setting = TrainSetting(batch_size=64, optimizer="adamw")
     eager = estimator(model, setting)
     compiled = estimator(model, setting.model_copy(update={"compile": mode}))
     more = compiled.device_total_bytes - eager.device_total_bytes
-    graphed = mode == "reduce-overhead" and optimizer == "adamw"
-    expected = 4 * eager.num_parameters if graphed else 0
+    expected = 4 * eager.num_parameters if mode == "reduce-overhead" else 0
     assert more == pytest.approx(expected, abs=200 * 512)
     assert sum(compiled.breakdown.values()) == compiled.device_total_bytes
     if mode == "reduce-overhead":  # the step's own ledger, compiled
         own = estimate(model, setting, gpu=estimator.gpu, compile=mode)
         assert own.device_total_bytes <= compiled.device_total_bytes
     assert compiled.throughput.step_seconds < eager.throughput.step_seconds
-    # What the step's seconds go into is said of a setting with a step of its own, and of no other.
-    for time in (eager.throughput, compiled.throughput):
-        parts = sum(time.bound_seconds.values())
-        assert not parts or parts == pytest.approx(time.step_seconds)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from itertools import pairwise
@@ -17,7 +16,6 @@ from planner.core.files import (
     parse_json,
     parse_yaml,
     read_text,
-    unwritable,
     write_output,
     write_whole,
 )
@@ -74,21 +72,6 @@ def test_a_path_that_is_none_is_one_error() -> None:
         resolve_model("x" * 5000 + ".yaml")
 
 
-@pytest.mark.parametrize(
-    ("number", "way_out"),
-    [
-        (errno.ENOSPC, "Free space, or choose another --output."),
-        (errno.ENOENT, "Make its folder, or choose another --output."),
-    ],
-)
-def test_the_way_out_of_what_cannot_be_written_is_that_of_its_reason(
-    number: int, way_out: str
-) -> None:
-    found = unwritable("x.json", OSError(number, os.strerror(number)), "choose another --output")
-    assert found.message == f"'x.json' cannot be written: {os.strerror(number)}."
-    assert found.way_out == way_out
-
-
 @pytest.mark.parametrize("name", ["swin.json", "SWIN.JSON", "Swin.Yaml"])
 def test_a_byte_order_mark_and_capitals_are_no_fault(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
@@ -143,7 +126,7 @@ def test_what_is_written_is_whole_or_what_was_there(tmp_path: Path) -> None:
         ("a.jsn", UsageError, r"a trace's file name ends in \.json or \.json\.gz, and .*a\.jsn'"),
         (".json", UsageError, r"ends in \.json or"),
         ("nowhere/a.json", PlannerError, r"the folder .*nowhere' does not exist"),
-        ("x" * 300 + ".json", PlannerError, "cannot be written: File name too long"),
+        ("x" * 300 + ".json", PlannerError, r"cannot be written: File name too long\.\n"),
         ("nul\0.json", PlannerError, "cannot be written: .*embedded null"),
     ],
 )

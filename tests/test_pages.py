@@ -4,7 +4,6 @@ that a page shows on a line of its own can be typed; README and docs stay short.
 from __future__ import annotations
 
 import csv
-import json
 import re
 import shlex
 from collections import Counter
@@ -22,7 +21,6 @@ from planner.core.schema.distribution import Distribution
 from planner.core.schema.model import SwinConfig
 from planner.core.schema.setting import TrainSetting
 from planner.core.schema.validation import declared_options
-from planner.training.tasks.contract import is_task
 from tests.benchmarks import simulated_report
 from tests.benchmarks.simulated_report import RESULTS, quantile
 from tests.benchmarks.simulated_worlds import WORLDS, kept_worlds, show_worlds
@@ -53,15 +51,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 COMMAND = re.compile(r"^(?:\$ |    )?(planner [^\n|]*)$", re.MULTILINE)
 
 
-def shown_commands() -> list[str]:
+def test_the_commands_of_the_pages_can_be_typed() -> None:
     texts = [page.read_text("utf-8").replace("\\\n", "") for page in PAGES]
     found = [line for text in texts for line in COMMAND.findall(text) if "$" not in line]
-    return list(dict.fromkeys(found))
-
-
-def test_the_commands_of_the_pages_can_be_typed() -> None:
-    assert len(shown_commands()) > 60
-    for line in shown_commands():
+    assert len(set(found)) > 60
+    for line in {*found, *COMMANDS.values()}:
         _, name, *arguments = shlex.split(line.partition(" > ")[0], comments=True)
         command = cli.get_command(click.Context(cli), name)
         assert command is not None, line
@@ -117,12 +111,6 @@ def test_the_statuses_are_counted() -> None:
     assert said in " ".join(TEXT.split())
 
 
-def test_the_files_exist() -> None:
-    named = set(re.findall(r"`((?:planner|search|tests|examples)/[\w/.]+?)(?::\w+)?`", TEXT))
-    assert named
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
-
-
 COMMANDS = {
     row[0]: command.group(1)
     for row in ROWS
@@ -130,14 +118,9 @@ COMMANDS = {
 }
 
 
-def test_what_works_has_a_command_that_can_be_typed() -> None:
+def test_what_works_has_a_command() -> None:
     untyped = [row for row in ROWS if row[2] == "works" and row[0] not in COMMANDS]
     assert [row[0] for row in untyped if not row[3].startswith("`python examples/")] == []
-    for line in COMMANDS.values():
-        _, name, *arguments = shlex.split(line)
-        command = cli.get_command(click.Context(cli), name)
-        assert command is not None, line
-        command.make_context(name, arguments)
 
 
 ANSWERED = [line for line in dict.fromkeys(COMMANDS.values()) if re.match(
@@ -159,16 +142,6 @@ def test_a_command_that_shows_what_works_runs(line: str) -> None:
 # says. Its commands run as those of every page.
 
 PAGE = (ROOT / "docs/your-own-model.md").read_text(encoding="utf-8")
-(SOURCE,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-
-
-def test_its_task_is_one() -> None:
-    names: dict[str, type] = {}
-    exec(SOURCE, names)
-    assert is_task(names["Tagging"]())
-    assert "`tagging.py`" in PAGE
-
-
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)  # bytes of the one layer that each step trains, in fp32
 
 
@@ -215,15 +188,6 @@ def _simulated(way: str, strategy: str = "planner") -> dict[str, str]:
     return found[0]
 
 
-def test_the_simulated_devices_are_many_and_each_ends_with_something() -> None:
-    row = _simulated("budget")
-    assert int(row["devices"]) >= 100
-    assert int(row["nothing"]) == 0
-    asked = json.loads((SIMULATED / "configuration.json").read_text())["asked"]
-    assert asked["budget"] == 600
-    assert len(asked["pairs"]) == 9
-
-
 def test_the_docs_show_the_newest_comparisons() -> None:
     docs = (Path(__file__).parent / "truth/TABLES.md").read_text(encoding="utf-8")
     assert simulated_report.show(SIMULATED) in docs
@@ -233,6 +197,8 @@ def test_in_ten_minutes_it_is_close_to_the_best_of_devices_it_does_not_know() ->
     """At most 0.7% below in the median and 4% in nine of ten, after three minutes 10%, and ahead of
     every other strategy on the devices that it had."""
     own, soon = _simulated("budget"), _simulated("3 minutes")
+    assert int(own["devices"]) >= 100
+    assert int(own["nothing"]) == 0
     assert float(own["recommended_median"]) <= 0.007
     assert float(own["recommended_p90"]) <= 0.04
     assert float(soon["recommended_p90"]) <= 0.1
@@ -242,19 +208,6 @@ def test_in_ten_minutes_it_is_close_to_the_best_of_devices_it_does_not_know() ->
         for figure in ("recommended_median", "recommended_mean", "recommended_p90"):
             assert other["devices"] == own["devices"]
             assert float(own[figure]) < float(other[figure])
-
-
-def test_a_search_that_is_left_alone_ends_by_itself() -> None:
-    """What is reached, not what was asked (docs/tuning.md says both)."""
-    eager, unlimited = _simulated("eager"), _simulated("unlimited")
-    assert eager["ended_by_itself"] == eager["devices"]
-    assert float(eager["probes_mean"]) <= 12
-    assert float(eager["recommended_p90"]) <= 0.025
-    assert int(unlimited["ended_by_itself"]) >= 0.95 * int(unlimited["devices"])
-    assert float(unlimited["probes_to_arrive_median"]) <= 7
-    assert float(unlimited["probes_after_median"]) <= 5
-    assert float(unlimited["probes_to_arrive_p90"]) <= 12
-    assert float(unlimited["probes_mean"]) <= 11
 
 
 ABOVE_SIX_PERCENT = {"cliffs"}  # in nine of ten, as docs/tuning.md shows

@@ -20,7 +20,6 @@ from tests.benchmarks import fit_rates, model_rates
 from tests.libraries.steps import needs
 from tests.truth.compare import accuracy_of
 from tests.truth.published import (
-    PublishedRow,
     compare_published,
     read_published,
     show_models,
@@ -28,19 +27,6 @@ from tests.truth.published import (
 )
 
 DOCS = Path(__file__).parent / "truth/TABLES.md"
-SMALL = {"embed_dim": 24, "depths": "1,1", "num_heads": "1,2", "image_size": 56, "num_classes": 10}
-
-
-def row(**changes: object) -> PublishedRow:
-    """A small model's step, its memory read."""
-    data: dict[str, object] = {
-        "id": "small", "source": "a test", "quoted": "", "gpu": None, "torch": "2.4",
-        "model": "microsoft:swin_tiny_patch4_window7_224", "overrides": SMALL,
-        "setting": {"batch_size": 4, "precision": "fp32", "attention": "eager"},
-        "span": "step", "instant": "steady", "gradients": "released", "assumed": [],
-        "allocated_mib": 1.0,
-    }  # fmt: skip
-    return PublishedRow.model_validate({**data, **changes})
 
 
 def test_each_row_says_where_it_stands_and_what_was_assumed() -> None:
@@ -50,14 +36,8 @@ def test_each_row_says_where_it_stands_and_what_was_assumed() -> None:
         assert r.quoted, r.id
         assert r.assumed, r.id
         assert isinstance(r.resolved[1], TrainSetting)
-        measured = (
-            r.allocated_mib,
-            r.reserved_gb,
-            r.device_gib,
-            r.images_per_second,
-            r.figures or None,
-        )
-        assert any(figure is not None for figure in measured), r.id
+        measured = (r.allocated_mib, r.reserved_gb, r.device_gib, r.images_per_second)
+        assert r.figures or any(figure is not None for figure in measured), r.id
 
 
 COMMITTED = {
@@ -146,36 +126,19 @@ def test_the_docs_show_what_the_command_prints(options: str, show: Callable[[], 
     assert shown.split("\n```\n")[0].strip() == show()
 
 
-def test_rows_of_another_torch_or_another_model_are_only_listed() -> None:
-    assert row().why_memory_is_only_listed is None
-    assert row(torch="1.13").why_memory_is_only_listed == "torch 1.13"
-    assert row(torch=None).why_memory_is_only_listed == "torch not named"
-    assert row(unmodelled="a second head").why_memory_is_only_listed == "another head"
-    timed = {"images_per_second": 1.0, "gpu": "rtx-3090"}
-    assert row(**timed).why_time_is_only_listed is None
-    assert row(**timed, torch="1.12+cu113").why_time_is_only_listed is None
-    assert row(**timed, torch="1.8.0a0").why_time_is_only_listed == "torch 1.8.0a0"
-    assert row(**timed, loads_data=True).why_time_is_only_listed == "with the loader"
-    assert row(images_per_second=1.0).why_time_is_only_listed == "card not named"
-
-
 @needs("timm")
 @pytest.mark.release
-@pytest.mark.parametrize("model", ["timm:resnet18", "timm:vit_small_patch16_224"])
-def test_rates_of_other_models_are_within_what_is_said_of_them(model: str) -> None:
-    """Of all rows: `python -m tests.benchmarks.model_rates`."""
-    found = [row for row in model_rates.rows() if row.model == model]
-    assert {row.span for row in found} == {"step", "forward"}
-    assert all(row.is_within for row in found)
-
-
-@needs("timm")
-@pytest.mark.release
-@pytest.mark.parametrize("model", ["timm:resnet50", "timm:resnet34", "timm:regnetx_008"])
-def test_what_is_said_of_convolutions_in_no_fit_holds_their_published_rates(model: str) -> None:
-    """Channels last and in fp32, on an RTX 3090, an A100 and V100s: all rows, not nine of ten."""
-    found = [row for row in model_rates.rows() if row.model == model and not row.is_fitted_kind]
+@pytest.mark.parametrize(
+    ("model", "is_fitted"),
+    [("timm:resnet18", True), ("timm:vit_small_patch16_224", True), ("timm:resnet50", False),
+     ("timm:resnet34", False), ("timm:regnetx_008", False)],
+)  # fmt: skip
+def test_rates_of_other_models_are_within_what_is_said_of_them(model: str, is_fitted: bool) -> None:
+    """Of kinds in no fit too: channels last and in fp32, on an RTX 3090, an A100 and V100s; all
+    rows, not nine of ten (`python -m tests.benchmarks.model_rates`)."""
+    found = [r for r in model_rates.rows() if r.model == model and is_fitted >= r.is_fitted_kind]
     assert found
+    assert not is_fitted or {row.span for row in found} == {"step", "forward"}
     assert all(row.is_within for row in found)
 
 

@@ -18,7 +18,6 @@ from planner.core.errors import PlannerError
 from planner.machine.emulated.building import built_libraries
 from tests.outputs import PAGES, ROOT, Shown, commands, cut_as, printed_by, run
 
-MACHINE = Path(__file__).parent / "environment/machines/rocm.json"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
 SMALLER_IN_PYTHON = {
@@ -92,37 +91,13 @@ def test_set_up_commands_are_there() -> None:
         assert len(re.findall(pattern, README, re.MULTILINE)) == 1, pattern
 
 
-def test_what_needs_no_torch_runs_with_the_packages_that_are_named(tmp_path: Path) -> None:
-    """All others of the project's dependencies cannot be imported."""
+def test_what_needs_no_torch_has_the_packages_that_are_named() -> None:
+    """All others of the project's dependencies: tests/test_public_api.py runs it without them."""
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}  # type: ignore[index]
     (line,) = re.findall(r"^pip install (.*) && pip install --no-deps \.$", COMMANDS, re.MULTILINE)
-    missing = wanted - set(line.split())
-    assert missing == {"torch", "optuna", "numpy", "sqlalchemy", "plotly"}
-    program = f"""
-import sys
-for name in {missing}:
-    sys.modules[name] = None
-from planner.cli import main
-for line in (
-    "estimate native:swin_tiny --batch-size 64 --gpu RTX4090",
-    "advise native:swin_tiny --batch-size 256 --gpu RTX4090",
-    "explain log.txt", "emit --help", "doctor {MACHINE}",
-):
-    try:
-        main(line.split())
-    except SystemExit:
-        pass
-"""
-    (tmp_path / "log.txt").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert "Traceback" not in ended.stderr, ended.stderr
-    assert ended.returncode == 0
-    assert "In your script: max_memory_allocated " in ended.stdout
-    assert "processors 192" in ended.stdout
+    assert wanted - set(line.split()) == {"torch", "optuna", "numpy", "sqlalchemy", "plotly"}
 
 
 def test_extras_exist() -> None:

@@ -20,11 +20,10 @@ from planner.cli import cli, main
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import NamedModel, TrainSetting
 from tests.answers import advice_text
+from tests.cli.test_estimate import TINY, tiny
 
-TINY = {
-    "image_size": 56, "depths": [2, 2], "num_heads": [1, 2], "embed_dim": 32, "num_classes": 10,
-    "window_size": 7,
-}  # fmt: skip
+__all__ = ["tiny"]
+
 BATCH = 512
 MODEL = SwinConfig.model_validate(TINY)
 
@@ -35,27 +34,10 @@ def advice() -> Advice:
     return advise(MODEL, gpu="rtx 3090", memory_bytes="700MiB", batch_size=BATCH)
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> str:
-    file = tmp_path / "tiny.json"
-    file.write_text(json.dumps(TINY))
-    return str(file)
-
-
 def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     status = main(["advise", *arguments])
     out, err = capsys.readouterr()
     return status, out, err
-
-
-def test_the_wish_is_what_a_person_would_run(advice: Advice) -> None:
-    setting = advice.plain.setting
-    assert (setting.precision, setting.optimizer, setting.checkpointing, setting.compile) == (
-        "bf16", "adamw", "none", "off",
-    )  # fmt: skip
-    assert advice.plain.estimate.fits is False
-    assert advice.recommended is not None
-    assert advice.recommended.estimate.fits
 
 
 def test_every_row_is_the_estimate_of_its_own_command(advice: Advice) -> None:
@@ -247,19 +229,8 @@ def test_a_wish_that_nothing_satisfies_gets_the_nearest(
     text = advice_text(found)
     assert text.startswith("Probably nothing fits in 470.00 MiB: the nearest way needs ")
     assert "From your setting to the nearest way" in text
-    status, out, _ = ask(
-        capsys,
-        tiny,
-        "--gpu",
-        "rtx 3090",
-        "--memory",
-        "99MiB",
-        "--batch-size",
-        "8",
-        "--keep",
-        "compile",
-        "--json",
-    )
+    asked = ("--gpu", "rtx 3090", "--memory", "99MiB", "--batch-size", "8", "--keep", "compile")
+    status, out, _ = ask(capsys, tiny, *asked, "--json")
     assert status == 1
     told = json.loads(out)
     assert told["recommended"] is None
@@ -285,8 +256,6 @@ def test_a_free_batch_is_sought() -> None:
         ({"gpu": "rtx 3090", "allow": ["recipes"]}, "Did you mean 'recipe'"),
         ({"gpu": "rtx 3090", "batch_size": 2, "global_batch": 2}, "Give one of the two"),
         ({"gpu": "rtx 3090", "global_batch": 7, "world_size": 2}, "cannot be split"),
-        ({"gpu": "rtx 3091"}, "unknown GPU"),
-        ({"gpu": "rtx 3090", "embed_dimm": 3}, "Did you mean 'embed_dim'"),
     ],
 )
 def test_a_mistake_is_named(arguments: dict[str, Any], said: str) -> None:
@@ -458,14 +427,8 @@ def test_batch_norm_sees_another_micro_batch_and_every_lever_is_traced(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET)
     wish: dict[str, Any] = {"gpu": "rtx 3090", "memory_bytes": "1500MiB", "batch_size": 1024}
-    found = advise(
-        "net:build",
-        **wish,
-        keep=["compile", "checkpointing", "offload"],
-        recorded=True,
-        image_size=64,
-        num_classes=10,
-    )
+    kept = ["compile", "checkpointing", "offload"]
+    found = advise("net:build", **wish, keep=kept, recorded=True, image_size=64, num_classes=10)
     assert found.recommended is not None
     assert found.recommended.setting.batch_size < 1024
     assert "batch norm" in found.recommended.effects

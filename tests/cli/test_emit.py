@@ -10,6 +10,7 @@ import yaml
 
 from planner.cli import main
 from planner.core.schema import TrainSetting
+from planner.core.schema.record import Recommendation
 from tests.trainers.cases import recommendation, tiny
 
 
@@ -65,19 +66,17 @@ def test_faults_are_a_line_and_a_status(
 
 
 @pytest.mark.parametrize(
-    ("target", "name", "said"),
+    ("target", "found", "name", "said"),
     [
-        ("pytorch", "named.py", "python {} DATA"),
-        ("timm", "a b.yaml", "-c '{}' --data-dir"),
+        ("pytorch", recommendation(tiny(), TrainSetting(batch_size=4, precision="fp32")),
+         "named.py", "python {} DATA"),
+        ("timm", recommendation(), "a b.yaml", "-c '{}' --data-dir"),
     ],
-)
+)  # fmt: skip
 def test_the_launch_line_names_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-    target: str, name: str, said: str,
+    target: str, found: Recommendation, name: str, said: str,
 ) -> None:  # fmt: skip
-    found = recommendation(tiny("native"), TrainSetting(batch_size=4, precision="fp32"))
-    if target == "timm":
-        found = recommendation()
     (tmp_path / "recommendation.json").write_text(found.model_dump_json())
     monkeypatch.chdir(tmp_path)
     assert main(["emit", ".", "--for", target, "--output", name]) == 0

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from planner.cli import cli, main
-from planner.cli.rows import split_values
 from planner.core.errors import UsageError
 from planner.report import text as terminal
 
@@ -43,18 +42,12 @@ def rows(*arguments: str) -> list[dict[str, Any]]:
     return found if isinstance(found, list) else [found]
 
 
-def test_one_setting_is_one_object_and_nothing_else(tiny: str) -> None:
-    found = json.loads(invoke(tiny, "--batch-size", "3", "--json").stdout)
-    assert found["setting"]["batch_size"] == 3
-    assert found["model"]["embed_dim"] == 32
-
-
 def test_several_values_are_one_row_per_combination(tiny: str) -> None:
-    arguments = (tiny, "--batch-size", "2,4", "--checkpointing", "none,blocks,stages:0,1")
+    arguments = (tiny, "--batch-size", "2,4", "--checkpointing", "none,blocks:1,stages:0,1,blocks")
     found = json.loads(invoke(*arguments, "--json").stdout)
     assert [(f["setting"]["batch_size"], f["setting"]["checkpointing"]) for f in found] == [
-        (2, "none"), (2, "blocks"), (2, "stages:0,1"),
-        (4, "none"), (4, "blocks"), (4, "stages:0,1"),
+        (2, "none"), (2, "blocks:1"), (2, "stages:0,1"), (2, "blocks"),
+        (4, "none"), (4, "blocks:1"), (4, "stages:0,1"), (4, "blocks"),
     ]  # fmt: skip
     table = invoke(*arguments).stdout
     assert table.count("stages:0,1") == 2
@@ -78,13 +71,6 @@ def test_a_first_screen_is_one_and_its_next_step_runs(
     assert len(text.splitlines()) < 24
     command = text.partition("\nNext:\n  ")[2].partition("\n\n")[0].partition("\n--detail")[0]
     assert CliRunner().invoke(cli, shlex.split(command)[1:]).exit_code == 0
-
-
-def test_the_table_says_what_a_person_asks(tiny: str) -> None:
-    text = invoke(tiny, "--gpu", "rtx 3090", "--detail").stdout
-    for word in ("activations", "CUDA context", "peak reserved", "Fits: ", "Assumed", "Left out",
-                 "images/s", "Predicted, not measured"):  # fmt: skip
-        assert word in text
 
 
 def test_set_reaches_fields_of_model_and_setting(tiny: str) -> None:
@@ -155,10 +141,6 @@ def test_decimal_and_binary_sizes_are_said_back(tiny: str) -> None:
 
 
 def test_several_gpus_without_a_parallelism_run_ddp_and_it_is_said(tiny: str) -> None:
-    found = rows(tiny, *A100, "--gpus", "1,2,8")
-    assert [(f["setting"]["world_size"], f["setting"]["parallelism"]) for f in found] == [
-        (1, "none"), (2, "ddp"), (8, "ddp"),
-    ]  # fmt: skip
     text = invoke(tiny, *A100, "--gpus", "1,2,8").stdout
     assert "\nSeveral GPUs without --parallelism run ddp.\n" in text
     assert "run ddp" not in invoke(tiny, *A100, "--gpus", "2", "--parallelism", "ddp").stdout
@@ -179,13 +161,6 @@ def test_the_learning_rate_follows_the_global_batch_by_two_rules(tiny: str) -> N
     assert without["scaling"]["learning_rate"] == {"linear": None, "square_root": None}
 
 
-def test_the_catalogue_is_ranked(tiny: str) -> None:
-    rows = json.loads(invoke(tiny, "--gpu", "all", "--json").stdout)
-    speeds = [r["throughput"]["images_per_second"] for r in rows if r["fits"]]
-    assert len(rows) >= 35
-    assert speeds == sorted(speeds, reverse=True)
-
-
 def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str) -> None:
     text = invoke(tiny, "--gpu", "t4,RTX 3090, h100 sxm", "--batch-size", "4096").stdout
     assert text.startswith("The fastest that fits is h100-sxm-80gb, bf16: ")
@@ -204,10 +179,8 @@ def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str)
     ("arguments", "status", "said"),
     [
         (["native:swin_tinny"], 2, "Did you mean 'swin_tiny'"),
-        (["native:swin_tiny", "--gpu", "h10"], 2, "unknown GPU 'h10'"),
         (["native:swin_tiny", "--checkpointing", "block"], 2, "checkpointing"),
         (["native:swin_tiny", "--memory", "24"], 2, "24GiB"),
-        (["native:swin_tiny", "--set", "embed_dims=3"], 2, "embed_dim"),
         (["torchvision:swin_t", "--attention", "sdpa"], 1, "torchvision"),
         (["nothing.yaml"], 2, "nothing.yaml"),
         (["native:swin_tiny", "--max-batch"], 1, "--memory"),
@@ -236,26 +209,6 @@ def test_a_mistake_is_answered_in_a_few_lines_without_a_traceback(
     assert said in err
     assert "Traceback" not in err
     assert out == ""
-
-
-def test_chosen_stages_may_hold_a_comma() -> None:
-    assert split_values("none,stages:0,1,blocks") == ["none", "stages:0,1", "blocks"]
-    in_parts = ["none", "blocks:6", "blocks:every-2", "selective", "stages:0,1", "blocks"]
-    assert split_values(",".join(in_parts)) == in_parts
-    assert split_values("32, 64") == ["32", "64"]
-
-
-def test_where_the_time_goes_is_in_a_line_and_in_tables_on_request(tiny: str) -> None:
-    plain, _, more = invoke(tiny, "--gpu", "RTX 3090").stdout.partition("--detail adds: ")
-    assert "What limits the step, in shares of its time: " in plain
-    assert "limited by" not in plain
-    assert "time;" in more
-    tables = invoke(tiny, "--gpu", "RTX 3090", "--detail").stdout
-    assert tables.startswith(plain.rstrip())
-    assert "limited by" in tables.split("operation")[1]
-    found = json.loads(invoke(tiny, "--gpu", "RTX 3090", "--json").stdout)["throughput"]
-    assert sum(part["seconds"] for part in found["parts"]) == pytest.approx(found["step_seconds"])
-    assert set(found["phase_seconds"]) == {part["phase"] for part in found["parts"]}
 
 
 def test_a_fault_of_a_field_names_the_option_that_was_typed(tiny: str) -> None:

@@ -20,7 +20,7 @@ import pytest
 from planner.cli import COMMANDS, cli, main
 from planner.core.errors import PlannerError, _words, shorten
 from planner.estimation.arguments import ALL_FIELDS
-from tests.cli.contexts import command_context
+from tests.cli.test_help import command_context
 
 STATUSES = {0, 1, 2, 130}
 HANGS_SECONDS = 120  # a line of these takes some hundredths of a second on an idle machine
@@ -140,23 +140,24 @@ def hangs(*_: object) -> NoReturn:
     raise HangsError
 
 
-def fault_of(line: list[str], capsys: Any, statuses: Counter[int]) -> str:
-    """What is wrong with how a line ended, "" where nothing is."""
+def fault_of(line: list[str], capsys: Any, statuses: Counter[int]) -> tuple[str, str]:
+    """(what was said, what is wrong with how a line ended or "")."""
     signal.alarm(HANGS_SECONDS)
     try:
         status = main(line)
     except (Exception, SystemExit, HangsError) as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        return f"{type(error).__name__}: {error}"[:200] + f" ({where.filename}:{where.lineno})"
+        return "", f"{type(error).__name__}: {error}"[:200] + f" ({where.filename}:{where.lineno})"
     finally:
         signal.alarm(0)
-        said = capsys.readouterr()
+        captured = capsys.readouterr()
     statuses[status] += 1
+    said = captured.out + captured.err
     if status not in STATUSES:
-        return f"exit status {status}"
-    if "Traceback" in said.err:
-        return said.err[-300:]
-    return "" if status == 0 or (said.out + said.err).strip() else f"{status} without a word"
+        return said, f"exit status {status}"
+    if "Traceback" in captured.err:
+        return said, captured.err[-300:]
+    return said, "" if status == 0 or said.strip() else f"{status} without a word"
 
 
 def run_lines(seed: int, count: int, files: tuple[str, ...], capsys: Any) -> Counter[int]:
@@ -168,7 +169,7 @@ def run_lines(seed: int, count: int, files: tuple[str, ...], capsys: Any) -> Cou
         faults = [
             f"planner {shorten(line, 600)}: {fault}"
             for line in (lines.line() for _ in range(count))
-            if (fault := fault_of(line, capsys, statuses))
+            if (fault := fault_of(line, capsys, statuses)[1])
         ]
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -85,6 +85,8 @@ def test_why_there_is_none_is_told(stand_in: dict[str, str]) -> None:
     build = ask_torch({**stand_in, "AVAILABLE": "0"})
     assert build.reason == "The NVIDIA driver on your system is too old"
     assert "too old" in (why_not(build) or "")
+    Path(stand_in["PYTHONPATH"], "torch.py").write_text("raise ImportError('libcudart.so.13')")
+    assert "libcudart" in ask_torch(stand_in).error
 
 
 def test_the_versions_of_its_libraries_are_told(stand_in: dict[str, str], tmp_path: Path) -> None:
@@ -101,11 +103,6 @@ class backends: cudnn = cudnn
     mismatch = "def refuse(): raise RuntimeError('cuDNN version incompatibility: 9.2 and 8.9\\nx')"
     (tmp_path / "torch.py").write_text(f"{STAND_IN}{libraries}{mismatch}\ncudnn.version = refuse")
     assert ask_torch(stand_in, ()).cudnn_error == "cuDNN version incompatibility: 9.2 and 8.9"
-
-
-def test_a_torch_that_cannot_be_imported_is_told(stand_in: dict[str, str]) -> None:
-    Path(stand_in["PYTHONPATH"], "torch.py").write_text("raise ImportError('libcudart.so.13')")
-    assert "libcudart" in ask_torch(stand_in).error
 
 
 def test_an_answer_counts_however_the_process_ends(stand_in: dict[str, str]) -> None:

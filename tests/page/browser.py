@@ -1,12 +1,10 @@
 """Pages in the Chromium of the machine: what a person would see, click and read.
 
-Mark what uses it `browser`. Without Chromium or playwright it skips, with the reason. Pictures are
-kept in the folder that PLANNER_PICTURES names, for a person to look at.
+Mark what uses it `browser`. Without Chromium or playwright it skips, with the reason.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +22,6 @@ FORMS: dict[str, dict[str, Any]] = {
         "is_mobile": True, "has_touch": True,
     },
 }  # fmt: skip
-MAX_PICTURE_PX = 12_000  # Chromium takes no picture of a much higher page
 
 
 @contextmanager
@@ -110,31 +107,6 @@ def scroll_through(page: Any) -> None:
         }"""
     )
     settle(page)
-
-
-def take_picture(page: Any, folder: Path, name: str) -> Path:
-    """A picture of the whole page in a folder, and in the one of PLANNER_PICTURES."""
-    scroll_through(page)
-    path = folder / f"{name}.png"
-    height = page.evaluate("document.documentElement.scrollHeight")
-    page.screenshot(path=path, full_page=height < MAX_PICTURE_PX)
-    _keep(path)
-    return path
-
-
-def print_page(page: Any, folder: Path, name: str) -> Path:
-    """The page as it is printed, as a PDF."""
-    path = folder / f"{name}.pdf"
-    page.pdf(path=path, format="A4", print_background=True)
-    _keep(path)
-    return path
-
-
-def _keep(path: Path) -> None:
-    kept = os.environ.get("PLANNER_PICTURES")
-    if kept:
-        Path(kept).mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, kept)
 
 
 def sideways(page: Any) -> int:

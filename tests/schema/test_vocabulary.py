@@ -101,8 +101,6 @@ def test_a_word_is_answered_as_a_field_an_option_and_a_value(
         assert found, said
         assert main([*command, "--precision", found[1]]) == 0
         assert "fp16" in capsys.readouterr().out
-    assert main(["gpus", "--fp16"]) == 2  # takes no --set
-    assert "--set" not in capsys.readouterr().err
     with pytest.raises(UsageError, match=r"a word of transformers\. Write batch_size=8\."):
         estimate("native:swin_tiny", {"per_device_train_batch_size": 8})
 

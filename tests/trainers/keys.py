@@ -59,16 +59,3 @@ def microsoft_config() -> dict[str, Any]:
         "TEST": {"CROP": True},
         "AMP_ENABLE": True,
     }  # fmt: skip
-
-
-DEEPSPEED_KEYS: dict[str, frozenset[str]] = {
-    # DeepSpeed 0.19.8, runtime/constants.py and runtime/config.py; the same file was loaded by its
-    # DeepSpeedConfig by hand (torch 2.13.0, CPU, 2026-11-20).
-    "": frozenset(
-        {"comment",  # unknown to it, and skipped: seen by hand
-         "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
-         "gradient_clipping", "zero_optimization", "torch_autocast"}
-    ),
-    "torch_autocast": frozenset({"enabled", "dtype", "lower_precision_safe_modules"}),
-    "zero_optimization": frozenset({"stage"}),
-}  # fmt: skip

@@ -6,34 +6,39 @@ import ast
 import json
 import shlex
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
 
 from planner.core.errors import PlannerError, UsageError
 from planner.core.files import to_json
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.schema.loading import LoaderSetting
-from planner.core.schema.record import Recommendation
 from planner.estimation.estimate import estimate
-from planner.libraries.building import declare_missing_operators
-from planner.libraries.registry import find_library
 from planner.trainers.emission import TARGETS, Emitted, emit
+from tests.cli.test_hostile_files import changed, texts
 from tests.trainers.cases import feeding, loaded, recommendation, tiny
 
 MARK = "PWNED"
+# Each would be code, a key, another word of the command, or no text that a file can hold.
 PAYLOADS = (
     "{__import__('os').system('PWNED')}",
     '"\nPWNED()\n"',
     "x\n    PWNED: 1",
     "${PWNED}; PWNED",
+    '"""\nPWNED()\n"""',
+    "x\nepochs: 666\nPWNED: /evil.pth #",
+    "x\r\nimport PWNED",
+    "coding: utf-7 +AAo-import PWNED+AAo-",
+    "'; PWNED ~ #",
+    "*/ */ --> {{ PWNED }} %s {0} $HOME `PWNED`",
+    "a\u2028PWNED()\u0085PWNED()\x0cPWNED()",
+    "\x00",
+    "\ud800",
+    "x" * 5000,
 )
-Place = tuple[str | int, ...]
 
 
 def of_a_model() -> dict[str, Any]:
@@ -56,28 +61,6 @@ def of_an_estimate() -> dict[str, Any]:
     return to_json(estimate(tiny(), TrainSetting(batch_size=2), gpu="rtx-3090"))
 
 
-def places(value: Any, here: Place = ()) -> Iterator[Place]:
-    """Where a text stands or could: a string, nothing at all, a new key."""
-    if isinstance(value, dict):
-        yield (*here, PAYLOADS[0])
-        for key, each in value.items():
-            yield from places(each, (*here, key))
-    elif isinstance(value, list):
-        for index, each in enumerate(value[:1]):
-            yield from places(each, (*here, index))
-    elif value is None or isinstance(value, str):
-        yield here
-
-
-def changed(document: dict[str, Any], place: Place, text: str) -> dict[str, Any]:
-    copy: Any = json.loads(json.dumps(document))
-    inner = copy
-    for key in place[:-1]:
-        inner = inner[key]
-    inner[place[-1]] = text
-    return copy
-
-
 def programs(emitted: Emitted) -> Iterator[tuple[str, str]]:
     yield emitted.filename, emitted.text
     yield from emitted.modules.items()
@@ -87,12 +70,13 @@ def runs_it(emitted: Emitted) -> bool:
     """Whether the mark is more than a text or a comment anywhere."""
     for filename, text in programs(emitted):
         if filename.endswith(".py"):
-            for node in ast.walk(ast.parse(text)):
-                if MARK in (getattr(node, "id", ""), getattr(node, "attr", "")):
+            for node in ast.walk(ast.parse(text.encode())):  # as Python reads its encoding
+                names = {getattr(node, name, "") for name in ("id", "attr", "name", "module")}
+                if MARK in names:
                     return True
                 if isinstance(node, ast.FormattedValue) and MARK in ast.unparse(node):
                     return True
-        elif MARK in "".join(keys_of(yaml.safe_load(text))):  # JSON is YAML
+        elif MARK in "".join(keys_of(yaml.safe_load(text.encode()))):  # JSON is YAML
             return True
     return MARK in shlex.split(emitted.launch)
 
@@ -108,15 +92,18 @@ def keys_of(value: Any) -> Iterator[str]:
 @pytest.mark.parametrize("document_of", [of_a_model, of_a_task, of_an_estimate])
 def test_no_field_of_a_result_becomes_code(document_of: Callable[[], dict[str, Any]]) -> None:
     """Each field by the script that trains, which holds most of them, and by one other trainer."""
-    document = document_of()
+    text = json.dumps(document_of())
     others = [target for target in TARGETS if target != "pytorch"]
     written = 0
-    for number, place in enumerate(places(document)):
-        tried = [("pytorch", payload) for payload in PAYLOADS[:2]]
-        tried.append((others[number % len(others)], PAYLOADS[number % len(PAYLOADS)]))
+    # Of a list, its first.
+    found = [p for p in texts(json.loads(text)) if not any(isinstance(k, int) and k for k in p)]
+    for number, place in enumerate(found):
+        payloads = [PAYLOADS[(number + step) % len(PAYLOADS)] for step in range(2)]
+        tried = [("pytorch", payload) for payload in {*PAYLOADS[:2], *payloads}]
+        tried += [(others[number % len(others)], payload) for payload in payloads]
         for target, payload in tried:
             try:
-                emitted = emit(changed(document, place, payload), target)
+                emitted = emit(json.loads(changed(text, place, json.dumps(payload))), target)
             except PlannerError:
                 continue
             written += 1
@@ -124,90 +111,27 @@ def test_no_field_of_a_result_becomes_code(document_of: Callable[[], dict[str, A
     assert written > 20
 
 
-# A result that somebody else wrote: no name in it becomes code, a key or a second command.
-
-declare_missing_operators()
-NAMES = st.text(st.characters(), max_size=60)  # lone surrogates among them
-INJECTIONS = (
-    'swin\nopen("/tmp/pwned", "w") #',
-    "x\nepochs: 666\nresume: /evil.pth #",
-    "x\r\nimport os",
-    "\x00",
-    "\ud800",
-    "a\u2028b\u0085c\x0cd",
-    "coding: utf-7 +AAo-import os+AAo-",
-    '"""\nimport os\n"""',
-    "'; rm -rf ~ #",
-    "*/ */ --> {{ }} %s {0} $HOME `id`",
-    "x" * 5000,
-)
-
-
-def named(name: str, target: str) -> Recommendation:
-    """A result for `target` with `name` wherever a text of its own stands in it.
-
-    Copied, not validated: whatever a schema lets pass today, files hold.
-    """
-    library = "timm" if target == "timm" else "native"
-    model = tiny(library, num_classes=1000).model_copy(update={"name": name})
-    setting = TrainSetting(batch_size=2, precision="fp16")
-    found = recommendation(model, setting)
-    assert found.evidence is not None
-    versions = {"torch": name}
-    if target != "microsoft":  # which is estimated anew, and an estimate refuses such a one
-        versions["allocator_config"] = name or "x"
-    evidence = found.evidence.model_copy(update={"date": name, "versions": versions})
-    device = found.device.model_copy(update={"name": name})
-    return found.model_copy(update={"evidence": evidence, "device": device})
-
-
-def with_injections(test: Any) -> Any:
-    for name in INJECTIONS:
-        test = example(name)(test)
-    return test
-
-
-def meaning(text: str, filename: str) -> object:
-    """What is left of a file without its comments: the program, the keys."""
-    if filename.endswith(".py"):
-        return ast.dump(ast.parse(text.encode()))  # from bytes: an encoding's line would count
-    if filename.endswith(".json"):
-        values = json.loads(text)
-        del values["comment"]
-        return values
-    values = yaml.safe_load(text.encode())
-    if "MODEL" in values:
-        del values["MODEL"]["NAME"]  # a string, whatever it holds
-    return values
-
-
-@cache
-def plain(target: str) -> Emitted:
-    return emit(named("swin", target), target)
-
-
+@pytest.mark.parametrize("payload", PAYLOADS, ids=ascii)
 @pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=5, deadline=None)
-@with_injections
-@given(NAMES)
-def test_no_name_becomes_code_or_a_key_or_another_word_of_the_command(
-    target: str, name: str
-) -> None:
-    assume(name not in find_library("timm").published)  # a published name is a key, and may be one
-    harmless = plain(target)
-    hostile = emit(named(name, target), target)
-    assert meaning(hostile.text, hostile.filename) == meaning(harmless.text, harmless.filename)
-    for file, text in hostile.modules.items():
-        assert meaning(text, file) == meaning(harmless.modules[file], file)
-    texts = {hostile.filename: hostile.text, **hostile.modules}
-    for text in (text for file, text in texts.items() if not file.endswith(".json")):
-        first = text.splitlines()[:2]
-        assert all("swin" not in line and "coding" not in line for line in first)
-    words, plainly = shlex.split(hostile.launch), shlex.split(harmless.launch)
+def test_no_name_becomes_code(target: str, payload: str) -> None:
+    """Copied, not validated: whatever a schema lets pass today, files hold."""
+    model = tiny("timm" if target == "timm" else "native", num_classes=1000)
+    found = recommendation(
+        model.model_copy(update={"name": payload}), TrainSetting(batch_size=2, precision="fp16")
+    )
+    assert found.evidence is not None
+    named = {"date": payload, "versions": {"torch": payload}}
+    if target != "microsoft":  # which is estimated anew, and an estimate refuses such a one
+        named["versions"]["allocator_config"] = payload
+    evidence = found.evidence.model_copy(update=named)
+    device = found.device.model_copy(update={"name": payload})
+    emitted = emit(found.model_copy(update={"evidence": evidence, "device": device}), target)
+    assert not runs_it(emitted)
+    for filename, text in programs(emitted):
+        if not filename.endswith(".json"):
+            assert all("coding" not in line for line in text.splitlines()[:2])
     if target != "microsoft":
-        assert words.pop(0) == f"PYTORCH_CUDA_ALLOC_CONF={name or 'x'}"
-        plainly.pop(0)
-    assert words == plainly
+        assert shlex.split(emitted.launch)[0] == f"PYTORCH_CUDA_ALLOC_CONF={payload}"
 
 
 @pytest.mark.parametrize(
