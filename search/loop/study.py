@@ -278,7 +278,8 @@ class ProbeStudy:
             earlier = [t for t in others if t.number < trial.number and self._counts(t)]
             running = [t for t in earlier if t.state == TrialState.RUNNING]
             if all(UNTIL in t.user_attrs for t in running):
-                taken = any(t.params == trial.params for t in running)
+                alike = [t for t in earlier if t.params == trial.params]
+                taken = any(_ran_beside(t, trial) for t in alike)
                 return not taken and (most is None or len(earlier) < most)
             time.sleep(CHOOSING_SECONDS)
 
@@ -305,6 +306,12 @@ class ProbeStudy:
             running = self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         found = (self.params.candidate(t.params) for t in running if self._is_alive(t))
         return {candidate.id for candidate in found if candidate is not None}
+
+
+def _ran_beside(other: FrozenTrial, trial: Trial) -> bool:
+    """Whether another tuner was at a trial as this one was chosen, or is."""
+    ended, chosen = other.datetime_complete, trial.datetime_start
+    return ended is None or chosen is None or ended > chosen
 
 
 def _study_copy(record: MeasurementRecord) -> str:

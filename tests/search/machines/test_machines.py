@@ -77,7 +77,7 @@ def shown_line() -> str:
 
 
 def test_the_script_of_slurm(tmp_path: Path) -> None:
-    """Both tasks have all probes, and recommend the same."""
+    """Each setting was probed once; both tasks have all probes, and recommend the same."""
     text = SCRIPT.read_text()
     asked = dict(re.findall(r"^#SBATCH --(\S+)=(\S+)$", text, re.MULTILINE))
     assert (asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-task"]) == ("2", "8", "1")
@@ -85,7 +85,9 @@ def test_the_script_of_slurm(tmp_path: Path) -> None:
     folders = [tmp_path / "tuned" / task for task in ("0", "1")]
     files = [read_records(folder / "probes.jsonl") for folder in folders]
     for file in files:
-        assert (len({r.setting for r in file.records}), file.fault) == (NUM_SETTINGS, "")
+        settings = [r.setting for r in file.records]
+        assert len(settings) == len(set(settings)) == NUM_SETTINGS
+        assert file.fault == ""
         assert {r.probe_id for r in file.records} == {r.probe_id for r in files[0].records}
     first, second = (json.loads((f / "recommendation.json").read_text()) for f in folders)
     for field in ("evidence", "runners_up", "num_probes"):
