@@ -270,7 +270,7 @@ class Table:
         elif not wish.is_splittable and (wish.share is not None or "batch_size" in wish.keep):
             low = high = setting.batch_size
         elif wish.share is not None:
-            high = max(wish.share // 2, unit)
+            high = min(high, max(wish.share // 2, unit))
             low = min(low, high)
         points = [{"batch_size": size, "accumulate": parts} for size in (low, high)]
         return [setting.model_copy(update=point) for point in points]
