@@ -265,7 +265,7 @@ PARTS = {
     "libnccl.so": ("nccl.c",),
     **dict.fromkeys(DESCRIBED, ()),
 }
-NVML_FOLDER = "nvml"  # apart: it is found and not preloaded
+NVML_FOLDER = "nvml"  # apart, so that a machine may be without it
 FLAGS = ("-O2", "-fPIC", "-fvisibility=hidden", "-Werror=implicit-function-declaration")
 
 

@@ -28,7 +28,8 @@ class EmulatedGpu:
     """One device, as its driver describes it.
 
     `memory_bytes` is what CUDA calls its total, of which the driver keeps `kept_bytes` for itself,
-    and each process `context_bytes`.
+    and each process `context_bytes`. `is_slice` makes it a MIG instance, of which NVML tells less;
+    one that `lacks_virtual_memory`, as some virtual GPUs do, has no expandable segments.
     After `illegal_access_after` launches a kernel of the process has accessed memory that is not
     its own; after `lost_after` the device has fallen off the bus, for all processes (0: never).
     `launch_seconds`, the rates in FLOP/s and `bandwidth` in bytes/s drive the emulated clock;
@@ -43,6 +44,8 @@ class EmulatedGpu:
     threads_per_sm: int
     context_bytes: int = CONTEXT_BYTES
     kept_bytes: int = 0
+    is_slice: bool = False
+    lacks_virtual_memory: bool = False
     illegal_access_after: int = 0
     lost_after: int = 0
     half_flops: float = 0.0
@@ -69,13 +72,17 @@ class EmulatedGpu:
 class EmulatedMachine:
     """The GPUs of a machine, and what its driver tells of them.
 
-    `driver_version` is the newest CUDA that the driver knows: 13020 is 13.2. Where the machine
-    `waits`, who synchronises sleeps until the emulated clock is there. `log`, a file, receives the
-    names of functions that are not emulated.
+    `driver_version` is the newest CUDA that the driver knows: 13020 is 13.2. NVML may be absent,
+    may know no processes (as in a container) and may be off by `nvml_used_error` bytes. Where the
+    machine `waits`, who synchronises sleeps until the emulated clock is there. `log`, a file,
+    receives the names of functions that are not emulated.
     """
 
     gpus: tuple[EmulatedGpu, ...]
     driver_version: int = 13020
+    has_nvml: bool = True
+    hides_processes: bool = False
+    nvml_used_error: int = 0
     waits: bool = False
     log: str = ""
 
@@ -136,7 +143,7 @@ def configuration_text(machine: EmulatedMachine, table: str) -> str:
     """What source/configuration.c reads: `key value`, a line each; `table` is the file in shared
     memory that says who holds how much."""
     lines = [f"table {table}"]
-    for name in ("log", "driver_version", "waits"):
+    for name in ("log", "driver_version", "hides_processes", "waits", "nvml_used_error"):
         lines += _line(name, getattr(machine, name))
     for gpu in machine.gpus:
         lines.append(f"gpu {gpu.name}")

@@ -58,14 +58,16 @@ def started(
         configuration, table = Path(folder) / "machine.txt", Path(folder) / "table"
         table.touch()
         configuration.write_text(configuration_text(machine, str(table)))
-        yield {**environment, **_variables(libraries, configuration, environment)}
+        yield {**environment, **_variables(libraries, configuration, machine, environment)}
 
 
 def _variables(
-    libraries: Path, configuration: Path, environment: Mapping[str, str]
+    libraries: Path, configuration: Path, machine: EmulatedMachine, environment: Mapping[str, str]
 ) -> dict[str, str]:
     preloaded = [str(p) for name in PARTS for p in libraries.glob(f"{name}.*")]
-    searched = [str(libraries), str(libraries / NVML_FOLDER)]
+    searched = [str(libraries)]
+    if machine.has_nvml:
+        searched.append(str(libraries / NVML_FOLDER))
     before = environment.get("LD_PRELOAD", "").split(":")
     found = environment.get("LD_LIBRARY_PATH", "").split(":")
     return {

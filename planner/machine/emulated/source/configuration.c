@@ -22,7 +22,8 @@ static void fail(const char *what, const char *value) {
 
 static void set_of_gpu(gpu_t *gpu, const char *key, const char *value) {
     NUMBER(capability) NUMBER(num_sms) NUMBER(threads_per_sm) NUMBER(clock_mhz)
-    NUMBER(memory_clock_mhz) NUMBER(bus_bits) NUMBER(watts)
+    NUMBER(memory_clock_mhz) NUMBER(bus_bits) NUMBER(watts) NUMBER(is_slice)
+    NUMBER(lacks_virtual_memory)
     if (!strcmp(key, "notice")) {
         snprintf(gpu->notice, sizeof gpu->notice, "%s", value);
         return;
@@ -45,8 +46,12 @@ static void set(machine_t *m, const char *key, const char *value) {
         snprintf(m->log, sizeof m->log, "%s", value);
     } else if (!strcmp(key, "driver_version")) {
         m->driver_version = atoi(value);
+    } else if (!strcmp(key, "hides_processes")) {
+        m->hides_processes = atoi(value);
     } else if (!strcmp(key, "waits")) {
         m->waits = atoi(value);
+    } else if (!strcmp(key, "nvml_used_error")) {
+        m->nvml_used_error = strtoll(value, NULL, 10);
     } else {
         fail("unknown key", key);
     }

@@ -169,7 +169,7 @@ DRIVER cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice d
         IS(CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 1)
         IS(HOST_REGISTER_SUPPORTED, 1)
         IS(COOPERATIVE_LAUNCH, 1)
-        IS(VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1)
+        IS(VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, !gpu->lacks_virtual_memory)
         IS(MEMORY_POOLS_SUPPORTED, 1)
         IS(CLUSTER_LAUNCH, major >= 9)
         IS(TENSOR_MAP_ACCESS_SUPPORTED, major >= 9)

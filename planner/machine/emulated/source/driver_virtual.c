@@ -34,6 +34,7 @@ DRIVER cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     if (!bytes || bytes % PAGE_BYTES) return CUDA_ERROR_INVALID_VALUE;
     if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
     TRY(check_device(device));
+    if (device_gpu(device)->lacks_virtual_memory) return CUDA_ERROR_NOT_SUPPORTED;
     if (!take_memory(gpu_of(device), bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     physical_t *physical = malloc(sizeof *physical);
     *physical = (physical_t){device, 0, bytes, false};

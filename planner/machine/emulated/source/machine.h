@@ -12,6 +12,8 @@ typedef struct {
     char name[96], notice[384];
     int capability;  // 86 is 8.6
     int num_sms, threads_per_sm, clock_mhz, memory_clock_mhz, bus_bits, watts;
+    bool is_slice;  // a MIG instance, of which NVML tells less
+    bool lacks_virtual_memory;
     uint64_t memory_bytes, context_bytes, kept_bytes, l2_bytes;
     uint64_t illegal_access_after, lost_after;  // launches; 0 never
     double half_flops, tf32_flops, fp32_flops, bandwidth, launch_seconds;  // of the emulated clock
@@ -22,7 +24,8 @@ typedef struct {
     int num_gpus;
     int visible[MAX_GPUS], num_visible;  // as CUDA_VISIBLE_DEVICES chooses and orders them
     int driver_version;                  // 13000 is CUDA 13.0
-    bool waits;
+    bool hides_processes, waits;
+    int64_t nvml_used_error;
     char table[256], log[256];
 } machine_t;
 

@@ -20,6 +20,8 @@ static bool is_busy(handle_t device) { return holders_of(index_of(device), NULL,
 
 // Every question about a device that fell off the bus.
 #define HEAR(device) if (is_lost(index_of(device))) return GPU_IS_LOST
+// "Not supported" for MIG instances, as NVML's reference says of utilisation, clocks and power.
+#define HEAR_WHOLE(device) HEAR(device); if ((device)->is_slice) return NOT_SUPPORTED
 
 NVML nvmlInit_v2(void) { return SUCCESS; }
 NVML nvmlInitWithFlags(unsigned flags) { return SUCCESS; }
@@ -72,7 +74,7 @@ NVML nvmlDeviceGetHandleByPciBusId_v2(const char *text, handle_t *device) {
 NVML nvmlDeviceGetUUID(handle_t device, char *text, unsigned length) {
     unsigned char uuid[16];
     device_uuid(index_of(device), uuid);
-    char said[64], *at = said + sprintf(said, "GPU-");
+    char said[64], *at = said + sprintf(said, device->is_slice ? "MIG-" : "GPU-");
     for (int i = 0; i < 16; i++)
         at += sprintf(at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
     return say(text, length, said);
@@ -113,7 +115,10 @@ NVML nvmlDeviceGetCudaComputeCapability(handle_t device, int *major, int *minor)
 }
 
 NVML nvmlDeviceGetMigMode(handle_t device, unsigned *current, unsigned *pending) {
-    return NOT_SUPPORTED;
+    HEAR(device);
+    if (!device->is_slice) return NOT_SUPPORTED;
+    *current = *pending = 1;
+    return SUCCESS;
 }
 
 // ---- memory and processes
@@ -125,7 +130,9 @@ static bytes_t whole(handle_t device) {
 }
 
 static bytes_t said_used(handle_t device) {
-    return used_memory(index_of(device)) + device->kept_bytes;
+    int64_t bytes = (int64_t)(used_memory(index_of(device)) + device->kept_bytes);
+    bytes += machine()->nvml_used_error;
+    return bytes > 0 ? (bytes_t)bytes : 0;
 }
 
 typedef struct {
@@ -160,6 +167,7 @@ NVML nvmlDeviceGetComputeRunningProcesses_v3(handle_t device, unsigned *count, p
     HEAR(device);
     holder_t holders[MOST_PROCESSES];
     unsigned held = holders_of(index_of(device), holders, MOST_PROCESSES), room = *count;
+    if (machine()->hides_processes) held = 0;  // other namespaces' ids, as a container sees it
     *count = held;
     if (held > room) return INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < held; i++)
@@ -191,14 +199,14 @@ typedef struct {
     unsigned gpu, memory;
 } utilization_t;
 NVML nvmlDeviceGetUtilizationRates(handle_t device, utilization_t *rates) {
-    HEAR(device);
+    HEAR_WHOLE(device);
     *rates = is_busy(device) ? (utilization_t){97, 61} : (utilization_t){0, 0};
     return SUCCESS;
 }
 
 enum { MEMORY_CLOCK = 2 };
 NVML nvmlDeviceGetClockInfo(handle_t device, int kind, unsigned *mhz) {
-    HEAR(device);
+    HEAR_WHOLE(device);
     if (kind == MEMORY_CLOCK) *mhz = is_busy(device) ? device->memory_clock_mhz : 405;
     else *mhz = is_busy(device) ? device->clock_mhz : 210;
     return SUCCESS;
@@ -206,7 +214,7 @@ NVML nvmlDeviceGetClockInfo(handle_t device, int kind, unsigned *mhz) {
 
 #define GIVES(function, value)                                \
     NVML function(handle_t device, unsigned *given) {         \
-        HEAR(device);                                         \
+        HEAR_WHOLE(device);                                   \
         *given = (value);                                     \
         return SUCCESS;                                       \
     }
@@ -224,17 +232,17 @@ GIVES(nvmlDeviceGetCurrPcieLinkWidth, 16)
 GIVES(nvmlDeviceGetMaxPcieLinkWidth, 16)
 
 NVML nvmlDeviceGetMaxClockInfo(handle_t device, int kind, unsigned *mhz) {
-    HEAR(device);
+    HEAR_WHOLE(device);
     *mhz = kind == MEMORY_CLOCK ? device->memory_clock_mhz : device->clock_mhz;
     return SUCCESS;
 }
 NVML nvmlDeviceGetTemperature(handle_t device, int sensor, unsigned *celsius) {
-    HEAR(device);
+    HEAR_WHOLE(device);
     *celsius = is_busy(device) ? 64 : 38;
     return SUCCESS;
 }
 NVML nvmlDeviceGetCurrentClocksEventReasons(handle_t device, unsigned long long *reasons) {
-    HEAR(device);
+    HEAR_WHOLE(device);
     *reasons = is_busy(device) ? 0 : 1;  // nvmlClocksEventReasonGpuIdle
     return SUCCESS;
 }
