@@ -6,6 +6,7 @@ estimated at its own batch, and the table sorted anew until nothing that is show
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,7 @@ class Table:
         self._times: dict[Choice, StepTime] = {}
         self._settled: set[Choice] = set()
         self._between_others: set[Choice] = set()
+        self._batches: dict[Choice, set[int]] = {}  # at which an arm was settled
         self._is_kept: dict[kept.Step, bool] = {}
 
     def resolved(self, setting: TrainSetting) -> ResolvedSetting:
@@ -125,20 +127,21 @@ class Table:
         settings = [self.resolved(choice.setting) for choice in between]
         record_ledgers([(self.wish.model, s, self.card) for s in settings], recorded=False)
         self._settled.update(between)
-        self._forget_those_between(between)
+        for choice in between:
+            self._batches.setdefault(_arm(choice), set()).add(choice.setting.batch_size)
+        self._forget_those_between()
         return bool(between)
 
     def answer(self) -> None:
         """From now on nothing lies between."""
-        self._forget_those_between(tuple(self._between_others))
-        self._times.clear()
+        self._forget_those_between()
         self.answers = True
 
-    def _forget_those_between(self, choices: Iterable[Choice]) -> None:
-        for choice in choices:
-            self._between_others.discard(choice)
+    def _forget_those_between(self) -> None:
+        for choice in self._between_others:
             self._found.pop(choice, None)
             self._times.pop(choice, None)
+        self._between_others.clear()
 
     def at(self, choice: Choice) -> Estimate:
         """The estimate of a choice."""
@@ -223,7 +226,10 @@ class Table:
         if between is not None:
             by, of = between
             if setting.accumulate > FEW_PARTS[-1]:
-                by, of = _of_parts(setting.accumulate), [_in_parts(choice, n) for n in FEW_PARTS]
+                by, of = (
+                    _of_parts(setting.accumulate),
+                    [_with(choice, accumulate=n) for n in FEW_PARTS],
+                )
             times = [self._time(one) for one in of]
             return combined_time(by, setting, times[-1], *times)
         ledger = self._ledger(setting)
@@ -252,13 +258,20 @@ class Table:
         low, high = (self._as(choice, point) for point in self._points(setting, parts))
         if choice in (low, high) or low == high:
             return None
+        if wish.share is None:
+            low, high = self._around(choice, low, high)
         if not self.is_on_shapes and setting.compile != "off":
-            eager = {"compile": "off", "activation_memory_budget": 1.0}
-            as_eager = [
-                replace(c, setting=c.setting.model_copy(update=eager)) for c in (choice, low)
-            ]
-            return _in_proportion, [*as_eager, low]
+            eager: dict[str, object] = {"compile": "off", "activation_memory_budget": 1.0}
+            return _in_proportion, [_with(choice, **eager), _with(low, **eager), low]
         return on_line(low.setting, high.setting, setting), [low, high]
+
+    def _around(self, choice: Choice, *known: Choice) -> tuple[Choice, Choice]:
+        """The two batches that are `known`, or settled, between which a choice lies or beyond."""
+        settled = self._batches.get(_arm(choice), ())
+        sizes = sorted({*settled, *(one.setting.batch_size for one in known)})
+        at = min(max(bisect(sizes, choice.setting.batch_size), 1), len(sizes) - 1)
+        low, high = (_with(choice, batch_size=size) for size in sizes[at - 1 : at + 1])
+        return low, high
 
     def _points(self, setting: ResolvedSetting, parts: int) -> list[TrainSetting]:
         """The setting at the batches between which it lies."""
@@ -277,8 +290,7 @@ class Table:
 
     def _as(self, choice: Choice, setting: TrainSetting) -> Choice:
         fields = ("batch_size", "accumulate", "compile", "activation_memory_budget")
-        update = {field: getattr(setting, field) for field in fields}
-        return Choice(choice.setting.model_copy(update=update), choice.expandable)
+        return _with(choice, **{field: getattr(setting, field) for field in fields})
 
     def _is_recorded(self, setting: ResolvedSetting) -> bool:
         """Whether its ledger is kept; of a step on shapes, the compiled one's."""
@@ -308,8 +320,12 @@ def _of_parts(parts: int) -> Combine:
     return lambda a, b: a + (b - a) * (parts - few) / (more - few)
 
 
-def _in_parts(choice: Choice, parts: int) -> Choice:
-    return replace(choice, setting=choice.setting.model_copy(update={"accumulate": parts}))
+def _with(choice: Choice, **fields: object) -> Choice:
+    return replace(choice, setting=choice.setting.model_copy(update=fields))
+
+
+def _arm(choice: Choice) -> Choice:
+    return _with(choice, batch_size=1)
 
 
 def _in_proportion(eager: float, eager_there: float, compiled_there: float) -> float:

@@ -14,7 +14,7 @@ from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.distribution import SHARDED
 from planner.core.schema.setting import GRAPH_MODES
 from planner.core.torch_version import torch_version
-from planner.ledger.affine import AffineLedger, Recorder
+from planner.ledger.affine import Recorder
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
 from planner.libraries.registry import find_library
 from planner.machine.hardware import Gpu
@@ -82,14 +82,6 @@ def is_on_shapes(model: Model, setting: TrainSetting, recorded: bool = False) ->
     library = find_library(model.library)
     twice = setting.parallelism in SHARDED and setting.checkpointing in library.reentrant
     return library.is_on_shapes and is_closed_form(setting) and not twice
-
-
-def affine_step(model: Model, setting: ResolvedSetting) -> AffineLedger | None:
-    """The eager step at every batch, where it is on shapes."""
-    if not is_on_shapes(model, setting):
-        return None
-    assert isinstance(model, SwinConfig)
-    return _recorder(model, setting).line()
 
 
 def record_ledgers(
