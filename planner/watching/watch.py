@@ -17,7 +17,6 @@ import json
 import logging
 import math
 import os
-import resource
 import sys
 import time
 from collections import Counter
@@ -208,6 +207,8 @@ class Watch:
 
     def _memory(self) -> dict[str, Any]:
         if self._index is None:
+            import resource  # which Windows lacks, where a log is still explained
+
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return {"peak_resident_bytes": peak if sys.platform == "darwin" else peak * KIB}
         import torch
