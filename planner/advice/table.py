@@ -33,6 +33,7 @@ FEW_PARTS = RECORDED_MICRO_BATCHES, RECORDED_MICRO_BATCHES + 1  # from which tim
 _BYTES = 4  # of a gradient
 MAX_COMPILED = 4  # steps that are compiled for one answer, each some minutes
 MAX_SECONDS = 900.0  # for all of them
+MAX_ROUNDS, MAX_RECORDED_ROUNDS = 20, 4  # in which a table is sorted; what is recorded takes time
 MAX_LEDGERS = 16  # held at once, each of some 10 MiB
 # The front is for choosing from: its next choice needs less by this share of the memory at least,
 # and none is slower than this share of the fastest. Judgements.
@@ -46,9 +47,8 @@ class Table:
     makes, but for what fits only where the allocator frees cached memory and tries again: that
     costs time which no estimate knows, and does not fit here.
 
-    A model that is
-    recorded has a compiled step only where that is recorded at its batch, or, where the wish lets
-    steps be compiled, at any other. Raises PlannerError for a choice that has no step.
+    A model that is recorded has a compiled step only where that is recorded at its batch, or, where
+    the wish lets steps be compiled, at any other. Raises PlannerError for a choice without a step.
     """
 
     def __init__(self, wish: Wish, like: Table | None = None) -> None:
@@ -123,7 +123,7 @@ class Table:
 
     def settle(self, choices: Iterable[Choice]) -> bool:
         """Estimates each at its own batch; whether any lay between others."""
-        between = [choice for choice in choices if self._lies_between(choice)]
+        between = [choice for choice in choices if self.lies_between(choice)]
         settings = [self.resolved(choice.setting) for choice in between]
         record_ledgers([(self.wish.model, s, self.card) for s in settings], recorded=False)
         self._settled.update(between)
@@ -162,7 +162,8 @@ class Table:
             time=self._time(choice) if wish.gpu else None,
         )  # fmt: skip
 
-    def _lies_between(self, choice: Choice) -> bool:
+    def lies_between(self, choice: Choice) -> bool:
+        """Whether its bytes are not of its own batch."""
         self.at(choice)
         return choice in self._between_others
 
@@ -170,7 +171,7 @@ class Table:
         """The device's bytes; of what lies between others what they may be at least, so that it is
         not passed over."""
         found = self.at(choice)
-        if not self._lies_between(choice):
+        if not self.lies_between(choice):
             return found.device_total_bytes
         is_whole = self.wish.is_splittable and choice.setting.accumulate == 1
         gradients = _BYTES * found.num_parameters if is_whole else 0
@@ -179,7 +180,7 @@ class Table:
     def fits(self, choice: Choice) -> bool:
         """Whether a choice fits, or may where it lies between others."""
         found = self.at(choice)
-        if not self._lies_between(choice):
+        if not self.lies_between(choice):
             return bool(found.fits)
         return self.need(choice) <= (found.budget_bytes or 0)
 
@@ -226,10 +227,8 @@ class Table:
         if between is not None:
             by, of = between
             if setting.accumulate > FEW_PARTS[-1]:
-                by, of = (
-                    _of_parts(setting.accumulate),
-                    [_with(choice, accumulate=n) for n in FEW_PARTS],
-                )
+                by = _of_parts(setting.accumulate)
+                of = [_with(choice, accumulate=parts) for parts in FEW_PARTS]
             times = [self._time(one) for one in of]
             return combined_time(by, setting, times[-1], *times)
         ledger = self._ledger(setting)
@@ -256,13 +255,15 @@ class Table:
         if of_bytes:
             parts = min(parts, RECORDED_MICRO_BATCHES)
         low, high = (self._as(choice, point) for point in self._points(setting, parts))
-        if choice in (low, high) or low == high:
+        if choice in (low, high):
             return None
-        if wish.share is None:
-            low, high = self._around(choice, low, high)
         if not self.is_on_shapes and setting.compile != "off":
             eager: dict[str, object] = {"compile": "off", "activation_memory_budget": 1.0}
             return _in_proportion, [_with(choice, **eager), _with(low, **eager), low]
+        if low == high:
+            return None
+        if wish.share is None:
+            low, high = self._around(choice, low, high)
         return on_line(low.setting, high.setting, setting), [low, high]
 
     def _around(self, choice: Choice, *known: Choice) -> tuple[Choice, Choice]:
@@ -372,10 +373,12 @@ def search(table: Table, choices: Sequence[Choice], budget: int) -> Found:
     fastest it is one that fits surely, then the one whose images of a step are nearest to the
     wish's, then the fastest.
     """
-    while True:
+    for _ in range(MAX_ROUNDS if table.is_on_shapes else MAX_RECORDED_ROUNDS):
         found = _chosen(table, list(_estimated(table, choices)), budget)
         if not table.settle(dict.fromkeys(found.all)):
             return found
+    own = [c for c in _estimated(table, choices) if not table.lies_between(c)]
+    return _chosen(table, own, budget)
 
 
 def _estimated(table: Table, choices: Iterable[Choice]) -> Iterable[Choice]:
