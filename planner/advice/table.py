@@ -164,8 +164,9 @@ class Table:
 
     def lies_between(self, choice: Choice) -> bool:
         """Whether its bytes are not of its own batch."""
-        self.at(choice)
-        return choice in self._between_others
+        if choice in self._found:
+            return choice in self._between_others
+        return self._between(choice, of_bytes=True) is not None
 
     def need(self, choice: Choice) -> float:
         """The device's bytes; of what lies between others what they may be at least, so that it is
@@ -284,7 +285,8 @@ class Table:
         elif not wish.is_splittable and (wish.share is not None or "batch_size" in wish.keep):
             low = high = setting.batch_size
         elif wish.share is not None:
-            high = min(high, max(wish.share // 2, unit))
+            half = max(wish.share // 2, unit)  # is shown, often, where it runs
+            high = min(high, half) if self.is_on_shapes else half
             low = min(low, high)
         points = [{"batch_size": size, "accumulate": parts} for size in (low, high)]
         return [setting.model_copy(update=point) for point in points]
