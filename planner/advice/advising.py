@@ -33,7 +33,7 @@ from planner.machine.hardware.gpu import Gpu
 from planner.memory.allocator_config import AllocatorConfig
 from planner.throughput.cost import Training, read_training
 
-MAX_ROUNDS = 3  # of traces: what one adopts makes other steps of the levers beside it
+MAX_ROUNDS = 3  # in which steps are compiled: with one, other steps may be the best
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class _Advising:
             levers=tuple(_lever_states(wish, offered, best, found.best, waits_for)),
             left_out=(
                 *(self._on_host(found.nearest) if found.nearest else ()),
-                *what_is_left_out(wish, offered),
+                *what_is_left_out(wish, offered, list(self.table.failed.values())),
             ),
         )
 

@@ -65,7 +65,10 @@ def bottleneck(wish: Wish, table: Table, choice: Choice, goal: Choice | None) ->
     model_share = None
     peak = peak_flops(wish.gpu, choice.setting.precision) if wish.gpu else None
     if peak is not None:
-        model_share = _model_flops(table, choice) / time.step_seconds / peak
+        # Without what checkpointing computes again.
+        plain = choice.setting.model_copy(update={"checkpointing": "none", "offload": "none"})
+        flops = table.matrix_flops(Choice(plain, choice.expandable))
+        model_share = flops / time.step_seconds / peak
     return Bottleneck(
         setting_is_recommended=choice == goal,
         step_seconds=time.step_seconds,
@@ -86,12 +89,6 @@ def treated(wish: Wish, table: Table, choice: Choice) -> Choice:
         if better is None:
             return choice
         choice = better
-
-
-def _model_flops(table: Table, choice: Choice) -> float:
-    """FLOPs of a step on matrix units, without what checkpointing computes again."""
-    plain = choice.setting.model_copy(update={"checkpointing": "none", "offload": "none"})
-    return table.matrix_flops(Choice(plain, choice.expandable))
 
 
 def _treatments(wish: Wish, table: Table, choice: Choice) -> list[tuple[Choice, Treatment]]:

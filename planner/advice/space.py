@@ -73,7 +73,10 @@ def offer(wish: Wish, table: Table, resorts: bool = False) -> Offered:
             held_back += [lever.name] if wish.changes(lever, base) else []
             continue
         changed = list(_available(wish, table, base, lever, refusals))
-        is_worse = lever.role == "either" and all(table.costs_both(c, base) for c in changed)
+        is_worse = lever.role == "either" and all(
+            table.rate(c) < table.rate(base) and table.least_bytes(c) > table.least_bytes(base)
+            for c in changed
+        )
         if changed and not is_worse:
             arms += [c for arm in arms for c in _combined(wish, arm, lever)]
     unique = dict.fromkeys(arm for arm in arms if _is_offered(arm.setting, base.setting))
@@ -100,7 +103,7 @@ def may_need_resorts(wish: Wish, table: Table, offered: Offered, found: Found) -
     if found.best is None or not table.at(found.best).fits_surely:
         return True
     largest = max(micro_batches(wish, offered.base), key=lambda c: c.setting.batch_size)
-    if table.is_on_shapes:
+    if table.is_on_shapes:  # at once; the largest batch of a model that is recorded is not
         table.settle([largest])
     return table.rate(largest) > table.rate(found.best)
 

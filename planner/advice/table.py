@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from planner.advice.wish import SAMPLE_BATCH, Choice, Wish
@@ -30,10 +29,9 @@ from planner.throughput.result import exchanges_of, is_slower, step_time
 
 LEAST_BATCH = 8  # at which a free batch is estimated, and at the sample's: others lie beyond
 FEW_PARTS = RECORDED_MICRO_BATCHES, RECORDED_MICRO_BATCHES + 1  # from which times of more follow
-_BYTES = 4  # of a gradient
 MAX_COMPILED = 4  # steps that are compiled for one answer, each some minutes
 MAX_SECONDS = 900.0  # for all of them
-MAX_ROUNDS, MAX_RECORDED_ROUNDS = 20, 4  # in which a table is sorted; what is recorded takes time
+MAX_SORTS, MAX_RECORDED_SORTS = 20, 4  # of a table; what is recorded takes time
 MAX_LEDGERS = 16  # held at once, each of some 10 MiB
 # The front is for choosing from: its next choice needs less by this share of the memory at least,
 # and none is slower than this share of the fastest. Judgements.
@@ -60,7 +58,7 @@ class Table:
         self.is_on_shapes = is_on_shapes(wish.model, wish.sample.setting)
         self.rates: DeviceRates = rates_for(wish.rated, wish.model)
         self.unrecorded: list[ResolvedSetting] = []  # whose compiled steps were asked for
-        self._context_bytes = overheads_for(wish.gpu).context_bytes
+        self.failed: dict[Choice, PlannerError] = {}  # what a search left out, and why
         self._resolved: dict[TrainSetting, ResolvedSetting] = {}
         self._ledgers: dict[object, Ledger] = like._ledgers if like else {}
         # Of what is compiled, the batch and the parts that it was recorded at.
@@ -97,9 +95,8 @@ class Table:
             return True
         if setting.parallelism in DEEPSPEED:
             raise UnsupportedError("compile under DeepSpeed is not estimated: no probe runs it")
-        if self._is_recorded(setting) or (
-            not self.answers and _any_batch(setting) in self._compiled
-        ):
+        is_elsewhere = not self.answers and _any_batch(setting) in self._compiled
+        if is_elsewhere or self._is_recorded(setting):
             return True
         self.unrecorded.append(setting)
         return False
@@ -175,7 +172,7 @@ class Table:
         if not self.lies_between(choice):
             return found.device_total_bytes
         is_whole = self.wish.is_splittable and choice.setting.accumulate == 1
-        gradients = _BYTES * found.num_parameters if is_whole else 0
+        gradients = 4 * found.num_parameters if is_whole else 0  # bytes of fp32, at most
         return (1 - DOUBT) * found.device_total_bytes - gradients
 
     def fits(self, choice: Choice) -> bool:
@@ -187,7 +184,7 @@ class Table:
 
     def least_bytes(self, choice: Choice) -> int:
         """What is alive at the peak, and the context: whatever the allocator rounds and keeps."""
-        return self.at(choice).peak_live_bytes + self._context_bytes
+        return self.at(choice).peak_live_bytes + overheads_for(self.wish.gpu).context_bytes
 
     def seconds(self, choice: Choice) -> float:
         """Of one optimizer step."""
@@ -200,12 +197,6 @@ class Table:
     def rate(self, choice: Choice) -> float:
         """Images per second of one device."""
         return choice.setting.batch_size * choice.setting.accumulate / self.seconds(choice)
-
-    def costs_both(self, choice: Choice, base: Choice) -> bool:
-        """Whether a choice is slower than `base` and needs more memory."""
-        if self.rate(choice) >= self.rate(base):
-            return False
-        return self.least_bytes(choice) > self.least_bytes(base)
 
     def is_slower(self, choice: Choice, fastest: Choice) -> bool:
         """Whether a choice is slower than `fastest`, whatever the card's rates are."""
@@ -255,7 +246,7 @@ class Table:
             parts = RECORDED_MICRO_BATCHES
         if of_bytes:
             parts = min(parts, RECORDED_MICRO_BATCHES)
-        low, high = (self._as(choice, point) for point in self._points(setting, parts))
+        low, high = (_with(choice, **point) for point in self._points(setting, parts))
         if choice in (low, high):
             return None
         if not self.is_on_shapes and setting.compile != "off":
@@ -275,8 +266,8 @@ class Table:
         low, high = (_with(choice, batch_size=size) for size in sizes[at - 1 : at + 1])
         return low, high
 
-    def _points(self, setting: ResolvedSetting, parts: int) -> list[TrainSetting]:
-        """The setting at the batches between which it lies."""
+    def _points(self, setting: ResolvedSetting, parts: int) -> list[dict[str, object]]:
+        """The batches between which a setting lies, and their parts."""
         wish, unit = self.wish, batch_unit(setting)
         low, high = LEAST_BATCH * unit, SAMPLE_BATCH * unit
         if setting.compile != "off" and _any_batch(setting) in self._compiled:
@@ -288,12 +279,7 @@ class Table:
             half = max(wish.share // 2, unit)  # is shown, often, where it runs
             high = min(high, half) if self.is_on_shapes else half
             low = min(low, high)
-        points = [{"batch_size": size, "accumulate": parts} for size in (low, high)]
-        return [setting.model_copy(update=point) for point in points]
-
-    def _as(self, choice: Choice, setting: TrainSetting) -> Choice:
-        fields = ("batch_size", "accumulate", "compile", "activation_memory_budget")
-        return _with(choice, **{field: getattr(setting, field) for field in fields})
+        return [{"batch_size": size, "accumulate": parts} for size in (low, high)]
 
     def _is_recorded(self, setting: ResolvedSetting) -> bool:
         """Whether its ledger is kept; of a step on shapes, the compiled one's."""
@@ -319,8 +305,7 @@ class Table:
 
 def _of_parts(parts: int) -> Combine:
     """Of the seconds of a step in FEW_PARTS those in more: each takes as long as the last."""
-    few, more = FEW_PARTS
-    return lambda a, b: a + (b - a) * (parts - few) / (more - few)
+    return lambda a, b: a + (b - a) * (parts - FEW_PARTS[0])
 
 
 def _with(choice: Choice, **fields: object) -> Choice:
@@ -351,7 +336,8 @@ class Found:
     """`best` fits, and `fastest` of them by the figures; `surely` is the fastest whose upper end
     fits; `front` are choices that fit, fastest first, each the fastest that needs less than the one
     before it by FRONT_STEP of the memory; `ways` the best of each way to save memory, the best of
-    all first and then by speed; `nearest` needs the least of all, where nothing fits."""
+    all first and then by speed, `fastest_of_ways` what each was compared with; `nearest` needs the
+    least of all, where nothing fits."""
 
     best: Choice | None = None
     fastest: Choice | None = None
@@ -373,10 +359,13 @@ def search(table: Table, choices: Sequence[Choice], budget: int) -> Found:
 
     The best is not the fastest by a figure: of those that `Table.is_slower` cannot tell from the
     fastest it is one that fits surely, then the one whose images of a step are nearest to the
-    wish's, then the fastest.
+    wish's, then the fastest. Raises the PlannerError of the first where none can be estimated.
     """
-    for _ in range(MAX_ROUNDS if table.is_on_shapes else MAX_RECORDED_ROUNDS):
-        found = _chosen(table, list(_estimated(table, choices)), budget)
+    for _ in range(MAX_SORTS if table.is_on_shapes else MAX_RECORDED_SORTS):
+        rows = list(_estimated(table, choices))
+        if not rows and table.failed:
+            raise next(iter(table.failed.values()))
+        found = _chosen(table, rows, budget)
         if not table.settle(dict.fromkeys(found.all)):
             return found
     own = [c for c in _estimated(table, choices) if not table.lies_between(c)]
@@ -385,9 +374,12 @@ def search(table: Table, choices: Sequence[Choice], budget: int) -> Found:
 
 def _estimated(table: Table, choices: Iterable[Choice]) -> Iterable[Choice]:
     """Those that have a step; alike ones together, since they share a ledger."""
-    for choice in sorted(choices, key=lambda c: (_way_of_step(c), c.setting.batch_size)):
-        with suppress(PlannerError):
+    for choice in sorted(choices, key=_step):
+        try:
             table.at(choice)
+        except PlannerError as error:
+            table.failed[choice] = error
+        else:
             yield choice
 
 
@@ -437,5 +429,5 @@ def _way(choice: Choice) -> object:
     return setting.model_copy(update=free), setting.activation_memory_budget
 
 
-def _way_of_step(choice: Choice) -> str:
-    return _eager(choice.setting).model_dump_json()
+def _step(choice: Choice) -> tuple[str, int]:
+    return _eager(choice.setting).model_dump_json(), choice.setting.batch_size

@@ -1,4 +1,4 @@
-"""The search skips what a bound rules out: the answer is that of estimating every combination."""
+"""Few choices are estimated at their own batch: the answer is that of estimating all of them."""
 
 from __future__ import annotations
 
@@ -101,16 +101,14 @@ def front_of(fitting: list[tuple[Choice, Estimate, float]], budget: int) -> list
     """By its definition: from the fastest on, whatever needs less than the last by a step."""
     fastest = max(rate for _, _, rate in fitting)
     front: list[tuple[int, float]] = []
-    for _, each, rate in sorted(fitting, key=lambda row: (-round(row[2], 6), changes(row[0]))):
+    plain = TrainSetting()
+    by_rate = [(-round(row[2], 6), len(row[0].setting.differences(plain)), row) for row in fitting]
+    for *_, (_, each, rate) in sorted(by_rate, key=lambda row: row[:2]):
         num_bytes = each.device_total_bytes
         is_next = not front or num_bytes < front[-1][0] - int(FRONT_STEP * budget)
         if is_next and rate >= FRONT_END * fastest:
             front.append((num_bytes, rate))
     return front
-
-
-def changes(choice: Choice) -> int:
-    return len(choice.setting.differences(TrainSetting()))
 
 
 @pytest.mark.parametrize(
