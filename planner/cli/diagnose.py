@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from planner.cli.options import WORLD, Fields, Json, argument, of_schema, reads
 from planner.cli.rows import one_setting, read_gpu
-from planner.cli.show import answer, tell
-from planner.core.errors import PlannerError, refuse_if, shorten
+from planner.cli.show import answer
+from planner.core.errors import refuse_if, shorten
 from planner.core.files import is_pipe
 from planner.core.schema.validation import option, switch
 from planner.core.terminal import shows_seconds
 from planner.estimation.estimate import default_precision, estimate
-from planner.machine.doctor import Facts, compare, lines_to_type, load_facts, read_facts
+from planner.machine.doctor import compare, lines_to_type, load_facts, read_facts
 from planner.machine.findings import judge
-from planner.machine.hardware.gpu import read_device
-from planner.machine.torch_build import why_not_usable
-from planner.report.doctor import comparison_text, facts_text, rates_text
-
-if TYPE_CHECKING:
-    from planner.throughput.prediction import DeviceRates
+from planner.report.doctor import comparison_text, facts_text
 
 TRAINING = "The training"  # a heading of --help
 
@@ -30,9 +24,6 @@ class DoctorRequest(Json):
 
     files: tuple[str, ...] = argument("[FILE]…", "file", default=())
     compare: bool = switch("Show what differs between the FILEs.")
-    rates: bool = switch("Measure what the device achieves (under 20 s).")
-    device: str | None = option("What --rates measures: auto, cuda:1, cpu.", "D", shown="auto",
-                                values="devices")  # fmt: skip
 
 
 @reads(DoctorRequest)
@@ -44,21 +35,15 @@ def doctor(request: DoctorRequest) -> int:
 
     Examples:
       planner doctor
-      planner doctor --rates
       planner doctor --compare here.json there.json
     """
     files = request.files
-    # A typing error is told before anything is examined.
-    where = read_device(request.device or "auto")
-    rates, is_few = request.rates, len(files) < 2
+    is_few = len(files) < 2
     law = f"--compare needs two FILEs or more, not {len(files)}."
     way_out = "Write each with 'planner doctor --json > NAME.json' and name them all."
     refuse_if(request.compare and is_few, law, way_out)
     law = f"{len(files)} files were given."
     refuse_if(not (request.compare or is_few), law, "Name one, or add --compare.")
-    refuse_if(files and rates, "--rates measures this machine, and a FILE is of another.")
-    law = "--device says what --rates measures."
-    refuse_if(request.device is not None and not rates, law, "Add it, or omit --device.")
     if request.compare:
         is_plain = len({Path(file).stem for file in files}) == len(files)
         machines = {Path(file).stem if is_plain else file: load_facts(file) for file in files}
@@ -68,42 +53,13 @@ def doctor(request: DoctorRequest) -> int:
         answer(request, data, lambda: comparison_text(machines, differences))
         return 1 if differences else 0
     facts = load_facts(files[0]) if files else read_facts()
-    measured = _measure(_device(where, facts), facts) if request.rates else None
     is_healthy = all(finding.level != "fault" for finding in judge(facts))
     typed = [line for _, line in lines_to_type(facts)]
-    found = {"healthy": is_healthy, "findings": judge(facts), "to_type": typed}
-    data = {**found, "machine": facts, "rates": measured}
-    texts = [facts_text(facts), *([rates_text(measured)] if measured else [])]
-    answer(request, data, lambda: "\n".join(texts))
+    data = {
+        "healthy": is_healthy, "findings": judge(facts), "to_type": typed, "machine": facts,
+    }  # fmt: skip
+    answer(request, data, lambda: facts_text(facts))
     return 0 if is_healthy else 1
-
-
-def _device(device: str, facts: Facts) -> str:
-    """ "auto", "cpu" or "cuda:N" as a device that can be used. Raises PlannerError."""
-    if device == "auto":
-        why = why_not_usable(facts.torch)
-        if why is not None and facts.cards:
-            tell(f"Measuring the CPU: {why}.")
-        return "cuda:0" if why is None else "cpu"
-    why = why_not_usable(facts.torch, int(device[5:])) if device != "cpu" else None
-    if why is not None:
-        raise PlannerError(f"{device!r} cannot be used: {why}.", "Pass auto or cpu.")
-    return device
-
-
-def _measure(device: str, facts: Facts) -> DeviceRates:
-    """The rates of `device`, numbered by its bus as everywhere here; kept, unless others or
-    throttling disturbed them."""
-    from search.probe.device_rates import watched_rates
-
-    kind, _, index = device.partition(":")
-    memory_bytes = facts.torch.gpus[int(index or 0)].total_bytes if kind == "cuda" else None
-    where = device if kind == "cpu" else f"cuda:{index or 0}"
-    tell(f"Measuring {device} …")
-    measured = watched_rates(where, memory_bytes, tell)
-    if measured is None:
-        raise PlannerError(f"{device} has no rates.", "Is this GPU emulated, or shared?")
-    return measured
 
 
 class ExplainRequest(Json):

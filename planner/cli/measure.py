@@ -130,7 +130,7 @@ def profile(request: ProfileRequest) -> int:
         try:
             found = profiling.profile(
                 model, setting, Path(request.output), device=request.device, steps=request.steps,
-                deadline_seconds=deadline, on_event=hear, say=tell,
+                deadline_seconds=deadline, on_event=hear,
             )  # fmt: skip
         except KeyboardInterrupt:
             tell("Error: interrupted: no profile was written.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import stat
 import sys
 from collections import Counter
@@ -267,12 +266,6 @@ def cache_directory() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("planner", appauthor=False)
-
-
-def cache_file(folder: str, what: str) -> Path:
-    """The JSON file in a folder of the cache that is about `what`, named after it."""
-    key = re.sub(r"[^a-z0-9.+]+", "-", what.casefold())
-    return cache_directory() / folder / f"{key.strip('-')}.json"
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
 from planner.recording import kept
-from planner.throughput.prediction import DeviceRates, best_rates
+from planner.throughput.prediction import DeviceRates, rates_for
 from planner.throughput.result import Throughput, exchanges_of, step_time
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ Key = tuple[Model, TrainSetting]
 
 
 class DeviceEstimator:
-    """Estimates settings for `device`, by the `rates` measured on it or those of the catalogue.
+    """Estimates settings for `device`, by the catalogue's rates: of a device that is not in it, its
+    memory alone.
 
     `allocator` are the caching allocator's options that a probe will run with; None are torch's
     defaults.
@@ -111,14 +112,12 @@ class DeviceEstimator:
     def __init__(
         self,
         device: DeviceInfo,
-        rates: DeviceRates | None = None,
         allocator: AllocatorConfig | None = None,
     ) -> None:
         self.device = device
         self.allocator = allocator
         cuda = device.kind == "cuda"
         self.gpu: Gpu | None = recognise_gpu(device.name, device.total_bytes) if cuda else None
-        self.measured = rates
         # (parallelism, checkpointing) for which one device's estimate stands, and with their own.
         self.stood_in: set[tuple[str, str]] = set()
         self.estimated: set[tuple[str, str]] = set()
@@ -262,8 +261,8 @@ class DeviceEstimator:
         return Throughput(seconds, images / seconds, time.basis, time.uncertainty)
 
     def _rates(self, model: Model) -> DeviceRates | None:
-        """Surer of a Swin than of another model, where they are the catalogue's."""
-        return best_rates(self.gpu, model, self.measured)
+        """Surer of a Swin than of another model."""
+        return None if self.gpu is None else rates_for(self.gpu, model)
 
     def _of_optimizer(self, model: Model, setting: TrainSetting) -> tuple[float, int]:
         """(seconds, bytes) that the optimizer takes within its step: at a small batch, with which

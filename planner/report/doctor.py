@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from planner.core.units import format_bytes, format_seconds
+from planner.core.units import format_bytes
 from planner.machine.doctor import Facts, lines_to_type
 from planner.machine.findings import LEVELS, NO_GPU, Finding, judge
 from planner.report.page import contents as doc
 from planner.report.text import parts_text
-
-if TYPE_CHECKING:
-    from planner.throughput.prediction import DeviceRates
 
 _VALUE_CHARACTERS = 34  # of a line of a value in the table that compares
 
@@ -103,22 +99,3 @@ def comparison_text(machines: Mapping[str, Facts], differences: Mapping[str, lis
     ]  # fmt: skip
     table = doc.Table(("what", *machines), rows, first=len(rows))
     return parts_text([table, doc.Text("\n".join(only))])
-
-
-def rates_text(rates: DeviceRates) -> str:
-    """What `--rates` measured."""
-    rows = [
-        (f"matmul {dtype}", f"{r / 1e12:.3g} TFLOP/s") for dtype, r in rates.matmul_flops.items()
-    ]
-    rows.append(("copy", f"{rates.bandwidth / 1e9:.3g} GB/s"))
-    rows += [
-        (f"{kind}, of the {'matmul' if kind in ('conv', 'attention') else 'copy'}", f"{share:.0%}")
-        for kind, share in rates.kind_share.items() if kind != "matmul"
-    ]  # fmt: skip
-    rows += [
-        (f"host, one {phase} operation", format_seconds(rates.host_seconds[phase]))
-        for phase in ("forward", "backward", "recomputed", "optimizer")
-        if phase in rates.host_seconds
-    ]  # fmt: skip
-    table = doc.Table(("what", "rate"), rows, f"Rates, {rates.basis}:", first=len(rows))
-    return f"\n{parts_text([table])}"

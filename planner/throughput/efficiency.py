@@ -3,8 +3,7 @@
 `tests/benchmarks/fit_rates.py` prints the rows, the fit and the errors of the rows held out; the
 rows stand in `tests/truth/public.jsonl`, `tests/truth/h200` and `tests/truth/h100`. Those of HBM
 are of an A100, an H200 and an H100; those of GDDR of an RTX 3090, and of an RTX 4090 and 5090 for
-the forward only. `planner doctor --rates` measures how fast a device at hand is, and how its
-kernels use it where none of this is known of it.
+the forward only.
 """
 
 from __future__ import annotations
@@ -105,10 +104,6 @@ _BEST_MATMUL_SHARE = MappingProxyType(
 _OTHER_MATMUL_SHARE = 0.811
 _CUT_RATE_MATMUL_SHARE = 1.0
 
-# Of what matmuls reach in a step, by those of `planner doctor --rates`: 645 of 795 TFLOP/s in bf16
-# on an H100 and 662 on an H200; taken to hold of all cards.
-BENCHED_MATMUL_SHARE = 0.82
-
 # Half-width of what a step's time may be off by, relative. A card with published rows that train
 # has the worst error over all its rows, rounded up to the next 5%, as have the two that we
 # measured; all others the wide one, a judgement: rows of only the forward narrow nothing.
@@ -118,9 +113,9 @@ MEASURED_CARDS = MappingProxyType(
 )
 # Those of them whose rows have fused attention, too.
 FUSED_CARDS = frozenset(("h100-sxm-80gb", "h200-sxm-141gb"))
-# How many times as long, or as short, a host may take that nobody measured, and one that was: of
-# 120 eager steps of Swins on an H200 and an H100 9 and 7 have a rate out of their range so.
-HOST_SPREAD, MEASURED_HOST_SPREAD = 1.4, 1.3
+# How many times as long, or as short, a host may take that nobody measured: of 120 eager steps of
+# Swins on an H200 and an H100 9 have a rate out of their range so.
+HOST_SPREAD = 1.4
 # The same of another model than a Swin, by kind of operation: a step has their mean by its seconds.
 # Fitted with the shares above, so that it holds nine of ten rows, and rounded up to the next 5%; no
 # kind has less than matmuls, and fused attention, whose backward nobody timed, the wide one. What
@@ -153,12 +148,6 @@ def moved_bytes(gpu: Gpu) -> float | None:
     """Bytes/s of an eager step by multiprocessors and their clock; None where no law is known."""
     each, clocked = MOVED_BYTES.get(gpu.architecture), clocks(gpu)
     return None if each is None or clocked is None else each * clocked
-
-
-def is_fitted(gpu: Gpu) -> bool:
-    """Whether shares were fitted to cards of its architecture and kind of memory."""
-    is_gddr = memory_kind(gpu) == "GDDR" and gpu.vendor == "NVIDIA"
-    return is_gddr or moved_bytes(gpu) is not None
 
 
 def bandwidth_share(gpu: Gpu) -> float:

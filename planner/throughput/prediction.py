@@ -61,7 +61,7 @@ _OVER_LISTS = ("_foreach_", "_fused_adam", "_fused_sgd")
 
 
 # What kernels reach of a device's figures is fitted: planner/throughput/efficiency.py. The numbers
-# below are assumptions, replaced by `planner doctor --rates` on a device at hand.
+# below are assumptions.
 
 # Of the matmul rate, by convolutions and fused attention; of the bandwidth, by what moves tensors.
 _KIND_SHARE: Mapping[OperationKind, float] = MappingProxyType(
@@ -84,9 +84,6 @@ HOST_SECONDS: Mapping[str, float] = MappingProxyType(
      "recomputed": 104e-6, "backward launch": 150e-6, "list": 187e-6}
 )  # fmt: skip
 _LAUNCH_SECONDS = 9.6e-6
-# What the host of these figures takes for a Linear and a GELU, two operations of forward and six of
-# backward (`Bench.host_seconds`): one that takes longer takes as much longer for all of them.
-_CHAIN_SECONDS = 121e-6
 # Per launch of compiled code's wrapper; per replay of a graph.
 _COMPILED_LAUNCH_SECONDS = 6e-6
 _GRAPH_SECONDS = 30e-6
@@ -96,8 +93,6 @@ _COMPILED_CALL_SECONDS = 400e-6
 # Per call of a compiled block and per backward through it (guards, AOTAutograd's wrapper).
 # Measured: 64 and 67 us with its one kernel (torch 2.13, one thread of an AMD EPYC, 2026-11-22).
 _REGION_SECONDS = 60e-6
-# Half-width of what the result may be off by, relative, by rates measured on the device.
-MEASURED_UNCERTAINTY = 0.2
 
 
 @dataclass(frozen=True)
@@ -391,50 +386,6 @@ def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
             else None
         ),
         biased_flops=efficiency.biased_flops(gpu),
-    )
-
-
-def host_of_chain(forward: float, backward: float) -> dict[str, float]:
-    """`DeviceRates.host_seconds` beside a GPU whose host takes so long for an operation of a chain
-    of small layers (`Bench.host_seconds`)."""
-    factor = (2 * forward + 6 * backward) / _CHAIN_SECONDS
-    return {what: factor * seconds for what, seconds in HOST_SECONDS.items()}
-
-
-def best_rates(
-    gpu: Gpu | None, model: Model | None, measured: DeviceRates | None
-) -> DeviceRates | None:
-    """The rates of a device of which some were `measured`, None where nothing is known.
-
-    Of a card whose kernels' shares are fitted those are kept: a handful of kernels is a worse guess
-    of a step (on an H100 33% off where the shares are 3% off). What was measured says how fast its
-    memory, its matmuls and the host beside it are.
-    """
-    if gpu is None or measured is None or not efficiency.is_fitted(gpu):
-        return measured or (None if gpu is None else rates_for(gpu, model))
-    known = rates_for(gpu, model)
-    flops = {**measured.matmul_flops, **known.matmul_flops}
-    for dtype, rate in measured.matmul_flops.items():
-        reached = rate / efficiency.BENCHED_MATMUL_SHARE
-        flops[dtype] = min(known.matmul_flops.get(dtype, reached), reached)
-    # A card held to a lower clock has less of all that its multiprocessors do.
-    half = "bfloat16" if "bfloat16" in known.matmul_flops else "float16"
-    slowed = flops[half] / known.matmul_flops[half] if half in known.matmul_flops else 1.0
-    attention = known.attention_flops or {}
-    return replace(
-        known,
-        name=measured.name,
-        basis=f"{measured.basis}; how kernels use it as fitted to measurements",
-        matmul_flops=flops,
-        bandwidth=min(known.bandwidth, measured.bandwidth),
-        compiled_bandwidth=measured.compiled_bandwidth or known.compiled_bandwidth,
-        kernel_seconds=measured.kernel_seconds,
-        graph_kernel_seconds=measured.graph_kernel_seconds,
-        host_seconds=measured.host_seconds,
-        host_spread=measured.host_spread,
-        launch_seconds=measured.launch_seconds,
-        attention_flops={dtype: slowed * rate for dtype, rate in attention.items()} or None,
-        biased_flops=known.biased_flops and slowed * known.biased_flops,
     )
 
 

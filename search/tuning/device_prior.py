@@ -15,7 +15,6 @@ from planner.estimation.ledgers import is_on_shapes
 from planner.ledger import cache
 from planner.ledger.key import Key, own_digest
 from planner.memory.allocator_config import AllocatorConfig
-from planner.throughput.prediction import DeviceRates
 from search.loop.search import PROBES_SHARE
 from search.loop.space import Space
 from search.loop.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior
@@ -32,20 +31,20 @@ _PRIOR = TypeAdapter(Prior)
 
 def device_prior(
     space: Space, model: Model, device: DeviceInfo, estimator: Estimator | Literal["auto"] | None,
-    budget_bytes: int | None, *, rates: DeviceRates | None = None,
-    allocator: AllocatorConfig | None = None, seconds_left: float | None = None,
+    budget_bytes: int | None, *, allocator: AllocatorConfig | None = None,
+    seconds_left: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Prior, list[str]]:  # fmt: skip
     """The prior, and what is to be said of it.
 
-    "auto" estimates by `rates`, or by those of the catalogue, with the caching allocator's options
-    that probes run with. A model that is no Swin of ours is recorded for it, in another process and
+    "auto" estimates by the catalogue's rates, with the caching allocator's options that probes run
+    with. A model that is no Swin of ours is recorded for it, in another process and
     within a share of `seconds_left`; what was recorded before is read from the cache.
     """
     if estimator is None:
         return generic_prior(space, device), []
     if estimator == "auto":
-        estimator = DeviceEstimator(device, rates, allocator)
+        estimator = DeviceEstimator(device, allocator)
         limit = None if seconds_left is None else recording_seconds(seconds_left)
         settings = [c.setting for c in space.candidates]
         why = estimator.record(model, settings, limit, say)
@@ -84,7 +83,6 @@ def _key(
         "device": device.model_dump(mode="json", exclude={"uuid"}),
         "settings": hashlib.sha256(ids.encode()).hexdigest(),
         "budget": None if budget_bytes is None else round(BUDGET_STEPS * log2(budget_bytes)),
-        "rates": repr(estimator.measured),
         "allocator": repr(estimator.allocator),
         "source": own_digest((".", "../search/loop")),
     }

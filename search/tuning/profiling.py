@@ -19,10 +19,9 @@ from planner.core.units import format_seconds
 from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware import recognise_gpu
-from planner.throughput.prediction import DeviceRates, StepTime, best_rates
+from planner.throughput.prediction import DeviceRates, StepTime, rates_for
 from planner.throughput.result import step_time
 from search.probe.device import choose_device, describe_device, memory_in_use
-from search.probe.device_rates import device_rates
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import OPERATIONS_FILE, TRACE_FILE, ProbeRequest, ProfileOrder
 from search.probe.quiet import gpu_flags
@@ -39,7 +38,6 @@ def profile(
     model: Model, setting: TrainSetting, output: Path, *, device: str = "auto", steps: int = STEPS,
     deadline_seconds: float = DEADLINE_SECONDS,
     on_event: Callable[[ProbeEvent], None] | None = None,
-    say: Callable[[str], None] = lambda text: None,
 ) -> ProfileRecord:  # fmt: skip
     """Runs `setting` as a probe, then `steps` more under the profiler; files go to `output`.
 
@@ -66,7 +64,7 @@ def profile(
             said = probe.message.strip().partition("\n")[0] or "it says no more"
             how = probe.status.replace("_", " ")
             raise PlannerError(f"no profile of {model.title}: {how} in {probe.phase}. {said}")
-        rates = best_rates(gpu, model, device_rates(where, described, None, say))
+        rates = None if gpu is None else rates_for(gpu, model)
         found = json.loads((folder / OPERATIONS_FILE).read_text("utf-8"))
         record = make_record(probe, steps, found, rates)
         try:

@@ -45,7 +45,6 @@ from search.probe.device import (
     why_no_gpu,
     why_no_segments,
 )
-from search.probe.device_rates import device_rates
 from search.probe.parent.environment import rank_threads
 from search.probe.parent.fork_server import STEP_MODULES, WORLD_MODULES
 from search.probe.parent.ranks import rank_devices
@@ -186,13 +185,10 @@ def _probed(
             modules=STEP_MODULES if len(devices) == 1 else WORLD_MODULES,
         )  # fmt: skip
         with interruptible():
-            rates = None
-            if estimator == "auto":
-                rates = device_rates(where, identity.device, limits.seconds_left(), say)
             if prober is None:
                 prober = own = stack.enter_context(start())
             prior, said = device_prior(
-                space, model, identity.device, estimator, memory.budget_bytes, rates=rates,
+                space, model, identity.device, estimator, memory.budget_bytes,
                 allocator=allocator, seconds_left=limits.seconds_left(), say=say,
             )  # fmt: skip
         limits.begin_probing()

@@ -37,7 +37,7 @@ RATES = DeviceRates(
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker's steps run in this process, and the machine's rates are made up."""
+    """The worker's steps run in this process, and the device's rates are made up."""
 
     def run_probe(request: ProbeRequest, **_: object) -> MeasurementRecord:
         assert request.profile is not None
@@ -49,7 +49,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         return found.model_copy(update={"device": describe_device("cpu")})
 
     monkeypatch.setattr(profiling, "run_probe", run_probe)
-    monkeypatch.setattr(profiling, "device_rates", lambda *_: RATES)
+    make_record = profiling.make_record
+    monkeypatch.setattr(profiling, "make_record", lambda *given: make_record(*given[:3], RATES))
 
 
 def test_a_profile_is_measured_predicted_and_kept(quick: None, tmp_path: Path) -> None:

@@ -127,7 +127,6 @@ def test_a_full_disk_is_said_with_the_record(
     output = tmp_path / "out"
     output.mkdir()
     monkeypatch.setattr(tune_file, "DeviceProber", SlowProber)
-    monkeypatch.setattr(tune_file, "device_rates", lambda *_: None)
     (output / "probes.jsonl").symlink_to("/dev/full")
     (output / "recommendation.json").mkdir()  # which no file can be moved onto
     assert main(["tune", *ARGUMENTS, "--output", str(output)]) == 1

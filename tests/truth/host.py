@@ -1,5 +1,5 @@
-"""Eager Swins on the H200 and the H100: the rate that was measured beside the predicted one, where
-nobody measured the host and where its chain of small layers was: `python -m tests.truth.host`.
+"""Eager Swins on the H200 and the H100: the rate that was measured beside the predicted one, of a
+host that nobody measured: `python -m tests.truth.host`.
 
 With --law the processor seconds of emulated steps (`host_steps.json`: torch 2.14.1, one core of an
 AMD EPYC, 2026-11-29; the median of nine steps, of three runs the least) beside the law's.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -18,8 +18,7 @@ from statistics import median
 from tabulate import tabulate
 
 from planner.core.schema import MeasurementRecord, SwinConfig
-from planner.throughput.efficiency import MEASURED_HOST_SPREAD
-from planner.throughput.prediction import HOST_SECONDS, StepTime, host_of_chain, rates_for
+from planner.throughput.prediction import HOST_SECONDS, StepTime, rates_for
 from search.loop.records import read_records
 from tests.truth.compare import gpu_of, predicted_step
 
@@ -60,24 +59,18 @@ class HostRow:
 
 
 @cache
-def host_rows(is_measured: bool) -> tuple[HostRow, ...]:
-    """All eager steps of Swins; `is_measured`: with the host's own chain of small layers."""
-    return tuple(row for card in CARDS for row in _rows(card, is_measured))
+def host_rows() -> tuple[HostRow, ...]:
+    """All eager steps of Swins."""
+    return tuple(row for card in CARDS for row in _rows(card))
 
 
-def _rows(card: str, is_measured: bool) -> Iterator[HostRow]:
-    kept = json.loads((TRUTH / card / "rates.json").read_text())
-    chain = kept.get("rates", kept)["host_seconds"]
-    host = host_of_chain(chain["forward"], chain["backward"])
+def _rows(card: str) -> Iterator[HostRow]:
     for record in read_records(TRUTH / card / "rows.jsonl").records:
         is_eager = record.status == "measured" and record.setting.compile == "off"
         gpu = gpu_of(record)
         if not is_eager or not isinstance(record.model, SwinConfig) or gpu is None:
             continue
-        rates = rates_for(gpu, record.model)
-        if is_measured:
-            rates = replace(rates, host_seconds=host, host_spread=MEASURED_HOST_SPREAD)
-        yield HostRow(card, record, predicted_step(record, rates))
+        yield HostRow(card, record, predicted_step(record, rates_for(gpu, record.model)))
 
 
 def within(rows: Sequence[HostRow], share: float) -> float:
@@ -87,16 +80,14 @@ def within(rows: Sequence[HostRow], share: float) -> float:
 
 def show() -> str:
     table = []
-    for is_measured in (False, True):
-        for what in ("all", "the host takes longer"):
-            rows = [row for row in host_rows(is_measured) if what == "all" or row.waits]
-            table.append([
-                "measured" if is_measured else "not measured", what, len(rows),
-                sum(not row.is_within for row in rows), f"{within(rows, 0.5):.0%}",
-                f"{within(rows, 0.9):.0%}", f"{within(rows, 1.0):.0%}",
-                f"{median(row.predicted.uncertainty for row in rows):.0%}",
-            ])  # fmt: skip
-    headers = ["host", "steps", "rows", "out of their range", "median error",
+    for what in ("all", "the host takes longer"):
+        rows = [row for row in host_rows() if what == "all" or row.waits]
+        table.append([
+            what, len(rows), sum(not row.is_within for row in rows), f"{within(rows, 0.5):.0%}",
+            f"{within(rows, 0.9):.0%}", f"{within(rows, 1.0):.0%}",
+            f"{median(row.predicted.uncertainty for row in rows):.0%}",
+        ])  # fmt: skip
+    headers = ["steps", "rows", "out of their range", "median error",
                "nine of ten within", "worst", "median range"]  # fmt: skip
     return tabulate(table, headers, disable_numparse=True)
 

@@ -5,25 +5,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from planner.core.errors import UsageError
 from planner.core.schema import DeviceInfo, TrainSetting
-from planner.core.units import GIB, MIB
-from planner.machine.hardware import find_gpu
-from planner.machine.nvml import NvmlProcess
+from planner.core.units import GIB
 from planner.machine.torch_build import TorchBuild, TorchGpu
-from planner.throughput.prediction import rates_for
 from search.loop import folder
 from search.loop.memory_budget import find_budget
 from search.loop.options import SearchOptions
 from search.probe import device
-from search.probe import device_rates as rates
 from search.probe.device import MemoryInUse
-from tests.search.tables import H100
 
 A = TorchGpu("Fake A", 24 * GIB - GIB // 2, (9, 0), "aaaa")
 B = TorchGpu("Fake B", 48 * GIB - GIB // 2, (9, 1), "bbbb")
@@ -152,55 +146,3 @@ def test_ranks_on_the_cpu_share_its_memory() -> None:
     assert any("4 ranks share" in note for note in budget.notes)
     larger = find_budget(host, in_use, SearchOptions(headroom=0.0, memory_bytes=9 * GIB))
     assert "--memory 9.00 GiB caps nothing: this device has 8.00 GiB." in larger.notes
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
-def test_nothing_is_measured_where_the_catalogue_knows_or_time_is_short(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(rates, "_measure_apart")
-    assert rates.device_rates("cuda:0", H100, None) is None
-    assert rates.device_rates("cpu", device.describe_device("cpu"), 10.0) is None
-
-
-class Card:
-    """A driver's handle with so many processes on it, held back for these reasons."""
-
-    def __init__(self, *reasons: str, holders: int = 1) -> None:
-        self.throttle_reasons = reasons
-        self.processes = tuple(NvmlProcess(n, None) for n in range(holders))
-
-
-UNKNOWN = DeviceInfo(kind="cuda", name="Unheard-of GPU", total_bytes=40 * GIB, capability=(8, 0))
-
-
-@pytest.mark.parametrize(
-    ("card", "used", "said"),
-    [
-        (Card(), 0, ""),
-        (Card("sw_power_cap"), 3 * MIB, ""),
-        (None, 0, ""),
-        (Card(), GIB, "others hold 1.00 GiB"),
-        (Card("hw_thermal_slowdown"), 0, "throttled (hw_thermal_slowdown)"),
-        (Card(holders=2), 0, "came to compute"),
-    ],
-)
-def test_what_was_disturbed_is_used_but_not_kept(
-    monkeypatch: pytest.MonkeyPatch, card: Card | None, used: int, said: str
-) -> None:
-    measured = rates_for(find_gpu("a100-sxm-40gb"))
-    in_use = MemoryInUse(40 * GIB, used, 40 * GIB - used)
-    monkeypatch.setattr(rates, "driver_device", lambda where: card)
-    monkeypatch.setattr(rates, "memory_in_use", lambda where: in_use)
-    monkeypatch.setattr(rates, "_measure_apart", lambda *_: measured)
-    heard: list[str] = []
-    found = rates.device_rates("cuda:0", UNKNOWN, None, heard.append)
-    assert found == replace(measured, name=UNKNOWN.name)
-    assert rates.kept_rates(UNKNOWN) == (None if said else found)
-    assert rates.kept_rates(UNKNOWN, "1.13") is None, "a recording of another torch"
-    assert rates.kept_rates(UNKNOWN.model_copy(update={"total_bytes": 80 * GIB})) is None
-    assert said in heard[-1]
