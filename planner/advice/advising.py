@@ -13,13 +13,7 @@ from planner.advice.flags import command, device_flags, flags
 from planner.advice.left_out import what_is_left_out
 from planner.advice.levers import ALLOCATOR, EFFECTS, LEVERS, Effect, Lever, Updates, effects
 from planner.advice.more_gpus import MoreGpus, more_gpus
-from planner.advice.space import (
-    NO_RECORDING,
-    Offered,
-    Refusal,
-    may_need_resorts,
-    offer,
-)
+from planner.advice.space import NO_RECORDING, Offered, Refusal, may_need_resorts, offer
 from planner.advice.table import Found, Table, search
 from planner.advice.waterfall import Fall, waterfall
 from planner.advice.wish import ALLOWED, NOT_COMPARED, Choice, Wish, read_wish

@@ -15,8 +15,14 @@ from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import ResolvedSetting, TrainSetting
 from planner.core.schema.distribution import DEEPSPEED
 from planner.core.schema.setting import GRAPH_MODES
-from planner.estimation.device_estimator import Combine, combined, combined_time, on_line
-from planner.estimation.estimate import Estimate, estimate_ledger
+from planner.estimation.estimate import (
+    Combine,
+    Estimate,
+    combined,
+    combined_time,
+    estimate_ledger,
+    on_line,
+)
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
 from planner.libraries.limits import batch_unit

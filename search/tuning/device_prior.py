@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from math import log2
 from typing import Literal
 
 from pydantic import TypeAdapter
@@ -25,17 +24,15 @@ RECORDING_SHARE = 0.25
 # But so many seconds, up to half of the time left: an import of torch and one recorded step of a
 # small model took 7 to 12 s on two busy cores (torch 2.14, 2026-11-26).
 LEAST_SECONDS = 15.0
-BUDGET_STEPS = 4  # to an octave of memory, within which a prior is kept
 _PRIOR = TypeAdapter(Prior)
 
 
 def device_prior(
     space: Space, model: Model, device: DeviceInfo, estimator: Estimator | Literal["auto"] | None,
-    budget_bytes: int | None, *, allocator: AllocatorConfig | None = None,
-    seconds_left: float | None = None,
+    *, allocator: AllocatorConfig | None = None, seconds_left: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Prior, list[str]]:  # fmt: skip
-    """The prior, and what is to be said of it.
+    """The prior, and what is to be said of it where there is no estimate.
 
     "auto" estimates by the catalogue's rates, with the caching allocator's options that probes run
     with. A model that is no Swin of ours is recorded for it, in another process and
@@ -43,47 +40,37 @@ def device_prior(
     """
     if estimator is None:
         return generic_prior(space, device), []
-    if estimator == "auto":
-        estimator = DeviceEstimator(device, allocator)
-        limit = None if seconds_left is None else recording_seconds(seconds_left)
-        settings = [c.setting for c in space.candidates]
-        why = estimator.record(model, settings, limit, say)
-        if why:
-            first = why.partition("\n")[0].rstrip(".")
-            note = f"There is no estimate of {model.title} before the first probe: {first}."
-            say(note)
-            return generic_prior(space, device), [note]
-    prior = None
-    key = _key(space, model, device, estimator, budget_bytes)
-    if key is not None and isinstance(kept := cache.load(key), dict):
-        prior = _PRIOR.validate_python(kept)
-    if prior is None:
-        prior = estimated_prior(space, model, device, estimator, budget_bytes)
-        if key is not None:
-            cache.store(key, _PRIOR.dump_python(prior, mode="json"))
-    notes = _notes_of_stand_ins(estimator) if isinstance(estimator, DeviceEstimator) else []
-    for note in notes:
+    if estimator != "auto":
+        return estimated_prior(space, model, device, estimator), []
+    estimator = DeviceEstimator(device, allocator)
+    limit = None if seconds_left is None else recording_seconds(seconds_left)
+    why = estimator.record(model, [c.setting for c in space.candidates], limit, say)
+    if why:
+        first = why.partition("\n")[0].rstrip(".")
+        note = f"There is no estimate of {model.title} before the first probe: {first}."
         say(note)
-    return prior, notes
-
-
-def _key(
-    space: Space, model: Model, device: DeviceInfo, estimator: Estimator, budget_bytes: int | None
-) -> Key | None:
-    """What decides a prior; None where it rests on what was recorded within a time, or on an
-    estimator of the person's. The budget only says at which batch an arm is estimated too."""
-    if not isinstance(estimator, DeviceEstimator) or any(
+        return generic_prior(space, device), [note]
+    if any(
         not is_on_shapes(model, c.setting) or c.setting.world_size > 1 for c in space.candidates
-    ):
-        return None
+    ):  # it rests on what could be recorded in the time there was
+        return estimated_prior(space, model, device, estimator), []
+    key = _key(space, model, device, allocator)
+    if isinstance(kept := cache.load(key), dict):
+        return _PRIOR.validate_python(kept), []
+    prior = estimated_prior(space, model, device, estimator)
+    cache.store(key, _PRIOR.dump_python(prior, mode="json"))
+    return prior, []
+
+
+def _key(space: Space, model: Model, device: DeviceInfo, allocator: AllocatorConfig | None) -> Key:
+    """What decides a prior."""
     ids = ",".join(c.id for c in space.candidates)
     return {
         "title": f"{model.title} on {device.name}, before probes",
         "model": model.model_dump(mode="json"),
         "device": device.model_dump(mode="json", exclude={"uuid"}),
         "settings": hashlib.sha256(ids.encode()).hexdigest(),
-        "budget": None if budget_bytes is None else round(BUDGET_STEPS * log2(budget_bytes)),
-        "allocator": repr(estimator.allocator),
+        "allocator": repr(allocator),
         "source": own_digest((".", "../search/loop")),
     }
 
@@ -92,17 +79,3 @@ def recording_seconds(seconds_left: float) -> float:
     """What recording may take of them."""
     least = min(LEAST_SECONDS, PROBES_SHARE * seconds_left)
     return max(RECORDING_SHARE * seconds_left, least)
-
-
-def _notes_of_stand_ins(estimator: DeviceEstimator) -> list[str]:
-    """A line for each parallelism that was not estimated, or with some checkpointing only."""
-    notes = []
-    for parallelism in sorted({parallelism for parallelism, _ in estimator.stood_in}):
-        lacking = sorted(c for p, c in estimator.stood_in if p == parallelism)
-        is_known = any(p == parallelism for p, _ in estimator.estimated)
-        where = f" with checkpointing {', '.join(lacking)}" if is_known else ""
-        notes.append(
-            f"Not estimated before the first probe: what {parallelism} adds to one device's step"
-            f"{where}. Settings are probed in the order of that."
-        )
-    return notes

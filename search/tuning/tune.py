@@ -188,8 +188,8 @@ def _probed(
             if prober is None:
                 prober = own = stack.enter_context(start())
             prior, said = device_prior(
-                space, model, identity.device, estimator, memory.budget_bytes,
-                allocator=allocator, seconds_left=limits.seconds_left(), say=say,
+                space, model, identity.device, estimator, allocator=allocator,
+                seconds_left=limits.seconds_left(), say=say,
             )  # fmt: skip
         limits.begin_probing()
         say(f"{len(space)} settings; {prior.basis}.")

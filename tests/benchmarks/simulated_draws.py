@@ -93,7 +93,7 @@ def narrow_pair(name: str, **narrowed: Any) -> Pair:
     assert isinstance(model, SwinConfig)
     space = make_space(model, device, **narrowed)
     budget = int(device.total_bytes * (1 - HEADROOM))
-    prior = estimated_prior(space, model, device, DeviceEstimator(device), budget)
+    prior = estimated_prior(space, model, device, DeviceEstimator(device))
     return Pair(name, model, device, space, prior, budget)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from statistics import median
 
 from planner.core.schema import DeviceInfo, Model, SwinConfig, TrainSetting
+from planner.estimation.device_estimator import few_batches
 from planner.estimation.estimate import Estimate
 from search.loop.space import Space
 from search.loop.surrogate.costs import NUM_BLOCKS, guess_compile_seconds
@@ -58,9 +58,6 @@ GUESSED_BYTES = KernelScales(
           "optimizer": 0.05},
     overhead=0.3, arm=0.1, nugget=0.03, other=0.3,
 )  # fmt: skip
-
-
-MIDDLE_BATCH = 16  # the second of an arm to be estimated
 
 
 @dataclass(frozen=True)
@@ -130,35 +127,26 @@ def _generic_guess(setting: TrainSetting, device: DeviceInfo) -> Guess:
     return Guess(seconds, _STATE_BYTES + per_image * setting.batch_size)
 
 
-def estimated_prior(
-    space: Space, model: Model, device: DeviceInfo, estimator: Estimator,
-    budget_bytes: int | None = None,
-) -> Prior:  # fmt: skip
+def estimated_prior(space: Space, model: Model, device: DeviceInfo, estimator: Estimator) -> Prior:
     """A prior from the estimate: its memory, and its step time where it predicts one.
 
-    A step is affine in its batch, and its peak the largest of such: three batches of each arm are
-    estimated (a small, a middle one, and the largest about to fit) and the others lie on the lines
-    between, which are never below the estimate. An arm of which nothing can be estimated has the
-    generic guess, on the others' scale.
+    Few batches of each arm are estimated, and the others lie on the lines between. An arm of which
+    nothing can be estimated has the generic guess, on the others' scale.
     """
     num_blocks = sum(model.depths) if isinstance(model, SwinConfig) else NUM_BLOCKS
     generic = generic_prior(space, device, num_blocks)
-    arms: dict[str, list[TrainSetting]] = {}
+    ladders: dict[str, list[TrainSetting]] = {}
     for c in space.candidates:
-        arms.setdefault(c.arm, []).append(c.setting)
-
-    def num_bytes(found: Estimate) -> float:
-        return float(estimate_bytes(found, device))
-
+        ladders.setdefault(c.arm, []).append(c.setting)
     lines = {
-        arm: _estimated(ladder, lambda s: estimator(model, s), num_bytes, budget_bytes)
-        for arm, ladder in arms.items()
+        arm: [found for one in few_batches(ladder) if (found := estimator(model, one)) is not None]
+        for arm, ladder in ladders.items()
     }
-    known = [found for line in lines.values() for found in line.values()]
+    known = [found for line in lines.values() for found in line]
     if not known:
         return generic
     pairs = [(found, _generic_guess(found.setting, device)) for found in known]
-    size = median(num_bytes(found) / g.num_bytes for found, g in pairs)
+    size = median(estimate_bytes(found, device) / g.num_bytes for found, g in pairs)
     timed = [e.throughput.step_seconds / g.seconds for e, g in pairs if e.throughput]
     is_timed = len(timed) == len(known)
     time = median(timed) if is_timed else 1.0
@@ -166,9 +154,12 @@ def estimated_prior(
     for i, c in enumerate(space.candidates):
         if line := lines[c.arm]:
             seconds, batch = guesses[i].seconds, c.setting.batch_size
+            batches = [found.setting.batch_size for found in line]
             if is_timed:
-                seconds = c.setting.accumulate * _between(line, batch, _micro_batch_seconds)
-            guesses[i] = Guess(seconds, _between(line, batch, num_bytes))
+                each = [_micro_batch_seconds(found) for found in line]
+                seconds = c.setting.accumulate * _on_line(batches, each, batch)
+            sizes = [estimate_bytes(found, device) for found in line]
+            guesses[i] = Guess(seconds, _on_line(batches, sizes, batch))
     several = any(c.setting.world_size > 1 for c in space.candidates)
     seconds_scales = SPREAD_SECONDS if several else ESTIMATED_SECONDS
     throughput = known[0].throughput
@@ -194,38 +185,11 @@ def _micro_batch_seconds(estimate: Estimate) -> float:
     return estimate.throughput.step_seconds / estimate.setting.accumulate
 
 
-def _estimated(
-    ladder: Sequence[TrainSetting], estimate: Callable[[TrainSetting], Estimate | None],
-    num_bytes: Callable[[Estimate], float], budget_bytes: int | None,
-) -> dict[int, Estimate]:  # fmt: skip
-    """The estimates of an arm by batch, smallest first; none where its smallest has none."""
-    # A step of one image is unlike all others (its strides are): it is taken to be on their line.
-    ladder = [s for s in ladder if s.batch_size > 1] or ladder
-    middle = next((s for s in ladder[1:] if s.batch_size >= MIDDLE_BATCH), ladder[-1])
-    found: dict[int, Estimate] = {}
-
-    def add(setting: TrainSetting) -> None:
-        if setting.batch_size not in found and (made := estimate(setting)) is not None:
-            found[setting.batch_size] = made
-
-    add(ladder[0])
-    if found:
-        add(middle)
-    if len(found) > 1:
-        within = budget_bytes or inf
-        fitting = [s for s in ladder if _between(found, s.batch_size, num_bytes) <= within]
-        add((fitting or ladder[:1])[-1])
-    return dict(sorted(found.items()))
-
-
-def _between(
-    found: Mapping[int, Estimate], batch_size: int, value: Callable[[Estimate], float]
-) -> float:
-    """A value at any batch: piecewise linear, on with the last slope; proportional where there is
-    one estimate alone."""
-    xs, ys = list(found), [value(each) for each in found.values()]
+def _on_line(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
+    """The value at `x` of a line through points (by rising x), on with the slope of its ends;
+    proportional where there is one point alone."""
     if len(xs) == 1:
-        return ys[0] * batch_size / xs[0]
-    i = min(max(bisect(xs, batch_size) - 1, 0), len(xs) - 2)
+        return ys[0] * x / xs[0]
+    i = min(max(bisect(xs, x) - 1, 0), len(xs) - 2)
     slope = (ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i])
-    return max(ys[i] + slope * (batch_size - xs[i]), 0.1 * min(ys))
+    return max(ys[i] + slope * (x - xs[i]), 0.1 * min(ys))
