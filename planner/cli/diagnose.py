@@ -9,12 +9,12 @@ from planner.cli.rows import one_setting, read_gpu
 from planner.cli.show import answer
 from planner.core.errors import refuse_if, shorten
 from planner.core.files import is_pipe
-from planner.core.schema.validation import option, switch
+from planner.core.schema.validation import option
 from planner.core.terminal import shows_seconds
 from planner.estimation.estimate import default_precision, estimate
-from planner.machine.doctor import compare, lines_to_type, load_facts, read_facts
+from planner.machine.doctor import lines_to_type, load_facts, read_facts
 from planner.machine.findings import judge
-from planner.report.doctor import comparison_text, facts_text
+from planner.report.doctor import facts_text
 
 TRAINING = "The training"  # a heading of --help
 
@@ -22,42 +22,25 @@ TRAINING = "The training"  # a heading of --help
 class DoctorRequest(Json):
     """What `planner doctor` was asked."""
 
-    files: tuple[str, ...] = argument("[FILE]…", "file", default=())
-    compare: bool = switch("Show what differs between the FILEs.")
+    file: str | None = argument("FILE", "file", default=None)
 
 
 @reads(DoctorRequest)
 def doctor(request: DoctorRequest) -> int:
     """Show what is installed, which devices are available, and what slows them down.
 
-    Exits with status 1 if something must be fixed first. A FILE holds a machine as --json wrote it:
-    it is judged in place of this one. With --compare the status is 1 if the FILEs differ.
+    Exits with status 1 if something must be fixed first. FILE holds a machine as --json wrote it:
+    it is judged in place of this one.
 
     Examples:
       planner doctor
-      planner doctor --compare here.json there.json
+      planner doctor --json > here.json
     """
-    files = request.files
-    is_few = len(files) < 2
-    law = f"--compare needs two FILEs or more, not {len(files)}."
-    way_out = "Write each with 'planner doctor --json > NAME.json' and name them all."
-    refuse_if(request.compare and is_few, law, way_out)
-    law = f"{len(files)} files were given."
-    refuse_if(not (request.compare or is_few), law, "Name one, or add --compare.")
-    if request.compare:
-        is_plain = len({Path(file).stem for file in files}) == len(files)
-        machines = {Path(file).stem if is_plain else file: load_facts(file) for file in files}
-        differences = compare(machines)
-        findings = {title: judge(facts) for title, facts in machines.items()}
-        data = {"differences": differences, "findings": findings}
-        answer(request, data, lambda: comparison_text(machines, differences))
-        return 1 if differences else 0
-    facts = load_facts(files[0]) if files else read_facts()
-    is_healthy = all(finding.level != "fault" for finding in judge(facts))
+    facts = read_facts() if request.file is None else load_facts(request.file)
+    found = judge(facts)
+    is_healthy = all(finding.level != "fault" for finding in found)
     typed = [line for _, line in lines_to_type(facts)]
-    data = {
-        "healthy": is_healthy, "findings": judge(facts), "to_type": typed, "machine": facts,
-    }  # fmt: skip
+    data = {"healthy": is_healthy, "findings": found, "to_type": typed, "machine": facts}
     answer(request, data, lambda: facts_text(facts))
     return 0 if is_healthy else 1
 

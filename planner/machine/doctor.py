@@ -19,8 +19,7 @@ import pynvml
 
 from planner import __version__
 from planner.core.errors import UsageError, shorten
-from planner.core.files import MAX_RESULT_BYTES, parse_json, read_text, to_json
-from planner.core.units import format_bytes
+from planner.core.files import MAX_RESULT_BYTES, parse_json, read_text
 from planner.machine import nvml
 from planner.machine.cuda_support import INDEX, as_text, driver_runs, fitting_build
 from planner.machine.hardware.catalogue import recognise_gpu
@@ -273,36 +272,6 @@ def load_facts(path: str | Path) -> Facts:
     except UsageError as error:
         raise UsageError(error.message, error.way_out or _WAY_OUT) from None
     return facts if facts.source else replace(facts, source=str(path))
-
-
-# What changes from minute to minute, or names this very card: no difference of machines.
-_PASSING = {
-    "used_bytes", "uuid", "pci_bus_id", "holders", "is_resting", "reasons", "sm_mhz", "generation",
-    "available_bytes", "shared_memory_free_bytes", "source", "error", "segment_error",
-}  # fmt: skip
-
-
-def compare(machines: Mapping[str, Facts]) -> dict[str, list[str]]:
-    """In what machines differ: what -> the value of each, "" where it has none."""
-    tables = [dict(_flat(to_json(facts))) for facts in machines.values()]
-    names = dict.fromkeys(name for table in tables for name in table)
-    rows = {name: [table.get(name, "") for table in tables] for name in names}
-    return {name: values for name, values in rows.items() if len(set(values)) > 1}
-
-
-def _flat(found: object, name: str = "", at: str = "") -> Iterator[tuple[str, str]]:
-    """(place, value) of all that lasts: ("cards 0 gpu name", "NVIDIA H200")."""
-    if isinstance(found, dict):
-        for key, value in found.items():
-            if key not in _PASSING:
-                yield from _flat(value, str(key), f"{at} {key}".strip())
-    elif isinstance(found, list | tuple) and found and isinstance(found[0], dict):
-        for number, value in enumerate(found):
-            yield from _flat(value, name, f"{at} {number}")
-    elif isinstance(found, list | tuple):
-        yield at, ", ".join(map(str, found))
-    elif found is not None:
-        yield at, format_bytes(found) if isinstance(found, int) and "_bytes" in name else str(found)
 
 
 # What to type where the installed torch cannot be used, on this machine or in a container.

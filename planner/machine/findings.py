@@ -512,7 +512,7 @@ def _torch(facts: Facts) -> Found:
             "note", name, f"torch {torch.version} was built from source",
             f"torch.__version__; kernels for {', '.join(torch.arch_list) or 'unknown'}",
             "which libraries and kernels it has depends on that build",
-            "planner doctor --compare A.json B.json, with a released build.",
+            "Compare what planner doctor --json prints with that of a released build.",
         )  # fmt: skip
     for index, gpu in enumerate(torch.gpus):
         evidence = f"torch.cuda.get_arch_list(): {', '.join(torch.arch_list) or 'nothing'}"

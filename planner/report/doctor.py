@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from planner.core.units import format_bytes
 from planner.machine.doctor import Facts, lines_to_type
 from planner.machine.findings import LEVELS, NO_GPU, Finding, judge
 from planner.report.page import contents as doc
 from planner.report.text import parts_text
-
-_VALUE_CHARACTERS = 34  # of a line of a value in the table that compares
 
 
 def facts_text(facts: Facts) -> str:
@@ -78,24 +75,3 @@ def _read(facts: Facts) -> Iterator[tuple[str, str]]:
     processors = f"processors {host.cpus:g} of {host.num_cpus}"
     said = f"{system}, {processors}, memory {memory}{shm}, container {facts.container or 'none'}"
     yield "host:", said
-
-
-def comparison_text(machines: Mapping[str, Facts], differences: Mapping[str, list[str]]) -> str:
-    """What differs, and which faults and warnings only some of the machines have."""
-    if not differences:
-        return "The machines do not differ in anything that was read."
-    rows = [
-        [name, *("\n".join(textwrap.wrap(value, _VALUE_CHARACTERS)) or "-" for value in values)]
-        for name, values in differences.items()
-    ]
-    owners: dict[str, list[str]] = {}
-    for title, facts in machines.items():
-        for found in judge(facts):
-            if found.level != "note":
-                owners.setdefault(f"{found.level}: {found.name}: {found.message}", []).append(title)
-    only = [
-        f"only {', '.join(titles)}: {message}."
-        for message, titles in owners.items() if len(titles) < len(machines)
-    ]  # fmt: skip
-    table = doc.Table(("what", *machines), rows, first=len(rows))
-    return parts_text([table, doc.Text("\n".join(only))])
