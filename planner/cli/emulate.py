@@ -29,8 +29,6 @@ class EmulateRequest(Json):
     words: tuple[str, ...] = argument("COMMAND…")
     gpu: str = option("'planner gpus' lists cards.", "NAME", CARD, default=MISSING, values="gpus")
     gpus: int = option("How many such cards.", "N", CARD, default=1, bounds=(1, MAX_GPUS))
-    nodes: int = option("Run COMMAND on each of N nodes, each with such cards, as one training.",
-                        "N", CARD, default=1, bounds=(1, 16))  # fmt: skip
     memory: str | None = option("The card's memory, if not the catalogue's: 12GiB.", "SIZE", CARD)
     in_use: str | None = option("What other programs hold of it: 3GiB.", "SIZE", CARD)
     steps: int | None = option("End each process after N steps of its optimizer (3 with --vary).",
@@ -66,7 +64,7 @@ def command(request: EmulateRequest) -> int:
     if request.report is not None:
         refuse_if(request.vary is not None, "--report is of one run, and --vary makes several.")
         check_page(request.report)
-    of_card = ("gpu", "gpus", "nodes", "memory", "in_use", "snapshot")
+    of_card = ("gpu", "gpus", "memory", "in_use", "snapshot")
     given = {name: getattr(request, name) for name in of_card}
     if request.vary is not None:
         return _vary(request, is_shown, given)

@@ -10,7 +10,6 @@ from typing import Any
 from planner.core.errors import printable
 from planner.core.failures import SIGNS, sentence
 from planner.core.units import format_bytes
-from planner.report.explanation import relief_parts
 from planner.report.page import contents as doc
 from planner.report.text import parts_text
 from planner.watching.emulating.reading import (
@@ -18,7 +17,6 @@ from planner.watching.emulating.reading import (
     DevicePeak,
     EmulatedProcess,
     EmulatedRun,
-    KnownRelief,
     OutOfMemory,
 )
 from planner.watching.emulating.running import EXPANDABLE
@@ -54,7 +52,6 @@ def emulation_answer(run: EmulatedRun) -> list[doc.Part]:
     fullest = run.fullest
     parts: list[doc.Part] = [doc.Text("\n".join(answer(run)))]
     parts += [_said("selects")] if run.selects else []
-    parts += known_levers(run.relief) if run.relief is not None else []
     if run.out_of_memory is not None:
         parts.append(_alive(run.out_of_memory.groups, "Alive when it ran out of memory:"))
     elif fullest is not None and fullest.fullest is not None:
@@ -141,8 +138,6 @@ def answer(run: EmulatedRun) -> list[str]:
         return [_no_context(run)]
     if not run.is_recorded:
         return [sentence("emulated: not recorded", status=run.status)]
-    if run.is_apart:
-        return [sentence("emulated: apart", nodes=run.nodes)]
     if peak is None:
         key = "no step" if run.processes or run.status else "no GPU"
         return [sentence(f"emulated: {key}", status=run.status), *_error(run)]
@@ -196,8 +191,7 @@ def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
     if not run.status and run.steps >= failed.step:  # what is after that is not what was asked
         times = "once" if failed.times == 1 else f"{failed.times} times"
         lines.append(sentence("emulated: went on", times=times, ended=_ended(run)))
-    is_told = run.relief is not None and not failed.is_fragmented
-    return [*lines, *_error(run), *([] if is_told else [_by_kind(run, failed)])]
+    return [*lines, *_error(run), _by_kind(run, failed)]
 
 
 def _by_kind(run: EmulatedRun, failed: OutOfMemory) -> str:
@@ -234,13 +228,6 @@ def _expanded(again: EmulatedRun | None) -> str:
     return sentence("emulated: expanded", _sizes(peak), option=option, doubts=doubts)
 
 
-def known_levers(known: KnownRelief) -> list[doc.Part]:
-    """What `planner advise` says of the model that was seen."""
-    setting = ", ".join(f"{key} {value}" for key, value in known.setting.items())
-    said = sentence("emulated: known", model=known.model, setting=setting)
-    return [doc.Text(said), *relief_parts(known.relief)]
-
-
 def _ended(run: EmulatedRun) -> str:
     steps = f"{run.steps} step{'' if run.steps == 1 else 's'}"
     is_told = run.status and not run.is_interrupted
@@ -257,10 +244,6 @@ def place_of(found: DevicePeak | OutOfMemory) -> str:
 
 def title_of(process: EmulatedProcess) -> str:
     return f"process {process.pid}" if process.rank is None else f"rank {process.rank}"
-
-
-def card_of(process: EmulatedProcess, peak: DevicePeak) -> str:
-    return f"{peak.device} of node {process.node}" if process.node else str(peak.device)
 
 
 def _alive(groups: Sequence[Held], title: str = "", size: str = "memory") -> doc.Table:
@@ -281,7 +264,7 @@ def _alive(groups: Sequence[Held], title: str = "", size: str = "memory") -> doc
 def _processes(processes: Sequence[EmulatedProcess]) -> doc.Table:
     rows: list[list[doc.Cell]] = [
         [
-            title_of(process), card_of(process, peak), doc.count_cell(process.steps),
+            title_of(process), str(peak.device), doc.count_cell(process.steps),
             *map(doc.bytes_cell, (peak.allocated_bytes, peak.reserved_bytes, peak.used_bytes)),
             place_of(peak),
         ]

@@ -22,7 +22,6 @@ from planner.watching.emulating.reading import (
     EmulatedRun,
     Growth,
     OutOfMemory,
-    find_levers,
     grown,
 )
 from planner.watching.explaining.snapshot_reading import Group
@@ -34,7 +33,7 @@ PLACE: dict[str, Any] = {
 }  # fmt: skip
 FAILED = OutOfMemory(
     **{**PLACE, "phase": "forward"}, times=1, requested_bytes=GIB, free_bytes=0, allocated_bytes=0,
-    reserved_bytes=0, step=1, groups=(), grown_bytes=0, subject=None, forwards=0,
+    reserved_bytes=0, step=1, groups=(), grown_bytes=0, forwards=0,
 )  # fmt: skip
 
 
@@ -43,7 +42,7 @@ def process(used: int, steps: int = 3, **more: Any) -> EmulatedProcess:
         **PLACE, name="card", allocated_bytes=used - 600 * MIB, reserved_bytes=used - 500 * MIB,
         outside_bytes=500 * MIB, retries=0, step=2, groups=(Group(*FORWARD, GIB, 4),),
     )  # fmt: skip
-    plain = {"pid": 7, "node": 0, "rank": None, "out_of_memory": None, "growth": None}
+    plain = {"pid": 7, "rank": None, "out_of_memory": None, "growth": None}
     return EmulatedProcess(
         **{**plain, **more}, steps=steps, peaks=(peak,), selects=False, faults=()
     )
@@ -123,30 +122,6 @@ def test_what_rises_steadily_grows_and_what_rises_once_or_ever_less_does_not(
     for at in ends:
         assert not grown([(step, rate * (step > at)) for step in ends], 1)
     assert not grown([(step, int(rate * (1 - 2.0**-step))) for step in ends], 1)
-
-
-SWIN = {
-    "class": "torchvision.models.swin_transformer.SwinTransformer", "num_parameters": 28_288_354,
-    "num_classes": 1000, "image_size": [224, 224],
-    "setting": {"batch_size": 512, "precision": "fp32", "optimizer": "adamw"},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"num_parameters": 28_288_355},  # another model of that class
-        {"setting": {"batch_size": 64}},  # planner's own step would have fitted
-    ],
-)
-def test_a_model_that_is_not_known_has_no_levers(changed: dict[str, Any]) -> None:
-    alive = (Group(*FORWARD, 22 * GIB, 9),)
-    failed = replace(FAILED, groups=alive, subject={**SWIN, **changed})
-    run = run_of(process(23 * GIB, 0, out_of_memory=failed), status=1)
-    run = replace(run, memory_bytes=24 * GIB, context_bytes=500 * MIB)
-    assert find_levers(run, "rtx-3090") is None
-    text = emulation_text(run)
-    assert "Next: 100% of what was alive is activations and batches" in text
 
 
 def test_the_page_says_what_the_terminal_says() -> None:

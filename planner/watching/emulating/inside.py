@@ -4,8 +4,7 @@ snapshots of its allocator at them, which `reading.py` reads.
 A copy of this file lies as `sitecustomize.py` before all else that the program imports, with
 `modules_called.py`, in whatever Python it runs: so it needs the standard library only, and looks at
 torch once the program has imported it. Its own faults never reach the program: the first is written
-into the record. As a program, `python -S -E inside.py VARIABLES COMMAND…` runs a command once on
-each of several emulated nodes.
+into the record.
 """
 
 from __future__ import annotations
@@ -23,16 +22,14 @@ import inspect
 import json
 import os
 import pickle
-import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-FOLDER, STEPS, NODE = (f"PLANNER_EMULATE_{name}" for name in ("FOLDER", "STEPS", "NODE"))
+FOLDER, STEPS = (f"PLANNER_EMULATE_{name}" for name in ("FOLDER", "STEPS"))
 MAX_EVENTS = 400_000  # of the allocator's history, more than a step has
 MORE = 17 / 16  # from one peak to the next that is looked into, of those that come ever again
 MAX_FRAMES = 80  # of a stack: the user's own are the last of a trainer's
@@ -47,7 +44,6 @@ LEAST_STEPS = 8  # before it is looked for what grows
 MAX_ERROR = 600  # characters of what the program ended by
 MOST_CAUGHT = 3  # times that a program may catch its end, as a bare `except:` does
 ENDING_SECONDS = 30.0  # that threads and workers of a program get to end
-LOOK_SECONDS = 0.05  # at which nodes have ended
 RANKS = "RANK", "LOCAL_RANK"  # torchrun sets both, Lightning the second
 WITH_GLOO = "cpu:gloo,cuda:nccl"  # a backend of torch.distributed
 
@@ -69,7 +65,7 @@ class Record:
         self.driver = ctypes.CDLL("libcuda.so.1")
         self.selections = 0  # of all kernels until the first step's end
         self.values: dict[str, Any] = {
-            "pid": self.pid, "node": int(os.environ.get(NODE, 0)), "rank": None, "steps": 0,
+            "pid": self.pid, "rank": None, "steps": 0,
             "peaks": {}, "out_of_memory": None, "grown_at": 0, "selects": False,
             "is_trained": False, "is_evaluated": False, "is_cut": False, "error": "", "faults": [],
         }  # fmt: skip
@@ -191,18 +187,15 @@ class Record:
             self.values["out_of_memory"]["times"] += 1
             self.write()
             return
-        failed = self.values["out_of_memory"] = {
+        self.values["out_of_memory"] = {
             "times": 1, "device": device, "requested_bytes": requested, "total_bytes": total,
             "free_bytes": free, "step": self.values["steps"] + 1,
             "allocated_bytes": self.torch.cuda.memory_allocated(device),
             "reserved_bytes": self.torch.cuda.memory_reserved(device),
-            "subject": None, "forwards": 0,
+            "forwards": getattr(self.modules, "forwards", 0),
         }  # fmt: skip
         self.dump(OUT_OF_MEMORY)
         self.write()
-        if self.modules is not None:
-            failed |= {"subject": self.modules.subject(), "forwards": self.modules.forwards}
-            self.write()
 
     def end(self) -> None:
         if os.getpid() == self.pid:
@@ -341,19 +334,5 @@ def customize() -> None:
         (Path(os.environ[FOLDER]) / LOADED).touch()
 
 
-def run_nodes(variables: list[dict[str, str]], command: list[str]) -> int:
-    """VARIABLES is a list, in JSON, of what the environment of each node has beside this one's. The
-    first to fail ends the others, which would wait for it; all end when this process does, as its
-    supervisor sees to that."""
-    nodes = [subprocess.Popen(command, env={**os.environ, **own}) for own in variables]
-    with contextlib.suppress(KeyboardInterrupt):
-        while any(node.poll() is None for node in nodes) and not any(n.poll() for n in nodes):
-            time.sleep(LOOK_SECONDS)
-    failed = next((status for node in nodes if (status := node.poll())), 0)
-    return failed if failed >= 0 else 128 - failed
-
-
 if __name__ == "sitecustomize" and FOLDER in os.environ:
     customize()
-elif __name__ == "__main__":
-    sys.exit(run_nodes(json.loads(sys.argv[1]), sys.argv[2:]))

@@ -8,7 +8,6 @@ tensor is kept, and no hook of torch is used, as these change what is compiled: 
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import threading
 import weakref
@@ -21,8 +20,6 @@ WRAPPERS = "module", "_orig_mod", "_fsdp_wrapped_module"
 NODE = "planner_module"  # the key in the metadata of autograd's nodes
 MAX_DEPTH = 3  # of containers in which a module's tensors are looked for
 MAX_MARKS = 100_000
-CHECKPOINTED = "grad_checkpointing", "gradient_checkpointing", "use_checkpoint"  # of libraries
-PRECISIONS = {"": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
 Stack = list[tuple[str, int, str]]  # (file, line, function), innermost first
 
@@ -47,7 +44,6 @@ class Modules:
         self.backward_at: Stack = []
         self.forwards = 0  # of outermost modules, kept for a backward that has not come yet
         self.is_evaluated = False  # whether one with parameters ran without gradients
-        self.roots: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self.set_mark = torch._C._cuda_setMemoryMetadata
         module = torch.nn.Module
         call, run = module.__call__, torch.autograd._engine_run_backward
@@ -58,7 +54,7 @@ class Modules:
             path = self.within.path
             outer = path[-1] if path else ""
             self.own((given, named), outer)  # who made an input runs when its backward is over
-            path.append(self.name(this, outer, (given, named)))
+            path.append(self.name(this, outer))
             self.mark(path[-1])
             try:
                 result = call(this, *given, **named)
@@ -88,60 +84,21 @@ class Modules:
         if dynamo := sys.modules.get("torch._dynamo.utils"):  # to it ours is torch's own
             dynamo.unpatched_nn_module_call = called  # type: ignore[attr-defined]
 
-    def name(self, module: Any, outer: str, given: Any) -> str:
+    def name(self, module: Any, outer: str) -> str:
         with contextlib.suppress(Exception):  # a module may be scripted, or not to be hashed
             if not outer and not self.is_backward():
-                self.see(module, given)
+                self.see(module)
             return self.names[module]
         return f"{outer}.{type(module).__name__}".lstrip(".")
 
-    def see(self, module: Any, given: Any) -> None:
-        """An outermost one; of those with parameters it is kept how they were called last."""
+    def see(self, module: Any) -> None:
+        """An outermost one."""
         torch = self.torch
         if module not in self.names:
             self.register(module)
         if next(module.parameters(), None) is not None:
             self.forwards += torch.is_grad_enabled()
             self.is_evaluated |= not (torch.is_grad_enabled() and module.training)
-            is_autocast = torch.is_autocast_enabled("cuda")
-            self.roots[module] = {
-                "shape": next((list(t.shape) for t in tensors(given, torch.Tensor)), []),
-                "autocast": str(torch.get_autocast_dtype("cuda")) if is_autocast else "",
-                "is_trained": torch.is_grad_enabled(),
-            }
-
-    def subject(self) -> dict[str, Any] | None:
-        """What is trained, where that is plain to see: one model as its library made it, eager, in
-        fp32 or under autocast, and one optimizer."""
-        torch = self.torch
-        kind = torch.optim.Optimizer
-        optimizers = [o for o in gc.get_objects() if issubclass(type(o), kind)]
-        if len(self.roots) != 1 or len(optimizers) != 1:
-            return None
-        ((model, call),), (optimizer,) = self.roots.items(), optimizers
-        name, options = type(optimizer).__name__, optimizer.defaults
-        is_other = (
-            any(getattr(part, own, False) for part in model.modules() for own in CHECKPOINTED)
-            or any(p.dtype != torch.float32 or not p.requires_grad for p in model.parameters())
-            or any(options.get(option) for option in ("amsgrad", "fused", "capturable"))
-            or name not in ("Adam", "AdamW", "SGD")
-            or (name == "SGD" and not options["momentum"])
-            or not (call["is_trained"] and len(call["shape"]) == 4)
-        )
-        linears = [part for part in model.modules() if isinstance(part, torch.nn.Linear)]
-        if is_other or not linears or call["autocast"] not in PRECISIONS:
-            return None
-        implementation = "-forloop" if options.get("foreach") is False else ""
-        return {
-            "class": f"{type(model).__module__}.{type(model).__name__}",
-            "num_parameters": sum(p.numel() for p in model.parameters()),
-            "num_classes": linears[-1].out_features,
-            "image_size": call["shape"][2:],
-            "setting": {
-                "batch_size": call["shape"][0], "precision": PRECISIONS[call["autocast"]],
-                "optimizer": f"{name.lower()}{implementation}",
-            },
-        }  # fmt: skip
 
     def register(self, module: Any) -> None:
         """The whole tree under an outermost module, by the class of what its wrappers hold."""

@@ -10,18 +10,11 @@ from pathlib import Path
 from shutil import copyfileobj
 from typing import Any
 
-from planner.core.errors import PlannerError
 from planner.core.files import opened_whole
-from planner.core.schema import SwinConfig
 from planner.core.units import format_bytes
-from planner.estimation.estimate import estimate
-from planner.libraries.registry import SPECS
-from planner.libraries.resolve import override
-from planner.machine.hardware import find_gpu
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 from planner.memory.snapshot import read_pickle
 from planner.watching.emulating import inside
-from planner.watching.explaining.explanation import Relief, find_relief
 from planner.watching.explaining.snapshot_reading import (
     NO_STACK,
     Entry,
@@ -87,15 +80,13 @@ class DevicePeak(Moment):
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory(Moment):
     """The first of torch's out-of-memory errors, of `times`; the program may have gone on from it.
-    Before it steps had left `grown_bytes` more each (0: none); `subject` is what it trained, where
-    that was plain to see. `forwards` of outermost modules had no backward yet. `is_expandable` says
-    whether segments could grow."""
+    Before it steps had left `grown_bytes` more each (0: none). `forwards` of outermost modules had
+    no backward yet. `is_expandable` says whether segments could grow."""
 
     times: int
     requested_bytes: int
     free_bytes: int
     grown_bytes: int
-    subject: dict[str, Any] | None
     forwards: int
     is_expandable: bool = False
 
@@ -146,15 +137,13 @@ class Growth:
 
 @dataclass(frozen=True)
 class EmulatedProcess:
-    """A process that initialised CUDA. Nodes count from 0. `selects` says whether sizes of its
-    tensors were values on the device, which nothing computed. `faults` are those of our own record
-    of it. Each step left `grown_bytes` more alive, and reserved `grown_reserved_bytes` more (0:
-    none). `is_trained` says whether a parameter of its optimizers ever had a gradient,
-    `is_evaluated` whether a model ran without any, `is_cut` whether `--steps` ended it, `error`
-    what did otherwise."""
+    """A process that initialised CUDA. `selects` says whether sizes of its tensors were values on
+    the device, which nothing computed. `faults` are those of our own record of it. Each step left
+    `grown_bytes` more alive, and reserved `grown_reserved_bytes` more (0: none). `is_trained` says
+    whether a parameter of its optimizers ever had a gradient, `is_evaluated` whether a model ran
+    without any, `is_cut` whether `--steps` ended it, `error` what did otherwise."""
 
     pid: int
-    node: int
     rank: int | None
     steps: int
     peaks: tuple[DevicePeak, ...]
@@ -180,22 +169,12 @@ class EmulatedProcess:
 
 
 @dataclass(frozen=True)
-class KnownRelief:
-    """Levers for `model` with `setting`, which the program was taken to train."""
-
-    model: str
-    setting: dict[str, Any]
-    relief: Relief
-
-
-@dataclass(frozen=True)
 class EmulatedRun:
-    """A command that ran on `gpus` emulated cards of one name on each of `nodes`, `in_use_bytes` of
-    the first of which somebody else held. `status` is its exit status. Each card has
-    `memory_bytes`, of which each process's CUDA context takes `context_bytes` (assumed).
-    `is_recorded` says whether a Python of the program loaded what writes its record; `relief`,
-    which levers would help where a known model ran out of memory; `expanded`, what it needed with
-    expandable segments, where it ran a second time."""
+    """A command that ran on `gpus` emulated cards of one name, `in_use_bytes` of the first of which
+    somebody else held. `status` is its exit status. Each card has `memory_bytes`, of which each
+    process's CUDA context takes `context_bytes` (assumed). `is_recorded` says whether a Python of
+    the program loaded what writes its record; `expanded`, what it needed with expandable segments,
+    where it ran a second time."""
 
     emulated = True
     computed = ("emulated", "fits", "fits_so_far", "doubts", "is_cut", "steps")
@@ -208,8 +187,6 @@ class EmulatedRun:
     memory_bytes: int = 0
     context_bytes: int = 0
     is_recorded: bool = True
-    relief: KnownRelief | None = None
-    nodes: int = 1
     is_interrupted: bool = False
     expanded: EmulatedRun | None = None
 
@@ -234,21 +211,15 @@ class EmulatedRun:
         return self.free_bytes < self.context_bytes and not any(p.peaks for p in self.processes)
 
     @property
-    def is_apart(self) -> bool:
-        """Whether nodes trained each for itself: a rank of one is another's too."""
-        ranks = [p.rank for p in self.processes if p.steps]
-        return self.nodes > 1 and len(set(ranks)) < len(ranks)
-
-    @property
     def fits_so_far(self) -> bool | None:
-        """As far as it ran. None where nodes did not train together, where no process made two
-        steps on a GPU (the second is the first that has an optimizer's state from its beginning),
-        and where more was asked for than any program means to."""
+        """As far as it ran. None where no process made two steps on a GPU (the second is the first
+        that has an optimizer's state from its beginning), and where more was asked for than any
+        program means to."""
         if self.out_of_memory is not None:
             return None if self.out_of_memory.is_absurd else False
         if self.lacks_context:
             return False
-        is_known = any(p.steps >= FEWEST_STEPS for p in self.processes) and not self.is_apart
+        is_known = any(p.steps >= FEWEST_STEPS for p in self.processes)
         return True if is_known else None
 
     @property
@@ -432,44 +403,3 @@ def _groups(alive: Iterable[Entry]) -> tuple[Group, ...]:
 def _in_backward(place: tuple[str, str]) -> tuple[str, str]:
     """All of the program's history is there: only autograd's thread has no stack."""
     return (BACKWARD, NO_PYTHON) if place[0] == NO_STACK else place
-
-
-def find_levers(run: EmulatedRun, gpu: str) -> KnownRelief | None:
-    """None where the model is not known, or planner's own step would not have run out of memory
-    too: then it is another step. The model is known by its library, and by its parameters, to the
-    last one."""
-    subject = run.out_of_memory.subject if run.out_of_memory else None
-    if subject is None or len(run.processes) > 1:
-        return None
-    setting, card, model = subject["setting"], find_gpu(gpu), _model(subject)
-    if model is None:
-        return None
-    room = run.free_bytes
-    try:
-        predicted = estimate(model, setting, gpu=card)
-        if predicted.device_total_bytes <= room:
-            return None
-        relief = find_relief(predicted, predicted.device_total_bytes - room, room)
-    except PlannerError:
-        return None
-    return KnownRelief(model.title, setting, relief)
-
-
-def _model(subject: Mapping[str, Any]) -> SwinConfig | None:
-    package = subject["class"].partition(".")[0]
-    library = "native" if package == "planner" else package
-    if library not in SPECS or "Swin" not in subject["class"]:
-        return None
-    size = tuple(subject["image_size"])
-    changes = {"num_classes": subject["num_classes"], "image_size": size}
-    version = 2 if "v2" in subject["class"].lower() else 1
-    for config in SPECS[library].published.values():
-        if config.version == version:
-            try:
-                changed = override(config, changes)
-                found = estimate(changed, batch_size=1).num_parameters
-            except PlannerError:
-                continue
-            if found == subject["num_parameters"]:
-                return changed
-    return None

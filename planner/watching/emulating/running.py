@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,7 +20,6 @@ from planner.core.files import check_output
 from planner.core.units import parse_bytes
 from planner.machine import supervisor
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
-from planner.machine.emulated.machine import configuration_text
 from planner.machine.emulated.starting import CONFIGURATION
 from planner.memory.snapshot import SNAPSHOT_ENDINGS
 from planner.watching.emulating import inside, reading
@@ -51,7 +48,6 @@ def emulate(
     *,
     gpu: str,
     gpus: int = 1,
-    nodes: int = 1,
     memory: int | str | None = None,
     in_use: int | str | None = None,
     steps: int = 0,
@@ -66,16 +62,14 @@ def emulate(
 
     `command` is a program and its arguments, or a function of a module that the program's Python
     can import. `gpus` cards of `gpu` are in the machine, of `memory` where that is another, of
-    which somebody else holds `in_use` (bytes, or "3GiB") on the first. On several `nodes`, each
-    such a machine, the command runs once each, as torchrun and Lightning are to be started there.
-    After `steps` steps of its optimizers (0: never) each process ends. `snapshot`, a file, receives
-    the allocator's history at the peak, of each rank its own. `output` is where what the program
-    prints goes, as in `subprocess`. Where it runs out of memory, and it is `advised`, the answer
-    has levers for a known model; and where free pieces would have been enough, the program runs
-    again with expandable segments, silently, unless it took long. `hear` is told the steps that all
-    processes made so far, and the most bytes that one used of a device; `tell`, a line before a
-    second run. Raises UsageError for a card that is not there, PlannerError where nothing can be
-    built.
+    which somebody else holds `in_use` (bytes, or "3GiB") on the first. After `steps` steps of its
+    optimizers (0: never) each process ends. `snapshot`, a file, receives the allocator's history at
+    the peak, of each rank its own. `output` is where what the program prints goes, as in
+    `subprocess`. Where it runs out of memory beside free pieces that would have been enough, and it
+    is `advised`, the program runs again with expandable segments, silently, unless it took long.
+    `hear` is told the steps that all processes made so far, and the most bytes that one used of a
+    device; `tell`, a line before a second run. Raises UsageError for a card that is not there,
+    PlannerError where nothing can be built.
     """
     if snapshot is not None:
         snapshot = check_output(snapshot, "a snapshot", SNAPSHOT_ENDINGS).absolute()
@@ -84,14 +78,11 @@ def emulate(
     size, held = (parse_bytes(n) if isinstance(n, str) else n or 0 for n in (memory, in_use))
     size = card.memory_bytes if memory is None else size
     card = replace(card, name=f"{card.name} (emulated)", memory_bytes=size)
-    run_once = partial(_run, words, EmulatedMachine((card,) * gpus), nodes, held, steps, hear)
+    run_once = partial(_run, words, EmulatedMachine((card,) * gpus), held, steps, hear)
     began = time.monotonic()
     run = run_once(snapshot, output)
     failed = run.out_of_memory if advised else None
-    if failed is None:
-        return run
-    run = replace(run, relief=reading.find_levers(run, gpu))
-    if failed.is_fragmented and time.monotonic() - began <= LONG_SECONDS:
+    if failed and failed.is_fragmented and time.monotonic() - began <= LONG_SECONDS:
         tell(f"It ran out of memory beside free pieces: once more, with {EXPANDABLE}.")
         with suppress(InterruptedRun):
             return replace(run, expanded=run_once(None, subprocess.DEVNULL, EXPANDABLE))
@@ -100,8 +91,8 @@ def emulate(
 
 
 def _run(
-    words: list[str], machine: EmulatedMachine, nodes: int, held: int, steps: int,
-    hear: Hear | None, snapshot: Path | None, output: int | IO[str] | None, allocator: str = "",
+    words: list[str], machine: EmulatedMachine, held: int, steps: int, hear: Hear | None,
+    snapshot: Path | None, output: int | IO[str] | None, allocator: str = "",
 ) -> EmulatedRun:  # fmt: skip
     with ExitStack() as stack:
         environment = stack.enter_context(started(machine))
@@ -122,11 +113,10 @@ def _run(
         if allocator:
             names = [name for name in ALLOCATOR if name in environment] or ALLOCATOR[:1]
             environment |= {n: f"{environment.get(n, '')},{allocator}".strip(",") for n in names}
-        launched = words if nodes == 1 else _on_nodes(nodes, words, machine, folder)
         look = partial(_look, records, hear)
         is_interrupted, status = False, INTERRUPTED
         try:
-            status = _supervised(launched, environment, folder, output, look)
+            status = _supervised(words, environment, folder, output, look)
         except KeyboardInterrupt:
             is_interrupted = True
         is_recorded = (records / inside.LOADED).exists()
@@ -142,33 +132,11 @@ def _run(
     first = machine.gpus[0]
     run = EmulatedRun(
         tuple(words), first.name, len(machine.gpus), status, held, found,
-        first.memory_bytes, first.context_bytes, is_recorded, nodes=nodes,
-        is_interrupted=is_interrupted,
+        first.memory_bytes, first.context_bytes, is_recorded, is_interrupted=is_interrupted,
     )  # fmt: skip
     if is_interrupted:
         raise InterruptedRun(run)
     return run
-
-
-def _on_nodes(nodes: int, words: list[str], machine: EmulatedMachine, folder: Path) -> list[str]:
-    """What starts `words` on each node with cards of its own: torchrun reads PET_…, the others what
-    cluster schedulers' scripts read."""
-    if "--standalone" in words:
-        raise UsageError(
-            "--standalone tells torchrun that there is one node.", "Omit it with --nodes."
-        )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    variables = []
-    for node in range(nodes):
-        configuration, table = folder / f"machine-{node}.txt", folder / f"table-{node}"
-        table.touch()
-        configuration.write_text(configuration_text(machine, str(table)))
-        own = {"NNODES": str(nodes), "NODE_RANK": str(node), **address}
-        own |= {f"PET_{name}": value for name, value in own.items()}
-        variables.append({**own, CONFIGURATION: str(configuration), inside.NODE: str(node)})
-    launcher = [sys.executable, "-S", "-E", inside.__file__]
-    return [*launcher, json.dumps(variables), *words]
 
 
 def _words(command: Sequence[str] | Callable[[], object]) -> list[str]:
