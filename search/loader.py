@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, default_collate
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema.loading import (
@@ -44,7 +44,6 @@ DEEPER = 4  # batches that each worker prefetches, in place of torch's 2
 BUSY = 0.85
 CROWDED = 0.1  # of the processors, by other programs: from there on it is said
 COLD = 0.05  # of what was read, from the disk: from there on disks may be what bounds
-PARTS_SECONDS, MOST_ITEMS = 1.5, 256  # that are looked at part by part
 
 Say = Callable[[str], None]
 
@@ -169,7 +168,6 @@ class _Walk:
 
     def result(self, data: Data, image_size: tuple[int, int]) -> DataResult:
         best, processors = self.best, read_host().cpus
-        parts = time_parts(self.opened, best.setting.batch_size)
         bound = self.bound(best, processors)
         if bound == "disk":
             self.notes.append(
@@ -189,7 +187,7 @@ class _Walk:
             location=data.location, num_items=data.num_items or _length(self.opened.dataset),
             num_classes=data.num_classes, image_size=image_size, processors=processors,
             setting=best.setting, images_per_second=best.images_per_second, bound=bound,
-            runs=tuple(self.runs), parts=parts, disk_share=self.disk_share,
+            runs=tuple(self.runs), disk_share=self.disk_share,
             versions=versions(), date=datetime.now(UTC).isoformat(timespec="seconds"),
             notes=tuple(self.notes),
         )  # fmt: skip
@@ -309,63 +307,10 @@ def _used(pids: list[int]) -> tuple[float, int, int]:
     return cpu, read, missed
 
 
-class _Timed:
-    """A transform whose processor time is counted."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call, self.seconds = call, 0.0
-
-    def __call__(self, *inputs: Any) -> Any:
-        began = time.thread_time()
-        try:
-            return self.call(*inputs)
-        finally:
-            self.seconds += time.thread_time() - began
-
-
-def time_parts(opened: OpenData, batch_size: int) -> dict[str, float]:
-    """Processor seconds of one item by what takes them, in one process: each transform by its name,
-    the rest (reading and decoding), and making a batch."""
-    dataset: Any = opened.dataset
-    items: list[Any] = []
-    own = list(opened.steps or [])
-    timed = [_Timed(step) for step in own]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in a worker
-    try:
-        if opened.steps is not None:
-            opened.steps[:] = timed
-        begins = iter(dataset) if isinstance(dataset, IterableDataset) else None
-        began, until = time.thread_time(), time.monotonic() + PARTS_SECONDS
-        while time.monotonic() < until and len(items) < min(batch_size, MOST_ITEMS):
-            number = int(torch.randint(_length(dataset) or 1, ()))
-            items.append(next(begins) if begins is not None else dataset[number])
-        whole = (time.thread_time() - began) / len(items)
-        began = time.thread_time()
-        (opened.collate or default_collate)(items)
-        collate = (time.thread_time() - began) / len(items)
-    except (StopIteration, TypeError):  # a short stream; items that only the user's batches hold
-        return {}
-    finally:
-        torch.set_num_threads(threads)
-        if opened.steps is not None:
-            opened.steps[:] = own
-    parts: dict[str, float] = {}
-    for step in timed:
-        name = type(step.call).__name__
-        inner = getattr(step.call, "transforms", None)
-        name = type(inner[0]).__name__ if inner else name
-        parts[name] = parts.get(name, 0.0) + step.seconds / len(items)
-    rest = max(0.0, whole - sum(parts.values()))
-    return {_WHOLE[0] if own else _WHOLE[1]: rest, **parts, _WHOLE[2]: collate}
-
-
 def loader_text(found: DataResult) -> str:
     """The answer as text: the loader, what bounds it, and the code to write."""
     best = next(run for run in found.runs if run.setting == found.setting)
     items = f" ({found.num_items:,} items)" if found.num_items else ""
-    parts = sorted(found.parts.items(), key=lambda part: -part[1])
-    whole = sum(found.parts.values()) or 1.0
     lines = [
         f"{format_rate(found.images_per_second)} images/s from {found.location}{items}: "
         f"{found.setting.title}.",
@@ -374,16 +319,10 @@ def loader_text(found: DataResult) -> str:
         f"{format_seconds(best.first_batch_seconds)}.",
         f"  Bound by {_BOUNDS[found.bound]}.",
     ]
-    if parts:
-        shown = (f"{name} {seconds / whole:.0%}" for name, seconds in parts[:4])
-        lines.append(f"  An image's time: {', '.join(shown)}.")
-    if parts and parts[0][1] > whole / 2 and parts[0][0] not in _WHOLE:
-        lines.append(f"  One transform takes most of it: {parts[0][0]}.")
     lines += [f"  {note}" for note in found.notes]
     return "\n".join([*lines, "", *loader_code(found.setting)])
 
 
-_WHOLE = ("read and decode", "the data set", "make a batch")  # parts that are no transform
 _BOUNDS = {
     "processors": "the processors: all that may be used are busy loading",
     "disk": "the disk",

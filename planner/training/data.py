@@ -118,12 +118,10 @@ def _nearby(path: Path) -> str:
 
 @dataclass(frozen=True)
 class OpenData:
-    """A Dataset, and what makes a batch of its items (None: torch's default). `steps` is
-    the list of its transforms, where it has one."""
+    """A Dataset, and what makes a batch of its items (None: torch's default)."""
 
     dataset: Dataset[Any]
     collate: Callable[[list[Any]], Any] | None = None
-    steps: list[Any] | None = None
 
 
 def open_data(data: Data, pipeline: Pipeline, size: tuple[int, int]) -> OpenData:
@@ -155,7 +153,7 @@ def open_data(data: Data, pipeline: Pipeline, size: tuple[int, int]) -> OpenData
             f"pictures are read with {library}, which cannot be imported: {error}.",
             f"Install what belongs to this torch: pip install {library.replace(' and', '')}",
         ) from None
-    return OpenData(dataset, collate, transformed.transforms)
+    return OpenData(dataset, collate)
 
 
 def _open_own(location: str) -> OpenData:
@@ -173,9 +171,7 @@ def _open_own(location: str) -> OpenData:
         )
     if not is_stream and not len(made):
         raise PlannerError(f"{location} returned a data set without items.")
-    steps = getattr(getattr(made, "transform", None), "transforms", None)
-    named = made if is_stream else _named_items(made, location)
-    return OpenData(named, collate, steps if isinstance(steps, list) else None)
+    return OpenData(made if is_stream else _named_items(made, location), collate)
 
 
 def _named_items(data: Any, location: str) -> Any:

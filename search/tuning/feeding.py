@@ -121,10 +121,8 @@ def _trained(
         command = [
             sys.executable, *(launcher if ranks > 1 else []), str(script), *given,
             "--steps", str(STEPS), "--log-every", str(WARM_STEPS), "--device", where,
-            "--output", f"{scratch}/trained",
+            "--output", f"{scratch}/trained", "--lr", "1e-4",
         ]  # fmt: skip
-        if not is_taught(found):
-            command += ["--lr", "1e-4"]
         status = _run(command, log, wanted if left is None else min(wanted, left))
         lines = log.read_text("utf-8", "replace").strip().splitlines()
         if status is None:
@@ -140,14 +138,6 @@ def _trained(
         "steps": STEPS, "images_per_second": len(speeds) / seconds / ranks,
         "waited": waited / seconds,
     })  # fmt: skip
-
-
-def is_taught(found: Recommendation) -> bool:
-    """Whether the script has a published rate: it asks for one by --lr otherwise."""
-    from planner.estimation.recipe import learning_rate
-
-    assert found.setting is not None
-    return learning_rate(found.setting) is not None
 
 
 def _run(command: list[str], log: Path, seconds: float) -> int | None:

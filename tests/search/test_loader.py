@@ -44,7 +44,6 @@ def make_folder(root: Path, classes: int = 2, each: int = 8, side: int = 24) -> 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_file, "MEASURE_SECONDS", 0.05)
-    monkeypatch.setattr(loader_file, "PARTS_SECONDS", 0.05)
 
 
 def find(data: str, **options: Any) -> DataResult:
@@ -61,7 +60,6 @@ def test_a_folder_is_loaded_with_and_without_workers(pipeline: Any, tmp_path: Pa
     assert {run.setting.workers for run in found.runs} == {0, 1}
     assert found.images_per_second >= 0.98 * max(run.images_per_second for run in found.runs)
     assert all(run.cpu_seconds >= 0 for run in found.runs)
-    assert {"RandomResizedCrop", "read and decode", "make a batch"} & set(found.parts)
     assert any("images/s" in line for line in said)
     assert DataResult.model_validate_json(found.model_dump_json()) == found
 
@@ -94,7 +92,6 @@ def test_a_data_set_of_ones_own_is_loaded_by_number() -> None:
     found = find(f"{HERE}:Own")
     assert found.is_factory
     assert found.num_items == 64
-    assert "the data set" in found.parts
 
 
 def test_an_item_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:

@@ -70,9 +70,8 @@ class LoaderRun(BaseModel):
 class DataResult(BaseModel):
     """What `planner data` found of the data at `location`: a folder, or MODULE:FACTORY.
 
-    `setting` is the fastest of `runs`. `parts` are processor seconds of one image by what takes
-    them, measured in one process; `disk_share` is the share of the bytes read that the page cache
-    did not hold.
+    `setting` is the fastest of `runs`; `disk_share` is the share of the bytes read that the page
+    cache did not hold.
     """
 
     model_config = KEPT
@@ -86,7 +85,6 @@ class DataResult(BaseModel):
     images_per_second: float = Field(gt=0)
     bound: LoaderBound
     runs: tuple[LoaderRun, ...]
-    parts: dict[str, float] = Field(default_factory=dict)
     disk_share: float | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     date: str = ""
