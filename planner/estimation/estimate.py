@@ -217,15 +217,6 @@ def default_precision(gpu: Gpu | None) -> str:
     return "fp16" if gpu is not None and not gpu.has_bf16 else "bf16"
 
 
-def least_bytes(ledger: Ledger, gpu: Gpu | None = None) -> int:
-    """What a device must have at least for a ledger: what is live at its peak, the workspaces and
-    the CUDA context, without what the allocator keeps beside them."""
-    outside = overheads_for(gpu, ledger.environment)
-    workspace = outside.num_workspaces * outside.workspace_bytes
-    ledger = on_device(ledger, outside.processors)
-    return steady_step(ledger).peak_bytes + workspace + outside.context_bytes
-
-
 def estimate_ledger(
     config: Model,
     setting: TrainSetting,

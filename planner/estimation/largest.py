@@ -17,17 +17,14 @@ from planner.estimation.arguments import (
     read_gpu,
     read_memory,
 )
-from planner.estimation.estimate import Estimate, estimate_ledger, least_bytes, read_choice, resolve
-from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
+from planner.estimation.estimate import Estimate, estimate_ledger, read_choice, resolve
+from planner.estimation.ledgers import record_ledgers, step_ledger
 from planner.ledger.ledger import Ledger
 from planner.libraries.limits import SDPA_WINDOWS, batch_unit, largest_sdpa_batch
 from planner.machine.hardware.gpu import Gpu
 from planner.memory.allocator_config import AllocatorConfig
 from planner.throughput.cost import Training
 
-# Batches looked at above the one that bisection finds: next to it, where larger ones that fit were
-# met (up to 58 above 668: Swin-B, blocks, 24 GiB), and further up, where none was.
-NEAR_LOOKS, FAR_LOOKS = 64, 16
 RETRIED = "run only if torch frees cached memory, which slows at least the first steps"
 
 
@@ -44,18 +41,14 @@ def largest_batch(
     surely: bool = False,
     **overrides: Any,
 ) -> Estimate | None:
-    """The estimate at the largest batch up to `ceiling` that fits, or None where none does; with
-    sdpa no larger one than its kernel takes, with fp8 only multiples of 16. `allocator` None means
-    torch's defaults; with `retries` a step fits, too, that runs only where the allocator frees
-    cached memory; all else is as `planner.estimate` takes it. With `surely` it is one up to which
-    even the upper end of what is expected fits, found by bisection alone.
+    """The estimate at a batch up to `ceiling` that fits, of which the next does not, or None where
+    none does; with sdpa no larger one than its kernel takes, with fp8 only multiples of 16.
+    `allocator` None means torch's defaults; with `retries` a step fits, too, that runs only where
+    the allocator frees cached memory; all else is as `planner.estimate` takes it. With `surely` it
+    is one of which even the upper end of what is expected fits.
 
-    What is live rises with the batch; what the allocator keeps beside it goes up and down, so a
-    larger batch may fit where a smaller one does not. Bisection finds a batch that fits, and the
-    last one whose live bytes do; between them all batches are looked at where they are few, else
-    those next to the first and some further up, and then the estimate's `assumed` says so.
-    Of a step that is recorded a batch is sought by bisection alone. Raises UnsupportedError without
-    a budget.
+    What is live rises with the batch; what the allocator keeps beside it goes up and down, so that
+    a larger batch may fit, too. Raises UnsupportedError without a budget.
     """
     device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
     if device is None and memory is None:
@@ -83,36 +76,23 @@ def largest_batch(
             retries=retries,
         )  # fmt: skip
 
-    budget = at(2).budget_bytes
-    assert budget is not None, "a GPU or a memory was named"
+    def spare_bytes(batch: int) -> int:
+        """What is left of the budget, in the worst case with `surely`; less than 0 where it does
+        not fit."""
+        found = at(batch)
+        need = found.high_bytes if surely else found.device_total_bytes
+        spare = (found.budget_bytes or 0) - need
+        return spare if found.fits else min(spare, -1)
 
-    @cache
-    def may_fit(batch: int) -> bool:
-        if batch * unit == 1 and not runs_at_1(config, resolved, recorded, device):
-            return False
-        return least_bytes(ledger_at(batch), device) <= budget
-
-    def fits(batch: int) -> bool:
-        return may_fit(batch) and bool(at(batch).fits_surely if surely else at(batch).fits)
-
-    if not is_on_shapes(config, resolved, recorded):
-        found = 0
-        if ceiling >= 2 and at(2).fits:
-            found = sought(lambda batch: _spare_bytes(at(batch), surely), 2, 16, ceiling + 1)
-        if not found and ceiling and fits(1):
-            found = 1
-        return at(found) if found else None
-    last = _last(may_fit, ceiling)
-    low = _last(fits, last)
-    if surely:
-        return at(low) if low else None
-    near = min(low + NEAR_LOOKS, last)
-    stride = max(1, -(-(last - near) // FAR_LOOKS))
-    best = _largest(fits, (low, near, last), stride)
-    if best == 0:
+    found = 0
+    if ceiling >= 2 and spare_bytes(2) >= 0:
+        found = sought(spare_bytes, 2, 16, ceiling + 1)
+    elif ceiling and runs_at_1(config, resolved, recorded, device) and spare_bytes(1) >= 0:
+        found = 1
+    if not found:
         return None
-    notes = _notes(best * unit, (near * unit, last * unit), stride, ceiling * unit)
-    return replace(at(best), assumed=(*at(best).assumed, *notes))
+    ended = [f"batches above {ceiling * unit:,} are not looked at"] if found == ceiling else []
+    return replace(at(found), assumed=(*at(found).assumed, *ended))
 
 
 def kind_of(setting: TrainSetting) -> str:
@@ -209,13 +189,6 @@ def runs_at_1(
     return record_ledgers([(model, at_1, gpu)], recorded=recorded)[0] is None
 
 
-def _spare_bytes(found: Estimate, surely: bool) -> int:
-    """What is left of the budget, in the worst case with `surely`; less than 0 where it does not
-    fit."""
-    spare = (found.budget_bytes or 0) - (found.high_bytes if surely else found.device_total_bytes)
-    return spare if found.fits else min(spare, -1)
-
-
 def sought(spare_bytes: Callable[[int], int], low: int, guess: int, end: int) -> int:
     """The last number from `low`, which leaves 0 or more, and below `end` that does, of which the
     next leaves less: time after time where a line crosses 0, or halfway."""
@@ -229,43 +202,3 @@ def sought(spare_bytes: Callable[[int], int], low: int, guess: int, end: int) ->
         is_bounded = high < end and len(known) % 3 == 0
         guess = (low + high) // 2 if is_bounded else crossing
     return low
-
-
-def _last(holds: Callable[[int], bool], ceiling: int) -> int:
-    """A number up to `ceiling` that `holds`, and the next does not: the last one where what holds
-    once holds for all below. 0 where 1 does not. 1 is looked at only where 2 does not hold."""
-    if ceiling < 2 or not holds(2):
-        return int(ceiling > 0 and holds(1))
-    low, high = 2, 4
-    while high <= ceiling and holds(high):
-        low, high = high, high * 2
-    high = min(high, ceiling + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _largest(fits: Callable[[int], bool], places: tuple[int, int, int], stride: int) -> int:
-    """The largest number found that `fits`: between `near` and `last` one in `stride` is looked at,
-    then all around the first of them, else all down to `low`, which fits or is 0."""
-    low, near, last = places
-    best = next((b for b in range(last, near, -stride) if fits(b)), 0)
-    if best:
-        return next((b for b in range(min(best + stride - 1, last), best, -1) if fits(b)), best)
-    return next((b for b in range(near, low, -1) if fits(b)), low)
-
-
-def _notes(best: int, between: tuple[int, int], stride: int, ceiling: int) -> list[str]:
-    if best == ceiling:
-        return [f"batches above {ceiling:,} are not looked at"]
-    if stride > 1:
-        near, last = between
-        return [
-            f"of the batches above {near:,}, whose live bytes would fit up to {last:,}, one in "
-            f"{stride} was looked at"
-        ]
-    return []
