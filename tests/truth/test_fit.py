@@ -5,32 +5,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from tests.truth.compare import compare
-from tests.truth.fit import HELD_OUT_ONE_IN, drawn_key, fit_overheads, is_held_out
+from tests.truth.fit import HELD_OUT_ONE_IN, drawn_key, is_held_out
 from tests.truth.matrix import read_matrix
-from tests.truth.measurements import exact_record, record_of
+from tests.truth.measurements import record_of
 
 LARGE = [
     f for f in sorted(Path(__file__).parent.glob("*.yaml")) if f.stem not in ("first", "minutes")
 ]
-OTHERS = "2 other processes on the GPU hold 3.00 GiB"
-RETRIED = "3 allocations succeeded only after cached memory was given back"
-
-
-def test_constants_are_fitted_from_whole_rows_that_are_not_held_out() -> None:
-    records = [exact_record(n, 500_000_000 + n) for n in range(2, 40)]
-    disturbed = [
-        record.model_copy(update={"flags": (flag,), "device_bytes": 1})
-        for record in records[:9]
-        for flag in (OTHERS, RETRIED)
-    ]
-    fitted = fit_overheads(compare([*records, *disturbed]))
-    used = [500_000_000 + r.setting.batch_size for r in records if not is_held_out(r)]
-    assert set(fitted) == {"Hopper"}
-    assert fitted["Hopper"]["context_low_bytes"] == used[0]
-    assert fitted["Hopper"]["context_high_bytes"] == used[-1]
-    assert fitted["Hopper"]["reserved_error"] == 0.01
-    assert "torch 2.11.0, 2026-11-20" in fitted["Hopper"]["basis"]
 
 
 def test_the_held_out_quarter_is_the_one_that_was_drawn() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from planner.core.errors import PlannerError
-from planner.core.schema import MeasurementRecord, TrainSetting
+from planner.core.schema import TrainSetting
 from planner.core.schema.record import BUDGET_ENDED
-from search.loop.records import append_records, read_records
-from search.probe.device import describe_device
-from search.probe.protocol import ProbeRequest
-from tests.truth import record as run
+from search.loop.records import append_records
 from tests.truth.matrix import Group, Row, expand
 from tests.truth.measurements import H200, TINY, record_of
-from tests.truth.record import LEAST_COMPILED_SECONDS, LEAST_SECONDS, measure, remaining_rows
+from tests.truth.record import measure, remaining_rows
 
 
 def test_a_group_is_every_combination_that_its_library_can_do() -> None:
@@ -59,43 +55,6 @@ def test_a_row_is_done_when_a_record_says_something_of_its_setting(
     row = Row("g", TINY, TrainSetting(), repeat=0, measure_seconds=1.0)
     records = [record_of(row.setting, **fields) for fields in found]
     assert (remaining_rows([row], records) == []) is is_done
-
-
-def row_of(compile_mode: str = "off") -> Row:
-    setting = TrainSetting.model_validate({"compile": compile_mode, "precision": "fp32"})
-    return Row("g", TINY, setting, repeat=0, measure_seconds=2.0)
-
-
-@pytest.fixture
-def probed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The compile modes of the rows that were measured, by a stand-in that imports no torch."""
-    begun: list[str] = []
-
-    def run_probe(request: ProbeRequest, **_: object) -> MeasurementRecord:
-        begun.append(request.setting.compile)
-        here = describe_device("cpu")
-        return record_of(request.setting).model_copy(
-            update={"model": request.model, "device": here}
-        )
-
-    monkeypatch.setattr(run, "ForkServer", lambda *_: nullcontext())
-    monkeypatch.setattr(run, "run_probe", run_probe)
-    return begun
-
-
-def test_rows_are_measured_once_and_only_with_time_enough(
-    probed: list[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "r.jsonl"
-    rows = [row_of("default"), row_of()]
-    assert measure(rows[:1], "cpu", file, budget_seconds=LEAST_COMPILED_SECONDS) == []
-    assert measure(rows[1:], "cpu", file, budget_seconds=LEAST_SECONDS) == []
-    # a compiled row that there is no time for does not keep an eager one from being measured
-    measure(rows, "cpu", file, budget_seconds=LEAST_COMPILED_SECONDS - 1)
-    measure(rows, "cpu", file)
-    assert measure(rows, "cpu", file) == []
-    assert probed == ["off", "default"]
-    assert len(read_records(file).records) == 2
 
 
 def test_a_damaged_file_is_reported_and_not_overwritten(tmp_path: Path) -> None:
