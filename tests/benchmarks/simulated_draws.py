@@ -1,4 +1,4 @@
-"""Devices that do not exist, each with a physics of its own, to judge the search by.
+"""Devices that do not exist, each with rates of its own, to judge the search by.
 
 A draw says how fast a device does each kind of work, what compiling gains, what a setting takes of
 memory and what fails; the planner meets it with its own unaltered prior. Every range below is an
@@ -20,21 +20,16 @@ from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, Train
 from planner.core.units import GIB, MIB
 from planner.estimation.device_estimator import DeviceEstimator
 from planner.estimation.estimate import choose
+from planner.estimation.ledgers import step_ledger
 from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import recognise_gpu
 from planner.throughput.prediction import DeviceRates, rates_for
+from planner.throughput.result import step_time
 from search.loop.space import Candidate, Space, make_space
 from search.loop.surrogate.costs import AGAIN_SHARE, ALIKE_SHARE, graph_of, kernels_of
 from search.loop.surrogate.prior import Prior, estimated_prior
-from tests.benchmarks.simulated_physics import (
-    MATRIX_KINDS,
-    RECORDED,
-    Array,
-    Physics,
-    record_step,
-    step_seconds,
-)
 
+Array = NDArray[np.float64]
 HEADROOM = 0.05  # of the card, left free: `planner tune`'s default
 DTYPE_PEAKS = {"float32": "fp32_flops", "tf32": "tf32_flops", "bfloat16": "bf16_flops",
                "float16": "fp16_flops"}  # fmt: skip
@@ -129,8 +124,7 @@ def luck(pair: Pair, seed: int, of: str) -> np.random.Generator:
 def draw_device(pair: Pair, seed: int) -> Device:
     """One device of a pair: the same for the same seed."""
     random = luck(pair, seed, "device")
-    physics = _draw_physics(pair.device, random)
-    seconds = _draw_seconds(pair, physics, random)
+    seconds = _draw_seconds(pair, _draw_rates(pair.device, random), random)
     num_bytes = _draw_bytes(pair, random)
     seconds = _thrash(pair, seconds, num_bytes, random)
     default = random.uniform(20, 110)
@@ -152,27 +146,21 @@ def draw_device(pair: Pair, seed: int) -> Device:
     )
 
 
-def _draw_physics(device: DeviceInfo, random: np.random.Generator) -> Physics:
+def _draw_rates(device: DeviceInfo, random: np.random.Generator) -> DeviceRates:
     """Shares of the datasheet's peaks, and costs of host and kernels about the planner's."""
     gpu = recognise_gpu(device.name, device.total_bytes)
     planners = rates_for(gpu)
     peaks = {dtype: getattr(gpu, name) for dtype, name in DTYPE_PEAKS.items()}
-    matmul = {d: peak * random.uniform(0.5, 1.0) for d, peak in peaks.items() if peak is not None}
-    share = dict(planners.kind_share)
-    share["attention"] = random.uniform(0.1, 0.6)
-    share["conv"] = random.uniform(0.2, 0.7)
-    bandwidth = {
-        kind: gpu.bandwidth * (random.uniform(0.5, 0.9) if kind in MATRIX_KINDS else
-                               random.uniform(0.35, 0.9))
-        for kind in share
-    }  # fmt: skip
+    moved = random.uniform(0.5, 0.9)  # of the bandwidth, by matrix products
+    share = {kind: random.uniform(0.35, 0.9) / moved for kind in planners.kind_share}
+    share |= {"attention": random.uniform(0.1, 0.6), "conv": random.uniform(0.2, 0.7)}
     # The planner's host costs were measured on a slow one, a virtual server.
     host, start = _log_uniform(random, 0.2, 1.7), _log_uniform(random, 0.7, 3)
-    rates = DeviceRates(
+    return DeviceRates(
         name=device.name,
         basis="drawn",
-        matmul_flops=matmul,
-        bandwidth=gpu.bandwidth,
+        matmul_flops={d: p * random.uniform(0.5, 1.0) for d, p in peaks.items() if p is not None},
+        bandwidth=gpu.bandwidth * moved,
         kind_share=share,
         kernel_seconds=planners.kernel_seconds * start,
         graph_kernel_seconds=planners.graph_kernel_seconds * start,
@@ -181,16 +169,15 @@ def _draw_physics(device: DeviceInfo, random: np.random.Generator) -> Physics:
         compiled_launch_seconds=planners.compiled_launch_seconds * host,
         graph_seconds=planners.graph_seconds * host,
     )
-    return Physics(rates, bandwidth, fused_kept=random.uniform(0.1, 0.6))
 
 
 def _log_uniform(random: np.random.Generator, low: float, high: float) -> float:
     return float(np.exp(random.uniform(np.log(low), np.log(high))))
 
 
-def _draw_seconds(pair: Pair, physics: Physics, random: np.random.Generator) -> Array:
-    """Seconds of a step of each candidate: the physics, what a compile mode gains beyond it, and
-    what no physics explains (a batch's ripple, an arm's own)."""
+def _draw_seconds(pair: Pair, rates: DeviceRates, random: np.random.Generator) -> Array:
+    """Seconds of a step of each candidate: the prediction by `rates`, what a compile mode gains
+    beyond it, and what no rates explain (a batch's ripple, an arm's own)."""
     compiled = np.exp(random.normal(0, 0.06))
     # As published of steps that do not wait for their host (docs/tuning.md has the sources).
     speed = {
@@ -205,18 +192,30 @@ def _draw_seconds(pair: Pair, physics: Physics, random: np.random.Generator) -> 
     own: dict[TrainSetting, tuple[float, Array]] = {}
     seconds = np.empty(len(pair.space))
     for setting, at in _by_arm(pair.space).items():
-        batches = np.array([float(pair.space.candidates[i].setting.batch_size) for i in at])
-        plain = setting.model_copy(update={"compile": "off", "batch_size": RECORDED[0]})
-        _, plain = choose(pair.model, plain, None, {})
-        step = record_step(pair.model, plain).at(batches)
+        batches = [pair.space.candidates[i].setting.batch_size for i in at]
         arm = setting.model_copy(update={"optimizer": setting.optimizer_family})
         if arm not in own:
             own[arm] = random.normal(0, 0.025), _ripple(pair.space, random)
         rungs = np.searchsorted(pair.space.rungs, batches)
         wave = 0.7 * common[setting.precision][rungs] + 0.3 * own[arm][1][rungs]
         factor = np.exp(ripple * wave + own[arm][0]) / speed[setting.compile]
-        seconds[at] = step_seconds(step, physics, setting) * factor
+        seconds[at] = _predicted(pair.model, setting, batches, rates) * factor
     return seconds
+
+
+def _predicted(
+    model: SwinConfig, setting: TrainSetting, batches: Sequence[int], rates: DeviceRates
+) -> Array:
+    """At some of the batches as `rates` say, at the others on the lines between."""
+    shown = sorted({*batches[::8], batches[-1]})
+    seconds = []
+    for batch in shown:
+        at = setting.model_copy(update={"batch_size": batch})
+        config, eager = choose(model, at.uncompiled(), None, {})
+        found = step_time(step_ledger(config, eager), at, rates)
+        assert found is not None
+        seconds.append(found.step_seconds)
+    return np.interp(batches, shown, seconds)
 
 
 def _ripple(space: Space, random: np.random.Generator) -> Array:
