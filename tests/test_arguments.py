@@ -66,7 +66,6 @@ def test_several_devices_without_a_parallelism_run_ddp_as_on_the_command_line() 
         ({"setting": {"batch": 4}}, "batch: no such field"),
         ({"gpu": 3090}, "a GPU is"),
         ({"memory_bytes": "24"}, "24GiB"),
-        ({"memory_bytes": -1}, "from 1 byte"),
         ({"memory_bytes": float("nan")}, "from 1 byte"),
         ({"memory_bytes": [1]}, "a number of bytes"),
         ({"allocator": 5}, "options are text"),

@@ -45,7 +45,6 @@ def test_an_allocator_config_is_read_as_torch_reads_it() -> None:
     [
         ({}, None),
         ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, True),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
         # CUDAAllocatorConfig::instance asks for the older name first and stops there.
         (
             {
@@ -54,7 +53,6 @@ def test_an_allocator_config_is_read_as_torch_reads_it() -> None:
             },
             False,
         ),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}, None),
     ],
 )
 def test_the_environment_is_read_in_torchs_order(

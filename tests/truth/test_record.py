@@ -34,15 +34,12 @@ def test_a_group_is_every_combination_that_its_library_can_do() -> None:
     ("found", "is_done"),
     [
         ([{"status": "measured"}], True),
-        ([{"status": "unsupported"}], True),
-        ([{"status": "non_finite"}], True),
         ([{"status": "out_of_memory"}], True),
         # others held the device, or came to it: it may fit once they are gone
         ([{"status": "out_of_memory", "free_bytes": H200.total_bytes // 2}], False),
         ([{"status": "out_of_memory", "free_bytes": 1, "taken_bytes": 10**10}] * 3, False),
         ([{"status": "out_of_memory", "free_bytes": H200.total_bytes}], True),
         ([{"status": "timed_out", "flags": (BUDGET_ENDED,)}], False),
-        ([{"status": "timed_out", "flags": (BUDGET_ENDED,)}] * 5, False),
         # its own deadline, or a crash: once is no proof, twice is
         ([{"status": "timed_out"}], False),
         ([{"status": "crashed"}], False),
