@@ -75,20 +75,3 @@ convolutional = Network
 raises, reads, selects, fills_host, dies = (
     partial(Network, change) for change in (_raise, _read, _select, _fill_host, _die)
 )
-
-
-def is_not_there() -> nn.Module:
-    raise FileNotFoundError("weights.bin")
-
-
-class OwnTask:
-    """A user's task, whose batch raises."""
-
-    def module(self) -> nn.Module:
-        return Network()
-
-    def batch(self, size: int, device: torch.device) -> Tensor:
-        raise OSError("no such folder: images")
-
-    def loss(self, module: nn.Module, batch: Tensor) -> Tensor:
-        return module(batch).mean()
