@@ -14,6 +14,7 @@ from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
 from planner.libraries.registry import SPECS, find_library
 from tests.building import build_real
 from tests.covering import covering
+from tests.test_checkpointing import saved_bytes
 from tests.trainers.cases import tiny
 
 BUILT = ("native", "timm", "torchvision", "transformers")
@@ -46,22 +47,6 @@ def gradients(config: SwinConfig, how: TrainSetting) -> dict[str, Tensor]:
     return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
-def saved_bytes(config: SwinConfig, how: TrainSetting) -> int:
-    """Bytes of distinct storages that autograd keeps between forward and backward."""
-    module = build_real(config, how)
-    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
-    kept: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = run(module, config).sum()
-    assert loss.requires_grad
-    return sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in own)
-
-
 # Each kind of checkpointing once, in each library, in each version.
 CHECKPOINTED = covering(
     BUILT,
@@ -79,8 +64,10 @@ def test_checkpointing_saves_less_and_changes_nothing(
     checkpointed = gradients(config, setting(checkpointing=checkpointing))
     assert checkpointed.keys() == plain.keys()
     assert all(torch.equal(plain[name], checkpointed[name]) for name in plain)
-    less = saved_bytes(config, setting(checkpointing=checkpointing))
-    assert less < 0.8 * saved_bytes(config, setting())
+    images = torch.zeros(2, config.in_channels, *config.image_size)
+    modules = (build_real(config, setting(checkpointing=kind)) for kind in (checkpointing, "none"))
+    less, more = (saved_bytes(module, images) for module in modules)
+    assert less < 0.8 * more
 
 
 def test_the_librarys_own_attention_is_resolved() -> None:
