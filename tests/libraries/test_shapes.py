@@ -8,12 +8,14 @@ and what else of a model changes the events.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planner.core.schema import SwinConfig
+from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Event, Freed, Marked, Scratch
 from planner.libraries.registry import find_library
 from planner.memory.caching_allocator import rounded
@@ -79,6 +81,52 @@ def test_published_models(library: str, name: str) -> None:
     require(library)
     config = find_library(library).published[name]
     assert_equal_to_torch(config, setting_of({}))
+
+
+# `selective` checkpointing: what is computed again, and what torch does, to the byte.
+
+
+def computed(checkpointing: str, kind: str, **fields: Any) -> dict[str, int]:
+    """FLOPs of operations of this kind in each phase of the steady step."""
+    config = small("native", 1, fields)
+    setting = find_library("native").resolve(config, setting_of({"checkpointing": checkpointing}))
+    found = Counter[str]()
+    for phase, operation in step_ledger(config, setting).operations():
+        found[phase] += operation.flops * (operation.kind == kind)
+    return found
+
+
+def test_what_is_kept_is_not_computed_twice_and_the_rest_is() -> None:
+    for kind in ("matmul", "attention"):
+        none, selective = computed("none", kind), computed("selective", kind)
+        assert none == selective
+        assert computed("blocks", kind)["backward"] > none["backward"]
+    none, selective = computed("none", "pointwise"), computed("selective", "pointwise")
+    assert none["forward"] == selective["forward"]
+    assert none["backward"] < selective["backward"]
+    dropped = {"attn_drop_rate": 0.1}
+    again = computed("selective", "attention", **dropped)["backward"]
+    assert again == computed("blocks", "attention", **dropped)["backward"]
+
+
+def test_a_bias_is_not_added_in_place_to_what_is_kept() -> None:
+    """What enters the MLP is not contiguous here: torch adds the bias in place, but not beneath the
+    modes of selective checkpointing, where gradients are those without."""
+    import torch
+
+    config = small("native", 2, {"patch_norm": False})
+    asked = {"precision": "fp32", "attention": "eager", "batch_size": 3}
+    assert_equal_to_torch(config, setting_of({**asked, "checkpointing": "selective"}))
+    spec = find_library("native")
+    found = []
+    for checkpointing in ("none", "selective"):
+        torch.manual_seed(0)
+        setting = spec.resolve(config, setting_of({**asked, "checkpointing": checkpointing}))
+        module = spec.build(config, setting)
+        torch.manual_seed(1)
+        module(torch.randn(2, 3, 56, 56)).square().mean().backward()
+        found.append([parameter.grad for parameter in module.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 # The authors' own Swin v1 and v2 on shapes are the real modules, event by event. No package has
