@@ -11,10 +11,7 @@ from planner.core.torch_version import as_of
 from planner.estimation.estimate import resolve
 from planner.estimation.left_out import FusedAttention, left_out
 from planner.machine.hardware.overheads import CONTEXT_BYTES_LOW
-
-TINY = SwinConfig(
-    image_size=(56, 56), depths=(2, 2), num_heads=(1, 2), embed_dim=32, num_classes=10
-)
+from tests.building import TINY
 
 BREAKDOWN = {
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,20 +14,8 @@ from planner.cli import cli, main
 from planner.core.errors import UsageError
 from planner.report import text as terminal
 
-TINY = {
-    "image_size": 56, "depths": [2, 2], "num_heads": [1, 2], "embed_dim": 32, "num_classes": 10,
-}  # fmt: skip
-
-
 A100 = ("--gpu", "a100-sxm-80gb")
 MANY = ("native:swin_tiny", *A100, "--gpus")
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> str:
-    file = tmp_path / "tiny.json"
-    file.write_text(json.dumps(TINY))
-    return str(file)
 
 
 def invoke(*arguments: str) -> Result:
