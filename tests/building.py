@@ -1,8 +1,9 @@
-"""A library's Swin for a setting that a test wrote by hand: resolved first, as a command does."""
+"""A small Swin, as many tests say it; and a library's Swin for a setting that a test wrote by hand:
+resolved first, as a command does."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.registry import find_library
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from planner.libraries.spec import BuildOnShapes
+
+TINY_FIELDS: dict[str, Any] = {
+    "image_size": 56, "depths": [2, 2], "num_heads": [1, 2], "embed_dim": 32, "num_classes": 10,
+}  # fmt: skip
+TINY = SwinConfig.model_validate(TINY_FIELDS)
 
 
 def build_real(model: SwinConfig, setting: TrainSetting) -> nn.Module:

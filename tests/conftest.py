@@ -7,10 +7,12 @@ marked by it (`pytest --markers`); `pytest -m release` is for before a release.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,6 +21,7 @@ from planner.ledger.ledger import WORKSPACE_VARIABLE
 from planner.machine.hardware.overheads import LT_VARIABLE
 from planner.memory.allocator_config import VARIABLES
 from planner.step.tensor import plain_calls
+from tests.building import TINY_FIELDS
 from tests.undurable import write_without_waiting
 
 # Each leaves a test out of the default run, for `.ci/run`.
@@ -82,3 +85,11 @@ def _python_evaluates_frames() -> Iterator[None]:
     callers hold their arguments: other lifetimes than those that traces and shapes agree on."""
     with plain_calls():
         yield
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    """A small Swin's file, to be typed."""
+    file = tmp_path / "tiny.json"
+    file.write_text(json.dumps(TINY_FIELDS))
+    return str(file)

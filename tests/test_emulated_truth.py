@@ -1,7 +1,7 @@
 """Every estimate is held to what torch's own CUDA code allocated on emulated GPUs.
 
-The records of tests/truth/emulated/ were made once (tests/truth/record_emulated.py); nothing
-here needs a GPU, an emulated one or torch's CUDA build. The default run looks at one step in
+The records of tests/truth/emulated/ were made once (tests/truth/README.md); nothing here
+needs a GPU, an emulated one or torch's CUDA build. The default run looks at one step in
 fourteen, CI at all. truth/TABLES.md shows the same tables.
 """
 

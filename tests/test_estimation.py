@@ -8,14 +8,10 @@ from hypothesis import strategies as st
 
 from planner import Estimate, SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
 from planner.core.torch_version import as_of
-from planner.core.units import MIB
 from planner.estimation.estimate import resolve
 from planner.estimation.left_out import FusedAttention, left_out
 from planner.machine.hardware.overheads import CONTEXT_BYTES_LOW
-
-TINY = SwinConfig(
-    image_size=(56, 56), depths=(2, 2), num_heads=(1, 2), embed_dim=32, num_classes=10
-)
+from tests.building import TINY
 
 BREAKDOWN = {
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries",
@@ -70,28 +66,6 @@ def test_checkpointing_never_adds_saved_bytes(setting: TrainSetting) -> None:
         estimate(TINY, setting).saved_activation_bytes
         <= estimate(TINY, plain).saved_activation_bytes
     )
-
-
-# Saved for backward per image, in MiB, drop rates 0 (saved_tensors_hooks on the real
-# modules, which counts a saved view's storage once a model). Casts of the weights are per model, so
-# two batches are subtracted.
-@pytest.mark.parametrize(
-    ("model", "precision", "attention", "mib"),
-    [
-        ("timm:swin_tiny_patch4_window7_224", "fp32", "eager", 101.1),
-        ("torchvision:swin_t", "bf16", "eager", 66.3),
-        ("transformers:microsoft/swin-tiny-patch4-window7-224", "bf16", "sdpa", 61.8),
-        ("timm:swin_base_patch4_window7_224", "bf16", "sdpa", 118.6),
-    ],
-)
-def test_saved_bytes_are_those_of_the_published_models(
-    model: str, precision: str, attention: str, mib: float
-) -> None:
-    def saved(batch_size: int) -> int:
-        setting = TrainSetting(batch_size=batch_size, precision=precision, attention=attention)  # type: ignore[arg-type]
-        return estimate(model, setting, drop_path_rate=0.0).saved_activation_bytes
-
-    assert (saved(128) - saved(64)) / 64 / MIB == pytest.approx(mib, rel=0.002)
 
 
 def test_defaults_follow_the_gpu_and_the_library() -> None:

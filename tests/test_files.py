@@ -43,6 +43,8 @@ MERGES = "\n".join(
         ("merges.yaml", MERGES, "its aliases written out"),
         ("digits.json", '{"embed_dim": ' + "9" * 5000 + "}", "thousands of digits"),
         ("digits.yaml", "embed_dim: " + "9" * 5000, "thousands of digits"),
+        ("broken.yaml", "embed_dim: [", "is not YAML"),
+        ("list.yaml", "- 1", "holds no fields"),
         ("twice.yaml", "embed_dim: 48\nembed_dim: 96", "'embed_dim' is there twice"),
         ("many.json", json.dumps({f"field{i}": 1 for i in range(3000)}), "and 2,980 more"),
         ("long.json", json.dumps({"x" * 10_000: 1}), "no such field"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -63,24 +61,6 @@ def test_what_is_not_whole_is_absent(folder: Path) -> None:
         file.write_bytes(content)
         assert load(KEY) is None
     assert ledger_cache.entries() == [] or load(KEY) is None
-
-
-WRITER = """
-import sys
-from planner.ledger.cache import load, store, decode
-key = {"name": "shared"}
-for number in range(20):
-    store(key, {"reason": sys.argv[1] * 50_000})
-    found = load(key)
-    assert found is not None and set(found["reason"]) in ({"a"}, {"b"})
-    assert len(found["reason"]) == 50_000
-"""
-
-
-def test_two_writers_of_one_ledger_never_show_half_of_it(folder: Path) -> None:
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, name]) for name in "ab"]
-    assert [writer.wait() for writer in writers] == [0, 0]
-    assert [path.suffix for path in folder.iterdir()] == [".ledger"]
 
 
 def test_what_was_not_used_for_longest_goes_first(

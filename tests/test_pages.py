@@ -21,9 +21,13 @@ from planner.core.schema.distribution import Distribution
 from planner.core.schema.model import SwinConfig
 from planner.core.schema.setting import TrainSetting
 from planner.core.schema.validation import declared_options
-from tests.benchmarks import simulated_report
-from tests.benchmarks.simulated_report import RESULTS, quantile
-from tests.benchmarks.simulated_worlds import WORLDS, kept_worlds, show_worlds
+from tests.benchmarks.simulated_worlds import (
+    RESULTS,
+    WORLDS,
+    kept_worlds,
+    quantile,
+    show_worlds,
+)
 from tests.own_steps import WIDTH, Contrasted
 
 ROOT = Path(__file__).parents[1]
@@ -186,11 +190,6 @@ def _simulated(way: str, strategy: str = "planner") -> dict[str, str]:
     with (SIMULATED / "summary.csv").open(newline="") as file:
         found = [r for r in csv.DictReader(file) if (r["way"], r["strategy"]) == (way, strategy)]
     return found[0]
-
-
-def test_the_docs_show_the_newest_comparisons() -> None:
-    docs = (Path(__file__).parent / "truth/TABLES.md").read_text(encoding="utf-8")
-    assert simulated_report.show(SIMULATED) in docs
 
 
 def test_in_ten_minutes_it_is_close_to_the_best_of_devices_it_does_not_know() -> None:

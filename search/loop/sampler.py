@@ -24,7 +24,7 @@ from search.loop.surrogate.parts import is_plain
 from search.loop.surrogate.posterior import Posterior, Prediction
 from search.loop.surrogate.process import Array, Mask, Values
 
-# Judgements but where a source is named; tests/benchmarks/simulated_devices.py shows what they do.
+# Judgements but where a source is named; tests/benchmarks/simulated_worlds.py shows what they do.
 SAFE = 0.8  # the first probe must fit with this probability
 LIKELY = 0.5  # and one of the plain default with this
 CALIBRATION_BATCH = 8  # images of the first probe at most, where no rates of the device are known

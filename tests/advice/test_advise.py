@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from planner import SwinConfig, advise
+from planner import advise
 from planner.advice.advising import Advice
 from planner.advice.levers import FAITHFUL, LEVERS
 from planner.advice.table import Table
@@ -19,18 +19,15 @@ from planner.cli import cli, main
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import NamedModel, TrainSetting
 from tests.answers import advice_text
-from tests.cli.test_estimate import TINY, tiny
-
-__all__ = ["tiny"]
+from tests.building import TINY, TINY_FIELDS
 
 BATCH = 512
-MODEL = SwinConfig.model_validate(TINY)
 
 
 @pytest.fixture(scope="module")
 def advice() -> Advice:
     """A wish that does not fit as it stands."""
-    return advise(MODEL, gpu="rtx 3090", memory_bytes="700MiB", batch_size=BATCH)
+    return advise(TINY, gpu="rtx 3090", memory_bytes="700MiB", batch_size=BATCH)
 
 
 def ask(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -48,7 +45,7 @@ def test_every_row_is_the_estimate_of_its_own_command(advice: Advice) -> None:
     assert len(unique) > 5
     for row in unique.values():
         device = ["--gpu", "rtx 3090", "--memory", "700MiB", "--json"]
-        fields = [part for k in TINY for part in ("--set", f"{k}={_text(TINY[k])}")]
+        fields = [part for k in TINY_FIELDS for part in ("--set", f"{k}={_text(TINY_FIELDS[k])}")]
         ran = CliRunner().invoke(command, ["native:swin_tiny", *fields, *row.flags, *device])
         found = json.loads(ran.stdout)
         assert found["device_total_bytes"] == row.estimate.device_total_bytes
@@ -110,7 +107,7 @@ def test_ways_that_share_their_rates_are_told_apart_by_what_differs() -> None:
 )
 def test_no_reason_against_a_lever_holds_for_the_recommended_too(wish: dict[str, Any]) -> None:
     """adamw-fused was rejected since it changes rounding, as the recommended did."""
-    found = advise(MODEL, gpu="rtx 3090", batch_size=16, **wish)
+    found = advise(TINY, gpu="rtx 3090", batch_size=16, **wish)
     best = found.recommended or found.nearest
     assert best is not None
     allowed = {*FAITHFUL, *(ALLOWED[name] for name in wish.get("allow", ()))}
@@ -162,7 +159,7 @@ def test_what_levers_save_and_cost_adds_up(advice: Advice) -> None:
 
 def test_what_is_to_be_kept_is_kept() -> None:
     kept = ("optimizer", "compile", "batch-size", "allocator")
-    found = advise(MODEL, gpu="rtx 3090", memory_bytes="1GiB", batch_size=64, keep=kept)
+    found = advise(TINY, gpu="rtx 3090", memory_bytes="1GiB", batch_size=64, keep=kept)
     for way in (*found.ways, *found.front):
         assert way.setting.optimizer == "adamw"
         assert way.setting.compile == "off"
@@ -175,7 +172,7 @@ def test_what_is_to_be_kept_is_kept() -> None:
 
 def test_another_recipe_is_tried_only_where_it_is_allowed() -> None:
     wish: dict[str, Any] = {"gpu": "rtx 3090", "batch_size": 64}
-    unasked, asked = advise(MODEL, **wish), advise(MODEL, **wish, allow=["recipe"])
+    unasked, asked = advise(TINY, **wish), advise(TINY, **wish, allow=["recipe"])
     assert not any("recipe" in way.effects for way in unasked.front)
     assert any("recipe" in way.effects for way in asked.front)
     assert asked.front[0].images_per_second >= unasked.front[0].images_per_second
@@ -210,7 +207,7 @@ def test_a_wish_that_nothing_satisfies_gets_the_nearest(
     capsys: pytest.CaptureFixture[str], tiny: str
 ) -> None:
     wish = {"gpu": "rtx 3090", "batch_size": 64}
-    found = advise(MODEL, memory_bytes="470MiB", **wish)
+    found = advise(TINY, memory_bytes="470MiB", **wish)
     text = advice_text(found)
     assert text.startswith("Probably nothing fits in 470.00 MiB: the nearest way needs ")
     assert "From your setting to the nearest way" in text
@@ -226,7 +223,7 @@ def test_a_wish_that_nothing_satisfies_gets_the_nearest(
 
 
 def test_a_free_batch_is_sought() -> None:
-    found = advise(MODEL, gpu="rtx 3090", memory_bytes="1GiB")
+    found = advise(TINY, gpu="rtx 3090", memory_bytes="1GiB")
     assert found.recommended is not None
     assert found.recommended.setting.accumulate == 1
     assert len({way.setting.batch_size for way in found.front}) > 2
@@ -245,13 +242,13 @@ def test_a_free_batch_is_sought() -> None:
 )
 def test_a_mistake_is_named(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        advise(MODEL, **arguments)
+        advise(TINY, **arguments)
 
 
 def test_what_the_card_lacks_is_refused_with_the_reason() -> None:
     with pytest.raises(UnsupportedError, match="bf16 needs compute capability"):
-        advise(MODEL, gpu="v100-sxm-16gb", precision="bf16", batch_size=2)
-    found = advise(MODEL, gpu="v100-sxm-16gb", batch_size=2, allow=["recipe"])
+        advise(TINY, gpu="v100-sxm-16gb", precision="bf16", batch_size=2)
+    found = advise(TINY, gpu="v100-sxm-16gb", batch_size=2, allow=["recipe"])
     reasons = {lever.name: (lever.state, lever.reasons) for lever in found.levers}
     state, said = reasons["pure bf16"]
     assert state == "not available"
@@ -263,7 +260,7 @@ def test_last_resorts_are_tried_only_where_nothing_else_surely_fits(
     memory: str, offload: str
 ) -> None:
     found = advise(
-        MODEL, gpu="rtx 3090", memory_bytes=memory, batch_size=64,
+        TINY, gpu="rtx 3090", memory_bytes=memory, batch_size=64,
         keep=["compile", "checkpointing", "accumulate"],
     )  # fmt: skip
     assert {way.setting.offload for way in found.ways} == {offload}
@@ -282,7 +279,7 @@ def test_a_resort_is_tried_where_what_fits_is_slower_than_an_eager_step_without(
 
 
 def test_a_wish_with_a_resort_is_freed_of_it() -> None:
-    found = advise(MODEL, gpu="rtx 3090", batch_size=64, offload="activations")
+    found = advise(TINY, gpu="rtx 3090", batch_size=64, offload="activations")
     assert found.recommended is not None
     assert found.recommended.setting.offload == "none"
     assert found.recommended.setting.compile != "off"
@@ -292,7 +289,7 @@ def test_a_wish_with_a_resort_is_freed_of_it() -> None:
 
 def test_another_attention_is_taken_where_it_costs_nothing() -> None:
     """Fused attention is faster and needs less: no way that fits is to be without."""
-    found = advise(MODEL, gpu="rtx 3090", batch_size=64, attention="eager")
+    found = advise(TINY, gpu="rtx 3090", batch_size=64, attention="eager")
     assert {way.setting.attention for way in found.ways} == {"sdpa"}
     assert next(x.state for x in found.levers if x.name == "attention") == "recommended"
 
@@ -301,7 +298,7 @@ def test_already_in_a_setting_is_only_what_is_set() -> None:
     """Not what has no change for another reason: no fused lion, no half of one image."""
 
     def states(**wish: Any) -> dict[str, tuple[str, tuple[str, ...]]]:
-        found = advise(MODEL, gpu="rtx 3090", keep=["compile", "checkpointing"], **wish)
+        found = advise(TINY, gpu="rtx 3090", keep=["compile", "checkpointing"], **wish)
         return {lever.name: (lever.state, lever.reasons) for lever in found.levers}
 
     already = "already in your setting"
@@ -330,7 +327,7 @@ def test_a_lever_whose_step_would_be_recorded_is_named_and_no_recording_begins(
     """fp8 is recorded even of a Swin, and so are some optimizers: advice began to, to say how fast
     they would be."""
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
-    found = advise(MODEL, gpu="rtx 4090", batch_size=32, allow=["recipe"])
+    found = advise(TINY, gpu="rtx 4090", batch_size=32, allow=["recipe"])
     assert "Recording" not in capsys.readouterr().err
     state, said = next((x.state, x.reasons) for x in found.levers if x.name == "fp8")
     assert state == "not available"
@@ -347,13 +344,13 @@ def test_what_has_no_trace_is_named_and_nothing_is_called_the_fastest_beside_it(
     monkeypatch.setattr(
         Table, "has_step", lambda self, c: c.setting.compile == "off" and has_step(self, c)
     )
-    found = advise(MODEL, gpu="rtx 3090", batch_size=16)
+    found = advise(TINY, gpu="rtx 3090", batch_size=16)
     said = " ".join(advice_text(found).split())
     assert "Recommended, the fastest of what was looked at: " in said
     budget = "compile's activation memory budget"
     assert f"Not tried without --record (some minutes, once): compile, {budget}." in said
     monkeypatch.undo()
-    assert ", the fastest found: " in advice_text(advise(MODEL, gpu="rtx 3090", batch_size=16))
+    assert ", the fastest found: " in advice_text(advise(TINY, gpu="rtx 3090", batch_size=16))
 
 
 @pytest.mark.compiler
@@ -362,8 +359,8 @@ def test_a_trace_that_was_asked_for_narrows_the_answer(
 ) -> None:
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
     wish: dict[str, Any] = {"gpu": "rtx 3090", "batch_size": 16, "keep": ["checkpointing"]}
-    before = advise(MODEL, **wish).recommended
-    after = advise(MODEL, **wish, recorded=True).recommended
+    before = advise(TINY, **wish).recommended
+    after = advise(TINY, **wish, recorded=True).recommended
     assert before is not None
     assert after is not None
     assert before.estimate.as_eager
@@ -374,7 +371,7 @@ def test_a_trace_that_was_asked_for_narrows_the_answer(
 
 def test_under_deepspeed_no_lever_compiles() -> None:
     pytest.importorskip("deepspeed")
-    found = advise(MODEL, gpu="rtx 3090", batch_size=16, world_size=2, parallelism="zero2")
+    found = advise(TINY, gpu="rtx 3090", batch_size=16, world_size=2, parallelism="zero2")
     assert found.recommended is not None
     assert found.recommended.setting.compile == "off"
     compiling = next(lever for lever in found.levers if lever.name == "compile")
@@ -384,12 +381,12 @@ def test_under_deepspeed_no_lever_compiles() -> None:
 
 def test_where_nothing_fits_an_optimizer_on_the_host_is_named_with_what_it_needs() -> None:
     """And is no way: its time is not predicted."""
-    found = advise(MODEL, gpu="rtx 3090", memory_bytes="450MiB", batch_size=32, allow=["recipe"])
+    found = advise(TINY, gpu="rtx 3090", memory_bytes="450MiB", batch_size=32, allow=["recipe"])
     assert found.recommended is None
     (said,) = (line for line in found.left_out if "optimizer on the host" in line)
     assert "--set offload_optimizer=state" in said
     assert "ask 'planner estimate'" in said
-    fitting = advise(MODEL, gpu="rtx 3090", batch_size=32)
+    fitting = advise(TINY, gpu="rtx 3090", batch_size=32)
     assert not any("on the host" in line for line in fitting.left_out)
 
 

@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 
-from planner import SwinConfig, TrainSetting, advise, estimate
+from planner import TrainSetting, advise, estimate
 from planner.advice.space import offer
 from planner.advice.table import FRONT_END, FRONT_STEP, Table
 from planner.advice.wish import Choice, Wish, read_wish
 from planner.estimation.estimate import Estimate
 from planner.memory.allocator_config import parse_allocator_config
+from tests.building import TINY
 
-TINY = SwinConfig(
-    image_size=(56, 56), depths=(2, 2), num_heads=(1, 2), embed_dim=32, num_classes=10
-)
 MODEL = "timm:swin_base_patch4_window12_384"
 WISHES: dict[str, tuple[Any, dict[str, Any]]] = {
     "only offloaded": (TINY, {"gpu": "rtx 3090", "memory_bytes": "520MiB", "batch_size": 64,

@@ -13,11 +13,9 @@ from planner.cli import main
 from planner.core.units import MIB
 from planner.estimation.estimate import estimate
 from tests.answers import advice_text
-from tests.cli.test_estimate import TINY, tiny
+from tests.building import TINY_FIELDS
 
-__all__ = ["tiny"]
-
-SMALL = {**TINY, "library": "native"}
+SMALL = {**TINY_FIELDS, "library": "native"}
 WISH: dict[str, Any] = {"gpu": "a100-sxm-80gb", "batch_size": 64}
 
 

@@ -9,7 +9,7 @@ and says nothing of any device.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +23,7 @@ from planner.estimation.estimate import choose
 from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import recognise_gpu
 from planner.throughput.prediction import DeviceRates, rates_for
-from search.loop.space import Candidate, Space, make_space, space_of
+from search.loop.space import Candidate, Space, make_space
 from search.loop.surrogate.costs import AGAIN_SHARE, ALIKE_SHARE, graph_of, kernels_of
 from search.loop.surrogate.prior import Prior, estimated_prior
 from tests.benchmarks.simulated_physics import (
@@ -65,7 +65,6 @@ PAIRS: Mapping[str, tuple[str, DeviceInfo]] = {
     "v100-swin-b": ("timm:swin_base_patch4_window7_224", V100),
     "t4-swin-t": ("native:swin_tiny", T4),
 }
-Restrict = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -150,28 +149,6 @@ def draw_device(pair: Pair, seed: int) -> Device:
         startup_seconds=4.0,
         noise=random.uniform(0.005, 0.02),
         disturbed=0.03,
-    )
-
-
-def restricted(device: Device, restrict: Restrict) -> Device:
-    """The same device, searched over fewer values of some axes."""
-    pair = device.pair
-    if not restrict:
-        return device
-    wanted = dict(restrict)
-    kept = [
-        c for c in pair.space.candidates
-        if all(getattr(c.setting, axis) in values for axis, values in wanted.items())
-    ]  # fmt: skip
-    space = space_of([c.setting for c in kept])
-    at = [i for c in space.candidates if (i := pair.space.index(c.setting)) is not None]
-    prior = replace(pair.prior, guesses=tuple(pair.prior.guesses[i] for i in at))
-    return replace(
-        device,
-        pair=replace(pair, space=space, prior=prior),
-        seconds=device.seconds[at],
-        num_bytes=device.num_bytes[at],
-        refused=[device.refused[i] for i in at],
     )
 
 

@@ -1,49 +1,60 @@
-"""Judges the search over devices on which one thing is not as anybody expects.
+"""Judges the search over devices that do not exist, whose physics it does not know.
 
     python -m tests.benchmarks.simulated_worlds [WORLD…] [--devices 6] [--budget 600] [--pairs …]
         [--workers 1] [--keep]
 
-The devices are those of tests/benchmarks/simulated_draws.py, each with one thing more that is true
-of it: a precision or an attention that crashes or gives NaN, bf16 that the card emulates, a compile
-mode that wins by 30%. And those of tests/benchmarks/described_devices.py, whose physics has nothing
-in common with the prediction. Regret, in %, is of the setting that is recommended, by the truth.
-Beside it, in nine of ten, that of one who knows the best setting of each compile mode, and not
-which mode is best: what seconds of compiling cost.
+Each device is searched whole, as `planner tune` does: its session, its limits, its baseline and its
+recommendation, over its default space. The devices are those of tests/benchmarks/simulated_draws.py
+as they are drawn, and with one thing more that is true of them: a precision or an attention that
+crashes or gives NaN, bf16 that the card emulates, a compile mode that wins by 30%. And those of
+tests/benchmarks/described_devices.py, whose physics has nothing in common with the prediction.
+Regret, in %, is how much slower than the fastest setting that runs and fits the recommended one is,
+by the truth that was drawn and not by what a probe said of it. Beside it, in nine of ten, that of
+one who knows the best setting of each compile mode, and not which mode is best: what seconds of
+compiling cost.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import lru_cache
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import fmean, median
 from sys import stderr
 from zlib import crc32
 
 import numpy as np
 
-from planner.core.schema import TrainSetting
+from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.report.text import table_text
+from search.loop.options import SearchOptions
 from search.loop.sampler import PLAIN_SHARE
+from search.loop.search import Limits, Search, find_plain_arm
+from search.loop.space import Choice
+from search.loop.study import Identity, ProbeStudy
 from search.loop.surrogate.costs import ALIKE_SHARE
 from tests.benchmarks.described_devices import describe
-from tests.benchmarks.simulated_devices import search_device
 from tests.benchmarks.simulated_draws import (
     PAIRS,
     TIMED_SECONDS,
     Device,
     Pair,
+    SimulatedProber,
     draw_device,
     luck,
     make_pair,
     narrow_pair,
 )
-from tests.benchmarks.simulated_report import RESULTS, quantile
+from tests.search.replays import ReplayProber
 
+RESULTS = Path(__file__).with_name("results")
+MAX_PROBES = 40  # of a search without a budget that does not end by itself
 Change = Callable[[Device], Device]
 World = Callable[[Pair, int], Device]
 SIXTEEN = ("bf16", "fp16", "pure-bf16")
@@ -154,18 +165,47 @@ def regret_of_knowing(device: Device, budget_seconds: float) -> float:
         alike = 0.0 if mode == "default" else (1 - ALIKE_SHARE) * seconds["default"]
         left -= probe + seconds[mode] - alike
         if left >= 0:
-            found = max(found, rates[modes == mode].max())
+            found = max(found, rates[modes == mode].max(initial=0.0))
     return float(1 - found / rates.max())
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How the search of one device ended; losses in %."""
+    """How the search of one device ended: losses in %, and its probes without the baseline's."""
 
     regret: float
     knowing: float
     nothing: bool
     probes: int
+
+
+def search_device(device: Device, budget_seconds: float = math.inf) -> Ended:
+    """One whole search of a device."""
+    pair, phases = device.pair, list[str]()
+    budget = budget_seconds if budget_seconds < math.inf else None
+    trials = None if budget else MAX_PROBES
+    limits = Limits(trials, budget, clock=lambda: 0.0)
+    probe = ReplayProber(SimulatedProber(device), limits)
+
+    def counted(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
+        phases.append(choice.phase)
+        return probe(choice, probe_id, deadline_seconds)
+
+    options = SearchOptions(trials=trials, budget_seconds=budget)
+    study = ProbeStudy(pair.space, budget_bytes=pair.budget_bytes)
+    arm = find_plain_arm(pair.space, pair.model)
+    search = Search(study, pair.prior, counted, limits, options, arm)
+    stopped, _ = search.run()
+    versions = {"simulated": "not measured"}
+    identity = Identity(model=pair.model, device=pair.device, versions=versions)
+    found = search.recommend(identity, stopped, [])
+    rates = device.rates()
+    index = pair.space.index(found.setting) if found.setting else None
+    chosen = 0.0 if index is None else rates[index]
+    losses = 1 - chosen / rates.max(), regret_of_knowing(device, budget_seconds)
+    regret, knowing = (round(100 * float(loss), 3) for loss in losses)
+    num_probes = len(phases) - phases.count("baseline")
+    return Ended(regret, knowing, found.setting is None, num_probes)
 
 
 def search_worlds(task: tuple[str, Sequence[str], int, float]) -> dict[str, list[Ended]]:
@@ -175,15 +215,13 @@ def search_worlds(task: tuple[str, Sequence[str], int, float]) -> dict[str, list
     for name in names:
         first = crc32(name.encode())  # luck that worlds shared would look like a law
         drawn = [WORLDS[name](pair, first + n) for n in range(devices)]
-        ended[name] = [_search(d, budget_seconds) for d in drawn if d.rates().any()]
+        ended[name] = [search_device(d, budget_seconds) for d in drawn if d.rates().any()]
     return ended
 
 
-def _search(device: Device, budget_seconds: float) -> Ended:
-    run = search_device(device, "budget", budget_seconds=budget_seconds or None)
-    knowing = regret_of_knowing(device, budget_seconds or np.inf)
-    regret, knowing = (round(100 * r, 3) for r in (run.recommended, knowing))
-    return Ended(regret, knowing, run.nothing, run.probes)
+def quantile(values: Sequence[float], share: float) -> float:
+    """The least value that so large a share of `values` does not exceed."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def _row(name: str, ended: Sequence[Ended]) -> list[str]:
@@ -216,7 +254,8 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="as tests/benchmarks/results/")
     given = parser.parse_args()
     names = given.worlds or list(WORLDS)
-    tasks = [(pair, names, given.devices, given.budget) for pair in given.pairs]
+    budget = given.budget or math.inf
+    tasks = [(pair, names, given.devices, budget) for pair in given.pairs]
     with get_context("spawn").Pool(given.workers) as pool:
         pairs = []
         for found in pool.imap_unordered(search_worlds, tasks, chunksize=1):

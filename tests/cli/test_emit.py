@@ -50,8 +50,6 @@ def test_output_writes_both_files(result: Path, capsys: pytest.CaptureFixture[st
         (["--for", "tim"], 2, "unknown trainer 'tim'. Did you mean 'timm'"),
         (["--for", "timm", "--set", "accumulate"], 2, "--set takes FIELD=VALUE"),
         (["--for", "timm", "--set", "embed_dim=64"], 2, "would make another model"),
-        (["--for", "timm", "--output", ""], 2, "--output has no value"),
-        (["--for", "microsoft"], 1, "fp16 only, not bf16"),
     ],
 )
 def test_faults_are_a_line_and_a_status(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,20 +14,8 @@ from planner.cli import cli, main
 from planner.core.errors import UsageError
 from planner.report import text as terminal
 
-TINY = {
-    "image_size": 56, "depths": [2, 2], "num_heads": [1, 2], "embed_dim": 32, "num_classes": 10,
-}  # fmt: skip
-
-
 A100 = ("--gpu", "a100-sxm-80gb")
 MANY = ("native:swin_tiny", *A100, "--gpus")
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> str:
-    file = tmp_path / "tiny.json"
-    file.write_text(json.dumps(TINY))
-    return str(file)
 
 
 def invoke(*arguments: str) -> Result:
@@ -178,11 +165,6 @@ def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str)
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["native:swin_tinny"], 2, "Did you mean 'swin_tiny'"),
-        (["native:swin_tiny", "--checkpointing", "block"], 2, "checkpointing"),
-        (["native:swin_tiny", "--memory", "24"], 2, "24GiB"),
-        (["torchvision:swin_t", "--attention", "sdpa"], 1, "torchvision"),
-        (["nothing.yaml"], 2, "nothing.yaml"),
         (["native:swin_tiny", "--max-batch"], 1, "--memory"),
         (["native:swin_tiny", "--fresh"], 2, "--fresh is for what is recorded"),
         (["native:swin_tiny", "--gpu", "all", "--memory", "1GiB"], 2, "by its own memory"),
@@ -192,7 +174,6 @@ def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str)
         (["train.py"], 2, "planner emulate --gpu NAME -- python train.py"),
         (["resnet50"], 2, "Did you mean timm:resnet50 or torchvision:resnet50?"),
         ([*MANY, "3", "--global-batch", "64"], 2, "split into 3 equal parts"),
-        ([*MANY, "3", "--global-batch", "64"], 2, "Choose a multiple of 3."),
         ([*MANY, "2", "--global-batch", "64", "--batch-size", "8"], 2, "Give one of the two"),
         ([*MANY, "1", "--link", "pcie4"], 2, "joins several GPUs, and there is one"),
         ([*MANY, "2", "--link", "pcie6"], 2, "unknown link 'pcie6'. Did you mean 'pcie"),

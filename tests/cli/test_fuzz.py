@@ -34,20 +34,9 @@ HOSTILE = (
     "-9GiB", "1e9TB", "5%", "500%", "-5%", "0s", "1h-1m", "all", "auto", "cpu", "cuda:99", "cuda:",
     "native:", ":swin_tiny", "os:system", "tests.cli:nothing", "timm:no_such_model",
 )  # fmt: skip
-SOUND = {
-    "model": ("native:swin_tiny", "timm:swin_tiny_patch4_window7_224", "torchvision:swin_v2_t"),
-    "gpu": ("rtx-3090", "a100-sxm-80gb", "all"),
-    "memory": ("24GiB", "1MiB"), "batch_size": ("1", "8,64"), "accumulate": ("1", "2,4"),
-    "precision": ("bf16", "fp32,fp16"), "checkpointing": ("none", "blocks,stages"),
-    "compile": ("off", "default"), "attention": ("eager", "sdpa"), "optimizer": ("adamw", "sgd"),
-    "image_size": ("64", "224,192"), "num_classes": ("10",), "drop_path_rate": ("0.1",),
-    "global_batch": ("64",), "gpus": ("2", "1,8"),
-    "world_size": ("2", "1,8"), "nodes": ("2",), "parallelism": ("ddp", "hsdp"),
-    "link": ("nvlink-a100",), "budget": ("1s",), "trials": ("1",), "device": ("cpu",),
-    "allocator": ("expandable_segments:True", "max_split_size_mb:64"), "trainer": ("timm",),
-    "headroom": ("5%",), "measure": ("1s",), "deadline": ("1s",),
-}  # fmt: skip
-SAME_KIND = {"models": "model", "target": "model", "targets": "model", "name": "gpu"}
+# Beside what an option completes: a size, a duration, a share, a number, and what allocators read.
+SOUND = ("native:swin_tiny", "24GiB", "1MiB", "1s", "5%", "1", "2", "8,64", "64",
+         "expandable_segments:True")  # fmt: skip
 
 
 def nothing_starts(*_: object, **__: object) -> NoReturn:
@@ -102,7 +91,7 @@ class Lines:
     def line(self) -> list[str]:
         name = self.random.choice(list(COMMANDS))
         self.names = [f for f in self.files if name != "explain" or "pipe" not in f]  # it waits
-        context = command_context(name)
+        self.context = context = command_context(name)
         line = [name]
         wanted = self.random.choice((0.05, 0.1, 0.3))
         for parameter in context.command.params:
@@ -123,9 +112,9 @@ class Lines:
         name = parameter.name or ""
         if name in ("fields", "changes") and self.random.random() < 0.9:
             return f"{self.random.choice(self.words)}={self.any()}"
-        sound = SOUND.get(SAME_KIND.get(name, name), ())
-        if sound and self.random.random() < 0.6:
-            return self.random.choice(sound)
+        if self.random.random() < 0.6:
+            completed = [item.value for item in parameter.shell_complete(self.context, "")]
+            return self.random.choice(completed or SOUND)
         return self.any()
 
     def any(self) -> str:

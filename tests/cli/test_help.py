@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import get_args
@@ -84,13 +81,6 @@ def _read(example: str) -> None:
     command.make_context(name, arguments, parent=context)
 
 
-def test_help_is_asked_for_in_two_ways(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "-h"]) == 0
-    short = capsys.readouterr().out
-    assert main(["tune", "--help"]) == 0
-    assert capsys.readouterr().out == short
-
-
 @pytest.mark.parametrize("name", INSTEAD)
 def test_what_is_no_command_says_what_to_do_instead(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -143,32 +133,3 @@ def test_values_are_completed_by_what_they_are_of() -> None:
     assert complete("advise", "m", "--keep", "batch") == ["batch_size"]
     assert complete("emit", "run", "--for", "") == list(TARGETS)
     assert complete("estimate", "m", "--set", "ema=t") == ["ema=true"]
-
-
-def test_completing_imports_neither_torch_nor_optuna() -> None:
-    code = (
-        "import sys; from planner.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: print(*sys.modules, file=sys.stderr)"
-    )
-    asked = {COMPLETION: "fish_complete", "COMP_WORDS": "planner tune", "COMP_CWORD": "native:s"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
-    assert "native:swin_tiny" in done.stdout
-    assert not set(done.stderr.split()) & {"torch", "optuna", "timm", "transformers"}
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes_by_the_script(tmp_path: Path) -> None:
-    script = tmp_path / "planner.bash"
-    asked = {**os.environ, COMPLETION: "bash_source"}
-    script.write_bytes(subprocess.run([PLANNER], env=asked, capture_output=True).stdout)
-    code = (
-        f"source {script}; COMP_WORDBREAKS=${{COMP_WORDBREAKS//:/}}; "
-        "COMP_WORDS=(planner estimate native:swin_tiny_); COMP_CWORD=2; "
-        f'_planner_completion {PLANNER}; echo "$COMPREPLY"'
-    )
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "native:swin_tiny_384\n"

@@ -1,23 +1,29 @@
-"""How a search is shown: the live table on a real pseudo-terminal, plain lines, and neither."""
+"""How a search is shown: the live table on a real pseudo-terminal, plain lines, and neither. What
+rich draws and erases is rich's."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import click
 import pytest
 
-pytest.importorskip("pyte", reason="pyte is the terminal, and not installed")
-
 from planner.cli import main
 from planner.cli.show import Show, show_on
 from planner.core import terminal
 from planner.core.terminal import has_live_terminal, shows_seconds
-from tests.cli.terminals import Terminal, python
+
+TYPED = (sys.executable, "-m", "tests.search.typed", "native:swin_tiny")
+ON_A_TERMINAL = {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "24"}
+PLAIN = ("CI", "NO_COLOR", "TTY_INTERACTIVE")
 
 
 def test_a_long_silence_has_a_word_where_nobody_watches_too(
@@ -30,29 +36,39 @@ def test_a_long_silence_has_a_word_where_nobody_watches_too(
             said += capsys.readouterr().err
 
 
+@pytest.mark.timeout(240)
 def test_it_shows_what_runs_the_best_so_far_and_how_to_end_it(tmp_path: Path) -> None:
     """The search stays at its second probe until Ctrl-C, and leaves the terminal whole."""
-    command = python(
-        "tests.search.typed", "native:swin_tiny", "--batch-size", "8,16,32", "--compile", "off",
-        "--attention", "sdpa", "--optimizer", "adamw", "--tolerance", "0%",
-        "--output", str(tmp_path), "--wait", "--trials", "7",
+    asked = (
+        "--batch-size", "8,16,32", "--compile", "off", "--attention", "sdpa", "--optimizer",
+        "adamw", "--tolerance", "0%", "--output", str(tmp_path), "--wait", "--trials", "7",
     )  # fmt: skip
-    with Terminal(command) as terminal:
-        terminal.await_seen(lambda: any(row == "waiting" for row in terminal.lines()), "the wait")
-        table = terminal.await_table(
-            "probe 2 of 7", r"starting · \d+ s of ", "1 of 7 probes",
-            "Ctrl-C ends with the best so far", r"best [0-9.]+ images/s, [0-9.]+ [GM]iB: batch ",
-        )  # fmt: skip
-        first = next(row for row in table.splitlines() if "starting" in row)
-        terminal.await_seen(  # the clock goes on while nothing happens
-            lambda: any("starting" in row and row != first for row in terminal.table()), "a tick"
-        )
-        assert "[calibrate] probe 1 of 7: batch" in terminal.text()
-        terminal.press(b"\x03")
-        assert terminal.wait() == 130
-        terminal.assert_whole()
-        assert "Recommended for native:swin_tiny" in terminal.text()
-        assert "probe 1 of 7: batch" in terminal.text()  # the line stays
+    process, terminal = pty.fork()
+    if process == 0:
+        known = {name: value for name, value in os.environ.items() if name not in PLAIN}
+        os.execve(TYPED[0], (*TYPED, *asked), known | ON_A_TERMINAL)
+    before, written = termios.tcgetattr(terminal), b""
+
+    def said() -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode(errors="replace"))
+
+    for pattern in (
+        "probe 1 of 7: batch", "waiting", "probe 2 of 7", "1 of 7 probes",
+        "Ctrl-C ends with the best so far", r"best +[0-9.]+ images/s, [0-9.]+ [GM]iB: batch ",
+        r"(?s)starting · (\d+) s of .*starting · (?!\1 )\d+ s of ",  # while nothing happens
+    ):  # fmt: skip
+        while not re.search(pattern, said()):
+            written += os.read(terminal, 1 << 16)
+    os.write(terminal, b"\x03")
+    try:
+        while True:
+            written += os.read(terminal, 1 << 16)
+    except OSError:  # its other end is closed
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
+    assert "╭" not in said().partition("Recommended for native:swin_tiny")[2]
+    assert written.rfind(b"\x1b[?25l") < written.rfind(b"\x1b[?25h"), "the cursor is hidden"
+    assert termios.tcgetattr(terminal) == before
+    os.close(terminal)
 
 
 def test_a_table_only_where_a_person_watches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +104,9 @@ def test_no_answer_is_wider_than_the_terminal(
 def test_json_is_all_of_standard_output_and_quiet_is_all_of_standard_error(
     tmp_path: Path,
 ) -> None:
-    command = python(
-        "tests.search.typed", "native:swin_tiny", "--trials", "2", "--json", "--output",
-        str(tmp_path), "--allocator", "expandable_segments:False",
+    command = (
+        *TYPED, "--trials", "2", "--json", "--output", str(tmp_path), "--allocator",
+        "expandable_segments:False",
     )  # fmt: skip
     loud, quiet = (
         subprocess.run([*command, *more], capture_output=True, text=True, check=True)

@@ -82,21 +82,6 @@ def test_our_allocator_holds_what_torchs_own_holds_after_each_request(
     assert found == [ours.num_alloc_retries, *map(list, pairs)]
 
 
-def test_out_of_memory_in_torchs_own_words(run: Run) -> None:
-    program = """
-import json, torch
-kept = torch.empty(6 * 2**30, dtype=torch.uint8, device="cuda")
-try:
-    torch.empty(2 * 2**30, dtype=torch.uint8, device="cuda")
-except torch.OutOfMemoryError as error:
-    print(json.dumps(str(error)))
-"""
-    small = dataclasses.replace(RTX_3090, memory_bytes=8 * GIB, context_bytes=256 * MIB)
-    said = run(program, EmulatedMachine((small,)))
-    assert "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB" in said
-    assert "of which 1.75 GiB is free" in said
-
-
 RESULTS = """
 import json, torch
 x = torch.randn(1000).cuda()
@@ -240,32 +225,6 @@ def test_another_process_holds_memory_until_it_is_gone(libraries: Path) -> None:
             after, _ = answer(environment, FREE)
     assert before - during == 5 * GIB + RTX_3090.context_bytes
     assert after == before
-
-
-FAILING = """
-import json, torch
-try:
-    for _ in range(100):
-        torch.randn(1000, device="cuda").mul_(2)
-    torch.cuda.synchronize()
-    print(json.dumps(""))
-except RuntimeError as error:
-    print(json.dumps(str(error).splitlines()[0]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"lost_after": 9}, "CUDA error: unknown error"),
-        (
-            {"capability": (6, 1)},
-            "CUDA error: no kernel image is available for execution on the device",
-        ),
-    ],
-)
-def test_devices_fail_as_cuda_says_it(run: Run, changes: dict[str, object], said: str) -> None:
-    assert run(FAILING, EmulatedMachine((emulated_gpu("rtx-3090", **changes),))) == said
 
 
 def test_events_tell_the_catalogues_rates(run: Run) -> None:

@@ -21,9 +21,6 @@ from planner.machine.torch_build import why_not_usable as why_not
         ((8, 0), ("sm_86",), False),
         ((9, 0), ("sm_80",), False),  # another major version
         ((9, 0), ("sm_80", "compute_80"), True),  # the driver compiles PTX
-        ((7, 5), ("sm_80", "compute_80"), False),
-        ((7, 0), ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120"), False),
-        ((12, 1), ("sm_120",), True),
         ((10, 3), ("sm_100a", "compute_100a"), False),
         ((10, 0), ("sm_100a",), True),
         ((10, 3), ("sm_100f",), True),

@@ -3,7 +3,7 @@
 `reported.jsonl` holds the lines that matter of each, as they were written; `owner/name#1` is an
 issue, a pull request or a thread of that repository. The others say whose words they are.
 `public.jsonl` has those that were found after the signs were written anew, each with how it is
-answered (`verdict`), and what the ways out must and must not say (`says`, `silent`).
+answered (`verdict`). `says` and `silent` are what the ways out must and must not say.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 from planner.core.failures import SIGNS
 from planner.watching.explaining.explanation import explain
 from planner.watching.explaining.log_reading import MANY, LogReading, rank_of
-from tests.explaining.messages import GIB, MESSAGES, PUBLIC, REPORTED
+from tests.explaining.messages import GIB, MESSAGES, REPORTED
 from tests.explaining.table import OF_LOGS, PAGE, table
 
 LERF = next(r for r in MESSAGES if "lerf" in r.source)
@@ -65,7 +65,7 @@ def test_the_table_in_the_docs_is_the_signs() -> None:
 
 
 def test_a_way_out_is_told_of_what_was_found_and_of_nothing_else() -> None:
-    for reported in PUBLIC:
+    for reported in REPORTED:
         findings = read(reported.log).findings.values()
         told = " ".join(" ".join((found.means, *found.todo)) for found in findings)
         assert [words for words in reported.says if words not in told] == [], reported.source
@@ -247,20 +247,3 @@ def test_garbage_is_refused_in_a_sentence(tmp_path: Path, content: bytes, said: 
     with pytest.raises(Exception, match=said) as caught:
         explain(path)
     assert type(caught.value).__module__ == "planner.core.errors"
-
-
-def test_figures_decide_what_is_advised(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    advised = {}
-    for reported in MESSAGES:
-        path.write_text(reported.log)
-        advised[reported.source.split(" (")[0]] = " ".join(explain(path).findings[0].todo)
-    assert "expandable_segments" in advised["kerrj/lerf#73"]
-    assert "expandable_segments" not in advised["pytorch/pytorch#16417, a comment of 2024"]
-    assert "larger than the device" in advised["pytorch/pytorch#13751"]
-    assert "refused although" in advised["Comfy-Org/ComfyUI#9529"]
-    assert "allowed 1.05 GiB" in advised["ROCm/TheRock#2118"]
-    assert "CUDA graphs" in advised["ROCm/TheRock#2118"]
-    other = advised["a public log of torch 2.11's wording with another process beside it"]
-    assert "Other processes hold 12.02 GiB" in other
-    assert "more than this request lacked" in other

@@ -13,12 +13,11 @@ from dataclasses import replace
 
 import pytest
 
-from planner.core.errors import UnsupportedError, UsageError
+from planner.core.errors import UsageError
 from planner.core.units import GIB, MIB
 from planner.machine.hardware import DetectedGpu, all_gpus, find_gpu, recognise_gpu
 from planner.machine.hardware.gpu import Gpu, visible_gpus
 from planner.machine.hardware.overheads import overheads_for
-from planner.machine.hardware.precisions import check_precision
 
 # FP32 lanes of one SM (or FP32 matrix lanes of one AMD compute unit), per architecture.
 LANES = {"Volta": 64, "Turing": 64, "CDNA2": 128, "CDNA3": 128}
@@ -173,13 +172,6 @@ def test_find_gpu_forgives() -> None:
         assert find_gpu(text).name == name
     with pytest.raises(UsageError, match=r"names 2 GPUs.*'rtx-3080-10gb'.*'rtx-3080-ti'"):
         find_gpu("3080")  # none is called that alone
-
-
-def test_a_lacking_precision_is_named_with_those_there_are() -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        check_precision(find_gpu("v100-sxm-16gb"), "bf16")
-    assert "supports only fp32 and fp16." in caught.value.message
-    assert caught.value.way_out == "Choose --precision fp16 or fp32."
 
 
 def test_an_unknown_name_gets_the_nearest_and_the_way_out() -> None:

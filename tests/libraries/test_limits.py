@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner import SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
+from planner import SwinConfig, TrainSetting, estimate, largest_batch
 from planner.core.errors import UnsupportedError
 from planner.core.schema import DeviceInfo, FactoryModel
 from planner.core.units import GIB
@@ -79,8 +79,6 @@ def test_a_precision_that_a_card_lacks_is_refused() -> None:
     ]:  # fmt: skip
         with pytest.raises(UnsupportedError, match=rf"(?s){precision} needs.*--precision fp16"):
             estimate("native:swin_tiny", gpu=gpu, precision=precision)
-        with pytest.raises(UnsupportedError, match=rf"{precision} needs"):
-            largest_batch(SwinConfig(), TrainSetting(precision=precision), gpu=find_gpu(gpu))
 
 
 def test_what_a_card_has_is_what_the_catalogue_rates() -> None:

@@ -10,10 +10,14 @@ from torch import Tensor, nn
 
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import SwinConfig, TrainSetting
+from planner.libraries.building import declare_missing_operators
+from planner.libraries.maps import HEADS, Trainable
 from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
 from planner.libraries.registry import SPECS, find_library
 from tests.building import build_real
 from tests.covering import covering
+from tests.libraries.steps import Changes, name_of, needs
+from tests.test_checkpointing import saved_bytes
 from tests.trainers.cases import tiny
 
 BUILT = ("native", "timm", "torchvision", "transformers")
@@ -46,22 +50,6 @@ def gradients(config: SwinConfig, how: TrainSetting) -> dict[str, Tensor]:
     return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
 
 
-def saved_bytes(config: SwinConfig, how: TrainSetting) -> int:
-    """Bytes of distinct storages that autograd keeps between forward and backward."""
-    module = build_real(config, how)
-    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
-    kept: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = run(module, config).sum()
-    assert loss.requires_grad
-    return sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in own)
-
-
 # Each kind of checkpointing once, in each library, in each version.
 CHECKPOINTED = covering(
     BUILT,
@@ -79,8 +67,10 @@ def test_checkpointing_saves_less_and_changes_nothing(
     checkpointed = gradients(config, setting(checkpointing=checkpointing))
     assert checkpointed.keys() == plain.keys()
     assert all(torch.equal(plain[name], checkpointed[name]) for name in plain)
-    less = saved_bytes(config, setting(checkpointing=checkpointing))
-    assert less < 0.8 * saved_bytes(config, setting())
+    images = torch.zeros(2, config.in_channels, *config.image_size)
+    modules = (build_real(config, setting(checkpointing=kind)) for kind in (checkpointing, "none"))
+    less, more = (saved_bytes(module, images) for module in modules)
+    assert less < 0.8 * more
 
 
 def test_the_librarys_own_attention_is_resolved() -> None:
@@ -200,3 +190,34 @@ def test_microsoft_without_a_checkout_says_how_to_get_one(
     monkeypatch.setenv(CHECKOUT_VARIABLE, str(tmp_path))
     with pytest.raises(PlannerError, match=r"has no models/swin_transformer\.py"):
         build_real(small("microsoft", 1), setting())
+
+
+# Our adapters beside those of peft: the same layers, the same weights.
+
+
+@needs("timm", "transformers", "peft")
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        (tiny("timm", depths=(1, 1)), {"frozen_stages": 1}),
+        (tiny("transformers", 2, depths=(1, 1)), {"lora_targets": "all"}),
+    ],
+    ids=name_of,
+)
+def test_what_is_trained_is_what_peft_trains(config: SwinConfig, changes: Changes) -> None:
+    declare_missing_operators()
+    from peft import LoraConfig, get_peft_model
+
+    spec = find_library(config.library)
+    setting = spec.resolve(config, TrainSetting(lora_rank=4, **changes))
+    chosen = Trainable.of(setting, spec.frozen_names)
+    plain = build_real(config, TrainSetting(attention=setting.attention))
+    theirs = get_peft_model(plain, LoraConfig(r=4, target_modules=chosen.adapted))
+    for name, parameter in plain.named_parameters():
+        if name.startswith(HEADS):
+            parameter.requires_grad_(True)
+    ours, theirs = (
+        sorted(tuple(p.shape) for p in module.parameters() if p.requires_grad)
+        for module in (build_real(config, setting), theirs)
+    )
+    assert ours == theirs

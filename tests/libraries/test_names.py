@@ -23,16 +23,6 @@ from planner.libraries.timm.spec import TAGGED
 from planner.libraries.torchvision.spec import PUBLISHED as TORCHVISION
 from tests.building import build_real
 
-# Counted in the libraries' own models, of 1000 classes.
-PARAMETERS = [
-    ("native", "swin_tiny", 28_288_354),
-    ("native", "swin_base", 87_768_224),
-    ("native", "swinv2_small", 49_728_418),
-    ("native", "swinv2_large", 196_739_932),
-    ("transformers", "microsoft/swin-large-patch4-window7-224", 196_532_476),
-    ("transformers", "microsoft/swinv2-tiny-patch4-window16-256", 28_347_154),
-]
-
 
 def on_meta(config: SwinConfig) -> nn.Module:
     with torch.device("meta"):
@@ -90,12 +80,6 @@ def test_torchvision_names_build_what_torchvision_builds() -> None:
         with torch.device("meta"):
             theirs = models.get_model(name)
         assert structure(on_meta(config)) == structure(theirs), name
-
-
-@pytest.mark.parametrize(("library", "name", "count"), PARAMETERS)
-def test_parameter_counts(library: str, name: str, count: int) -> None:
-    module = on_meta(find_library(library).published[name])
-    assert sum(parameter.numel() for parameter in module.parameters()) == count
 
 
 def test_every_name_is_its_own_with_its_classes_and_passes_its_library() -> None:

@@ -101,30 +101,6 @@ def test_another_architecture_is_refused_with_the_way_out(prefix: str) -> None:
         resolve_model(f"{prefix}microsoft/swin-base-simmim-window6-192", {})
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.json", "{", "is not whole JSON"),
-        ("a.yaml", "a: [", "is not YAML"),
-        ("a.yaml", "- 1", "holds no fields"),
-        ("a.yaml", "drop_rate: 2\nwindw: 3", "has 2 faults"),
-    ],
-)
-def test_a_bad_file_is_an_error_and_no_traceback(
-    tmp_path: Path, name: str, content: str, message: str
-) -> None:
-    file = tmp_path / name
-    file.write_text(content)
-    with pytest.raises(UsageError, match=message):
-        resolve_model(str(file), {})
-
-
-def test_faults_of_overrides_come_in_one_message() -> None:
-    with pytest.raises(UsageError) as caught:
-        resolve_model("native:swin_tiny", {"drop_path_rate": 2, "windw": 3, "num_heads": "3,6"})
-    assert "native:swin_tiny has 3 faults" in str(caught.value)
-
-
 def test_an_override_that_the_library_cannot_build_is_refused() -> None:
     name = "transformers:microsoft/swin-tiny-patch4-window7-224"
     with pytest.raises(PlannerError, match="larger than the feature map of stage 3"):

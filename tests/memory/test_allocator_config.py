@@ -8,8 +8,7 @@ import pytest
 
 from planner import SwinConfig, TrainSetting, estimate, find_gpu
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
-from planner.core.schema import DeviceInfo, MeasurementRecord
-from planner.core.torch_version import as_of
+from planner.core.schema import DeviceInfo
 from planner.core.units import GIB
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.allocator_config import (
@@ -20,11 +19,7 @@ from planner.memory.allocator_config import (
 )
 from search.loop.memory_budget import find_budget
 from search.loop.options import SearchOptions
-from search.loop.space import Choice
 from search.probe.device import MemoryInUse
-from search.tuning import tune as tune_file
-from search.tuning.tune import tune
-from tests.search.tables import make_record
 
 MIB = 1024**2
 
@@ -50,7 +45,6 @@ def test_an_allocator_config_is_read_as_torch_reads_it() -> None:
     [
         ({}, None),
         ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, True),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
         # CUDAAllocatorConfig::instance asks for the older name first and stops there.
         (
             {
@@ -59,7 +53,6 @@ def test_an_allocator_config_is_read_as_torch_reads_it() -> None:
             },
             False,
         ),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}, None),
     ],
 )
 def test_the_environment_is_read_in_torchs_order(
@@ -193,14 +186,6 @@ def test_options_that_can_do_nothing_say_so() -> None:
     assert any("changes nothing" in text for text in collected.assumed)
 
 
-def test_garbage_is_collected_under_a_memory_fraction() -> None:
-    plain = estimate(MODEL, SETTING, gpu=RTX_3090)
-    share = plain.peak_reserved_bytes / RTX_3090.memory_bytes
-    both = told(f"per_process_memory_fraction:{share * 1.2},garbage_collection_threshold:0.5")
-    collected = estimate(MODEL, SETTING, gpu=RTX_3090, allocator=both)
-    assert plain.peak_allocated_bytes <= collected.peak_reserved_bytes < plain.peak_reserved_bytes
-
-
 def test_the_environments_options_are_an_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = estimate(MODEL, SETTING, gpu=RTX_3090)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", EXPANDABLE)
@@ -220,37 +205,3 @@ def test_the_room_to_search_in_is_the_fractions() -> None:
     assert held.budget_bytes == DEVICE.total_bytes // 2 + context
     assert any("per_process_memory_fraction" in note for note in held.notes)
     assert find_budget(DEVICE, in_use, options).budget_bytes == 24 * GIB
-
-
-@pytest.mark.parametrize(
-    ("options", "batch_size"), [(None, 256), ("expandable_segments:True", 384)]
-)
-@as_of("2.14")  # which keeps two workspaces
-def test_the_environments_options_decide_the_first_probe(
-    tmp_path: object, monkeypatch: pytest.MonkeyPatch, options: str | None, batch_size: int
-) -> None:
-    """With 1.5 GiB for all, a batch of 384 does not fit where segments are fixed."""
-    versions = {"torch": "test"} | ({"allocator_config": options} if options else {})
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", options or "")  # else probes have their own
-    monkeypatch.setattr(tune_file, "choose_device", lambda wanted: "cuda:0")
-    monkeypatch.setattr(tune_file, "describe_device", lambda wanted: DEVICE)
-    monkeypatch.setattr(tune_file, "versions", lambda: versions)
-    monkeypatch.setattr(tune_file, "least_free", lambda wanted: None)
-    asked: list[int] = []
-
-    def probe(choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
-        asked.append(choice.candidate.setting.batch_size)
-        return make_record(choice.candidate.setting, device=DEVICE, model=MODEL)
-
-    restrict = {
-        "precision": ("bf16",), "checkpointing": ("none",), "compile": ("off",),
-        "attention": ("sdpa",), "optimizer": ("adamw",),
-    }  # fmt: skip
-    said: list[str] = []
-    tune(
-        MODEL, memory_bytes=3 * GIB // 2, headroom=0.0, restrict=restrict, trials=1,
-        output=str(tmp_path), prober=probe,
-        on_progress=lambda progress: said.append(progress.text),
-    )  # fmt: skip
-    assert asked == [batch_size]
-    assert any("allocator's options" in text for text in said) == bool(options)

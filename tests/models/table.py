@@ -1,7 +1,7 @@
 """Models that are recorded, beside torch's own probes of them on an emulated GPU.
 
     python -m tests.models.table                 all that tests/truth/models/models.yaml names
-    python -m tests.models.table timm:resnet18 … these, in bf16 and fp32
+    python -m tests.models.table timm:resnet18 … these of them
     python -m tests.models.table --kept          nothing runs: what tests/truth/models keeps
     python -m tests.models.table --compiled      what models/compiled.yaml names, a minute each
 
@@ -30,12 +30,12 @@ from planner.estimation.estimate import estimate
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 from planner.memory.compiled import RECORDED
 from search.loop.records import read_records
-from tests.truth.matrix import Group, Row, expand, read_matrix
+from tests.truth.matrix import Row, read_matrix
 from tests.truth.record import measure
 
 TRUTH = Path(__file__).parents[1] / "truth" / "models"
 LISTED, COMPILED = TRUTH / "models.yaml", TRUTH / "compiled.yaml"
-CARD, BATCH_SIZE, COMPILED_BATCH = "a100-sxm-80gb", 4, 16
+CARD = "a100-sxm-80gb"
 WHATS = ("equal", "refused", "wrong")
 EQUAL = 0.001  # a share of the peak: requests of less than 512 B are rounded in other places
 
@@ -56,15 +56,9 @@ def records_path(compiled: bool) -> Path:
 
 
 def rows_of(models: Sequence[str], compiled: bool) -> list[Row]:
-    """The rows of a list, or those of `models`: in two precisions, or compiled."""
-    if not models:
-        return read_matrix(COMPILED if compiled else LISTED)
-    if compiled:
-        setting = {"batch_size": COMPILED_BATCH, "precision": "bf16", "compile": "default"}
-        return expand([Group(name="given", models=list(models), setting=setting)])
-    grid = {"precision": ["bf16", "fp32"]}
-    setting = {"batch_size": BATCH_SIZE}
-    return expand([Group(name="given", models=list(models), grid=grid, setting=setting)])
+    """The rows of a list, or of those of its `models`."""
+    rows = read_matrix(COMPILED if compiled else LISTED)
+    return [row for row in rows if not models or row.model.title in models]
 
 
 def library_of(row: Row | MeasurementRecord) -> str:

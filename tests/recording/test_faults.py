@@ -36,8 +36,6 @@ def line_of(text: str) -> str:
     [
         ("raises", 'ValueError("no', ("raised ValueError", "no such stage", "--image-size")),
         ("fills_host", "1 << 50", ("host's memory is full", "only the host's is short")),
-        ("is_not_there", "weights.bin", ("FileNotFoundError", "Try it by itself")),
-        ("OwnTask", "no such folder", ("batch", "OSError")),
     ],
 )
 def test_what_raises_says_where(

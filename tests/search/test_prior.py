@@ -85,8 +85,8 @@ def test_the_wait_grows_with_the_exchanges_of_a_step(
 
 
 def factory(name: str) -> FactoryModel:
-    factory = f"tests.recorded_models:{name}"  # not imported here: it imports torch
-    return FactoryModel(factory=factory, image_size=(32, 32), num_classes=10)
+    factory = f"tests.recording.models:{name}"  # not imported here: it imports torch
+    return FactoryModel(factory=factory, image_size=(32, 32), num_classes=16)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_recording_ends_with_its_share_of_the_time_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
-    model = factory("Convolutional")
+    model = factory("convolutional")
     axes = {"precision": ("fp32",), "compile": ("off",), "checkpointing": ("none",)}
     space = make_space(model, CPU, restrict=axes, batch_sizes=(1, 4, 8, 16))
     prior, notes = device_prior(space, model, CPU, "auto", seconds_left=0.002)
@@ -110,7 +110,7 @@ def test_recording_ends_with_its_share_of_the_time_left(
 
 def test_a_whole_space_on_a_gpu_needs_few_recordings() -> None:
     """Eager fp32 and bf16 of each checkpointing stand for all; a fused optimizer is seen once."""
-    model = factory("Convolutional")
+    model = factory("convolutional")
     space = make_space(model, H100)
     estimator = DeviceEstimator(H100)
     steps = estimator.steps_of(model, [c.setting for c in space.candidates])

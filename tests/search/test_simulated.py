@@ -1,6 +1,6 @@
 """The simulation of devices has the planner's arithmetic, and the search holds up in it.
 
-Eight devices of one pair, by seed: a small version of tests/benchmarks/simulated_devices.py.
+Eight devices of one pair, by seed: a small version of tests/benchmarks/simulated_worlds.py.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware import recognise_gpu
 from planner.throughput.prediction import predict_step, rates_for
 from tests.benchmarks.described_devices import describe
-from tests.benchmarks.simulated_devices import EAGER, search_device
 from tests.benchmarks.simulated_draws import (
     Device,
     Pair,
     draw_device,
     make_pair,
     narrow_pair,
-    restricted,
 )
 from tests.benchmarks.simulated_physics import RECORDED, planners_physics, record_step, step_seconds
-from tests.benchmarks.simulated_worlds import DESCRIBED
+from tests.benchmarks.simulated_worlds import DESCRIBED, MAX_PROBES, search_device
 
 PAIR = "a100-swin-t"
 NUM_DEVICES = 8  # the default run draws two, over a smaller space
@@ -38,12 +36,6 @@ def pair() -> Pair:
     """A drawing of the default space takes a second, and the estimates of its arms several."""
     few = {"checkpointing": ("none", "blocks"), "attention": ("sdpa",)}
     return narrow_pair(PAIR, restrict=few, batch_sizes=(1, 8, 24, 64, 192, 512))
-
-
-@pytest.fixture(scope="module")
-def more_devices() -> list[Device]:
-    """Over the default space."""
-    return [draw_device(make_pair(PAIR), 2000 + seed) for seed in range(NUM_DEVICES)]
 
 
 def test_with_the_planners_rates_it_gives_the_planners_seconds(pair: Pair) -> None:
@@ -62,22 +54,26 @@ def test_with_the_planners_rates_it_gives_the_planners_seconds(pair: Pair) -> No
         assert got[0] == pytest.approx(wanted.step_seconds, rel=1e-6), c.setting
 
 
-@pytest.mark.release
-def test_within_ten_minutes_it_finds_something_fast_on_every_device(
-    more_devices: list[Device],
-) -> None:
-    runs = [search_device(d, "budget", budget_seconds=600.0) for d in more_devices]
-    assert not any(r.nothing for r in runs)
-    assert median(r.recommended for r in runs) <= 0.04
-    assert max(r.recommended for r in runs) <= 0.25  # a mode that was not reached in time
+def drawn(pair: Pair) -> list[Device]:
+    return [draw_device(pair, 2000 + seed) for seed in range(NUM_DEVICES)]
 
 
 @pytest.mark.release
-def test_eager_settings_are_searched_in_a_dozen_probes(more_devices: list[Device]) -> None:
-    runs = [search_device(restricted(d, EAGER), "eager") for d in more_devices]
-    assert all(r.ended_by_itself for r in runs)
-    assert median(r.probes for r in runs) <= 12
-    assert max(r.recommended for r in runs) <= 0.05
+def test_within_ten_minutes_it_finds_something_fast_on_every_device() -> None:
+    """Over the default space."""
+    ended = [search_device(device, 600.0) for device in drawn(make_pair(PAIR))]
+    assert not any(e.nothing for e in ended)
+    assert median(e.regret for e in ended) <= 4
+    assert max(e.regret for e in ended) <= 25  # a mode that was not reached in time
+
+
+@pytest.mark.release
+def test_eager_settings_are_searched_in_a_dozen_probes() -> None:
+    pair = narrow_pair(PAIR, restrict={"compile": ("off",)})
+    ended = [search_device(device) for device in drawn(pair)]
+    assert max(e.probes for e in ended) < MAX_PROBES, "each ends by itself"
+    assert median(e.probes for e in ended) <= 12
+    assert max(e.regret for e in ended) <= 5
 
 
 @pytest.mark.parametrize(
@@ -86,5 +82,4 @@ def test_eager_settings_are_searched_in_a_dozen_probes(more_devices: list[Device
                        for n in DESCRIBED if n != "bf16 is slow")],
 )  # fmt: skip
 def test_in_each_described_world_it_finds_something(pair: Pair, name: str) -> None:
-    run = search_device(describe(pair, 1, **DESCRIBED[name]), "budget", budget_seconds=600.0)
-    assert run.recommended <= 0.3
+    assert search_device(describe(pair, 1, **DESCRIBED[name]), 600.0).regret <= 30

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -108,37 +110,26 @@ def test_a_compiled_step_is_refused() -> None:
         setting(compile="default")
 
 
-class FalseLink:
-    """Two kinds of memory on a CPU: what was copied to the host, and all else."""
+@contextmanager
+def false_link() -> Iterator[list[int]]:
+    """Two kinds of memory on a CPU: what was copied to the host, and all else. Gives the elements
+    of each copy."""
+    from planner.training import levers
 
-    def __init__(self) -> None:
-        self.host: dict[int, Any] = {}
-        self.sent: list[Any] = []
+    host: dict[int, Any] = {}
+    sent: list[int] = []
 
-    def is_on_host(self, tensor: Any) -> bool:
-        return tensor.untyped_storage()._cdata in self.host
+    def is_on_host(tensor: Any) -> bool:
+        return tensor.untyped_storage()._cdata in host
 
-    def move(self, flat: Any) -> Any:
+    def move(flat: Any) -> Any:
         copied = flat.clone()
-        self.host[copied.untyped_storage()._cdata] = copied
-        self.sent.append(flat.numel())
+        host[copied.untyped_storage()._cdata] = copied
+        sent.append(flat.numel())
+        return mock.Mock(back=copied.clone)
 
-        class Offloaded:
-            def back(self) -> Any:
-                return copied.clone()
-
-        return Offloaded()
-
-    def __enter__(self) -> FalseLink:
-        from planner.training import levers
-
-        replaced = {"is_on_host": self.is_on_host, "Offloaded": self.move}
-        self.patched = mock.patch.multiple(levers, **replaced)
-        self.patched.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.patched.stop()
+    with mock.patch.multiple(levers, is_on_host=is_on_host, Offloaded=move):
+        yield sent
 
 
 @pytest.mark.parametrize(("attention", "checkpointing"), [("eager", "blocks"), ("sdpa", "none")])
@@ -153,22 +144,19 @@ def test_gradients_are_those_without(attention: str, checkpointing: str) -> None
     module = build_real(model, how)
     images = torch.randn(2, 3, 56, 56)
 
-    def gradients(link: FalseLink | None) -> list[Any]:
+    def gradients(moved: AbstractContextManager[Any]) -> list[Any]:
         torch.manual_seed(1)
         module.zero_grad()
-        if link is None:
-            module(images).square().mean().backward()
-        else:
-            with link, offload_activations((*module.parameters(), *module.buffers(), images)):
-                loss = module(images).square().mean()
-            with link:
-                loss.backward()
+        with moved:
+            loss = module(images).square().mean()
+        loss.backward()
         return [p.grad.clone() for p in module.parameters() if p.grad is not None]
 
-    link = FalseLink()
-    for plain, moved in zip(gradients(None), gradients(link), strict=True):
-        assert torch.equal(plain, moved)
-    assert len(link.sent) > 10
+    plain, held = gradients(nullcontext()), (*module.parameters(), *module.buffers(), images)
+    with false_link() as sent:
+        moved = gradients(offload_activations(held))
+    assert all(torch.equal(one, other) for one, other in zip(plain, moved, strict=True))
+    assert len(sent) > 10
 
 
 def test_a_storage_moves_once_and_again_when_it_was_written_to() -> None:
@@ -179,18 +167,17 @@ def test_a_storage_moves_once_and_again_when_it_was_written_to() -> None:
 
     weight = torch.ones(4, 4, requires_grad=True)
     x = torch.ones(4, 4)
-    link = FalseLink()
-    with link:
+    with false_link() as sent:
         with offload_activations((weight, x)):
             y = x @ weight.t()  # saves x and a view of the weight: both stay
-            assert link.sent == []
+            assert sent == []
             a, b = y.sin().unbind()[:2]  # sin saves y
-            assert link.sent == [16]
+            assert sent == [16]
             c = a * b  # two views of one storage
-            assert link.sent == [16, 16]
+            assert sent == [16, 16]
             z = y.exp()  # saves z
             z = z.mul_(2).exp()  # exp's result was written to: its version is another
             total = (c.sum() + z.sum()) * torch.tensor(2.0)  # a scalar stays
         total.backward()
-    assert len(link.sent) == 4
-    assert set(link.sent) == {16}
+    assert len(sent) == 4
+    assert set(sent) == {16}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
-from planner.estimation.estimate import estimate
 from planner.ledger.ledger import OPTIMIZER_CALL, Ledger
 from planner.libraries.registry import find_library
 from planner.machine.hardware import find_gpu
@@ -76,21 +75,6 @@ def of_shapes(setting: TrainSetting, config: SwinConfig) -> tuple[Ledger, Resolv
     spec = find_library(config.library)
     resolved = spec.resolve(config, setting)
     return record_training(spec.on_shapes(config, resolved), config, resolved), resolved
-
-
-def test_no_two_gradients_outlive_each_other() -> None:
-    """What backward holds of gradients is that of one operation, and temporaries of one weight."""
-    config = small(depths=(1, 1), embed_dim=192, num_heads=(6, 12))
-    plain, moved = (
-        estimate(config, s) for s in (setting_of({"batch_size": 1}), in_backward({"batch_size": 1}))
-    )
-    weights = plain.breakdown["parameters"]
-    assert plain.live_bytes["after_backward"] - plain.live_bytes["before_step"] >= weights
-    assert moved.live_bytes["after_backward"] == moved.live_bytes["before_step"]
-    assert moved.live_bytes["before_step"] == plain.live_bytes["before_step"]
-    # adamw-foreach's temporaries are as many bytes as all weights; here those of the largest.
-    assert moved.peak_live_bytes < plain.peak_live_bytes - weights // 2
-    assert moved.peak_at == "optimizer in backward (_foreach_sqrt)"
 
 
 @torch_and_timm

@@ -111,29 +111,6 @@ def test_no_field_of_a_result_becomes_code(document_of: Callable[[], dict[str, A
     assert written > 20
 
 
-@pytest.mark.parametrize("payload", PAYLOADS, ids=ascii)
-@pytest.mark.parametrize("target", TARGETS)
-def test_no_name_becomes_code(target: str, payload: str) -> None:
-    """Copied, not validated: whatever a schema lets pass today, files hold."""
-    model = tiny("timm" if target == "timm" else "native", num_classes=1000)
-    found = recommendation(
-        model.model_copy(update={"name": payload}), TrainSetting(batch_size=2, precision="fp16")
-    )
-    assert found.evidence is not None
-    named = {"date": payload, "versions": {"torch": payload}}
-    if target != "microsoft":  # which is estimated anew, and an estimate refuses such a one
-        named["versions"]["allocator_config"] = payload
-    evidence = found.evidence.model_copy(update=named)
-    device = found.device.model_copy(update={"name": payload})
-    emitted = emit(found.model_copy(update={"evidence": evidence, "device": device}), target)
-    assert not runs_it(emitted)
-    for filename, text in programs(emitted):
-        if not filename.endswith(".json"):
-            assert all("coding" not in line for line in text.splitlines()[:2])
-    if target != "microsoft":
-        assert shlex.split(emitted.launch)[0] == f"PYTORCH_CUDA_ALLOC_CONF={payload}"
-
-
 @pytest.mark.parametrize(
     "factory",
     [

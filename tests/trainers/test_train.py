@@ -15,17 +15,15 @@ torch = pytest.importorskip("torch")
 
 from planner.core.schema import FactoryModel, SwinConfig, TrainSetting  # noqa: E402
 from planner.libraries.building import declare_missing_operators  # noqa: E402
-from planner.libraries.registry import find_library  # noqa: E402
 from planner.trainers.block import BEGINS, ENDS  # noqa: E402
 from planner.trainers.emission import emit_setting  # noqa: E402
 from planner.trainers.plan import Emitted  # noqa: E402
 from planner.training import levers, train  # noqa: E402
-from planner.training.building import build_training, prepare, step_setting  # noqa: E402
+from planner.training.building import build_training, step_setting  # noqa: E402
 from planner.training.setting import FOLDER, probed, step_values  # noqa: E402
 from planner.training.step import Training  # noqa: E402
 from planner.training.tasks import as_task  # noqa: E402
 from tests.building import build_real  # noqa: E402
-from tests.test_checkpointing import saved_bytes  # noqa: E402
 from tests.trainers.cases import loaded, make_pictures, tiny  # noqa: E402
 
 declare_missing_operators()
@@ -79,26 +77,6 @@ def test_the_block_says_what_the_probe_is_told(
             [n for n, p in m.named_parameters() if p.requires_grad] for m in (module, probed_module)
         ]
         assert trained[0] == trained[1]
-
-
-@pytest.mark.parametrize("library", ["native", "timm", "torchvision", "transformers"])
-@pytest.mark.parametrize("kind", ["blocks", "stages:1", "blocks:every-2"])
-def test_its_model_saves_what_the_probed_model_saves(
-    library: str, kind: str, tmp_path: Path
-) -> None:
-    pytest.importorskip({"native": "torch"}.get(library, library))
-    model, setting = tiny(library), TrainSetting(batch_size=4, checkpointing=kind)
-    for attention in find_library(library).attentions(model):
-        found = loaded(
-            emitted(model, checkpointing=kind, attention=attention), tmp_path / attention
-        )
-        how = setting.model_copy(update={"attention": attention})
-        modules = (
-            found.prepare(found.build_model().train(), found.SETTING, CPU, None),
-            build_real(model, how),
-        )
-        images = torch.zeros(2, 3, 32, 32)
-        assert len({saved_bytes(module, images) for module in modules}) == 1
 
 
 def test_its_step_is_the_probed_one(tmp_path: Path) -> None:
@@ -237,11 +215,3 @@ def test_levers_and_limits_are_one_law() -> None:
     for sides in ((64, 64), (63, 64), (72, 64), (1000, 768)):
         layer = torch.nn.Linear(sides[1], sides[0])
         assert levers.multiplies_in_8_bits(layer) == limits.multiplies_in_8_bits(*sides)
-
-
-def test_what_is_no_lever_of_a_model_is_said() -> None:
-    from planner.core.errors import UnsupportedError
-
-    plain = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    with pytest.raises(UnsupportedError, match="no repeated blocks"):
-        prepare(plain, train.Setting(checkpointing="blocks"), CPU)

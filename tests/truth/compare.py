@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import correlation, median
+from statistics import median
 
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import MeasurementRecord, SwinConfig
@@ -130,16 +129,3 @@ def accuracy_of(errors: Sequence[float]) -> Accuracy | None:
     """Of signed errors; None where there is none."""
     sizes = [abs(error) for error in errors]
     return Accuracy(len(sizes), median(sizes), max(sizes)) if sizes else None
-
-
-def rank_correlation(comparisons: Sequence[Comparison]) -> float | None:
-    """Spearman's, between predicted and measured step times, or None for fewer than three rows."""
-    pairs = [c.figures["step time"] for c in comparisons if "step time" in c.figures]
-    ordered = [sorted(values) for values in zip(*pairs, strict=True)]
-    ranks = [
-        [bisect_left(order, pair[i]) + bisect_right(order, pair[i]) for pair in pairs]
-        for i, order in enumerate(ordered)
-    ]
-    if len(pairs) < 3 or any(len(set(values)) == 1 for values in ranks):
-        return None
-    return correlation(*ranks)

@@ -3,8 +3,7 @@
     python -m tests.truth.emulated_steps --real   published peaks of real GPUs beside emulated ones
     python -m tests.truth.emulated_steps          the estimate beside emulated steps, by kind
 
-Nothing runs here: both read what tests/truth/emulated/ keeps. Its steps are made by
-`python -m tests.truth.record_emulated`.
+Nothing runs here: both read what tests/truth/emulated/ keeps (tests/truth/README.md).
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ class Group(BaseModel):
     models: list[str]
     setting: dict[str, Any] = Field(default_factory=dict)
     grid: dict[str, list[Any]] = Field(default_factory=dict)
-    overrides: dict[str, Any] = Field(default_factory=dict)
     repeats: Annotated[int, Field(ge=1)] = 1
     measure_seconds: Annotated[float, Field(gt=0)] = 2.0
 
@@ -99,7 +98,7 @@ def expand(groups: list[Group]) -> list[Row]:
 def _rows(group: Group) -> list[Row]:
     rows = []
     for repeat, name in itertools.product(range(group.repeats), group.models):
-        model = resolve_model(name, {k: str(v) for k, v in group.overrides.items()})
+        model = resolve_model(name, {})
         for values in itertools.product(*group.grid.values()):
             fields = {**group.setting, **dict(zip(group.grid, values, strict=True))}
             setting = parse(TrainSetting, fields, f"group {group.name!r}")

@@ -1,25 +1,18 @@
 """Measures the rows of a matrix on this device, one probe each, and holds them to the estimate.
 
     python -m tests.truth.record tests/truth/memory.yaml --record memory.jsonl --budget 20m
-    python -m tests.truth.record tests/truth/minutes.yaml --record rows.jsonl --budget 8m --lanes 2
+    python -m tests.truth.record tests/truth/minutes.yaml --record rows.jsonl --budget 8m
 
-A record is on disk as soon as it is known; the same command goes on where it stopped. A probe
-starts, imports and builds for seconds and trains for one: with several lanes probes do the former
-beside each other and take turns on the device (`tests/truth/turns.py`), so that it is never idle.
-Rows that compile have a lane of their own more. Workers of lanes see each other's contexts: the
-bytes of the device are those of plain probes only.
+A record is on disk as soon as it is known; the same command goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -39,9 +32,6 @@ from search.probe.protocol import ProbeRequest
 from tests.truth.compare import QUANTITIES, accuracy, compare
 from tests.truth.matrix import Row, read_matrix, row_key
 
-TURNS = "PLANNER_TURNS"
-TURN_MODULES = ("tests.truth.turns", "torch._dynamo")
-SHORT = {"warmup_seconds": 0.3, "min_measure_seconds": 0.5}  # of lanes
 DEADLINE_SECONDS = 90.0
 COMPILED_DEADLINE_SECONDS = 420.0
 # From a cold cache on few cores max-autotune benchmarks each matmul and convolution of a whole Swin
@@ -111,61 +101,12 @@ def row_deadline(row: Row) -> float:
     return seconds + row.measure_seconds
 
 
-class _Measuring:
-    """Rows on `device` by an instant of `time.monotonic`. One process a library has imported it,
-    from which its rows' workers are forked."""
-
-    def __init__(self, device: str, file: Path, ends_at: float, how: dict[str, Any]) -> None:
-        self.device, self.file, self.ends_at, self.how = device, file, ends_at, how
-        self.modules = STEP_MODULES
-        self.measured: list[MeasurementRecord] = []
-        self.servers: dict[str, ForkServer] = {}
-        self.stack = ExitStack()
-        self.lock = threading.Lock()
-
-    def server(self, row: Row) -> tuple[ForkServer, bool]:
-        """That of a row's library, and whether it was there."""
-        library = "" if isinstance(row.model, FactoryModel) else row.model.library
-        with self.lock:
-            is_there = library in self.servers
-            if not is_there:
-                server = ForkServer(row.model if library else None, self.modules)
-                self.servers[library] = self.stack.enter_context(server)
-            return self.servers[library], is_there
-
-    def measure(self, row: Row) -> None:
-        rest = self.ends_at - time.monotonic()
-        if rest < (LEAST_COMPILED_SECONDS if row.setting.compiles else LEAST_SECONDS):
-            return
-        server, is_there = self.server(row)
-        deadline = row_deadline(row) + (0.0 if is_there else IMPORT_SECONDS)
-        request = ProbeRequest(
-            model=row.model, setting=row.setting, device=self.device, record_phases=True,
-            max_measure_seconds=row.measure_seconds, **self.how,
-        )  # fmt: skip
-        record = run_probe(request, deadline_seconds=min(deadline, rest), fork_server=server)
-        if record.status == "timed_out" and rest < deadline:
-            record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
-        with self.lock:
-            append_records(self.file, [record], "--record")
-            self.measured.append(record)
-        setting = describe_setting(row.setting, row.model)
-        said = record.message.splitlines()[0][:100] if record.message else ""
-        print(f"{record.probe_seconds:5.1f} s {row.model.title}, {setting}: {record.status} {said}",
-              flush=True)  # fmt: skip
-
-    def run(self, rows: Sequence[Row], lanes: int) -> None:
-        with ThreadPoolExecutor(lanes) as pool:
-            for found in [pool.submit(self.measure, row) for row in rows]:
-                found.result()
-
-
 def measure(
-    rows: Sequence[Row], device: str, file: Path, budget_seconds: float = math.inf,
-    lanes: int = 1, **how: Any,
-) -> list[MeasurementRecord]:  # fmt: skip
+    rows: Sequence[Row], device: str, file: Path, budget_seconds: float = math.inf, **how: Any
+) -> None:
     """Probes `rows` on `device` in order, each as the fields of a request in `how` say, appending
-    to `file`; stops before the budget is over.
+    to `file`; stops before the budget is over. One process a library has imported it, from which
+    its rows' workers are forked.
 
     Rows that `file` settles already (for the same model and setting) are not measured again; rows
     that the rest of the budget is too short for are passed over. Raises PlannerError where the file
@@ -178,19 +119,32 @@ def measure(
         )
     left = remaining_rows(rows, known.records, describe_device(device).title)
     print(f"{len(left)} rows", flush=True)
-    measuring = _Measuring(device, file, time.monotonic() + budget_seconds, how)
-    with measuring.stack:
-        if lanes == 1:
-            measuring.run(left, 1)
-            return measuring.measured
-        os.environ.setdefault(TURNS, str(file.with_suffix(".turn").absolute()))
-        measuring.modules, measuring.how = TURN_MODULES, {**SHORT, **how}
-        compiled = [row for row in left if row.setting.compiles]
-        compiling = threading.Thread(target=measuring.run, args=(compiled, 1))
-        compiling.start()
-        measuring.run([row for row in left if not row.setting.compiles], lanes)
-        compiling.join()
-    return measuring.measured
+    ends_at, servers = time.monotonic() + budget_seconds, dict[str, ForkServer]()
+    with ExitStack() as stack:
+        for row in left:
+            rest = ends_at - time.monotonic()
+            if rest < (LEAST_COMPILED_SECONDS if row.setting.compiles else LEAST_SECONDS):
+                continue
+            deadline = row_deadline(row)
+            library = "" if isinstance(row.model, FactoryModel) else row.model.library
+            if library not in servers:
+                server = ForkServer(row.model if library else None, STEP_MODULES)
+                servers[library] = stack.enter_context(server)
+                deadline += IMPORT_SECONDS
+            request = ProbeRequest(
+                model=row.model, setting=row.setting, device=device, record_phases=True,
+                max_measure_seconds=row.measure_seconds, **how,
+            )  # fmt: skip
+            record = run_probe(
+                request, deadline_seconds=min(deadline, rest), fork_server=servers[library]
+            )
+            if record.status == "timed_out" and rest < deadline:
+                record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
+            append_records(file, [record], "--record")
+            setting = describe_setting(row.setting, row.model)
+            said = record.message.splitlines()[0][:100] if record.message else ""
+            print(f"{record.probe_seconds:5.1f} s {row.model.title}, {setting}: {record.status} "
+                  f"{said}", flush=True)  # fmt: skip
 
 
 def main() -> None:
@@ -199,10 +153,9 @@ def main() -> None:
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--budget", default="24h")
-    parser.add_argument("--lanes", type=int, default=1, help="of rows that do not compile")
     given = parser.parse_args()
     device, budget = choose_device(given.device), read_duration("--budget", given.budget)
-    measure(read_matrix(given.matrix), device, given.record, budget, given.lanes)
+    measure(read_matrix(given.matrix), device, given.record, budget)
     compared = compare(read_records(given.record).records)
     rows = [
         (quantity, of.count, f"{of.median:.2%}", f"{of.worst:.2%}")

@@ -108,7 +108,7 @@ def _read(path: Path) -> Explanation:
             elif b"\x00" in head[:4096]:
                 raise ValueError("it is neither text nor a snapshot of torch's allocator")
             first = _line(head.partition(b"\n")[0])
-            if first.get("kind") == "start" and b"planner" in head:
+            if first.get("kind") == "start" and first.keys() & {"format", "planner"}:
                 return _of_watch(name, file)
             return _of_log(name, LogReading().read(file))
     except (OSError, EOFError, ValueError, zlib.error) as error:
