@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from planner.core.errors import PlannerError, alternatives, printable
@@ -44,22 +44,20 @@ _FAR = 1.6  # a budget so many times the largest probe is told, not drawn: the p
 
 @dataclass(frozen=True)
 class Run:
-    """A search of settings: what was recommended (None while it runs), and every probe in the order
-    they ended. `best` is what it recommends, or else the best so far. `interval_of` is where a
-    record's rate lies, `tuners` say who made a probe, by its id, `disturbed` are the ids of those
-    that something slowed. `place` is what `planner emit` takes, `again` the command that searches
-    again; `faults` say what could not be read, or does not belong together. `studies` have the
-    probes as trials: by their rates, and by memory and rates."""
+    """A search of settings, left at `place`: what was recommended (None while it runs), and every
+    probe in the order they ended. `best` is what it recommends, or else the best so far.
+    `interval_of` is where a record's rate lies, `disturbed` are the ids of those that something
+    slowed. `again` is the command that searches again; `faults` say what could not be read, or does
+    not belong together. `studies` have the probes as trials: by their rates, and by memory and
+    rates."""
 
-    title: str
+    place: str
     found: Recommendation | None
     records: tuple[MeasurementRecord, ...]
     best: MeasurementRecord | None
     interval_of: IntervalOf
-    place: str = ""
     again: str = ""
     faults: tuple[str, ...] = ()
-    tuners: Mapping[str, str] = field(default_factory=dict)
     disturbed: frozenset[str] = frozenset()
     studies: Sequence[Study] = ()
 
@@ -369,7 +367,7 @@ def _name_points(run: Run, figure: Any) -> str:
 
 
 def _ended(run: Run) -> str:
-    """How many probes, how they ended, in what time, and by whom."""
+    """How many probes, how they ended, and in what time."""
     ends = Counter(end for r in run.records if (end := run.end_of(r)) != "measured")
     failed = "".join(f", {number} {end}" for end, number in ends.items())
     spent = format_seconds(sum(record.probe_seconds for record in run.records))
@@ -377,18 +375,16 @@ def _ended(run: Run) -> str:
     dates = sorted(_date(record) for record in run.records)  # ISO 8601 sorts as text
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     of_it = f", {format_seconds(compiling)} of it compiling" if compiling else ""
-    tuners = len(set(run.tuners.values()))
-    by = f" {tuners} tuners shared the search." if tuners > 1 else ""
     ran = len(run.records) - ends.total()
     return (
         f"{count(len(run.records), 'probe')}: {ran} ran{failed}. Together they took {spent} "
-        f"({when} UTC){of_it}.{by}"
+        f"({when} UTC){of_it}."
     )
 
 
 def _table(run: Run) -> doc.Table:
     headers = ["probe", f"{run.unit}/s (95% range)", f"expected {run.unit}/s", "memory", "expected",
-               "setting", "ended", "took (compiling)", "tuner"]  # fmt: skip
+               "setting", "ended", "took (compiling)"]  # fmt: skip
     rows: list[list[doc.Cell]] = [
         [
             doc.count_cell(number),
@@ -399,7 +395,6 @@ def _table(run: Run) -> doc.Table:
             describe_setting(record.setting, record.model),
             "; ".join([_ended_text(run, record), *map(short, record.flags)]),
             doc.Number(record.probe_seconds, _took(record)),
-            run.tuners.get(record.probe_id, "-"),
         ]
         for number, record in enumerate(run.records, start=1)
         for e in [record.expected]

@@ -7,13 +7,11 @@ and heartbeats free what a dead one held.
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import gethostname
 from typing import Any
 
 import optuna
@@ -35,7 +33,7 @@ from search.loop.space import Candidate, Space
 from search.loop.storage import StudyError, hidden_password, open_storage, storage_faults
 
 IDENTITY = "identity"  # an attribute of the study, and those of its trials
-RECORD, UNTIL, TUNER = "record", "until", "tuner"
+RECORD, UNTIL = "record", "until"
 MAX_SAMPLES = 1000  # of step times in the study's copy: a MySQL text column ends at 64 KiB
 MARGIN_SECONDS = 60.0  # that a trial may outlast its probe's deadline
 CHOOSING_SECONDS = 0.05  # between looks at whether another tuner has chosen
@@ -255,8 +253,6 @@ class ProbeStudy:
         trial.set_user_attr(RECORD, _study_copy(record))
         self._records[trial.number] = record
         trial.set_constraint("memory", constraint(record, self.budget_bytes))
-        if self.is_shared:
-            trial.set_user_attr(TUNER, f"{gethostname()}, process {os.getpid()}")
         if record.status != "measured" or record.images_per_second is None:
             raise optuna.TrialPruned(record.status)
         return record.images_per_second

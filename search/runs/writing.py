@@ -40,7 +40,7 @@ from planner.report.pages import Subject, make_page
 from planner.report.searches import Run
 from planner.report.settings import describe_setting
 from planner.report.step import Step
-from search.runs.reading import is_run, read_run
+from search.runs.reading import is_run, read_run, refuse_storage
 
 Target = ModelLike | Run | Step
 _SNIFFED = 2000  # bytes of a file, in which a page says that it is one
@@ -56,7 +56,6 @@ def write_report(
     *,
     title: str = "",
     force: bool = False,
-    study_name: str | None = None,
     gpu: str | Gpu | Sequence[str | Gpu] | None = None,
     memory_bytes: int | str | None = None,
     allocator: str | AllocatorConfig | None = None,
@@ -92,7 +91,7 @@ def write_report(
         if isinstance(target, Run | Step):
             subjects.append(target)
         elif isinstance(target, str | os.PathLike) and is_run(os.fspath(target)):
-            subjects.append(read_run(os.fspath(target), study_name))
+            subjects.append(read_run(os.fspath(target)))
         else:
             subjects += [report_estimate(target, gpu=card, **options) for card in cards]
     return write_page(make_page(check_subjects(subjects), title), path, force)
@@ -136,6 +135,7 @@ def step_of(
 def check_target(target: str) -> None:
     """Raises UsageError where a target is neither a run nor a model."""
     named_path(target, "target")
+    refuse_storage(target)
     if is_run(target) or ":" in target:  # LIBRARY:NAME and factories say themselves what is wrong
         return
     shown, is_config = shorten(as_text(target)), target.lower().endswith(CONFIG_SUFFIXES)
@@ -159,19 +159,13 @@ def check_target(target: str) -> None:
 
 
 def check_options(given: Mapping[str, object], targets: Sequence[str]) -> None:
-    """Raises UsageError for options (by name, as they are typed) that have no effect: `given` are
-    those of a MODEL and "--study-name", where they were given."""
-    kinds = {is_run(target) for target in targets}
-    of_model = [option for option, value in given.items() if value and option != "--study-name"]
-    if kinds == {True} and of_model:
-        raise UsageError(
-            f"{', '.join(of_model)}: nothing is estimated, since only runs are named.",
-            "Omit it, or name a MODEL beside the RUN.",
-        )
-    if kinds == {False} and given.get("--study-name"):
-        raise UsageError(
-            "--study-name is for the study of a RUN, and only models are named.", "Omit it."
-        )
+    """Raises UsageError for options (by name, as they are typed) of a MODEL where none is named."""
+    idle = [option for option, value in given.items() if value]
+    refuse_if(
+        bool(idle) and all(map(is_run, targets)),
+        f"{', '.join(idle)}: nothing is estimated, since only runs are named.",
+        "Omit it, or name a MODEL beside the RUN.",
+    )
 
 
 def check_subjects(subjects: Iterable[Subject]) -> list[Subject]:
@@ -179,9 +173,8 @@ def check_subjects(subjects: Iterable[Subject]) -> list[Subject]:
     found: dict[Hashable, Subject] = {}
     for subject in subjects:
         if isinstance(subject, Run):
-            place = Path(subject.place)
-            identity: Hashable = str(place.resolve()) if place.exists() else subject.place
-            named = f"the run {shorten(as_text(subject.title))}"
+            identity: Hashable = Path(subject.place).resolve()
+            named = f"the run {shorten(as_text(subject.place))}"
         else:
             estimate, card = subject.estimate, subject.gpu.name if subject.gpu is not None else ""
             identity = (

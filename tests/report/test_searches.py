@@ -23,7 +23,7 @@ from search.loop.contenders import contenders, pareto_front
 from search.loop.options import SearchOptions
 from search.loop.records import read_records
 from search.loop.request import kept_options
-from search.runs.reading import Reader, read_run, search_again
+from search.runs.reading import make_run, read_run, search_again
 from search.runs.writing import report_estimate
 from tests.search.replays import leave_run
 from tests.search.tables import invented_table, make_record
@@ -46,7 +46,7 @@ def ended(record: MeasurementRecord, status: str, message: str = "") -> Measurem
 
 
 def run_of(records: Sequence[MeasurementRecord], name: str = "run") -> Run:
-    return Reader(name, None, tuple(records)).run()
+    return make_run(name, None, tuple(records))
 
 
 def searched(tmp_path: Path, records: Sequence[MeasurementRecord]) -> Run:
