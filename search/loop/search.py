@@ -23,7 +23,6 @@ from search.loop.prober import Prober
 from search.loop.progress import OnProgress, Progress
 from search.loop.recommend import Summary, find_excluded, recommend
 from search.loop.records import RecordsNotWrittenError
-from search.loop.request import kept_options
 from search.loop.sampler import PlannerSampler
 from search.loop.space import Candidate, Choice, Space, candidate
 from search.loop.storage import storage_faults
@@ -333,7 +332,7 @@ class Search:
             untried=sampler.untried_modes() if "budget" in stopped else {},
             notes=tuple(notes),
         )
-        return recommend(records, summary).model_copy(update={"asked": kept_options(options)})
+        return recommend(records, summary).model_copy(update={"asked": options.kept})
 
 
 def find_plain_arm(space: Space, model: Model) -> str | None:

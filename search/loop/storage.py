@@ -26,17 +26,6 @@ class StudyError(PlannerError):
     """The study cannot be opened, read or written, or it is another's."""
 
 
-def hidden_password(storage: str) -> str:
-    """A storage URL that can be printed: `postgresql://user:***@host/db`."""
-    scheme, separator, rest = storage.partition("://")
-    account, at, host = rest.rpartition("@")
-    user, colon, _ = account.partition(":")
-    safe_account = f"{user}:***" if colon else account
-    safe_host, question, _ = host.partition("?")  # a password may hide among the options too
-    shown = f"{safe_host}?…" if question and not scheme.startswith("sqlite") else host
-    return f"{scheme}{separator}{safe_account}{at}{shown}" if separator else storage
-
-
 @contextmanager
 def storage_faults(source: str) -> Iterator[None]:
     """Turns what Optuna and its databases raise into a StudyError that says what to do."""

@@ -22,6 +22,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from pydantic import BaseModel, ValidationError
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model
+from search.loop.options import hidden_password
 from search.loop.records import (
     RecordsNotWrittenError,
     append_records,
@@ -30,7 +31,7 @@ from search.loop.records import (
     read_records,
 )
 from search.loop.space import Candidate, Space
-from search.loop.storage import StudyError, hidden_password, open_storage, storage_faults
+from search.loop.storage import StudyError, open_storage, storage_faults
 
 IDENTITY = "identity"  # an attribute of the study, and those of its trials
 RECORD, UNTIL = "record", "until"

@@ -27,8 +27,8 @@ from planner.report.estimates import apart_fields
 from planner.report.searches import Run, cited
 from planner.trainers.emission import read_result
 from search.loop.contenders import choose, contenders
+from search.loop.options import model_flags, read_options, tune_command
 from search.loop.records import RecordFile, read_records
-from search.loop.request import model_flags, read_options, tune_command
 from search.probe.evidence import is_disturbed, is_feasible, rate_interval
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def search_again(found: Recommendation | None, place: str) -> str:
         named = find_library(model.library).find(model.name or "")
         if named != model:  # another Swin of the same name
             return ""
-    asked = replace(asked, output=asked.output or Path(place))
+    asked = asked.model_copy(update={"output": asked.output or Path(place)})
     return tune_command(model.title, asked, model_flags(model))
 
 

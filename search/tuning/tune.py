@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 from planner.advice.levers import EXPANDABLE
 from planner.core.errors import UnsupportedError
@@ -27,7 +27,7 @@ from planner.memory.allocator_config import (
 from search.loop.folder import hold_folder, hold_gpu, make_folder, write_result
 from search.loop.interrupts import handle_signals, held, interruptible
 from search.loop.memory_budget import find_budget
-from search.loop.options import SearchKeywords, SearchOptions
+from search.loop.options import SearchOptions, read_options
 from search.loop.prober import DeviceProber, Prober, show_steps
 from search.loop.progress import OnProgress, note_taker
 from search.loop.search import Limits, Search, find_plain_arm
@@ -60,7 +60,7 @@ def tune(
     estimator: Estimator | Literal["auto"] | None = "auto",
     prober: Prober | None = None,
     on_progress: OnProgress = lambda progress: None,
-    **options: Unpack[SearchKeywords],
+    **options: Any,
 ) -> Recommendation:
     """Find the fastest setting for a model on a device, by short real training runs.
 
@@ -112,7 +112,7 @@ def tune(
         RecordsNotWrittenError: Probes cannot be kept.
         ResultNotWrittenError: The result cannot be kept; it has the recommendation.
     """
-    asked = SearchOptions.of(options)
+    asked = read_options(options)
     chosen = read_model(model, {})
     with handle_signals(signal.SIGINT), held():
         if prober is None and isinstance(chosen, FactoryModel):
@@ -140,8 +140,8 @@ def _probed(
     if options.data is not None:
         data = check_data(options.data, model, made is not None and made.is_task)
     if made is not None and made.has_optimizer:
-        base = with_own_optimizer(base, restrict or {}, model.title)
-        restrict = {axis: v for axis, v in (restrict or {}).items() if axis != "optimizer"}
+        base = with_own_optimizer(base, restrict, model.title)
+        restrict = {axis: v for axis, v in restrict.items() if axis != "optimizer"}
     budget = options.budget_seconds
     if budget is not None and data is not None:
         budget *= 1 - FEEDING_SHARE

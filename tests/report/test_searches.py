@@ -20,9 +20,8 @@ from planner.report.searches import Run
 from planner.report.step import Step
 from planner.trainers.emission import emit
 from search.loop.contenders import contenders, pareto_front
-from search.loop.options import SearchOptions
+from search.loop.options import read_options
 from search.loop.records import read_records
-from search.loop.request import kept_options
 from search.runs.reading import make_run, read_run, search_again
 from search.runs.writing import report_estimate
 from tests.search.replays import leave_run
@@ -141,7 +140,7 @@ def test_the_table_has_every_probe_with_its_reason(trouble: Run) -> None:
 def test_the_command_that_repeats_a_search_has_its_options(grid: Run) -> None:
     found = grid.found
     assert found is not None
-    asked = kept_options(SearchOptions.of({"restrict": {"precision": "bf16"}, "trials": 9}))
+    asked = read_options({"restrict": {"precision": "bf16"}, "trials": 9}).kept
     named = SwinConfig.model_validate({"library": "native", "name": "no published one"})
     for model in (found.model, named):  # whose name alone does not say it
         assert search_again(found.model_copy(update={"asked": asked, "model": model}), "x") == ""

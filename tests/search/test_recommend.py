@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from planner.core.schema.record import Excluded
 from planner.core.units import GIB
 from search.loop.contenders import choose, contenders, pareto_front
 from search.loop.interrupts import ENDINGS
-from search.loop.options import SearchKeywords, SearchOptions
+from search.loop.options import read_options
 from search.loop.recommend import Summary, recommend
 from search.loop.space import candidate
 from tests.answers import recommendation_text
@@ -143,8 +144,8 @@ def test_a_changed_global_batch_says_what_it_means() -> None:
     [({}, False), ({"batch_size": 16}, True), ({"batch_size": (16, 32)}, False),
      ({"global_batch": 64}, True), ({"base": {"batch_size": 8}}, True)],
 )  # fmt: skip
-def test_a_batch_is_chosen_where_one_is_named(given: SearchKeywords, is_one: bool) -> None:
-    assert SearchOptions.of(given).chose_batch == is_one
+def test_a_batch_is_chosen_where_one_is_named(given: dict[str, Any], is_one: bool) -> None:
+    assert read_options(given).chose_batch == is_one
 
 
 def test_nothing_is_said_not_to_fit_where_the_budget_kept_it_from_being_tried() -> None:
