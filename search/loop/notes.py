@@ -1,58 +1,56 @@
-"""What to know beside the recommended setting: a line for each thing, the first of them kept."""
+"""What to know beside the recommended setting: a line for each thing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from planner.core.schema import TrainSetting
-from planner.core.units import format_bytes, format_seconds
+from planner.core.units import format_seconds
 from planner.report.settings import describe_changes
-from search.loop.contenders import Contender, break_even_steps, pareto_front, simplest_beside
+from search.loop.contenders import Contender
+from search.loop.space import simplicity
 
-MOST_NOTES = 6
+# Of the best rate, that a simpler setting may cost to be worth a note: a judgement.
+SIMPLER_COSTS = 0.01
 
 
 def notes_on(
     best: Contender, found: Sequence[Contender], said: Sequence[str], asked: TrainSetting | None,
     images: float | None, untried: Mapping[str, float], without_gain: str,
 ) -> tuple[str, ...]:  # fmt: skip
-    """What to know about the best setting, against the others that fit: what disturbed it first,
-    then what was `said` of the whole search, at most six in all."""
-    candidates = (
+    """What to know about the best setting, against the others that fit, fastest first: what
+    disturbed it, then what was `said` of the whole search."""
+    notes = (
         _flags_note(best),
         *said,
         without_gain,
         _learning_rate_note(best.setting, asked),
         _compile_note(best, found),
-        untried_note(untried),
-        _simpler_note(best, found, images),
-        _heat_note(best, found),
-        _length_note(best, images),
-        _pareto_note(found),
+        _untried_note(untried),
+        _simpler_note(best, found) if images is None else _length_note(best, images),
+        _heat_note(best),
     )
-    return tuple([note for note in candidates if note][:MOST_NOTES])
+    return tuple(note for note in notes if note)
 
 
-def _simpler_note(best: Contender, found: Sequence[Contender], images: float | None) -> str:
-    simpler = simplest_beside(best, found) if images is None else None
-    if simpler is None:
+def _simpler_note(best: Contender, found: Sequence[Contender]) -> str:
+    """Of the simplest that is at most 1% slower than the best."""
+    level = [c for c in found if c.rate >= best.rate * (1 - SIMPLER_COSTS)]
+    simplest = min(level, key=lambda c: simplicity(c.setting))
+    if simplicity(simplest.setting)[:-2] >= simplicity(best.setting)[:-2]:
         return ""
-    other = describe_changes(simpler.setting, best.setting)
-    slower = 1 - simpler.rate / best.rate
+    other = describe_changes(simplest.setting, best.setting)
+    slower = 1 - simplest.rate / best.rate
     return f"{other} is simpler, and measured {slower:.1%} slower, which is within the noise."
 
 
-def _heat_note(best: Contender, found: Sequence[Contender]) -> str:
+def _heat_note(best: Contender) -> str:
     if not best.slower:
         return ""
-    highest = best.measured_rate
-    cooler = [c for c in found if c.measured_rate > highest and c.rate < best.rate]
-    others = "; ".join(describe_changes(c.setting, best.setting) for c in cooler)
     return (
         "Most probes found the device throttled, as a training will, and it is slower the hotter "
-        "it gets: the gain, and what is compared in these notes, are of rates at one heat, as all "
-        "probes together tell them."
-        + (f" Measured faster, while it was cooler: {others}." if others else "")
+        "it gets: settings are compared by their rates at one heat, as all probes together tell "
+        "them. One that was probed while it was cooler may have measured faster."
     )
 
 
@@ -60,30 +58,18 @@ def _compile_note(best: Contender, found: Sequence[Contender]) -> str:
     eager = next((c for c in found if c.setting.compile == "off"), None)
     if best.setting.compile == "off" or eager is None:
         return ""
-    steps = break_even_steps(best, eager)
     spent = format_seconds(best.compile_seconds)
-    if steps is None:
+    gained = 1 / eager.rate - 1 / best.rate  # seconds of an image
+    if gained <= 0:
         return f"Compiling takes {spent} and is not faster than the best eager setting."
+    steps = max(1, round(best.compile_seconds / (gained * best.images)))
     return (
         f"Compiling takes {spent} and pays after {steps} optimizer steps, against the fastest "
         "eager setting."
     )
 
 
-def _pareto_note(found: Sequence[Contender]) -> str:
-    """What less memory costs: the front of throughput against memory."""
-    kept = [c for c in pareto_front(found) if c.num_bytes is not None]
-    if len(kept) < 2:
-        return ""
-    points = [
-        f"{c.rate:.4g} {c.evidence.counts}/s in {format_bytes(c.num_bytes or 0)}" for c in kept
-    ]
-    return f"Throughput against memory: {', '.join(points)}."
-
-
-def _length_note(best: Contender, images: float | None) -> str:
-    if images is None:
-        return ""
+def _length_note(best: Contender, images: float) -> str:
     total = format_seconds(best.total_seconds(images))
     return (
         f"Ranked by total time for {images:.0f} {best.evidence.counts} of this device: "
@@ -114,7 +100,7 @@ def _flags_note(best: Contender) -> str:
     return f"Noted while the recommended was measured: {'; '.join(flags)}." if flags else ""
 
 
-def untried_note(seconds: Mapping[str, float]) -> str:
+def _untried_note(seconds: Mapping[str, float]) -> str:
     """The compile modes that the budget ended before, and how long each takes."""
     waits = [f"{mode} (about {format_seconds(took)})" for mode, took in seconds.items()]
     if not waits:

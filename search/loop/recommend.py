@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import exp
 
-from planner.core.errors import alternatives
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model, TrainSetting
 from planner.core.schema.record import Excluded, Recommendation
 from planner.core.units import format_bytes
-from search.loop.contenders import Contender, choose, contenders, find_plain_default, ranked
+from search.loop.contenders import Contender
 from search.loop.interrupts import ENDINGS
 from search.loop.notes import notes_on
 from search.loop.sampler import INFEASIBLE
 from search.loop.space import candidate
-from search.loop.surrogate.parts import shared_parts
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import GUESSED_BYTES
 
@@ -26,18 +24,18 @@ MAX_RUNNERS_UP = 5
 
 @dataclass(frozen=True)
 class Summary:
-    """What a search did. `images` is a whole training's, on one device, where a length was asked
-    for; `asked` the setting the person would have used (None where its batch was not chosen),
-    `plain_arm` the arm of the plain default, None where it was left out. `trials_used` are the
-    probes of the study where --trials allowed no more of them, `ran` what ran within the budget, as
-    the search compares it; None where only records are known. `untried` are compile modes that the
-    budget ended before, with the seconds each takes."""
+    """What a search did. `ran` is what ran within the budget. `images` is a whole training's, on
+    one device, where a length was asked for; `asked` the setting the person would have used (None
+    where its batch was not chosen), `plain_arm` the arm of the plain default, None where it was
+    left out. `trials_used` are the probes of the study where --trials allowed no more of them.
+    `untried` are compile modes that the budget ended before, with the seconds each takes."""
 
     model: Model
     device: DeviceInfo
     versions: dict[str, str]
     budget_bytes: int | None
     asked: TrainSetting | None
+    ran: Sequence[Contender] = ()
     plain_arm: str | None = None
     plain_is_at_its_best: bool = True
     images: float | None = None
@@ -45,15 +43,12 @@ class Summary:
     stopped_because: str = ""
     trials_used: int | None = None
     ruled_out: tuple[Excluded, ...] = ()
-    ran: Sequence[Contender] | None = None
     untried: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
 def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recommendation:
     """The recommendation that the records prove; `nothing_fits` with advice where none does."""
-    ran = summary.ran
-    found = contenders(records, summary.budget_bytes) if ran is None else ranked(ran)
     common = {
         "model": summary.model,
         "device": summary.device,
@@ -64,17 +59,15 @@ def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recomme
         "stopped_because": summary.stopped_because,
         "ruled_out": summary.ruled_out,
     }
-    if not found:
+    if not summary.ran:
         return Recommendation(
             status="nothing_fits", setting=None, evidence=None, notes=summary.notes,
             advice=_advice(records, summary), **common,
         )  # fmt: skip
-    best = choose(found, summary.images)
-    others = [c for c in found if c is not best]
-    if summary.images is not None:
-        images = summary.images
-        others.sort(key=lambda c: c.total_seconds(images))
-    plain = find_plain_default(found, summary.plain_arm) if summary.plain_arm else None
+    found = sorted(summary.ran, key=lambda c: -c.rate_over(summary.images))
+    best, *others = found
+    of_plain = (c for c in found if candidate(c.setting).arm == summary.plain_arm)
+    plain = max(of_plain, key=lambda c: c.rate, default=None)
     return Recommendation(
         status="recommended",
         setting=best.setting,
@@ -160,66 +153,26 @@ def how_ended(records: Sequence[MeasurementRecord]) -> str:
     return f"No probe ended well ({listed}). The last said: {last or 'nothing'}"
 
 
-def find_excluded(
-    posterior: Posterior, records: Sequence[MeasurementRecord]
-) -> tuple[Excluded, ...]:
-    """Per arm the smallest batch that was not worth a probe, and why; larger ones go with it. The
-    posterior was told of `records`."""
+def find_excluded(posterior: Posterior) -> tuple[Excluded, ...]:
+    """Per arm the smallest batch that was not worth a probe, and why; larger ones go with it."""
     space, budget_bytes = posterior.space, posterior.budget_bytes
     if budget_bytes is None:
         return ()
     predicted = posterior.predict()
-    failed = _failed_arms(records, budget_bytes)
+    guess = "a guess of " if posterior.prior.bytes_scales == GUESSED_BYTES else ""
     found: dict[str, Excluded] = {}
     order = sorted(range(len(space)), key=lambda i: space.candidates[i].setting.batch_size)
     for i in order:
-        c = space.candidates[i]
-        fits = predicted.fits[i] > INFEASIBLE
-        worth_it = fits and not predicted.excluded[i]
-        if c.arm in found or i in posterior.records or worth_it:
+        c, fits = space.candidates[i], predicted.fits[i] > INFEASIBLE
+        if c.arm in found or i in posterior.records or (fits and not predicted.excluded[i]):
             continue
         need = int(exp(min(predicted.log_bytes[i], 40.0)))
-        found[c.arm] = Excluded(
-            setting=c.setting,
-            predicted_bytes=need,
-            reason=failed.get(c.arm)
-            or (_broken(c.setting, records) if fits else _over(need, posterior)),
+        reason = (
+            f"{guess}about {format_bytes(need)} is over the {format_bytes(budget_bytes)} allowed"
         )
+        if fits:
+            cause = posterior.broken_parts.cause(i)
+            said = f"probes with {cause}" if cause else "another batch of it"
+            reason = f"unlikely to run, as {said} failed"
+        found[c.arm] = Excluded(setting=c.setting, predicted_bytes=need, reason=reason)
     return tuple(found.values())
-
-
-def _over(need: int, posterior: Posterior) -> str:
-    guess = "a guess of " if posterior.prior.bytes_scales == GUESSED_BYTES else ""
-    budget = format_bytes(posterior.budget_bytes or 0)
-    return f"{guess}about {format_bytes(need)} is over the {budget} allowed"
-
-
-def _broken(setting: TrainSetting, records: Sequence[MeasurementRecord]) -> str:
-    """What `setting` shares with most of the probes that failed, and with none that ran."""
-    ran = {p for r in records if r.status == "measured" for p in shared_parts(r.setting)}
-    shares = shared_parts(setting)
-    failures = ("unsupported", "crashed", "non_finite")
-    ends = [r for r in records if r.status in failures and not r.inconclusive]
-    suspects = set(shares) - ran
-    failed = Counter(p for r in ends for p in suspects.intersection(shared_parts(r.setting)))
-    most = max(failed.values())
-    parts = [p for p in shares if failed[p] == most]
-    shown = alternatives("the compiler" if p == "compiler" else p for p in parts)
-    count = "1 probe" if most == 1 else f"{most} probes"
-    return f"unlikely to run, as {count} with {shown} failed"
-
-
-def _failed_arms(records: Sequence[MeasurementRecord], budget_bytes: int) -> dict[str, str]:
-    """Why larger batches of an arm were not tried, where a probe said so."""
-    said = {}
-    for record in records:
-        if record.inconclusive:
-            continue
-        num_bytes = record.used_bytes or 0
-        arm = candidate(record.setting).arm
-        batch = record.setting.batch_size
-        if record.status != "measured":
-            said[arm] = f"batch {batch} was probed: {record.status.replace('_', ' ')}"
-        elif num_bytes > budget_bytes:
-            said[arm] = f"batch {batch} was probed and took {format_bytes(num_bytes)}"
-    return said

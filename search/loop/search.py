@@ -327,7 +327,7 @@ class Search:
             num_candidates=len(self.space),
             stopped_because=stopped,
             trials_used=len(self.records) if used_up else None,
-            ruled_out=find_excluded(sampler.posterior, records),
+            ruled_out=find_excluded(sampler.posterior),
             ran=tuple(sampler.posterior.ran().values()),
             untried=sampler.untried_modes() if "budget" in stopped else {},
             notes=tuple(notes),

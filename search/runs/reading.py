@@ -26,7 +26,6 @@ from planner.libraries.registry import find_library
 from planner.report.estimates import apart_fields
 from planner.report.searches import Run, cited
 from planner.trainers.emission import read_result
-from search.loop.contenders import choose, contenders
 from search.loop.options import model_flags, read_options, tune_command
 from search.loop.records import RecordFile, read_records
 from search.probe.evidence import is_disturbed, is_feasible, rate_interval
@@ -141,11 +140,12 @@ def make_run(
         place, found, records, found.evidence if found else None, interval_of,
         search_again(found, place), tuple(faults), disturbed,
     )  # fmt: skip
-    ran = contenders(records, run.budget_bytes)
-    if run.best is None and ran:
-        run = replace(run, best=choose(ran).evidence)
+    if not records:
+        return run
+    ran = [r for r in records if is_feasible(r, run.budget_bytes)]
+    fastest = max(ran, key=lambda r: r.images_per_second or 0.0, default=None)
     is_within = partial(is_feasible, budget_bytes=run.budget_bytes)
-    return replace(run, studies=studies_of(records, is_within)) if records else run
+    return replace(run, best=run.best or fastest, studies=studies_of(records, is_within))
 
 
 def describe_mixture(records: Sequence[MeasurementRecord]) -> str | None:

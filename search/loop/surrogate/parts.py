@@ -42,7 +42,7 @@ def shared_parts(setting: TrainSetting) -> dict[str, float]:
     mode = setting.compile
     found = {setting.precision: NUMERIC, f"attention {setting.attention}": NUMERIC}
     if setting.compiles:
-        found["compiler"] = COMPILER
+        found["the compiler"] = COMPILER
     if mode != "off":
         found[f"compile {mode}"] = MODE
     if setting.checkpointing != "none":
@@ -92,6 +92,12 @@ class BrokenParts:
             sound = max(0.0, 1.0 - sum(broken.get(part, 0.0) for part in parts))
             found[arm] = sound * (self._runs_alone(arm) if arm in self.failed else 1.0)
         return np.asarray(found[self.arms])
+
+    def cause(self, index: int) -> str:
+        """What most probably keeps candidate `index` from running; "" where no part does."""
+        broken, parts = self._judge(), self.parts[self.arms[index]]
+        worst = max(parts, key=lambda part: broken.get(part, 0.0))
+        return worst if broken.get(worst, 0.0) > 0.5 else ""
 
     def _judge(self) -> dict[str, float]:
         """Bayes' rule, one cause at a time: how probably each part is broken. Failures that a

@@ -202,7 +202,7 @@ class Posterior:
         if good and self.seconds.usual == "heat":
             slower, at = self.seconds.slowness("heat")[0][:-1], np.array(self.seconds.indices)
             for i, c in good.items():
-                good[i] = replace(c, is_hot=True, slower=tuple(np.exp(slower[at == i]).tolist()))
+                good[i] = replace(c, slower=tuple(np.exp(slower[at == i]).tolist()))
         return good
 
     def best(self) -> tuple[int, float] | None:
