@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Self, TypeVar
+
+from pydantic import model_validator
 
 from planner.core.errors import UnsupportedError, UsageError, alternatives, shorten, unknown_name
 from planner.core.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
-from planner.core.schema.distribution import PARALLELISMS, Distribution
-from planner.core.schema.setting import (
-    ATTENTIONS,
-    COMPILE_MODES,
-    COMPILED_FIELDS,
-    FUSED_FAMILIES,
-    OWN_OPTIMIZER,
-    PRECISIONS,
-)
+from planner.core.schema.setting import FUSED_FAMILIES, OWN_OPTIMIZER
 from planner.libraries.limits import attention_limit
 from planner.libraries.registry import find_library
 from planner.machine.hardware.precisions import device_precisions
@@ -40,56 +34,34 @@ TOLERANCE = 0.01
 # memory binds, and at the precisions that can win there.
 PARTIAL_CHECKPOINTINGS = ("blocks:every-2", "selective")
 REDUCED_PRECISIONS = ("bf16", "fp16")
-# What lets several values of a field be read one by one, whatever else it belongs to.
-_COMPANY: Mapping[str, Mapping[str, Any]] = {
-    **{field: {"compile": "default"} for field in COMPILED_FIELDS},
-    "lora_targets": {"lora_rank": 1},
-    **{
-        f: {"parallelism": p} for p in ("ddp", "fsdp", "zero2") for f in Distribution.own_options(p)
-    },
-}
-
 Value = str | int | float
 Restriction = Mapping[str, Sequence[Value]]
 Choices = Mapping[str, tuple[Value, ...]]
 T = TypeVar("T")
 
 
+class _Alone(TrainSetting):
+    """A field by itself. What it needs of others is seen where the setting is whole."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        return self
+
+
 def read_values(field: str, given: object) -> tuple[Value, ...]:
     """The values that an axis may take, as the setting has them. Raises UsageError."""
+    if field in HELD:
+        raise held_error(field)
     if field not in SEARCHABLE:
-        if field in HELD:
-            raise held_error(field)
         raise unknown_name("axis", field, SEARCHABLE, f"One of {', '.join(SEARCHABLE)}.")
     values = (given,) if isinstance(given, str | int | float) else given
-    texts_only = field in AXES
-    if (
-        not isinstance(values, Sequence)
-        or not values
-        or any(v == "" or (texts_only and not isinstance(v, str)) for v in values)
-    ):
+    if not isinstance(values, Sequence) or not values:
         raise UsageError(
             f"restrict names the values {field} may take, and {shorten(given)} names none.",
             "Omit the axis to search all of it.",
         )
-    if field in AXES:
-        return tuple(values)
-    if field == "parallelism":
-        return read_parallelisms([str(value) for value in values])
-    company = _COMPANY.get(field, {})
-    return tuple(
-        getattr(parse(TrainSetting, {**company, field: value}, "the search"), field)
-        for value in values
-    )
-
-
-def read_parallelisms(values: Sequence[str]) -> tuple[Value, ...]:
-    """Names of parallelisms; what they need of a world is seen where it is known."""
-    for value in values:
-        if value not in PARALLELISMS:
-            way_out = f"One or more of {', '.join(PARALLELISMS)}."
-            raise unknown_name("parallelism", value, PARALLELISMS, way_out)
-    return in_order(values)
+    read = (getattr(parse(_Alone, {field: v}, "the search"), field) for v in values)
+    return in_order(read)
 
 
 def held_error(field: str) -> UsageError:
@@ -107,14 +79,14 @@ def axis_choices(
     fp16 is searched only where it is asked for, or the device has no bf16: it is as fast as bf16,
     needs a GradScaler and overflows.
     """
-    offered = {
+    offered: dict[str, tuple[Value, ...]] = {
         "precision": device_precisions(device),
         "checkpointing": _checkpointings(model, device),
         "compile": device_compile_modes(device),
         "attention": _attentions(model),
         "optimizer": implementations(base.optimizer),
     }
-    asked = {axis: [str(v) for v in restrict[axis]] for axis in AXES if axis in restrict}
+    asked = {axis: restrict[axis] for axis in AXES if axis in restrict}
     chosen = {axis: _narrow(axis, offered[axis], asked.get(axis), device) for axis in AXES}
     for axis in ("checkpointing", "attention"):
         for value in asked.get(axis, ()):
@@ -141,17 +113,14 @@ def is_worth_trying(setting: TrainSetting, choices: Choices, restrict: Restricti
     return setting.precision in (fast or precisions)
 
 
-def _check_library(model: Model, axis: str, value: str) -> None:
+def _check_library(model: Model, axis: str, value: Value) -> None:
     """Raises UnsupportedError for what the model's library does not have."""
+    setting = TrainSetting.model_validate({"batch_size": 1, axis: value})
     if isinstance(model, SwinConfig):
-        find_library(model.library).resolve(model, TrainSetting.model_validate(
-            {"batch_size": 1, axis: value}
-        ))  # fmt: skip
-    elif axis == "attention":
-        fault = attention_limit(model, TrainSetting(attention=value))
-        if fault is not None:
-            raise fault.error()
-    elif not (axis == "checkpointing" and TrainSetting(checkpointing=value).checkpoints_any_model):
+        find_library(model.library).resolve(model, setting)
+    elif axis == "attention" and (fault := attention_limit(model, setting)) is not None:
+        raise fault.error()
+    elif axis == "checkpointing" and not setting.checkpoints_any_model:
         raise UnsupportedError(
             f"{axis} {value} cannot be set in {model.title}, which is no Swin of the planner's.",
             "Omit the option, and build it so in a factory of your own.",
@@ -199,47 +168,19 @@ def _attentions(model: Model) -> tuple[str, ...]:
 
 
 def _narrow(
-    axis: str, offered: tuple[str, ...], wanted: Sequence[str] | None, device: DeviceInfo
-) -> tuple[str, ...]:
+    axis: str, offered: tuple[Value, ...], wanted: Sequence[Value] | None, device: DeviceInfo
+) -> tuple[Value, ...]:
     if wanted is None:
         return tuple(v for v in offered if v != "fp8" and not (v == "fp16" and "bf16" in offered))
-    _check_known(axis, wanted)
-    by_device = axis in ("precision", "compile")
-    lacking = [w for w in wanted if w not in offered] if by_device else []
-    lacking = [w for w in lacking if not _only_on_request(axis, w, offered)]
+    known = (*offered, "pure-bf16") if "bf16" in offered else offered
+    lacking = [str(w) for w in wanted if axis == "precision" and w not in known]
     if lacking:
         raise UnsupportedError(
-            f"{axis} {alternatives(lacking)} is not available on {device.name}, which supports "
-            f"{alternatives(offered, 'and')}.",
-            f"Choose one of them with --{axis}.",
+            f"precision {alternatives(lacking)} is not available on {device.name}, which supports "
+            f"{alternatives(map(str, offered), 'and')}.",
+            "Choose one of them with --precision.",
         )
     return in_order(wanted)
-
-
-def _only_on_request(axis: str, value: str, offered: Sequence[str]) -> bool:
-    """Values that are not searched by default but may be asked for."""
-    on_request: dict[str, set[str]] = {
-        "precision": {"pure-bf16"} if "bf16" in offered else set(),
-        "compile": {"reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"},
-    }
-    return value in on_request.get(axis, set())
-
-
-def _check_known(axis: str, wanted: Sequence[str]) -> None:
-    attentions = ("library", *ATTENTIONS)
-    known = {"precision": PRECISIONS, "compile": COMPILE_MODES, "attention": attentions}.get(axis)
-    for value in wanted:
-        if known and value not in known:
-            raise unknown_name(axis, value, known, f"One or more of {', '.join(known)}.")
-        try:
-            TrainSetting.model_validate({axis: value})
-        except ValueError as error:
-            raise UsageError(f"{axis} {value!r} cannot be read.", _first_message(error)) from None
-
-
-def _first_message(error: ValueError) -> str:
-    entries = error.errors() if hasattr(error, "errors") else []
-    return str(entries[0]["msg"]).removeprefix("Value error, ") if entries else str(error)
 
 
 def in_order(values: Iterable[T]) -> tuple[T, ...]:

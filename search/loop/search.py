@@ -13,7 +13,7 @@ import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from planner.core.errors import ContractError, PlannerError
-from planner.core.schema import MeasurementRecord, Model, SwinConfig
+from planner.core.schema import MeasurementRecord, Model, SwinConfig, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.libraries.registry import find_library
 from search.loop.axes import AXES
@@ -339,25 +339,23 @@ def find_plain_arm(space: Space, model: Model) -> str | None:
     """The arm of the plain default: fp32, eager, no checkpointing, and the attention the library
     has by itself (eager where that is not known), with every other axis of the space at its default
     or the first of what was asked. None where the space was restricted to leave it out."""
-    attention = None
+    fields = TrainSetting.model_fields
+    others = {
+        axis: fields[axis].default if fields[axis].default in values else values[0]
+        for axis, values in space.choices.items()
+        if axis not in AXES
+    }
+    plain = {"precision": "fp32", "compile": "off", "checkpointing": "none", **others}
+    found = [
+        c for c in space.candidates
+        if c.setting.optimizer_implementation != "fused"
+        and all(getattr(c.setting, axis) == value for axis, value in plain.items())
+    ]  # fmt: skip
+    attentions = ["library", "eager", "sdpa"]
     if isinstance(model, SwinConfig):
-        attention = find_library(model.library).default_attention(model)
-    others = {axis: values for axis, values in space.choices.items() if axis not in AXES}
-
-    def rank(c: Candidate) -> int | None:
-        s, fields = c.setting, type(c.setting).model_fields
-        is_plain = (s.precision, s.compile, s.checkpointing) == ("fp32", "off", "none")
-        left = all(
-            getattr(s, axis)
-            == (default if (default := fields[axis].default) in values else values[0])
-            for axis, values in others.items()
-        )
-        if not is_plain or not left or s.optimizer_implementation == "fused":
-            return None
-        return 0 if s.attention in (attention, "library") else 1 if s.attention == "eager" else 2
-
-    ranked = [(place, c.arm) for c in space.candidates if (place := rank(c)) is not None]
-    return min(ranked, key=lambda found: found[0])[1] if ranked else None
+        attentions.insert(0, find_library(model.library).default_attention(model))
+    found.sort(key=lambda c: attentions.index(c.setting.attention))
+    return found[0].arm if found else None
 
 
 # A probe that takes longer than all of this is hung: imports and building took under a minute on

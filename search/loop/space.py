@@ -18,6 +18,7 @@ from planner.core.schema import DeviceInfo, Model, SwinConfig, TrainSetting
 from planner.core.schema.distribution import PARALLELISMS, Distribution
 from planner.core.schema.setting import COMPILE_MODES, PRECISIONS
 from planner.core.schema.validation import faults_between
+from planner.estimation.arguments import share_of
 from planner.libraries.limits import SettingFault, setting_limit, trained_limit
 from planner.libraries.registry import find_library
 from search.loop.axes import (
@@ -262,12 +263,7 @@ def _batches(
     if global_batch is None:
         wanted = batch_sizes or (*batch_ladder(largest), *more)
         return [{"batch_size": b, "accumulate": base.accumulate} for b in sorted(set(wanted))]
-    if global_batch < 1 or global_batch % base.world_size:
-        raise UsageError(
-            f"a global batch of {global_batch} cannot be split over {base.world_size} devices.",
-            f"Choose a multiple of {base.world_size}.",
-        )
-    share = global_batch // base.world_size
+    share = share_of(global_batch, base.world_size, 1)
     usual = (*spread([d for d in divisors(share) if d <= largest], MAX_DIVISORS), *more)
     fitting = [b for b in batch_sizes or usual if share % b == 0]
     if not fitting:

@@ -34,7 +34,7 @@ def test_what_is_no_search_is_said_in_a_few_lines(
         ("--epochs nan", 2, "--epochs: Input should be a finite number (got 'nan')\n"),
         ("--headroom -1", 2, "share"),
         ("--gpus 3 --global-batch 16", 2, "a multiple of 3"),
-        ("--gpus 2 --parallelism dpp", 2, "Did you mean 'ddp'"),
+        ("--gpus 2 --parallelism dpp", 2, "--parallelism: Input should be 'none', 'ddp'"),
         ("--storage=", 2, "--storage has no value"),
         ("--set embed_dim=24 --set embed-dim=24", 2, "given twice"),
         ("--set frozen_stages=9", 1, "4 stages"),
