@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -24,7 +24,7 @@ from search.loop.progress import OnProgress, Progress
 from search.loop.recommend import Summary, find_excluded, recommend
 from search.loop.records import RecordsNotWrittenError
 from search.loop.sampler import PlannerSampler
-from search.loop.space import Candidate, Choice, Space, candidate
+from search.loop.space import Candidate, Choice, Space, candidate, setting_id
 from search.loop.storage import storage_faults
 from search.loop.study import Identity, ProbeStudy
 from search.loop.surrogate.costs import compilation_of
@@ -33,10 +33,6 @@ from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import Prior
 from search.probe.evidence import is_feasible
 from search.probe.failure import broke_contract
-
-if TYPE_CHECKING:
-    from search.loop.surrogate.prior import Prior
-
 
 SAME_FAILURES = 3
 NUMERIC_AXES = ("precision", "attention")  # what a machine may break for every setting that has it
@@ -72,8 +68,7 @@ class Search:
         self.sampler = self._sampler()
         self.records: list[MeasurementRecord] = []
         self.seen: set[str] = set()
-        self.crowded: list[str] = []  # settings that others crowded out in this run, one per probe
-        self.num_crowded = 0  # in a row
+        self.made: list[MeasurementRecord] = []  # by this tuner, in this run
         self.has_waited = False
         self.stopped = ""
         self.stamp: Callable[[MeasurementRecord], MeasurementRecord] = lambda record: record
@@ -183,12 +178,13 @@ class Search:
         """What the last probes say of the device or the model, where no further one can help."""
         if self._fails_alike():
             return f"the first {len(self.in_space())} probes failed alike"
-        if self.num_crowded >= MAX_CROWDED:
+        last = self.made[-MAX_CROWDED:]
+        if len(last) == MAX_CROWDED and all(map(_was_crowded, last)):
             return (
                 "other processes took the device's memory: free it, and run the same command to "
                 "go on"
             )
-        last = self.records[-MAX_LOST:]
+        last = self.made[-MAX_LOST:]
         if len(last) == MAX_LOST and all(record.lost_device for record in last):
             return "the device does not answer any more"
         return ""
@@ -211,7 +207,8 @@ class Search:
 
     def _crowded_out(self) -> set[str]:
         """Settings that are left for another run: here others took their memory every time."""
-        return {c for c in self.crowded if self.crowded.count(c) >= MAX_TRIES}
+        tries = Counter(setting_id(r.setting) for r in self.made if _was_crowded(r))
+        return {setting for setting, number in tries.items() if number >= MAX_TRIES}
 
     def _learn(self) -> None:
         """Takes in what the study has of other tuners, and of this one where it was resumed."""
@@ -260,9 +257,7 @@ class Search:
         if cut and record.status == "timed_out" and not record.cut_short:
             record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
         record = stamp(record)
-        crowded = record.inconclusive and not record.cut_short and not record.lost_device
-        self.num_crowded = self.num_crowded + 1 if crowded else 0
-        self.crowded += [chosen.id] if crowded else []
+        self.made.append(record)
         self._hear(record)  # what was measured counts even where the disk refuses it
         self.study.keep(record)
         self._report("end", choice, record=record)
@@ -333,6 +328,10 @@ class Search:
             notes=tuple(notes),
         )
         return recommend(records, summary).model_copy(update={"asked": options.kept})
+
+
+def _was_crowded(record: MeasurementRecord) -> bool:
+    return record.inconclusive and not record.cut_short and not record.lost_device
 
 
 def find_plain_arm(space: Space, model: Model) -> str | None:

@@ -19,11 +19,12 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from planner.core.schema import DeviceInfo, MeasurementRecord, Model
+from planner.core.schema import DeviceInfo, MeasurementRecord, Model, parse
 from search.loop.options import hidden_password
 from search.loop.records import (
+    RecordFile,
     RecordsNotWrittenError,
     append_records,
     format_record,
@@ -32,6 +33,7 @@ from search.loop.records import (
 )
 from search.loop.space import Candidate, Space
 from search.loop.storage import StudyError, open_storage, storage_faults
+from search.probe.evidence import is_feasible
 
 IDENTITY = "identity"  # an attribute of the study, and those of its trials
 RECORD, UNTIL = "record", "until"
@@ -89,16 +91,6 @@ def _name(axis: str, ours: CategoricalDistribution, known: Mapping[str, BaseDist
 
 def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(params.items()))
-
-
-def constraint(record: MeasurementRecord, budget_bytes: int | None) -> float:
-    """How far a record is over its budget, as a share: 0 or less is feasible, 1 a failed probe."""
-    if record.status != "measured":
-        return 1.0
-    num_bytes = record.used_bytes
-    if budget_bytes is None or num_bytes is None:
-        return -1.0
-    return num_bytes / budget_bytes - 1.0
 
 
 class Identity(BaseModel, frozen=True):
@@ -169,43 +161,32 @@ class ProbeStudy:
 
         Raises StudyError where model, device or a version is another and that was not accepted.
         """
-        file = read_records(self.path) if self.path else None
-        records = file.records if file else ()
-        notes = [f"{file.fault}: read up to there."] if file and file.fault else []
-        ours = [r for r in records if accept_different or identity.has(r)]
-        others = [Identity.of(r) for r in records if not identity.has(r)]
-        foreign = others[-1:] if not ours else []
+        file = read_records(self.path) if self.path else RecordFile(())
+        notes = [f"{file.fault}: read up to there."] if file.fault else []
+        ours = [r for r in file.records if accept_different or identity.has(r)]
+        others = [Identity.of(r) for r in file.records if not identity.has(r)]
+        foreign = others[-1:] if accept_different or not ours else []
         with storage_faults(self.source):
             kept = self.optuna.user_attrs.get(IDENTITY)
             if kept is None:
                 self.optuna.set_user_attr(IDENTITY, identity.model_dump(mode="json"))
             else:
-                foreign.append(self._read_identity(kept))
-        differences = [line for each in foreign for line in identity.differences(each)]
+                foreign.append(parse(Identity, kept, f"the study {self.source}"))
+        differences = dict.fromkeys(line for o in foreign for line in identity.differences(o))
         if differences and not accept_different:
             raise StudyError(
                 f"{self.source} belongs to another model, device or software:\n  "
-                + "\n  ".join(dict.fromkeys(differences)),
+                + "\n  ".join(differences),
                 "Choose another --output (or --storage), or go on with --accept-different.",
             )
-        if accept_different:
-            differences += [line for each in others[-1:] for line in identity.differences(each)]
-            notes += [f"Accepted as different: {line}." for line in dict.fromkeys(differences)]
-        elif others:
+        notes += [f"Accepted as different: {line}." for line in differences]
+        if others and not accept_different:
             notes.append(
                 f"{len(others)} probes in {self.path} are of another model, device or software, "
                 "and are left alone."
             )
         self.fill(ours)
         return notes
-
-    def _read_identity(self, kept: Any) -> Identity:
-        try:
-            return Identity.model_validate(kept)
-        except ValidationError:
-            raise StudyError(
-                f"{self.source} is not of this planner.", "Choose another --storage."
-            ) from None
 
     def fill(self, records: Iterable[MeasurementRecord]) -> None:
         """Adds what the study lacks of `records`, of settings that are in its space."""
@@ -218,15 +199,18 @@ class ProbeStudy:
 
     def _ended(self, candidate: Candidate, record: MeasurementRecord) -> FrozenTrial:
         """A record as the trial that Optuna would have made of its probe."""
-        rate = record.images_per_second if record.status == "measured" else None
+        rate = self._value(record)
         return create_trial(
             state=TrialState.PRUNED if rate is None else TrialState.COMPLETE,
             value=rate,
             params=self.params.of(candidate),
             distributions=self.params.distributions,
             user_attrs={RECORD: _study_copy(record)},
-            constraints={"memory": constraint(record, self.budget_bytes)},
         )
+
+    def _value(self, record: MeasurementRecord) -> float | None:
+        """A trial's: images/s; None where it failed, or took more than the budget."""
+        return record.images_per_second if is_feasible(record, self.budget_bytes) else None
 
     def records(self) -> list[MeasurementRecord]:
         """Every probe that ended, by whichever tuner, in the order they were begun."""
@@ -253,10 +237,10 @@ class ProbeStudy:
         """The value of a trial whose probe ended. Raises TrialPruned where it has none."""
         trial.set_user_attr(RECORD, _study_copy(record))
         self._records[trial.number] = record
-        trial.set_constraint("memory", constraint(record, self.budget_bytes))
-        if record.status != "measured" or record.images_per_second is None:
+        rate = self._value(record)
+        if rate is None:
             raise optuna.TrialPruned(record.status)
-        return record.images_per_second
+        return rate
 
     def save(self) -> None:
         """The records of all tuners, on this machine's disk too."""

@@ -24,7 +24,7 @@ from planner.memory.allocator_config import (
     allocator_in_environment,
     recorded_allocator,
 )
-from search.loop.folder import hold_folder, hold_gpu, make_folder, write_result
+from search.loop.folder import hold_folder, make_folder, write_result
 from search.loop.interrupts import handle_signals, held, interruptible
 from search.loop.memory_budget import find_budget
 from search.loop.options import SearchOptions, read_options
@@ -177,7 +177,7 @@ def _probed(
         notes += study.take_over(identity, options.accept_different)
         limits.charge(study.records())
         whole = Limits(None, options.budget_seconds, limits.spent_seconds)
-        notes += _hold_devices(stack, where, devices)
+        notes += [*filter(None, [name_card(where)]), *_world_notes(devices)]
         for note in notes:
             say(note)
         own = None
@@ -226,23 +226,6 @@ def usual_options(device: str) -> tuple[str | None, list[str]]:
         "Probes run with expandable segments, as advice counts; --allocator "
         f"{TORCHS_OWN} is torch's own way."
     ]
-
-
-def _hold_devices(stack: contextlib.ExitStack, where: str, devices: Sequence[str]) -> list[str]:
-    """Keeps other tuners off the devices while the stack lasts; what is to be said of them."""
-    uuids = dict.fromkeys(describe_device(each).uuid for each in devices)
-    held = [stack.enter_context(hold_gpu(uuid)) for uuid in uuids]
-    return [*_card_notes(where, all(held)), *_world_notes(devices)]
-
-
-def _card_notes(where: str, alone: bool) -> list[str]:
-    """Which of differing cards is tuned, and whether another tuner is at it."""
-    card = name_card(where)
-    shared = (
-        f"Another tuner of this machine is at {where}: both measure too slow, and each may take "
-        "the other's memory. Let one end first."
-    )
-    return [*([card] if card else []), *([] if alone else [shared])]
 
 
 def _world_notes(devices: Sequence[str]) -> list[str]:
