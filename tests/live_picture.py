@@ -55,7 +55,8 @@ class Recorded(Show):
         status = self.status
         steps = re.search(r"timing steps: (\d+) so far", status.doing)
         is_late = steps is not None and int(steps[1]) >= STEPS_BEFORE
-        if status.num_done >= PROBES_BEFORE and is_late and self.taken is None:
+        is_after = status.last is not None and status.last.probe > PROBES_BEFORE
+        if is_after and is_late and self.taken is None:
             self.taken = status, time.monotonic()
             raise KeyboardInterrupt
 

@@ -110,18 +110,12 @@ def recommendation_answer(
     if (record := found.evidence) is not None:
         steps = count(len(record.step_seconds), "step")
         rest.append(f"Measured {_date(record)}, {steps} timed (probe {record.probe_id[:8]}).")
-    ruled_out = (
-        f"{describe_setting(ruled.setting, found.model)}: {ruled.reason}"
-        + (f" (expected {format_bytes(ruled.predicted_bytes)})" if ruled.predicted_bytes else "")
-        for ruled in found.ruled_out
-    )
     return [
         doc.Text("\n".join([*_recommended(found, interval_of), *fed])),
         *table,
         doc.Text("\n".join([*close, *first, ended])),
         *([doc.Text(then)] if then else []),
         *notes("notes", rest),
-        *notes("not probed (these batches and larger ones)", ruled_out),
     ]
 
 

@@ -17,13 +17,12 @@ from search.probe.device import MemoryInUse
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory to search in: bytes a setting may take, what a probe is capped to (None: not),
-    what is to be said about it, and what of that the result keeps."""
+    """The memory to search in: bytes a setting may take, what a probe is capped to (None: not), and
+    what is to be said about it."""
 
     budget_bytes: int | None
     cap_bytes: int | None
     notes: tuple[str, ...]
-    kept: tuple[str, ...] = ()
 
 
 def find_budget(
@@ -64,13 +63,12 @@ def find_budget(
         notes.append(
             f"per_process_memory_fraction leaves {format_bytes(limit)}, the CUDA context included."
         )
-    kept = tuple(notes)
     if device.kind == "cpu":
         notes.append("Memory on the CPU is the growth of the worker's peak resident set.")
     budget = less_headroom(limit, options.headroom)
     notes.append(f"Settings may take {format_bytes(budget)} ({options.headroom:.0%} kept free).")
     capped = options.memory_bytes is not None or device.kind == "cpu"
-    return MemoryBudget(budget, limit if capped else None, tuple(notes), kept)
+    return MemoryBudget(budget, limit if capped else None, tuple(notes))
 
 
 def with_allocator(limit_bytes: int, device: DeviceInfo, allocator: AllocatorConfig | None) -> int:

@@ -14,8 +14,9 @@ from search.loop.space import Candidate
 @dataclass(frozen=True)
 class Progress:
     """`kind` is note, start, step or end; `record` is there at an end, `best` is the best so far.
-    Times in seconds; `probe` counts from 1, `num_probes` None is no limit. A start says when the
-    probe is given up on (`deadline_seconds`), a step how many took `step_seconds` each."""
+    `phase` is the search's, and of a step its worker's. Times in seconds; `probe` counts from 1,
+    `num_probes` None is no limit. A start says when the probe is given up on (`deadline_seconds`),
+    a step how many took `step_seconds` each."""
 
     kind: str
     text: str = ""
@@ -37,11 +38,6 @@ OnProgress = Callable[[Progress], None]
 def note_taker(on_progress: OnProgress) -> Callable[[str], None]:
     """What shows a line of text as progress."""
     return lambda text: on_progress(Progress("note", text))
-
-
-def step_progress(phase: str, num_steps: int, step_seconds: float | None) -> Progress:
-    """Where a running probe is."""
-    return Progress("step", phase, num_steps=num_steps, step_seconds=step_seconds)
 
 
 def progress_line(progress: Progress) -> str:

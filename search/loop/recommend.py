@@ -6,18 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from math import exp
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model, TrainSetting
-from planner.core.schema.record import Excluded, Recommendation
+from planner.core.schema.record import Recommendation
 from planner.core.units import format_bytes
 from search.loop.contenders import Contender
 from search.loop.interrupts import ENDINGS
 from search.loop.notes import notes_on
-from search.loop.sampler import INFEASIBLE
 from search.loop.space import candidate
-from search.loop.surrogate.posterior import Posterior
-from search.loop.surrogate.prior import GUESSED_BYTES
 
 MAX_RUNNERS_UP = 5
 
@@ -27,7 +23,8 @@ class Summary:
     """What a search did. `ran` is what ran within the budget. `images` is a whole training's, on
     one device, where a length was asked for; `asked` the setting the person would have used (None
     where its batch was not chosen), `plain_arm` the arm of the plain default, None where it was
-    left out. `trials_used` are the probes of the study where --trials allowed no more of them.
+    left out. `trials_used` are the probes of the study where --trials allowed no more of them,
+    `least_bytes` is what the smallest setting should need.
     `untried` are compile modes that the budget ended before, with the seconds each takes."""
 
     model: Model
@@ -42,7 +39,7 @@ class Summary:
     num_candidates: int = 0
     stopped_because: str = ""
     trials_used: int | None = None
-    ruled_out: tuple[Excluded, ...] = ()
+    least_bytes: int | None = None
     untried: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -57,7 +54,6 @@ def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recomme
         "num_probes": len(records),
         "num_candidates": summary.num_candidates,
         "stopped_because": summary.stopped_because,
-        "ruled_out": summary.ruled_out,
     }
     if not summary.ran:
         return Recommendation(
@@ -123,17 +119,14 @@ def _advice(records: Sequence[MeasurementRecord], summary: Summary) -> str:
         )
     if not records and summary.stopped_because in ENDINGS.values():
         return "No probe was made before that: run the same command again."
-    if not records and (not summary.ruled_out or "the budget" in summary.stopped_because):
+    if not records and "the budget" in summary.stopped_because:
         return "No probe was made: allow more time with --budget."
     memory_bound = all(r.status in ("out_of_memory", "measured") for r in records)
     if memory_bound:
-        needs = [n for r in records if (n := r.used_bytes) and r.status == "measured"]
-        needs += [r.predicted_bytes for r in summary.ruled_out if r.predicted_bytes]
-        least = (
-            f"; the least that any setting needs is about {format_bytes(min(needs))}"
-            if needs
-            else ""
-        )
+        least = ""
+        if summary.least_bytes is not None:
+            needed = format_bytes(summary.least_bytes)
+            least = f"; the least that any setting needs is about {needed}"
         budget = (
             format_bytes(summary.budget_bytes) if summary.budget_bytes else "the device's memory"
         )
@@ -151,28 +144,3 @@ def how_ended(records: Sequence[MeasurementRecord]) -> str:
     listed = ", ".join(f"{count} {status}" for status, count in ends.items())
     last = next((r.message for r in reversed(records) if r.message), "")
     return f"No probe ended well ({listed}). The last said: {last or 'nothing'}"
-
-
-def find_excluded(posterior: Posterior) -> tuple[Excluded, ...]:
-    """Per arm the smallest batch that was not worth a probe, and why; larger ones go with it."""
-    space, budget_bytes = posterior.space, posterior.budget_bytes
-    if budget_bytes is None:
-        return ()
-    predicted = posterior.predict()
-    guess = "a guess of " if posterior.prior.bytes_scales == GUESSED_BYTES else ""
-    found: dict[str, Excluded] = {}
-    order = sorted(range(len(space)), key=lambda i: space.candidates[i].setting.batch_size)
-    for i in order:
-        c, fits = space.candidates[i], predicted.fits[i] > INFEASIBLE
-        if c.arm in found or i in posterior.records or (fits and not predicted.excluded[i]):
-            continue
-        need = int(exp(min(predicted.log_bytes[i], 40.0)))
-        reason = (
-            f"{guess}about {format_bytes(need)} is over the {format_bytes(budget_bytes)} allowed"
-        )
-        if fits:
-            cause = posterior.broken_parts.cause(i)
-            said = f"probes with {cause}" if cause else "another batch of it"
-            reason = f"unlikely to run, as {said} failed"
-        found[c.arm] = Excluded(setting=c.setting, predicted_bytes=need, reason=reason)
-    return tuple(found.values())

@@ -21,7 +21,7 @@ from search.loop.interrupts import ending, interruptible
 from search.loop.options import SearchOptions
 from search.loop.prober import Prober
 from search.loop.progress import OnProgress, Progress
-from search.loop.recommend import Summary, find_excluded, recommend
+from search.loop.recommend import Summary, recommend
 from search.loop.records import RecordsNotWrittenError
 from search.loop.sampler import PlannerSampler
 from search.loop.space import Candidate, Choice, Space, candidate, setting_id
@@ -322,7 +322,7 @@ class Search:
             num_candidates=len(self.space),
             stopped_because=stopped,
             trials_used=len(self.records) if used_up else None,
-            ruled_out=find_excluded(sampler.posterior),
+            least_bytes=sampler.posterior.least_bytes,
             ran=tuple(sampler.posterior.ran().values()),
             untried=sampler.untried_modes() if "budget" in stopped else {},
             notes=tuple(notes),

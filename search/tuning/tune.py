@@ -28,7 +28,7 @@ from search.loop.folder import hold_folder, make_folder, write_result
 from search.loop.interrupts import handle_signals, held, interruptible
 from search.loop.memory_budget import find_budget
 from search.loop.options import SearchOptions, read_options
-from search.loop.prober import DeviceProber, Prober, show_steps
+from search.loop.prober import DeviceProber, Prober
 from search.loop.progress import OnProgress, note_taker
 from search.loop.search import Limits, Search, find_plain_arm
 from search.loop.space import make_space
@@ -170,7 +170,7 @@ def _probed(
         notes.append("The setting to begin with cannot run here: the search begins as usual.")
     if where == "cpu" and options.device == "auto":
         notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
-    say, hear = note_taker(on_progress), show_steps(on_progress)
+    say = note_taker(on_progress)
     with contextlib.ExitStack() as stack:
         if options.storage is None:
             stack.enter_context(hold_folder(output))
@@ -182,7 +182,7 @@ def _probed(
             say(note)
         own = None
         start = partial(
-            DeviceProber, model, where, identity.device, memory.cap_bytes, hear,
+            DeviceProber, model, where, identity.device, memory.cap_bytes, on_progress,
             modules=STEP_MODULES if len(devices) == 1 else WORLD_MODULES,
         )  # fmt: skip
         with interruptible():
@@ -202,7 +202,7 @@ def _probed(
         if own is not None:
             own.on_result = search.receive
         stopped, faults = search.run()
-        recommendation = search.recommend(identity, stopped, [*faults, *memory.kept, *said])
+        recommendation = search.recommend(identity, stopped, [*faults, *memory.notes, *said])
         write_result(output / TUNE_RESULT, recommendation, study.path)
         if data is not None:
             whole.spent_seconds = limits.spent_seconds

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.record import Excluded, Recommendation
+from planner.core.schema.record import Recommendation
 from planner.core.units import GIB
 from search.loop.interrupts import ENDINGS
 from search.loop.options import read_options
@@ -136,12 +136,10 @@ def test_a_batch_is_chosen_where_one_is_named(given: dict[str, Any], is_one: boo
 
 
 def test_nothing_is_said_not_to_fit_where_the_budget_kept_it_from_being_tried() -> None:
-    large = Excluded(setting=change(batch_size=512), reason="memory", predicted_bytes=64 * GIB)
     why = "the budget ends before another probe could"
-    found = recommended([], stopped_because=why, ruled_out=(large,))
+    found = recommended([], stopped_because=why, least_bytes=32 * GIB)
     assert found.advice == "No probe was made: allow more time with --budget."
-    small = large.model_copy(update={"predicted_bytes": 32 * GIB})
-    advice = recommended([], ruled_out=(large, small)).advice
+    advice = recommended([], least_bytes=32 * GIB).advice
     assert advice.startswith("Nothing fits in 16.00 GiB")
     assert "checkpointing" in advice
     assert "the least that any setting needs is about 32.00 GiB" in advice

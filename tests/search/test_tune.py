@@ -183,13 +183,6 @@ def test_what_the_budget_cut_short_is_probed_with_more_time(tmp_path: Path) -> N
     assert first.setting == second.setting == found.setting
 
 
-def test_every_arm_that_was_ruled_out_has_its_reason(tmp_path: Path) -> None:
-    found = run(tmp_path, batch_size=(8, 16, 2048))
-    arms = {r.setting.model_copy(update={"batch_size": 1}) for r in found.ruled_out}
-    assert all(r.setting.batch_size == 2048 for r in found.ruled_out if "about" in r.reason)
-    assert len(arms) == len(found.ruled_out)
-
-
 @pytest.mark.parametrize(("budget", "tried"), [(40.0, False), (600.0, True)])
 def test_a_mode_that_the_budget_ended_before_is_named(
     tmp_path: Path, budget: float, tried: bool

@@ -93,12 +93,6 @@ class BrokenParts:
             found[arm] = sound * (self._runs_alone(arm) if arm in self.failed else 1.0)
         return np.asarray(found[self.arms])
 
-    def cause(self, index: int) -> str:
-        """What most probably keeps candidate `index` from running; "" where no part does."""
-        broken, parts = self._judge(), self.parts[self.arms[index]]
-        worst = max(parts, key=lambda part: broken.get(part, 0.0))
-        return worst if broken.get(worst, 0.0) > 0.5 else ""
-
     def _judge(self) -> dict[str, float]:
         """Bayes' rule, one cause at a time: how probably each part is broken. Failures that a
         surely broken part explains are taken away, and the next cause is looked for."""

@@ -232,6 +232,11 @@ class Posterior:
             fits=None if self.budget_bytes is None else round(float(predicted.fits[index]), 4),
         )
 
+    @property
+    def least_bytes(self) -> int:
+        """What the smallest candidate should need."""
+        return int(exp(min(self.bytes.predict()[0].min(), LARGEST_LOG)))
+
     def probe_seconds(self, predicted: Prediction) -> Array:
         """Expected seconds of probing each candidate: start, compilation, then timed steps."""
         return self.costs.probing(predicted.log_seconds)
