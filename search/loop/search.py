@@ -42,7 +42,10 @@ MAX_LOST = 2  # probes in a row, on a device that does not answer: the second tr
 MAX_TRIES = 2  # of one setting in one run, where others crowded it out
 LEAST_SECONDS = 1.0  # the shortest deadline, so that a probe can still end in order
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between looks at what others are probing
-BUDGET_ENDED_HERE = "the budget has ended"
+# A probe that takes longer than this and its steps is hung: imports and building took under a
+# minute on the slowest machine seen, timing takes at most one, compiling took five times its guess.
+START_SECONDS = 180.0
+STEPS_TO_WAIT = 8  # two of warm-up, three timed, and some for a guess that is too low
 
 
 class TakenError(Exception):
@@ -59,17 +62,11 @@ class Search:
         on_progress: OnProgress = lambda progress: None,
     ) -> None:  # fmt: skip
         self.study, self.prober, self.limits, self.options = study, prober, limits, options
-        self.space, self.budget_bytes, self.on_progress = (
-            study.space,
-            study.budget_bytes,
-            on_progress,
-        )
-        self.prior, self.plain_arm, self.deadline = prior, plain_arm, probe_deadline(prior)
+        self.space, self.budget_bytes = study.space, study.budget_bytes
+        self.prior, self.plain_arm, self.on_progress = prior, plain_arm, on_progress
         self.sampler = self._sampler()
         self.records: list[MeasurementRecord] = []
-        self.seen: set[str] = set()
         self.made: list[MeasurementRecord] = []  # by this tuner, in this run
-        self.has_waited = False
         self.stopped = ""
         self.stamp: Callable[[MeasurementRecord], MeasurementRecord] = lambda record: record
 
@@ -128,15 +125,12 @@ class Search:
         """Until the next is to be asked for anew: a trial may have been freed by another tuner, as
         this one did not answer for long. Its record is kept all the same."""
 
-        def learn(study: optuna.Study, trial: FrozenTrial) -> None:
-            self._learn()
-
         def stop(study: optuna.Study, trial: FrozenTrial) -> None:
             if not self._goes_on():
                 study.stop()
 
         try:
-            self.study.optuna.optimize(self._probe, callbacks=[learn, stop], catch=(TakenError,))
+            self.study.optuna.optimize(self._probe, callbacks=[stop], catch=(TakenError,))
         except ValueError as error:
             if "Cannot tell a" not in str(error):
                 raise
@@ -150,32 +144,27 @@ class Search:
         while True:
             others = self.study.busy()
             self._learn()
-            self.stopped = self._end() or self._limit(others)
+            self.stopped = self._end(len(others))
             if not self.stopped:
                 self.sampler.upcoming = self.sampler.choose(others | self._crowded_out())
                 if self.sampler.upcoming is not None:
                     return True
                 self.stopped = self.sampler.stopped_because
-            is_over = awaited is not None and self.limits.seconds_left() == 0
-            awaited = (awaited or set()) & others if is_over else others
-            if not awaited:
+            if awaited is not None and self.limits.seconds_left() == 0:
+                others &= awaited
+            if not others:
                 return False
-            if not self.has_waited:
+            if awaited is None:
                 said = "Waiting for what other tuners of this study are probing."
                 self.on_progress(Progress("note", said))
-                self.has_waited = True
+            awaited = others
             with interruptible():
                 time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _limit(self, others: set[str]) -> str:
-        trials = self.limits.trials
-        if trials is not None and len(self.records) + len(others) >= trials:
-            return f"--trials {trials} allowed no more probes"
-        return BUDGET_ENDED_HERE if self.limits.seconds_left() == 0 else ""
-
-    def _end(self) -> str:
-        """What the last probes say of the device or the model, where no further one can help."""
+    def _end(self, num_others: int) -> str:
+        """Why no further probe is made: what the last ones say of the device or the model, or the
+        limits, which the probes of other tuners count against."""
         if self._fails_alike():
             return f"the first {len(self.in_space())} probes failed alike"
         last = self.made[-MAX_CROWDED:]
@@ -187,7 +176,10 @@ class Search:
         last = self.made[-MAX_LOST:]
         if len(last) == MAX_LOST and all(record.lost_device for record in last):
             return "the device does not answer any more"
-        return ""
+        trials = self.limits.trials
+        if trials is not None and len(self.records) + num_others >= trials:
+            return f"--trials {trials} allowed no more probes"
+        return "the budget has ended" if self.limits.seconds_left() == 0 else ""
 
     def _fails_alike(self) -> bool:
         """Whether nothing but one and the same crash was seen, or one and the same refusal (of a
@@ -212,13 +204,13 @@ class Search:
 
     def _learn(self) -> None:
         """Takes in what the study has of other tuners, and of this one where it was resumed."""
-        fresh = [r for r in self.study.records() if r.probe_id not in self.seen]
+        known = {r.probe_id for r in self.records}
+        fresh = [r for r in self.study.records() if r.probe_id not in known]
         self.limits.charge(fresh)
         for record in fresh:
             self._hear(record.judged_in(self.budget_bytes))
 
     def _hear(self, record: MeasurementRecord) -> None:
-        self.seen.add(record.probe_id)
         self.records.append(record)
         self.sampler.posterior.tell(candidate(record.setting), record)
 
@@ -276,8 +268,13 @@ class Search:
         return Choice(chosen, "search" if self.records else "calibrate")  # it was enqueued
 
     def _deadline(self, choice: Choice) -> tuple[float, bool]:
-        """Seconds a probe may take, and whether it is the budget that sets them."""
-        hung, end = self.deadline(choice), self.limits.seconds_left()
+        """Seconds a probe may take, and whether it is the budget that sets them: else it is hung,
+        and not slow, by the prior's guesses."""
+        by_mode, rate = self.prior.compile_seconds, choice.expected_rate
+        compiling = 5 * compilation_of(choice.candidate.setting).guess(by_mode)
+        stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0
+        hung = START_SECONDS + compiling + 2 * min(stepping, 3600.0)
+        end = self.limits.seconds_left()
         if end is None or end >= hung:
             return hung, False
         return max(end, LEAST_SECONDS), True
@@ -357,12 +354,7 @@ def find_plain_arm(space: Space, model: Model) -> str | None:
     return found[0].arm if found else None
 
 
-# A probe that takes longer than all of this is hung: imports and building took under a minute on
-# the slowest machine seen, compiling five times its guess.
-START_SECONDS = 120.0
-TIMING_SECONDS = 60.0
 PROBES_SHARE = 0.5  # of the budget, that is left for probes however long their preparation took
-STEPS_TO_WAIT = 8  # two of warm-up, three timed, and some for a guess that is too low
 
 
 @dataclass
@@ -399,15 +391,3 @@ class Limits:
             return None
         used = self.clock() - self.started + self.spent_seconds
         return max(self.budget_seconds - used, 0.0)
-
-
-def probe_deadline(prior: Prior) -> Callable[[Choice], float]:
-    """Seconds after which a probe is hung and not slow, by the prior's guesses."""
-
-    def deadline(choice: Choice) -> float:
-        compiling = 5 * compilation_of(choice.candidate.setting).guess(prior.compile_seconds)
-        rate = choice.expected_rate
-        stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0
-        return START_SECONDS + TIMING_SECONDS + compiling + 2 * min(stepping, 3600.0)
-
-    return deadline

@@ -255,19 +255,16 @@ class ProbeStudy:
         until = time.time() + deadline_seconds + MARGIN_SECONDS
         trial.set_user_attr(UNTIL, until)
         while True:
-            others = self.optuna.get_trials(deepcopy=False)
-            earlier = [t for t in others if t.number < trial.number and self._counts(t)]
-            running = [t for t in earlier if t.state == TrialState.RUNNING]
+            trials = self.optuna.get_trials(deepcopy=False)
+            earlier = [t for t in trials if t.number < trial.number]
+            running = [t for t in earlier if t.state == TrialState.RUNNING and self._is_alive(t)]
             if all(UNTIL in t.user_attrs for t in running):
-                alike = [t for t in earlier if t.params == trial.params]
-                taken = any(_ran_beside(t, trial) for t in alike)
-                return not taken and (most is None or len(earlier) < most)
+                break
             time.sleep(CHOOSING_SECONDS)
-
-    def _counts(self, trial: FrozenTrial) -> bool:
-        """Whether a trial is a probe that ended, or that a tuner is at."""
-        is_running = trial.state == TrialState.RUNNING and self._is_alive(trial)
-        return RECORD in trial.user_attrs or is_running
+        ended = [t for t in earlier if t.state.is_finished() and RECORD in t.user_attrs]
+        unknown = [*running, *(t for t in ended if t.number not in self._records)]
+        is_taken = any(t.params == trial.params for t in unknown)
+        return not is_taken and (most is None or len(running) + len(ended) < most)
 
     def _is_alive(self, trial: FrozenTrial) -> bool:
         """Whether a RUNNING trial's tuner may still be at it. A database has heartbeats; in a
@@ -287,12 +284,6 @@ class ProbeStudy:
             running = self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         found = (self.params.candidate(t.params) for t in running if self._is_alive(t))
         return {candidate.id for candidate in found if candidate is not None}
-
-
-def _ran_beside(other: FrozenTrial, trial: Trial) -> bool:
-    """Whether another tuner was at a trial as this one was chosen, or is."""
-    ended, chosen = other.datetime_complete, trial.datetime_start
-    return ended is None or chosen is None or ended > chosen
 
 
 def _study_copy(record: MeasurementRecord) -> str:
