@@ -57,9 +57,11 @@ def find_budget(
             if options.memory_bytes < total
             else f"--memory {asked} caps nothing: this device has {format_bytes(total)}."
         )
-    fraction_limit = with_allocator(limit, device, allocator)
-    if fraction_limit < limit:
-        limit = fraction_limit
+    allowed = allocator.allowed_bytes(device.total_bytes) if allocator is not None else None
+    if allowed is not None:  # it binds what is reserved: the CUDA context comes on top
+        allowed += overheads_for(recognise_gpu(device.name, device.total_bytes)).context_bytes
+    if allowed is not None and allowed < limit:
+        limit = allowed
         notes.append(
             f"per_process_memory_fraction leaves {format_bytes(limit)}, the CUDA context included."
         )
@@ -69,16 +71,6 @@ def find_budget(
     notes.append(f"Settings may take {format_bytes(budget)} ({options.headroom:.0%} kept free).")
     capped = options.memory_bytes is not None or device.kind == "cpu"
     return MemoryBudget(budget, limit if capped else None, tuple(notes))
-
-
-def with_allocator(limit_bytes: int, device: DeviceInfo, allocator: AllocatorConfig | None) -> int:
-    """What is left of `limit_bytes` under a memory fraction among the allocator's options, which
-    binds what it reserves: the CUDA context comes on top."""
-    allowed = allocator.allowed_bytes(device.total_bytes) if allocator is not None else None
-    if allowed is None:
-        return limit_bytes
-    gpu = recognise_gpu(device.name, device.total_bytes)
-    return min(limit_bytes, allowed + overheads_for(gpu).context_bytes)
 
 
 def less_headroom(limit_bytes: int, headroom: float) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner.core.schema import MeasurementRecord
-from planner.core.units import format_bytes, format_seconds
+from planner.core.units import format_seconds
+from planner.report.searches import memory_text
 from planner.report.settings import describe_setting
 from search.loop.space import Candidate
 
@@ -63,11 +64,6 @@ def progress_line(progress: Progress) -> str:
 def rate_text(record: MeasurementRecord) -> str:
     """What a probe that was measured reached."""
     return f"{record.images_per_second or 0:.4g} {record.counts}/s"
-
-
-def memory_text(record: MeasurementRecord) -> str:
-    """What a step took of its device."""
-    return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
 
 
 def _outcome(record: MeasurementRecord) -> str:

@@ -23,8 +23,7 @@ class Summary:
     """What a search did. `ran` is what ran within the budget. `images` is a whole training's, on
     one device, where a length was asked for; `asked` the setting the person would have used (None
     where its batch was not chosen), `plain_arm` the arm of the plain default, None where it was
-    left out. `trials_used` are the probes of the study where --trials allowed no more of them,
-    `least_bytes` is what the smallest setting should need.
+    left out. `least_bytes` is what the smallest setting should need.
     `untried` are compile modes that the budget ended before, with the seconds each takes."""
 
     model: Model
@@ -38,7 +37,6 @@ class Summary:
     images: float | None = None
     num_candidates: int = 0
     stopped_because: str = ""
-    trials_used: int | None = None
     least_bytes: int | None = None
     untried: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -112,10 +110,10 @@ def _advice(records: Sequence[MeasurementRecord], summary: Summary) -> str:
             "device, and run the same command to go on."
         )
     records = [r for r in records if not r.inconclusive]
-    if not records and summary.trials_used is not None:
+    if not records and "--trials" in summary.stopped_because:
         return (
-            f"No probe of these settings was made: --trials counts those of the whole study, which "
-            f"has {summary.trials_used}. Allow more with --trials."
+            "No probe of these settings was made: --trials counts those of the whole study. Allow "
+            "more with --trials."
         )
     if not records and summary.stopped_because in ENDINGS.values():
         return "No probe was made before that: run the same command again."

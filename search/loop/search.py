@@ -305,8 +305,7 @@ class Search:
         sampler = self._sampler()
         for record in records:
             sampler.posterior.tell(candidate(record.setting), record)
-        trials, options = self.limits.trials, self.options
-        used_up = trials is not None and len(self.records) >= trials
+        options = self.options
         summary = Summary(
             model=identity.model,
             device=identity.device,
@@ -318,7 +317,6 @@ class Search:
             images=options.images,
             num_candidates=len(self.space),
             stopped_because=stopped,
-            trials_used=len(self.records) if used_up else None,
             least_bytes=sampler.posterior.least_bytes,
             ran=tuple(sampler.posterior.ran().values()),
             untried=sampler.untried_modes() if "budget" in stopped else {},

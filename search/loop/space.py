@@ -67,12 +67,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Space:
-    """The candidates, by arm and then by batch. `rungs` are the micro-batches, smallest first,
-    `choices` the values of each axis; `left_out` says what cannot run and why, a line for each law.
-    `first` is to be probed before all others."""
+    """The candidates, by arm and then by batch. `choices` are the values of each axis; `left_out`
+    says what cannot run and why, a line for each law. `first` is to be probed before all others."""
 
     candidates: tuple[Candidate, ...]
-    rungs: tuple[int, ...]
     choices: Mapping[str, tuple[Value | None, ...]]
     left_out: tuple[str, ...] = ()
     first: Candidate | None = None
@@ -214,11 +212,9 @@ def _runnable(
 
 def refusal_line(messages: Sequence[str]) -> str:
     """What one law leaves out, `messages` for each setting: they differ in the values they name."""
-    others = len(set(messages)) - 1
-    so = f", and so with {others} other value{'s' * (others > 1)}" if others else ""
     count = len(messages)
     what = "1 setting is" if count == 1 else f"{count:,} settings are"
-    return f"{what} left out: {messages[0]}{so}."
+    return f"{what} left out: {messages[0]}."
 
 
 def _limit(model: Model, setting: TrainSetting) -> SettingFault | None:
@@ -239,7 +235,6 @@ def space_of(settings: Iterable[TrainSetting]) -> Space:
     choices = {a: in_order(getattr(c.setting, a) for c in found) for a in SEARCHABLE}
     return Space(
         candidates=tuple(found),
-        rungs=tuple(sorted({c.setting.batch_size for c in found})),
         choices={a: values for a, values in choices.items() if a in AXES or len(values) > 1},
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,7 @@ CHOOSING_SECONDS = 0.05  # between looks at whether another tuner has chosen
 
 
 class SpaceParams:
-    """A space as Optuna's parameters: `batch_rung`, the position in the ladder, whose order is what
-    matters, and, where there is a choice, each axis.
+    """A space as Optuna's parameters: `batch_size` and, where there is a choice, each axis.
 
     Optuna holds a categorical parameter to the values with which a study first had it. Where those
     of the study at hand (`known`) are others, the axis gets a name of its own, made of its values.
@@ -58,16 +57,17 @@ class SpaceParams:
             if len(values) > 1
         }
         self.axes = {_name(axis, ours, known or {}): axis for axis, ours in choices.items()}
+        sizes = [c.setting.batch_size for c in space.candidates]
         self.distributions: dict[str, BaseDistribution] = {
-            "batch_rung": IntDistribution(0, max(len(space.rungs) - 1, 0)),
+            "batch_size": IntDistribution(min(sizes), max(sizes)),
             **{name: choices[axis] for name, axis in self.axes.items()},
         }
         self._candidates = {_key(self.of(c)): c for c in space.candidates}
 
     def of(self, c: Candidate) -> dict[str, Any]:
         """A candidate as parameters."""
-        rung = self.space.rungs.index(c.setting.batch_size)
-        return {"batch_rung": rung, **{n: getattr(c.setting, a) for n, a in self.axes.items()}}
+        own = {name: getattr(c.setting, axis) for name, axis in self.axes.items()}
+        return {"batch_size": c.setting.batch_size, **own}
 
     def candidate(self, params: Mapping[str, Any]) -> Candidate | None:
         """The candidate of parameters; None where the space lacks the combination."""
@@ -111,22 +111,17 @@ class Identity(BaseModel, frozen=True):
         ours, theirs = self.model_dump(mode="json"), other.model_dump(mode="json")
         if other.device.is_like(self.device):
             ours["device"] = theirs["device"]
-        for each in (ours, theirs):
-            each["device"].pop("uuid", None)
-        return list(_differences(theirs, ours))
+        ours["device"]["uuid"] = theirs["device"]["uuid"]
+        return [
+            f"{part}.{field}: {theirs[part].get(field)} there, {ours[part].get(field)} here"
+            for part in ("device", "model", "versions")
+            for field in sorted({*ours[part], *theirs[part]})
+            if theirs[part].get(field) != ours[part].get(field)
+        ]
 
     @classmethod
     def of(cls, record: MeasurementRecord) -> Identity:
         return cls(model=record.model, device=record.device, versions=record.versions)
-
-
-def _differences(known: dict[str, Any], ours: dict[str, Any], path: str = "") -> Iterator[str]:
-    for key in sorted({*known, *ours}):
-        theirs, mine = known.get(key), ours.get(key)
-        if isinstance(theirs, dict) and isinstance(mine, dict):
-            yield from _differences(theirs, mine, f"{path}{key}.")
-        elif theirs != mine:
-            yield f"{path}{key}: {theirs} there, {mine} here"
 
 
 @dataclass

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from planner.core.errors import printable
 from planner.core.units import format_seconds
+from planner.report.searches import memory_text
 from planner.report.settings import describe_setting
-from search.loop.progress import Progress, memory_text, rate_text
+from search.loop.progress import Progress, rate_text
 
 _ECHO = 4  # columns for the ^C that a terminal echoes: where it wraps, rich erases a row too few
 # What a worker reports of itself, for a person: search.probe.parent.runner.ProbeEvent says when.
