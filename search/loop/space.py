@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -24,7 +24,6 @@ from planner.libraries.registry import find_library
 from search.loop.axes import (
     AXES,
     SEARCHABLE,
-    Choices,
     Restriction,
     Value,
     axis_choices,
@@ -136,36 +135,27 @@ def make_space(
     choices = axis_choices(model, device, base, restrict, start)
     batches = _batches(device, base, batch_sizes, global_batch, start)
     excluded: dict[tuple[str, ...], list[str]] = {}
+
+    def made(arm: Mapping[str, object], batch: Mapping[str, int]) -> TrainSetting | None:
+        setting = _parse({**held, **arm, **batch}, excluded)
+        return setting and setting.with_recipe(of_swin)
+
     settings = {
-        setting.with_recipe(of_swin): None  # an option of another parallelism makes no other
-        for arm in product(*choices.values())
+        setting: None  # an option of another parallelism makes no other
+        for values in product(*choices.values())
         for batch in batches
-        if (setting := _parse({**held, **dict(zip(choices, arm, strict=True)), **batch}, excluded))
+        if (setting := made(dict(zip(choices, values, strict=True)), batch))
         and is_worth_trying(setting, choices, restrict)
     }
-    found = None if start is None else _first(start, held, choices, batches, excluded)
-    first = found and found.with_recipe(of_swin)
+    first = None
+    if start is not None:  # with the first value of each axis that has not its own
+        own = {axis: getattr(start, axis) for axis in choices}
+        arm = {a: own[a] if own[a] in values else values[0] for a, values in choices.items()}
+        size = start.batch_size
+        first = made(arm, min(batches, key=lambda batch: abs(batch["batch_size"] - size)))
     settings |= {} if first is None else {first: None}
     space = _runnable(model, list(settings), excluded)
     return space if first is None else replace(space, first=space.find(first))
-
-
-def _first(
-    start: TrainSetting,
-    held: Mapping[str, object],
-    choices: Choices,
-    batches: Sequence[Mapping[str, int]],
-    excluded: dict[tuple[str, ...], list[str]],
-) -> TrainSetting | None:
-    """`start` among those choices and batches, with the first value of each axis that has not its
-    own; None where that excludes each other."""
-    arm = {
-        axis: value if (value := getattr(start, axis)) in values else values[0]
-        for axis, values in choices.items()
-    }
-    size = start.batch_size
-    batch = min(batches, key=lambda b: abs(b["batch_size"] - size))
-    return _parse({**held, **arm, **batch}, excluded)
 
 
 def _parse(
@@ -182,12 +172,9 @@ def _parse(
         return None
 
 
-def _own_fields(fields: Mapping[str, object]) -> dict[str, object]:
+def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Without the options that belong to another parallelism than that of `fields`."""
-    parallelism = fields.get("parallelism")
-    if parallelism not in PARALLELISMS:
-        return dict(fields)
-    foreign = Distribution.all_options() - Distribution.own_options(parallelism)
+    foreign = Distribution.all_options() - Distribution.own_options(fields["parallelism"])
     return {field: value for field, value in fields.items() if field not in foreign}
 
 

@@ -27,7 +27,7 @@ from planner.report.estimates import apart_fields
 from planner.report.searches import Run, cited
 from planner.trainers.emission import read_result
 from search.loop.options import model_flags, read_options, tune_command
-from search.loop.records import RecordFile, read_records
+from search.loop.records import read_records
 from search.probe.evidence import is_disturbed, is_feasible, rate_interval
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def read_run(target: str | Path) -> Run:
     elif path.suffix == ".json":
         found = read_result(path)
     else:
-        file = tried(lambda: _read_one_search(path))
+        file = tried(lambda: read_records(path))
     if file is not None and file.fault:
         faults.append(f"{file.fault}; what stands before it was read.")
     records = file.records if file is not None else ()
@@ -110,16 +110,6 @@ def read_run(target: str | Path) -> Run:
         return make_run(str(path), found, records, faults)
     law = "\n".join(faults) or f"{path} holds no search: no {TUNE_RESULT}, no probes."
     raise UsageError(law, _WAY_OUT)
-
-
-def _read_one_search(path: Path) -> RecordFile:
-    """The records of a file that anybody may have put together. Raises UsageError."""
-    file = read_records(path)
-    of = {f"{record.model.title} on {record.device.title}" for record in file.records}
-    named = ", ".join(sorted(of)[:3])
-    law = f"{path} holds records of {len(of)} models or devices ({named} …)."
-    refuse_if(len(of) > 1, law, _WAY_OUT)
-    return file
 
 
 def make_run(
