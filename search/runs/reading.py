@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from planner.core.errors import PlannerError, UsageError, refuse_if
 from planner.core.files import (
@@ -21,17 +20,12 @@ from planner.core.files import (
 )
 from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.core.schema.record import Recommendation
-from planner.core.units import GIB
 from planner.libraries.registry import find_library
-from planner.report.estimates import apart_fields
 from planner.report.searches import Run, cited
 from planner.trainers.emission import read_result
 from search.loop.options import model_flags, read_options, tune_command
 from search.loop.records import read_records
 from search.probe.evidence import is_disturbed, is_feasible, rate_interval
-
-if TYPE_CHECKING:
-    from optuna import Study
 
 STORAGES = (".db", ".journal", ".log")
 MOST_NAMED = 6
@@ -130,12 +124,9 @@ def make_run(
         place, found, records, found.evidence if found else None, interval_of,
         search_again(found, place), tuple(faults), disturbed,
     )  # fmt: skip
-    if not records:
-        return run
     ran = [r for r in records if is_feasible(r, run.budget_bytes)]
     fastest = max(ran, key=lambda r: r.images_per_second or 0.0, default=None)
-    is_within = partial(is_feasible, budget_bytes=run.budget_bytes)
-    return replace(run, best=run.best or fastest, studies=studies_of(records, is_within))
+    return replace(run, best=run.best or fastest)
 
 
 def describe_mixture(records: Sequence[MeasurementRecord]) -> str | None:
@@ -168,51 +159,3 @@ def search_again(found: Recommendation | None, place: str) -> str:
             return ""
     asked = asked.model_copy(update={"output": asked.output or Path(place)})
     return tune_command(model.title, asked, model_flags(model))
-
-
-def studies_of(
-    records: Sequence[MeasurementRecord], is_within: Callable[[MeasurementRecord], bool]
-) -> tuple[Study, Study]:
-    """By images/s, and by memory in GiB and images/s. The parameters are the axes that were varied;
-    what measured no value has failed, and what is not within the budget breaks a constraint."""
-    import optuna
-    from optuna.trial import TrialState, create_trial
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    axes = apart_fields([record.setting for record in records])
-    names = {axis: "batch" if axis == "batch_size" else axis.replace("_", " ") for axis in axes}
-    known = {names[axis]: _distribution(records, axis) for axis in axes}
-    alone = optuna.create_study(directions=["maximize"])
-    both = optuna.create_study(directions=["minimize", "maximize"])
-    for study in (alone, both):  # Optuna counts from 0, our tables from 1
-        study.add_trial(create_trial(state=TrialState.FAIL))
-    for record in records:
-        size = record.used_bytes and record.used_bytes / GIB
-        rate = record.images_per_second
-        for study, values in ((alone, (rate,)), (both, (size, rate))):
-            ran = record.status == "measured" and None not in values
-            study.add_trial(
-                create_trial(
-                    state=TrialState.COMPLETE if ran else TrialState.FAIL,
-                    values=[v for v in values if v is not None] if ran else None,
-                    params={names[axis]: _value(record, axis) for axis in axes},
-                    distributions=known,
-                    constraints={"budget": float(not is_within(record))},
-                )
-            )
-    return alone, both
-
-
-def _distribution(records: Sequence[MeasurementRecord], axis: str) -> Any:
-    from optuna.distributions import CategoricalDistribution, IntDistribution
-
-    values = [_value(record, axis) for record in records]
-    if all(type(value) is int for value in values):
-        return IntDistribution(min(values), max(values), log=axis == "batch_size")
-    return CategoricalDistribution(sorted(set(values), key=str))
-
-
-def _value(record: MeasurementRecord, axis: str) -> Any:
-    """What a parameter of a study may be: other values as texts."""
-    value = getattr(record.setting, axis)
-    return value if isinstance(value, str | int | float | None) else str(value)

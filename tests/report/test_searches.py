@@ -111,12 +111,12 @@ def test_memory_against_rate_has_every_probe_and_the_front(
 ) -> None:
     run: Run = request.getfixturevalue(name)
     drawn = traces_of(run, "-front")
-    points = {
-        name: sorted(zip(drawn[name]["x"], drawn[name]["y"], strict=True))
+    points: dict[str, list[tuple[float, float]]] = {
+        name: sorted(zip(drawn[name]["x"], drawn[name]["y"], strict=True)) if name in drawn else []
         for name in ("over the memory limit", "probe", "fastest for its memory")
     }
     measured = [r for r in run.records if r.status == "measured"]
-    assert sorted(at for held in points.values() for at in held) == sorted(
+    assert sorted(points["over the memory limit"] + points["probe"]) == sorted(
         ((r.used_bytes or 0) / GIB, r.images_per_second) for r in measured
     )
     for x, y in points["fastest for its memory"]:
@@ -185,10 +185,6 @@ def test_each_axis_has_its_probes_and_joins_those_that_differ_in_it_only() -> No
                 for record in ran if record.images_per_second in line.y
             }  # fmt: skip
             assert len(alike) == 1 < len(set(line.x))
-    settings = [TrainSetting(batch_size=8, precision="fp32"), TrainSetting(batch_size=4)]
-    two = [make_record(setting) for setting in settings]
-    said = [text.text for text in parts_of(Text, run_of(two))]
-    assert any("No two probes differ in batch or precision only" in text for text in said)
 
 
 # Several subjects
