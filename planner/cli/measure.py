@@ -25,9 +25,9 @@ from planner.estimation.kept import is_predicted, read_predicted
 from planner.libraries.resolve import resolve_model
 from planner.machine.nvml import devices
 from search import check_platform
-from search.loop.axes import HELD, held_error
 from search.loop.interrupts import handle_signals
 from search.loop.options import SEARCH, SearchOptions, begin_at
+from search.loop.space import HELD, held_error
 
 if TYPE_CHECKING:
     from search.probe.parent.runner import ProbeEvent

@@ -39,7 +39,7 @@ from planner.core.units import (
 from planner.estimation.arguments import read_allocator, read_memory, read_setting
 from planner.estimation.kept import Predicted
 from planner.throughput.cost import IMAGENET_IMAGES
-from search.loop.axes import AXES, TOLERANCE, Restriction, implementations, read_values
+from search.loop.space import AXES, TOLERANCE, Restriction, implementations, read_values
 
 MANY = 1 << 40
 SEARCH, DEVICE, TRAINING = "Search", "Device", "Whole training"  # headings of --help

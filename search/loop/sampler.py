@@ -13,8 +13,7 @@ from optuna.trial import FrozenTrial
 
 from planner.core.schema.setting import COMPILE_MODES
 from planner.core.units import format_seconds
-from search.loop.axes import TOLERANCE
-from search.loop.space import Choice, Phase, Space
+from search.loop.space import TOLERANCE, Choice, Phase, Space
 from search.loop.study import SpaceParams
 from search.loop.surrogate.costs import compilation_of
 from search.loop.surrogate.parts import is_plain

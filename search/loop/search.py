@@ -16,7 +16,6 @@ from planner.core.errors import ContractError, PlannerError
 from planner.core.schema import MeasurementRecord, Model, SwinConfig, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.libraries.registry import find_library
-from search.loop.axes import AXES
 from search.loop.interrupts import ending, interruptible
 from search.loop.options import SearchOptions
 from search.loop.prober import Prober
@@ -24,9 +23,8 @@ from search.loop.progress import OnProgress, Progress
 from search.loop.recommend import Summary, recommend
 from search.loop.records import RecordsNotWrittenError
 from search.loop.sampler import PlannerSampler
-from search.loop.space import Candidate, Choice, Space, candidate, setting_id
-from search.loop.storage import storage_faults
-from search.loop.study import Identity, ProbeStudy
+from search.loop.space import AXES, Candidate, Choice, Space, candidate, setting_id
+from search.loop.study import Identity, ProbeStudy, storage_faults
 from search.loop.surrogate.costs import compilation_of
 from search.loop.surrogate.parts import is_plain
 from search.loop.surrogate.posterior import Posterior

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from planner.advice.space import batch_ladder, divisors
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import DeviceInfo, FactoryModel, SwinConfig, TrainSetting
-from search.loop.axes import AXES, Value, read_values
 from search.loop.space import (
+    AXES,
     Space,
+    Value,
     make_space,
+    read_values,
     setting_id,
     simplicity,
 )

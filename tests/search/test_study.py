@@ -23,8 +23,7 @@ from search.loop.folder import hold_folder
 from search.loop.options import hidden_password
 from search.loop.records import append_records, read_records
 from search.loop.space import Space, make_space
-from search.loop.storage import StudyError
-from search.loop.study import Identity, ProbeStudy
+from search.loop.study import Identity, ProbeStudy, StudyError
 from tests.search.tables import GPU, MODEL, SMALL, make_record
 
 SPACE: Space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16, 32, 512))
