@@ -43,15 +43,13 @@ class Run:
     """A search of settings, left at `place`: what was recommended (None while it runs), and every
     probe in the order they ended. `best` is what it recommends, or else the best so far.
     `interval_of` is where a record's rate lies, `disturbed` are the ids of those that something
-    slowed. `again` is the command that searches again; `faults` say what could not be read, or does
-    not belong together."""
+    slowed; `faults` say what could not be read, or does not belong together."""
 
     place: str
     found: Recommendation | None
     records: tuple[MeasurementRecord, ...]
     best: MeasurementRecord | None
     interval_of: IntervalOf
-    again: str = ""
     faults: tuple[str, ...] = ()
     disturbed: frozenset[str] = frozenset()
 
@@ -448,7 +446,7 @@ def _rate_cell(rate: float | None, within: Interval) -> doc.Number:
 
 
 def _environment(run: Run) -> list[doc.Part]:
-    """Where the newest probe ran, what disturbed some, and how to search again."""
+    """Where the newest probe ran, what disturbed some, and the options of the search."""
     record = run.records[-1]
     device, world = run.found.device if run.found else record.device, record.world
     memory = format_bytes(device.total_bytes)
@@ -465,7 +463,10 @@ def _environment(run: Run) -> list[doc.Part]:
     )  # fmt: skip
     said = ", ".join(f"{flag} ({number})" for flag, number in kinds.most_common(5))
     facts.append(("Disturbed by", said or "nothing, as far as was read"))
-    return [doc.Facts(facts), *([doc.Copyable(run.again, "Search again")] if run.again else [])]
+    if run.found is not None and run.found.asked is not None:
+        asked = ", ".join(f"{name}={value!r}" for name, value in run.found.asked.items())
+        facts.append(("Asked", asked or "no option"))
+    return [doc.Facts(facts)]
 
 
 def _date(record: MeasurementRecord) -> str:

@@ -1,12 +1,10 @@
 """What a search may be asked, beyond the model: each option is declared once, in `SearchOptions`,
-from which `tune` and the command both take it. And the way back: what a result keeps of it, and the
-command that asks the same again."""
+from which `tune` and the command both take it. A result keeps what is not a default."""
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -21,32 +19,23 @@ from pydantic import (
     model_validator,
 )
 
-from planner.advice.flags import field_flags
 from planner.core.errors import refuse_if, shorten
 from planner.core.files import named_path
-from planner.core.schema import FactoryModel, Model, SwinConfig, TrainSetting, parse
+from planner.core.schema import SwinConfig, TrainSetting, parse
 from planner.core.schema.distribution import SEVERAL, Distribution
 from planner.core.schema.setting import Count
-from planner.core.schema.validation import CrossFieldError, Fault, Option, declared_options
-from planner.core.units import (
-    MAX_SECONDS,
-    exact,
-    exact_bytes,
-    exact_seconds,
-    parse_percent,
-    parse_seconds,
-)
+from planner.core.schema.validation import CrossFieldError, Fault, Option
+from planner.core.units import MAX_SECONDS, parse_percent, parse_seconds
 from planner.estimation.arguments import read_allocator, read_memory, read_setting
 from planner.estimation.kept import Predicted
 from planner.throughput.cost import IMAGENET_IMAGES
-from search.loop.space import AXES, TOLERANCE, Restriction, implementations, read_values
+from search.loop.space import AXES, TOLERANCE, Restriction, read_values
 
 MANY = 1 << 40
 SEARCH, DEVICE, TRAINING = "Search", "Device", "Whole training"  # headings of --help
-_MODEL_OPTIONS = {n: said.flag_of(n) for n, said in declared_options(SwinConfig).items()}
 
 
-# How a value is read, as Python has it or as it is typed; and written, as it is typed.
+# How a value is read, as Python has it or as it is typed.
 
 
 def read_base(base: TrainSetting | Mapping[str, Any] | None) -> TrainSetting:
@@ -63,10 +52,14 @@ def read_base(base: TrainSetting | Mapping[str, Any] | None) -> TrainSetting:
     return setting
 
 
+def said(setting: TrainSetting) -> dict[str, object]:
+    """The fields that are not the defaults."""
+    return setting.differences(TrainSetting())
+
+
 def held(base: TrainSetting) -> dict[str, object]:
-    """The fields of `base` that hold for every probe, where they are not the defaults."""
-    found = base.differences(TrainSetting())
-    return {f: v for f, v in found.items() if f == "optimizer" or f not in AXES}
+    """Of these what holds for every probe."""
+    return {f: v for f, v in said(base).items() if f == "optimizer" or f not in AXES}
 
 
 def read_restrictions(restrict: Any) -> Restriction:
@@ -84,11 +77,6 @@ def read_start(start: TrainSetting | Mapping[str, Any] | str) -> TrainSetting:
         parts = re.split(r",(?=\w+=)", start)  # a comma may be part of a value
         start = dict(part.strip().partition("=")[::2] for part in parts)
     return read_setting(start, {})
-
-
-def start_text(start: TrainSetting) -> str:
-    fields = start.differences(TrainSetting()) or {"batch_size": start.batch_size}
-    return ",".join(f"{field}={str(value).lower()}" for field, value in fields.items())
 
 
 def read_seconds(given: Any) -> Any:
@@ -116,18 +104,15 @@ Sizes = Annotated[
     Field(min_length=1),
 ]
 Steps = Annotated[int, Field(ge=1, le=MANY)]
-Bytes = Annotated[int, BeforeValidator(read_memory), PlainSerializer(exact_bytes)]
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 Share = Annotated[
     float,
     BeforeValidator(lambda given: parse_percent(given) if isinstance(given, str) else given),
     Field(ge=0, lt=1),
-    PlainSerializer(exact),
 ]
 Seconds = Annotated[
     Annotated[float, Field(ge=0, le=MAX_SECONDS)] | None,
     BeforeValidator(read_seconds),
-    PlainSerializer(lambda seconds: "none" if seconds is None else exact_seconds(seconds)),
 ]
 
 
@@ -142,7 +127,7 @@ class SearchOptions(BaseModel):
     )
     restrict: Annotated[Restriction, PlainValidator(read_restrictions)] = {}
     start: Annotated[
-        Annotated[TrainSetting, BeforeValidator(read_start), PlainSerializer(start_text)] | None,
+        Annotated[TrainSetting, BeforeValidator(read_start), PlainSerializer(said)] | None,
         Option("Probe this first, and search around it: batch_size=32,precision=bf16.",
                "FIELD=VALUE,…", SEARCH),
     ] = None  # fmt: skip
@@ -159,7 +144,8 @@ class SearchOptions(BaseModel):
                SEVERAL),
     ] = None  # fmt: skip
     memory_bytes: Annotated[
-        Bytes | None, Option("Emulate a smaller device: 24GiB, 24GB.", "SIZE", DEVICE, "--memory")
+        Annotated[int, BeforeValidator(read_memory)] | None,
+        Option("Emulate a smaller device: 24GiB, 24GB.", "SIZE", DEVICE, "--memory"),
     ] = None
     allocator: Annotated[
         Annotated[str, BeforeValidator(_checked_allocator)] | None,
@@ -185,7 +171,7 @@ class SearchOptions(BaseModel):
         Option("Rank by the total time of N optimizer steps, compilation included.", "N", TRAINING),
     ] = None
     epochs: Annotated[
-        Annotated[float, Field(gt=0, le=MANY), PlainSerializer(exact)] | None,
+        Annotated[float, Field(gt=0, le=MANY)] | None,
         Option("As --steps, for N epochs of ImageNet-1k.", "N", TRAINING),
     ] = None
     storage: Annotated[
@@ -207,8 +193,7 @@ class SearchOptions(BaseModel):
 
     @property
     def kept(self) -> dict[str, JsonValue]:
-        """What is not a default, as `read_options` reads it back: in a result, and as it is typed.
-        A password in the storage's address is not kept."""
+        """What is not a default. A password in the storage's address is not kept."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
     @property
@@ -301,50 +286,3 @@ def begin_at(
     }
     given = {name: value for name, value in limits.items() if value is not None}
     return {**given, **typed, "base": parse(TrainSetting, base, found.source)}
-
-
-def tune_command(model: str, options: SearchOptions, more: Iterable[str] = ()) -> str:
-    """A line for a shell: `planner tune MODEL …` with the options that are not the defaults, and
-    `more` of the model.
-
-    `base.batch_size` has no option: it only says which batch a learning rate was tuned for."""
-    words = ["planner", "tune", *([model] if model else []), *more, *_setting_flags(options)]
-    kept = options.kept
-    if options.base.world_size != 1:  # what `base` says of devices
-        kept["gpus"] = options.base.world_size
-    for name, said in declared_options(SearchOptions).items():
-        if name in kept:
-            value = kept[name]
-            words += [said.flag_of(name), *([] if value is True else [str(value)])]
-    return shlex.join(words)
-
-
-def model_flags(model: Model) -> list[str]:
-    """The options that make what a model's title names into `model`, where that is no Swin of ours:
-    all sizes of a library's own, whose defaults only the library knows."""
-    if isinstance(model, SwinConfig):
-        return []
-    default: Mapping[str, Any] = {}
-    if isinstance(model, FactoryModel):
-        default = FactoryModel(factory=model.factory).model_dump()
-    words: list[str] = []
-    for field in ("image_size", "in_channels", "num_classes", "num_frames", "sequence_length"):
-        value = getattr(model, field, None)
-        if value is not None and value != default.get(field):
-            values = dict.fromkeys(value) if isinstance(value, tuple) else (value,)
-            words += field_flags(field, values, _MODEL_OPTIONS)
-    return words
-
-
-def _setting_flags(options: SearchOptions) -> list[str]:
-    """What is held of every setting, and the values that axes are restricted to."""
-    values: dict[str, Sequence[object]] = {}
-    if options.batch_size is not None:
-        values["batch_size"] = options.batch_size
-    for field, value in held(options.base).items():
-        if field not in ("batch_size", "world_size"):
-            values[field] = implementations(str(value)) if field == "optimizer" else (value,)
-    if options.gpus is not None and values.get("parallelism") == ("ddp",):
-        del values["parallelism"]  # what --gpus means by itself
-    values |= options.restrict
-    return [word for field, given in values.items() for word in field_flags(field, given)]

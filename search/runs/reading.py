@@ -18,12 +18,10 @@ from planner.core.files import (
     parse_json,
     read_text,
 )
-from planner.core.schema import MeasurementRecord, SwinConfig
+from planner.core.schema import MeasurementRecord
 from planner.core.schema.record import Recommendation
-from planner.libraries.registry import find_library
 from planner.report.searches import Run, cited
 from planner.trainers.emission import read_result
-from search.loop.options import model_flags, read_options, tune_command
 from search.loop.records import read_records
 from search.probe.evidence import is_disturbed, is_feasible, rate_interval
 
@@ -122,7 +120,7 @@ def make_run(
     disturbed = frozenset(r.probe_id for r in records if is_disturbed(r))
     run = Run(
         place, found, records, found.evidence if found else None, interval_of,
-        search_again(found, place), tuple(faults), disturbed,
+        tuple(faults), disturbed,
     )  # fmt: skip
     ran = [r for r in records if is_feasible(r, run.budget_bytes)]
     fastest = max(ran, key=lambda r: r.images_per_second or 0.0, default=None)
@@ -141,21 +139,3 @@ def describe_mixture(records: Sequence[MeasurementRecord]) -> str | None:
     more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     named = "; ".join([*found][:MOST_NAMED])
     return f"These records are of several environments: {named}{more}."
-
-
-def search_again(found: Recommendation | None, place: str) -> str:
-    """The command that goes on; "" where no result keeps what was asked, or a name does not say the
-    model."""
-    if found is None:
-        return ""
-    try:
-        asked = read_options(found.asked or {})
-    except UsageError:
-        return ""
-    model = found.model
-    if isinstance(model, SwinConfig):
-        named = find_library(model.library).find(model.name or "")
-        if named != model:  # another Swin of the same name
-            return ""
-    asked = asked.model_copy(update={"output": asked.output or Path(place)})
-    return tune_command(model.title, asked, model_flags(model))

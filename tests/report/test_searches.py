@@ -13,7 +13,7 @@ from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, Train
 from planner.core.units import GIB, format_bytes, format_rate
 from planner.machine.hardware import Gpu, find_gpu
 from planner.report.estimates import apart_fields
-from planner.report.page.contents import Chart, Copyable, Number, Table, Text
+from planner.report.page.contents import Chart, Copyable, Facts, Number, Table, Text
 from planner.report.page.rendering import all_parts, page_html
 from planner.report.pages import is_of, make_page
 from planner.report.searches import Run
@@ -21,7 +21,7 @@ from planner.report.step import Step
 from planner.trainers.emission import emit
 from search.loop.options import read_options
 from search.loop.records import read_records
-from search.runs.reading import make_run, read_run, search_again
+from search.runs.reading import make_run, read_run
 from search.runs.writing import report_estimate
 from tests.search.replays import leave_run
 from tests.search.tables import invented_table, make_record
@@ -136,18 +136,12 @@ def test_the_table_has_every_probe_with_its_reason(trouble: Run) -> None:
     assert {trouble.records[i].setting for i in table.marked} == {trouble.found.setting}
 
 
-def test_the_command_that_repeats_a_search_has_its_options(grid: Run) -> None:
-    found = grid.found
-    assert found is not None
-    asked = read_options({"restrict": {"precision": "bf16"}, "trials": 9}).kept
-    named = SwinConfig.model_validate({"library": "native", "name": "no published one"})
-    for model in (found.model, named):  # whose name alone does not say it
-        assert search_again(found.model_copy(update={"asked": asked, "model": model}), "x") == ""
-    published = report_estimate("native:swin_tiny").estimate.model
-    known = found.model_copy(update={"model": published, "asked": asked})
-    options = "--precision bf16 --trials 9 --output x"
-    assert search_again(known, "x") == f"planner tune native:swin_tiny {options}"
-    assert search_again(known.model_copy(update={"asked": {"a": 1}}), "x") == ""
+def test_the_options_of_a_search_are_said(grid: Run) -> None:
+    assert grid.found is not None
+    asked = read_options({"restrict": {"precision": "bf16"}, "budget_seconds": 90}).kept
+    run = replace(grid, found=grid.found.model_copy(update={"asked": asked}))
+    facts = dict(fact for part in parts_of(Facts, run) for fact in part.pairs)
+    assert facts["Asked"] == "restrict={'precision': ['bf16']}, budget_seconds=90.0"
 
 
 def test_nothing_fits(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_it_begins_where_it_is_told_to(tmp_path: Path) -> None:
     third = read_records(tmp_path / "probes.jsonl").records[2].setting
     assert {field: getattr(third, field) for field in start} == start
     assert found.asked is not None
-    assert "batch_size=24" in str(found.asked["start"])
+    assert found.asked["start"] == {"batch_size": 24, "checkpointing": "blocks"}
     run(tmp_path, start={**start, "batch_size": 48, "attention": "eager"}, trials=4)
     fourth = read_records(tmp_path / "probes.jsonl").records[3].setting
     assert (fourth.batch_size, fourth.attention) == (32, "sdpa")
