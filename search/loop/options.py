@@ -52,14 +52,14 @@ def read_base(base: TrainSetting | Mapping[str, Any] | None) -> TrainSetting:
     return setting
 
 
-def said(setting: TrainSetting) -> dict[str, object]:
-    """The fields that are not the defaults."""
+def changed_fields(setting: TrainSetting) -> dict[str, object]:
+    """Those that are not the defaults."""
     return setting.differences(TrainSetting())
 
 
-def held(base: TrainSetting) -> dict[str, object]:
-    """Of these what holds for every probe."""
-    return {f: v for f, v in said(base).items() if f == "optimizer" or f not in AXES}
+def held_fields(base: TrainSetting) -> dict[str, object]:
+    """Of the changed ones those that hold for every probe."""
+    return {f: v for f, v in changed_fields(base).items() if f == "optimizer" or f not in AXES}
 
 
 def read_restrictions(restrict: Any) -> Restriction:
@@ -103,17 +103,26 @@ Sizes = Annotated[
     BeforeValidator(lambda given: (given,) if isinstance(given, int | str) else given),
     Field(min_length=1),
 ]
-Steps = Annotated[int, Field(ge=1, le=MANY)]
-Name = Annotated[str, Field(min_length=1, max_length=1000)]
+Base = Annotated[TrainSetting, BeforeValidator(read_base), PlainSerializer(held_fields)]
+Axes = Annotated[Restriction, PlainValidator(read_restrictions)]
+Start = Annotated[TrainSetting, BeforeValidator(read_start), PlainSerializer(changed_fields)]
+Bytes = Annotated[int, BeforeValidator(read_memory)]
+Allocator = Annotated[str, BeforeValidator(_checked_allocator)]
 Share = Annotated[
     float,
     BeforeValidator(lambda given: parse_percent(given) if isinstance(given, str) else given),
     Field(ge=0, lt=1),
 ]
-Seconds = Annotated[
-    Annotated[float, Field(ge=0, le=MAX_SECONDS)] | None,
-    BeforeValidator(read_seconds),
+Probes = Annotated[int, Field(ge=0, le=MANY)]
+Time = Annotated[
+    Annotated[float, Field(ge=0, le=MAX_SECONDS)] | None, BeforeValidator(read_seconds)
 ]
+Steps = Annotated[int, Field(ge=1, le=MANY)]
+Epochs = Annotated[float, Field(gt=0, le=MANY)]
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+Storage = Annotated[Name, PlainSerializer(hidden_password)]
+Folder = Annotated[Path, BeforeValidator(lambda given: named_path(given, "output"))]
+Data = Annotated[str, BeforeValidator(lambda given: str(named_path(given, "data")))]
 
 
 class SearchOptions(BaseModel):
@@ -122,12 +131,10 @@ class SearchOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     batch_size: Sizes | None = None
-    base: Annotated[TrainSetting, BeforeValidator(read_base), PlainSerializer(held)] = (
-        TrainSetting()
-    )
-    restrict: Annotated[Restriction, PlainValidator(read_restrictions)] = {}
+    base: Base = TrainSetting()
+    restrict: Axes = {}
     start: Annotated[
-        Annotated[TrainSetting, BeforeValidator(read_start), PlainSerializer(said)] | None,
+        Start | None,
         Option("Probe this first, and search around it: batch_size=32,precision=bf16.",
                "FIELD=VALUE,…", SEARCH),
     ] = None  # fmt: skip
@@ -144,20 +151,15 @@ class SearchOptions(BaseModel):
                SEVERAL),
     ] = None  # fmt: skip
     memory_bytes: Annotated[
-        Annotated[int, BeforeValidator(read_memory)] | None,
-        Option("Emulate a smaller device: 24GiB, 24GB.", "SIZE", DEVICE, "--memory"),
+        Bytes | None, Option("Emulate a smaller device: 24GiB, 24GB.", "SIZE", DEVICE, "--memory")
     ] = None
     allocator: Annotated[
-        Annotated[str, BeforeValidator(_checked_allocator)] | None,
-        Option("Used in place of PYTORCH_CUDA_ALLOC_CONF.", "OPTIONS", DEVICE),
+        Allocator | None, Option("Used in place of PYTORCH_CUDA_ALLOC_CONF.", "OPTIONS", DEVICE)
     ] = None
     headroom: Annotated[Share, Option("Memory to keep free.", "SHARE", DEVICE, shown="5%")] = 0.05
-    trials: Annotated[
-        Annotated[int, Field(ge=0, le=MANY)] | None,
-        Option("At most N probes in the study.", "N", SEARCH),
-    ] = None
+    trials: Annotated[Probes | None, Option("At most N probes in the study.", "N", SEARCH)] = None
     budget_seconds: Annotated[
-        Seconds,
+        Time,
         Option("Time for probes (90s, 10m, 1h30m), or none.", "TIME", SEARCH, "--budget",
                shown="10m"),
     ] = 600.0  # fmt: skip
@@ -171,19 +173,17 @@ class SearchOptions(BaseModel):
         Option("Rank by the total time of N optimizer steps, compilation included.", "N", TRAINING),
     ] = None
     epochs: Annotated[
-        Annotated[float, Field(gt=0, le=MANY)] | None,
-        Option("As --steps, for N epochs of ImageNet-1k.", "N", TRAINING),
+        Epochs | None, Option("As --steps, for N epochs of ImageNet-1k.", "N", TRAINING)
     ] = None
     storage: Annotated[
-        Annotated[Name, PlainSerializer(hidden_password)] | None,
-        Option("An Optuna storage, or a .journal file.", "URL", "Study"),
+        Storage | None, Option("An Optuna storage, or a .journal file.", "URL", "Study")
     ] = None
     output: Annotated[
-        Annotated[Path, BeforeValidator(lambda given: named_path(given, "output"))] | None,
+        Folder | None,
         Option("Folder for the results.", "DIR", "Output", shown="tune-LIBRARY-NAME", values="dir"),
     ] = None
     data: Annotated[
-        Annotated[str, BeforeValidator(lambda given: str(named_path(given, "data")))] | None,
+        Data | None,
         Option("End with 30 steps of the emitted script on these data: pictures, or a Dataset.",
                "DIR|MODULE:FACTORY", "Data", values="dir"),
     ] = None  # fmt: skip
