@@ -315,8 +315,8 @@ def storage_faults(source: str, *more: type[Exception]) -> Iterator[None]:
     except known as error:
         raise StudyError(
             f"{source} cannot be used: {_root_text(error)}.",
-            "Mend that, or move the study away: the same command makes it again from the probes in "
-            "--output.",
+            "Mend that and run the same command: a study that is gone is made again from the "
+            "probes in --output.",
         ) from error
 
 
