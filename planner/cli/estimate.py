@@ -251,17 +251,15 @@ class ReportRequest(Rows):
     output: str = option("The page, one .html file.", *TO_FILE, default="report.html")
     force: bool = switch("Also replace what 'planner report' did not write.")
     title: str | None = option("The page's title.", "TEXT", "Output")
-    study_name: str | None = option("Which study, where a storage holds several.", "NAME", "Study")
 
 
 @reads(ReportRequest)
 def report(request: ReportRequest) -> None:
     """Draw RUNs and MODELs as one HTML page that opens offline.
 
-    A RUN is the --output of 'planner tune' (also while it runs), a file of
-    records, or the --storage of a study. A MODEL is estimated with the options of 'planner
-    estimate': several values make several estimates, and --gpu all ranks every GPU. Two runs or
-    estimates, or more, are shown side by side.
+    A RUN is the --output of 'planner tune' (also while it runs), or a file of records. A MODEL is
+    estimated with the options of 'planner estimate': several values make several estimates, and
+    --gpu all ranks every GPU. Two runs or estimates, or more, are shown side by side.
 
     Examples:
       planner report run
@@ -278,8 +276,8 @@ def report(request: ReportRequest) -> None:
     shown: list[str | Step] = []
     for target in request.targets:
         shown += [target] if is_run(target) else _steps(target, request)
-    how: Any = {"title": request.title or "", "force": request.force}
-    say(f"Wrote {write_report(shown, request.output, study_name=request.study_name, **how)}.")
+    written = write_report(shown, request.output, title=request.title or "", force=request.force)
+    say(f"Wrote {written}.")
 
 
 def _steps(model: str, request: ReportRequest) -> list[Step]:

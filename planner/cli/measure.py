@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 import signal
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from planner.cli.options import WORLD, Fields, Json, Printed, argument, declared, of_schema, reads
 from planner.cli.rows import one_setting, read_duration, read_piped, split_values
@@ -24,10 +25,9 @@ from planner.estimation.kept import is_predicted, read_predicted
 from planner.libraries.resolve import resolve_model
 from planner.machine.nvml import devices
 from search import check_platform
-from search.loop.axes import HELD, held_error
 from search.loop.interrupts import handle_signals
-from search.loop.options import SEARCH, SearchKeywords, SearchOptions
-from search.loop.request import begin_at
+from search.loop.options import SEARCH, SearchOptions, begin_at
+from search.loop.space import HELD, held_error
 
 if TYPE_CHECKING:
     from search.probe.parent.runner import ProbeEvent
@@ -175,7 +175,7 @@ class TuneRequest(Printed):
     )  # fmt: skip
     way: int | None = option("Which way of the advice, or which of several estimates.", "N", SEARCH,
                              shown="the recommended", bounds=(1, MAX_SIZE))  # fmt: skip
-    search: SearchKeywords = declared(SearchOptions)
+    search: Mapping[str, Any] = declared(SearchOptions)
     quiet: bool = switch("Show no progress: only the result, warnings and errors.", also="-q")
 
 
@@ -233,8 +233,8 @@ def keywords(request: TuneRequest) -> dict[str, Any]:
     for field, text in held.items():
         if "," in text:
             raise held_error(field)
-    typed: SearchKeywords = {
-        "batch_size": None if sizes is None else cast("Any", tuple(sizes.split(","))),
+    typed = {
+        "batch_size": None if sizes is None else sizes.split(","),
         "base": parse(TrainSetting, held, "--set"),
         "restrict": {field: tuple(split_values(text)) for field, text in of_setting.items()},
         **request.search,

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self, TypeVar, dataclass_transform, get_args, g
 
 import click
 from click.shell_completion import CompletionItem
+from pydantic import BaseModel
 
 from planner.cli import HELP_SETTINGS
 from planner.core.errors import UsageError, alternatives, shorten
@@ -158,18 +159,12 @@ def argument(text: str, values: str = "", **default: Any) -> Any:
     return dataclasses.field(metadata={"option": said}, **default)
 
 
-def declared(kind: type[Any]) -> Any:
-    """A field of a request that holds what was typed of the options of a class, as its keywords."""
-    own = {f.name: f for f in dataclasses.fields(kind) if f.metadata["option"].text}
-
-    def read(typed: Mapping[str, Any]) -> dict[str, Any]:
-        given = {n: typed[n] for n in own if typed[n] is not None and typed[n] is not False}
-        for name, value in given.items():
-            read = own[name].metadata["option"].typed
-            given[name] = not own[name].default if value is True else read(value) if read else value
-        return given
-
-    return _group([*map(_parameter, own.values())], read)
+def declared(kind: type[BaseModel]) -> Any:
+    """A field of a request that holds what was typed of the options of a model, as its keywords."""
+    own, fields = declared_options(kind), kind.model_fields
+    switches = {name for name in own if fields[name].annotation is bool}
+    parameters = [_option(n, said, "bool" if n in switches else "str") for n, said in own.items()]
+    return _group(parameters, lambda typed: {n: typed[n] for n in own if typed[n]})
 
 
 def _parameter(field: dataclasses.Field[Any]) -> click.Parameter:
@@ -194,10 +189,10 @@ def _option(
     elif said.bounds is not None:
         least, most = said.bounds
         value = click.IntRange(least, most if most < MAX_SIZE else None)
-    elif said.typed is None and said.read is None:
+    else:
         value = of_kind.get(kind, value)
     is_needed = default is dataclasses.MISSING
-    default = None if said.typed is not None or is_needed or default == () else default
+    default = None if is_needed or default == () else default
     shown, text = said.shown or ("" if default is None else str(default)), said.text
     if shown and kind != "bool":
         text = f"{text.removesuffix('.')} (default: {shown})."

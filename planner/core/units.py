@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 from numbers import Integral
 
 from planner.core.errors import UsageError, shorten
@@ -114,19 +113,6 @@ def format_seconds(seconds: float) -> str:
 def format_few(number: float) -> str:
     """As many digits as a prediction is worth: `0.25`, `4.1`, `67`, `1,340`."""
     return f"{number:,.0f}" if number >= 9.95 else f"{number:.2g}"
-
-
-def exact(value: float) -> str:
-    """A number with all its digits and no exponent, which no option's parser reads: `0.05`."""
-    return f"{Decimal(repr(value)).normalize():f}"
-
-
-def exact_seconds(seconds: float) -> str:
-    """Seconds as `parse_seconds` reads them back: `90s`, `10m`, `2h`."""
-    for unit, scale in (("h", 3600), ("m", 60)):
-        if seconds and seconds % scale == 0:
-            return f"{exact(seconds / scale)}{unit}"
-    return f"{exact(seconds)}s"
 
 
 def parse_percent(text: str) -> float:

@@ -40,7 +40,7 @@ def make_page(subjects: Sequence[Subject], title: str = "") -> doc.Page:
     steps = [subject for subject in subjects if isinstance(subject, Step)]
     runs = [subject for subject in subjects if isinstance(subject, Run)]
     names = iter(row_names([step.estimate for step in steps]))
-    titles = [s.title if isinstance(s, Run) else next(names) for s in subjects]
+    titles = [s.place if isinstance(s, Run) else next(names) for s in subjects]
     groups = [
         step_group(one, f"g{n}", named) if isinstance(one, Step) else run_group(one, f"g{n}", named)
         for n, (one, named) in enumerate(zip(subjects, titles, strict=True), start=1)
@@ -83,7 +83,7 @@ def _title(subject: Subject) -> str:
     if isinstance(subject, Run):
         found, best = subject.found, subject.best
         if found is None or found.setting is None or best is None:
-            return f"Search: {subject.title}"
+            return f"Search: {subject.place}"
         rate = format_rate(best.world_images_per_second)
         return f"{found.model.title} on {found.device.title}: {rate} {subject.unit}/s"
     estimate = subject.estimate
@@ -97,7 +97,7 @@ def _several_title(steps: Sequence[Step], runs: Sequence[Run]) -> str:
     counts = [(len(steps), "estimate"), (len(runs), "run")]
     counted = " and ".join(f"{n} {what}{'s' if n > 1 else ''}" for n, what in counts if n)
     models = {step.estimate.model.title for step in steps}
-    models |= {run.records[0].model.title if run.records else run.title for run in runs}
+    models |= {run.records[0].model.title if run.records else run.place for run in runs}
     return f"{counted} of {models.pop()}" if len(models) == 1 else f"{counted} side by side"
 
 
@@ -138,7 +138,7 @@ def _runs_beside(runs: Sequence[Run]) -> list[doc.Section]:
     same_work = len({run.best.model for run in runs if run.best is not None}) == 1
     rows: list[list[doc.Cell]] = [
         [
-            run.title,
+            run.place,
             doc.rate_cell(rate or None),
             interval_text(run.interval_of(best)) if best else "-",
             doc.bytes_cell(best.used_bytes if best else None),
@@ -165,7 +165,7 @@ def _predicted_and_measured(steps: Sequence[Step], runs: Sequence[Run]) -> doc.S
         [
             step.estimate.model.title,
             describe_setting(step.estimate.setting, step.estimate.model),
-            f"{run.title}, {record.device.name}",
+            f"{run.place}, {record.device.name}",
             doc.bytes_cell(needs), doc.bytes_cell(record.used_bytes),
             _off(needs, record.used_bytes), doc.rate_cell(rate),
             doc.rate_cell(record.world_images_per_second),

@@ -1,15 +1,14 @@
-"""What a search found: as a terminal says it, and as a page with the probes that prove it.
-
-The figures are Optuna's own, of a study in memory that has the probes as its trials.
-"""
+"""What a search found: as a terminal says it, and as a page with the probes that prove it."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import Any
 
 from planner.core.errors import PlannerError, alternatives, printable
 from planner.core.schema import MeasurementRecord, SwinConfig
@@ -24,15 +23,12 @@ from planner.report.page.plotting import (
     LIMIT,
     PURPLE,
     VERMILION,
+    new_figure,
     plot_text,
-    restyled,
 )
 from planner.report.settings import describe_setting, in_words
 from planner.trainers.emission import TARGETS, emit
 from planner.trainers.registry import TRAINERS
-
-if TYPE_CHECKING:
-    from optuna import Study
 
 Interval = tuple[float, float] | None
 IntervalOf = Callable[[MeasurementRecord], Interval]
@@ -44,24 +40,18 @@ _FAR = 1.6  # a budget so many times the largest probe is told, not drawn: the p
 
 @dataclass(frozen=True)
 class Run:
-    """A search of settings: what was recommended (None while it runs), and every probe in the order
-    they ended. `best` is what it recommends, or else the best so far. `interval_of` is where a
-    record's rate lies, `tuners` say who made a probe, by its id, `disturbed` are the ids of those
-    that something slowed. `place` is what `planner emit` takes, `again` the command that searches
-    again; `faults` say what could not be read, or does not belong together. `studies` have the
-    probes as trials: by their rates, and by memory and rates."""
+    """A search of settings, left at `place`: what was recommended (None while it runs), and every
+    probe in the order they ended. `best` is what it recommends, or else the best so far.
+    `interval_of` is where a record's rate lies, `disturbed` are the ids of those that something
+    slowed; `faults` say what could not be read, or does not belong together."""
 
-    title: str
+    place: str
     found: Recommendation | None
     records: tuple[MeasurementRecord, ...]
     best: MeasurementRecord | None
     interval_of: IntervalOf
-    place: str = ""
-    again: str = ""
     faults: tuple[str, ...] = ()
-    tuners: Mapping[str, str] = field(default_factory=dict)
     disturbed: frozenset[str] = frozenset()
-    studies: Sequence[Study] = ()
 
     @property
     def budget_bytes(self) -> int | None:
@@ -112,18 +102,12 @@ def recommendation_answer(
     if (record := found.evidence) is not None:
         steps = count(len(record.step_seconds), "step")
         rest.append(f"Measured {_date(record)}, {steps} timed (probe {record.probe_id[:8]}).")
-    ruled_out = (
-        f"{describe_setting(ruled.setting, found.model)}: {ruled.reason}"
-        + (f" (expected {format_bytes(ruled.predicted_bytes)})" if ruled.predicted_bytes else "")
-        for ruled in found.ruled_out
-    )
     return [
         doc.Text("\n".join([*_recommended(found, interval_of), *fed])),
         *table,
         doc.Text("\n".join([*close, *first, ended])),
         *([doc.Text(then)] if then else []),
         *notes("notes", rest),
-        *notes("not probed (these batches and larger ones)", ruled_out),
     ]
 
 
@@ -284,65 +268,99 @@ def _launch(run: Run) -> list[doc.Part]:
 
 
 def _charts(run: Run, key: str) -> list[doc.Section]:
-    """Memory against rate, the probes in order, and axis by axis, as Optuna draws them."""
-    from optuna.visualization import plot_optimization_history, plot_pareto_front, plot_slice
+    """Memory against rate, the probes in order, and axis by axis."""
+    numbers = {id(r): n for n, r in enumerate(run.records, start=1) if r.images_per_second}
+    ran = [r for r in run.records if id(r) in numbers]
+    within = [r for r in ran if run.end_of(r) == "measured"]
+    over = [r for r in ran if run.end_of(r) != "measured"]
 
-    if not run.studies or not any(r.images_per_second for r in run.records):
+    def dots(x: Callable[[MeasurementRecord], object]) -> list[dict[str, Any]]:
+        grey = [_dots("over the memory limit", GREY, over, x)] if over else []
+        return [_dots("probe", BLUE, within, x), *grey]
+
+    if not ran:
         return []
-    study, both = run.studies
-    unit, rate = run.unit, plot_text(f"{run.unit}/s")
-    of_each = f"{unit.capitalize()}/s of each probe that ran"
-    grey = " Grey: over the memory limit." * ("over the budget" in map(run.end_of, run.records))
-    front: list[doc.Part] = []
-    if any(r.images_per_second and r.used_bytes for r in run.records):
-        names = ["memory, GiB", rate]
-        figure = restyled(plot_pareto_front(both, target_names=names))
-        looks = (
-            ("over the memory limit", GREY),
-            ("probe", BLUE),
-            ("fastest for its memory", GREEN),
-        )
-        for trace, (name, colour) in zip(figure.data, looks, strict=True):
-            trace.update(name=name, showlegend=True, marker={"color": colour})
-        said = (
-            f"Memory against {unit}/s: up is faster, left is smaller. {_name_points(run, figure)}"
-        )
-        front = [doc.Chart(f"{key}-front", figure, said)]
-    history = restyled(plot_optimization_history(study, target_name=rate), xaxis_title="probe")
-    history.update_traces(name="best so far", selector={"name": "Best Value"})
-    said = f"{of_each}, in order, and the best so far."
-    front.append(doc.Chart(f"{key}-order", history, said))
-    sections = [doc.Section("front", f"Memory against {unit}/s", front)]
+    unit, of_each = run.unit, f"{run.unit}/s of each probe that ran"
+    charts: list[doc.Part] = []
+    if any(r.used_bytes for r in ran):
+        front = _dots("fastest for its memory", GREEN, _front(within), _gib)
+        figure = new_figure([*dots(_gib), front], **_titles("memory, GiB", unit))
+        said = f"Memory against {unit}/s: up is faster, left is smaller."
+        said = f"{said} {_name_points(run, figure)}"
+        charts.append(doc.Chart(f"{key}-front", figure, said))
+    x = [numbers[id(r)] for r in within]
+    look = {"name": "best so far", "line": {"color": VERMILION}}
+    best = _line(x, [*accumulate(map(_rate, within), max)], **look)
+    figure = new_figure([*dots(lambda r: numbers[id(r)]), best], **_titles("probe", unit))
+    said = f"{of_each.capitalize()}, in order, and the best so far."
+    charts.append(doc.Chart(f"{key}-order", figure, said))
+    sections = [doc.Section("front", f"Memory against {unit}/s", charts)]
     parts: list[doc.Part] = []
-    alone = []  # of which no two probes differ in nothing else
-    for n, axis in enumerate(study.trials[-1].params, start=1):
-        figure = restyled(plot_slice(study, [axis], target_name=rate))
-        if not _join(study, axis, figure):
-            alone.append(axis)
+    for n, axis in enumerate(apart_fields([r.setting for r in run.records]), start=1):
+        name = "batch" if axis == "batch_size" else axis.replace("_", " ")
+        if not (joined := _joined(ran, axis)):
             continue
-        said = f"{axis}: {of_each[0].lower()}{of_each[1:]}. Lines join those that differ in {axis} "
-        said += f"only; any other two differ in more.{grey}"
+        figure = new_figure(
+            [*dots(partial(_value, axis=axis)), *joined], showlegend=False, **_titles(name, unit)
+        )
+        figure.update_xaxes(type="log" if axis == "batch_size" else None)
+        said = f"{name}: {of_each}. Lines join those that differ in {name} only; any other two "
+        said += "differ in more." + " Grey: over the memory limit." * bool(over)
         parts.append(doc.Chart(f"{key}-axes-{n}", figure, said, 300))
-    if alone:
-        said = "only: what it gains by itself is not seen here."
-        parts.append(doc.Text(f"No two probes differ in {alternatives(alone)} {said}"))
     return [*sections, *([doc.Section("axes", "Axis by axis", parts)] if parts else [])]
 
 
-def _join(study: Study, axis: str, figure: Any) -> bool:
-    """Lines between probes that differ in `axis` only; whether there are any."""
-    alike: defaultdict[object, dict[Any, float]] = defaultdict(dict)
-    for trial in study.trials:
-        if trial.value is not None:
-            own = trial.params[axis]  # a category is drawn as text
-            rest = frozenset(trial.params.items() - {(axis, own)})
-            alike[rest][own if isinstance(own, int) else str(own)] = trial.value
-    joined = [rates for rates in alike.values() if len(rates) > 1]
-    for rates in joined:
-        x = sorted(rates, key=lambda value: f"{value!s:>9}")  # numbers by their size
-        y = [rates[value] for value in x]
-        figure.add_scatter(x=x, y=y, mode="lines", line={"color": GREY}, showlegend=False)
-    return bool(joined)
+def _titles(x: str, unit: str) -> dict[str, Any]:
+    """Of both axes, as a figure's layout."""
+    titles = {"xaxis": x, "yaxis": f"{unit}/s"}
+    return {axis: {"title": {"text": plot_text(text)}} for axis, text in titles.items()}
+
+
+def _rate(record: MeasurementRecord) -> float:
+    return record.images_per_second or 0.0
+
+
+def _gib(record: MeasurementRecord) -> float | None:
+    return record.used_bytes and record.used_bytes / GIB
+
+
+def _value(record: MeasurementRecord, axis: str) -> int | str:
+    value = getattr(record.setting, axis)
+    return value if type(value) is int else plot_text(str(value))
+
+
+def _dots(
+    name: str, colour: str, records: Sequence[MeasurementRecord],
+    x: Callable[[MeasurementRecord], object],
+) -> dict[str, Any]:  # fmt: skip
+    """Records by their rates, as a trace."""
+    hover = [plot_text(describe_setting(r.setting, r.model)) for r in records]
+    return {
+        "type": "scatter", "mode": "markers", "name": name, "marker": {"color": colour, "size": 9},
+        "x": [*map(x, records)], "y": [*map(_rate, records)], "hovertext": hover,
+    }  # fmt: skip
+
+
+def _line(x: Sequence[object], y: Sequence[float], **look: Any) -> dict[str, Any]:
+    return {"type": "scatter", "mode": "lines", "line": {"color": GREY}, "x": x, "y": y, **look}
+
+
+def _front(records: Sequence[MeasurementRecord]) -> list[MeasurementRecord]:
+    """Than which nothing else is both faster and smaller."""
+    found: list[MeasurementRecord] = []
+    for r in sorted(records, key=lambda r: (r.used_bytes or 0, -_rate(r))):
+        if r.used_bytes and (not found or _rate(r) > _rate(found[-1])):
+            found.append(r)
+    return found
+
+
+def _joined(records: Sequence[MeasurementRecord], axis: str) -> list[dict[str, Any]]:
+    """Lines between probes that differ in `axis` only."""
+    alike: defaultdict[object, dict[int | str, float]] = defaultdict(dict)
+    for r in records:
+        alike[r.setting.model_copy(update={axis: None})][_value(r, axis)] = _rate(r)
+    lines = [sorted(rates.items(), key=lambda at: f"{at[0]!s:>9}") for rates in alike.values()]
+    return [_line(*map(list, zip(*line, strict=True))) for line in lines if len(line) > 1]
 
 
 def _name_points(run: Run, figure: Any) -> str:
@@ -369,7 +387,7 @@ def _name_points(run: Run, figure: Any) -> str:
 
 
 def _ended(run: Run) -> str:
-    """How many probes, how they ended, in what time, and by whom."""
+    """How many probes, how they ended, and in what time."""
     ends = Counter(end for r in run.records if (end := run.end_of(r)) != "measured")
     failed = "".join(f", {number} {end}" for end, number in ends.items())
     spent = format_seconds(sum(record.probe_seconds for record in run.records))
@@ -377,18 +395,16 @@ def _ended(run: Run) -> str:
     dates = sorted(_date(record) for record in run.records)  # ISO 8601 sorts as text
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     of_it = f", {format_seconds(compiling)} of it compiling" if compiling else ""
-    tuners = len(set(run.tuners.values()))
-    by = f" {tuners} tuners shared the search." if tuners > 1 else ""
     ran = len(run.records) - ends.total()
     return (
         f"{count(len(run.records), 'probe')}: {ran} ran{failed}. Together they took {spent} "
-        f"({when} UTC){of_it}.{by}"
+        f"({when} UTC){of_it}."
     )
 
 
 def _table(run: Run) -> doc.Table:
     headers = ["probe", f"{run.unit}/s (95% range)", f"expected {run.unit}/s", "memory", "expected",
-               "setting", "ended", "took (compiling)", "tuner"]  # fmt: skip
+               "setting", "ended", "took (compiling)"]  # fmt: skip
     rows: list[list[doc.Cell]] = [
         [
             doc.count_cell(number),
@@ -399,7 +415,6 @@ def _table(run: Run) -> doc.Table:
             describe_setting(record.setting, record.model),
             "; ".join([_ended_text(run, record), *map(short, record.flags)]),
             doc.Number(record.probe_seconds, _took(record)),
-            run.tuners.get(record.probe_id, "-"),
         ]
         for number, record in enumerate(run.records, start=1)
         for e in [record.expected]
@@ -431,7 +446,7 @@ def _rate_cell(rate: float | None, within: Interval) -> doc.Number:
 
 
 def _environment(run: Run) -> list[doc.Part]:
-    """Where the newest probe ran, what disturbed some, and how to search again."""
+    """Where the newest probe ran, what disturbed some, and the options of the search."""
     record = run.records[-1]
     device, world = run.found.device if run.found else record.device, record.world
     memory = format_bytes(device.total_bytes)
@@ -448,7 +463,10 @@ def _environment(run: Run) -> list[doc.Part]:
     )  # fmt: skip
     said = ", ".join(f"{flag} ({number})" for flag, number in kinds.most_common(5))
     facts.append(("Disturbed by", said or "nothing, as far as was read"))
-    return [doc.Facts(facts), *([doc.Copyable(run.again, "Search again")] if run.again else [])]
+    if run.found is not None and run.found.asked is not None:
+        asked = ", ".join(f"{name}={value!r}" for name, value in run.found.asked.items())
+        facts.append(("Asked", asked or "no option"))
+    return [doc.Facts(facts)]
 
 
 def _date(record: MeasurementRecord) -> str:

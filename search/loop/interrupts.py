@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 ENDINGS = {
@@ -78,32 +78,22 @@ def ending() -> str:
 
 def is_ending() -> bool:
     """Whether a signal has come that ends the search."""
-    return any(interrupts.number is not None for interrupts in _active)
+    return bool(_active) and _active[-1].number is not None
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def held(is_held: bool = True) -> Iterator[None]:
     """What is done in here is done whole, but for what is `interruptible` in it."""
-    with _holding(True):
-        yield
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """A signal that comes in here, or came while signals were held, raises KeyboardInterrupt."""
-    with _holding(False):
-        if is_ending():
+    interrupts = _active[-1] if _active else Interrupts()
+    before, interrupts.is_held = interrupts.is_held, is_held
+    try:
+        if not is_held and interrupts.number is not None:
             raise KeyboardInterrupt
         yield
-
-
-@contextmanager
-def _holding(is_held: bool) -> Iterator[None]:
-    before = [(interrupts, interrupts.is_held) for interrupts in _active]
-    try:
-        for interrupts, _ in before:
-            interrupts.is_held = is_held
-        yield
     finally:
-        for interrupts, was_held in before:
-            interrupts.is_held = was_held
+        interrupts.is_held = before
+
+
+def interruptible() -> AbstractContextManager[None]:
+    """A signal that comes in here, or came while signals were held, raises KeyboardInterrupt."""
+    return held(False)

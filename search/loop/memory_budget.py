@@ -17,13 +17,12 @@ from search.probe.device import MemoryInUse
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory to search in: bytes a setting may take, what a probe is capped to (None: not),
-    what is to be said about it, and what of that the result keeps."""
+    """The memory to search in: bytes a setting may take, what a probe is capped to (None: not), and
+    what is to be said about it."""
 
     budget_bytes: int | None
     cap_bytes: int | None
     notes: tuple[str, ...]
-    kept: tuple[str, ...] = ()
 
 
 def find_budget(
@@ -58,29 +57,20 @@ def find_budget(
             if options.memory_bytes < total
             else f"--memory {asked} caps nothing: this device has {format_bytes(total)}."
         )
-    fraction_limit = with_allocator(limit, device, allocator)
-    if fraction_limit < limit:
-        limit = fraction_limit
+    allowed = allocator.allowed_bytes(device.total_bytes) if allocator is not None else None
+    if allowed is not None:  # it binds what is reserved: the CUDA context comes on top
+        allowed += overheads_for(recognise_gpu(device.name, device.total_bytes)).context_bytes
+    if allowed is not None and allowed < limit:
+        limit = allowed
         notes.append(
             f"per_process_memory_fraction leaves {format_bytes(limit)}, the CUDA context included."
         )
-    kept = tuple(notes)
     if device.kind == "cpu":
         notes.append("Memory on the CPU is the growth of the worker's peak resident set.")
     budget = less_headroom(limit, options.headroom)
     notes.append(f"Settings may take {format_bytes(budget)} ({options.headroom:.0%} kept free).")
     capped = options.memory_bytes is not None or device.kind == "cpu"
-    return MemoryBudget(budget, limit if capped else None, tuple(notes), kept)
-
-
-def with_allocator(limit_bytes: int, device: DeviceInfo, allocator: AllocatorConfig | None) -> int:
-    """What is left of `limit_bytes` under a memory fraction among the allocator's options, which
-    binds what it reserves: the CUDA context comes on top."""
-    allowed = allocator.allowed_bytes(device.total_bytes) if allocator is not None else None
-    if allowed is None:
-        return limit_bytes
-    gpu = recognise_gpu(device.name, device.total_bytes)
-    return min(limit_bytes, allowed + overheads_for(gpu).context_bytes)
+    return MemoryBudget(budget, limit if capped else None, tuple(notes))
 
 
 def less_headroom(limit_bytes: int, headroom: float) -> int:

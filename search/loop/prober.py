@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model
-from search.loop.progress import OnProgress, step_progress
+from search.loop.progress import OnProgress, Progress
 from search.loop.space import Choice
 from search.probe.parent.fork_server import STEP_MODULES, ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
@@ -23,15 +23,6 @@ class Prober(Protocol):
     ) -> MeasurementRecord: ...
 
 
-def show_steps(
-    on_progress: OnProgress,
-) -> Callable[[ProbeEvent], None]:
-    """Passes on where a running probe is."""
-    return lambda event: on_progress(
-        step_progress(event.phase, event.num_steps, event.step_seconds)
-    )
-
-
 class DeviceProber:
     """Runs probes on a device, each in a worker process of its own.
 
@@ -41,36 +32,24 @@ class DeviceProber:
     `on_result` is told what a worker measured before its process has ended.
 
     Workers are forked from one process that has imported torch and the model's library. It begins
-    to when this is entered as a context, beside whatever its maker does before the first probe;
-    `close` ends it.
+    to when this is entered as a context, beside whatever its maker does before the first probe.
     """
+
+    on_result: Callable[[MeasurementRecord], None] | None = None
 
     def __init__(
         self, model: Model, device: str, described: DeviceInfo, cap_bytes: int | None,
-        on_event: Callable[[ProbeEvent], None] | None = None,
-        on_result: Callable[[MeasurementRecord], None] | None = None,
-        worker_command: Sequence[str] | None = None, measure_seconds: float | None = None,
-        modules: Sequence[str] = STEP_MODULES,
+        on_progress: OnProgress, modules: Sequence[str] = STEP_MODULES,
     ) -> None:  # fmt: skip
         self.model, self.device, self.described = model, device, described
-        self.cap_bytes, self.on_event, self.worker_command = cap_bytes, on_event, worker_command
-        self.on_result, self.modules = on_result, modules
-        self.timing: dict[str, float] = {}
-        if measure_seconds is not None:
-            self.timing["max_measure_seconds"] = measure_seconds
-        self.fork_server: ForkServer | None = None
+        self.cap_bytes, self.on_progress, self.modules = cap_bytes, on_progress, modules
 
     def __enter__(self) -> DeviceProber:
-        self._prepare()
+        self.fork_server = ForkServer(self.model, self.modules)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self.fork_server is not None:
-            self.fork_server.close()
-            self.fork_server = None
+        self.fork_server.close()
 
     def __call__(self, choice: Choice, probe_id: str, deadline_seconds: float) -> MeasurementRecord:
         request = ProbeRequest(
@@ -82,14 +61,12 @@ class DeviceProber:
             give_up_images_per_second=choice.give_up_images_per_second,
             **self._timing(choice, deadline_seconds),
         )
-        self._prepare()
         return run_probe(
             request,
             deadline_seconds=deadline_seconds,
-            on_event=self.on_event,
+            on_event=self._hear,
             device=self.described,
             on_result=self.on_result,
-            worker_command=self.worker_command,
             fork_server=self.fork_server,
         )
 
@@ -97,15 +74,16 @@ class DeviceProber:
         """What is probed once more is timed for longer where clocks drift: on a GPU. The
         first probe of a short budget leaves time for others."""
         if choice.phase == "calibrate":
-            most = min(
-                ProbeRequest.model_fields["max_measure_seconds"].default,
-                FIRST_SHARE * deadline_seconds,
-            )
-            return {"max_measure_seconds": most, **self.timing}
+            most = ProbeRequest.model_fields["max_measure_seconds"].default
+            return {"max_measure_seconds": min(most, FIRST_SHARE * deadline_seconds)}
         if choice.phase == "finalists" and self.device != "cpu":
-            return {"min_measure_seconds": FINALIST_SECONDS, **self.timing}
-        return self.timing
+            return {"min_measure_seconds": FINALIST_SECONDS}
+        return {}
 
-    def _prepare(self) -> None:
-        if self.fork_server is None and self.worker_command is None:
-            self.fork_server = ForkServer(self.model, self.modules)
+    def _hear(self, event: ProbeEvent) -> None:
+        self.on_progress(
+            Progress(
+                "step", phase=event.phase, num_steps=event.num_steps,
+                step_seconds=event.step_seconds,
+            )
+        )  # fmt: skip

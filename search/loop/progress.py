@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner.core.schema import MeasurementRecord
-from planner.core.units import format_bytes, format_seconds
+from planner.core.units import format_seconds
+from planner.report.searches import memory_text
 from planner.report.settings import describe_setting
 from search.loop.space import Candidate
 
@@ -14,8 +15,9 @@ from search.loop.space import Candidate
 @dataclass(frozen=True)
 class Progress:
     """`kind` is note, start, step or end; `record` is there at an end, `best` is the best so far.
-    Times in seconds; `probe` counts from 1, `num_probes` None is no limit. A start says when the
-    probe is given up on (`deadline_seconds`), a step how many took `step_seconds` each."""
+    `phase` is the search's, and of a step its worker's. Times in seconds; `probe` counts from 1,
+    `num_probes` None is no limit. A start says when the probe is given up on (`deadline_seconds`),
+    a step how many took `step_seconds` each."""
 
     kind: str
     text: str = ""
@@ -37,11 +39,6 @@ OnProgress = Callable[[Progress], None]
 def note_taker(on_progress: OnProgress) -> Callable[[str], None]:
     """What shows a line of text as progress."""
     return lambda text: on_progress(Progress("note", text))
-
-
-def step_progress(phase: str, num_steps: int, step_seconds: float | None) -> Progress:
-    """Where a running probe is."""
-    return Progress("step", phase, num_steps=num_steps, step_seconds=step_seconds)
 
 
 def progress_line(progress: Progress) -> str:
@@ -67,11 +64,6 @@ def progress_line(progress: Progress) -> str:
 def rate_text(record: MeasurementRecord) -> str:
     """What a probe that was measured reached."""
     return f"{record.images_per_second or 0:.4g} {record.counts}/s"
-
-
-def memory_text(record: MeasurementRecord) -> str:
-    """What a step took of its device."""
-    return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
 
 
 def _outcome(record: MeasurementRecord) -> str:

@@ -6,54 +6,46 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from math import exp
 
-from planner.core.errors import alternatives
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model, TrainSetting
-from planner.core.schema.record import Excluded, Recommendation
-from planner.core.units import format_bytes
-from search.loop.contenders import Contender, choose, contenders, find_plain_default, ranked
+from planner.core.schema.record import Recommendation
+from planner.core.units import format_bytes, format_seconds
+from planner.report.settings import describe_changes
+from search.loop.contenders import Contender
 from search.loop.interrupts import ENDINGS
-from search.loop.notes import notes_on
-from search.loop.sampler import INFEASIBLE
-from search.loop.space import candidate
-from search.loop.surrogate.parts import shared_parts
-from search.loop.surrogate.posterior import Posterior
-from search.loop.surrogate.prior import GUESSED_BYTES
+from search.loop.space import candidate, simplicity
 
 MAX_RUNNERS_UP = 5
+# Of the best rate, that a simpler setting may cost to be worth a note: a judgement.
+SIMPLER_COSTS = 0.01
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a search did. `images` is a whole training's, on one device, where a length was asked
-    for; `asked` the setting the person would have used (None where its batch was not chosen),
-    `plain_arm` the arm of the plain default, None where it was left out. `trials_used` are the
-    probes of the study where --trials allowed no more of them, `ran` what ran within the budget, as
-    the search compares it; None where only records are known. `untried` are compile modes that the
-    budget ended before, with the seconds each takes."""
+    """What a search did. `ran` is what ran within the budget. `images` is a whole training's, on
+    one device, where a length was asked for; `asked` the setting the person would have used (None
+    where its batch was not chosen), `plain_arm` the arm of the plain default, None where it was
+    left out. `least_bytes` is what the smallest setting should need.
+    `untried` are compile modes that the budget ended before, with the seconds each takes."""
 
     model: Model
     device: DeviceInfo
     versions: dict[str, str]
     budget_bytes: int | None
     asked: TrainSetting | None
+    ran: Sequence[Contender] = ()
     plain_arm: str | None = None
     plain_is_at_its_best: bool = True
     images: float | None = None
     num_candidates: int = 0
     stopped_because: str = ""
-    trials_used: int | None = None
-    ruled_out: tuple[Excluded, ...] = ()
-    ran: Sequence[Contender] | None = None
+    least_bytes: int | None = None
     untried: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
 def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recommendation:
     """The recommendation that the records prove; `nothing_fits` with advice where none does."""
-    ran = summary.ran
-    found = contenders(records, summary.budget_bytes) if ran is None else ranked(ran)
     common = {
         "model": summary.model,
         "device": summary.device,
@@ -62,19 +54,16 @@ def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recomme
         "num_probes": len(records),
         "num_candidates": summary.num_candidates,
         "stopped_because": summary.stopped_because,
-        "ruled_out": summary.ruled_out,
     }
-    if not found:
+    if not summary.ran:
         return Recommendation(
             status="nothing_fits", setting=None, evidence=None, notes=summary.notes,
             advice=_advice(records, summary), **common,
         )  # fmt: skip
-    best = choose(found, summary.images)
-    others = [c for c in found if c is not best]
-    if summary.images is not None:
-        images = summary.images
-        others.sort(key=lambda c: c.total_seconds(images))
-    plain = find_plain_default(found, summary.plain_arm) if summary.plain_arm else None
+    found = sorted(summary.ran, key=lambda c: -c.rate_over(summary.images))
+    best, *others = found
+    of_plain = (c for c in found if candidate(c.setting).arm == summary.plain_arm)
+    plain = max(of_plain, key=lambda c: c.rate, default=None)
     return Recommendation(
         status="recommended",
         setting=best.setting,
@@ -123,24 +112,21 @@ def _advice(records: Sequence[MeasurementRecord], summary: Summary) -> str:
             "device, and run the same command to go on."
         )
     records = [r for r in records if not r.inconclusive]
-    if not records and summary.trials_used is not None:
+    if not records and "--trials" in summary.stopped_because:
         return (
-            f"No probe of these settings was made: --trials counts those of the whole study, which "
-            f"has {summary.trials_used}. Allow more with --trials."
+            "No probe of these settings was made: --trials counts those of the whole study. Allow "
+            "more with --trials."
         )
     if not records and summary.stopped_because in ENDINGS.values():
         return "No probe was made before that: run the same command again."
-    if not records and (not summary.ruled_out or "the budget" in summary.stopped_because):
+    if not records and "the budget" in summary.stopped_because:
         return "No probe was made: allow more time with --budget."
     memory_bound = all(r.status in ("out_of_memory", "measured") for r in records)
     if memory_bound:
-        needs = [n for r in records if (n := r.used_bytes) and r.status == "measured"]
-        needs += [r.predicted_bytes for r in summary.ruled_out if r.predicted_bytes]
-        least = (
-            f"; the least that any setting needs is about {format_bytes(min(needs))}"
-            if needs
-            else ""
-        )
+        least = ""
+        if summary.least_bytes is not None:
+            needed = format_bytes(summary.least_bytes)
+            least = f"; the least that any setting needs is about {needed}"
         budget = (
             format_bytes(summary.budget_bytes) if summary.budget_bytes else "the device's memory"
         )
@@ -160,66 +146,101 @@ def how_ended(records: Sequence[MeasurementRecord]) -> str:
     return f"No probe ended well ({listed}). The last said: {last or 'nothing'}"
 
 
-def find_excluded(
-    posterior: Posterior, records: Sequence[MeasurementRecord]
-) -> tuple[Excluded, ...]:
-    """Per arm the smallest batch that was not worth a probe, and why; larger ones go with it. The
-    posterior was told of `records`."""
-    space, budget_bytes = posterior.space, posterior.budget_bytes
-    if budget_bytes is None:
-        return ()
-    predicted = posterior.predict()
-    failed = _failed_arms(records, budget_bytes)
-    found: dict[str, Excluded] = {}
-    order = sorted(range(len(space)), key=lambda i: space.candidates[i].setting.batch_size)
-    for i in order:
-        c = space.candidates[i]
-        fits = predicted.fits[i] > INFEASIBLE
-        worth_it = fits and not predicted.excluded[i]
-        if c.arm in found or i in posterior.records or worth_it:
-            continue
-        need = int(exp(min(predicted.log_bytes[i], 40.0)))
-        found[c.arm] = Excluded(
-            setting=c.setting,
-            predicted_bytes=need,
-            reason=failed.get(c.arm)
-            or (_broken(c.setting, records) if fits else _over(need, posterior)),
+# What to know beside it: a line for each thing.
+
+
+def notes_on(
+    best: Contender, found: Sequence[Contender], said: Sequence[str], asked: TrainSetting | None,
+    images: float | None, untried: Mapping[str, float], without_gain: str,
+) -> tuple[str, ...]:  # fmt: skip
+    """What to know about the best setting, against the others that fit, fastest first: what
+    disturbed it, then what was `said` of the whole search."""
+    notes = (
+        _flags_note(best),
+        *said,
+        without_gain,
+        _learning_rate_note(best.setting, asked),
+        _compile_note(best, found),
+        _untried_note(untried),
+        _simpler_note(best, found) if images is None else _length_note(best, images),
+        _heat_note(best),
+    )
+    return tuple(note for note in notes if note)
+
+
+def _simpler_note(best: Contender, found: Sequence[Contender]) -> str:
+    """Of the simplest that is at most 1% slower than the best."""
+    level = [c for c in found if c.rate >= best.rate * (1 - SIMPLER_COSTS)]
+    simplest = min(level, key=lambda c: simplicity(c.setting))
+    if simplicity(simplest.setting)[:-2] >= simplicity(best.setting)[:-2]:
+        return ""
+    other = describe_changes(simplest.setting, best.setting)
+    slower = 1 - simplest.rate / best.rate
+    return f"{other} is simpler, and measured {slower:.1%} slower, which is within the noise."
+
+
+def _heat_note(best: Contender) -> str:
+    if not best.slower:
+        return ""
+    return (
+        "Most probes found the device throttled, as a training will, and it is slower the hotter "
+        "it gets: settings are compared by their rates at one heat, as all probes together tell "
+        "them. One that was probed while it was cooler may have measured faster."
+    )
+
+
+def _compile_note(best: Contender, found: Sequence[Contender]) -> str:
+    eager = next((c for c in found if c.setting.compile == "off"), None)
+    if best.setting.compile == "off" or eager is None:
+        return ""
+    spent = format_seconds(best.compile_seconds)
+    gained = 1 / eager.rate - 1 / best.rate  # seconds of an image
+    if gained <= 0:
+        return f"Compiling takes {spent} and is not faster than the best eager setting."
+    steps = max(1, round(best.compile_seconds / (gained * best.images)))
+    return (
+        f"Compiling takes {spent} and pays after {steps} optimizer steps, against the fastest "
+        "eager setting."
+    )
+
+
+def _length_note(best: Contender, images: float) -> str:
+    total = format_seconds(best.total_seconds(images))
+    return (
+        f"Ranked by total time for {images:.0f} {best.evidence.counts} of this device: "
+        f"{total}, {format_seconds(best.compile_seconds)} of it compiling."
+    )
+
+
+def _learning_rate_note(setting: TrainSetting, asked: TrainSetting | None) -> str:
+    """The usual rules, given and not applied: schedules are the person's."""
+    new, old = setting.global_batch, asked.global_batch if asked else None
+    if old is None:
+        return (
+            f"The global batch is {new}: scale a learning rate for a batch B by {new}/B, or its "
+            "square root (often for AdamW), with warm-up; --global-batch N keeps one."
         )
-    return tuple(found.values())
+    if new == old:
+        return ""
+    ratio = new / old
+    return (
+        f"The global batch is {new}, not the {old} of your setting: a learning rate for {old} is "
+        f"usually scaled by {ratio:.3g} (linear rule; the Swin recipe) or {ratio**0.5:.3g} (square "
+        f"root, often for AdamW), with warm-up; or keep {old} with --global-batch {old}."
+    )
 
 
-def _over(need: int, posterior: Posterior) -> str:
-    guess = "a guess of " if posterior.prior.bytes_scales == GUESSED_BYTES else ""
-    budget = format_bytes(posterior.budget_bytes or 0)
-    return f"{guess}about {format_bytes(need)} is over the {budget} allowed"
+def _flags_note(best: Contender) -> str:
+    flags = sorted({f for r in best.judged for f in r.flags})
+    return f"Noted while the recommended was measured: {'; '.join(flags)}." if flags else ""
 
 
-def _broken(setting: TrainSetting, records: Sequence[MeasurementRecord]) -> str:
-    """What `setting` shares with most of the probes that failed, and with none that ran."""
-    ran = {p for r in records if r.status == "measured" for p in shared_parts(r.setting)}
-    shares = shared_parts(setting)
-    failures = ("unsupported", "crashed", "non_finite")
-    ends = [r for r in records if r.status in failures and not r.inconclusive]
-    suspects = set(shares) - ran
-    failed = Counter(p for r in ends for p in suspects.intersection(shared_parts(r.setting)))
-    most = max(failed.values())
-    parts = [p for p in shares if failed[p] == most]
-    shown = alternatives("the compiler" if p == "compiler" else p for p in parts)
-    count = "1 probe" if most == 1 else f"{most} probes"
-    return f"unlikely to run, as {count} with {shown} failed"
-
-
-def _failed_arms(records: Sequence[MeasurementRecord], budget_bytes: int) -> dict[str, str]:
-    """Why larger batches of an arm were not tried, where a probe said so."""
-    said = {}
-    for record in records:
-        if record.inconclusive:
-            continue
-        num_bytes = record.used_bytes or 0
-        arm = candidate(record.setting).arm
-        batch = record.setting.batch_size
-        if record.status != "measured":
-            said[arm] = f"batch {batch} was probed: {record.status.replace('_', ' ')}"
-        elif num_bytes > budget_bytes:
-            said[arm] = f"batch {batch} was probed and took {format_bytes(num_bytes)}"
-    return said
+def _untried_note(seconds: Mapping[str, float]) -> str:
+    """The compile modes that the budget ended before, and how long each takes."""
+    waits = [f"{mode} (about {format_seconds(took)})" for mode, took in seconds.items()]
+    if not waits:
+        return ""
+    return (
+        f"Not tried, as compiling takes long and the budget ended: {', '.join(waits)}. "
+        "A longer --budget may find more."
+    )

@@ -40,21 +40,12 @@ def read_records(path: Path | str) -> RecordFile:
     path = Path(path)
     try:
         with open(path, "rb", opener=open_at_once) as file:
-            data = _read_all(file.fileno())
+            lines = _read_all(file.fileno()).split(b"\n")
     except FileNotFoundError:
         return RecordFile(())
-    except IsADirectoryError:
-        raise PlannerError(f"{path} is a folder, and not a file.", "Name a file in it.") from None
     except OSError as error:
         raise PlannerError(f"{path} cannot be read: {error.strerror}.") from error
-    return parse_records(data, str(path))
-
-
-def parse_records(data: bytes, source: str) -> RecordFile:
-    """As `read_records`, from bytes; `source` names them in the fault."""
     records: list[MeasurementRecord] = []
-    lines = data.split(b"\n")
-    fault = ""
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith(OBSERVATION):
             continue
@@ -63,9 +54,8 @@ def parse_records(data: bytes, source: str) -> RecordFile:
         except ValueError as error:
             torn = number == len(lines)
             how = "is torn (its writer was stopped)" if torn else f"is not a record: {error}"
-            fault = f"{source}: line {number} {how}"
-            break
-    return RecordFile(tuple(records), fault)
+            return RecordFile(tuple(records), f"{path}: line {number} {how}")
+    return RecordFile(tuple(records))
 
 
 def parse_record(line: bytes | str) -> MeasurementRecord:
@@ -86,13 +76,6 @@ def format_record(record: MeasurementRecord) -> bytes:
     return record.model_dump_json(exclude_none=True).encode() + b"\n"
 
 
-def _not_written(path: Path | str, error: OSError, option: str) -> RecordsNotWrittenError:
-    return RecordsNotWrittenError(
-        f"{path} cannot be written: {error.strerror}.",
-        way_to_write(error, f"choose another {option}"),
-    )
-
-
 def append_records(
     path: Path | str, records: Sequence[MeasurementRecord], option: str = "--output"
 ) -> int:
@@ -111,7 +94,10 @@ def append_records(
             if fresh:
                 _append(descriptor, b"".join(format_record(r) for r in fresh))
     except OSError as error:
-        raise _not_written(path, error, option) from error
+        raise RecordsNotWrittenError(
+            f"{path} cannot be written: {error.strerror}.",
+            way_to_write(error, f"choose another {option}"),
+        ) from error
     return len(fresh)
 
 

@@ -1,7 +1,4 @@
-"""What to probe next: Optuna asks, and the setting whose probe should gain most per second answers.
-
-study = optuna.create_study(direction="maximize", sampler=PlannerSampler(posterior, params))
-"""
+"""What to probe next: Optuna asks, and that whose probe should gain most per second answers."""
 
 from __future__ import annotations
 
@@ -12,12 +9,11 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from planner.core.schema.setting import COMPILE_MODES
 from planner.core.units import format_seconds
-from search.loop.axes import TOLERANCE
-from search.loop.space import Choice, Phase, Space
+from search.loop.space import TOLERANCE, Choice, Phase, Space
 from search.loop.study import SpaceParams
 from search.loop.surrogate.costs import compilation_of
 from search.loop.surrogate.parts import is_plain
@@ -66,7 +62,7 @@ class PlannerSampler(BaseSampler):
     kept to its end. What was disturbed stays open, and may be asked for once more.
 
     `seconds_left` says what time there is, None for no limit. Whoever runs the study tells the
-    posterior of each record; what RUNNING trials of other tuners are at is left to them.
+    posterior of each record, and asks for the `upcoming` choice.
     """
 
     def __init__(
@@ -91,10 +87,7 @@ class PlannerSampler(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The next candidate as parameters; none where there is nothing to probe any more."""
-        busy = self.busy(study, trial.number)
-        if self.upcoming is None or self.upcoming.candidate.id in busy:
-            self.upcoming = self.choose(busy)
+        """What was chosen, as parameters; none where there is nothing to probe any more."""
         return {} if self.upcoming is None else self.params.of(self.upcoming.candidate)
 
     def sample_independent(
@@ -102,12 +95,6 @@ class PlannerSampler(BaseSampler):
         param_distribution: BaseDistribution,
     ) -> Any:  # fmt: skip
         raise optuna.TrialPruned(self.stopped_because)
-
-    def busy(self, study: optuna.Study, but: int = -1) -> set[str]:
-        """Ids of the settings that other trials than `but` are at."""
-        trials = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        found = (self.params.candidate(t.params) for t in trials if t.number != but)
-        return {candidate.id for candidate in found if candidate is not None}
 
     def choose(self, busy: Collection[str] = ()) -> Choice | None:
         """The next probe; None where there is none, and `stopped_because` says why."""

@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from planner.core.errors import ContractError, PlannerError
-from planner.core.schema import MeasurementRecord, Model, SwinConfig
+from planner.core.schema import MeasurementRecord, Model, SwinConfig, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.libraries.registry import find_library
-from search.loop.axes import AXES
 from search.loop.interrupts import ending, interruptible
 from search.loop.options import SearchOptions
 from search.loop.prober import Prober
 from search.loop.progress import OnProgress, Progress
-from search.loop.recommend import Summary, find_excluded, recommend
+from search.loop.recommend import Summary, recommend
 from search.loop.records import RecordsNotWrittenError
-from search.loop.request import kept_options
 from search.loop.sampler import PlannerSampler
-from search.loop.space import Candidate, Choice, Space, candidate
-from search.loop.storage import storage_faults
-from search.loop.study import Identity, ProbeStudy
+from search.loop.space import AXES, Candidate, Choice, Space, candidate, setting_id
+from search.loop.study import Identity, ProbeStudy, storage_faults
 from search.loop.surrogate.costs import compilation_of
 from search.loop.surrogate.parts import is_plain
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import Prior
 from search.probe.evidence import is_feasible
 from search.probe.failure import broke_contract
-
-if TYPE_CHECKING:
-    from search.loop.surrogate.prior import Prior
-
 
 SAME_FAILURES = 3
 NUMERIC_AXES = ("precision", "attention")  # what a machine may break for every setting that has it
@@ -47,7 +40,10 @@ MAX_LOST = 2  # probes in a row, on a device that does not answer: the second tr
 MAX_TRIES = 2  # of one setting in one run, where others crowded it out
 LEAST_SECONDS = 1.0  # the shortest deadline, so that a probe can still end in order
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # seconds between looks at what others are probing
-BUDGET_ENDED_HERE = "the budget has ended"
+# A probe that takes longer than this and its steps is hung: imports and building took under a
+# minute on the slowest machine seen, timing takes at most one, compiling took five times its guess.
+START_SECONDS = 180.0
+STEPS_TO_WAIT = 8  # two of warm-up, three timed, and some for a guess that is too low
 
 
 class TakenError(Exception):
@@ -64,18 +60,11 @@ class Search:
         on_progress: OnProgress = lambda progress: None,
     ) -> None:  # fmt: skip
         self.study, self.prober, self.limits, self.options = study, prober, limits, options
-        self.space, self.budget_bytes, self.on_progress = (
-            study.space,
-            study.budget_bytes,
-            on_progress,
-        )
-        self.prior, self.plain_arm, self.deadline = prior, plain_arm, probe_deadline(prior)
+        self.space, self.budget_bytes = study.space, study.budget_bytes
+        self.prior, self.plain_arm, self.on_progress = prior, plain_arm, on_progress
         self.sampler = self._sampler()
         self.records: list[MeasurementRecord] = []
-        self.seen: set[str] = set()
-        self.crowded: list[str] = []  # settings that others crowded out in this run, one per probe
-        self.num_crowded = 0  # in a row
-        self.has_waited = False
+        self.made: list[MeasurementRecord] = []  # by this tuner, in this run
         self.stopped = ""
         self.stamp: Callable[[MeasurementRecord], MeasurementRecord] = lambda record: record
 
@@ -134,15 +123,12 @@ class Search:
         """Until the next is to be asked for anew: a trial may have been freed by another tuner, as
         this one did not answer for long. Its record is kept all the same."""
 
-        def learn(study: optuna.Study, trial: FrozenTrial) -> None:
-            self._learn()
-
         def stop(study: optuna.Study, trial: FrozenTrial) -> None:
             if not self._goes_on():
                 study.stop()
 
         try:
-            self.study.optuna.optimize(self._probe, callbacks=[learn, stop], catch=(TakenError,))
+            self.study.optuna.optimize(self._probe, callbacks=[stop], catch=(TakenError,))
         except ValueError as error:
             if "Cannot tell a" not in str(error):
                 raise
@@ -156,43 +142,42 @@ class Search:
         while True:
             others = self.study.busy()
             self._learn()
-            self.stopped = self._end() or self._limit(others)
+            self.stopped = self._end(len(others))
             if not self.stopped:
                 self.sampler.upcoming = self.sampler.choose(others | self._crowded_out())
                 if self.sampler.upcoming is not None:
                     return True
                 self.stopped = self.sampler.stopped_because
-            is_over = awaited is not None and self.limits.seconds_left() == 0
-            awaited = (awaited or set()) & others if is_over else others
-            if not awaited:
+            if awaited is not None and self.limits.seconds_left() == 0:
+                others &= awaited
+            if not others:
                 return False
-            if not self.has_waited:
+            if awaited is None:
                 said = "Waiting for what other tuners of this study are probing."
                 self.on_progress(Progress("note", said))
-                self.has_waited = True
+            awaited = others
             with interruptible():
                 time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _limit(self, others: set[str]) -> str:
-        trials = self.limits.trials
-        if trials is not None and len(self.records) + len(others) >= trials:
-            return f"--trials {trials} allowed no more probes"
-        return BUDGET_ENDED_HERE if self.limits.seconds_left() == 0 else ""
-
-    def _end(self) -> str:
-        """What the last probes say of the device or the model, where no further one can help."""
+    def _end(self, num_others: int) -> str:
+        """Why no further probe is made: what the last ones say of the device or the model, or the
+        limits, which the probes of other tuners count against."""
         if self._fails_alike():
             return f"the first {len(self.in_space())} probes failed alike"
-        if self.num_crowded >= MAX_CROWDED:
+        last = self.made[-MAX_CROWDED:]
+        if len(last) == MAX_CROWDED and all(map(_was_crowded, last)):
             return (
                 "other processes took the device's memory: free it, and run the same command to "
                 "go on"
             )
-        last = self.records[-MAX_LOST:]
+        last = self.made[-MAX_LOST:]
         if len(last) == MAX_LOST and all(record.lost_device for record in last):
             return "the device does not answer any more"
-        return ""
+        trials = self.limits.trials
+        if trials is not None and len(self.records) + num_others >= trials:
+            return f"--trials {trials} allowed no more probes"
+        return "the budget has ended" if self.limits.seconds_left() == 0 else ""
 
     def _fails_alike(self) -> bool:
         """Whether nothing but one and the same crash was seen, or one and the same refusal (of a
@@ -212,17 +197,18 @@ class Search:
 
     def _crowded_out(self) -> set[str]:
         """Settings that are left for another run: here others took their memory every time."""
-        return {c for c in self.crowded if self.crowded.count(c) >= MAX_TRIES}
+        tries = Counter(setting_id(r.setting) for r in self.made if _was_crowded(r))
+        return {setting for setting, number in tries.items() if number >= MAX_TRIES}
 
     def _learn(self) -> None:
         """Takes in what the study has of other tuners, and of this one where it was resumed."""
-        fresh = [r for r in self.study.records() if r.probe_id not in self.seen]
+        known = {r.probe_id for r in self.records}
+        fresh = [r for r in self.study.records() if r.probe_id not in known]
         self.limits.charge(fresh)
         for record in fresh:
             self._hear(record.judged_in(self.budget_bytes))
 
     def _hear(self, record: MeasurementRecord) -> None:
-        self.seen.add(record.probe_id)
         self.records.append(record)
         self.sampler.posterior.tell(candidate(record.setting), record)
 
@@ -261,9 +247,7 @@ class Search:
         if cut and record.status == "timed_out" and not record.cut_short:
             record = record.model_copy(update={"flags": (*record.flags, BUDGET_ENDED)})
         record = stamp(record)
-        crowded = record.inconclusive and not record.cut_short and not record.lost_device
-        self.num_crowded = self.num_crowded + 1 if crowded else 0
-        self.crowded += [chosen.id] if crowded else []
+        self.made.append(record)
         self._hear(record)  # what was measured counts even where the disk refuses it
         self.study.keep(record)
         self._report("end", choice, record=record)
@@ -282,8 +266,13 @@ class Search:
         return Choice(chosen, "search" if self.records else "calibrate")  # it was enqueued
 
     def _deadline(self, choice: Choice) -> tuple[float, bool]:
-        """Seconds a probe may take, and whether it is the budget that sets them."""
-        hung, end = self.deadline(choice), self.limits.seconds_left()
+        """Seconds a probe may take, and whether it is the budget that sets them: else it is hung,
+        and not slow, by the prior's guesses."""
+        by_mode, rate = self.prior.compile_seconds, choice.expected_rate
+        compiling = 5 * compilation_of(choice.candidate.setting).guess(by_mode)
+        stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0
+        hung = START_SECONDS + compiling + 2 * min(stepping, 3600.0)
+        end = self.limits.seconds_left()
         if end is None or end >= hung:
             return hung, False
         return max(end, LEAST_SECONDS), True
@@ -314,8 +303,7 @@ class Search:
         sampler = self._sampler()
         for record in records:
             sampler.posterior.tell(candidate(record.setting), record)
-        trials, options = self.limits.trials, self.options
-        used_up = trials is not None and len(self.records) >= trials
+        options = self.options
         summary = Summary(
             model=identity.model,
             device=identity.device,
@@ -327,46 +315,42 @@ class Search:
             images=options.images,
             num_candidates=len(self.space),
             stopped_because=stopped,
-            trials_used=len(self.records) if used_up else None,
-            ruled_out=find_excluded(sampler.posterior, records),
+            least_bytes=sampler.posterior.least_bytes,
             ran=tuple(sampler.posterior.ran().values()),
             untried=sampler.untried_modes() if "budget" in stopped else {},
             notes=tuple(notes),
         )
-        return recommend(records, summary).model_copy(update={"asked": kept_options(options)})
+        return recommend(records, summary).model_copy(update={"asked": options.kept})
+
+
+def _was_crowded(record: MeasurementRecord) -> bool:
+    return record.inconclusive and not record.cut_short and not record.lost_device
 
 
 def find_plain_arm(space: Space, model: Model) -> str | None:
     """The arm of the plain default: fp32, eager, no checkpointing, and the attention the library
     has by itself (eager where that is not known), with every other axis of the space at its default
     or the first of what was asked. None where the space was restricted to leave it out."""
-    attention = None
+    fields = TrainSetting.model_fields
+    others = {
+        axis: fields[axis].default if fields[axis].default in values else values[0]
+        for axis, values in space.choices.items()
+        if axis not in AXES
+    }
+    plain = {"precision": "fp32", "compile": "off", "checkpointing": "none", **others}
+    found = [
+        c for c in space.candidates
+        if c.setting.optimizer_implementation != "fused"
+        and all(getattr(c.setting, axis) == value for axis, value in plain.items())
+    ]  # fmt: skip
+    attentions = ["library", "eager", "sdpa"]
     if isinstance(model, SwinConfig):
-        attention = find_library(model.library).default_attention(model)
-    others = {axis: values for axis, values in space.choices.items() if axis not in AXES}
-
-    def rank(c: Candidate) -> int | None:
-        s, fields = c.setting, type(c.setting).model_fields
-        is_plain = (s.precision, s.compile, s.checkpointing) == ("fp32", "off", "none")
-        left = all(
-            getattr(s, axis)
-            == (default if (default := fields[axis].default) in values else values[0])
-            for axis, values in others.items()
-        )
-        if not is_plain or not left or s.optimizer_implementation == "fused":
-            return None
-        return 0 if s.attention in (attention, "library") else 1 if s.attention == "eager" else 2
-
-    ranked = [(place, c.arm) for c in space.candidates if (place := rank(c)) is not None]
-    return min(ranked, key=lambda found: found[0])[1] if ranked else None
+        attentions.insert(0, find_library(model.library).default_attention(model))
+    found.sort(key=lambda c: attentions.index(c.setting.attention))
+    return found[0].arm if found else None
 
 
-# A probe that takes longer than all of this is hung: imports and building took under a minute on
-# the slowest machine seen, compiling five times its guess.
-START_SECONDS = 120.0
-TIMING_SECONDS = 60.0
 PROBES_SHARE = 0.5  # of the budget, that is left for probes however long their preparation took
-STEPS_TO_WAIT = 8  # two of warm-up, three timed, and some for a guess that is too low
 
 
 @dataclass
@@ -403,15 +387,3 @@ class Limits:
             return None
         used = self.clock() - self.started + self.spent_seconds
         return max(self.budget_seconds - used, 0.0)
-
-
-def probe_deadline(prior: Prior) -> Callable[[Choice], float]:
-    """Seconds after which a probe is hung and not slow, by the prior's guesses."""
-
-    def deadline(choice: Choice) -> float:
-        compiling = 5 * compilation_of(choice.candidate.setting).guess(prior.compile_seconds)
-        rate = choice.expected_rate
-        stepping = STEPS_TO_WAIT * choice.candidate.images / rate if rate else 0.0
-        return START_SECONDS + TIMING_SECONDS + compiling + 2 * min(stepping, 3600.0)
-
-    return deadline

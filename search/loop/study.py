@@ -7,24 +7,28 @@ and heartbeats free what a dead one held.
 
 from __future__ import annotations
 
-import os
+import json
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import gethostname
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from planner.core.schema import DeviceInfo, MeasurementRecord, Model
+from planner.core.errors import PlannerError, refuse_if, shorten
+from planner.core.schema import DeviceInfo, MeasurementRecord, Model, parse
+from search.loop.options import hidden_password
 from search.loop.records import (
+    RecordFile,
     RecordsNotWrittenError,
     append_records,
     format_record,
@@ -32,18 +36,19 @@ from search.loop.records import (
     read_records,
 )
 from search.loop.space import Candidate, Space
-from search.loop.storage import StudyError, hidden_password, open_storage, storage_faults
+from search.probe.evidence import is_feasible
 
 IDENTITY = "identity"  # an attribute of the study, and those of its trials
-RECORD, UNTIL, TUNER = "record", "until", "tuner"
+RECORD, UNTIL = "record", "until"
 MAX_SAMPLES = 1000  # of step times in the study's copy: a MySQL text column ends at 64 KiB
 MARGIN_SECONDS = 60.0  # that a trial may outlast its probe's deadline
 CHOOSING_SECONDS = 0.05  # between looks at whether another tuner has chosen
+CREATION_SECONDS = 2.0  # that another tuner may need to make its tables
+HEARTBEAT_SECONDS, GRACE_SECONDS = 10, 60  # of a tuner; without any for so long it is dead
 
 
 class SpaceParams:
-    """A space as Optuna's parameters: `batch_rung`, the position in the ladder, whose order is what
-    matters, and, where there is a choice, each axis.
+    """A space as Optuna's parameters: `batch_size` and, where there is a choice, each axis.
 
     Optuna holds a categorical parameter to the values with which a study first had it. Where those
     of the study at hand (`known`) are others, the axis gets a name of its own, made of its values.
@@ -57,16 +62,17 @@ class SpaceParams:
             if len(values) > 1
         }
         self.axes = {_name(axis, ours, known or {}): axis for axis, ours in choices.items()}
+        sizes = [c.setting.batch_size for c in space.candidates]
         self.distributions: dict[str, BaseDistribution] = {
-            "batch_rung": IntDistribution(0, max(len(space.rungs) - 1, 0)),
+            "batch_size": IntDistribution(min(sizes), max(sizes)),
             **{name: choices[axis] for name, axis in self.axes.items()},
         }
         self._candidates = {_key(self.of(c)): c for c in space.candidates}
 
     def of(self, c: Candidate) -> dict[str, Any]:
         """A candidate as parameters."""
-        rung = self.space.rungs.index(c.setting.batch_size)
-        return {"batch_rung": rung, **{n: getattr(c.setting, a) for n, a in self.axes.items()}}
+        own = {name: getattr(c.setting, axis) for name, axis in self.axes.items()}
+        return {"batch_size": c.setting.batch_size, **own}
 
     def candidate(self, params: Mapping[str, Any]) -> Candidate | None:
         """The candidate of parameters; None where the space lacks the combination."""
@@ -92,16 +98,6 @@ def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(params.items()))
 
 
-def constraint(record: MeasurementRecord, budget_bytes: int | None) -> float:
-    """How far a record is over its budget, as a share: 0 or less is feasible, 1 a failed probe."""
-    if record.status != "measured":
-        return 1.0
-    num_bytes = record.used_bytes
-    if budget_bytes is None or num_bytes is None:
-        return -1.0
-    return num_bytes / budget_bytes - 1.0
-
-
 class Identity(BaseModel, frozen=True):
     """What a study's probes have in common; any difference makes them another study's."""
 
@@ -120,22 +116,17 @@ class Identity(BaseModel, frozen=True):
         ours, theirs = self.model_dump(mode="json"), other.model_dump(mode="json")
         if other.device.is_like(self.device):
             ours["device"] = theirs["device"]
-        for each in (ours, theirs):
-            each["device"].pop("uuid", None)
-        return list(_differences(theirs, ours))
+        ours["device"]["uuid"] = theirs["device"]["uuid"]
+        return [
+            f"{part}.{field}: {theirs[part].get(field)} there, {ours[part].get(field)} here"
+            for part in ("device", "model", "versions")
+            for field in sorted({*ours[part], *theirs[part]})
+            if theirs[part].get(field) != ours[part].get(field)
+        ]
 
     @classmethod
     def of(cls, record: MeasurementRecord) -> Identity:
         return cls(model=record.model, device=record.device, versions=record.versions)
-
-
-def _differences(known: dict[str, Any], ours: dict[str, Any], path: str = "") -> Iterator[str]:
-    for key in sorted({*known, *ours}):
-        theirs, mine = known.get(key), ours.get(key)
-        if isinstance(theirs, dict) and isinstance(mine, dict):
-            yield from _differences(theirs, mine, f"{path}{key}.")
-        elif theirs != mine:
-            yield f"{path}{key}: {theirs} there, {mine} here"
 
 
 @dataclass
@@ -170,43 +161,32 @@ class ProbeStudy:
 
         Raises StudyError where model, device or a version is another and that was not accepted.
         """
-        file = read_records(self.path) if self.path else None
-        records = file.records if file else ()
-        notes = [f"{file.fault}: read up to there."] if file and file.fault else []
-        ours = [r for r in records if accept_different or identity.has(r)]
-        others = [Identity.of(r) for r in records if not identity.has(r)]
-        foreign = others[-1:] if not ours else []
+        file = read_records(self.path) if self.path else RecordFile(())
+        notes = [f"{file.fault}: read up to there."] if file.fault else []
+        ours = [r for r in file.records if accept_different or identity.has(r)]
+        others = [Identity.of(r) for r in file.records if not identity.has(r)]
+        foreign = others[-1:] if accept_different or not ours else []
         with storage_faults(self.source):
             kept = self.optuna.user_attrs.get(IDENTITY)
             if kept is None:
                 self.optuna.set_user_attr(IDENTITY, identity.model_dump(mode="json"))
             else:
-                foreign.append(self._read_identity(kept))
-        differences = [line for each in foreign for line in identity.differences(each)]
+                foreign.append(parse(Identity, kept, f"the study {self.source}"))
+        differences = dict.fromkeys(line for o in foreign for line in identity.differences(o))
         if differences and not accept_different:
             raise StudyError(
                 f"{self.source} belongs to another model, device or software:\n  "
-                + "\n  ".join(dict.fromkeys(differences)),
+                + "\n  ".join(differences),
                 "Choose another --output (or --storage), or go on with --accept-different.",
             )
-        if accept_different:
-            differences += [line for each in others[-1:] for line in identity.differences(each)]
-            notes += [f"Accepted as different: {line}." for line in dict.fromkeys(differences)]
-        elif others:
+        notes += [f"Accepted as different: {line}." for line in differences]
+        if others and not accept_different:
             notes.append(
                 f"{len(others)} probes in {self.path} are of another model, device or software, "
                 "and are left alone."
             )
         self.fill(ours)
         return notes
-
-    def _read_identity(self, kept: Any) -> Identity:
-        try:
-            return Identity.model_validate(kept)
-        except ValidationError:
-            raise StudyError(
-                f"{self.source} is not of this planner.", "Choose another --storage."
-            ) from None
 
     def fill(self, records: Iterable[MeasurementRecord]) -> None:
         """Adds what the study lacks of `records`, of settings that are in its space."""
@@ -219,15 +199,18 @@ class ProbeStudy:
 
     def _ended(self, candidate: Candidate, record: MeasurementRecord) -> FrozenTrial:
         """A record as the trial that Optuna would have made of its probe."""
-        rate = record.images_per_second if record.status == "measured" else None
+        rate = self._value(record)
         return create_trial(
             state=TrialState.PRUNED if rate is None else TrialState.COMPLETE,
             value=rate,
             params=self.params.of(candidate),
             distributions=self.params.distributions,
             user_attrs={RECORD: _study_copy(record)},
-            constraints={"memory": constraint(record, self.budget_bytes)},
         )
+
+    def _value(self, record: MeasurementRecord) -> float | None:
+        """A trial's: images/s; None where it failed, or took more than the budget."""
+        return record.images_per_second if is_feasible(record, self.budget_bytes) else None
 
     def records(self) -> list[MeasurementRecord]:
         """Every probe that ended, by whichever tuner, in the order they were begun."""
@@ -254,12 +237,10 @@ class ProbeStudy:
         """The value of a trial whose probe ended. Raises TrialPruned where it has none."""
         trial.set_user_attr(RECORD, _study_copy(record))
         self._records[trial.number] = record
-        trial.set_constraint("memory", constraint(record, self.budget_bytes))
-        if self.is_shared:
-            trial.set_user_attr(TUNER, f"{gethostname()}, process {os.getpid()}")
-        if record.status != "measured" or record.images_per_second is None:
+        rate = self._value(record)
+        if rate is None:
             raise optuna.TrialPruned(record.status)
-        return record.images_per_second
+        return rate
 
     def save(self) -> None:
         """The records of all tuners, on this machine's disk too."""
@@ -274,19 +255,16 @@ class ProbeStudy:
         until = time.time() + deadline_seconds + MARGIN_SECONDS
         trial.set_user_attr(UNTIL, until)
         while True:
-            others = self.optuna.get_trials(deepcopy=False)
-            earlier = [t for t in others if t.number < trial.number and self._counts(t)]
-            running = [t for t in earlier if t.state == TrialState.RUNNING]
+            trials = self.optuna.get_trials(deepcopy=False)
+            earlier = [t for t in trials if t.number < trial.number]
+            running = [t for t in earlier if t.state == TrialState.RUNNING and self._is_alive(t)]
             if all(UNTIL in t.user_attrs for t in running):
-                alike = [t for t in earlier if t.params == trial.params]
-                taken = any(_ran_beside(t, trial) for t in alike)
-                return not taken and (most is None or len(earlier) < most)
+                break
             time.sleep(CHOOSING_SECONDS)
-
-    def _counts(self, trial: FrozenTrial) -> bool:
-        """Whether a trial is a probe that ended, or that a tuner is at."""
-        is_running = trial.state == TrialState.RUNNING and self._is_alive(trial)
-        return RECORD in trial.user_attrs or is_running
+        ended = [t for t in earlier if t.state.is_finished() and RECORD in t.user_attrs]
+        unknown = [*running, *(t for t in ended if t.number not in self._records)]
+        is_taken = any(t.params == trial.params for t in unknown)
+        return not is_taken and (most is None or len(running) + len(ended) < most)
 
     def _is_alive(self, trial: FrozenTrial) -> bool:
         """Whether a RUNNING trial's tuner may still be at it. A database has heartbeats; in a
@@ -308,12 +286,6 @@ class ProbeStudy:
         return {candidate.id for candidate in found if candidate is not None}
 
 
-def _ran_beside(other: FrozenTrial, trial: Trial) -> bool:
-    """Whether another tuner was at a trial as this one was chosen, or is."""
-    ended, chosen = other.datetime_complete, trial.datetime_start
-    return ended is None or chosen is None or ended > chosen
-
-
 def _study_copy(record: MeasurementRecord) -> str:
     """The record as the study keeps it: step times thinned evenly where there are very many."""
     samples = record.samples
@@ -321,3 +293,73 @@ def _study_copy(record: MeasurementRecord) -> str:
         stride = len(samples) / MAX_SAMPLES
         record = record.with_samples(tuple(samples[int(i * stride)] for i in range(MAX_SAMPLES)))
     return format_record(record).decode().strip()
+
+
+# Where it is kept: any Optuna storage, with errors that say what to do.
+
+
+class StudyError(PlannerError):
+    """The study cannot be opened, read or written, or it is another's."""
+
+
+@contextmanager
+def storage_faults(source: str, *more: type[Exception]) -> Iterator[None]:
+    """Turns what Optuna and its databases raise, and `more`, into a StudyError."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    known: tuple[type[Exception], ...] = (
+        optuna.exceptions.OptunaError, SQLAlchemyError, OSError, json.JSONDecodeError, *more,
+    )  # fmt: skip
+    try:
+        yield
+    except known as error:
+        raise StudyError(
+            f"{source} cannot be used: {_root_text(error)}.",
+            "Mend that and run the same command: a study that is gone is made again from the "
+            "probes in --output.",
+        ) from error
+
+
+def _root_text(error: BaseException) -> str:
+    """The database driver's own words, without SQL and its parameters (and so no passwords)."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(getattr(error, "orig", None) or error).splitlines()
+    return (lines or [type(error).__name__])[0].removesuffix(".")
+
+
+def open_storage(storage: str, source: str) -> BaseStorage:
+    """Any Optuna storage: a database URL, or the path of a journal file (`.journal`, `.log`).
+
+    Raises StudyError where it cannot be reached or is not an Optuna study.
+    """
+    from sqlalchemy.exc import IntegrityError, OperationalError
+
+    is_journal = storage.endswith((".journal", ".log"))
+    refuse_if(
+        not is_journal and "://" not in storage,
+        f"--storage is a database URL or a journal file, and {shorten(storage)} is neither.",
+        "Write sqlite:///study.db, postgresql://…, or a path that ends in .journal.",
+    )
+    with storage_faults(source, ImportError, ValueError, RuntimeError):
+        if is_journal:
+            return JournalStorage(JournalFileBackend(storage))
+        try:
+            return _database(storage)
+        except (IntegrityError, OperationalError):
+            # Two tuners make the tables at the same instant, which Optuna does not guard against.
+            time.sleep(CREATION_SECONDS)
+            return _database(storage)
+
+
+def _database(storage: str) -> RDBStorage:
+    """Tuners that share an SQLite file wait for each other instead of failing at once. A server, or
+    a firewall on the way to it, may close a connection that no probe has used for long."""
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if storage.startswith("sqlite"):
+        options = {"connect_args": {"timeout": 60}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)  # of heartbeats
+        return RDBStorage(
+            storage, options, heartbeat_interval=HEARTBEAT_SECONDS, grace_period=GRACE_SECONDS
+        )

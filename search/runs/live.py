@@ -11,8 +11,9 @@ from rich.text import Text
 
 from planner.core.errors import printable
 from planner.core.units import format_seconds
+from planner.report.searches import memory_text
 from planner.report.settings import describe_setting
-from search.loop.progress import Progress, memory_text, rate_text
+from search.loop.progress import Progress, rate_text
 
 _ECHO = 4  # columns for the ^C that a terminal echoes: where it wraps, rich erases a row too few
 # What a worker reports of itself, for a person: search.probe.parent.runner.ProbeEvent says when.
@@ -27,46 +28,30 @@ _DOING = {
 
 @dataclass(frozen=True)
 class Status:
-    """Instants (`_at`) are those of one clock, in seconds; None where there is none. `heading` is
-    the command. `title` is what runs now, `phase` why, `doing` what its worker is at. `num_done`
-    have ended, of `num_all` (None: no limit)."""
+    """`heading` is the command. `last` is the newest start or end of a probe, which came at the
+    instant `at` of a clock in seconds, `doing` what its worker is at."""
 
     heading: str = ""
     way_out: str = ""
-    title: str = ""
-    phase: str = ""
+    last: Progress | None = None
+    at: float = 0.0
     doing: str = ""
-    number: int = 0
-    begun_at: float | None = None
-    deadline_seconds: float | None = None
-    best: str = ""
-    num_done: int = 0
-    num_all: int | None = None
-    ends_at: float | None = None
+
+    @property
+    def running(self) -> Progress | None:
+        """The start of the probe that runs."""
+        return self.last if self.last is not None and self.last.record is None else None
 
 
 def after(status: Status, progress: Progress, now: float) -> Status:
     """Where a search stands once `progress` came at `now`."""
     if progress.kind == "note":  # it says what goes on where nothing runs
-        return status if status.title else replace(status, doing=progress.text.partition("\n")[0])
+        return status if status.running else replace(status, doing=progress.text.split("\n")[0])
     if progress.kind == "step":
-        phase = progress.phase or progress.text
-        return replace(status, doing=doing_text(phase, progress.num_steps, progress.step_seconds))
-    assert progress.candidate is not None, "a probe is of one"
-    left = progress.seconds_left
-    status = replace(
-        status, title="", phase="", doing="", begun_at=None, deadline_seconds=None,
-        num_all=progress.num_probes, ends_at=None if left is None else now + left,
-    )  # fmt: skip
-    if progress.record is None:
-        return replace(
-            status, title=describe_setting(progress.candidate.setting), phase=progress.phase,
-            number=progress.probe, begun_at=now, doing=_DOING["start"],
-            deadline_seconds=progress.deadline_seconds,
-        )  # fmt: skip
-    best = progress.best
-    said = best and f"{rate_text(best)}, {memory_text(best)}: {describe_setting(best.setting)}"
-    return replace(status, num_done=progress.probe, best=said or "")
+        doing = doing_text(progress.phase, progress.num_steps, progress.step_seconds)
+        return replace(status, doing=doing)
+    doing = _DOING["start"] if progress.kind == "start" else ""
+    return replace(status, last=progress, at=now, doing=doing)
 
 
 def doing_text(phase: str, num_steps: int = 0, step_seconds: float | None = None) -> str:
@@ -84,7 +69,8 @@ def live_panel(status: Status, now: float, width: int) -> Panel:
     grid.add_column(ratio=1, no_wrap=True)
     grid.add_row("now", _text(_now(status), "bold"))
     grid.add_row("", _text(_doing(status, now)))
-    grid.add_row("best", _text(status.best or "nothing yet", "green" if status.best else "dim"))
+    best = _best(status)
+    grid.add_row("best", _text(best or "nothing yet", "green" if best else "dim"))
     grid.add_row("done", _text(_done(status, now)))
     return Panel(
         grid, title=_text(status.heading, "bold"), title_align="left",
@@ -94,27 +80,38 @@ def live_panel(status: Status, now: float, width: int) -> Panel:
 
 
 def _now(status: Status) -> str:
-    if not status.title:
-        return "choosing the next probe" if status.num_done else "preparing"
-    of = f" of {status.num_all}" if status.num_all else ""
-    phase = f" [{status.phase}]" if status.phase else ""
-    return f"probe {status.number}{of}{phase}: {status.title}"
+    probe = status.running
+    if probe is None or probe.candidate is None:
+        return "choosing the next probe" if status.last else "preparing"
+    of = f" of {probe.num_probes}" if probe.num_probes else ""
+    setting = describe_setting(probe.candidate.setting)
+    return f"probe {probe.probe}{of} [{probe.phase}]: {setting}"
 
 
 def _doing(status: Status, now: float) -> str:
     parts = [status.doing] if status.doing else []
-    if status.begun_at is not None:
-        elapsed, limit = _whole_seconds(now - status.begun_at), status.deadline_seconds
+    if status.running:
+        elapsed, limit = _whole_seconds(now - status.at), status.running.deadline_seconds
         parts.append(elapsed if limit is None else f"{elapsed} of {_whole_seconds(limit)} at most")
     return " · ".join(parts)
 
 
+def _best(status: Status) -> str:
+    best = status.last.best if status.last else None
+    if best is None:
+        return ""
+    return f"{rate_text(best)}, {memory_text(best)}: {describe_setting(best.setting)}"
+
+
 def _done(status: Status, now: float) -> str:
-    of = f" of {status.num_all}" if status.num_all else ""
-    parts = [f"{status.num_done}{of} probe{'' if status.num_done == 1 and not of else 's'}"]
-    if status.ends_at is not None:
-        parts.append(f"{_whole_seconds(status.ends_at - now)} left")
-    return " · ".join(parts)
+    if status.last is None:
+        return "0 probes"
+    done, of = status.last.probe - bool(status.running), ""
+    if status.last.num_probes:
+        of = f" of {status.last.num_probes}"
+    said = f"{done}{of} probe{'' if done == 1 and not of else 's'}"
+    left = status.last.seconds_left
+    return said if left is None else f"{said} · {_whole_seconds(status.at + left - now)} left"
 
 
 def _whole_seconds(seconds: float) -> str:

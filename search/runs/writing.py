@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 from planner.core.errors import PlannerError, UsageError, as_text, refuse_if, shorten
 from planner.core.files import (
     MAX_RESULT_BYTES,
-    NoFileError,
     check_output,
     named_path,
     parse_json,
@@ -40,7 +39,7 @@ from planner.report.pages import Subject, make_page
 from planner.report.searches import Run
 from planner.report.settings import describe_setting
 from planner.report.step import Step
-from search.runs.reading import is_run, read_run
+from search.runs.reading import is_run, read_run, refuse_storage
 
 Target = ModelLike | Run | Step
 _SNIFFED = 2000  # bytes of a file, in which a page says that it is one
@@ -56,7 +55,6 @@ def write_report(
     *,
     title: str = "",
     force: bool = False,
-    study_name: str | None = None,
     gpu: str | Gpu | Sequence[str | Gpu] | None = None,
     memory_bytes: int | str | None = None,
     allocator: str | AllocatorConfig | None = None,
@@ -92,10 +90,11 @@ def write_report(
         if isinstance(target, Run | Step):
             subjects.append(target)
         elif isinstance(target, str | os.PathLike) and is_run(os.fspath(target)):
-            subjects.append(read_run(os.fspath(target), study_name))
+            subjects.append(read_run(os.fspath(target)))
         else:
             subjects += [report_estimate(target, gpu=card, **options) for card in cards]
-    return write_page(make_page(check_subjects(subjects), title), path, force)
+    check_subjects(subjects)
+    return write_page(make_page(subjects, title), path, force)
 
 
 def report_estimate(
@@ -135,70 +134,54 @@ def step_of(
 
 def check_target(target: str) -> None:
     """Raises UsageError where a target is neither a run nor a model."""
-    named_path(target, "target")
+    path = named_path(target, "target")
+    refuse_storage(target)
     if is_run(target) or ":" in target:  # LIBRARY:NAME and factories say themselves what is wrong
         return
-    shown, is_config = shorten(as_text(target)), target.lower().endswith(CONFIG_SUFFIXES)
-    is_written = os.sep in target or target.startswith((".", "~")) or Path(target).suffix == ".html"
-    if is_written or is_config or Path(target).exists():
-        if not Path(target).exists():
-            raise UsageError(f"{shown} does not exist.", WHAT_A_RUN_IS)
-        if not is_config:
-            raise UsageError(f"{shown} is neither a run nor a model.", WHAT_A_RUN_IS)
-        kept = read_text(Path(target), MAX_RESULT_BYTES) if target.endswith(".json") else "{}"
-        law = f"{shown} holds an estimate or advice, and a page draws a run or a model."
-        way_out = "Write: planner report MODEL, with the options of 'planner estimate'."
-        refuse_if(is_predicted(parse_json(kept, shown)), law, way_out)
+    if path.suffix == ".json" and path.is_file():
+        shown = shorten(as_text(target))
+        refuse_if(
+            is_predicted(parse_json(read_text(path, MAX_RESULT_BYTES), shown)),
+            f"{shown} holds an estimate or advice, and a page draws a run or a model.",
+            "Write: planner report MODEL, with the options of 'planner estimate'.",
+        )
+    if path.exists() and target.lower().endswith(CONFIG_SUFFIXES):  # options may still mend it
         return
     try:
         resolve_model(target)
-    except NoFileError:
-        raise
     except UsageError as error:
         raise UsageError(error.message, WHAT_A_RUN_IS) from None
 
 
 def check_options(given: Mapping[str, object], targets: Sequence[str]) -> None:
-    """Raises UsageError for options (by name, as they are typed) that have no effect: `given` are
-    those of a MODEL and "--study-name", where they were given."""
-    kinds = {is_run(target) for target in targets}
-    of_model = [option for option, value in given.items() if value and option != "--study-name"]
-    if kinds == {True} and of_model:
-        raise UsageError(
-            f"{', '.join(of_model)}: nothing is estimated, since only runs are named.",
-            "Omit it, or name a MODEL beside the RUN.",
-        )
-    if kinds == {False} and given.get("--study-name"):
-        raise UsageError(
-            "--study-name is for the study of a RUN, and only models are named.", "Omit it."
-        )
+    """Raises UsageError for options (by name, as they are typed) of a MODEL where none is named."""
+    idle = [option for option, value in given.items() if value]
+    refuse_if(
+        bool(idle) and all(map(is_run, targets)),
+        f"{', '.join(idle)}: nothing is estimated, since only runs are named.",
+        "Omit it, or name a MODEL beside the RUN.",
+    )
 
 
-def check_subjects(subjects: Iterable[Subject]) -> list[Subject]:
-    """The same. Raises UsageError where one is there twice, or where they are too many to see."""
-    found: dict[Hashable, Subject] = {}
+def check_subjects(subjects: Sequence[Subject]) -> None:
+    """Raises UsageError where one is there twice, or where they are too many to see."""
+    refuse_if(
+        len(subjects) > MOST_SUBJECTS,
+        f"a page compares {MOST_SUBJECTS} estimates and runs at most, and more were named.",
+        "Name fewer values; 'planner estimate' prints a table of any number.",
+    )
+    found: set[Hashable] = set()
     for subject in subjects:
         if isinstance(subject, Run):
-            place = Path(subject.place)
-            identity: Hashable = str(place.resolve()) if place.exists() else subject.place
-            named = f"the run {shorten(as_text(subject.title))}"
+            identity: Hashable = Path(subject.place).resolve()
+            named = f"the run {shorten(as_text(subject.place))}"
         else:
-            estimate, card = subject.estimate, subject.gpu.name if subject.gpu is not None else ""
-            identity = (
-                estimate.model.model_dump_json(), estimate.setting.model_dump_json(), card,
-                estimate.budget_bytes, repr(subject.allocator), subject.link,
-            )  # fmt: skip
+            estimate = subject.estimate
+            identity = (repr(estimate), repr(subject.allocator), subject.link)
             setting = describe_setting(estimate.setting, estimate.model)
             named = f"{subject.title} with {setting}"
-        if identity in found:
-            raise UsageError(f"{named} is named twice.", "Name each once.")
-        found[identity] = subject
-        if len(found) > MOST_SUBJECTS:
-            raise UsageError(
-                f"a page compares {MOST_SUBJECTS} estimates and runs at most, and more were named.",
-                "Name fewer values; 'planner estimate' prints a table of any number.",
-            )
-    return list(found.values())
+        refuse_if(identity in found, f"{named} is named twice.", "Name each once.")
+        found.add(identity)
 
 
 def check_page(output: str | os.PathLike[str], force: bool = False) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.schema.setting import OWN_OPTIMIZER
-from search.loop.axes import Restriction
+from search.loop.space import Restriction
 from search.probe.device import ask_process
 
 # In which a factory is asked what it makes: torch has to be imported for it. A judgement.

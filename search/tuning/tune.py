@@ -9,7 +9,7 @@ import signal
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 from planner.advice.levers import EXPANDABLE
 from planner.core.errors import UnsupportedError
@@ -24,11 +24,11 @@ from planner.memory.allocator_config import (
     allocator_in_environment,
     recorded_allocator,
 )
-from search.loop.folder import hold_folder, hold_gpu, make_folder, write_result
+from search.loop.folder import hold_folder, make_folder, write_result
 from search.loop.interrupts import handle_signals, held, interruptible
 from search.loop.memory_budget import find_budget
-from search.loop.options import SearchKeywords, SearchOptions
-from search.loop.prober import DeviceProber, Prober, show_steps
+from search.loop.options import SearchOptions, read_options
+from search.loop.prober import DeviceProber, Prober
 from search.loop.progress import OnProgress, note_taker
 from search.loop.search import Limits, Search, find_plain_arm
 from search.loop.space import make_space
@@ -59,7 +59,7 @@ def tune(
     estimator: Estimator | Literal["auto"] | None = "auto",
     prober: Prober | None = None,
     on_progress: OnProgress = lambda progress: None,
-    **options: Unpack[SearchKeywords],
+    **options: Any,
 ) -> Recommendation:
     """Find the fastest setting for a model on a device, by short real training runs.
 
@@ -111,7 +111,7 @@ def tune(
         RecordsNotWrittenError: Probes cannot be kept.
         ResultNotWrittenError: The result cannot be kept; it has the recommendation.
     """
-    asked = SearchOptions.of(options)
+    asked = read_options(options)
     chosen = read_model(model, {})
     with handle_signals(signal.SIGINT), held():
         if prober is None and isinstance(chosen, FactoryModel):
@@ -139,8 +139,8 @@ def _probed(
     if options.data is not None:
         data = check_data(options.data, model, made is not None and made.is_task)
     if made is not None and made.has_optimizer:
-        base = with_own_optimizer(base, restrict or {}, model.title)
-        restrict = {axis: v for axis, v in (restrict or {}).items() if axis != "optimizer"}
+        base = with_own_optimizer(base, restrict, model.title)
+        restrict = {axis: v for axis, v in restrict.items() if axis != "optimizer"}
     budget = options.budget_seconds
     if budget is not None and data is not None:
         budget *= 1 - FEEDING_SHARE
@@ -169,19 +169,19 @@ def _probed(
         notes.append("The setting to begin with cannot run here: the search begins as usual.")
     if where == "cpu" and options.device == "auto":
         notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
-    say, hear = note_taker(on_progress), show_steps(on_progress)
+    say = note_taker(on_progress)
     with contextlib.ExitStack() as stack:
         if options.storage is None:
             stack.enter_context(hold_folder(output))
         notes += study.take_over(identity, options.accept_different)
         limits.charge(study.records())
         whole = Limits(None, options.budget_seconds, limits.spent_seconds)
-        notes += _hold_devices(stack, where, devices)
+        notes += [*filter(None, [name_card(where)]), *_world_notes(devices)]
         for note in notes:
             say(note)
         own = None
         start = partial(
-            DeviceProber, model, where, identity.device, memory.cap_bytes, hear,
+            DeviceProber, model, where, identity.device, memory.cap_bytes, on_progress,
             modules=STEP_MODULES if len(devices) == 1 else WORLD_MODULES,
         )  # fmt: skip
         with interruptible():
@@ -198,7 +198,7 @@ def _probed(
         if own is not None:
             own.on_result = search.receive
         stopped, faults = search.run()
-        recommendation = search.recommend(identity, stopped, [*faults, *memory.kept, *said])
+        recommendation = search.recommend(identity, stopped, [*faults, *memory.notes, *said])
         write_result(output / TUNE_RESULT, recommendation, study.path)
         if data is not None:
             whole.spent_seconds = limits.spent_seconds
@@ -222,23 +222,6 @@ def usual_options(device: str) -> tuple[str | None, list[str]]:
         "Probes run with expandable segments, as advice counts; --allocator "
         f"{TORCHS_OWN} is torch's own way."
     ]
-
-
-def _hold_devices(stack: contextlib.ExitStack, where: str, devices: Sequence[str]) -> list[str]:
-    """Keeps other tuners off the devices while the stack lasts; what is to be said of them."""
-    uuids = dict.fromkeys(describe_device(each).uuid for each in devices)
-    held = [stack.enter_context(hold_gpu(uuid)) for uuid in uuids]
-    return [*_card_notes(where, all(held)), *_world_notes(devices)]
-
-
-def _card_notes(where: str, alone: bool) -> list[str]:
-    """Which of differing cards is tuned, and whether another tuner is at it."""
-    card = name_card(where)
-    shared = (
-        f"Another tuner of this machine is at {where}: both measure too slow, and each may take "
-        "the other's memory. Let one end first."
-    )
-    return [*([card] if card else []), *([] if alone else [shared])]
 
 
 def _world_notes(devices: Sequence[str]) -> list[str]:

@@ -212,7 +212,7 @@ def _draw_seconds(pair: Pair, physics: Physics, random: np.random.Generator) -> 
         arm = setting.model_copy(update={"optimizer": setting.optimizer_family})
         if arm not in own:
             own[arm] = random.normal(0, 0.025), _ripple(pair.space, random)
-        rungs = np.searchsorted(pair.space.rungs, batches)
+        rungs = np.searchsorted(_rungs(pair.space), batches)
         wave = 0.7 * common[setting.precision][rungs] + 0.3 * own[arm][1][rungs]
         factor = np.exp(ripple * wave + own[arm][0]) / speed[setting.compile]
         seconds[at] = step_seconds(step, physics, setting) * factor
@@ -220,7 +220,11 @@ def _draw_seconds(pair: Pair, physics: Physics, random: np.random.Generator) -> 
 
 
 def _ripple(space: Space, random: np.random.Generator) -> Array:
-    return random.uniform(-1, 1, len(space.rungs))
+    return random.uniform(-1, 1, len(_rungs(space)))
+
+
+def _rungs(space: Space) -> Array:
+    return np.unique([float(c.setting.batch_size) for c in space.candidates])
 
 
 def _by_arm(space: Space) -> dict[TrainSetting, list[int]]:

@@ -101,6 +101,13 @@ def test_python_writes_the_same_page(page: str, run_folder: str) -> None:
     assert "<title>Mine</title>" in path.read_text()
 
 
+@pytest.mark.parametrize("storage", ["sqlite:///study.db", "study.journal", "mysql://me:pw@db/x"])
+def test_a_storage_is_answered_with_the_folder_beside_it(page: str, storage: str) -> None:
+    said = refused(storage, "--output", page)
+    assert "Name the --output of any of its tuners" in said
+    assert "pw" not in said
+
+
 def test_python_refuses_what_the_command_refuses(page: str, run_folder: str) -> None:
     with pytest.raises(UsageError, match="gpu: nothing is estimated"):
         search.write_report(run_folder, page, gpu="rtx4090")

@@ -18,7 +18,7 @@ from planner.cli.options import Fields
 from planner.core.errors import UsageError
 from planner.core.schema import TrainSetting
 from planner.core.units import GIB
-from search.loop.options import SearchOptions
+from search.loop.options import read_options
 from search.loop.records import read_records
 from tests.search.test_loader import make_folder
 from tests.trainers.cases import recommendation, tiny
@@ -77,7 +77,7 @@ def test_what_is_typed_wins_over_what_it_begins_at(
     assert (found["model"].num_classes, found["memory_bytes"]) == (5, "3GiB")
     assert "global_batch" not in found
     del found["model"]
-    assert SearchOptions.of(found).base.world_size == 2
+    assert read_options(found).base.world_size == 2
     assert main(["tune", "--way", "2"]) == 2
     assert main(["tune", "--from", str(file), "--way", "99"]) == 2
 

@@ -13,17 +13,15 @@ from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, Train
 from planner.core.units import GIB, format_bytes, format_rate
 from planner.machine.hardware import Gpu, find_gpu
 from planner.report.estimates import apart_fields
-from planner.report.page.contents import Chart, Copyable, Number, Table, Text
+from planner.report.page.contents import Chart, Copyable, Facts, Number, Table, Text
 from planner.report.page.rendering import all_parts, page_html
 from planner.report.pages import is_of, make_page
 from planner.report.searches import Run
 from planner.report.step import Step
 from planner.trainers.emission import emit
-from search.loop.contenders import contenders, pareto_front
-from search.loop.options import SearchOptions
+from search.loop.options import read_options
 from search.loop.records import read_records
-from search.loop.request import kept_options
-from search.runs.reading import Reader, read_run, search_again
+from search.runs.reading import make_run, read_run
 from search.runs.writing import report_estimate
 from tests.search.replays import leave_run
 from tests.search.tables import invented_table, make_record
@@ -46,7 +44,7 @@ def ended(record: MeasurementRecord, status: str, message: str = "") -> Measurem
 
 
 def run_of(records: Sequence[MeasurementRecord], name: str = "run") -> Run:
-    return Reader(name, None, tuple(records)).run()
+    return make_run(name, None, tuple(records))
 
 
 def searched(tmp_path: Path, records: Sequence[MeasurementRecord]) -> Run:
@@ -113,16 +111,16 @@ def test_memory_against_rate_has_every_probe_and_the_front(
 ) -> None:
     run: Run = request.getfixturevalue(name)
     drawn = traces_of(run, "-front")
-    points = {
-        name: sorted(zip(drawn[name]["x"], drawn[name]["y"], strict=True))
+    points: dict[str, list[tuple[float, float]]] = {
+        name: sorted(zip(drawn[name]["x"], drawn[name]["y"], strict=True)) if name in drawn else []
         for name in ("over the memory limit", "probe", "fastest for its memory")
     }
     measured = [r for r in run.records if r.status == "measured"]
-    assert sorted(at for held in points.values() for at in held) == sorted(
+    assert sorted(points["over the memory limit"] + points["probe"]) == sorted(
         ((r.used_bytes or 0) / GIB, r.images_per_second) for r in measured
     )
-    front = pareto_front(contenders(run.records, run.budget_bytes))
-    assert points["fastest for its memory"] == [((c.num_bytes or 0) / GIB, c.rate) for c in front]
+    for x, y in points["fastest for its memory"]:
+        assert not any(there <= x and rate > y for there, rate in points["probe"])
     assert all(x * GIB > (run.budget_bytes or 0) for x, _ in points["over the memory limit"])
 
 
@@ -138,18 +136,12 @@ def test_the_table_has_every_probe_with_its_reason(trouble: Run) -> None:
     assert {trouble.records[i].setting for i in table.marked} == {trouble.found.setting}
 
 
-def test_the_command_that_repeats_a_search_has_its_options(grid: Run) -> None:
-    found = grid.found
-    assert found is not None
-    asked = kept_options(SearchOptions.of({"restrict": {"precision": "bf16"}, "trials": 9}))
-    named = SwinConfig.model_validate({"library": "native", "name": "no published one"})
-    for model in (found.model, named):  # whose name alone does not say it
-        assert search_again(found.model_copy(update={"asked": asked, "model": model}), "x") == ""
-    published = report_estimate("native:swin_tiny").estimate.model
-    known = found.model_copy(update={"model": published, "asked": asked})
-    options = "--precision bf16 --trials 9 --output x"
-    assert search_again(known, "x") == f"planner tune native:swin_tiny {options}"
-    assert search_again(known.model_copy(update={"asked": {"a": 1}}), "x") == ""
+def test_the_options_of_a_search_are_said(grid: Run) -> None:
+    assert grid.found is not None
+    asked = read_options({"restrict": {"precision": "bf16"}, "budget_seconds": 90}).kept
+    run = replace(grid, found=grid.found.model_copy(update={"asked": asked}))
+    facts = dict(fact for part in parts_of(Facts, run) for fact in part.pairs)
+    assert facts["Asked"] == "restrict={'precision': ['bf16']}, budget_seconds=90.0"
 
 
 def test_nothing_fits(tmp_path: Path) -> None:
@@ -187,10 +179,6 @@ def test_each_axis_has_its_probes_and_joins_those_that_differ_in_it_only() -> No
                 for record in ran if record.images_per_second in line.y
             }  # fmt: skip
             assert len(alike) == 1 < len(set(line.x))
-    settings = [TrainSetting(batch_size=8, precision="fp32"), TrainSetting(batch_size=4)]
-    two = [make_record(setting) for setting in settings]
-    said = [text.text for text in parts_of(Text, run_of(two))]
-    assert any("No two probes differ in batch or precision only" in text for text in said)
 
 
 # Several subjects

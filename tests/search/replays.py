@@ -12,7 +12,7 @@ from planner.core.schema import MeasurementRecord
 from planner.core.schema.record import BUDGET_ENDED
 from search.loop.folder import make_folder, write_result
 from search.loop.memory_budget import less_headroom
-from search.loop.options import SearchOptions
+from search.loop.options import read_options
 from search.loop.progress import OnProgress
 from search.loop.search import Limits, Search, find_plain_arm
 from search.loop.space import Candidate, Choice, setting_id, space_of
@@ -89,7 +89,7 @@ def _search(
     replay: Replay, study: ProbeStudy, prior: Prior, table: Any,
     on_progress: OnProgress = lambda progress: None, **options: Any,
 ) -> Search:  # fmt: skip
-    asked = SearchOptions.of({"budget_seconds": None, **options})
+    asked = read_options({"budget_seconds": None, **options})
     limits = Limits(asked.trials, asked.budget_seconds, clock=lambda: 0.0)
     arm = find_plain_arm(replay.space, replay.model)
     return Search(study, prior, ReplayProber(table, limits), limits, asked, arm, on_progress)
@@ -98,7 +98,7 @@ def _search(
 def leave_run(folder: Path, records: Iterable[MeasurementRecord], **options: Any) -> Path:
     """What a search over a table leaves: its probes and its recommendation."""
     replay = Replay(records)
-    budget = less_headroom(replay.device.total_bytes, SearchOptions.of(options).headroom)
+    budget = less_headroom(replay.device.total_bytes, read_options(options).headroom)
     study = ProbeStudy(replay.space, make_folder(folder) / TUNE_PROBES, budget)
     prior = generic_prior(replay.space, replay.device)
     search = _search(replay, study, prior, replay, output=folder, **options)

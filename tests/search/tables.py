@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.units import GIB, MIB
-from search.loop.space import candidate, make_space
+from search.loop.contenders import Contender
+from search.loop.space import candidate, make_space, space_of
 from search.loop.surrogate.posterior import Posterior
-from search.loop.surrogate.prior import ESTIMATED_BYTES, ESTIMATED_SECONDS, Guess, Prior
+from search.loop.surrogate.prior import (
+    ESTIMATED_BYTES,
+    ESTIMATED_SECONDS,
+    Guess,
+    Prior,
+    generic_prior,
+)
 from tests.search.replays import Replay
 
 MODEL = SwinConfig(name="invented")
@@ -78,6 +86,13 @@ def told(posterior: Posterior, *records: MeasurementRecord) -> Posterior:
     for record in records:
         posterior.tell(candidate(record.setting), record)
     return posterior
+
+
+def ran(records: Sequence[MeasurementRecord], budget: int | None = BUDGET) -> list[Contender]:
+    """What a search has of these records, in the order of their first probes."""
+    space = space_of(record.setting for record in records)
+    posterior = told(Posterior(space, generic_prior(space, GPU), budget), *records)
+    return [*posterior.ran().values()]
 
 
 SMALL = {

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from planner.core.schema import DeviceInfo, MeasurementRecord, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.core.units import GIB, MIB
-from search.loop.contenders import choose, contenders
 from search.loop.recommend import Summary, recommend
 from search.loop.records import read_records
 from search.loop.sampler import PlannerSampler
 from search.loop.search import MAX_CROWDED, MAX_LOST
-from search.loop.space import Candidate, Choice, make_space, setting_id
-from search.loop.study import SpaceParams, constraint
+from search.loop.space import Candidate, Choice, make_space
+from search.loop.study import SpaceParams
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import generic_prior
 from search.probe.device import MemoryInUse
@@ -38,6 +37,7 @@ from tests.search.tables import (
     failed,
     invented_table,
     make_record,
+    ran,
     told,
     true_bytes,
     true_prior,
@@ -99,9 +99,9 @@ def warming(prior_of_compiled: float) -> Posterior:
 
 
 def recommended(posterior: Posterior) -> Recommendation:
-    ran = tuple(posterior.ran().values())
-    records = [record for contender in ran for record in contender.records]
-    return recommend(records, Summary(MODEL, GPU, {}, BUDGET, TrainSetting(), ran=ran))
+    found = tuple(posterior.ran().values())
+    records = [record for contender in found for record in contender.records]
+    return recommend(records, Summary(MODEL, GPU, {}, BUDGET, TrainSetting(), found))
 
 
 @pytest.mark.parametrize("prior_of_compiled", [1.0, 1.25])
@@ -109,25 +109,22 @@ def test_settings_are_compared_at_one_heat(prior_of_compiled: float) -> None:
     """The compiled one is fastest, was probed when the device was hottest, and measured slower than
     two that were probed before; the prior may even hold that compiling gains nothing."""
     posterior = warming(prior_of_compiled)
-    ran = {(c.setting.batch_size, c.setting.compile): c for c in posterior.ran().values()}
-    measured = {which: c.measured_rate for which, c in ran.items()}
+    found = {(c.setting.batch_size, c.setting.compile): c for c in posterior.ran().values()}
+    measured = {which: c.measured_rate for which, c in found.items()}
     compiled = measured.pop((128, "default"))
     assert sum(rate > compiled for rate in measured.values()) == 2
     index, rate = posterior.best() or (-1, 0.0)
     assert posterior.space.candidates[index].setting.compile == "default"
-    assert rate == ran[128, "default"].rate == max(c.rate for c in ran.values())
-    low, high = ran[128, "default"].interval
-    assert low < rate < high
-    found = recommended(posterior)
-    assert found.evidence is not None
-    assert found.evidence.setting.compile == "default"
-    assert found.evidence.images_per_second == pytest.approx(compiled), "as it was measured"
+    assert rate == found[128, "default"].rate == max(c.rate for c in found.values())
+    evidence = recommended(posterior).evidence
+    assert evidence is not None
+    assert evidence.setting.compile == "default"
+    assert evidence.images_per_second == pytest.approx(compiled), "as it was measured"
 
 
 def test_the_recommendation_says_why_what_measured_faster_is_not_it() -> None:
     notes = recommended(warming(1.0)).notes
-    (said,) = [note for note in notes if note.startswith("Most probes found the device throttled")]
-    assert "Measured faster, while it was cooler: batch 256, compile off; compile off." in said
+    assert any(note.startswith("Most probes found the device throttled") for note in notes)
     (compiling,) = [note for note in notes if note.startswith("Compiling takes")]
     assert "pays after" in compiling
 
@@ -172,24 +169,9 @@ def test_the_winner_is_probed_again_where_it_was_throttled() -> None:
     device = OnceSlow(replay, best[0])
     search, _ = search_table(replay, true_prior(replay), BUDGET, device)
     assert device.probes == 2
-    winner = contenders(search.records, BUDGET)[0]
+    winner = max(search.sampler.posterior.ran().values(), key=lambda c: c.rate)
     assert winner.rate == pytest.approx(best[1], rel=1e-3)
     assert not winner.evidence.flags
-
-
-def test_records_alone_are_compared_on_a_device_that_is_as_hot_for_both() -> None:
-    """As a page of a search that goes on shows them: where most probes were throttled, what was
-    probed on the cool device only comes last."""
-    replay = Replay(TABLE)
-    ranked = sorted(replay.rates(BUDGET).items(), key=lambda pair: -pair[1])
-    best, second, *others = [next(r for r in TABLE if setting_id(r.setting) == name)
-                             for name, _ in ranked[:4]]  # fmt: skip
-    records = [second, *map(slowed, (best, *others))]
-    assert max(records, key=lambda r: r.images_per_second or 0.0) is second
-    for first in (contenders(records, BUDGET)[0], choose(contenders(records, BUDGET))):
-        assert first.setting == best.setting
-    only = contenders([second, slowed(second), slowed(best)], BUDGET)
-    assert only[-1].rate == pytest.approx(ranked[1][1] / 1.2), "the one that was throttled counts"
 
 
 def test_a_setting_that_was_killed_once_is_not_recommended_though_it_ran_later() -> None:
@@ -238,7 +220,7 @@ def test_no_reader_of_records_holds_it_against_the_setting() -> None:
     posterior = told(Posterior(space, generic_prior(space, GPU), ALLOWED), crowded)
     assert not posterior.excluded.any()
     assert not posterior.bytes.indices
-    assert [c.setting for c in contenders([crowded, good], ALLOWED)] == [good.setting]
+    assert [c.setting for c in ran([crowded, good])] == [good.setting]
 
 
 def run(folder: Path, prober: Any, **options: Any) -> Recommendation:
@@ -264,7 +246,8 @@ def test_a_lost_device_ends_the_search_and_no_setting_is_blamed(tmp_path: Path) 
     assert found.advice.startswith("The device failed before anything was on it: AcceleratorError")
     assert "unknown error. See whether nvidia-smi lists it" in found.advice
     assert found.num_probes == MAX_LOST
-    assert not found.ruled_out
+    well = run(tmp_path, lambda choice, *_: make_record(choice.candidate.setting), batch_size=8)
+    assert well.status == "recommended", "it was reset, and the same command goes on"
 
 
 def test_a_search_ends_where_others_hold_the_device(tmp_path: Path) -> None:
@@ -318,7 +301,6 @@ def test_no_figure_of_a_driver_ends_a_search_or_passes_a_budget(
     for figure in (device, reserved, allocated):
         if figure is not None and figure > ALLOWED:
             assert not is_feasible(record, ALLOWED), "no other figure hides it"
-    assert math.isfinite(constraint(record, ALLOWED))
     space = make_space(MODEL, GPU, restrict=SMALL, batch_sizes=(8, 16))
     record = record.model_copy(update={"setting": space.candidates[0].setting})
     posterior = told(Posterior(space, generic_prior(space, GPU), ALLOWED), record)

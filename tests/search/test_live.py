@@ -9,15 +9,23 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from planner.core.schema import TrainSetting
+from search.loop.progress import Progress
+from search.loop.space import candidate
 from search.runs.live import Status, live_panel
+from tests.search.tables import make_record
 
 TEXT = st.text(max_size=80)
 SECONDS = st.none() | st.floats(0, 1e6)
-STANDINGS = st.builds(
-    Status, heading=TEXT, way_out=TEXT, title=TEXT, phase=TEXT, doing=TEXT,
-    number=st.integers(0, 10**6), begun_at=SECONDS, deadline_seconds=SECONDS, best=TEXT,
-    num_done=st.integers(0, 10**6), num_all=st.none() | st.integers(1, 99), ends_at=SECONDS,
+RECORD = st.none() | st.just(make_record(TrainSetting(batch_size=8)))
+PROBES = st.builds(
+    Progress, kind=st.sampled_from(("start", "end")), phase=TEXT, best=RECORD, record=RECORD,
+    candidate=st.just(candidate(TrainSetting(batch_size=8))), probe=st.integers(1, 10**6),
+    num_probes=st.none() | st.integers(1, 99), seconds_left=SECONDS, deadline_seconds=SECONDS,
 )  # fmt: skip
+STANDINGS = st.builds(
+    Status, heading=TEXT, way_out=TEXT, last=st.none() | PROBES, at=st.floats(0, 1e6), doing=TEXT
+)
 
 
 def shown(status: Status, width: int = 100) -> str:

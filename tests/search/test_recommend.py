@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
-from planner.core.schema.record import Excluded
+from planner.core.schema.record import Recommendation
 from planner.core.units import GIB
-from search.loop.contenders import choose, contenders, pareto_front
 from search.loop.interrupts import ENDINGS
-from search.loop.options import SearchKeywords, SearchOptions
+from search.loop.options import read_options
 from search.loop.recommend import Summary, recommend
 from search.loop.space import candidate
 from tests.answers import recommendation_text
-from tests.search.tables import GPU, MODEL, failed, make_record
+from tests.search.tables import GPU, MODEL, failed, make_record, ran
 
 PLAIN = TrainSetting(precision="fp32", batch_size=16, attention="eager")
 
@@ -31,12 +32,13 @@ def at(rate: float, setting: TrainSetting = PLAIN, num_bytes: int = GIB, **updat
     return make_record(setting).model_copy(update={**fields, **update})
 
 
-def search(**update: object) -> Summary:
+def recommended(records: Sequence[MeasurementRecord], **update: object) -> Recommendation:
     fields: dict[str, object] = {
         "model": MODEL, "device": GPU, "versions": {}, "budget_bytes": 16 * GIB,
-        "asked": PLAIN, "plain_arm": candidate(PLAIN).arm,
+        "asked": PLAIN, "ran": ran(records) if records else (),
+        "plain_arm": candidate(PLAIN).arm,
     }  # fmt: skip
-    return Summary(**{**fields, **update})  # type: ignore[arg-type]
+    return recommend(records, Summary(**{**fields, **update}))  # type: ignore[arg-type]
 
 
 def change(**update: object) -> TrainSetting:
@@ -44,7 +46,7 @@ def change(**update: object) -> TrainSetting:
 
 
 def test_the_fastest_wins_and_says_how_much() -> None:
-    found = recommend([at(100), at(250, change(precision="bf16"))], search())
+    found = recommended([at(100), at(250, change(precision="bf16"))])
     assert found.setting == change(precision="bf16")
     assert found.gain == pytest.approx(2.5)
     assert found.baseline.setting == PLAIN
@@ -53,32 +55,28 @@ def test_the_fastest_wins_and_says_how_much() -> None:
 
 def test_the_fastest_is_recommended_and_a_simpler_one_within_noise_is_a_note() -> None:
     compiled = change(compile="default")
-    found = recommend([at(100), at(100.5, compiled)], search())
+    found = recommended([at(100), at(100.5, compiled)])
     assert found.setting == compiled
     (note,) = [n for n in found.notes if "simpler" in n]
     assert note == "compile off is simpler, and measured 0.5% slower, which is within the noise."
-    alone = recommend([at(100), at(105, compiled)], search())
+    alone = recommended([at(100), at(105, compiled)])
     assert not any("simpler" in n for n in alone.notes)
 
 
-def test_at_most_six_notes_are_given_and_what_disturbed_it_comes_first() -> None:
-    best = at(
-        250, change(precision="bf16", compile="default"), flags=("other programs kept 1 of 2",)
-    )
-    said = tuple(f"said {n}" for n in range(4))
-    found = recommend([best, at(100)], search(notes=said))
+def test_what_disturbed_the_recommended_comes_first_among_the_notes() -> None:
+    best = at(250, change(precision="bf16"), flags=("other programs kept 1 of 2",))
+    found = recommended([best, at(100)], notes=("said",))
     assert found.notes[0].startswith("Noted while the recommended was measured: other programs")
-    assert found.notes[1:5] == said
-    assert len(found.notes) == 6
+    assert found.notes[1] == "said"
 
 
 def test_a_gain_is_told_over_the_plain_default_at_its_best_batch_or_not_at_all() -> None:
     records = [at(100), at(250, change(precision="bf16"))]
-    found = recommend(records, search(plain_is_at_its_best=False))
+    found = recommended(records, plain_is_at_its_best=False)
     assert found.gain is None
     assert found.baseline is not None
     assert any("measured at batch 16 only" in note for note in found.notes)
-    without = recommend(records, search(plain_arm=None))
+    without = recommended(records, plain_arm=None)
     assert (without.gain, without.baseline) == (None, None)
     assert any("excluded" in note for note in without.notes)
 
@@ -91,49 +89,39 @@ def test_a_repeat_from_the_cache_does_not_lower_what_compiling_costs() -> None:
         at(105, compiled, compile_seconds=seconds, probe_id=str(seconds))
         for seconds in (100.0, 2.0, 2.0)
     ]
-    found = contenders([*records, at(100)], None)
-    assert next(c for c in found if c.setting == compiled).compile_seconds == 100
-    assert choose(found, images=100_000).setting == PLAIN
+    assert ran(records)[0].compile_seconds == 100
+    assert recommended([*records, at(100)], images=100_000).setting == PLAIN
 
 
 def test_what_exceeds_the_budget_or_failed_once_is_not_recommended() -> None:
     big = at(900, change(batch_size=512), num_bytes=17 * GIB)
-    assert recommend([at(100), big], search()).setting == PLAIN
-    assert recommend([at(100), failed(at(1), "out_of_memory")], search()).status == "nothing_fits"
-    crashed = recommend([failed(at(1))], search(stopped_because="the budget has ended"))
+    assert recommended([at(100), big]).setting == PLAIN
+    assert recommended([at(100), failed(at(1), "out_of_memory")]).status == "nothing_fits"
+    crashed = recommended([failed(at(1))], stopped_because="the budget has ended")
     assert "longer --budget" not in recommendation_text(crashed), "more time is no way out"
 
 
 def test_an_interrupted_search_without_a_probe_is_told_to_go_on() -> None:
-    advice = recommend([], search(stopped_because=ENDINGS[signal.SIGINT])).advice
+    advice = recommended([], stopped_because=ENDINGS[signal.SIGINT]).advice
     assert "run the same command again" in advice
     assert "--budget" not in advice
-    assert "--budget" in recommend([], search(stopped_because="the budget ends")).advice
+    assert "--budget" in recommended([], stopped_because="the budget ends").advice
 
 
 def test_total_time_counts_compilation() -> None:
     """60 s of compiling pay after 60 / (1/100 − 1/120) = 36,000 images."""
     records = [at(100), at(120, change(compile="default"))]
-    assert recommend(records, search(images=20_000)).setting == PLAIN
-    assert recommend(records, search(images=100_000)).setting == change(compile="default")
-
-
-def test_the_front_has_nothing_that_is_slower_and_larger() -> None:
-    records = [at(100, num_bytes=GIB), at(90, change(batch_size=8), num_bytes=2 * GIB),
-               at(150, change(batch_size=32), num_bytes=3 * GIB)]  # fmt: skip
-    kept = pareto_front(contenders(records, None))
-    assert [c.setting.batch_size for c in kept] == [16, 32]
-    notes = recommend(records, search()).notes
-    assert any("100 images/s in 1.00 GiB, 150 images/s in 3.00 GiB" in note for note in notes)
+    assert recommended(records, images=20_000).setting == PLAIN
+    assert recommended(records, images=100_000).setting == change(compile="default")
 
 
 def test_a_changed_global_batch_says_what_it_means() -> None:
-    found = recommend([at(100, change(batch_size=64))], search(asked=PLAIN))
+    found = recommended([at(100, change(batch_size=64))], asked=PLAIN)
     note = next(n for n in found.notes if "learning rate" in n)
     assert "64, not the 16 of your setting" in note
     assert "4 (linear" in note
-    assert not any("learning rate" in n for n in recommend([at(100)], search()).notes)
-    (note,) = (n for n in recommend([at(100)], search(asked=None)).notes if "learning rate" in n)
+    assert not any("learning rate" in n for n in recommended([at(100)]).notes)
+    (note,) = (n for n in recommended([at(100)], asked=None).notes if "learning rate" in n)
     assert note.startswith("The global batch is 16: scale a learning rate")
     assert "16/B" in note
 
@@ -143,17 +131,15 @@ def test_a_changed_global_batch_says_what_it_means() -> None:
     [({}, False), ({"batch_size": 16}, True), ({"batch_size": (16, 32)}, False),
      ({"global_batch": 64}, True), ({"base": {"batch_size": 8}}, True)],
 )  # fmt: skip
-def test_a_batch_is_chosen_where_one_is_named(given: SearchKeywords, is_one: bool) -> None:
-    assert SearchOptions.of(given).chose_batch == is_one
+def test_a_batch_is_chosen_where_one_is_named(given: dict[str, Any], is_one: bool) -> None:
+    assert read_options(given).chose_batch == is_one
 
 
 def test_nothing_is_said_not_to_fit_where_the_budget_kept_it_from_being_tried() -> None:
-    large = Excluded(setting=change(batch_size=512), reason="memory", predicted_bytes=64 * GIB)
     why = "the budget ends before another probe could"
-    found = recommend([], search(stopped_because=why, ruled_out=(large,)))
+    found = recommended([], stopped_because=why, least_bytes=32 * GIB)
     assert found.advice == "No probe was made: allow more time with --budget."
-    small = large.model_copy(update={"predicted_bytes": 32 * GIB})
-    advice = recommend([], search(ruled_out=(large, small))).advice
+    advice = recommended([], least_bytes=32 * GIB).advice
     assert advice.startswith("Nothing fits in 16.00 GiB")
     assert "checkpointing" in advice
     assert "the least that any setting needs is about 32.00 GiB" in advice
@@ -161,7 +147,7 @@ def test_nothing_is_said_not_to_fit_where_the_budget_kept_it_from_being_tried() 
 
 def test_rows_that_cannot_be_told_apart_are_named() -> None:
     slower = at(100.0, change(checkpointing="blocks"))
-    alike = recommend([at(100.5), slower, at(100.2, change(compile="default"))], search())
+    alike = recommended([at(100.5), slower, at(100.2, change(compile="default"))])
     assert "Rows 1, 2 and 3 overlap: take" in recommendation_text(alike)
-    far = recommend([at(200), slower], search())
+    far = recommended([at(200), slower])
     assert "Rows" not in recommendation_text(far)

@@ -24,7 +24,6 @@ from search.loop.records import (
 from search.runs.reading import describe_mixture, is_run, read_run
 from tests.search.replays import leave_run
 from tests.search.tables import invented_table, make_record
-from tests.search.test_study import open_study, probe
 
 
 def record(n: int):  # type: ignore[no-untyped-def]
@@ -140,19 +139,6 @@ def test_a_torn_line_and_a_faulty_recommendation_are_said(left: Path) -> None:
     assert run.found is None
     assert "result format 99" in run.faults[0]
     assert "is torn" in run.faults[1]
-
-
-@pytest.mark.parametrize("prefix", ["sqlite:///", ""])
-def test_a_storage_is_a_run_and_knows_who_made_a_probe(tmp_path: Path, prefix: str) -> None:
-    for position in (0, 1):
-        probe(open_study(tmp_path, f"sqlite:///{tmp_path}/study.db"), position)
-    target = f"{prefix}{tmp_path / 'study.db'}"
-    assert is_run(target)
-    run = read_run(target)
-    assert len(run.records) == 2
-    assert [run.tuners[r.probe_id][:9] for r in run.records] == ["tuner 1 (", "tuner 1 ("]
-    with pytest.raises(UsageError, match="no study 'other'"):
-        read_run(target, "other")
 
 
 def test_records_of_several_environments_are_said_to_be() -> None:

@@ -8,18 +8,13 @@ import pytest
 
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.units import GIB
-from search.loop.recommend import find_excluded
 from search.loop.search import SAME_FAILURES, Search
 from search.loop.space import Candidate, space_of
-from search.loop.surrogate.posterior import Posterior
-from search.loop.surrogate.prior import generic_prior
 from tests.search.replays import Replay, search_table
 from tests.search.tables import (
-    GPU,
     failed,
     invented_table,
     make_record,
-    told,
     true_bytes,
     true_prior,
     true_seconds,
@@ -103,19 +98,3 @@ def test_where_everything_is_refused_alike_it_ends_after_a_plain_setting() -> No
     assert len(prober.asked) <= SAME_FAILURES + 3, "one in each precision and attention left"
     assert any((s.compile, s.optimizer) == ("off", "adamw") for s in prober.asked)
     assert session.best is None
-
-
-def test_what_a_failure_is_said_to_share_is_what_most_failures_had() -> None:
-    """One of four was compiled: the compiler was blamed for all of them."""
-    plain = TrainSetting(batch_size=8, attention="sdpa").with_recipe(of_swin=True)
-    crashed = [
-        failed(make_record(plain.model_copy(update=change)))
-        for change in (
-            {}, {"checkpointing": "blocks"}, {"attention": "eager"}, {"compile": "default"},
-        )
-    ]  # fmt: skip
-    records = [*crashed, make_record(plain.model_copy(update={"precision": "fp32"}))]
-    posterior = told(Posterior(SPACE, generic_prior(SPACE, GPU), 80 * GIB), *records)
-    said = {r.reason for r in find_excluded(posterior, records) if r.setting.precision == "bf16"}
-    said = {reason for reason in said if "was probed" not in reason}
-    assert said == {"unlikely to run, as 4 probes with bf16 failed"}

@@ -183,13 +183,6 @@ def test_what_the_budget_cut_short_is_probed_with_more_time(tmp_path: Path) -> N
     assert first.setting == second.setting == found.setting
 
 
-def test_every_arm_that_was_ruled_out_has_its_reason(tmp_path: Path) -> None:
-    found = run(tmp_path, batch_size=(8, 16, 2048))
-    arms = {r.setting.model_copy(update={"batch_size": 1}) for r in found.ruled_out}
-    assert all(r.setting.batch_size == 2048 for r in found.ruled_out if "about" in r.reason)
-    assert len(arms) == len(found.ruled_out)
-
-
 @pytest.mark.parametrize(("budget", "tried"), [(40.0, False), (600.0, True)])
 def test_a_mode_that_the_budget_ended_before_is_named(
     tmp_path: Path, budget: float, tried: bool
@@ -222,13 +215,14 @@ def test_it_begins_where_it_is_told_to(tmp_path: Path) -> None:
     third = read_records(tmp_path / "probes.jsonl").records[2].setting
     assert {field: getattr(third, field) for field in start} == start
     assert found.asked is not None
-    assert "batch_size=24" in str(found.asked["start"])
+    assert found.asked["start"] == {"batch_size": 24, "checkpointing": "blocks"}
     run(tmp_path, start={**start, "batch_size": 48, "attention": "eager"}, trials=4)
     fourth = read_records(tmp_path / "probes.jsonl").records[3].setting
     assert (fourth.batch_size, fourth.attention) == (32, "sdpa")
     space = make_space(MODEL, GPU, start=TrainSetting(checkpointing="blocks:6", batch_size=40))
     assert space.first is not None
-    assert (space.first.setting.checkpointing, 40 in space.rungs) == ("blocks:6", True)
+    assert space.first.setting.checkpointing == "blocks:6"
+    assert 40 in {c.setting.batch_size for c in space.candidates}
 
 
 def test_probes_run_under_the_allocator_that_is_said_and_a_study_does_not_mix_two(

@@ -301,16 +301,6 @@ class MeasurementRecord(BaseModel):
 RESULT_FORMAT = 1
 
 
-class Excluded(BaseModel):
-    """A setting that was not probed, and why: an estimate or another probe ruled it out."""
-
-    model_config = KEPT
-
-    setting: TrainSetting
-    reason: str
-    predicted_bytes: Whole | None = None
-
-
 class Recommendation(BaseModel):
     """What `planner tune` found. `setting` was run: `evidence` is its own measurement.
 
@@ -336,7 +326,7 @@ class Recommendation(BaseModel):
     num_probes: Whole = 0
     num_candidates: Whole = 0
     stopped_because: str = ""
-    ruled_out: tuple[Excluded, ...] = ()
+    ruled_out: JsonValue = Field(default=None, exclude=True, description="of older results only")
     notes: tuple[str, ...] = Field(default=(), description="said to the person, one line each")
     advice: str = ""
     feeding: Feeding | None = Field(default=None, description="where the data were measured too")

@@ -5,7 +5,7 @@ fields have in common: figures that anybody may have written, faults between the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -53,8 +53,6 @@ class Option:
     field's name, and `also` a second spelling or a letter (`-q`). `shown` is said in place of the
     field's own default. `values` are those that a shell completes, or the name of a list of them; a
     field's Literal says them by itself. A whole number is held to `bounds`.
-    A search has more: `typed` makes a value of what was typed and `written` is its inverse, `read`
-    makes one of what Python was given; that of a bool turns its default around.
     """
 
     text: str = ""
@@ -65,9 +63,6 @@ class Option:
     shown: str = ""
     values: tuple[str, ...] | str = ()
     bounds: tuple[int, int] | None = None
-    typed: Callable[[str], Any] | None = None
-    written: Callable[[Any], str] = str
-    read: Callable[[Any], Any] | None = None
     is_argument: bool = False
 
     def flag_of(self, name: str) -> str:
@@ -75,16 +70,9 @@ class Option:
         return self.flag or f"--{name.replace('_', '-')}"
 
 
-def option(
-    *said: str, default: Any = None, typed: Callable[[str], Any] | None = None, **how: Any
-) -> Any:
-    """A field of a dataclass with an option. A default that is written as it would be typed is read
-    so."""
-    if typed is not None:
-        how, default = {"shown": default, "typed": typed, **how}, typed(default)
+def option(*said: str, default: Any = None, **how: Any) -> Any:
+    """A field of a dataclass with an option."""
     metadata = {"option": Option(*said, **how)}  # type: ignore[arg-type]
-    if isinstance(default, type):
-        return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -191,11 +179,13 @@ def _fault(schema: type[BaseModel], entry: Any) -> str:
 
 def _in_our_words(field: str, value: object) -> str:
     """What to write for a value of this field that another library knows."""
-    of_value = find_word(value)
+    of_value, of_field = find_word(value), find_word(field)
     if of_value is not None and of_value.field not in (field, None):
         of_value = None
+    if of_field is not None and of_field.field is None:  # here it is one
+        of_field = None
     text = value if isinstance(value, str) else shorten(value)
-    word = find_word(f"{field}={text}") or of_value or find_word(field)
+    word = find_word(f"{field}={text}") or of_value or of_field
     if word is None:
         return ""
     return f". {word.written(value).removesuffix('.').replace(f'Write {field}=', 'Write ')}"

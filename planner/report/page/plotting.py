@@ -96,18 +96,3 @@ def bars(
     ]
     height = _AROUND_PX + _BAR_PX * len(names) + (60 if any(limits) else 0)
     return Chart(key, figure, said, height, table=Table(["", unit], rows))
-
-
-def restyled(figure: Figure, **layout: Any) -> Figure:
-    """Another library's figure in the page's look: without a title, a width, colours that say the
-    order of its points, and quotes around texts."""
-    figure.update_layout(
-        title=None, width=None, template="none", colorway=CYCLE, legend=LEGEND_ABOVE,
-        margin={"l": 8, "r": 8, "t": 36, "b": 8}, **layout,
-    )  # fmt: skip
-    for trace in figure.select_traces({"type": "scatter"}):
-        if trace.marker.colorscale is not None:
-            trace.marker.update(color=None, colorscale=None, colorbar=None, showscale=False, size=9)
-        trace.x = [x.strip("'") if isinstance(x, str) else x for x in trace.x or ()]
-    figure.update_xaxes(categoryarray=None)
-    return figure

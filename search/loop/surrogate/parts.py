@@ -42,7 +42,7 @@ def shared_parts(setting: TrainSetting) -> dict[str, float]:
     mode = setting.compile
     found = {setting.precision: NUMERIC, f"attention {setting.attention}": NUMERIC}
     if setting.compiles:
-        found["compiler"] = COMPILER
+        found["the compiler"] = COMPILER
     if mode != "off":
         found[f"compile {mode}"] = MODE
     if setting.checkpointing != "none":

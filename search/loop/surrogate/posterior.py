@@ -202,7 +202,7 @@ class Posterior:
         if good and self.seconds.usual == "heat":
             slower, at = self.seconds.slowness("heat")[0][:-1], np.array(self.seconds.indices)
             for i, c in good.items():
-                good[i] = replace(c, is_hot=True, slower=tuple(np.exp(slower[at == i]).tolist()))
+                good[i] = replace(c, slower=tuple(np.exp(slower[at == i]).tolist()))
         return good
 
     def best(self) -> tuple[int, float] | None:
@@ -231,6 +231,11 @@ class Posterior:
             used_bytes=log_normal(float(predicted.log_bytes[index]), bytes_sd),
             fits=None if self.budget_bytes is None else round(float(predicted.fits[index]), 4),
         )
+
+    @property
+    def least_bytes(self) -> int:
+        """What the smallest candidate should need."""
+        return int(exp(min(self.bytes.predict()[0].min(), LARGEST_LOG)))
 
     def probe_seconds(self, predicted: Prediction) -> Array:
         """Expected seconds of probing each candidate: start, compilation, then timed steps."""

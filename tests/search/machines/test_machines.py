@@ -126,7 +126,7 @@ def test_it_ends_with_what_the_others_find(tmp_path: Path, monkeypatch: pytest.M
     )  # fmt: skip
     search.run()
     assert len(waited) == 1
-    assert "theirs" in search.seen
+    assert "theirs" in {record.probe_id for record in search.records}
     assert {r.setting for r in search.records} == {c.setting for c in space.candidates}
 
 
