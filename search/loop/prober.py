@@ -49,11 +49,11 @@ class DeviceProber:
         self, model: Model, device: str, described: DeviceInfo, cap_bytes: int | None,
         on_event: Callable[[ProbeEvent], None] | None = None,
         on_result: Callable[[MeasurementRecord], None] | None = None,
-        worker_command: Sequence[str] | None = None, measure_seconds: float | None = None,
+        measure_seconds: float | None = None,
         modules: Sequence[str] = STEP_MODULES,
     ) -> None:  # fmt: skip
         self.model, self.device, self.described = model, device, described
-        self.cap_bytes, self.on_event, self.worker_command = cap_bytes, on_event, worker_command
+        self.cap_bytes, self.on_event = cap_bytes, on_event
         self.on_result, self.modules = on_result, modules
         self.timing: dict[str, float] = {}
         if measure_seconds is not None:
@@ -89,7 +89,6 @@ class DeviceProber:
             on_event=self.on_event,
             device=self.described,
             on_result=self.on_result,
-            worker_command=self.worker_command,
             fork_server=self.fork_server,
         )
 
@@ -107,5 +106,5 @@ class DeviceProber:
         return self.timing
 
     def _prepare(self) -> None:
-        if self.fork_server is None and self.worker_command is None:
+        if self.fork_server is None:
             self.fork_server = ForkServer(self.model, self.modules)

@@ -140,7 +140,7 @@ class _Measuring:
         server, is_there = self.server(row)
         deadline = row_deadline(row) + (0.0 if is_there else IMPORT_SECONDS)
         request = ProbeRequest(
-            model=row.model, setting=row.setting, device=self.device, record_phases=True,
+            model=row.model, setting=row.setting, device=self.device,
             max_measure_seconds=row.measure_seconds, **self.how,
         )  # fmt: skip
         record = run_probe(request, deadline_seconds=min(deadline, rest), fork_server=server)

@@ -16,7 +16,6 @@ import torch
 
 from planner.core.errors import ContractError
 from planner.core.schema import FactoryModel, ProbeStatus
-from planner.core.schema.record import PhaseBytes
 from planner.core.units import format_bytes
 from planner.machine.emulated import is_emulated
 from planner.training.building import own_part, set_precision
@@ -25,7 +24,7 @@ from planner.training.tasks.contract import WRITE_A_TASK
 from planner.training.tasks.making import GivenTask
 from search.probe.evidence import HURRIED
 from search.probe.failure import CONTRACT, shorten
-from search.probe.protocol import OutcomeMessage, ProbeRequest, RankPlace, Report
+from search.probe.protocol import OutcomeMessage, ProbeRequest, ProgressMessage, RankPlace, Report
 from search.probe.quiet import QuietWatch
 from search.probe.stopping import Rule, StopRule
 from search.probe.worker.meter import Mark, MemoryUse, Meter, make_meter
@@ -60,8 +59,6 @@ _RELEASED_WARMUP_STEPS = 2
 # What is given back is told from this share of what was reserved on.
 _RELEASED_SHARE = 0.01
 _PROGRESS_SECONDS = 0.5
-# Steps whose forward shows which rank is slow.
-_FORWARDS = 5
 
 
 def measure(
@@ -90,7 +87,6 @@ def carry_out(run: Run) -> OutcomeMessage:
     if status == "crashed" and phase == "forward" and run.was_given_images and not lost:
         message = f"{shorten(message)}\n{WRITE_A_TASK}"
     return OutcomeMessage(
-        probe_id=request.probe_id,
         status=status,
         message=shorten(message),
         phase=phase,
@@ -190,18 +186,14 @@ class Run:
         self.flags += compiling.flags() if compiling is not None else []
         self.flags += _scale_flags(training, scale)
         self.report.enter("check")
-        phase_bytes = self._check(training, meter, self.phases)
-        forward_seconds = self._time_forward(training, meter)
+        self._check(training, meter, self.phases)
         self._profile(training, meter)
-        self.ranks.meet()
         step_seconds = median(samples)
         return self.measured(
             meter,
             samples,
             use,
-            phases=phase_bytes,
             compile_seconds=_compile_seconds(self.warmup, step_seconds, compiling is not None),
-            forward_seconds=forward_seconds,
             world=self.ranks.describe(),
         )
 
@@ -210,7 +202,6 @@ class Run:
     ) -> OutcomeMessage:
         """The outcome of timed steps."""
         return OutcomeMessage(
-            probe_id=self.request.probe_id,
             status="measured",
             step_seconds=tuple(round(seconds, 9) for seconds in samples),
             peak_allocated_bytes=use.peak_allocated,
@@ -327,31 +318,15 @@ class Run:
                 meter.observe()
             if samples and time.monotonic() - told >= _PROGRESS_SECONDS:
                 told = time.monotonic()
-                self.report.progress(len(samples), median(samples))
+                step_seconds = median(samples)
+                self.report.say(ProgressMessage(num_steps=len(samples), step_seconds=step_seconds))
         while len(marks) > 1:
             samples.append(meter.seconds(marks.popleft(), marks[0]))
         self.in_step = False
         return samples
 
-    def _time_forward(self, training: WatchedTraining, meter: Meter) -> float | None:
-        """Seconds of the first forward of a step that all ranks begin together; None where a rank
-        waits for others in it, or is alone."""
-        if self.place is None or self.request.setting.shard_size > 1:
-            return None
-        samples = []
-        for _ in range(_FORWARDS):
-            self.ranks.meet()
-            ends: list[Mark] = []
-            meter.synchronize()
-            begin = meter.mark()
-            training.step(lambda ended, ends=ends: ends.append(meter.mark()))  # type: ignore[misc]
-            samples.append(meter.seconds(begin, ends[0]))
-        return median(samples)
-
-    def _check(
-        self, training: WatchedTraining, meter: Meter, phases: StepPhases
-    ) -> PhaseBytes | None:
-        """Whether the training is still sound after the timed steps, and what each phase holds.
+    def _check(self, training: WatchedTraining, meter: Meter, phases: StepPhases) -> None:
+        """Whether the training is still sound after the timed steps.
 
         A loss that is no number leaves weights that are none, but under a GradScaler, which skips
         such steps: there one more loss is looked at. Raises NonFiniteError.
@@ -359,31 +334,10 @@ class Run:
         norms = torch._foreach_norm([own_part(p).detach() for p in training.parameters])
         if not torch.isfinite(torch.stack([n.float() for n in norms])).all().item():
             raise NonFiniteError("weights are not finite after the timed steps")
-        del norms
-        if training.scaler is None and not self.request.record_phases:
-            return None
-        training.watching = True
-        live: dict[str, int | None] = {"before": meter.live_bytes()}
-
-        def on_phase(ended: str) -> None:
-            live[ended] = meter.live_bytes()
-            phases(ended)
-
-        training.step(on_phase)
-        meter.synchronize()
-        before, forward, backward, after = (
-            live.get(name) for name in ("before", "forward", "backward", "optimizer")
-        )
-        if not self.request.record_phases or None in (before, forward, backward, after):
-            return None
-        return PhaseBytes.model_validate(
-            {
-                "before_step": before,
-                "after_forward": forward,
-                "after_backward": backward,
-                "after_step": after,
-            }
-        )
+        if training.scaler is not None:
+            training.watching = True
+            training.step(phases)
+            meter.synchronize()
 
     def _profile(self, training: WatchedTraining, meter: Meter) -> None:
         """The same step under torch's profiler, after all that is measured: it costs time, and

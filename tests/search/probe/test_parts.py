@@ -1,4 +1,4 @@
-"""The parts of a probe that run no worker: intervals, the channel, what its processes start from,
+"""The parts of a probe that run no worker: intervals, what its processes start from,
 and whether the machine was quiet."""
 
 from __future__ import annotations
@@ -27,12 +27,6 @@ from search.probe.parent.environment import (
     compile_threads,
     probe_environment,
 )
-from search.probe.protocol import (
-    AnswerReader,
-    OutcomeMessage,
-    PhaseMessage,
-    encode,
-)
 from search.probe.quiet import QuietWatch
 from tests.search.tables import make_record
 
@@ -55,45 +49,6 @@ def test_interval_has_the_ranks_of_the_sign_test(n: int) -> None:
     assert (interval.low, interval.high) == (rank, n + 1 - rank)
 
 
-def phase(name: str = "forward", probe_id: str = "p") -> PhaseMessage:
-    return PhaseMessage(probe_id=probe_id, phase=name)
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.booleans())
-def test_answers_survive_any_cutting(cuts: list[int], noisy: bool) -> None:
-    messages = [phase("build"), OutcomeMessage(probe_id="p", status="measured")]
-    noise = b"noise without an end" if noisy else b""
-    data = b"".join(noise + encode(message) for message in messages)
-    reader = AnswerReader("p")
-    heard = []
-    for cut in cuts:
-        heard += reader.feed(data[:cut])
-        data = data[cut:]
-    heard += reader.feed(data)
-    reader.close()
-    assert heard == messages
-    assert reader.num_garbage == (2 if noisy else 0)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"\xff\xfe\n",
-        b"{}\n",
-        b'{"format": 2, "probe_id": "p", "type": "phase", "phase": "build"}\n',
-        b'{"format": 1, "probe_id": "p", "type": "phase"}\n',
-        b'{"format": 1, "probe_id": "p", "type": "outcome", "status": "fine"}\n',
-        encode(phase(probe_id="another")).lstrip(),
-        encode(phase())[1:-2] + b"\n",
-    ],
-)
-def test_garbage_is_counted_and_left(line: bytes) -> None:
-    reader = AnswerReader("p")
-    assert reader.feed(line) == []
-    assert reader.num_garbage == 1
-    assert reader.feed(encode(phase())) == [phase()]
-
-
 def test_torch_build_is_read_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
@@ -113,7 +68,7 @@ become = supervisor._become_worker
 supervisor._become_worker = lambda *given: (time.sleep(0.5), become(*given))
 lifeline, order = os.pipe()
 os.write(order, b"T")
-supervisor.supervise(lambda: time.sleep(60), lifeline, sys.stdout.fileno())
+supervisor.supervise([lambda: time.sleep(60)], lifeline, sys.stdout.fileno())
 """
     said = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, timeout=50)
     assert said.stdout.endswith(b"ended 15 0\n"), said
