@@ -58,8 +58,6 @@ class ProbeRequest(Message):
     `warmup_steps` optimizer steps and `warmup_seconds` of them go before those that are timed. What
     is not given of warm-up, least duration and giving up is `CUDA_SECONDS` on a GPU, and no time at
     all on the CPU.
-
-    `capability` is the GPU's, where it is known: so that nobody need touch the device to ask it.
     """
 
     probe_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
@@ -79,7 +77,6 @@ class ProbeRequest(Message):
     warmup_steps: Annotated[int, Field(ge=1)] = 2
     warmup_seconds: Annotated[float, Field(ge=0)] = 0.0
     profile: ProfileOrder | None = None
-    capability: tuple[int, int] | None = None
 
     @model_validator(mode="before")
     @classmethod

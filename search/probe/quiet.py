@@ -1,17 +1,15 @@
 """Whether the machine was quiet while something was timed: what other programs took of it.
 
-All that the kernel counts of the processors this process may run on, less what it and its children
-used. A control group that hides the machine's own counts hides other programs too. Linux only.
+All that the kernel counts of the processors this process may run on, less what it used itself. A
+control group that hides the machine's own counts hides other programs too. Linux only.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import resource
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
@@ -75,38 +73,4 @@ def _read() -> _Reading:
     busy = sum(
         seconds for cpu in mine for name, seconds in cpu._asdict().items() if name not in left_out
     )
-    return _Reading(time.monotonic(), busy, processor_seconds())
-
-
-# linux/posix-timers.h: a process's CPU clock has the number (~pid << 3) | CPUCLOCK_SCHED.
-_CPUCLOCK_SCHED = 2
-
-
-def children() -> list[int]:
-    """The processes that this one has started and that still live, of whichever thread.
-
-    psutil would walk through all processes of the machine, and disturb what is timed here.
-    """
-    found: list[int] = []
-    for task in os.listdir("/proc/self/task"):  # noqa: PTH208
-        try:
-            text = Path(f"/proc/self/task/{task}/children").read_text()
-        except OSError:
-            continue
-        found += [int(pid) for pid in text.split()]
-    return found
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of all threads of a process so far; 0 where it is gone."""
-    try:
-        return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
-    except OSError:
-        return 0.0
-
-
-def processor_seconds() -> float:
-    """Seconds of processor time of this process and of all that it started, the dead too."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    alive = sum(cpu_seconds(pid) for pid in children())
-    return time.process_time() + ended.ru_utime + ended.ru_stime + alive
+    return _Reading(time.monotonic(), busy, time.process_time())

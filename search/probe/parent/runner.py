@@ -67,8 +67,6 @@ def run_probe(
     """
     devices = rank_devices(request.device, request.setting)
     found, *_ = [describe_device(each) for each in dict.fromkeys(devices)]
-    if request.capability is None:
-        request = request.model_copy(update={"capability": found.capability})
     cap = {"memory_cap_bytes": request.memory_cap_bytes}
     described = device or found.model_copy(update=cap)
     date = datetime.now(UTC).isoformat(timespec="seconds")

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -26,10 +25,10 @@ from search.probe.evidence import HURRIED
 from search.probe.failure import CONTRACT, shorten
 from search.probe.protocol import OutcomeMessage, ProbeRequest, ProgressMessage, RankPlace, Report
 from search.probe.quiet import QuietWatch
-from search.probe.stopping import Rule, StopRule
-from search.probe.worker.meter import Mark, MemoryUse, Meter, make_meter
+from search.probe.stopping import StopRule
+from search.probe.worker.meter import Mark, Meter, make_meter
 from search.probe.worker.phases import StepPhases
-from search.probe.worker.ranks import AgreedRule, Ranks, World
+from search.probe.worker.ranks import Ranks, World
 from search.probe.worker.subject import (
     WatchedTraining,
     build_training,
@@ -41,6 +40,7 @@ from search.probe.worker.verdict import (
     CompileWatch,
     NonFiniteError,
     causes,
+    check_matrix_units,
     classify,
     end_workers,
     is_compile_failure,
@@ -65,25 +65,19 @@ def measure(
     request: ProbeRequest, deadline: float, report: Report, place: RankPlace | None = None
 ) -> OutcomeMessage:
     """Carry out one probe, or one rank of it, until `deadline` (an instant of `time.monotonic`);
-    how it ended."""
-    return carry_out(Run(request, deadline, report, place=place))
-
-
-def carry_out(run: Run) -> OutcomeMessage:
-    """How a run ended. A failure is described outside of its handler: its traceback holds frames,
-    and so tensors."""
-    request = run.request
-    failure: tuple[ProbeStatus, str, str] | None = None
-    lost = False
+    how it ended. A failure is described outside of its handler: its traceback holds frames, and so
+    tensors."""
+    run = Run(request, deadline, report, place=place)
     try:
         return run.outcome()
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        run.let_go_of_cap()
+        if run.meter is not None:
+            run.meter.lift_cap()
         status, message = classify(error, read_memory(request.device))
-        failure = status, message, _phase_of(error, run, status)
-        crowding, flags = run.crowding(), run.flags_of_failure()
-        lost = lost_others(error)
-    status, message, phase = failure
+        phase, lost = _phase_of(error, run, status), lost_others(error)
+        crowding = run.crowding()
+        # What disturbed the run until it failed: the failure may be due to it.
+        flags = dict.fromkeys([*run.flags, *(run.meter.flags() if run.meter is not None else [])])
     if status == "crashed" and phase == "forward" and run.was_given_images and not lost:
         message = f"{shorten(message)}\n{WRITE_A_TASK}"
     return OutcomeMessage(
@@ -91,7 +85,7 @@ def carry_out(run: Run) -> OutcomeMessage:
         message=shorten(message),
         phase=phase,
         unit=run.unit,
-        flags=flags,
+        flags=tuple(flags),
         lost_others=lost,
         **crowding,
     )
@@ -131,6 +125,7 @@ class Run:
         seed_everything(request.seed)
         self.report.enter("device")
         meter = self._prepare_device()
+        check_matrix_units(request)
         self.compiling = CompileWatch() if request.setting.compiles else None
         if request.memory_cap_bytes is not None:
             meter.impose_cap(request.memory_cap_bytes)
@@ -139,7 +134,7 @@ class Run:
         self.unit = training.task.unit if isinstance(training.task, GivenTask) else None
         self.was_given_images = isinstance(request.model, FactoryModel) and self.unit is None
         self.phases.accumulate = request.setting.accumulate
-        self.warmup = self._warm_up(training, meter, self.phases)
+        self.warmup = self._warm_up(training, meter)
         self._settle(training, meter, 0.0 if self.compiling else sum(self.warmup[1:]))
         self.report.enter("measure")
         if self.compiling is None:
@@ -171,10 +166,10 @@ class Run:
         training, meter = self.set_up()
         compiling = self.compiling
         rule = StopRule(request, time.monotonic(), self.deadline)
-        scale = training.scaler.get_scale() if training.scaler is not None else None
+        scale = _loss_scale(training)
         meter.reset_peak()
         quiet = QuietWatch()
-        samples = self._time(training, meter, self.phases, self._agreed(rule))
+        samples = self._time(training, meter, rule)
         if self.place is None and not is_emulated():  # other ranks are no others
             on_gpu = request.device.startswith("cuda")  # it wants a thread each to launch and back
             self.flags += quiet.flags(2) if on_gpu else quiet.flags()
@@ -184,23 +179,14 @@ class Run:
         self.flags += meter.flags()
         self._refuse_over_cap(meter)
         self.flags += compiling.flags() if compiling is not None else []
-        self.flags += _scale_flags(training, scale)
+        if (now := _loss_scale(training)) < scale:
+            said = f"the loss scale fell from {scale:g} to {now:g}: some timed steps were skipped"
+            self.flags.append(said)
         self.report.enter("check")
-        self._check(training, meter, self.phases)
+        self._check(training, meter)
         self._profile(training, meter)
-        step_seconds = median(samples)
-        return self.measured(
-            meter,
-            samples,
-            use,
-            compile_seconds=_compile_seconds(self.warmup, step_seconds, compiling is not None),
-            world=self.ranks.describe(),
-        )
-
-    def measured(
-        self, meter: Meter, samples: Sequence[float], use: MemoryUse, **more: Any
-    ) -> OutcomeMessage:
-        """The outcome of timed steps."""
+        # What the warm-up took longer than as many steady steps.
+        compile_seconds = max(0.0, sum(self.warmup) - len(self.warmup) * median(samples))
         return OutcomeMessage(
             status="measured",
             step_seconds=tuple(round(seconds, 9) for seconds in samples),
@@ -208,9 +194,10 @@ class Run:
             peak_reserved_bytes=use.peak_reserved,
             device_bytes=use.device,
             unit=self.unit,
+            compile_seconds=None if compiling is None else compile_seconds,
             clocks=meter.clocks(),
             flags=tuple(self.flags),
-            **more,
+            world=self.ranks.describe(),
             **self.crowding(),
         )
 
@@ -218,52 +205,46 @@ class Run:
         """What others left and took of the device's memory, in the fields of an outcome."""
         return {} if self.meter is None else asdict(self.meter.crowding())
 
-    def flags_of_failure(self) -> tuple[str, ...]:
-        """What disturbed the run until it failed: the failure may be due to it."""
-        metered = [] if self.meter is None else self.meter.flags()
-        return tuple(dict.fromkeys([*self.flags, *metered]))
-
-    def _warm_up(self, training: WatchedTraining, meter: Meter, phases: StepPhases) -> list[float]:
+    def _warm_up(self, training: WatchedTraining, meter: Meter) -> list[float]:
         """Whole steps until all that is lazy has happened; their wall times in seconds.
 
         The optimizer makes its state in the first executed step, so the second is the first that
         is like all others. While a compiler may work, the CPU's cap is lifted: compilers are
         processes that would inherit it, and what they need is not the setting's.
         """
-        setting = self.request.setting
+        setting, phases = self.request.setting, self.phases
         compiled = setting.compiles
         graphs = setting.compile in ("reduce-overhead", "max-autotune")
         wanted = self.request.warmup_steps + (_GRAPH_WARMUP_STEPS if graphs else 0)
-        self.in_step = True
-        phases.announce = self.report.enter
-        training.watching = True
+        self.report.enter("compile" if compiled else "forward")
+        self.in_step = training.watching = True
+        phases.announce = None if compiled else self.report.enter
         seconds: list[float] = []
         executed = 0
         if compiled:
             meter.lift_cap()
-            phases.announce = None
-            self.report.enter("compile")
-        else:
-            self.report.enter("forward")
         rule = StopRule(self.request, time.monotonic(), self.deadline)
         while executed < wanted and len(seconds) < wanted + _SCALE_WARMUP_STEPS:
             # This step and a timed one must still be possible.
             if executed and not compiled and self.ranks.any(rule.is_ending(max(seconds), 2)):
                 self.flags.append(f"{HURRIED} warmed up for {executed} of {wanted} steps")
                 break
-            started = time.perf_counter()
-            scale = training.scaler.get_scale() if training.scaler is not None else None
-            training.step(phases)
-            meter.synchronize()
-            seconds.append(time.perf_counter() - started)
+            scale = _loss_scale(training)
+            seconds.append(self._step(training, meter))
             phases.announce = self.report.enter
-            executed += not _scale_fell(training, scale)
+            executed += _loss_scale(training) >= scale
         if compiled and self.request.memory_cap_bytes is not None:
             meter.impose_cap(self.request.memory_cap_bytes)
-        training.watching = False
         phases.announce = None
-        self.in_step = False
+        self.in_step = training.watching = False
         return seconds
+
+    def _step(self, training: WatchedTraining, meter: Meter) -> float:
+        """One step by itself; its wall time in seconds."""
+        started = time.perf_counter()
+        training.step(self.phases)
+        meter.synchronize()
+        return time.perf_counter() - started
 
     def _settle(self, training: WatchedTraining, meter: Meter, warm_seconds: float) -> None:
         """Brings the device into the state in which a training will find it.
@@ -283,24 +264,21 @@ class Run:
         steps = 0
         while self.ranks.any(steps < least or warm_seconds < self.request.warmup_seconds):
             self.report.enter("warm-up")
-            started = time.perf_counter()
-            training.step(self.phases)
-            meter.synchronize()
-            took = time.perf_counter() - started
+            took = self._step(training, meter)
             steps, warm_seconds = steps + 1, warm_seconds + took
             if self.ranks.any(time.monotonic() + took >= self.deadline):
                 break
         self.in_step = False
 
-    def _agreed(self, rule: Rule) -> Rule:
-        """`rule` as all ranks follow it."""
-        if self.place is None:
-            return rule
-        return AgreedRule(rule, self.ranks, self.request.max_steps)
+    def _is_enough(self, rule: StopRule, samples: Sequence[float]) -> bool:
+        """As all ranks agree: what is enough for one is for all. They ask each other at every
+        twentieth more steps, as it takes a third of a millisecond (gloo, two ranks on two shared
+        cores, torch 2.13, 2026-11)."""
+        if self.place is not None and len(samples) % max(1, len(samples) // 20):
+            return False
+        return self.ranks.any(rule.is_enough(samples))
 
-    def _time(
-        self, training: WatchedTraining, meter: Meter, phases: StepPhases, rule: Rule
-    ) -> list[float]:
+    def _time(self, training: WatchedTraining, meter: Meter, rule: StopRule) -> list[float]:
         """Seconds of each whole optimizer step, back to back.
 
         Steps are marked on the device, and at most `meter.in_flight` are queued ahead of the one
@@ -310,8 +288,8 @@ class Run:
         samples: list[float] = []
         marks: deque[Mark] = deque([meter.mark()])
         told = time.monotonic()
-        while not rule.is_enough(samples):
-            training.step(phases)
+        while not self._is_enough(rule, samples):
+            training.step(self.phases)
             marks.append(meter.mark())
             if len(marks) > meter.in_flight + 1:
                 samples.append(meter.seconds(marks.popleft(), marks[0]))
@@ -325,7 +303,7 @@ class Run:
         self.in_step = False
         return samples
 
-    def _check(self, training: WatchedTraining, meter: Meter, phases: StepPhases) -> None:
+    def _check(self, training: WatchedTraining, meter: Meter) -> None:
         """Whether the training is still sound after the timed steps.
 
         A loss that is no number leaves weights that are none, but under a GradScaler, which skips
@@ -336,8 +314,7 @@ class Run:
             raise NonFiniteError("weights are not finite after the timed steps")
         if training.scaler is not None:
             training.watching = True
-            training.step(phases)
-            meter.synchronize()
+            self._step(training, meter)
 
     def _profile(self, training: WatchedTraining, meter: Meter) -> None:
         """The same step under torch's profiler, after all that is measured: it costs time, and
@@ -360,22 +337,10 @@ class Run:
                 f"the peak of {format_bytes(peak)} is over the cap of {format_bytes(cap)}"
             )
 
-    def let_go_of_cap(self) -> None:
-        if self.meter is not None:
-            self.meter.lift_cap()
 
-
-def _scale_fell(training: Training, before: float | None) -> bool:
-    return (
-        before is not None and training.scaler is not None and training.scaler.get_scale() < before
-    )
-
-
-def _scale_flags(training: Training, before: float | None) -> list[str]:
-    if not _scale_fell(training, before) or training.scaler is None:
-        return []
-    now = training.scaler.get_scale()
-    return [f"the loss scale fell from {before:g} to {now:g}: some timed steps were skipped"]
+def _loss_scale(training: Training) -> float:
+    """Of its scaler, which lowers it where a step was skipped; 1 where there is none."""
+    return 1.0 if training.scaler is None else float(training.scaler.get_scale())
 
 
 def _release_flags(before: int, after: int) -> list[str]:
@@ -385,8 +350,3 @@ def _release_flags(before: int, after: int) -> list[str]:
         f"{format_bytes(before)} were reserved after compiling, and {format_bytes(before - after)} "
         "of them given back before timing"
     ]
-
-
-def _compile_seconds(warmup: list[float], step_seconds: float, compiled: bool) -> float | None:
-    """What the warm-up took longer than as many steady steps; None where nothing was compiled."""
-    return max(0.0, sum(warmup) - len(warmup) * step_seconds) if compiled else None

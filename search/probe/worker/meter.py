@@ -10,10 +10,10 @@ import gc
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -30,7 +30,7 @@ from search.probe.accounting import (
     process_bytes,
 )
 from search.probe.device import nvml_device
-from search.probe.worker.clocks import ClockReading, read_clocks, sum_up
+from search.probe.worker.clocks import read_clocks, sum_up
 
 # Counts of the caching allocator that say a step met the end of memory, in words.
 _FAILED_ALLOCATIONS = {
@@ -67,48 +67,58 @@ class Crowding:
     taken_bytes: int | None = None
 
 
-class Meter(Protocol):
-    """`in_flight` steps may be queued on the device while the next one is prepared."""
+class Meter:
+    """What a device says; here what one says that has no clocks, no allocator and no neighbours.
 
-    in_flight: int
+    `in_flight` steps may be queued on the device while the next one is prepared.
+    """
+
+    in_flight = 0
 
     def impose_cap(self, cap_bytes: int) -> None:
         """Let the worker have no more than `cap_bytes` from now on. Imposing it again where it was
         not lifted changes nothing."""
+        raise NotImplementedError
 
     def lift_cap(self) -> None:
         """Let go of the cap where it binds more than the training (compilers, messages)."""
 
     def mark(self) -> Mark:
         """A point in the device's time."""
+        raise NotImplementedError
 
     def seconds(self, start: Mark, end: Mark) -> float:
         """Device time between two marks; waits for the second."""
+        raise NotImplementedError
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        pass
 
-    def reset_peak(self) -> None: ...
+    def reset_peak(self) -> None:
+        pass
 
     def release_cache(self) -> tuple[int, int] | None:
         """Give the device what the allocator keeps and nothing uses: bytes reserved before and
         after. None where there is no such allocator."""
+        return None
 
-    def memory(self) -> MemoryUse: ...
-
-    def live_bytes(self) -> int | None:
-        """Bytes held by tensors now."""
+    def memory(self) -> MemoryUse:
+        raise NotImplementedError
 
     def observe(self) -> None:
         """Read the clocks, if the last reading is old."""
 
-    def clocks(self) -> Clocks | None: ...
+    def clocks(self) -> Clocks | None:
+        return None
 
     def crowding(self) -> Crowding:
         """What others left and took of the memory, until now. Never raises: it is asked after
         failures too."""
+        return Crowding()
 
     def flags(self) -> list[str]:
         """What may have disturbed the samples, in words. Never raises, as above."""
+        return []
 
 
 def make_meter(device: str) -> Meter:
@@ -116,14 +126,12 @@ def make_meter(device: str) -> Meter:
     return CpuMeter() if device == "cpu" else CudaMeter(device)
 
 
-class CpuMeter:
+class CpuMeter(Meter):
     """Time by a clock of the host, memory by the growth of the resident set over its construction.
 
     Pages of libraries count neither in the base nor in the growth: they come in when code first
     runs, whatever the setting.
     """
-
-    in_flight = 0
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
@@ -148,37 +156,19 @@ class CpuMeter:
         assert isinstance(end, float)
         return end - start
 
-    def synchronize(self) -> None:
-        pass
-
     def reset_peak(self) -> None:
         self.peak_was_reset = reset_peak()
-
-    def release_cache(self) -> tuple[int, int] | None:
-        return None
 
     def memory(self) -> MemoryUse:
         now = read_resident()
         peak = max(now.peak - now.file, now.anonymous)
         return MemoryUse(max(0, peak - self.base.anonymous), None, None)
 
-    def live_bytes(self) -> int | None:
-        return None
-
-    def observe(self) -> None:
-        pass
-
-    def clocks(self) -> Clocks | None:
-        return None
-
-    def crowding(self) -> Crowding:
-        return Crowding()
-
     def flags(self) -> list[str]:
         return ["the peak includes the warm-up"] if self.peak_was_reset is False else []
 
 
-class CudaMeter:
+class CudaMeter(Meter):
     """Time by device events, memory by the caching allocator and the driver.
 
     The driver's figures are believed as far as they agree with torch's: see `accounting`.
@@ -204,12 +194,14 @@ class CudaMeter:
         self.others_before = self.used_before
         if self.others_before is None:
             self.others_before = others_bytes(self.context, now)
-        self.readings: list[ClockReading] = []
+        self.readings: list[Mapping[str, Any]] = []
         self.last_reading = 0.0
         self.cap: int | None = None
         self.failures_before: dict[str, int] = {}
 
     def impose_cap(self, cap_bytes: int) -> None:
+        """It binds the caching allocator of this process and is never lifted. A compiler that times
+        kernels here meets it as on the smaller card, and leaves out what does not fit."""
         if self.cap == cap_bytes:
             return
         context = self.context
@@ -221,10 +213,6 @@ class CudaMeter:
         share = min(1.0, (cap_bytes - context.num_bytes) / self.total)
         torch.cuda.set_per_process_memory_fraction(share, self.device)
         self.cap = cap_bytes
-
-    def lift_cap(self) -> None:
-        """Nothing: the cap binds the caching allocator of this process and stays. A compiler that
-        times kernels here meets it as on the smaller card, and leaves out what does not fit."""
 
     def mark(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)
@@ -285,9 +273,6 @@ class CudaMeter:
         if now.used is None:
             return None
         return min(self.total, self.total - now.used + now.reserved + self.context.num_bytes)
-
-    def live_bytes(self) -> int | None:
-        return torch.cuda.memory_allocated(self.device)
 
     def observe(self) -> None:
         now = time.perf_counter()

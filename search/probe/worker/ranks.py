@@ -7,10 +7,7 @@ would decide by its own clock, all decide together.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from statistics import median
 from typing import Any
 
 import torch
@@ -18,11 +15,7 @@ from torch import distributed
 
 from planner.core.schema.record import WorldInfo
 from search.probe.protocol import ProbeRequest, RankPlace
-from search.probe.stopping import Rule
 
-# Steps go on for so long before ranks ask each other again whether they are enough. A judgement:
-# asking takes a third of a millisecond (gloo, two ranks on two shared cores, torch 2.13, 2026-11).
-AGREE_SECONDS = 0.25
 # Longer than any probe: the tuner's deadline ends a rank that waits, not a collective's own.
 _TIMEOUT = timedelta(days=7)
 
@@ -34,20 +27,12 @@ class Ranks:
         """Whether it is so on any rank."""
         return flag
 
-    def most(self, first: float, second: float) -> tuple[float, float]:
-        """The largest of each, over the ranks."""
-        return first, second
-
-    def meet(self) -> None:
-        """Wait until all ranks have come here."""
-
     def describe(self) -> WorldInfo | None:
         return None
 
 
 class World(Ranks):
-    """The ranks of this process's world. What they agree on goes by gloo, beside the device's own
-    queue: nobody waits for a device because of it."""
+    """The ranks of this process's world."""
 
     def __init__(self, request: ProbeRequest, place: RankPlace) -> None:
         self.request, self.place = request, place
@@ -66,15 +51,10 @@ class World(Ranks):
         self.control: Any = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
 
     def any(self, flag: bool) -> bool:
-        return self.most(float(flag), 0.0)[0] > 0
-
-    def most(self, first: float, second: float) -> tuple[float, float]:
-        figures = torch.tensor([first, second], dtype=torch.float64)
-        distributed.all_reduce(figures, distributed.ReduceOp.MAX, group=self.control)
-        return float(figures[0]), float(figures[1])
-
-    def meet(self) -> None:
-        distributed.barrier(group=self.control)
+        """By gloo, beside the device's own queue: nobody waits for a device because of it."""
+        found = torch.tensor(float(flag))
+        distributed.all_reduce(found, distributed.ReduceOp.MAX, group=self.control)
+        return bool(found)
 
     def describe(self) -> WorldInfo:
         setting = self.request.setting
@@ -98,25 +78,3 @@ def _links(request: ProbeRequest, place: RankPlace) -> tuple[str, ...]:
     others = [first + r for r in range(request.setting.world_size) if r != place.rank]
     direct = [other for other in others if torch.cuda.can_device_access_peer(own, other)]
     return (f"cuda:{own} reaches {len(direct)} of {len(others)} other GPUs directly (P2P)",)
-
-
-@dataclass
-class AgreedRule:
-    """A rule on which all ranks agree: enough for one of them is enough for all."""
-
-    rule: Rule
-    ranks: Ranks
-    max_steps: int
-    skip: int = 0
-
-    def is_enough(self, samples: Sequence[float]) -> bool:
-        if self.skip > 0:
-            self.skip -= 1
-            return False
-        enough, step = self.ranks.most(
-            float(self.rule.is_enough(samples)), median(samples) if samples else 0.0
-        )
-        if step > 0:
-            room = self.max_steps - len(samples) - 1
-            self.skip = max(0, min(int(AGREE_SECONDS / step), room))
-        return enough > 0

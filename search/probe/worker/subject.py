@@ -16,7 +16,7 @@ from planner.training.building import recipe_of
 from planner.training.step import Training
 from planner.training.tasks import task_for
 from search.probe.protocol import ProbeRequest
-from search.probe.worker.verdict import NonFiniteError, check_matrix_units
+from search.probe.worker.verdict import NonFiniteError
 
 
 class WatchedTraining(Training):
@@ -35,7 +35,6 @@ def refuse_unsupported(request: ProbeRequest) -> None:
     fault = trained_limit(request.model, setting) or setting_limit(setting)
     if fault is not None:
         raise fault.error()
-    check_matrix_units(request)
 
 
 def seed_everything(seed: int) -> None:

@@ -23,7 +23,7 @@ from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.ranks import put_together
 from search.probe.parent.runner import run_probe
 from search.probe.protocol import OutcomeMessage, ProbeRequest, Report
-from search.probe.worker import measure, meter, subject
+from search.probe.worker import measure, meter, subject, verdict
 from search.probe.worker.meter import Crowding
 from tests.search.probe.stand_in import CODE, MODULES
 from tests.search.probes import AMPLE_SECONDS, request_of
@@ -171,16 +171,15 @@ def test_matrix_units_that_the_device_lacks_are_refused(
 ) -> None:
     asked = request(wanted)
     with pytest.raises(UnsupportedError, match=f"{wanted} needs an NVIDIA GPU.*cpu supports only"):
-        subject.refuse_unsupported(asked)
+        verdict.check_matrix_units(asked)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    lacking, having = (
-        asked.model_copy(update={"device": "cuda:0", "capability": capability})
-        for capability in (below, (8, 9))
-    )
+    on_gpu = asked.model_copy(update={"device": "cuda:0"})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: below)
     with pytest.raises(UnsupportedError, match=f"{wanted} needs .*cuda:0 supports only fp32"):
-        subject.refuse_unsupported(lacking)
-    subject.refuse_unsupported(having)
-    subject.refuse_unsupported(request("bf16"))
+        verdict.check_matrix_units(on_gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    verdict.check_matrix_units(on_gpu)
+    verdict.check_matrix_units(request("bf16"))
 
 
 @pytest.mark.parametrize(("precision", "matmul", "cudnn"), PRECISIONS)
