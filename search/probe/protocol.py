@@ -62,7 +62,6 @@ class ProbeRequest(Message):
 
     probe_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
     device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"
-    seed: int = 0
     min_steps: Annotated[int, Field(ge=1)] = 3
     max_steps: Annotated[int, Field(ge=1)] = 400
     median_precision: Annotated[float, Field(gt=0)] = 0.01

@@ -19,9 +19,8 @@ from planner.throughput.prediction import DeviceRates
 from search.probe.device import describe_device
 from search.probe.protocol import TRACE_FILE, ProbeRequest
 from search.probe.worker.meter import make_meter
-from search.probe.worker.phases import StepPhases
 from search.probe.worker.profiling import operations, profile_steps, profiled_kind
-from search.probe.worker.subject import build_training
+from search.probe.worker.subject import StepPhases, build_training
 from search.tuning import profiling
 from tests.trainers.cases import recommendation
 

@@ -26,8 +26,8 @@ WORK = "search.probe.worker.worker:work"
 CAUSE_SECONDS = 5.0
 # What is kept of a worker's standard error.
 TAIL_BYTES = 16 * 1024
-# Of which so much is read at once, and this often at least: a pipe holds 64 KiB.
-_READ_BYTES, _READ_SECONDS = 1 << 16, 0.25
+# Of which so much is read this often at least: a pipe holds 64 KiB.
+_READ_BYTES, _NUM_READS, _READ_SECONDS = 1 << 16, 16, 0.25
 # The phases of a probe, in which a rank that hangs is behind those that wait for it.
 _PHASES = (
     "start", "import", "device", "join", "build", "compile", "forward", "backward", "optimizer",
@@ -46,9 +46,10 @@ class _Rank:
     outcome: OutcomeMessage | None = None
 
     def read_errors(self) -> None:
-        """What there is, and no more than a pipe holds: somebody may write for ever."""
+        """What there is, but no more than so many times: somebody may write for ever."""
         with suppress(BlockingIOError):
-            self.errors = (self.errors + os.read(self.errors_fd, _READ_BYTES))[-TAIL_BYTES:]
+            for _ in range(_NUM_READS):
+                self.errors = (self.errors + os.read(self.errors_fd, _READ_BYTES))[-TAIL_BYTES:]
 
 
 class Attendance:

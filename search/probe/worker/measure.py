@@ -5,6 +5,7 @@ Runs in the worker alone. Any failure of the model ends as an outcome, never as 
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -27,13 +28,12 @@ from search.probe.protocol import OutcomeMessage, ProbeRequest, ProgressMessage,
 from search.probe.quiet import QuietWatch
 from search.probe.stopping import StopRule
 from search.probe.worker.meter import Mark, Meter, make_meter
-from search.probe.worker.phases import StepPhases
 from search.probe.worker.ranks import Ranks, World
 from search.probe.worker.subject import (
+    StepPhases,
     WatchedTraining,
     build_training,
     refuse_unsupported,
-    seed_everything,
     touch_libraries,
 )
 from search.probe.worker.verdict import (
@@ -122,7 +122,8 @@ class Run:
         request = self.request
         refuse_unsupported(request)
         set_precision(request.setting)
-        seed_everything(request.seed)
+        random.seed(0)
+        torch.manual_seed(0)
         self.report.enter("device")
         meter = self._prepare_device()
         check_matrix_units(request)

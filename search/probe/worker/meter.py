@@ -10,18 +10,19 @@ import gc
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
-from planner.core.schema.record import Clocks, noteworthy_bytes
+from planner.core.schema.record import Clocks, Spread, noteworthy_bytes
 from planner.core.units import KIB, format_bytes
 from planner.machine.emulated import is_emulated
 from planner.machine.hardware.gpu import DISTURBING_REASONS
-from planner.machine.nvml import NvmlMemory
+from planner.machine.nvml import NvmlDevice, NvmlMemory
 from search.probe.accounting import (
     Reading,
     agree,
@@ -30,7 +31,6 @@ from search.probe.accounting import (
     process_bytes,
 )
 from search.probe.device import nvml_device
-from search.probe.worker.clocks import read_clocks, sum_up
 
 # Counts of the caching allocator that say a step met the end of memory, in words.
 _FAILED_ALLOCATIONS = {
@@ -194,7 +194,7 @@ class CudaMeter(Meter):
         self.others_before = self.used_before
         if self.others_before is None:
             self.others_before = others_bytes(self.context, now)
-        self.readings: list[Mapping[str, Any]] = []
+        self.readings: list[ClockReading] = []
         self.last_reading = 0.0
         self.cap: int | None = None
         self.failures_before: dict[str, int] = {}
@@ -328,6 +328,39 @@ def _doubt(memory: NvmlMemory, total: int) -> str:
         f"NVML's figures are left aside: its device has {format_bytes(memory.total)}, "
         f"torch's {format_bytes(total)}"
     )
+
+
+# What a GPU's driver said while steps were timed, summed up for the record.
+
+_PLAIN = ("sm_mhz", "sm_max_mhz", "memory_mhz", "temperature_c", "power_watts", "throttle_reasons")
+# The fields that are a spread over all readings, and what is read for each.
+_SPREADS = {
+    "busy_percent": "gpu_percent", "memory_busy_percent": "memory_percent",
+    "sm_mhz_spread": "sm_mhz", "power_watts_spread": "power_watts",
+}  # fmt: skip
+
+# One answer of the driver, by the names of its fields; what it has no answer to is None.
+ClockReading = Mapping[str, Any]
+
+
+def read_clocks(device: NvmlDevice) -> ClockReading:
+    used = device.utilization
+    return {name: getattr(device, name) for name in _PLAIN} | {
+        "gpu_percent": used and used.gpu_percent, "memory_percent": used and used.memory_percent,
+    }  # fmt: skip
+
+
+def sum_up(readings: Sequence[ClockReading]) -> Clocks | None:
+    """The last reading, under load, with all reasons for lower clocks that were ever seen, and
+    between what the others lay."""
+    if not readings:
+        return None
+    found = {name: readings[-1][name] for name in _PLAIN}
+    found["throttle_reasons"] = sorted({why for r in readings for why in r["throttle_reasons"]})
+    for field, name in _SPREADS.items():
+        if known := [reading[name] for reading in readings if reading[name] is not None]:
+            found[field] = Spread(least=min(known), median=median(known), most=max(known))
+    return Clocks(num_readings=len(readings), **found)
 
 
 # What libraries reserve beside tensors and hardly touch. Measured: 20 to 30 MiB of oneDNN's code

@@ -19,7 +19,7 @@ from planner.ledger.kinds import NO_KERNEL, kind_of
 from planner.training.step import Training
 from search.probe.protocol import OPERATIONS_FILE, PROFILE_MARK, TRACE_FILE, ProfileOrder
 from search.probe.worker.meter import Meter
-from search.probe.worker.phases import StepPhases
+from search.probe.worker.subject import StepPhases
 
 _WAIT, _WARM_UP = 1, 1  # steps before those that are kept: the first ones start the profiler
 

@@ -21,7 +21,7 @@ from search.probe.evidence import HURRIED, is_disturbed, rate_interval
 from search.probe.protocol import ProbeRequest, Report
 from search.probe.stopping import StopRule
 from search.probe.worker import measure, meter
-from search.probe.worker.clocks import sum_up
+from search.probe.worker.meter import sum_up
 from search.probe.worker.verdict import CompileWatch, end_workers
 
 MODEL = FactoryModel(factory="a:b")
