@@ -42,11 +42,7 @@ EMULATED = "an emulated GPU: its memory is torch's own, its times are predicted 
 # Seconds between two readings of clocks and temperature while steps are timed.
 _CLOCK_SECONDS = 1.0
 
-Mark = torch.cuda.Event | float
-
-
-class CapTooSmallError(MemoryError):
-    """The cap does not even hold what a process takes before the model."""
+Mark = Any  # of a device: an event of CUDA's, or seconds
 
 
 @dataclass(frozen=True)
@@ -137,24 +133,29 @@ class CpuMeter(Meter):
         self.clock = clock
         settle()
         self.base = read_resident()
-        self.cap: GrowthCap | None = None
+        self.limits = resource.getrlimit(resource.RLIMIT_DATA)  # soft, hard
         self.peak_was_reset: bool | None = None  # None: it was not asked for yet
 
     def impose_cap(self, cap_bytes: int) -> None:
-        self.cap = GrowthCap(self.base, cap_bytes)
-        self.cap.impose()
+        """A wall for the growth of this process's own memory.
+
+        RLIMIT_DATA counts private writable memory and makes the allocation that breaks it fail: an
+        out-of-memory in the very operation that asked. It counts what was never touched, too, so
+        the wall stands `UNTOUCHED_BYTES` behind the cap; between the two, the measured peak
+        decides. Only the soft limit is set, so that it can be lifted.
+        """
+        wall, hard = self.base.data + cap_bytes + UNTOUCHED_BYTES, self.limits[1]
+        soft = wall if hard == resource.RLIM_INFINITY else min(wall, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def lift_cap(self) -> None:
-        if self.cap is not None:
-            self.cap.lift()
+        resource.setrlimit(resource.RLIMIT_DATA, self.limits)
 
     def mark(self) -> Mark:
         return self.clock()
 
     def seconds(self, start: Mark, end: Mark) -> float:
-        assert isinstance(start, float)
-        assert isinstance(end, float)
-        return end - start
+        return float(end - start)
 
     def reset_peak(self) -> None:
         self.peak_was_reset = reset_peak()
@@ -206,7 +207,7 @@ class CudaMeter(Meter):
             return
         context = self.context
         if cap_bytes <= context.num_bytes:
-            raise CapTooSmallError(
+            raise MemoryError(
                 f"the CUDA context takes {format_bytes(context.num_bytes)} ({context.source}) "
                 f"of the {format_bytes(cap_bytes)} allowed"
             )
@@ -220,8 +221,6 @@ class CudaMeter(Meter):
         return event
 
     def seconds(self, start: Mark, end: Mark) -> float:
-        assert isinstance(start, torch.cuda.Event)
-        assert isinstance(end, torch.cuda.Event)
         end.synchronize()
         return float(start.elapsed_time(end)) / 1000
 
@@ -409,25 +408,3 @@ def settle() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
     if trim is not None:
         trim(0)
-
-
-class GrowthCap:
-    """A wall for the growth of this process's own memory over a base, in bytes.
-
-    RLIMIT_DATA counts private writable memory and makes the allocation that breaks it fail: an
-    out-of-memory in the very operation that asked. It counts what was never touched, too, so the
-    wall stands `UNTOUCHED_BYTES` behind the cap; between the two, the measured peak decides. Only
-    the soft limit is set, so that it can be lifted.
-    """
-
-    def __init__(self, base: Resident, cap_bytes: int) -> None:
-        self.limit = base.data + cap_bytes + UNTOUCHED_BYTES
-
-    def impose(self) -> None:
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        limit = self.limit if hard == resource.RLIM_INFINITY else min(self.limit, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-    def lift(self) -> None:
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
