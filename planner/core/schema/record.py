@@ -55,9 +55,8 @@ class WorldInfo(BaseModel):
 class RankRecord(BaseModel):
     """What one rank measured: the median of its own steps, and its own peaks in bytes.
 
-    Ranks wait for each other in every step, so their steps take alike. `forward_seconds` is the
-    first micro-batch's forward, in which a rank waits for nobody (None: it does, as under FSDP):
-    in it a slow rank is seen.
+    Ranks wait for each other in every step, so their steps take alike. `forward_seconds` is in
+    older records: the first micro-batch's forward, in which a rank waits for nobody.
     """
 
     model_config = KEPT
@@ -136,7 +135,8 @@ def _may_equal(a: object, b: object) -> bool:
 
 
 class PhaseBytes(BaseModel):
-    """Live bytes (`torch.cuda.memory_allocated`) at the end of each phase of a steady step."""
+    """Live bytes (`torch.cuda.memory_allocated`) at the end of each phase of a steady step: older
+    records have them."""
 
     model_config = KEPT
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from planner.core import failures
+from planner.core.schema import ProbeStatus
 from planner.machine.forking import ForkServer, Workers
 from search.probe import failure
 from search.probe.protocol import ANSWERS, Answer, OutcomeMessage, PhaseMessage, WorkOrder
@@ -63,7 +64,7 @@ class Attendance:
         self.orders, self.server, self.hear = orders, server, hear
         self.deadline_seconds = deadline_seconds
         self.is_world = orders[0].place is not None
-        self.failed: list[int] = []  # in the order in which it was heard
+        self.failed: dict[int, OutcomeMessage] = {}  # in the order in which it was heard
         self.has_ended = False  # for certain
         self.kernel_kills = failure.count_kernel_kills()
 
@@ -83,14 +84,14 @@ class Attendance:
     def _attend(self, workers: Workers) -> list[OutcomeMessage]:
         limit = self.orders[0].deadline
         while not (self._is_decided() or workers.are_gone):
-            left = limit - time.monotonic()
-            if left <= 0:
-                break
+            left = max(0.0, limit - time.monotonic())
             said = workers.hear(min(left, _READ_SECONDS))
             for rank in self.ranks:
                 rank.read_errors()
             if said:
                 self._hear(said)
+            elif not left:
+                break
             if self.failed:
                 limit = min(limit, time.monotonic() + CAUSE_SECONDS)
         for number in range(len(self.ranks) if workers.are_gone else 0):
@@ -122,21 +123,20 @@ class Attendance:
         if self.ranks[number].outcome is None:
             self.ranks[number].outcome = outcome
             if outcome.status != "measured":
-                self.failed.append(number)
+                self.failed[number] = outcome
 
     def _judge(self, number: int, wait_status: int | None) -> OutcomeMessage:
         """The outcome of one that has ended without any."""
         rank = self.ranks[number]
         rank.read_errors()
         errors = rank.errors.decode(errors="replace")
-        status, message = "crashed", "its supervisor was ended from outside"
+        status: ProbeStatus = "crashed"
+        message = "its supervisor was ended from outside"
         if wait_status is not None:
             words = failure.last_words(errors)
             status, message = failure.judge_death(wait_status, words, self.kernel_kills)
-        return OutcomeMessage.model_validate({
-            "status": status, "message": message, "phase": rank.phase,
-            "lost_others": failures.is_lost_peer(errors),
-        })  # fmt: skip
+        lost = failures.is_lost_peer(errors)
+        return OutcomeMessage(status=status, message=message, phase=rank.phase, lost_others=lost)
 
     def _is_decided(self) -> bool:
         """Whether one failed by itself, or all have measured. One that failed for others' sake
@@ -146,20 +146,14 @@ class Attendance:
         )
 
     def _cause(self) -> int | None:
-        alone = (n for n in self.failed if not self._outcome(n).lost_others)
-        return next(alone, None)
-
-    def _outcome(self, number: int) -> OutcomeMessage:
-        outcome = self.ranks[number].outcome
-        assert outcome is not None
-        return outcome
+        return next((n for n, outcome in self.failed.items() if not outcome.lost_others), None)
 
     def _blame(self) -> OutcomeMessage:
         """What ended the probe: the first that failed by itself, else the first that lost others,
         of which none has said why."""
         cause = self._cause()
-        number = self.failed[0] if cause is None else cause
-        outcome = self._outcome(number)
+        number = next(iter(self.failed)) if cause is None else cause
+        outcome = self.failed[number]
         if not self.is_world:
             return outcome
         said = f"rank {number} of {len(self.ranks)}: {outcome.message}"
