@@ -107,6 +107,11 @@ class WorkOrder(Message):
     place: RankPlace | None = None
 
 
+def backend_of(device: str) -> Literal["gloo", "nccl"]:
+    """What carries the gradients of ranks on such a device."""
+    return "gloo" if device == "cpu" else "nccl"
+
+
 class PhaseMessage(Message):
     """A worker has entered `phase`: import, build, compile, forward, backward, measure …"""
 
@@ -127,7 +132,7 @@ class ProgressMessage(Message):
 class OutcomeMessage(Message):
     """How a training ended, in which phase, in the fields of a `MeasurementRecord`: a worker's last
     word. `lost_others` is a failure because other ranks of its world are gone, who know why.
-    `world` is as this rank saw it; `ranks` is what the tuner puts together of them.
+    `world` and `ranks` are what the tuner puts together of several.
     """
 
     type: Literal["outcome"] = "outcome"

@@ -37,10 +37,9 @@ class Expected(BaseModel):
 
 
 class WorldInfo(BaseModel):
-    """The ranks of one probe, as rank 0 told of them: `world_size` in all, as many on each of
-    `nodes`. `backend` carried the gradients, with the NCCL of version `nccl` where it was that;
-    `threads` of the CPU were each rank's (None: left as they were). `links` says how the devices
-    reach each other, where it was read."""
+    """The ranks of one probe: `world_size` in all, as many on each of `nodes`. `backend` carried
+    the gradients. Older records have the version of `nccl`, the `threads` of the CPU of each rank,
+    and `links`, which says how the devices reach each other."""
 
     model_config = KEPT
 

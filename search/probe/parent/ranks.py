@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from statistics import median
 
 from planner.core.schema import TrainSetting
-from planner.core.schema.record import RankRecord
-from search.probe.protocol import OutcomeMessage, RankPlace
+from planner.core.schema.record import RankRecord, WorldInfo
+from search.probe.protocol import OutcomeMessage, RankPlace, backend_of
 
 
 def rank_devices(device: str, setting: TrainSetting) -> tuple[str, ...]:
@@ -54,6 +54,7 @@ def put_together(outcomes: Sequence[OutcomeMessage], devices: Sequence[str]) -> 
                               default=None),
             "taken_bytes": _most(o.taken_bytes for o in outcomes),
             "ranks": rank_records(outcomes, devices),
+            "world": WorldInfo(world_size=len(devices), backend=backend_of(devices[0])),
         }
     )  # fmt: skip
 

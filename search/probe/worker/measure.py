@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ from search.probe.protocol import OutcomeMessage, ProbeRequest, ProgressMessage,
 from search.probe.quiet import QuietWatch
 from search.probe.stopping import StopRule
 from search.probe.worker.meter import Mark, Meter, make_meter
-from search.probe.worker.ranks import Ranks, World
+from search.probe.worker.ranks import any_of, join
 from search.probe.worker.subject import (
     StepPhases,
     WatchedTraining,
@@ -115,7 +116,7 @@ class Run:
     compiling: CompileWatch | None = None
     warmup: list[float] = field(default_factory=list)  # seconds of each of its first steps
     place: RankPlace | None = None
-    ranks: Ranks = field(default_factory=Ranks)
+    group: Any = None  # of ranks that agree
 
     def set_up(self) -> tuple[WatchedTraining, Meter]:
         """The training on its device, warm: its next step is like all that follow."""
@@ -157,7 +158,7 @@ class Run:
         touch_libraries(request)
         if place is not None:
             self.report.enter("join")
-            self.ranks = World(request, place)
+            self.group = join(request, place)
         if self.meter is None:
             self.meter = make_meter(request.device)
         return self.meter
@@ -198,7 +199,6 @@ class Run:
             compile_seconds=None if compiling is None else compile_seconds,
             clocks=meter.clocks(),
             flags=tuple(self.flags),
-            world=self.ranks.describe(),
             **self.crowding(),
         )
 
@@ -227,7 +227,7 @@ class Run:
         rule = StopRule(self.request, time.monotonic(), self.deadline)
         while executed < wanted and len(seconds) < wanted + _SCALE_WARMUP_STEPS:
             # This step and a timed one must still be possible.
-            if executed and not compiled and self.ranks.any(rule.is_ending(max(seconds), 2)):
+            if executed and not compiled and any_of(self.group, rule.is_ending(max(seconds), 2)):
                 self.flags.append(f"{HURRIED} warmed up for {executed} of {wanted} steps")
                 break
             scale = _loss_scale(training)
@@ -263,11 +263,11 @@ class Run:
                 least = _RELEASED_WARMUP_STEPS
         self.in_step = True
         steps = 0
-        while self.ranks.any(steps < least or warm_seconds < self.request.warmup_seconds):
+        while any_of(self.group, steps < least or warm_seconds < self.request.warmup_seconds):
             self.report.enter("warm-up")
             took = self._step(training, meter)
             steps, warm_seconds = steps + 1, warm_seconds + took
-            if self.ranks.any(time.monotonic() + took >= self.deadline):
+            if any_of(self.group, time.monotonic() + took >= self.deadline):
                 break
         self.in_step = False
 
@@ -277,7 +277,7 @@ class Run:
         cores, torch 2.13, 2026-11)."""
         if self.place is not None and len(samples) % max(1, len(samples) // 20):
             return False
-        return self.ranks.any(rule.is_enough(samples))
+        return any_of(self.group, rule.is_enough(samples))
 
     def _time(self, training: WatchedTraining, meter: Meter, rule: StopRule) -> list[float]:
         """Seconds of each whole optimizer step, back to back.
