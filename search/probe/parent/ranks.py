@@ -4,7 +4,7 @@ of the slowest."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
@@ -36,43 +36,42 @@ def rank_places(size: int, threads: int | None = None) -> Iterator[tuple[RankPla
         os.close(descriptor)
 
 
+# Of which the largest of any rank stands for all.
+_LARGEST = (
+    "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "compile_seconds", "taken_bytes",
+)  # fmt: skip
+
+
 def put_together(outcomes: Sequence[OutcomeMessage], devices: Sequence[str]) -> OutcomeMessage:
     """The outcome of a probe whose ranks have all measured, rank 0 first: each step as long as on
     its slowest rank, each peak the highest."""
     steps = zip(*(o.step_seconds for o in outcomes), strict=False)  # all have taken the same
+    free = [o.free_bytes for o in outcomes if o.free_bytes is not None]
     return outcomes[0].model_copy(
         update={
+            **{name: _largest(outcomes, name) for name in _LARGEST},
             "step_seconds": tuple(max(step) for step in steps),
-            "peak_allocated_bytes": _most(o.peak_allocated_bytes for o in outcomes),
-            "peak_reserved_bytes": _most(o.peak_reserved_bytes for o in outcomes),
-            "device_bytes": _most(o.device_bytes for o in outcomes),
-            "compile_seconds": max(
-                (o.compile_seconds for o in outcomes if o.compile_seconds is not None), default=None
-            ),
+            "free_bytes": min(free, default=None),
             "flags": shared_flags([o.flags for o in outcomes]),
-            "free_bytes": min((o.free_bytes for o in outcomes if o.free_bytes is not None),
-                              default=None),
-            "taken_bytes": _most(o.taken_bytes for o in outcomes),
-            "ranks": rank_records(outcomes, devices),
+            "ranks": tuple(
+                RankRecord(
+                    rank=rank,
+                    device=device,
+                    step_seconds=median(outcome.step_seconds),
+                    peak_allocated_bytes=outcome.peak_allocated_bytes,
+                    peak_reserved_bytes=outcome.peak_reserved_bytes,
+                    device_bytes=outcome.device_bytes,
+                )
+                for rank, (outcome, device) in enumerate(zip(outcomes, devices, strict=True))
+            ),
             "world": WorldInfo(world_size=len(devices), backend=backend_of(devices[0])),
         }
-    )  # fmt: skip
-
-
-def rank_records(
-    outcomes: Sequence[OutcomeMessage], devices: Sequence[str]
-) -> tuple[RankRecord, ...]:
-    return tuple(
-        RankRecord(
-            rank=rank,
-            device=device,
-            step_seconds=median(outcome.step_seconds),
-            peak_allocated_bytes=outcome.peak_allocated_bytes,
-            peak_reserved_bytes=outcome.peak_reserved_bytes,
-            device_bytes=outcome.device_bytes,
-        )
-        for rank, (outcome, device) in enumerate(zip(outcomes, devices, strict=True))
     )
+
+
+def _largest(outcomes: Sequence[OutcomeMessage], name: str) -> float | None:
+    figures = (getattr(outcome, name) for outcome in outcomes)
+    return max((figure for figure in figures if figure is not None), default=None)
 
 
 def shared_flags(flags: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -85,7 +84,3 @@ def shared_flags(flags: Sequence[Sequence[str]]) -> tuple[str, ...]:
         flag if len(ranks) == len(flags) else f"rank {', '.join(map(str, ranks))}: {flag}"
         for flag, ranks in said.items()
     )
-
-
-def _most(values: Iterable[int | None]) -> int | None:
-    return max((v for v in values if v is not None), default=None)

@@ -70,7 +70,9 @@ def run_probe(
     cap = {"memory_cap_bytes": request.memory_cap_bytes}
     described = device or found.model_copy(update=cap)
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    before = {each: _memory_of(each) for each in devices}
+    # What processes hold of a GPU, of which this one is none. The CPU's memory is the worker's own
+    # growth: others do not count.
+    before = {each: memory_in_use(each) for each in devices if each != "cpu"}
     started = time.monotonic()
     record_of = partial(_record, request, described, date, started)
     is_world = request.setting.parallelism != "none"
@@ -133,12 +135,6 @@ def _record(
     )
 
 
-def _memory_of(device: str) -> MemoryInUse | None:
-    """What is in use of a GPU by processes, of which this one is none; None where the driver does
-    not say. The CPU's memory is the worker's own growth: others do not count."""
-    return memory_in_use(device) if device != "cpu" else None
-
-
 def _crowded(
     outcome: OutcomeMessage, before: Mapping[str, MemoryInUse | None], has_ended: bool
 ) -> OutcomeMessage:
@@ -158,7 +154,7 @@ def _taken(device: str, used_before: int) -> int | None:
     that has ended could not say. The driver may still be giving its memory back: that is awaited.
     """
     deadline = time.monotonic() + RELEASE_SECONDS
-    while (now := _memory_of(device)) is not None:
+    while (now := memory_in_use(device)) is not None:
         if now.used_bytes <= used_before or time.monotonic() >= deadline:
             return max(0, now.used_bytes - used_before)
         time.sleep(RELEASE_SECONDS / 30)
