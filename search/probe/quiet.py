@@ -14,15 +14,12 @@ from dataclasses import dataclass
 import psutil
 
 from planner.machine.host import read_host
-from search.probe.device import nvml_device
-from search.probe.evidence import OTHERS_RAN
 
 # Of the processors: an idle machine's services take a hundredth or two. A judgement.
 _NOTEWORTHY_SHARE = 0.1
 _LEAST_SECONDS = 0.2  # the kernel counts in hundredths of a second
 _WAITING = ("idle", "iowait")
 _COUNTED_TWICE = ("guest", "guest_nice")  # in user and nice already (proc(5), /proc/stat)
-_NOTEWORTHY_PERCENT = 20  # of a GPU's time: a desktop takes some of it
 
 
 @dataclass(frozen=True)
@@ -51,19 +48,11 @@ class QuietWatch:
         room = host.usable_cpus - others
         if others < _NOTEWORTHY_SHARE * host.usable_cpus or room >= min(wanted, host.cpus):
             return []
+        taken = min(others, host.usable_cpus)
         return [
-            f"{OTHERS_RAN} {min(others, host.usable_cpus):.2g} of {host.usable_cpus} processors "
-            f"busy meanwhile (load average {os.getloadavg()[0]:.3g})"
+            f"other programs kept {taken:.2g} of {host.usable_cpus} processors busy meanwhile "
+            f"(load average {os.getloadavg()[0]:.3g})"
         ]
-
-
-def gpu_flags(device: str) -> list[str]:
-    """One where a GPU computes before anything of ours runs on it."""
-    card = nvml_device(device) if device.startswith("cuda") else None
-    used = card.utilization if card is not None else None
-    if used is None or used.gpu_percent < _NOTEWORTHY_PERCENT:
-        return []
-    return [f"{OTHERS_RAN} {device} busy for {used.gpu_percent:g}% of the time before"]
 
 
 def _read() -> _Reading:

@@ -24,7 +24,6 @@ from search.probe.device import choose_device, describe_device, memory_in_use
 from search.probe.device_rates import device_rates
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import OPERATIONS_FILE, TRACE_FILE, ProbeRequest, ProfileOrder
-from search.probe.quiet import gpu_flags
 
 RECORD_FILE = "profile.json"
 STEPS, NUM_TOP = 3, 12
@@ -62,11 +61,9 @@ def profile(
             memory_cap_bytes=None if free is None else free.free_bytes,
             profile=ProfileOrder(folder=name, steps=steps),
         )  # fmt: skip
-        busy = gpu_flags(where)
         probe = run_probe(
             request, deadline_seconds=deadline_seconds, device=described, on_event=on_event
         )
-        probe = probe.model_copy(update={"flags": (*busy, *probe.flags)})
         if probe.status != "measured":
             said = probe.message.strip().partition("\n")[0] or "it says no more"
             how = probe.status.replace("_", " ")

@@ -272,9 +272,9 @@ class Run:
         self.in_step = False
 
     def _is_enough(self, rule: StopRule, samples: Sequence[float]) -> bool:
-        """As all ranks agree: what is enough for one is for all. They ask each other at every
-        twentieth more steps, as it takes a third of a millisecond (gloo, two ranks on two shared
-        cores, torch 2.13, 2026-11)."""
+        """As all ranks agree: what is enough for one is for all. They ask each other again once
+        there are a twentieth more steps: asking takes a third of a millisecond (gloo, two ranks on
+        two shared cores, torch 2.13, 2026-11)."""
         if self.place is not None and len(samples) % max(1, len(samples) // 20):
             return False
         return any_of(self.group, rule.is_enough(samples))

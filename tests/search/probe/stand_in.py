@@ -18,8 +18,10 @@ SLEEPER = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork()
 
 
 def work(channel: int, given: str) -> None:
+    rank = (json.loads(given)["place"] or {"rank": 0})["rank"]
+
     def say(**fields: Any) -> None:
-        os.write(channel, json.dumps(fields).encode())
+        os.write(channel, json.dumps({"rank": rank, **fields}).encode())
 
     def answer() -> None:
         say(type="outcome", status="measured", step_seconds=[1.0])

@@ -151,13 +151,12 @@ def test_a_step_is_compiled_and_the_compiler_is_not_held_to_the_cap(
 # Stand-ins for workers (`stand_in.py`), which import no torch.
 
 
-def stand_in(code: str, seconds: float = AMPLE_SECONDS, **how: Any) -> MeasurementRecord:
+def stand_in(code: str, setting: dict[str, Any] | None = None, **how: Any) -> MeasurementRecord:
+    request = request_of("Tiny", **(setting or {}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CODE, code)
         with ForkServer(modules=MODULES) as server:
-            return run_probe(
-                request_of("Tiny"), deadline_seconds=seconds, fork_server=server, **how
-            )
+            return run_probe(request, deadline_seconds=AMPLE_SECONDS, fork_server=server, **how)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +178,21 @@ def test_what_ends_without_an_answer_says_how(code: str, status: str, words: str
     assert record.status == status
     assert words in record.message
     assert len(record.message) < TAIL_BYTES
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("rank == 1 and os.abort()", "rank 1 of 2: SIGABRT"),
+        ("say(type='outcome', status='crashed', lost_others=rank == 0, message='own')",
+         "rank 1 of 2: own"),
+    ],
+)  # fmt: skip
+def test_the_rank_whose_own_fault_it_was_is_named(code: str, words: str) -> None:
+    world = {"world_size": 2, "parallelism": "ddp"}
+    record = stand_in(f"{code}\nimport time; time.sleep(600)", world)
+    assert record.status == "crashed"
+    assert words in record.message
 
 
 def test_a_kill_by_the_kernel_is_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
