@@ -1,5 +1,5 @@
 """What crosses between the tuner and the workers of a probe, in JSON: each is given a `WorkOrder`,
-and answers with phases, progress and one outcome."""
+and answers with progress and one outcome."""
 
 from __future__ import annotations
 
@@ -112,21 +112,15 @@ def backend_of(device: str) -> Literal["gloo", "nccl"]:
     return "gloo" if device == "cpu" else "nccl"
 
 
-class PhaseMessage(Message):
-    """A worker has entered `phase`: import, build, compile, forward, backward, measure …"""
-
-    type: Literal["phase"] = "phase"
-    rank: int = 0
-    phase: str
-
-
 class ProgressMessage(Message):
-    """`num_steps` optimizer steps were timed so far, at a median of `step_seconds`."""
+    """A worker is in `phase`: import, build, compile, forward, backward, measure … In measure
+    `num_steps` optimizer steps were timed so far, at a median of `step_seconds`."""
 
     type: Literal["progress"] = "progress"
     rank: int = 0
-    num_steps: int
-    step_seconds: float
+    phase: str
+    num_steps: int = 0
+    step_seconds: float | None = None
 
 
 class OutcomeMessage(Message):
@@ -155,7 +149,7 @@ class OutcomeMessage(Message):
     ranks: tuple[RankRecord, ...] = ()
 
 
-Answer = PhaseMessage | ProgressMessage | OutcomeMessage
+Answer = ProgressMessage | OutcomeMessage
 ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="type")])
 
 
@@ -174,4 +168,4 @@ class Report:
         """Report that `phase` begins, if it is another than before."""
         if phase != self.phase:
             self.phase = phase
-            self.say(PhaseMessage(phase=phase))
+            self.say(ProgressMessage(phase=phase))

@@ -19,7 +19,7 @@ from planner.core import failures
 from planner.core.schema import ProbeStatus
 from planner.machine.forking import ForkServer, Workers
 from search.probe import failure
-from search.probe.protocol import ANSWERS, Answer, OutcomeMessage, PhaseMessage, WorkOrder
+from search.probe.protocol import ANSWERS, OutcomeMessage, ProgressMessage, WorkOrder
 
 WORK = "search.probe.worker.worker:work"
 # A rank that lost another says so within a moment; that one's own end may take longer to be told
@@ -55,11 +55,11 @@ class _Rank:
 
 class Attendance:
     """One worker for each of `orders`, forked from `server`, until it and all that it started have
-    ended. `hear` is told what the first says until its outcome."""
+    ended. `hear` is told where the first is."""
 
     def __init__(
         self, orders: Sequence[WorkOrder], deadline_seconds: float, server: ForkServer,
-        hear: Callable[[Answer], None],
+        hear: Callable[[ProgressMessage], None],
     ) -> None:  # fmt: skip
         self.orders, self.server, self.hear = orders, server, hear
         self.deadline_seconds = deadline_seconds
@@ -110,12 +110,11 @@ class Attendance:
             answer = ANSWERS.validate_json(said)
         except ValidationError:  # the model's own code has written it
             return
-        rank = self.ranks[answer.rank]
         if isinstance(answer, OutcomeMessage):
             self._settle(answer.rank, answer)
-        elif isinstance(answer, PhaseMessage):
-            rank.phase = answer.phase
-        if answer.rank == 0 and rank.outcome is None:
+            return
+        self.ranks[answer.rank].phase = answer.phase
+        if answer.rank == 0:
             self.hear(answer)
 
     def _settle(self, number: int, outcome: OutcomeMessage) -> None:

@@ -20,9 +20,7 @@ from search.probe.parent.environment import rank_threads
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.ranks import put_together, rank_devices, rank_places
 from search.probe.protocol import (
-    Answer,
     OutcomeMessage,
-    PhaseMessage,
     ProbeRequest,
     ProgressMessage,
     WorkOrder,
@@ -82,11 +80,8 @@ def run_probe(
             elapsed = time.monotonic() - started
             on_event(ProbeEvent(phase, elapsed, num_steps, step_seconds))
 
-    def hear(answer: Answer) -> None:
-        if isinstance(answer, PhaseMessage):
-            tell(answer.phase)
-        elif isinstance(answer, ProgressMessage):
-            tell("measure", answer.num_steps, answer.step_seconds)
+    def hear(answer: ProgressMessage) -> None:
+        tell(answer.phase, answer.num_steps, answer.step_seconds)
 
     def whole(outcomes: Sequence[OutcomeMessage]) -> OutcomeMessage:
         return put_together(outcomes, devices) if len(outcomes) > 1 else outcomes[0]

@@ -297,8 +297,9 @@ class Run:
                 meter.observe()
             if samples and time.monotonic() - told >= _PROGRESS_SECONDS:
                 told = time.monotonic()
-                step_seconds = median(samples)
-                self.report.say(ProgressMessage(num_steps=len(samples), step_seconds=step_seconds))
+                self.report.say(ProgressMessage(
+                    phase="measure", num_steps=len(samples), step_seconds=median(samples)
+                ))  # fmt: skip
         while len(marks) > 1:
             samples.append(meter.seconds(marks.popleft(), marks[0]))
         self.in_step = False

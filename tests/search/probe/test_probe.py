@@ -212,7 +212,7 @@ def test_an_answer_is_heard_before_its_worker_has_ended_with_all_that_it_started
     assert answer.step_seconds == whole.step_seconds == (1.0,)
 
 
-FORWARD = "leave()\nsay(type='phase', phase='forward')\nimport time; time.sleep(600)"
+FORWARD = "leave()\nsay(type='progress', phase='forward')\nimport time; time.sleep(600)"
 
 
 def test_an_interrupt_ends_the_worker() -> None:
