@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -111,7 +110,7 @@ def fitting_build(
 def lacking_kernels(capability: tuple[int, int] | None) -> str | None:
     """What to say where the torch installed here has no kernels for a card; None where it has, or
     is of no CUDA or none that the table knows. Imports no torch."""
-    version, cuda = installed_torch(), _installed_cuda()
+    version, cuda = installed_torch(), installed_build() or ""
     known = {as_text(release): builds for release, builds in _BUILDS.items()}
     arch_list = known.get(as_text(parse_version(version)[:2]), {}).get(cuda)
     if capability is None or arch_list is None or has_code_for(capability, arch_list):
@@ -123,16 +122,19 @@ def lacking_kernels(capability: tuple[int, int] | None) -> str | None:
 
 
 @cache
-def _installed_cuda() -> str:
-    """ "13.0", as torch's version.py says; "" where there is none."""
-    found = find_spec("torch")
-    if found is None or found.origin is None:
-        return ""
-    with suppress(OSError):
-        text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
-        if told := re.search(r"^cuda\b.*= '([\d.]+)'", text, re.MULTILINE):
-            return told[1]
-    return ""
+def installed_build() -> str | None:
+    """What the installed torch was built for: "12.8" (CUDA), "rocm6.4", "cpu"; None without torch.
+
+    Read from the file torch/version.py, because importing torch takes seconds.
+    """
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    for name, prefix in (("cuda", ""), ("hip", "rocm")):
+        if told := re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE):
+            return prefix + told[1]
+    return "cpu"
 
 
 def _all_builds() -> Iterator[Build]:

@@ -1,17 +1,17 @@
-"""Stands between a parent (a tuner) and one worker, and leaves no process behind.
+"""Stands between a parent (a tuner) and its workers, and leaves no process behind.
 
     python -S -E supervisor.py LIFELINE_FD STATUS_FD [--remove FOLDER] COMMAND…
 
 Only a process that outlives both can promise that nothing remains: this one is the reaper of all
-that the worker starts (whatever group or session they move to), holds no library and no data, and
-ends everything when the worker ends, when the parent asks, or when the parent dies (its end of the
-lifeline closes), where it removes FOLDER too. It starts in a few milliseconds because it imports
-the standard library alone (pathlib would double that time).
+that the workers start (whatever group or session they move to), holds no data, and ends everything
+when all workers have ended, when the parent asks, or when the parent dies (its end of the lifeline
+closes), where it removes FOLDER too. As a program it starts in a few milliseconds, because it
+imports the standard library alone (pathlib would double that time).
 
-Lifeline, read:  "T" asks all to end (SIGTERM), "K" or end of file ends them (SIGKILL); where there
-is a FOLDER, "D" after the end says that the parent removes it.
-Status, written: "started GUARD_PID WORKER_PID", then "ended WAIT_STATUS NUM_LEFT_BEHIND", the wait
-status in the kernel's encoding.
+Lifeline, read:  "T" asks all to end (SIGTERM), end of file ends them (SIGKILL); where there is a
+FOLDER, "D" after the end says that the parent removes it.
+Status, written: "started", then "ended WAIT_STATUS NUMBER" of each worker, the wait status in the
+kernel's encoding; it closes when nothing is left. Both may be one socket.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 # linux/prctl.h
@@ -35,9 +35,6 @@ REAP_SECONDS = 0.002
 # What that wait grows to: a process that is stuck in a driver takes seconds, and each look walks
 # through all of /proc.
 MAX_REAP_SECONDS = 0.05
-# In the arguments of the processes that Inductor compiles in, whatever Python starts them
-# (torch 2.9 to 2.13: torch/_inductor/compile_worker/__main__.py, and the pool it forks).
-_COMPILER = b"/torch/_inductor/"
 
 
 def main() -> NoReturn:
@@ -45,19 +42,21 @@ def main() -> NoReturn:
     command, folder = sys.argv[3:], ""
     if command[0] == "--remove":
         _, folder, *command = command
-    supervise(lambda: os.execvp(command[0], command), lifeline, status, folder)
+    supervise([lambda: os.execvp(command[0], command)], lifeline, status, folder)
 
 
 def supervise(
-    launch: Callable[[], object], lifeline: int, status: int, folder: str = ""
+    launches: Sequence[Callable[[], object]], lifeline: int, status: int, folder: str = ""
 ) -> NoReturn:
-    """Fork, `launch` the worker in the child, and stay until no descendant is left. Never returns.
+    """Fork a worker for each of `launches`, and stay until no descendant is left. Never returns.
 
-    `launch` should not return: a worker that does has ended with exit status 127.
+    A worker should not return: one that does has ended with exit status 127.
     """
     set_process_option(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for fd in (lifeline, status):
+        os.set_inheritable(fd, False)  # a worker that is forked may speak by them, a program not
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -65,24 +64,26 @@ def supervise(
     supervisor = os.getpid()
     # The worker is born ignoring what is ignored here: an order that comes at once has to wait.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    worker = os.fork()
-    if worker == 0:
-        _become_worker(launch, supervisor, (lifeline, status, wake_read, wake_write))
+    numbers: dict[int, int] = {}
+    for number, launch in enumerate(launches):
+        worker = os.fork()
+        if worker == 0:
+            _become_worker(launch, supervisor, (wake_read, wake_write))
+        numbers[worker] = number
     _close_all_but(lifeline, status, wake_read, wake_write)
-    _say(status, f"started {supervisor} {worker}")
-    ended = _wait(worker, lifeline, wake_read)
-    left_behind = len([pid for pid in _strays(os.getpid()) if pid != worker])
-    ended = {**end_descendants(), **ended}
-    _say(status, f"ended {ended.get(worker, 0)} {left_behind}")
-    os.close(status)
-    if folder and not _is_told(lifeline):
-        _remove(folder)
+    _say(status, "started")
+    _wait(numbers, lifeline, status, wake_read)
+    _tell(numbers, end_descendants(), status)
+    if folder:
+        os.close(status)
+        if not _is_told(lifeline):
+            _remove(folder)
     os._exit(0)
 
 
 def _is_told(lifeline: int) -> bool:
     """Waits for the parent's word that it removes what is left; False where it is no more."""
-    while order := os.read(lifeline, 16):
+    while order := _hear(lifeline):
         if b"D" in order:
             return True
     return False
@@ -116,21 +117,30 @@ def _become_worker(launch: Callable[[], object], supervisor: int, fds: tuple[int
     os._exit(127)
 
 
-def _wait(worker: int, lifeline: int, wake: int) -> dict[int, int]:
-    """Until the worker has ended or is to be ended. Returns the wait statuses seen, by pid."""
-    seen: dict[int, int] = {}
-    while worker not in seen:
+def _wait(numbers: dict[int, int], lifeline: int, status: int, wake: int) -> None:
+    """Until all workers have ended or are to be ended."""
+    while numbers:
         readable, _, _ = select.select([lifeline, wake], [], [])
         if wake in readable:
             os.read(wake, 512)
-            seen.update(reap())
-        if lifeline in readable and worker not in seen:
-            order = os.read(lifeline, 16)
-            if not order or b"K" in order:
-                break
+            _tell(numbers, reap(), status)
+        if lifeline in readable and numbers:
+            if not _hear(lifeline):
+                return
             for pid in descendants(os.getpid()):
                 _signal(pid, signal.SIGTERM)
-    return seen
+
+
+def _tell(numbers: dict[int, int], ended: dict[int, int], status: int) -> None:
+    for pid in numbers.keys() & ended.keys():
+        _say(status, f"ended {ended[pid]} {numbers.pop(pid)}")
+
+
+def _hear(lifeline: int) -> bytes:
+    try:
+        return os.read(lifeline, 16)
+    except ConnectionResetError:  # the parent died before it heard all
+        return b""
 
 
 def end_descendants() -> dict[int, int]:
@@ -172,8 +182,7 @@ def descendants(ancestor: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208
         if entry.isdigit():
-            parent = _stat(int(entry))[1]
-            children.setdefault(parent, []).append(int(entry))
+            children.setdefault(_parent(int(entry)), []).append(int(entry))
     found: list[int] = []
     open_ = list(children.get(ancestor, ()))
     while open_:
@@ -183,35 +192,13 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
-def _strays(ancestor: int) -> list[int]:
-    """The living processes below `ancestor` that nobody has announced.
-
-    Inductor's compile workers are announced by their file, and leave when the worker that started
-    them does: nothing to tell of a setting.
-    """
-    below = descendants(ancestor)
-    known = {pid for pid in below if _COMPILER in _command(pid)}
-    known |= {pid for of in tuple(known) for pid in descendants(of)}
-    return [pid for pid in below if pid not in known and _stat(pid)[0] not in ("Z", "X", "")]
-
-
-def _command(pid: int) -> bytes:
-    """A process's arguments, each ended by a zero; empty for a zombie and where it is gone."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
-            return file.read()
-    except OSError:
-        return b""
-
-
-def _stat(pid: int) -> tuple[str, int]:
-    """State and parent of a process; ("", -1) where it is gone. The name may hold anything."""
+def _parent(pid: int) -> int:
+    """-1 where the process is gone. Its name may hold anything."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-            fields = file.read().rpartition(b")")[2].split()
+            return int(file.read().rpartition(b")")[2].split()[1])
     except OSError:
-        return "", -1
-    return fields[0].decode(), int(fields[1])
+        return -1
 
 
 def _signal(pid: int, number: int) -> None:

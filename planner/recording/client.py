@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 import os
 import signal
-import subprocess
 import sys
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from select import select
 from time import monotonic
 from typing import Any
 
@@ -18,6 +16,7 @@ from planner.core.errors import PlannerError
 from planner.core.schema import Model, ResolvedSetting, TrainSetting
 from planner.ledger.cache import decode
 from planner.ledger.ledger import Ledger
+from planner.machine.forking import ForkServer
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
 
@@ -29,6 +28,13 @@ REPLAYED = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_ME
 CONFIGURATION = "PLANNER_EMULATED_GPU"  # what the emulated driver reads as CUDA begins
 NOT_TAKEN = (*REPLAYED, CONFIGURATION, "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 PROBED = "'planner tune' can still measure it: it runs the model on a real GPU, without a prior."
+# What every recording imports; and building a model, apart from its own library: found out once,
+# not in every fork.
+IMPORTS = (
+    "planner.recording.step", "torch._dynamo", "torch._inductor.output_code",
+    "torch._inductor.runtime.triton_heuristics", "planner.recording.worker",
+)  # fmt: skip
+IMPORTED_LATE = {"transformers": ("transformers.modeling_utils",)}  # and torchao behind it
 HOST = "Free memory on this machine, or record on one that has more: only the host's is short."
 
 
@@ -38,16 +44,15 @@ class Recorder:
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._cards: dict[str, str] = {}
-        self._process: subprocess.Popen[str] | None = None
+        self._server: ForkServer | None = None
         self._lock = threading.Lock()
         self.has_recorded = False  # the first step takes some seconds
 
     def close(self) -> None:
         """Ends the process; the next request starts another."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         self._cards.clear()
         self._stack.close()
 
@@ -77,56 +82,45 @@ class Recorder:
     ) -> Ledger | dict[str, Any]:  # fmt: skip
         """What `function`, a MODULE:NAME, answers on a card like `gpu`. Raises the PlannerError
         that it ended in, or that says how its process did."""
-        from planner.recording.worker import ENDED, Request
+        from planner.recording.worker import Request
 
+        library = str(arguments.get("library", getattr(model, "library", "")))
         with self._lock:
             request = Request(
                 function=function, arguments=arguments, model=model, setting=setting,
                 card=self._card(gpu or find_gpu(DEFAULT_CARD)), folder=str(Path.cwd()),
                 paths=sys.path,
                 environment={k: os.environ[k] for k in os.environ if k not in NOT_TAKEN},
-            )  # fmt: skip
-            answer = self._answer(self._started(), request.model_dump_json(), deadline)
-        if answer.startswith(ENDED):
+            ).model_dump_json()  # fmt: skip
+            # While a compiler measures kernels it holds more than later.
+            for _ in range(2 if setting is not None and setting.compiles else 1):
+                answer, status = self._answer(request, library_modules(library), deadline)
+        if status or not answer:
             assert model is not None, "to look a name up ends no process"
-            raise _death_of(model, int(answer.removeprefix(ENDED)))
+            raise _death_of(model, status)
         found = decode(base64.b64decode(answer), {})
         if isinstance(found, PlannerError):
             raise found
         assert found is not None, "made by this very code"
         return found
 
-    def _answer(self, process: subprocess.Popen[str], request: str, deadline: float | None) -> str:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f"{request}\n")
-        process.stdin.flush()
-        try:
-            left = None if deadline is None else max(deadline - monotonic(), 0.0)
-            if not select([process.stdout], [], [], left)[0]:
-                raise PlannerError("its step was not recorded in the time that was left.")
-            line = process.stdout.readline()
-        except BaseException:  # what it answers later would answer another question
-            self.close()
-            raise
-        if not line:
-            raise PlannerError(
-                f"the process that records steps ended with status {process.wait()}.",
-                "What it said last is above.",
-            )
-        return line
-
-    def _started(self) -> subprocess.Popen[str]:
-        """The process; it is started on the first card that it is asked for."""
-        if self._process is None:
-            path = os.pathsep.join(entry for entry in sys.path if entry)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-W", "ignore", "-m", "planner.recording.worker"],
-                env={**self._environment, "PYTHONPATH": path},
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                start_new_session=True,  # Ctrl-C is for the asker, who ends this one
-            )  # fmt: skip
-        return self._process
+    def _answer(
+        self, request: str, imports: tuple[str, ...], deadline: float | None
+    ) -> tuple[bytes, int]:
+        """What a fork says, and its exit status."""
+        assert self._server is not None, "started with the first card"
+        pieces: list[bytes] = []
+        with self._server.fork("planner.recording.worker:answer", [request], (), imports) as fork:
+            while said := fork.hear(None if deadline is None else max(deadline - monotonic(), 0.0)):
+                if said.startswith(b"ended"):
+                    status = os.waitstatus_to_exitcode(int(said.split()[1]))
+                    return b"".join(pieces), status
+                pieces.append(said)
+        if said is None:
+            raise PlannerError("its step was not recorded in the time that was left.")
+        raise PlannerError(
+            "the process that records steps was ended from outside.", "What it said last is above."
+        )
 
     def _card(self, gpu: Gpu) -> str:
         """The configuration of an emulated card like `gpu` with memory for anything."""
@@ -138,9 +132,18 @@ class Recorder:
             # torch.cuda.is_available() then asks NVML, where it would else initialise CUDA.
             environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
             made = self._stack.enter_context(started(EmulatedMachine((card,)), environment))
-            self._environment = made
             self._cards[gpu.name] = made[CONFIGURATION]
+            if self._server is None:
+                path = os.pathsep.join(entry for entry in sys.path if entry)
+                self._server = ForkServer(IMPORTS, {**made, "PYTHONPATH": path}, output=2)
         return self._cards[gpu.name]
+
+
+def library_modules(library: str) -> tuple[str, ...]:
+    """What a process imports that builds models of a library; nothing for a user's own."""
+    if library in ("", "native", "microsoft"):
+        return ()
+    return (library, *IMPORTED_LATE.get(library, ()))
 
 
 def _death_of(model: Model, status: int) -> PlannerError:

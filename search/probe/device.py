@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,6 +18,7 @@ from planner import __version__
 from planner.core.errors import UsageError
 from planner.core.schema import DeviceInfo, TrainSetting
 from planner.machine import nvml
+from planner.machine.cuda_support import installed_build
 from planner.machine.emulated import is_emulated
 from planner.machine.hardware.gpu import DetectedGpu, cpu_name, read_device, visible_gpus
 from planner.machine.host import memory_room
@@ -68,7 +67,7 @@ def why_no_gpu(index: int = 0) -> str | None:
     A driver that answers is not enough: torch may be built for a newer one, or without code for the
     card. So torch is asked, once, in a process that ends.
     """
-    build = torch_build()
+    build = installed_build()
     if build is None:
         return "torch is not installed"
     if build == "cpu":
@@ -196,15 +195,15 @@ def _versions(packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    if torch_build() not in (None, "cpu"):
-        found["cuda"] = str(torch_build())
+    if installed_build() not in (None, "cpu"):
+        found["cuda"] = str(installed_build())
     return tuple(found.items())
 
 
 @lru_cache(maxsize=1)
 def _libraries() -> tuple[tuple[str, str], ...]:
     """The versions of cuDNN, NCCL and cuBLAS: told by torch, which decides what it loads."""
-    if torch_build() in (None, "cpu"):
+    if installed_build() in (None, "cpu"):
         return ()
     return tuple(ask_torch(worker_environment(), ()).libraries.items())
 
@@ -226,23 +225,6 @@ def versions(packages: tuple[str, ...] = _PACKAGES) -> dict[str, str]:
     if configured is not None:
         found[RECORDED_AS] = configured[1]
     return found | {name: os.environ[name] for name in TELLING_VARIABLES if os.environ.get(name)}
-
-
-@lru_cache(maxsize=1)
-def torch_build() -> str | None:
-    """What the installed torch was built for: "12.8" (CUDA), "rocm6.4", "cpu"; None without torch.
-
-    Read from the file torch/version.py, because importing torch takes seconds.
-    """
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    text = (Path(spec.origin).parent / "version.py").read_text()
-    for name, prefix in (("cuda", ""), ("hip", "rocm")):
-        match = re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-        if match:
-            return prefix + match.group(1)
-    return "cpu"
 
 
 def _nvml_device(index: int) -> nvml.NvmlDevice | None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from planner.core.schema import MeasurementRecord
 
 REPEAT_SHARE = 0.01  # two processes of one setting differ by about this, whatever each one says
-OTHERS_RAN = "other programs kept"  # how the flag begins of a machine that was not quiet
 # The flag of a probe whose compile_seconds are less than those of a first compilation.
 FROM_CACHE = "compiled from a cache: compile_seconds is less than a first compile"
 HURRIED = "hurried by the deadline:"  # how a flag begins of a probe that took fewer steps for it

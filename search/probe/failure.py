@@ -58,18 +58,17 @@ def describe_exit(wait_status: int) -> str:
 
 
 def judge_death(
-    wait_status: int, words: str, kills_before: int | None, and_said: str = ""
+    wait_status: int, words: str, kills_before: int | None
 ) -> tuple[Literal["out_of_memory", "crashed"], str]:
     """What became of a worker that ended without an answer, and its message: from its status, the
-    last words of its standard error, and how many processes the kernel had killed before it began.
-    `and_said` goes behind the status."""
+    last words of its standard error, and how many processes the kernel had killed before."""
     said = describe_exit(wait_status)
     if is_allocation_failure(words):
         return "out_of_memory", f"{said}\n{words}"
     killed = os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signal.SIGKILL
     if killed and kernel_ran_out(kills_before):
         return "out_of_memory", "the kernel killed it: the machine is out of memory"
-    return "crashed", f"{said}{and_said}\n{words}".strip()
+    return "crashed", f"{said}\n{words}".strip()
 
 
 def count_kernel_kills() -> int | None:

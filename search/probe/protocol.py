@@ -1,9 +1,5 @@
-"""What crosses between the tuner and a probe's worker: JSON lines, versioned, never trusted.
-
-The parent writes one `WorkOrder` and reads phases, progress and one outcome. Each message carries
-the format's number and the probe's id: what is malformed, too long, of another format or of
-another probe is garbage, counted and left.
-"""
+"""What crosses between the tuner and the workers of a probe, in JSON: each is given a `WorkOrder`,
+and answers with progress and one outcome."""
 
 from __future__ import annotations
 
@@ -16,16 +12,12 @@ from pydantic import (
     ConfigDict,
     Field,
     TypeAdapter,
-    ValidationError,
     model_validator,
 )
 
 from planner.core.schema import Model, ProbeStatus, TrainSetting
-from planner.core.schema.record import Clocks, PhaseBytes, RankRecord, Seconds, WorldInfo
+from planner.core.schema.record import Clocks, RankRecord, Seconds, WorldInfo
 
-# Longer than any message of ours (a thousand samples take about 25 kB), short enough that a flood
-# without a newline costs the parent nothing.
-MAX_MESSAGE_BYTES = 1 << 20
 # A GPU's clocks rise when work comes and fall as it gets warm. On an NVIDIA H200 (torch 2.11.0,
 # 2026-11-26) the first half second of steps was 0.3% slower than 30 s of them; of a card that gets
 # hot in seconds nothing was measured.
@@ -66,13 +58,10 @@ class ProbeRequest(Message):
     `warmup_steps` optimizer steps and `warmup_seconds` of them go before those that are timed. What
     is not given of warm-up, least duration and giving up is `CUDA_SECONDS` on a GPU, and no time at
     all on the CPU.
-
-    `capability` is the GPU's, where it is known: so that nobody need touch the device to ask it.
     """
 
     probe_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
     device: Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")] = "cpu"
-    seed: int = 0
     min_steps: Annotated[int, Field(ge=1)] = 3
     max_steps: Annotated[int, Field(ge=1)] = 400
     median_precision: Annotated[float, Field(gt=0)] = 0.01
@@ -86,9 +75,7 @@ class ProbeRequest(Message):
     memory_cap_bytes: Annotated[int, Field(ge=1)] | None = None
     warmup_steps: Annotated[int, Field(ge=1)] = 2
     warmup_seconds: Annotated[float, Field(ge=0)] = 0.0
-    record_phases: bool = False
     profile: ProfileOrder | None = None
-    capability: tuple[int, int] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -112,44 +99,38 @@ class RankPlace(Message):
 
 
 class WorkOrder(Message):
-    """The one line a worker reads. `deadline_seconds` is what is left when it is sent; a rank of a
-    world has its `place`, and stays until its channel of requests is closed."""
+    """What a worker is given. `deadline` is an instant of `time.monotonic`, which is one clock for
+    all processes of a machine; a rank of a world has its `place`."""
 
-    format: Literal[1] = 1
     request: ProbeRequest
-    deadline_seconds: float
+    deadline: float
     place: RankPlace | None = None
 
 
-class AnswerMessage(Message):
-    format: Literal[1] = 1
-    probe_id: str
+def backend_of(device: str) -> Literal["gloo", "nccl"]:
+    """What carries the gradients of ranks on such a device."""
+    return "gloo" if device == "cpu" else "nccl"
 
 
-class PhaseMessage(AnswerMessage):
-    """The worker has entered `phase`: import, build, compile, forward, backward, measure …"""
-
-    type: Literal["phase"] = "phase"
-    phase: str
-
-
-class ProgressMessage(AnswerMessage):
-    """`num_steps` optimizer steps were timed so far, at a median of `step_seconds`."""
+class ProgressMessage(Message):
+    """A worker is in `phase`: import, build, compile, forward, backward, measure … In measure
+    `num_steps` optimizer steps were timed so far, at a median of `step_seconds`."""
 
     type: Literal["progress"] = "progress"
-    num_steps: int
-    step_seconds: float
+    rank: int = 0
+    phase: str
+    num_steps: int = 0
+    step_seconds: float | None = None
 
 
-class OutcomeMessage(AnswerMessage):
+class OutcomeMessage(Message):
     """How a training ended, in which phase, in the fields of a `MeasurementRecord`: a worker's last
     word. `lost_others` is a failure because other ranks of its world are gone, who know why.
-
-    What only ranks of a world tell: `forward_seconds` as in a `RankRecord`; `world` as this rank
-    saw it. `ranks` is what the tuner puts together of them.
+    `world` and `ranks` are what the tuner puts together of several.
     """
 
     type: Literal["outcome"] = "outcome"
+    rank: int = 0
     status: ProbeStatus
     phase: str = ""
     lost_others: bool = False
@@ -159,105 +140,32 @@ class OutcomeMessage(AnswerMessage):
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     device_bytes: int | None = None
-    phases: PhaseBytes | None = None
     unit: str | None = None
     compile_seconds: float | None = None
     clocks: Clocks | None = None
     free_bytes: int | None = None
     taken_bytes: int | None = None
-    forward_seconds: float | None = None
     world: WorldInfo | None = None
     ranks: tuple[RankRecord, ...] = ()
 
 
-ProbeAnswer = PhaseMessage | ProgressMessage | OutcomeMessage
-PROBE_ANSWERS: TypeAdapter[ProbeAnswer] = TypeAdapter(
-    Annotated[ProbeAnswer, Field(discriminator="type")]
-)
-
-
-def encode(message: BaseModel) -> bytes:
-    """One message as bytes. It begins a line of its own, so that foreign bytes before it on the
-    channel do not spoil it."""
-    return b"\n" + message.model_dump_json().encode() + b"\n"
-
-
-def send(channel: int, data: bytes) -> None:
-    """All of `data`, however little a pipe takes at a time."""
-    while data:
-        data = data[os.write(channel, data) :]
-
-
-class AnswerReader:
-    """Bytes of the result channel in, answers of one probe out; what is not one is counted. Holds
-    at most `MAX_MESSAGE_BYTES`, however much is sent.
-    """
-
-    def __init__(self, probe_id: str) -> None:
-        self.probe_id = probe_id
-        self.num_garbage = 0
-        self._line = bytearray()
-        self._overlong = False
-
-    def feed(self, data: bytes) -> list[Any]:
-        """The answers that `data` completes, in order."""
-        *lines, rest = data.split(b"\n")
-        answers = []
-        for line in lines:
-            self._append(line)
-            answer = self._take_line()
-            if answer is not None:
-                answers.append(answer)
-        self._append(rest)
-        return answers
-
-    def close(self) -> None:
-        """The channel has ended: a line without its end is a truncated message, so garbage."""
-        if self._line or self._overlong:
-            self.num_garbage += 1
-        self._line.clear()
-
-    def _append(self, piece: bytes) -> None:
-        if len(self._line) + len(piece) > MAX_MESSAGE_BYTES:
-            self._overlong = True
-            self._line.clear()
-        if not self._overlong:
-            self._line += piece
-
-    def _take_line(self) -> AnswerMessage | None:
-        line, overlong = bytes(self._line), self._overlong
-        self._line.clear()
-        self._overlong = False
-        if not line and not overlong:
-            return None
-        try:
-            answer: AnswerMessage | None = None if overlong else PROBE_ANSWERS.validate_json(line)
-        except ValidationError:
-            answer = None
-        if answer is None or answer.probe_id != self.probe_id:
-            self.num_garbage += 1
-            return None
-        return answer
+Answer = ProgressMessage | OutcomeMessage
+ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="type")])
 
 
 class Report:
-    """Tells the parent where the worker is, and what it has found."""
+    """Tells the tuner where a worker is, and what it has found: one message at a time."""
 
-    def __init__(self, result_fd: int, probe_id: str) -> None:
-        self.result_fd = result_fd
-        self.probe_id = probe_id
+    def __init__(self, channel: int, rank: int = 0) -> None:
+        self.channel, self.rank = channel, rank
         self.phase = ""
 
-    def say(self, message: AnswerMessage) -> None:
-        send(self.result_fd, encode(message))
+    def say(self, message: Answer) -> None:
+        stamped = message.model_copy(update={"rank": self.rank})
+        os.write(self.channel, stamped.model_dump_json().encode())
 
     def enter(self, phase: str) -> None:
         """Report that `phase` begins, if it is another than before."""
         if phase != self.phase:
             self.phase = phase
-            self.say(PhaseMessage(probe_id=self.probe_id, phase=phase))
-
-    def progress(self, num_steps: int, step_seconds: float) -> None:
-        self.say(
-            ProgressMessage(probe_id=self.probe_id, num_steps=num_steps, step_seconds=step_seconds)
-        )
+            self.say(ProgressMessage(phase=phase))

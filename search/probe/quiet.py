@@ -1,30 +1,25 @@
 """Whether the machine was quiet while something was timed: what other programs took of it.
 
-All that the kernel counts of the processors this process may run on, less what it and its children
-used. A control group that hides the machine's own counts hides other programs too. Linux only.
+All that the kernel counts of the processors this process may run on, less what it used itself. A
+control group that hides the machine's own counts hides other programs too. Linux only.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import resource
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from planner.machine.host import read_host
-from search.probe.device import nvml_device
-from search.probe.evidence import OTHERS_RAN
 
 # Of the processors: an idle machine's services take a hundredth or two. A judgement.
 _NOTEWORTHY_SHARE = 0.1
 _LEAST_SECONDS = 0.2  # the kernel counts in hundredths of a second
 _WAITING = ("idle", "iowait")
 _COUNTED_TWICE = ("guest", "guest_nice")  # in user and nice already (proc(5), /proc/stat)
-_NOTEWORTHY_PERCENT = 20  # of a GPU's time: a desktop takes some of it
 
 
 @dataclass(frozen=True)
@@ -53,19 +48,11 @@ class QuietWatch:
         room = host.usable_cpus - others
         if others < _NOTEWORTHY_SHARE * host.usable_cpus or room >= min(wanted, host.cpus):
             return []
+        taken = min(others, host.usable_cpus)
         return [
-            f"{OTHERS_RAN} {min(others, host.usable_cpus):.2g} of {host.usable_cpus} processors "
-            f"busy meanwhile (load average {os.getloadavg()[0]:.3g})"
+            f"other programs kept {taken:.2g} of {host.usable_cpus} processors busy meanwhile "
+            f"(load average {os.getloadavg()[0]:.3g})"
         ]
-
-
-def gpu_flags(device: str) -> list[str]:
-    """One where a GPU computes before anything of ours runs on it."""
-    card = nvml_device(device) if device.startswith("cuda") else None
-    used = card.utilization if card is not None else None
-    if used is None or used.gpu_percent < _NOTEWORTHY_PERCENT:
-        return []
-    return [f"{OTHERS_RAN} {device} busy for {used.gpu_percent:g}% of the time before"]
 
 
 def _read() -> _Reading:
@@ -75,38 +62,4 @@ def _read() -> _Reading:
     busy = sum(
         seconds for cpu in mine for name, seconds in cpu._asdict().items() if name not in left_out
     )
-    return _Reading(time.monotonic(), busy, processor_seconds())
-
-
-# linux/posix-timers.h: a process's CPU clock has the number (~pid << 3) | CPUCLOCK_SCHED.
-_CPUCLOCK_SCHED = 2
-
-
-def children() -> list[int]:
-    """The processes that this one has started and that still live, of whichever thread.
-
-    psutil would walk through all processes of the machine, and disturb what is timed here.
-    """
-    found: list[int] = []
-    for task in os.listdir("/proc/self/task"):  # noqa: PTH208
-        try:
-            text = Path(f"/proc/self/task/{task}/children").read_text()
-        except OSError:
-            continue
-        found += [int(pid) for pid in text.split()]
-    return found
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of all threads of a process so far; 0 where it is gone."""
-    try:
-        return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
-    except OSError:
-        return 0.0
-
-
-def processor_seconds() -> float:
-    """Seconds of processor time of this process and of all that it started, the dead too."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    alive = sum(cpu_seconds(pid) for pid in children())
-    return time.process_time() + ended.ru_utime + ended.ru_stime + alive
+    return _Reading(time.monotonic(), busy, time.process_time())

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
 
 from search.probe.evidence import HURRIED, STOPPED_EARLY, median_interval
 from search.probe.protocol import ProbeRequest
@@ -19,12 +18,6 @@ _SAMPLES_TO_GIVE_UP = 3
 # A drift that matters, as a share, and the samples a quarter needs to show it.
 _DRIFT = 0.01
 _LEAST_QUARTER = 3
-
-
-class Rule(Protocol):
-    """Says when enough steps were timed, by the seconds of each."""
-
-    def is_enough(self, samples: Sequence[float]) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -69,13 +62,8 @@ class StopRule:
     def best_images_per_second(self, samples: Sequence[float]) -> float:
         return self.request.images_per_step / median_interval(samples).low
 
-    @property
-    def most_seconds(self) -> float:
-        """How long is timed at most."""
-        return self.request.max_measure_seconds
-
     def is_late(self, samples: Sequence[float]) -> bool:
-        has_lasted = time.monotonic() - self.started >= self.most_seconds
+        has_lasted = time.monotonic() - self.started >= self.request.max_measure_seconds
         return has_lasted or self.is_ending(max(samples))
 
     def is_ending(self, step_seconds: float, more_steps: int = 0) -> bool:

@@ -4,10 +4,10 @@ operation beside the predicted ones, and the trace for Perfetto."""
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -15,7 +15,6 @@ from planner.core.errors import PlannerError
 from planner.core.files import write_whole
 from planner.core.schema import MeasurementRecord, Model, TrainSetting
 from planner.core.schema.record import ProfiledKind, ProfiledOperation, ProfileRecord
-from planner.core.units import format_seconds
 from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware import recognise_gpu
@@ -24,7 +23,6 @@ from planner.throughput.result import step_time
 from search.probe.device import choose_device, describe_device, memory_in_use
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import OPERATIONS_FILE, TRACE_FILE, ProbeRequest, ProfileOrder
-from search.probe.quiet import gpu_flags
 
 RECORD_FILE = "profile.json"
 STEPS, NUM_TOP = 3, 12
@@ -41,25 +39,29 @@ def profile(
 ) -> ProfileRecord:  # fmt: skip
     """Runs `setting` as a probe, then `steps` more under the profiler; files go to `output`.
 
-    Files of an earlier profile there are replaced, once all of this one are whole. Raises
-    PlannerError where the step does not run or a file cannot be written.
+    Files of an earlier profile there are replaced at the end. Raises PlannerError where the step
+    does not run or a file cannot be written.
     """
     where = choose_device(device)
     described = describe_device(where)
     gpu = recognise_gpu(described.name, described.total_bytes) if where != "cpu" else None
     # On a CPU what is free: a step that needs more would take the machine down.
     free = memory_in_use(where) if where == "cpu" else None
-    with _folder_in(output) as folder:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "it is a file, not a folder" if output.is_file() else error.strerror
+        raise _unwritable(output, why) from None
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         request = ProbeRequest(
             model=model, setting=setting, device=where,
             memory_cap_bytes=None if free is None else free.free_bytes,
-            profile=ProfileOrder(folder=str(folder.resolve()), steps=steps),
+            profile=ProfileOrder(folder=name, steps=steps),
         )  # fmt: skip
-        busy = gpu_flags(where)
         probe = run_probe(
             request, deadline_seconds=deadline_seconds, device=described, on_event=on_event
         )
-        probe = probe.model_copy(update={"flags": (*busy, *probe.flags)})
         if probe.status != "measured":
             said = probe.message.strip().partition("\n")[0] or "it says no more"
             how = probe.status.replace("_", " ")
@@ -68,31 +70,15 @@ def profile(
         found = json.loads((folder / OPERATIONS_FILE).read_text("utf-8"))
         record = make_record(probe, steps, found, rates)
         try:
-            write_whole(folder / RECORD_FILE, record.model_dump_json(indent=1))
-            for name in record.files:
-                (folder / name).replace(output / name)
+            shutil.move(folder / TRACE_FILE, output / TRACE_FILE)
+            write_whole(output / RECORD_FILE, record.model_dump_json(indent=1))
         except OSError as error:
-            raise PlannerError(f"{output} cannot be written: {error.strerror}.") from None
+            raise _unwritable(output, error.strerror) from None
     return record
 
 
-@contextmanager
-def _folder_in(output: Path) -> Iterator[Path]:
-    """A folder in `output` that is gone afterwards; and `output` too where nothing came into it."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(dir=output, prefix=".profile-")
-    except OSError as error:
-        why = "it is a file, not a folder" if output.is_file() else error.strerror
-        raise PlannerError(
-            f"{output} cannot be written: {why}.", "Name another folder with --output."
-        ) from None
-    try:
-        with folder as name:
-            yield Path(name)
-    finally:
-        with suppress(OSError):
-            output.rmdir()
+def _unwritable(output: Path, why: str | None) -> PlannerError:
+    return PlannerError(f"{output} cannot be written: {why}.", "Name another with --output.")
 
 
 def make_record(
@@ -130,13 +116,6 @@ def make_record(
         )
         for kind in sorted({**expected, **measured}, key=lambda kind: -measured[kind])
     )  # fmt: skip
-    if step is not None and not probe.flags:
-        gap = max(kinds, key=lambda k: abs(k.measured_seconds - (k.predicted_seconds or 0)))
-        notes.append(
-            f"Measured and predicted part most in {gap.kind}: "
-            f"{format_seconds(gap.measured_seconds)} against "
-            f"{format_seconds(gap.predicted_seconds or 0.0)}."
-        )
     if probe.flags:
         notes.append(f"Noted during the profile: {'; '.join(probe.flags)}.")
     top = sorted(rows, key=lambda row: -row[2])[:NUM_TOP]

@@ -18,6 +18,7 @@ from planner.core.schema import FactoryModel, Model
 from planner.core.schema.record import Recommendation
 from planner.estimation.arguments import ModelLike, read_model
 from planner.libraries.building import check_factory
+from planner.machine.cuda_support import installed_build
 from planner.memory.allocator_config import (
     VARIABLES,
     AllocatorConfig,
@@ -40,7 +41,6 @@ from search.probe.device import (
     describe_device,
     least_free,
     name_card,
-    torch_build,
     versions,
     why_no_gpu,
     why_no_segments,
@@ -213,7 +213,7 @@ TORCHS_OWN = "expandable_segments:False"
 def usual_options(device: str) -> tuple[str | None, list[str]]:
     """What probes on `device` run with where no option of `tune` and no variable of this
     environment says otherwise, as advice counts; None for torch's own. And what is to be said."""
-    is_cuda = device != "cpu" and (torch_build() or "rocm")[0].isdigit()
+    is_cuda = device != "cpu" and (installed_build() or "rocm")[0].isdigit()
     if not is_cuda or any(name in os.environ for name in VARIABLES):
         return None, []
     if why := why_no_segments(device):

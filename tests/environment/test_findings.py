@@ -214,9 +214,9 @@ def test_which_build_fits(
 def test_a_card_without_kernels_in_the_installed_torch_is_told(
     monkeypatch: pytest.MonkeyPatch, cuda: str, card: tuple[int, int] | None, said: str | None
 ) -> None:
-    assert cuda_support._installed_cuda() == (torch.version.cuda or "")
+    assert cuda_support.installed_build() == (torch.version.cuda or "cpu")
     monkeypatch.setattr(cuda_support, "installed_torch", lambda: "2.14.1")
-    monkeypatch.setattr(cuda_support, "_installed_cuda", lambda: cuda)
+    monkeypatch.setattr(cuda_support, "installed_build", lambda: cuda)
     found = lacking_kernels(card)
     assert found is said is None or (said is not None and said in str(found))
 

@@ -69,6 +69,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch, free_gpu: None) -> None:
 def report() -> Iterator[Report]:
     """What a worker tells its parent by; nobody listens."""
     reading, writing = os.pipe()
-    yield Report(writing, "p")
+    yield Report(writing)
     os.close(reading)
     os.close(writing)

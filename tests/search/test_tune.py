@@ -259,7 +259,7 @@ def test_where_nobody_says_otherwise_segments_are_expandable(
 ) -> None:
     for device, build in (("cuda:0", "13.0"), ("cpu", "13.0"), ("cuda:0", "rocm6.4"),
                           ("cuda:0", None)):  # fmt: skip
-        monkeypatch.setattr(tune_file, "torch_build", lambda build=build: build)
+        monkeypatch.setattr(tune_file, "installed_build", lambda build=build: build)
         options, said = tune_file.usual_options(device)
         is_cuda = (device, build) == ("cuda:0", "13.0")
         assert options == ("expandable_segments:True" if is_cuda else None)
@@ -267,5 +267,5 @@ def test_where_nobody_says_otherwise_segments_are_expandable(
             True
         ] * is_cuda
     monkeypatch.setenv(VARIABLES[1], "")
-    monkeypatch.setattr(tune_file, "torch_build", lambda: "13.0")
+    monkeypatch.setattr(tune_file, "installed_build", lambda: "13.0")
     assert tune_file.usual_options("cuda:0") == (None, []), "set to nothing, torch has its own way"

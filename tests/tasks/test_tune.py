@@ -45,7 +45,7 @@ class InThisProcess:
             probe_id=probe_id, model=self.model, setting=choice.candidate.setting, max_steps=2
         )
         with Path(os.devnull).open("wb") as nobody:
-            outcome = measure(request, math.inf, Report(nobody.fileno(), probe_id))
+            outcome = measure(request, math.inf, Report(nobody.fileno()))
         return _record(request, describe_device("cpu"), "2026-11-29", time.monotonic(), outcome)
 
 

@@ -37,10 +37,9 @@ class Expected(BaseModel):
 
 
 class WorldInfo(BaseModel):
-    """The ranks of one probe, as rank 0 told of them: `world_size` in all, as many on each of
-    `nodes`. `backend` carried the gradients, with the NCCL of version `nccl` where it was that;
-    `threads` of the CPU were each rank's (None: left as they were). `links` says how the devices
-    reach each other, where it was read."""
+    """The ranks of one probe: `world_size` in all, as many on each of `nodes`. `backend` carried
+    the gradients. Older records have the version of `nccl`, the `threads` of the CPU of each rank,
+    and `links`, which says how the devices reach each other."""
 
     model_config = KEPT
 
@@ -55,9 +54,8 @@ class WorldInfo(BaseModel):
 class RankRecord(BaseModel):
     """What one rank measured: the median of its own steps, and its own peaks in bytes.
 
-    Ranks wait for each other in every step, so their steps take alike. `forward_seconds` is the
-    first micro-batch's forward, in which a rank waits for nobody (None: it does, as under FSDP):
-    in it a slow rank is seen.
+    Ranks wait for each other in every step, so their steps take alike. `forward_seconds` is in
+    older records: the first micro-batch's forward, in which a rank waits for nobody.
     """
 
     model_config = KEPT
@@ -136,7 +134,8 @@ def _may_equal(a: object, b: object) -> bool:
 
 
 class PhaseBytes(BaseModel):
-    """Live bytes (`torch.cuda.memory_allocated`) at the end of each phase of a steady step."""
+    """Live bytes (`torch.cuda.memory_allocated`) at the end of each phase of a steady step: older
+    records have them."""
 
     model_config = KEPT
 

@@ -4,18 +4,13 @@ of the slowest."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
 from planner.core.schema import TrainSetting
-from planner.core.schema.record import RankRecord
-from planner.core.units import format_seconds
-from search.probe.protocol import OutcomeMessage, RankPlace
-
-# A rank whose forward takes so much longer than the others' is told: a judgement. Every other rank
-# waits for it in each step.
-STRAGGLER_SHARE = 0.2
+from planner.core.schema.record import RankRecord, WorldInfo
+from search.probe.protocol import OutcomeMessage, RankPlace, backend_of
 
 
 def rank_devices(device: str, setting: TrainSetting) -> tuple[str, ...]:
@@ -41,46 +36,42 @@ def rank_places(size: int, threads: int | None = None) -> Iterator[tuple[RankPla
         os.close(descriptor)
 
 
+# Of which the largest of any rank stands for all.
+_LARGEST = (
+    "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "compile_seconds", "taken_bytes",
+)  # fmt: skip
+
+
 def put_together(outcomes: Sequence[OutcomeMessage], devices: Sequence[str]) -> OutcomeMessage:
     """The outcome of a probe whose ranks have all measured, rank 0 first: each step as long as on
-    its slowest rank, each peak the highest, the phases of the fullest rank."""
-    ranks = rank_records(outcomes, devices)
-    fullest = max(outcomes, key=lambda o: (o.device_bytes or 0, o.peak_allocated_bytes or 0))
+    its slowest rank, each peak the highest."""
     steps = zip(*(o.step_seconds for o in outcomes), strict=False)  # all have taken the same
+    free = [o.free_bytes for o in outcomes if o.free_bytes is not None]
     return outcomes[0].model_copy(
         update={
+            **{name: _largest(outcomes, name) for name in _LARGEST},
             "step_seconds": tuple(max(step) for step in steps),
-            "peak_allocated_bytes": _most(o.peak_allocated_bytes for o in outcomes),
-            "peak_reserved_bytes": _most(o.peak_reserved_bytes for o in outcomes),
-            "device_bytes": _most(o.device_bytes for o in outcomes),
-            "phases": fullest.phases,
-            "compile_seconds": max(
-                (o.compile_seconds for o in outcomes if o.compile_seconds is not None), default=None
+            "free_bytes": min(free, default=None),
+            "flags": shared_flags([o.flags for o in outcomes]),
+            "ranks": tuple(
+                RankRecord(
+                    rank=rank,
+                    device=device,
+                    step_seconds=median(outcome.step_seconds),
+                    peak_allocated_bytes=outcome.peak_allocated_bytes,
+                    peak_reserved_bytes=outcome.peak_reserved_bytes,
+                    device_bytes=outcome.device_bytes,
+                )
+                for rank, (outcome, device) in enumerate(zip(outcomes, devices, strict=True))
             ),
-            "flags": (*shared_flags([o.flags for o in outcomes]), *straggler_flags(ranks)),
-            "free_bytes": min((o.free_bytes for o in outcomes if o.free_bytes is not None),
-                              default=None),
-            "taken_bytes": _most(o.taken_bytes for o in outcomes),
-            "ranks": ranks,
+            "world": WorldInfo(world_size=len(devices), backend=backend_of(devices[0])),
         }
-    )  # fmt: skip
-
-
-def rank_records(
-    outcomes: Sequence[OutcomeMessage], devices: Sequence[str]
-) -> tuple[RankRecord, ...]:
-    return tuple(
-        RankRecord(
-            rank=rank,
-            device=device,
-            step_seconds=median(outcome.step_seconds),
-            forward_seconds=outcome.forward_seconds,
-            peak_allocated_bytes=outcome.peak_allocated_bytes,
-            peak_reserved_bytes=outcome.peak_reserved_bytes,
-            device_bytes=outcome.device_bytes,
-        )
-        for rank, (outcome, device) in enumerate(zip(outcomes, devices, strict=True))
     )
+
+
+def _largest(outcomes: Sequence[OutcomeMessage], name: str) -> float | None:
+    figures = (getattr(outcome, name) for outcome in outcomes)
+    return max((figure for figure in figures if figure is not None), default=None)
 
 
 def shared_flags(flags: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -93,22 +84,3 @@ def shared_flags(flags: Sequence[Sequence[str]]) -> tuple[str, ...]:
         flag if len(ranks) == len(flags) else f"rank {', '.join(map(str, ranks))}: {flag}"
         for flag, ranks in said.items()
     )
-
-
-def straggler_flags(ranks: Sequence[RankRecord]) -> tuple[str, ...]:
-    """The ranks for which the others wait, by their forwards, in which nobody waits."""
-    known = [(r.rank, r.device, r.forward_seconds) for r in ranks if r.forward_seconds is not None]
-    flags = []
-    for rank, device, seconds in known:
-        others = [s for other, _, s in known if other != rank]
-        if not others or seconds <= (1 + STRAGGLER_SHARE) * median(others):
-            continue
-        flags.append(
-            f"rank {rank} ({device}) is a straggler: its forward takes {format_seconds(seconds)}, "
-            f"{seconds / median(others):.2f} × the others', who wait for it in every step"
-        )
-    return tuple(flags)
-
-
-def _most(values: Iterable[int | None]) -> int | None:
-    return max((v for v in values if v is not None), default=None)

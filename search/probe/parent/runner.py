@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
-from typing import Any
 
 from planner.core.schema import DeviceInfo, MeasurementRecord
 from search.probe.device import MemoryInUse, describe_device, memory_in_use, versions
-from search.probe.failure import broke_contract
 from search.probe.parent.attendance import Attendance
 from search.probe.parent.environment import rank_threads
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.ranks import put_together, rank_devices, rank_places
 from search.probe.protocol import (
-    AnswerMessage,
     OutcomeMessage,
-    PhaseMessage,
     ProbeRequest,
     ProgressMessage,
     WorkOrder,
@@ -55,40 +52,61 @@ def run_probe(
     device: DeviceInfo | None = None,
     on_event: Callable[[ProbeEvent], None] | None = None,
     on_result: Callable[[MeasurementRecord], None] | None = None,
-    worker_command: Sequence[str] | None = None,
     fork_server: ForkServer | None = None,
 ) -> MeasurementRecord:
     """One short real training run of `request`, from the start of its process to the end of it.
 
     Returns a record whatever happens to the worker: after `deadline_seconds` it and all that it
     started are ended. Raises UsageError where there is no such device, and what `on_event` raises
-    (the worker is ended then, too). A `fork_server` spares the worker the import of torch;
-    `device` is how the record describes it, where that is not as `request` says;
-    `worker_command` runs another worker, with the two file descriptors as its last arguments.
+    (the worker is ended then, too). Workers are forked from `fork_server`, else from one of their
+    own; `device` is how the record describes it, where that is not as `request` says.
     `on_result` is told what the worker measured as soon as it has said so: ending a process that
     holds a device takes a while, in which this one may be killed.
     """
     devices = rank_devices(request.device, request.setting)
     found, *_ = [describe_device(each) for each in dict.fromkeys(devices)]
-    if request.capability is None:
-        request = request.model_copy(update={"capability": found.capability})
     cap = {"memory_cap_bytes": request.memory_cap_bytes}
     described = device or found.model_copy(update=cap)
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    before = {each: _memory_of(each) for each in devices}
+    # What processes hold of a GPU, of which this one is none. The CPU's memory is the worker's own
+    # growth: others do not count.
+    before = {each: memory_in_use(each) for each in devices if each != "cpu"}
     started = time.monotonic()
-
     record_of = partial(_record, request, described, date, started)
+    is_world = request.setting.parallelism != "none"
 
-    def answered(answer: OutcomeMessage) -> None:
-        if on_result is not None and not broke_contract(record := record_of(answer)):
-            on_result(record)
+    def tell(phase: str, num_steps: int = 0, step_seconds: float | None = None) -> None:
+        if on_event is not None:
+            elapsed = time.monotonic() - started
+            on_event(ProbeEvent(phase, elapsed, num_steps, step_seconds))
 
-    hearing = Hearing(started, on_event, answered)
-    outcome, has_ended = _attend(request, hearing, deadline_seconds, fork_server, worker_command)
+    def hear(answer: ProgressMessage) -> None:
+        tell(answer.phase, answer.num_steps, answer.step_seconds)
+
+    def whole(outcomes: Sequence[OutcomeMessage]) -> OutcomeMessage:
+        return put_together(outcomes, devices) if len(outcomes) > 1 else outcomes[0]
+
+    def measured(outcomes: Sequence[OutcomeMessage]) -> None:
+        if on_result is not None:
+            on_result(record_of(whole(outcomes)))
+
+    tell("start")
+    with (
+        nullcontext(fork_server) if fork_server else ForkServer(request.model) as server,
+        rank_places(len(devices), rank_threads(len(devices))) as places,
+    ):
+        orders = [
+            WorkOrder(
+                request=request.model_copy(update={"device": each}),
+                deadline=started + deadline_seconds, place=place if is_world else None,
+            )
+            for each, place in zip(devices, places, strict=True)
+        ]  # fmt: skip
+        attendance = Attendance(orders, deadline_seconds, server, hear)
+        outcome = whole(attendance.run(measured))
     if outcome.free_bytes is None:
-        outcome = _crowded(outcome, before, has_ended)
-    hearing.tell("end")
+        outcome = _crowded(outcome, before, attendance.has_ended)
+    tell("end")
     return record_of(outcome)
 
 
@@ -97,6 +115,7 @@ def _record(
 ) -> MeasurementRecord:
     step_seconds = median(outcome.step_seconds) if outcome.step_seconds else None
     return MeasurementRecord(
+        probe_id=request.probe_id,
         model=request.model,
         setting=request.setting,
         device=device,
@@ -104,37 +123,11 @@ def _record(
         date=date,
         images_per_second=request.images_per_step / step_seconds if step_seconds else None,
         probe_seconds=time.monotonic() - started,
-        **_shared_fields(outcome),
+        **{
+            name: getattr(outcome, name)
+            for name in MeasurementRecord.model_fields.keys() & OutcomeMessage.model_fields.keys()
+        },
     )
-
-
-def _attend(
-    request: ProbeRequest, hearing: Hearing, deadline_seconds: float,
-    fork_server: ForkServer | None, command: Sequence[str] | None,
-) -> tuple[OutcomeMessage, bool]:  # fmt: skip
-    """How the worker of a probe ended, or its ranks, and whether all are known to have."""
-    devices = rank_devices(request.device, request.setting)
-    is_world = request.setting.parallelism != "none"
-    with rank_places(len(devices), rank_threads(len(devices))) as places:
-        attendance = Attendance(
-            [
-                WorkOrder(
-                    request=request.model_copy(update={"device": device}),
-                    deadline_seconds=deadline_seconds,
-                    place=place if is_world else None,
-                )
-                for device, place in zip(devices, places, strict=True)
-            ],
-            hearing.hear, deadline_seconds, fork_server, command=command,
-            put_together=partial(put_together, devices=devices) if is_world else None,
-        )  # fmt: skip
-        return attendance.run(), attendance.has_ended
-
-
-def _memory_of(device: str) -> MemoryInUse | None:
-    """What is in use of a GPU by processes, of which this one is none; None where the driver does
-    not say. The CPU's memory is the worker's own growth: others do not count."""
-    return memory_in_use(device) if device != "cpu" else None
 
 
 def _crowded(
@@ -156,42 +149,8 @@ def _taken(device: str, used_before: int) -> int | None:
     that has ended could not say. The driver may still be giving its memory back: that is awaited.
     """
     deadline = time.monotonic() + RELEASE_SECONDS
-    while (now := _memory_of(device)) is not None:
+    while (now := memory_in_use(device)) is not None:
         if now.used_bytes <= used_before or time.monotonic() >= deadline:
             return max(0, now.used_bytes - used_before)
         time.sleep(RELEASE_SECONDS / 30)
     return None
-
-
-def _shared_fields(outcome: OutcomeMessage) -> dict[str, object]:
-    return {
-        name: getattr(outcome, name)
-        for name in OutcomeMessage.model_fields
-        if name not in ("format", "type", "lost_others", "forward_seconds")
-    }
-
-
-class Hearing:
-    """Where one probe is, passed on as events. `on_answer` hears what else its worker says."""
-
-    def __init__(
-        self, started: float, on_event: Callable[[ProbeEvent], None] | None,
-        on_answer: Callable[[Any], None],
-    ) -> None:  # fmt: skip
-        self.started, self.on_event, self.on_answer = started, on_event, on_answer
-        self.phase = "start"
-        self.tell("start")
-
-    def tell(self, phase: str, num_steps: int = 0, step_seconds: float | None = None) -> None:
-        if self.on_event is not None:
-            elapsed = time.monotonic() - self.started
-            self.on_event(ProbeEvent(phase, elapsed, num_steps, step_seconds))
-
-    def hear(self, answer: AnswerMessage) -> None:
-        if isinstance(answer, PhaseMessage):
-            self.phase = answer.phase
-            self.tell(answer.phase)
-        elif isinstance(answer, ProgressMessage):
-            self.tell(self.phase, answer.num_steps, answer.step_seconds)
-        else:
-            self.on_answer(answer)

@@ -5,6 +5,7 @@ Runs in the worker alone. Any failure of the model ends as an outcome, never as 
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,7 +17,6 @@ import torch
 
 from planner.core.errors import ContractError
 from planner.core.schema import FactoryModel, ProbeStatus
-from planner.core.schema.record import PhaseBytes
 from planner.core.units import format_bytes
 from planner.machine.emulated import is_emulated
 from planner.training.building import own_part, set_precision
@@ -25,23 +25,23 @@ from planner.training.tasks.contract import WRITE_A_TASK
 from planner.training.tasks.making import GivenTask
 from search.probe.evidence import HURRIED
 from search.probe.failure import CONTRACT, shorten
-from search.probe.protocol import OutcomeMessage, ProbeRequest, RankPlace, Report
+from search.probe.protocol import OutcomeMessage, ProbeRequest, ProgressMessage, RankPlace, Report
 from search.probe.quiet import QuietWatch
-from search.probe.stopping import Rule, StopRule
-from search.probe.worker.meter import Mark, MemoryUse, Meter, make_meter
-from search.probe.worker.phases import StepPhases
-from search.probe.worker.ranks import AgreedRule, Ranks, World
+from search.probe.stopping import StopRule
+from search.probe.worker.meter import Mark, Meter, make_meter
+from search.probe.worker.ranks import any_of, join
 from search.probe.worker.subject import (
+    StepPhases,
     WatchedTraining,
     build_training,
     refuse_unsupported,
-    seed_everything,
     touch_libraries,
 )
 from search.probe.worker.verdict import (
     CompileWatch,
     NonFiniteError,
     causes,
+    check_matrix_units,
     classify,
     end_workers,
     is_compile_failure,
@@ -60,42 +60,33 @@ _RELEASED_WARMUP_STEPS = 2
 # What is given back is told from this share of what was reserved on.
 _RELEASED_SHARE = 0.01
 _PROGRESS_SECONDS = 0.5
-# Steps whose forward shows which rank is slow.
-_FORWARDS = 5
 
 
 def measure(
     request: ProbeRequest, deadline: float, report: Report, place: RankPlace | None = None
 ) -> OutcomeMessage:
     """Carry out one probe, or one rank of it, until `deadline` (an instant of `time.monotonic`);
-    how it ended."""
-    return carry_out(Run(request, deadline, report, place=place))
-
-
-def carry_out(run: Run) -> OutcomeMessage:
-    """How a run ended. A failure is described outside of its handler: its traceback holds frames,
-    and so tensors."""
-    request = run.request
-    failure: tuple[ProbeStatus, str, str] | None = None
-    lost = False
+    how it ended. A failure is described outside of its handler: its traceback holds frames, and so
+    tensors."""
+    run = Run(request, deadline, report, place=place)
     try:
         return run.outcome()
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        run.let_go_of_cap()
+        if run.meter is not None:
+            run.meter.lift_cap()
         status, message = classify(error, read_memory(request.device))
-        failure = status, message, _phase_of(error, run, status)
-        crowding, flags = run.crowding(), run.flags_of_failure()
-        lost = lost_others(error)
-    status, message, phase = failure
+        phase, lost = _phase_of(error, run, status), lost_others(error)
+        crowding = run.crowding()
+        # What disturbed the run until it failed: the failure may be due to it.
+        flags = dict.fromkeys([*run.flags, *(run.meter.flags() if run.meter is not None else [])])
     if status == "crashed" and phase == "forward" and run.was_given_images and not lost:
         message = f"{shorten(message)}\n{WRITE_A_TASK}"
     return OutcomeMessage(
-        probe_id=request.probe_id,
         status=status,
         message=shorten(message),
         phase=phase,
         unit=run.unit,
-        flags=flags,
+        flags=tuple(flags),
         lost_others=lost,
         **crowding,
     )
@@ -125,16 +116,18 @@ class Run:
     compiling: CompileWatch | None = None
     warmup: list[float] = field(default_factory=list)  # seconds of each of its first steps
     place: RankPlace | None = None
-    ranks: Ranks = field(default_factory=Ranks)
+    group: Any = None  # of ranks that agree
 
     def set_up(self) -> tuple[WatchedTraining, Meter]:
         """The training on its device, warm: its next step is like all that follow."""
         request = self.request
         refuse_unsupported(request)
         set_precision(request.setting)
-        seed_everything(request.seed)
+        random.seed(0)
+        torch.manual_seed(0)
         self.report.enter("device")
         meter = self._prepare_device()
+        check_matrix_units(request)
         self.compiling = CompileWatch() if request.setting.compiles else None
         if request.memory_cap_bytes is not None:
             meter.impose_cap(request.memory_cap_bytes)
@@ -143,7 +136,7 @@ class Run:
         self.unit = training.task.unit if isinstance(training.task, GivenTask) else None
         self.was_given_images = isinstance(request.model, FactoryModel) and self.unit is None
         self.phases.accumulate = request.setting.accumulate
-        self.warmup = self._warm_up(training, meter, self.phases)
+        self.warmup = self._warm_up(training, meter)
         self._settle(training, meter, 0.0 if self.compiling else sum(self.warmup[1:]))
         self.report.enter("measure")
         if self.compiling is None:
@@ -165,7 +158,7 @@ class Run:
         touch_libraries(request)
         if place is not None:
             self.report.enter("join")
-            self.ranks = World(request, place)
+            self.group = join(request, place)
         if self.meter is None:
             self.meter = make_meter(request.device)
         return self.meter
@@ -175,10 +168,10 @@ class Run:
         training, meter = self.set_up()
         compiling = self.compiling
         rule = StopRule(request, time.monotonic(), self.deadline)
-        scale = training.scaler.get_scale() if training.scaler is not None else None
+        scale = _loss_scale(training)
         meter.reset_peak()
         quiet = QuietWatch()
-        samples = self._time(training, meter, self.phases, self._agreed(rule))
+        samples = self._time(training, meter, rule)
         if self.place is None and not is_emulated():  # other ranks are no others
             on_gpu = request.device.startswith("cuda")  # it wants a thread each to launch and back
             self.flags += quiet.flags(2) if on_gpu else quiet.flags()
@@ -188,38 +181,24 @@ class Run:
         self.flags += meter.flags()
         self._refuse_over_cap(meter)
         self.flags += compiling.flags() if compiling is not None else []
-        self.flags += _scale_flags(training, scale)
+        if (now := _loss_scale(training)) < scale:
+            said = f"the loss scale fell from {scale:g} to {now:g}: some timed steps were skipped"
+            self.flags.append(said)
         self.report.enter("check")
-        phase_bytes = self._check(training, meter, self.phases)
-        forward_seconds = self._time_forward(training, meter)
+        self._check(training, meter)
         self._profile(training, meter)
-        self.ranks.meet()
-        step_seconds = median(samples)
-        return self.measured(
-            meter,
-            samples,
-            use,
-            phases=phase_bytes,
-            compile_seconds=_compile_seconds(self.warmup, step_seconds, compiling is not None),
-            forward_seconds=forward_seconds,
-            world=self.ranks.describe(),
-        )
-
-    def measured(
-        self, meter: Meter, samples: Sequence[float], use: MemoryUse, **more: Any
-    ) -> OutcomeMessage:
-        """The outcome of timed steps."""
+        # What the warm-up took longer than as many steady steps.
+        compile_seconds = max(0.0, sum(self.warmup) - len(self.warmup) * median(samples))
         return OutcomeMessage(
-            probe_id=self.request.probe_id,
             status="measured",
             step_seconds=tuple(round(seconds, 9) for seconds in samples),
             peak_allocated_bytes=use.peak_allocated,
             peak_reserved_bytes=use.peak_reserved,
             device_bytes=use.device,
             unit=self.unit,
+            compile_seconds=None if compiling is None else compile_seconds,
             clocks=meter.clocks(),
             flags=tuple(self.flags),
-            **more,
             **self.crowding(),
         )
 
@@ -227,52 +206,46 @@ class Run:
         """What others left and took of the device's memory, in the fields of an outcome."""
         return {} if self.meter is None else asdict(self.meter.crowding())
 
-    def flags_of_failure(self) -> tuple[str, ...]:
-        """What disturbed the run until it failed: the failure may be due to it."""
-        metered = [] if self.meter is None else self.meter.flags()
-        return tuple(dict.fromkeys([*self.flags, *metered]))
-
-    def _warm_up(self, training: WatchedTraining, meter: Meter, phases: StepPhases) -> list[float]:
+    def _warm_up(self, training: WatchedTraining, meter: Meter) -> list[float]:
         """Whole steps until all that is lazy has happened; their wall times in seconds.
 
         The optimizer makes its state in the first executed step, so the second is the first that
         is like all others. While a compiler may work, the CPU's cap is lifted: compilers are
         processes that would inherit it, and what they need is not the setting's.
         """
-        setting = self.request.setting
+        setting, phases = self.request.setting, self.phases
         compiled = setting.compiles
         graphs = setting.compile in ("reduce-overhead", "max-autotune")
         wanted = self.request.warmup_steps + (_GRAPH_WARMUP_STEPS if graphs else 0)
-        self.in_step = True
-        phases.announce = self.report.enter
-        training.watching = True
+        self.report.enter("compile" if compiled else "forward")
+        self.in_step = training.watching = True
+        phases.announce = None if compiled else self.report.enter
         seconds: list[float] = []
         executed = 0
         if compiled:
             meter.lift_cap()
-            phases.announce = None
-            self.report.enter("compile")
-        else:
-            self.report.enter("forward")
         rule = StopRule(self.request, time.monotonic(), self.deadline)
         while executed < wanted and len(seconds) < wanted + _SCALE_WARMUP_STEPS:
             # This step and a timed one must still be possible.
-            if executed and not compiled and self.ranks.any(rule.is_ending(max(seconds), 2)):
+            if executed and not compiled and any_of(self.group, rule.is_ending(max(seconds), 2)):
                 self.flags.append(f"{HURRIED} warmed up for {executed} of {wanted} steps")
                 break
-            started = time.perf_counter()
-            scale = training.scaler.get_scale() if training.scaler is not None else None
-            training.step(phases)
-            meter.synchronize()
-            seconds.append(time.perf_counter() - started)
+            scale = _loss_scale(training)
+            seconds.append(self._step(training, meter))
             phases.announce = self.report.enter
-            executed += not _scale_fell(training, scale)
+            executed += _loss_scale(training) >= scale
         if compiled and self.request.memory_cap_bytes is not None:
             meter.impose_cap(self.request.memory_cap_bytes)
-        training.watching = False
         phases.announce = None
-        self.in_step = False
+        self.in_step = training.watching = False
         return seconds
+
+    def _step(self, training: WatchedTraining, meter: Meter) -> float:
+        """One step by itself; its wall time in seconds."""
+        started = time.perf_counter()
+        training.step(self.phases)
+        meter.synchronize()
+        return time.perf_counter() - started
 
     def _settle(self, training: WatchedTraining, meter: Meter, warm_seconds: float) -> None:
         """Brings the device into the state in which a training will find it.
@@ -290,26 +263,23 @@ class Run:
                 least = _RELEASED_WARMUP_STEPS
         self.in_step = True
         steps = 0
-        while self.ranks.any(steps < least or warm_seconds < self.request.warmup_seconds):
+        while any_of(self.group, steps < least or warm_seconds < self.request.warmup_seconds):
             self.report.enter("warm-up")
-            started = time.perf_counter()
-            training.step(self.phases)
-            meter.synchronize()
-            took = time.perf_counter() - started
+            took = self._step(training, meter)
             steps, warm_seconds = steps + 1, warm_seconds + took
-            if self.ranks.any(time.monotonic() + took >= self.deadline):
+            if any_of(self.group, time.monotonic() + took >= self.deadline):
                 break
         self.in_step = False
 
-    def _agreed(self, rule: Rule) -> Rule:
-        """`rule` as all ranks follow it."""
-        if self.place is None:
-            return rule
-        return AgreedRule(rule, self.ranks, self.request.max_steps)
+    def _is_enough(self, rule: StopRule, samples: Sequence[float]) -> bool:
+        """As all ranks agree: what is enough for one is for all. They ask each other again once
+        there are a twentieth more steps: asking takes a third of a millisecond (gloo, two ranks on
+        two shared cores, torch 2.13, 2026-11)."""
+        if self.place is not None and len(samples) % max(1, len(samples) // 20):
+            return False
+        return any_of(self.group, rule.is_enough(samples))
 
-    def _time(
-        self, training: WatchedTraining, meter: Meter, phases: StepPhases, rule: Rule
-    ) -> list[float]:
+    def _time(self, training: WatchedTraining, meter: Meter, rule: StopRule) -> list[float]:
         """Seconds of each whole optimizer step, back to back.
 
         Steps are marked on the device, and at most `meter.in_flight` are queued ahead of the one
@@ -319,39 +289,24 @@ class Run:
         samples: list[float] = []
         marks: deque[Mark] = deque([meter.mark()])
         told = time.monotonic()
-        while not rule.is_enough(samples):
-            training.step(phases)
+        while not self._is_enough(rule, samples):
+            training.step(self.phases)
             marks.append(meter.mark())
             if len(marks) > meter.in_flight + 1:
                 samples.append(meter.seconds(marks.popleft(), marks[0]))
                 meter.observe()
             if samples and time.monotonic() - told >= _PROGRESS_SECONDS:
                 told = time.monotonic()
-                self.report.progress(len(samples), median(samples))
+                self.report.say(ProgressMessage(
+                    phase="measure", num_steps=len(samples), step_seconds=median(samples)
+                ))  # fmt: skip
         while len(marks) > 1:
             samples.append(meter.seconds(marks.popleft(), marks[0]))
         self.in_step = False
         return samples
 
-    def _time_forward(self, training: WatchedTraining, meter: Meter) -> float | None:
-        """Seconds of the first forward of a step that all ranks begin together; None where a rank
-        waits for others in it, or is alone."""
-        if self.place is None or self.request.setting.shard_size > 1:
-            return None
-        samples = []
-        for _ in range(_FORWARDS):
-            self.ranks.meet()
-            ends: list[Mark] = []
-            meter.synchronize()
-            begin = meter.mark()
-            training.step(lambda ended, ends=ends: ends.append(meter.mark()))  # type: ignore[misc]
-            samples.append(meter.seconds(begin, ends[0]))
-        return median(samples)
-
-    def _check(
-        self, training: WatchedTraining, meter: Meter, phases: StepPhases
-    ) -> PhaseBytes | None:
-        """Whether the training is still sound after the timed steps, and what each phase holds.
+    def _check(self, training: WatchedTraining, meter: Meter) -> None:
+        """Whether the training is still sound after the timed steps.
 
         A loss that is no number leaves weights that are none, but under a GradScaler, which skips
         such steps: there one more loss is looked at. Raises NonFiniteError.
@@ -359,31 +314,9 @@ class Run:
         norms = torch._foreach_norm([own_part(p).detach() for p in training.parameters])
         if not torch.isfinite(torch.stack([n.float() for n in norms])).all().item():
             raise NonFiniteError("weights are not finite after the timed steps")
-        del norms
-        if training.scaler is None and not self.request.record_phases:
-            return None
-        training.watching = True
-        live: dict[str, int | None] = {"before": meter.live_bytes()}
-
-        def on_phase(ended: str) -> None:
-            live[ended] = meter.live_bytes()
-            phases(ended)
-
-        training.step(on_phase)
-        meter.synchronize()
-        before, forward, backward, after = (
-            live.get(name) for name in ("before", "forward", "backward", "optimizer")
-        )
-        if not self.request.record_phases or None in (before, forward, backward, after):
-            return None
-        return PhaseBytes.model_validate(
-            {
-                "before_step": before,
-                "after_forward": forward,
-                "after_backward": backward,
-                "after_step": after,
-            }
-        )
+        if training.scaler is not None:
+            training.watching = True
+            self._step(training, meter)
 
     def _profile(self, training: WatchedTraining, meter: Meter) -> None:
         """The same step under torch's profiler, after all that is measured: it costs time, and
@@ -406,22 +339,10 @@ class Run:
                 f"the peak of {format_bytes(peak)} is over the cap of {format_bytes(cap)}"
             )
 
-    def let_go_of_cap(self) -> None:
-        if self.meter is not None:
-            self.meter.lift_cap()
 
-
-def _scale_fell(training: Training, before: float | None) -> bool:
-    return (
-        before is not None and training.scaler is not None and training.scaler.get_scale() < before
-    )
-
-
-def _scale_flags(training: Training, before: float | None) -> list[str]:
-    if not _scale_fell(training, before) or training.scaler is None:
-        return []
-    now = training.scaler.get_scale()
-    return [f"the loss scale fell from {before:g} to {now:g}: some timed steps were skipped"]
+def _loss_scale(training: Training) -> float:
+    """Of its scaler, which lowers it where a step was skipped; 1 where there is none."""
+    return 1.0 if training.scaler is None else float(training.scaler.get_scale())
 
 
 def _release_flags(before: int, after: int) -> list[str]:
@@ -431,8 +352,3 @@ def _release_flags(before: int, after: int) -> list[str]:
         f"{format_bytes(before)} were reserved after compiling, and {format_bytes(before - after)} "
         "of them given back before timing"
     ]
-
-
-def _compile_seconds(warmup: list[float], step_seconds: float, compiled: bool) -> float | None:
-    """What the warm-up took longer than as many steady steps; None where nothing was compiled."""
-    return max(0.0, sum(warmup) - len(warmup) * step_seconds) if compiled else None

@@ -10,18 +10,19 @@ import gc
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from statistics import median
+from typing import Any
 
 import torch
 
-from planner.core.schema.record import Clocks, noteworthy_bytes
+from planner.core.schema.record import Clocks, Spread, noteworthy_bytes
 from planner.core.units import KIB, format_bytes
 from planner.machine.emulated import is_emulated
 from planner.machine.hardware.gpu import DISTURBING_REASONS
-from planner.machine.nvml import NvmlMemory
+from planner.machine.nvml import NvmlDevice, NvmlMemory
 from search.probe.accounting import (
     Reading,
     agree,
@@ -30,7 +31,6 @@ from search.probe.accounting import (
     process_bytes,
 )
 from search.probe.device import nvml_device
-from search.probe.worker.clocks import ClockReading, read_clocks, sum_up
 
 # Counts of the caching allocator that say a step met the end of memory, in words.
 _FAILED_ALLOCATIONS = {
@@ -42,11 +42,7 @@ EMULATED = "an emulated GPU: its memory is torch's own, its times are predicted 
 # Seconds between two readings of clocks and temperature while steps are timed.
 _CLOCK_SECONDS = 1.0
 
-Mark = torch.cuda.Event | float
-
-
-class CapTooSmallError(MemoryError):
-    """The cap does not even hold what a process takes before the model."""
+Mark = Any  # of a device: an event of CUDA's, or seconds
 
 
 @dataclass(frozen=True)
@@ -67,48 +63,58 @@ class Crowding:
     taken_bytes: int | None = None
 
 
-class Meter(Protocol):
-    """`in_flight` steps may be queued on the device while the next one is prepared."""
+class Meter:
+    """What a device says; here what one says that has no clocks, no allocator and no neighbours.
 
-    in_flight: int
+    `in_flight` steps may be queued on the device while the next one is prepared.
+    """
+
+    in_flight = 0
 
     def impose_cap(self, cap_bytes: int) -> None:
         """Let the worker have no more than `cap_bytes` from now on. Imposing it again where it was
         not lifted changes nothing."""
+        raise NotImplementedError
 
     def lift_cap(self) -> None:
         """Let go of the cap where it binds more than the training (compilers, messages)."""
 
     def mark(self) -> Mark:
         """A point in the device's time."""
+        raise NotImplementedError
 
     def seconds(self, start: Mark, end: Mark) -> float:
         """Device time between two marks; waits for the second."""
+        raise NotImplementedError
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        pass
 
-    def reset_peak(self) -> None: ...
+    def reset_peak(self) -> None:
+        pass
 
     def release_cache(self) -> tuple[int, int] | None:
         """Give the device what the allocator keeps and nothing uses: bytes reserved before and
         after. None where there is no such allocator."""
+        return None
 
-    def memory(self) -> MemoryUse: ...
-
-    def live_bytes(self) -> int | None:
-        """Bytes held by tensors now."""
+    def memory(self) -> MemoryUse:
+        raise NotImplementedError
 
     def observe(self) -> None:
         """Read the clocks, if the last reading is old."""
 
-    def clocks(self) -> Clocks | None: ...
+    def clocks(self) -> Clocks | None:
+        return None
 
     def crowding(self) -> Crowding:
         """What others left and took of the memory, until now. Never raises: it is asked after
         failures too."""
+        return Crowding()
 
     def flags(self) -> list[str]:
         """What may have disturbed the samples, in words. Never raises, as above."""
+        return []
 
 
 def make_meter(device: str) -> Meter:
@@ -116,69 +122,54 @@ def make_meter(device: str) -> Meter:
     return CpuMeter() if device == "cpu" else CudaMeter(device)
 
 
-class CpuMeter:
+class CpuMeter(Meter):
     """Time by a clock of the host, memory by the growth of the resident set over its construction.
 
     Pages of libraries count neither in the base nor in the growth: they come in when code first
     runs, whatever the setting.
     """
 
-    in_flight = 0
-
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         settle()
         self.base = read_resident()
-        self.cap: GrowthCap | None = None
+        self.limits = resource.getrlimit(resource.RLIMIT_DATA)  # soft, hard
         self.peak_was_reset: bool | None = None  # None: it was not asked for yet
 
     def impose_cap(self, cap_bytes: int) -> None:
-        self.cap = GrowthCap(self.base, cap_bytes)
-        self.cap.impose()
+        """A wall for the growth of this process's own memory.
+
+        RLIMIT_DATA counts private writable memory and makes the allocation that breaks it fail: an
+        out-of-memory in the very operation that asked. It counts what was never touched, too, so
+        the wall stands `UNTOUCHED_BYTES` behind the cap; between the two, the measured peak
+        decides. Only the soft limit is set, so that it can be lifted.
+        """
+        wall, hard = self.base.data + cap_bytes + UNTOUCHED_BYTES, self.limits[1]
+        soft = wall if hard == resource.RLIM_INFINITY else min(wall, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def lift_cap(self) -> None:
-        if self.cap is not None:
-            self.cap.lift()
+        resource.setrlimit(resource.RLIMIT_DATA, self.limits)
 
     def mark(self) -> Mark:
         return self.clock()
 
     def seconds(self, start: Mark, end: Mark) -> float:
-        assert isinstance(start, float)
-        assert isinstance(end, float)
-        return end - start
-
-    def synchronize(self) -> None:
-        pass
+        return float(end - start)
 
     def reset_peak(self) -> None:
         self.peak_was_reset = reset_peak()
-
-    def release_cache(self) -> tuple[int, int] | None:
-        return None
 
     def memory(self) -> MemoryUse:
         now = read_resident()
         peak = max(now.peak - now.file, now.anonymous)
         return MemoryUse(max(0, peak - self.base.anonymous), None, None)
 
-    def live_bytes(self) -> int | None:
-        return None
-
-    def observe(self) -> None:
-        pass
-
-    def clocks(self) -> Clocks | None:
-        return None
-
-    def crowding(self) -> Crowding:
-        return Crowding()
-
     def flags(self) -> list[str]:
         return ["the peak includes the warm-up"] if self.peak_was_reset is False else []
 
 
-class CudaMeter:
+class CudaMeter(Meter):
     """Time by device events, memory by the caching allocator and the driver.
 
     The driver's figures are believed as far as they agree with torch's: see `accounting`.
@@ -210,11 +201,13 @@ class CudaMeter:
         self.failures_before: dict[str, int] = {}
 
     def impose_cap(self, cap_bytes: int) -> None:
+        """It binds the caching allocator of this process and is never lifted. A compiler that times
+        kernels here meets it as on the smaller card, and leaves out what does not fit."""
         if self.cap == cap_bytes:
             return
         context = self.context
         if cap_bytes <= context.num_bytes:
-            raise CapTooSmallError(
+            raise MemoryError(
                 f"the CUDA context takes {format_bytes(context.num_bytes)} ({context.source}) "
                 f"of the {format_bytes(cap_bytes)} allowed"
             )
@@ -222,18 +215,12 @@ class CudaMeter:
         torch.cuda.set_per_process_memory_fraction(share, self.device)
         self.cap = cap_bytes
 
-    def lift_cap(self) -> None:
-        """Nothing: the cap binds the caching allocator of this process and stays. A compiler that
-        times kernels here meets it as on the smaller card, and leaves out what does not fit."""
-
     def mark(self) -> Mark:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, start: Mark, end: Mark) -> float:
-        assert isinstance(start, torch.cuda.Event)
-        assert isinstance(end, torch.cuda.Event)
         end.synchronize()
         return float(start.elapsed_time(end)) / 1000
 
@@ -285,9 +272,6 @@ class CudaMeter:
         if now.used is None:
             return None
         return min(self.total, self.total - now.used + now.reserved + self.context.num_bytes)
-
-    def live_bytes(self) -> int | None:
-        return torch.cuda.memory_allocated(self.device)
 
     def observe(self) -> None:
         now = time.perf_counter()
@@ -345,6 +329,39 @@ def _doubt(memory: NvmlMemory, total: int) -> str:
     )
 
 
+# What a GPU's driver said while steps were timed, summed up for the record.
+
+_PLAIN = ("sm_mhz", "sm_max_mhz", "memory_mhz", "temperature_c", "power_watts", "throttle_reasons")
+# The fields that are a spread over all readings, and what is read for each.
+_SPREADS = {
+    "busy_percent": "gpu_percent", "memory_busy_percent": "memory_percent",
+    "sm_mhz_spread": "sm_mhz", "power_watts_spread": "power_watts",
+}  # fmt: skip
+
+# One answer of the driver, by the names of its fields; what it has no answer to is None.
+ClockReading = Mapping[str, Any]
+
+
+def read_clocks(device: NvmlDevice) -> ClockReading:
+    used = device.utilization
+    return {name: getattr(device, name) for name in _PLAIN} | {
+        "gpu_percent": used and used.gpu_percent, "memory_percent": used and used.memory_percent,
+    }  # fmt: skip
+
+
+def sum_up(readings: Sequence[ClockReading]) -> Clocks | None:
+    """The last reading, under load, with all reasons for lower clocks that were ever seen, and
+    between what the others lay."""
+    if not readings:
+        return None
+    found = {name: readings[-1][name] for name in _PLAIN}
+    found["throttle_reasons"] = sorted({why for r in readings for why in r["throttle_reasons"]})
+    for field, name in _SPREADS.items():
+        if known := [reading[name] for reading in readings if reading[name] is not None]:
+            found[field] = Spread(least=min(known), median=median(known), most=max(known))
+    return Clocks(num_readings=len(readings), **found)
+
+
 # What libraries reserve beside tensors and hardly touch. Measured: 20 to 30 MiB of oneDNN's code
 # buffers in bf16 training of a four-block Swin (torch 2.13, AMD EPYC, 2026-11); none in fp32.
 UNTOUCHED_BYTES = 64 * 1024 * KIB
@@ -391,25 +408,3 @@ def settle() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
     if trim is not None:
         trim(0)
-
-
-class GrowthCap:
-    """A wall for the growth of this process's own memory over a base, in bytes.
-
-    RLIMIT_DATA counts private writable memory and makes the allocation that breaks it fail: an
-    out-of-memory in the very operation that asked. It counts what was never touched, too, so the
-    wall stands `UNTOUCHED_BYTES` behind the cap; between the two, the measured peak decides. Only
-    the soft limit is set, so that it can be lifted.
-    """
-
-    def __init__(self, base: Resident, cap_bytes: int) -> None:
-        self.limit = base.data + cap_bytes + UNTOUCHED_BYTES
-
-    def impose(self) -> None:
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        limit = self.limit if hard == resource.RLIM_INFINITY else min(self.limit, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-    def lift(self) -> None:
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

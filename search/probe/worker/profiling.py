@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +19,9 @@ from planner.ledger.kinds import NO_KERNEL, kind_of
 from planner.training.step import Training
 from search.probe.protocol import OPERATIONS_FILE, PROFILE_MARK, TRACE_FILE, ProfileOrder
 from search.probe.worker.meter import Meter
-from search.probe.worker.phases import StepPhases
+from search.probe.worker.subject import StepPhases
 
 _WAIT, _WARM_UP = 1, 1  # steps before those that are kept: the first ones start the profiler
-
-
-class _Marks:
-    """Marks the phases of each step in the trace, one after another without a gap."""
-
-    def __init__(self, phases: StepPhases) -> None:
-        self.phases = phases
-        self.open: record_function | None = None
-
-    def enter(self, phase: str) -> None:
-        self.leave()
-        self.open = record_function(PROFILE_MARK + phase)
-        self.open.__enter__()
-
-    def leave(self) -> None:
-        if self.open is not None:
-            self.open.__exit__(None, None, None)
-            self.open = None
-
-    def __call__(self, ended: str) -> None:
-        self.phases(ended)
-        if ended == "zero_grad":
-            self.leave()
-        else:
-            self.enter(self.phases.current)
 
 
 def profile_steps(
@@ -59,15 +35,28 @@ def profile_steps(
     folder = Path(order.folder)
     is_cuda = training.device_type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_cuda else [])]
-    marks, before, began = _Marks(phases), _WAIT + _WARM_UP, 0.0
+    marks, before, began = ExitStack(), _WAIT + _WARM_UP, 0.0
+
+    def mark(phase: str) -> None:
+        """From now on, and until now the one before."""
+        marks.close()
+        marks.enter_context(record_function(PROFILE_MARK + phase))
+
+    def on_phase(ended: str) -> None:
+        phases(ended)
+        if ended == "zero_grad":
+            marks.close()
+        else:
+            mark(phases.current)
+
     steps = schedule(wait=_WAIT, warmup=_WARM_UP, active=order.steps, repeat=1)
     with profile(activities=activities, schedule=steps, acc_events=True) as profiler:
         for step in range(before + order.steps):
             if step == before:
                 meter.synchronize()
                 began = time.perf_counter()
-            marks.enter("forward")
-            training.step(marks)
+            mark("forward")
+            training.step(on_phase)
             if step == before + order.steps - 1:
                 meter.synchronize()
                 wall = time.perf_counter() - began

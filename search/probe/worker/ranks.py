@@ -1,4 +1,4 @@
-"""The other ranks of a probe, as one of them sees them: joined, agreed with, waited for.
+"""The other ranks of a probe, as one of them sees them: joined, and agreed with.
 
 Ranks must take the same steps, or one of them waits for ever in a collective. So whatever a rank
 would decide by its own clock, all decide together.
@@ -7,116 +7,39 @@ would decide by its own clock, all decide together.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from statistics import median
 from typing import Any
 
 import torch
 from torch import distributed
 
-from planner.core.schema.record import WorldInfo
-from search.probe.protocol import ProbeRequest, RankPlace
-from search.probe.stopping import Rule
+from search.probe.protocol import ProbeRequest, RankPlace, backend_of
 
-# Steps go on for so long before ranks ask each other again whether they are enough. A judgement:
-# asking takes a third of a millisecond (gloo, two ranks on two shared cores, torch 2.13, 2026-11).
-AGREE_SECONDS = 0.25
 # Longer than any probe: the tuner's deadline ends a rank that waits, not a collective's own.
 _TIMEOUT = timedelta(days=7)
 
 
-class Ranks:
-    """Which ranks there are beside this one: none, in a probe of one process."""
+def join(request: ProbeRequest, place: RankPlace) -> Any:
+    """Makes this process a rank of its world. Returns the group by which ranks agree: by gloo,
+    beside the device's own queue, so that nobody waits for a device because of it."""
+    is_cpu, size = request.device == "cpu", request.setting.world_size
+    # A machine's name need not lead to itself, as in containers; all ranks are on this one.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    distributed.init_process_group(
+        backend_of(request.device),
+        store=distributed.FileStore(place.store, size),  # type: ignore[attr-defined]
+        rank=place.rank,
+        world_size=size,
+        timeout=_TIMEOUT,
+        device_id=None if is_cpu else torch.device(request.device),
+    )
+    return distributed.new_group(backend="gloo", timeout=_TIMEOUT)
 
-    def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank."""
+
+def any_of(group: Any, flag: bool) -> bool:
+    """Whether it is so on any rank of a group; None is a process by itself."""
+    if group is None:
         return flag
-
-    def most(self, first: float, second: float) -> tuple[float, float]:
-        """The largest of each, over the ranks."""
-        return first, second
-
-    def meet(self) -> None:
-        """Wait until all ranks have come here."""
-
-    def describe(self) -> WorldInfo | None:
-        return None
-
-
-class World(Ranks):
-    """The ranks of this process's world. What they agree on goes by gloo, beside the device's own
-    queue: nobody waits for a device because of it."""
-
-    def __init__(self, request: ProbeRequest, place: RankPlace) -> None:
-        self.request, self.place = request, place
-        self.backend = "gloo" if request.device == "cpu" else "nccl"
-        # A machine's name need not lead to itself, as in containers; all ranks are on this one.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        size = request.setting.world_size
-        distributed.init_process_group(
-            self.backend,
-            store=distributed.FileStore(place.store, size),  # type: ignore[attr-defined]
-            rank=place.rank,
-            world_size=size,
-            timeout=_TIMEOUT,
-            device_id=None if request.device == "cpu" else torch.device(request.device),
-        )
-        self.control: Any = distributed.new_group(backend="gloo", timeout=_TIMEOUT)
-
-    def any(self, flag: bool) -> bool:
-        return self.most(float(flag), 0.0)[0] > 0
-
-    def most(self, first: float, second: float) -> tuple[float, float]:
-        figures = torch.tensor([first, second], dtype=torch.float64)
-        distributed.all_reduce(figures, distributed.ReduceOp.MAX, group=self.control)
-        return float(figures[0]), float(figures[1])
-
-    def meet(self) -> None:
-        distributed.barrier(group=self.control)
-
-    def describe(self) -> WorldInfo:
-        setting = self.request.setting
-        nccl = torch.cuda.nccl.version() if self.backend == "nccl" else None
-        return WorldInfo(
-            world_size=setting.world_size,
-            nodes=setting.nodes,
-            backend=self.backend,
-            nccl=None if nccl is None else ".".join(map(str, nccl)),
-            threads=self.place.threads,
-            links=_links(self.request, self.place),
-        )
-
-
-def _links(request: ProbeRequest, place: RankPlace) -> tuple[str, ...]:
-    """How this rank's device reaches those of the others, as far as CUDA says."""
-    if request.device == "cpu":
-        return ("processes of one machine, by its loopback",)
-    own = torch.device(request.device).index
-    first = own - place.rank
-    others = [first + r for r in range(request.setting.world_size) if r != place.rank]
-    direct = [other for other in others if torch.cuda.can_device_access_peer(own, other)]
-    return (f"cuda:{own} reaches {len(direct)} of {len(others)} other GPUs directly (P2P)",)
-
-
-@dataclass
-class AgreedRule:
-    """A rule on which all ranks agree: enough for one of them is enough for all."""
-
-    rule: Rule
-    ranks: Ranks
-    max_steps: int
-    skip: int = 0
-
-    def is_enough(self, samples: Sequence[float]) -> bool:
-        if self.skip > 0:
-            self.skip -= 1
-            return False
-        enough, step = self.ranks.most(
-            float(self.rule.is_enough(samples)), median(samples) if samples else 0.0
-        )
-        if step > 0:
-            room = self.max_steps - len(samples) - 1
-            self.skip = max(0, min(int(AGREE_SECONDS / step), room))
-        return enough > 0
+    found = torch.tensor(float(flag))
+    distributed.all_reduce(found, distributed.ReduceOp.MAX, group=group)
+    return bool(found)

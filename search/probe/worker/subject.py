@@ -1,9 +1,11 @@
-"""What a probe trains: a module with its optimizer, its batch and its compiler."""
+"""What a probe trains: a module with its optimizer, its batch and its compiler; and the phases that
+its step goes through."""
 
 from __future__ import annotations
 
 import importlib
-import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
@@ -16,7 +18,7 @@ from planner.training.building import recipe_of
 from planner.training.step import Training
 from planner.training.tasks import task_for
 from search.probe.protocol import ProbeRequest
-from search.probe.worker.verdict import NonFiniteError, check_matrix_units
+from search.probe.worker.verdict import NonFiniteError
 
 
 class WatchedTraining(Training):
@@ -29,18 +31,36 @@ class WatchedTraining(Training):
             raise NonFiniteError(f"the loss is {loss.item()}")
 
 
+@dataclass
+class StepPhases:
+    """Names the phase that is running, told of each that has ended. `announce` hears each begin."""
+
+    accumulate: int = 1
+    announce: Callable[[str], None] | None = None
+    current: str = "forward"
+    _micro_steps: int = 0
+
+    def __call__(self, ended: str) -> None:
+        self.current = self._next(ended)
+        if self.announce is not None:
+            self.announce(self.current)
+
+    def _next(self, ended: str) -> str:
+        if ended == "forward":
+            return "backward"
+        if ended == "backward":
+            self._micro_steps += 1
+            return "forward" if self._micro_steps < self.accumulate else "optimizer"
+        self._micro_steps = 0
+        return "zero_grad" if ended == "optimizer" else "forward"
+
+
 def refuse_unsupported(request: ProbeRequest) -> None:
     """Raise UnsupportedError for settings that a probe cannot stand for."""
     setting = request.setting
     fault = trained_limit(request.model, setting) or setting_limit(setting)
     if fault is not None:
         raise fault.error()
-    check_matrix_units(request)
-
-
-def seed_everything(seed: int) -> None:
-    random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def touch_libraries(request: ProbeRequest) -> None:

@@ -18,9 +18,7 @@ from planner.core.schema import ProbeStatus
 from planner.core.units import GIB, MIB, format_bytes
 from planner.machine.hardware.precisions import CPU_PRECISIONS, lacking_error, precisions_of
 from search.probe.evidence import FROM_CACHE
-from search.probe.protocol import (
-    ProbeRequest,
-)
+from search.probe.protocol import ProbeRequest
 
 # Less than this, or than a hundredth of the device, is no memory left. A judgement: the caching
 # allocator of a step that just fits leaves less than one of its 20 MiB segments.
@@ -143,24 +141,18 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def offered_precisions(request: ProbeRequest) -> tuple[str, ...]:
-    """What the probe's device computes in at speed. ROCm's answer to the question of a capability
-    is of another count."""
-    if request.device == "cpu":
-        return CPU_PRECISIONS
-    vendor = "AMD" if torch.version.cuda is None else "NVIDIA"
-    known = request.capability or torch.cuda.get_device_capability(request.device)
-    return precisions_of(vendor, known)
-
-
 def check_matrix_units(request: ProbeRequest) -> None:
     """Raises UnsupportedError for tf32 and fp8 on a device without units for them: torch computes
     the one in fp32 there, and the other not at all."""
     precision = request.setting.precision
-    if precision in ("tf32", "fp8"):
-        offered = offered_precisions(request)
-        if precision not in offered:
-            raise lacking_error(request.device, precision, offered)
+    if precision not in ("tf32", "fp8"):
+        return
+    offered: tuple[str, ...] = CPU_PRECISIONS
+    if request.device != "cpu":  # ROCm's capability is of another count
+        vendor = "AMD" if torch.version.cuda is None else "NVIDIA"
+        offered = precisions_of(vendor, torch.cuda.get_device_capability(request.device))
+    if precision not in offered:
+        raise lacking_error(request.device, precision, offered)
 
 
 # Workers with nothing left to compile end at once; one that hangs is left to end with the probe.

@@ -26,7 +26,7 @@ Machine = Callable[..., None]
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, driver: None) -> Iterator[Machine]:
     """A machine with the two cards of the stand-in library and a torch that has these GPUs."""
-    monkeypatch.setattr(device, "torch_build", lambda: "13.0")
+    monkeypatch.setattr(device, "installed_build", lambda: "13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def forget() -> None:

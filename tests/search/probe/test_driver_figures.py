@@ -90,7 +90,6 @@ def test_processes_are_read_as_each_driver_lists_them(
 
 METER = """
 import json, subprocess, sys, torch
-from dataclasses import replace
 from search.probe.worker.meter import make_meter
 HOLD = "import torch; x = torch.empty(2 << 30, dtype=torch.uint8, device='cuda'); input(print())"
 cuda = make_meter("cuda:0")
@@ -109,7 +108,7 @@ with subprocess.Popen([sys.executable, "-uc", HOLD], stdin=-1, stdout=-1) as oth
     other.stdout.readline()
     cuda.observe()
     hot = {"throttle_reasons": ("hw_thermal_slowdown",)}
-    cuda.readings[:] = [replace(reading, **hot) for reading in cuda.readings]
+    cuda.readings[:] = [{**reading, **hot} for reading in cuda.readings]
     found = [cuda.memory().device, *vars(cuda.crowding()).values(), cuda.flags(), refused]
     other.kill()
 print(json.dumps(found))

@@ -3,7 +3,7 @@ as one; and what a probe trains with: its precision, what the compiler is told."
 
 from __future__ import annotations
 
-import sys
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -19,11 +19,13 @@ from planner.training import zero
 from planner.training.building import set_precision
 from search.probe.device import MemoryInUse
 from search.probe.parent import runner
+from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.ranks import put_together
 from search.probe.parent.runner import run_probe
 from search.probe.protocol import OutcomeMessage, ProbeRequest, Report
-from search.probe.worker import measure, meter, subject
+from search.probe.worker import measure, meter, subject, verdict
 from search.probe.worker.meter import Crowding
+from tests.search.probe.stand_in import CODE, MODULES
 from tests.search.probes import AMPLE_SECONDS, request_of
 
 CARD = DeviceInfo(kind="cuda", name="Card", total_bytes=24 * GIB, capability=(8, 6))
@@ -61,9 +63,10 @@ def test_a_failure_says_who_disturbed_it(monkeypatch: pytest.MonkeyPatch, report
 
 
 class SleepingClock:
-    """A clock that only sleeping moves."""
+    """A clock that only sleeping moves, from now on: the worker's own goes on."""
 
-    now = 0.0
+    def __init__(self) -> None:
+        self.now = time.monotonic()
 
     def monotonic(self) -> float:
         return self.now
@@ -92,11 +95,9 @@ def test_for_a_worker_that_cannot_say_it_the_driver_is_asked(
 
     monkeypatch.setattr(runner, "memory_in_use", in_use)
     request = request_of("Tiny").model_copy(update={"device": "cuda:0"})
-    record = runner.run_probe(
-        request,
-        deadline_seconds=AMPLE_SECONDS,
-        worker_command=[sys.executable, "-S", "-c", "import os; os.abort()"],
-    )
+    monkeypatch.setenv(CODE, "os.abort()")
+    with ForkServer(modules=MODULES) as server:
+        record = runner.run_probe(request, deadline_seconds=AMPLE_SECONDS, fork_server=server)
     assert record.status == "crashed"
     assert (record.free_bytes, record.taken_bytes) == (22 * GIB, taken * GIB)
 
@@ -104,20 +105,18 @@ def test_for_a_worker_that_cannot_say_it_the_driver_is_asked(
 def test_what_ranks_say_is_put_together() -> None:
     """Steps by the slower rank each, peaks by the fuller, flags with the ranks that have them."""
     slow = OutcomeMessage(
-        probe_id="x", status="measured", step_seconds=(1.0, 4.0), peak_reserved_bytes=10,
-        device_bytes=12, forward_seconds=0.5, flags=("both", "mine"), free_bytes=7, taken_bytes=1,
+        status="measured", step_seconds=(1.0, 4.0), peak_reserved_bytes=10,
+        device_bytes=12, flags=("both", "mine"), free_bytes=7, taken_bytes=1,
     )  # fmt: skip
     fast = slow.model_copy(
         update={"step_seconds": (2.0, 3.0), "peak_reserved_bytes": 20, "device_bytes": 22,
-                "forward_seconds": 0.25, "flags": ("both",), "free_bytes": 5}
+                "flags": ("both",), "free_bytes": 5}
     )  # fmt: skip
     found = put_together([slow, fast], ["cuda:0", "cuda:1"])
     assert found.step_seconds == (2.0, 4.0)
     assert (found.peak_reserved_bytes, found.device_bytes) == (20, 22)
     assert (found.free_bytes, found.taken_bytes) == (5, 1)
-    assert found.flags[:2] == ("both", "rank 0: mine")
-    assert found.flags[2].startswith("rank 0 (cuda:0) is a straggler")
-    assert "2.00 ×" in found.flags[2]
+    assert found.flags == ("both", "rank 0: mine")
     assert [rank.device_bytes for rank in found.ranks] == [12, 22]
 
 
@@ -172,16 +171,15 @@ def test_matrix_units_that_the_device_lacks_are_refused(
 ) -> None:
     asked = request(wanted)
     with pytest.raises(UnsupportedError, match=f"{wanted} needs an NVIDIA GPU.*cpu supports only"):
-        subject.refuse_unsupported(asked)
+        verdict.check_matrix_units(asked)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    lacking, having = (
-        asked.model_copy(update={"device": "cuda:0", "capability": capability})
-        for capability in (below, (8, 9))
-    )
+    on_gpu = asked.model_copy(update={"device": "cuda:0"})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: below)
     with pytest.raises(UnsupportedError, match=f"{wanted} needs .*cuda:0 supports only fp32"):
-        subject.refuse_unsupported(lacking)
-    subject.refuse_unsupported(having)
-    subject.refuse_unsupported(request("bf16"))
+        verdict.check_matrix_units(on_gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    verdict.check_matrix_units(on_gpu)
+    verdict.check_matrix_units(request("bf16"))
 
 
 @pytest.mark.parametrize(("precision", "matmul", "cudnn"), PRECISIONS)

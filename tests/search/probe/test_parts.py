@@ -1,4 +1,4 @@
-"""The parts of a probe that run no worker: intervals, the channel, what its processes start from,
+"""The parts of a probe that run no worker: intervals, what its processes start from,
 and whether the machine was quiet."""
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from planner.core.schema import TrainSetting
 from planner.core.units import GIB
+from planner.machine import cuda_support
 from planner.machine.host import Host
-from search.probe import device, quiet
+from search.probe import quiet
 from search.probe.device import MemoryInUse
 from search.probe.evidence import is_disturbed, median_interval
 from search.probe.parent import environment
@@ -26,12 +27,6 @@ from search.probe.parent.environment import (
     THREADS,
     compile_threads,
     probe_environment,
-)
-from search.probe.protocol import (
-    AnswerReader,
-    OutcomeMessage,
-    PhaseMessage,
-    encode,
 )
 from search.probe.quiet import QuietWatch
 from tests.search.tables import make_record
@@ -55,53 +50,14 @@ def test_interval_has_the_ranks_of_the_sign_test(n: int) -> None:
     assert (interval.low, interval.high) == (rank, n + 1 - rank)
 
 
-def phase(name: str = "forward", probe_id: str = "p") -> PhaseMessage:
-    return PhaseMessage(probe_id=probe_id, phase=name)
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.booleans())
-def test_answers_survive_any_cutting(cuts: list[int], noisy: bool) -> None:
-    messages = [phase("build"), OutcomeMessage(probe_id="p", status="measured")]
-    noise = b"noise without an end" if noisy else b""
-    data = b"".join(noise + encode(message) for message in messages)
-    reader = AnswerReader("p")
-    heard = []
-    for cut in cuts:
-        heard += reader.feed(data[:cut])
-        data = data[cut:]
-    heard += reader.feed(data)
-    reader.close()
-    assert heard == messages
-    assert reader.num_garbage == (2 if noisy else 0)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"\xff\xfe\n",
-        b"{}\n",
-        b'{"format": 2, "probe_id": "p", "type": "phase", "phase": "build"}\n',
-        b'{"format": 1, "probe_id": "p", "type": "phase"}\n',
-        b'{"format": 1, "probe_id": "p", "type": "outcome", "status": "fine"}\n',
-        encode(phase(probe_id="another")).lstrip(),
-        encode(phase())[1:-2] + b"\n",
-    ],
-)
-def test_garbage_is_counted_and_left(line: bytes) -> None:
-    reader = AnswerReader("p")
-    assert reader.feed(line) == []
-    assert reader.num_garbage == 1
-    assert reader.feed(encode(phase())) == [phase()]
-
-
 def test_torch_build_is_read_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    monkeypatch.setattr(cuda_support, "find_spec", lambda name: spec)
     for cuda, hip, build in (("'12.8'", None, "12.8"), (None, "'6.4'", "rocm6.4"),
                              (None, None, "cpu")):  # fmt: skip
         text = f"cuda: Optional[str] = {cuda}\nhip: Optional[str] = {hip}\n"
         (tmp_path / "version.py").write_text(text)
-        assert device.torch_build.__wrapped__() == build
+        assert cuda_support.installed_build.__wrapped__() == build
 
 
 def test_an_order_to_end_is_heard_by_a_worker_that_is_not_yet_itself() -> None:
@@ -113,7 +69,7 @@ become = supervisor._become_worker
 supervisor._become_worker = lambda *given: (time.sleep(0.5), become(*given))
 lifeline, order = os.pipe()
 os.write(order, b"T")
-supervisor.supervise(lambda: time.sleep(60), lifeline, sys.stdout.fileno())
+supervisor.supervise([lambda: time.sleep(60)], lifeline, sys.stdout.fileno())
 """
     said = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, timeout=50)
     assert said.stdout.endswith(b"ended 15 0\n"), said

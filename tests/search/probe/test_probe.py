@@ -1,4 +1,4 @@
-"""Probes in processes of their own: six real ones, and stand-ins for workers that end otherwise."""
+"""Probes in processes of their own: real ones, and stand-ins for workers that end otherwise."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from search.probe.parent.attendance import TAIL_BYTES
 from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import ProbeEvent, run_probe
 from search.probe.protocol import ProbeRequest
+from tests.search.probe.stand_in import CODE, MODULES
 from tests.search.probes import AMPLE_SECONDS, request_of
 
 PHASES = [
@@ -147,50 +148,51 @@ def test_a_step_is_compiled_and_the_compiler_is_not_held_to_the_cap(
     assert not any(flag.startswith(told) or flag.endswith(told) for flag in record.flags)
 
 
-# Stand-ins: they speak the worker's language, and import no torch.
-
-SPEAKS = """
-import json, os, subprocess, sys, time
-order = json.loads(os.read(int(sys.argv[1]), 1 << 16))
-def say(**fields):
-    fields["probe_id"] = order["request"]["probe_id"]
-    os.write(int(sys.argv[2]), b"\\n" + json.dumps(fields).encode() + b"\\n")
-def answer():
-    say(type="outcome", status="measured", step_seconds=[1.0])
-"""
-LEAVES = """
-sleeper = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork(); time.sleep(600)"
-subprocess.Popen([sys.executable, "-S", "-c", sleeper], start_new_session=True)
-"""
+# Stand-ins for workers (`stand_in.py`), which import no torch.
 
 
-def stand_in(code: str, seconds: float = AMPLE_SECONDS, **how: Any) -> MeasurementRecord:
-    command = [sys.executable, "-S", "-c", SPEAKS + code]
-    return run_probe(
-        request_of("Tiny"), deadline_seconds=seconds, **{"worker_command": command, **how}
-    )
+def stand_in(code: str, setting: dict[str, Any] | None = None, **how: Any) -> MeasurementRecord:
+    request = request_of("Tiny", **(setting or {}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CODE, code)
+        with ForkServer(modules=MODULES) as server:
+            return run_probe(request, deadline_seconds=AMPLE_SECONDS, fork_server=server, **how)
 
 
-def test_what_ends_without_an_answer_says_how() -> None:
-    flood = "for fd in (1, 2): os.write(fd, b'x' * (1 << 19))"
-    for code, status, words in (
+@pytest.mark.parametrize(
+    ("code", "status", "words"),
+    [
         ("sys.exit(3)", "crashed", "exit status 3"),
-        ("", "crashed", "exit status 0 and no answer"),
-        (f"{flood}\nos.abort()", "crashed", "SIGABRT"),
-        ("import faulthandler, signal; faulthandler.enable(); os.kill(os.getpid(), 11)",
+        ("", "crashed", "exit status 0"),
+        ("for fd in (1, 2): os.write(fd, b'x' * (1 << 19))\nos.abort()", "crashed", "SIGABRT"),
+        ("import faulthandler; faulthandler.enable(); os.kill(os.getpid(), 11)",
          "crashed", "Segmentation fault"),
-        ("os.write(int(sys.argv[2]), b'{}' * 10)", "crashed", "1 unread"),
-        ("os.write(int(sys.argv[2]), b'x' * (1 << 22))", "crashed", "unread"),
+        ("os.write(channel, b'{}' * 10)", "crashed", "exit status 0"),
+        ("os.kill(os.getppid(), 9); os.read(os.pipe()[0], 1)", "crashed", "ended from outside"),
         ("sys.stderr.write('terminate called: std::bad_alloc'); sys.stderr.flush(); os.abort()",
          "out_of_memory", "bad_alloc"),
-    ):  # fmt: skip
-        record = stand_in(code)
-        assert record.status == status, code
-        assert words in record.message
-        assert len(record.message) < TAIL_BYTES
-    gone = stand_in("", worker_command=["/no/such/program"])
-    assert gone.status == "crashed"
-    assert "could not be started" in gone.message
+    ],
+)  # fmt: skip
+def test_what_ends_without_an_answer_says_how(code: str, status: str, words: str) -> None:
+    record = stand_in(code)
+    assert record.status == status
+    assert words in record.message
+    assert len(record.message) < TAIL_BYTES
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("rank == 1 and os.abort()", "rank 1 of 2: SIGABRT"),
+        ("say(type='outcome', status='crashed', lost_others=rank == 0, message='own')",
+         "rank 1 of 2: own"),
+    ],
+)  # fmt: skip
+def test_the_rank_whose_own_fault_it_was_is_named(code: str, words: str) -> None:
+    world = {"world_size": 2, "parallelism": "ddp"}
+    record = stand_in(f"{code}\nimport time; time.sleep(600)", world)
+    assert record.status == "crashed"
+    assert words in record.message
 
 
 def test_a_kill_by_the_kernel_is_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,23 +201,18 @@ def test_a_kill_by_the_kernel_is_lack_of_memory(monkeypatch: pytest.MonkeyPatch)
         assert failure.judge_death(signal.SIGKILL, "", before)[0] == status
 
 
-def test_garbage_on_the_channel_and_processes_left_behind_are_flagged() -> None:
-    record = stand_in(f"os.write(int(sys.argv[2]), b'\\xff garbage')\nanswer()\n{LEAVES}")
-    assert record.status == "measured"
-    assert any("unreadable" in flag for flag in record.flags)
-    assert any("processes behind, which were ended" in flag for flag in record.flags)
-
-
-def test_a_hang_after_the_answer_keeps_it_and_it_is_heard_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What a tuner that is killed meanwhile would otherwise lose."""
-    monkeypatch.setattr("search.probe.parent.attendance.EXIT_SECONDS", 0.1)
+def test_an_answer_is_heard_before_its_worker_has_ended_with_all_that_it_started() -> None:
+    """What a tuner that is killed meanwhile would otherwise lose. Garbage before it is passed
+    over, whatever writes it."""
     heard: list[MeasurementRecord] = []
-    whole = stand_in("answer()\ntime.sleep(600)", on_result=heard.append)
+    code = "os.write(channel, b'\\xff garbage')\nleave()\nanswer()\nimport time; time.sleep(600)"
+    whole = stand_in(code, on_result=heard.append)
     (answer,) = heard
     assert answer.status == whole.status == "measured"
     assert answer.step_seconds == whole.step_seconds == (1.0,)
+
+
+FORWARD = "leave()\nsay(type='progress', phase='forward')\nimport time; time.sleep(600)"
 
 
 def test_an_interrupt_ends_the_worker() -> None:
@@ -225,43 +222,52 @@ def test_an_interrupt_ends_the_worker() -> None:
         if event.phase == "forward":
             raise KeyboardInterrupt
 
-    code = f"{LEAVES}\nsay(type='phase', phase='forward')\ntime.sleep(600)"
     with pytest.raises(KeyboardInterrupt):
-        stand_in(code, on_event=interrupt)
+        stand_in(FORWARD, on_event=interrupt)
 
 
-PARENT = f"""
-import sys
+PARENT = """
+from search.probe.parent.fork_server import ForkServer
 from search.probe.parent.runner import run_probe
 from tests.search.probes import request_of
-code = {SPEAKS + LEAVES!r} + "say(type='phase', phase='forward')\\ntime.sleep(600)"
-run_probe(request_of("Tiny"), deadline_seconds=300,
-          worker_command=[sys.executable, "-S", "-c", code],
+from tests.search.probe.stand_in import MODULES
+run_probe(request_of("Tiny"), deadline_seconds=300, fork_server=ForkServer(modules=MODULES),
           on_event=lambda event: print(event.phase, flush=True))
 """
 
 
-def test_a_killed_parent_leaves_no_orphan() -> None:
-    """SIGKILL to the tuner in mid-probe: supervisor, worker and its children go too."""
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE)
+@pytest.mark.parametrize("phase", [b"start", b"forward"])
+def test_a_killed_parent_leaves_no_orphan(phase: bytes) -> None:
+    """SIGKILL to the tuner while its server imports, and in mid-probe: server, supervisor, worker
+    and its children go too."""
+    environment = {**os.environ, CODE: FORWARD}
+    command = [sys.executable, "-c", PARENT]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
     with parent.stdout:
-        assert b"forward\n" in parent.stdout
+        assert phase + b"\n" in parent.stdout
     parent.kill()
     parent.wait()
 
 
-def test_a_fork_server_that_is_gone_or_late_is_done_without(
+def test_a_fork_server_that_is_gone_is_started_anew_and_a_late_one_is_not_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Then the worker is a process of its own, whose command is here a quicker one."""
-    command = (sys.executable, "-S", "-c", "raise SystemExit(3)")
-    monkeypatch.setattr("search.probe.worker.worker.COMMAND", command)
-    with ForkServer() as gone:
-        os.kill(gone.pid, signal.SIGKILL)
-        record = run_probe(request_of("Tiny"), deadline_seconds=AMPLE_SECONDS, fork_server=gone)
-    assert (record.status, record.message) == ("crashed", "exit status 3"), record.message
-    with ForkServer() as slow:
-        os.kill(slow.pid, signal.SIGSTOP)
-        late = run_probe(request_of("Tiny"), deadline_seconds=0.5, fork_server=slow)
-        os.kill(slow.pid, signal.SIGKILL)
-    assert late.status in ("timed_out", "crashed"), "the worker is late at once"
+    monkeypatch.setenv(CODE, "answer()")
+    with ForkServer(modules=MODULES) as server:
+        server._process.kill()
+        server._process.wait()
+        for _ in range(2):
+            found = run_probe(request_of("Tiny"), deadline_seconds=300, fork_server=server)
+            assert found.status == "measured", found.message
+        os.kill(server.pid, signal.SIGSTOP)
+        late = run_probe(request_of("Tiny"), deadline_seconds=0.5, fork_server=server)
+        assert (late.status, late.phase) == ("timed_out", "start")
+
+
+def test_a_server_that_has_touched_cuda_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It starts again without what touched it. A stand-in for torch says whether a fork is bad."""
+    monkeypatch.setenv(CODE, "say(type='outcome', status='measured', message=str(sys.modules.keys()"
+                       " & {'tests.search.probe.touches_cuda'}), step_seconds=[1.0])")  # fmt: skip
+    with ForkServer(modules=(*MODULES, "tests.search.probe.touches_cuda")) as server:
+        found = run_probe(request_of("Tiny"), deadline_seconds=300, fork_server=server)
+    assert (found.status, found.message) == ("measured", "set()")

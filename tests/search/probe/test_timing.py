@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,13 +16,12 @@ from torch._inductor import async_compile
 from planner.core.schema import FactoryModel, MeasurementRecord, TrainSetting
 from planner.core.schema.record import Spread
 from planner.core.units import GIB
-from planner.machine.nvml import NvmlUtilization
 from search.probe import stopping
 from search.probe.evidence import HURRIED, is_disturbed, rate_interval
 from search.probe.protocol import ProbeRequest, Report
 from search.probe.stopping import StopRule
 from search.probe.worker import measure, meter
-from search.probe.worker.clocks import ClockReading, sum_up
+from search.probe.worker.meter import sum_up
 from search.probe.worker.verdict import CompileWatch, end_workers
 
 MODEL = FactoryModel(factory="a:b")
@@ -131,7 +129,7 @@ def test_steps_are_timed_back_to_back_with_two_in_flight(report: Report) -> None
     run = measure.Run(asked, math.inf, report)
     steps: Any = Steps(1.0)
     device = Device(steps.log)
-    samples = run._time(steps, device, run.phases, StopRule(asked, math.inf, math.inf))
+    samples = run._time(steps, device, StopRule(asked, math.inf, math.inf))
     assert set(samples) == {1.0}
     assert len(samples) == len(steps.log) == 52, "those on their way when it was enough count too"
     assert device.furthest == 3, "two queued, and the one being issued"
@@ -167,7 +165,7 @@ def test_warm_up_leaves_time_for_a_sample(
     monkeypatch.setattr(measure, "time", training)
     monkeypatch.setattr(stopping, "time", training)
     run = measure.Run(request("cpu"), deadline, report)
-    assert len(run._warm_up(training, meter.CpuMeter(), run.phases)) == steps
+    assert len(run._warm_up(training, meter.CpuMeter())) == steps
     assert [HURRIED in flag for flag in run.flags] == [True] * (steps < 2)
 
 
@@ -204,11 +202,15 @@ def test_graphs_left_out_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_spreads_are_over_all_readings_and_plain_figures_of_the_last() -> None:
-    one = ClockReading(1500, 1980, 2600, 70, 300.0, NvmlUtilization(90, 40), ("sw_power_cap",))
+    one = {
+        "sm_mhz": 1500, "sm_max_mhz": 1980, "memory_mhz": 2600, "temperature_c": 70,
+        "power_watts": 300.0, "gpu_percent": 90, "memory_percent": 40,
+        "throttle_reasons": ("sw_power_cap",),
+    }  # fmt: skip
     readings = [
-        replace(one, sm_mhz=1980, power_watts=100.0, utilization=NvmlUtilization(20, 5)),
-        replace(one, throttle_reasons=("hw_slowdown",)),
-        replace(one, sm_mhz=1400, utilization=None),
+        {**one, "sm_mhz": 1980, "power_watts": 100.0, "gpu_percent": 20, "memory_percent": 5},
+        {**one, "throttle_reasons": ("hw_slowdown",)},
+        {**one, "sm_mhz": 1400, "gpu_percent": None, "memory_percent": None},
     ]
     found = sum_up(readings)
     assert (found.sm_mhz, found.num_readings) == (1400, 3)
