@@ -38,32 +38,24 @@ def config(library: str = "native", version: int = 1, **shape: Any) -> SwinConfi
     return SwinConfig(library=library, version=version, **SMALL | shape)
 
 
-@pytest.mark.parametrize(
-    ("library", "version", "precision", "checkpointing", "attention"),
-    [("timm", 2, "bf16", "blocks", "eager"), ("native", 1, "fp32", "none", "sdpa")],
-    ids=str,
-)  # fmt: skip
-def test_a_step_equals_torch_s(
-    library: str, version: int, precision: str, checkpointing: str, attention: str
-) -> None:
-    """Queries, keys and values of fused attention are views of one storage, which moves once."""
-    how = setting(precision=precision, checkpointing=checkpointing, attention=attention)
-    assert_equal_to_torch(config(library, version), how)
-
-
-# Several changes at once.
-JOINED: list[dict[str, Any]] = [
-    {"checkpointing": "selective", "precision": "fp16", "accumulate": 2, "clip_grad": True},
-    {"checkpointing": "blocks:1", "attention": "sdpa", "optimizer_in_backward": True,
-     "frozen_stages": 1},
-    {"lora_rank": 2, "memory_format": "channels_last"},
+# Library, version, model, setting. Queries, keys and values of fused attention are views of one
+# storage, which moves once; others are several changes at once.
+STEPS: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
+    ("timm", 2, {}, {"precision": "bf16", "checkpointing": "blocks", "attention": "eager"}),
+    ("native", 1, {}, {"precision": "fp32", "attention": "sdpa"}),
+    ("native", 1, {}, {"checkpointing": "selective", "precision": "fp16", "accumulate": 2,
+                       "clip_grad": True}),
+    ("native", 1, {}, {"checkpointing": "blocks:1", "attention": "sdpa", "frozen_stages": 1,
+                       "optimizer_in_backward": True}),
+    ("native", 1, ONE_BLOCK, {"lora_rank": 2, "memory_format": "channels_last"}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes", JOINED, ids=str)
-def test_a_step_of_another_kind_equals_torch_s(changes: dict[str, Any]) -> None:
-    of_stages = {"checkpointing", "frozen_stages"} & changes.keys()
-    assert_equal_to_torch(config(**{} if of_stages else ONE_BLOCK), setting(**changes))
+@pytest.mark.parametrize(("library", "version", "shape", "changes"), STEPS, ids=str)
+def test_a_step_equals_torch_s(
+    library: str, version: int, shape: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    assert_equal_to_torch(config(library, version, **shape), setting(**changes))
 
 
 def operations(how: TrainSetting) -> list[Computed]:
