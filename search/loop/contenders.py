@@ -47,12 +47,3 @@ class Contender:
     @property
     def compile_seconds(self) -> float:
         return price_of_compiling(self.records)
-
-    def total_seconds(self, images: float) -> float:
-        """Seconds to train on so many images of this device, compilation included."""
-        return self.compile_seconds + images / self.rate
-
-    def rate_over(self, images: float | None) -> float:
-        """Images/s over so many of this device, compilation included; of the steps alone for
-        None."""
-        return self.rate if images is None else images / self.total_seconds(images)

@@ -28,11 +28,10 @@ from planner.core.schema.validation import CrossFieldError, Fault, Option
 from planner.core.units import MAX_SECONDS, parse_percent, parse_seconds
 from planner.estimation.arguments import read_allocator, read_memory, read_setting
 from planner.estimation.kept import Predicted
-from planner.throughput.cost import IMAGENET_IMAGES
 from search.loop.space import AXES, TOLERANCE, Restriction, read_values
 
 MANY = 1 << 40
-SEARCH, DEVICE, TRAINING = "Search", "Device", "Whole training"  # headings of --help
+SEARCH, DEVICE = "Search", "Device"  # headings of --help
 
 
 # How a value is read, as Python has it or as it is typed.
@@ -117,8 +116,6 @@ Probes = Annotated[int, Field(ge=0, le=MANY)]
 Time = Annotated[
     Annotated[float, Field(ge=0, le=MAX_SECONDS)] | None, BeforeValidator(read_seconds)
 ]
-Steps = Annotated[int, Field(ge=1, le=MANY)]
-Epochs = Annotated[float, Field(gt=0, le=MANY)]
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 Storage = Annotated[Name, PlainSerializer(hidden_password)]
 Folder = Annotated[Path, BeforeValidator(lambda given: named_path(given, "output"))]
@@ -168,13 +165,6 @@ class SearchOptions(BaseModel):
         Option("Stop when no probe is expected to raise images/s by more.", "SHARE", SEARCH,
                shown=f"{TOLERANCE:.1%}"),
     ] = TOLERANCE  # fmt: skip
-    steps: Annotated[
-        Steps | None,
-        Option("Rank by the total time of N optimizer steps, compilation included.", "N", TRAINING),
-    ] = None
-    epochs: Annotated[
-        Epochs | None, Option("As --steps, for N epochs of ImageNet-1k.", "N", TRAINING)
-    ] = None
     storage: Annotated[
         Storage | None, Option("An Optuna storage, or a .journal file.", "URL", "Study")
     ] = None
@@ -212,16 +202,6 @@ class SearchOptions(BaseModel):
         is_one = len(self.batch_size or ()) == 1 or "batch_size" in self.base.model_fields_set
         return is_one or self.global_batch is not None
 
-    @property
-    def images(self) -> float | None:
-        """Images of the whole training on one device, where its length was said."""
-        world = self.base.world_size
-        if self.steps is not None:
-            return self.steps * self.asked.global_batch / world
-        if self.epochs is not None:
-            return self.epochs * IMAGENET_IMAGES / world
-        return None
-
     @model_validator(mode="after")
     def _spread(self) -> Self:
         """`base` over the devices that were asked for: under DDP, unless it was said how."""
@@ -239,9 +219,6 @@ class SearchOptions(BaseModel):
 
     def _conflicts(self) -> Iterator[Fault]:
         base, gpus = self.base, self.gpus or 1
-        if self.steps is not None and self.epochs is not None:
-            said = "steps and epochs both say how long the training is: omit one"
-            yield Fault(("steps", "epochs"), said)
         if self.global_batch is not None and base.accumulate != 1:
             said = "accumulate follows from global_batch and the micro-batch: omit one of them"
             yield Fault(("global_batch", "base"), said)

@@ -22,11 +22,10 @@ SIMPLER_COSTS = 0.01
 
 @dataclass(frozen=True)
 class Summary:
-    """What a search did. `ran` is what ran within the budget. `images` is a whole training's, on
-    one device, where a length was asked for; `asked` the setting the person would have used (None
-    where its batch was not chosen), `plain_arm` the arm of the plain default, None where it was
-    left out. `least_bytes` is what the smallest setting should need.
-    `untried` are compile modes that the budget ended before, with the seconds each takes."""
+    """What a search did. `ran` is what ran within the budget, `asked` the setting the person would
+    have used (None where its batch was not chosen), `plain_arm` the arm of the plain default, None
+    where it was left out. `least_bytes` is what the smallest setting should need. `untried` are
+    compile modes that the budget ended before, with the seconds each takes."""
 
     model: Model
     device: DeviceInfo
@@ -36,7 +35,6 @@ class Summary:
     ran: Sequence[Contender] = ()
     plain_arm: str | None = None
     plain_is_at_its_best: bool = True
-    images: float | None = None
     num_candidates: int = 0
     stopped_because: str = ""
     least_bytes: int | None = None
@@ -60,7 +58,7 @@ def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recomme
             status="nothing_fits", setting=None, evidence=None, notes=summary.notes,
             advice=_advice(records, summary), **common,
         )  # fmt: skip
-    found = sorted(summary.ran, key=lambda c: -c.rate_over(summary.images))
+    found = sorted(summary.ran, key=lambda c: -c.rate)
     best, *others = found
     of_plain = (c for c in found if candidate(c.setting).arm == summary.plain_arm)
     plain = max(of_plain, key=lambda c: c.rate, default=None)
@@ -72,7 +70,7 @@ def recommend(records: Sequence[MeasurementRecord], summary: Summary) -> Recomme
         baseline=plain.evidence if plain else None,
         gain=best.rate / plain.rate if plain and summary.plain_is_at_its_best else None,
         notes=notes_on(
-            best, found, summary.notes, summary.asked, summary.images, summary.untried,
+            best, found, summary.notes, summary.asked, summary.untried,
             _without_gain(plain, summary),
         ),
         **common,
@@ -151,7 +149,7 @@ def how_ended(records: Sequence[MeasurementRecord]) -> str:
 
 def notes_on(
     best: Contender, found: Sequence[Contender], said: Sequence[str], asked: TrainSetting | None,
-    images: float | None, untried: Mapping[str, float], without_gain: str,
+    untried: Mapping[str, float], without_gain: str,
 ) -> tuple[str, ...]:  # fmt: skip
     """What to know about the best setting, against the others that fit, fastest first: what
     disturbed it, then what was `said` of the whole search."""
@@ -162,7 +160,7 @@ def notes_on(
         _learning_rate_note(best.setting, asked),
         _compile_note(best, found),
         _untried_note(untried),
-        _simpler_note(best, found) if images is None else _length_note(best, images),
+        _simpler_note(best, found),
         _heat_note(best),
     )
     return tuple(note for note in notes if note)
@@ -201,14 +199,6 @@ def _compile_note(best: Contender, found: Sequence[Contender]) -> str:
     return (
         f"Compiling takes {spent} and pays after {steps} optimizer steps, against the fastest "
         "eager setting."
-    )
-
-
-def _length_note(best: Contender, images: float) -> str:
-    total = format_seconds(best.total_seconds(images))
-    return (
-        f"Ranked by total time for {images:.0f} {best.evidence.counts} of this device: "
-        f"{total}, {format_seconds(best.compile_seconds)} of it compiling."
     )
 
 

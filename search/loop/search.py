@@ -69,7 +69,7 @@ class Search:
         self.stamp: Callable[[MeasurementRecord], MeasurementRecord] = lambda record: record
 
     def _sampler(self) -> PlannerSampler:
-        posterior = Posterior(self.space, self.prior, self.budget_bytes, self.options.images)
+        posterior = Posterior(self.space, self.prior, self.budget_bytes)
         return PlannerSampler(
             posterior, self.study.params, self.options.tolerance, self.plain_arm,
             self.limits.seconds_left,
@@ -312,7 +312,6 @@ class Search:
             asked=options.asked if options.chose_batch else None,
             plain_arm=self.plain_arm,
             plain_is_at_its_best=sampler.plain_is_at_its_best,
-            images=options.images,
             num_candidates=len(self.space),
             stopped_because=stopped,
             least_bytes=sampler.posterior.least_bytes,

@@ -92,8 +92,6 @@ def tune(
         budget_seconds: Time for probes, those of earlier runs of the study included; None for no
             limit.
         tolerance: End when no probe is expected to gain more than this share.
-        steps: Optimizer steps of the training: rank by its total time, compilation included.
-        epochs: The same, in epochs of ImageNet-1k.
         storage: An Optuna storage, or a `.journal` file; without one the study is in memory, and
             one tuner at a time goes on from the records in `output`.
         accept_different: Go on with a study of another device or software.

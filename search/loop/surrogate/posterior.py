@@ -54,17 +54,10 @@ class Prediction:
 
 
 class Posterior:
-    """A prior with every probe's correction. `budget_bytes` None means nothing is known of it.
+    """A prior with every probe's correction. `budget_bytes` None means nothing is known of it."""
 
-    With `images`, the length of a whole training on one device, a rate counts compilation: images
-    over the seconds of all of it.
-    """
-
-    def __init__(
-        self, space: Space, prior: Prior, budget_bytes: int | None, images: float | None = None
-    ) -> None:
+    def __init__(self, space: Space, prior: Prior, budget_bytes: int | None) -> None:
         self.space, self.prior = space, prior
-        self.images = images
         self.budget_bytes = budget_bytes
         self.log_budget = log(budget_bytes) if budget_bytes else inf
         self.log_images = np.log([float(c.images) for c in space.candidates])
@@ -172,15 +165,8 @@ class Posterior:
             fits=np.where(self.proven, 1.0, normal_cdf((self.log_budget - log_bytes) / bytes_sd)),
             runs=self.broken_parts.probabilities(),
             excluded=self.excluded,
-            log_rate=self.log_images - log_seconds - self._compile_penalty(log_seconds),
+            log_rate=self.log_images - log_seconds,
         )
-
-    def _compile_penalty(self, log_seconds: Array) -> Array:
-        """The log by which compilation lowers each candidate's rate over the whole training."""
-        if self.images is None:
-            return np.zeros(len(self.space))
-        training = self.images * np.exp(log_seconds - self.log_images)
-        return np.asarray(np.log1p(self.costs.compiling() / training))
 
     def improvement(self, predicted: Prediction, allowed: Mask, best_rate: float) -> Array:
         """The expected gain of a probe of each that is allowed, as a share of the best rate so
@@ -207,15 +193,11 @@ class Posterior:
 
     def best(self) -> tuple[int, float] | None:
         """(index, images/s) of the fastest measured candidate that stays in the budget."""
-        rates = [(i, c.rate_over(self.images)) for i, c in self.ran().items()]
+        rates = [(i, c.rate) for i, c in self.ran().items()]
         return max(rates, key=lambda found: found[1], default=None)
 
     def expected(self, candidate: Candidate, phase: str) -> Expected | None:
-        """What is expected of a probe of `candidate` now; None for a setting outside the space.
-
-        The rate is that of the steps alone, as a probe measures it, however the search counts
-        compilation.
-        """
+        """What is expected of a probe of `candidate` now; None for a setting outside the space."""
         index = self.space.index(candidate.setting)
         if index is None:
             return None
