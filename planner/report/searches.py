@@ -303,7 +303,8 @@ def _charts(run: Run, key: str) -> list[doc.Section]:
         figure = new_figure(
             [*dots(partial(_value, axis=axis)), *joined], showlegend=False, **_titles(name, unit)
         )
-        figure.update_xaxes(type="log" if axis == "batch_size" else None)
+        kind = "log" if axis == "batch_size" else None  # as plotly takes the values
+        figure.update_xaxes(type=kind, categoryorder="category ascending")
         said = f"{name}: {of_each}. Lines join those that differ in {name} only; any other two "
         said += "differ in more." + " Grey: over the memory limit." * bool(over)
         parts.append(doc.Chart(f"{key}-axes-{n}", figure, said, 300))
