@@ -83,14 +83,13 @@ def test_a_gain_is_told_over_the_plain_default_at_its_best_batch_or_not_at_all()
 
 def test_a_repeat_from_the_cache_does_not_lower_what_compiling_costs() -> None:
     """Its second probe finds the first's kernels in the compiler's cache, a training elsewhere does
-    not: 100 s of compiling against 1000 s of training at 100 images/s."""
+    not."""
     compiled = change(compile="default")
     records = [
         at(105, compiled, compile_seconds=seconds, probe_id=str(seconds))
         for seconds in (100.0, 2.0, 2.0)
     ]
     assert ran(records)[0].compile_seconds == 100
-    assert recommended([*records, at(100)], images=100_000).setting == PLAIN
 
 
 def test_what_exceeds_the_budget_or_failed_once_is_not_recommended() -> None:
@@ -108,11 +107,10 @@ def test_an_interrupted_search_without_a_probe_is_told_to_go_on() -> None:
     assert "--budget" in recommended([], stopped_because="the budget ends").advice
 
 
-def test_total_time_counts_compilation() -> None:
+def test_it_is_said_when_compiling_has_paid() -> None:
     """60 s of compiling pay after 60 / (1/100 − 1/120) = 36,000 images."""
-    records = [at(100), at(120, change(compile="default"))]
-    assert recommended(records, images=20_000).setting == PLAIN
-    assert recommended(records, images=100_000).setting == change(compile="default")
+    notes = recommended([at(100), at(120, change(compile="default"))]).notes
+    assert any("pays after 2250 optimizer steps" in note for note in notes)
 
 
 def test_a_changed_global_batch_says_what_it_means() -> None:
