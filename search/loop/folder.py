@@ -1,11 +1,15 @@
-"""The folder of results and its recommendation. One tuner at a time is at it."""
+"""The folder of results, its recommendation, and who is at it or at a GPU: two at once are in each
+other's way."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import re
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +23,40 @@ from planner.core.files import write_whole
 def hold_folder(folder: Path) -> Iterator[None]:
     """Takes the lock of a folder of results while the context lasts. Raises UsageError where
     another tuner is at it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with _lock(folder) as is_ours:
+        if not is_ours:
             raise UsageError(
                 f"another tuner is at {folder}.",
                 "Choose another --output; tuners that share a study have one --storage.",
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+            )
         yield
-    finally:
-        os.close(descriptor)
+
+
+def hold_gpu(uuid: str) -> AbstractContextManager[bool]:
+    """Takes the lock of a GPU while the context lasts: one file for all users of the machine, so
+    opened for reading only, and not made where it is. False where another tuner has it."""
+    name = re.sub(r"[^A-Za-z0-9-]+", "_", uuid)[:80]  # a UUID is a driver's word, and no path
+    path = Path(tempfile.gettempdir()) / f"planner-{name}.lock"
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o644))
+    return _lock(path)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[bool]:
+    """False where another has it, true also where nobody can tell. The kernel gives the lock back
+    when its holder ends, however that comes."""
+    with contextlib.ExitStack() as stack:
+        is_ours = True
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_ours = False
+        except OSError:
+            pass  # a file system without locks, or a file that is another's
+        yield is_ours
 
 
 def make_folder(path: Path) -> Path:

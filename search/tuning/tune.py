@@ -25,7 +25,7 @@ from planner.memory.allocator_config import (
     allocator_in_environment,
     recorded_allocator,
 )
-from search.loop.folder import hold_folder, make_folder, write_result
+from search.loop.folder import hold_folder, hold_gpu, make_folder, write_result
 from search.loop.interrupts import handle_signals, held, interruptible
 from search.loop.memory_budget import find_budget
 from search.loop.options import SearchOptions, read_options
@@ -174,7 +174,7 @@ def _probed(
         notes += study.take_over(identity, options.accept_different)
         limits.charge(study.records())
         whole = Limits(None, options.budget_seconds, limits.spent_seconds)
-        notes += [*filter(None, [name_card(where)]), *_world_notes(devices)]
+        notes += [*_hold_devices(stack, where, devices), *_world_notes(devices)]
         for note in notes:
             say(note)
         own = None
@@ -220,6 +220,18 @@ def usual_options(device: str) -> tuple[str | None, list[str]]:
         "Probes run with expandable segments, as advice counts; --allocator "
         f"{TORCHS_OWN} is torch's own way."
     ]
+
+
+def _hold_devices(stack: contextlib.ExitStack, where: str, devices: Sequence[str]) -> list[str]:
+    """Keeps other tuners off the devices while the stack lasts; which of differing cards is tuned,
+    and whether another tuner is at it."""
+    uuids = dict.fromkeys(uuid for each in devices if (uuid := describe_device(each).uuid))
+    held = [stack.enter_context(hold_gpu(uuid)) for uuid in uuids]
+    shared = (
+        f"Another tuner of this machine is at {where}: both measure too slow, and each may take "
+        "the other's memory. Let one end first."
+    )
+    return [*filter(None, [name_card(where)]), *([] if all(held) else [shared])]
 
 
 def _world_notes(devices: Sequence[str]) -> list[str]:

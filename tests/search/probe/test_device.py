@@ -3,7 +3,9 @@ one for what torch answers; and its rates: measured apart, once, and kept."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from planner.core.errors import UsageError
 from planner.core.schema import DeviceInfo, TrainSetting
 from planner.core.units import GIB
 from planner.machine.torch_build import TorchBuild, TorchGpu
+from search.loop import folder
 from search.loop.memory_budget import find_budget
 from search.loop.options import SearchOptions
 from search.probe import device
@@ -101,6 +104,23 @@ def test_auto_is_the_cpu_where_torch_cannot_use_the_gpu_and_says_why(
     assert reason in (device.why_no_gpu() or "")
     with pytest.raises(UsageError, match="cannot be used"):
         device.describe_device("cuda:0")
+
+
+def test_a_second_tuner_on_a_card_knows_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By no uuid that names a path of its own; where no file can be made nobody is suspected."""
+
+    def held(*uuids: str) -> list[bool]:
+        with contextlib.ExitStack() as stack:
+            return [stack.enter_context(folder.hold_gpu(uuid)) for uuid in uuids]
+
+    monkeypatch.setattr(folder.tempfile, "gettempdir", lambda: str(tmp_path / "in"))
+    assert held("GPU-a", "GPU-a") == [True, True]
+    (tmp_path / "in").mkdir()
+    assert held("GPU-a", "GPU-a", "GPU-b") == [True, False, True]
+    assert held("GPU-a", "../../etc/x", "GPU-" + "x" * 500, "a\0b") == [True] * 4
+    assert [p.name for p in tmp_path.iterdir()] == ["in"]
 
 
 def test_a_world_needs_a_gpu_for_each_rank(machine: Machine) -> None:
