@@ -147,7 +147,6 @@ class ProbeStudy:
         self.is_shared = self.storage is not None
         self.source = str(self.path) if self.storage is None else hidden_password(self.storage)
         opened = None if self.storage is None else open_storage(self.storage, self.source)
-        self.has_heartbeats = isinstance(opened, RDBStorage)
         with storage_faults(self.source):
             self.optuna = optuna.create_study(
                 study_name=self.name, storage=opened, direction="maximize", load_if_exists=True
@@ -267,10 +266,9 @@ class ProbeStudy:
         return not is_taken and (most is None or len(running) + len(ended) < most)
 
     def _is_alive(self, trial: FrozenTrial) -> bool:
-        """Whether a RUNNING trial's tuner may still be at it. A database has heartbeats; in a
-        journal it is dead once its probe should have ended, by clocks that agree."""
-        if self.has_heartbeats:
-            return True
+        """Whether a RUNNING trial's tuner may still be at it: dead once its probe should have
+        ended, by clocks that agree. The heartbeats of a database say it sooner, but not of one
+        that was killed before its first."""
         begun = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
         return time.time() < float(trial.user_attrs.get(UNTIL, begun + MARGIN_SECONDS))
 

@@ -151,7 +151,8 @@ def test_no_more_probes_than_are_allowed_are_begun_by_all_together(tmp_path: Pat
 def test_what_a_dead_tuner_was_at_is_free_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a database by its heartbeat; in a journal once its probe should have ended."""
+    """In a database by its heartbeat; in a journal, and where it was killed before its first, once
+    its probe should have ended."""
     now = 0.0
     for url in (f"sqlite:///{tmp_path}/study.db", f"{tmp_path}/a.journal"):
         gone, here = open_study(tmp_path, url), open_study(tmp_path, url)
@@ -168,6 +169,10 @@ def test_what_a_dead_tuner_was_at_is_free_again(
             now = 10**10
             monkeypatch.setattr("search.loop.study.time.time", lambda now=now: now)
         assert here.busy() == set()
+        monkeypatch.undo()
+        here.optuna.ask()
+        monkeypatch.setattr("search.loop.study.MARGIN_SECONDS", 0.0)
+        assert probe(here, 1) is not None  # no one waits for what it would have chosen
 
 
 def test_records_of_anothers_search_are_left_alone(tmp_path: Path) -> None:
