@@ -132,7 +132,7 @@ def measure(
                 servers[library] = stack.enter_context(server)
                 deadline += IMPORT_SECONDS
             request = ProbeRequest(
-                model=row.model, setting=row.setting, device=device, record_phases=True,
+                model=row.model, setting=row.setting, device=device,
                 max_measure_seconds=row.measure_seconds, **how,
             )  # fmt: skip
             record = run_probe(

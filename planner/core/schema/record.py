@@ -325,7 +325,6 @@ class Recommendation(BaseModel):
     num_probes: Whole = 0
     num_candidates: Whole = 0
     stopped_because: str = ""
-    ruled_out: JsonValue = Field(default=None, exclude=True, description="of older results only")
     notes: tuple[str, ...] = Field(default=(), description="said to the person, one line each")
     advice: str = ""
     feeding: Feeding | None = Field(default=None, description="where the data were measured too")
