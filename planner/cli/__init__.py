@@ -40,7 +40,7 @@ NO_OPTION = {
     "--json > x.json' answers for another, and 'planner tune --from x.json' begins there.",
     "--replay": "'planner report FILE' draws a recorded search.",
     "--study-name": "A study is named by its model; another --storage is another study.",
-    "--images-per-epoch": "Say how long the training is in --steps.",
+    "--images-per-epoch": "Where compiling wins, a note says how long it takes to pay.",
     **dict.fromkeys(
         ("--strategy", "--seed", "--no-baseline"),
         "There is one search, which draws nothing at random and ends with the plain default.",

@@ -1,7 +1,7 @@
 """Judges the search over devices that do not exist, whose physics it does not know.
 
-    python -m tests.benchmarks.simulated_worlds [WORLD…] [--devices 6] [--budget 600] [--pairs …]
-        [--workers 1] [--keep]
+    python -m tests.benchmarks.simulated_worlds [WORLD…] [--devices 6] [--first 0] [--budget 600]
+        [--pairs …] [--workers 1] [--keep]
 
 Each device is searched whole, as `planner tune` does: its session, its limits, its baseline and its
 recommendation, over its default space. The devices are those of tests/benchmarks/simulated_draws.py
@@ -208,13 +208,13 @@ def search_device(device: Device, budget_seconds: float = math.inf) -> Ended:
     return Ended(regret, knowing, found.setting is None, num_probes)
 
 
-def search_worlds(task: tuple[str, Sequence[str], int, float]) -> dict[str, list[Ended]]:
+def search_worlds(task: tuple[str, Sequence[str], Sequence[int], float]) -> dict[str, list[Ended]]:
     """Of one pair, by world: a process makes the pair's prior once."""
-    pair_name, names, devices, budget_seconds = task
+    pair_name, names, numbers, budget_seconds = task
     pair, ended = make_pair(pair_name), dict[str, list[Ended]]()
     for name in names:
-        first = crc32(name.encode())  # luck that worlds shared would look like a law
-        drawn = [WORLDS[name](pair, first + n) for n in range(devices)]
+        # Luck that worlds shared would look like a law.
+        drawn = [WORLDS[name](pair, crc32(name.encode()) + n) for n in numbers]
         ended[name] = [search_device(d, budget_seconds) for d in drawn if d.rates().any()]
     return ended
 
@@ -248,14 +248,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("worlds", nargs="*", choices=[*WORLDS, []], default=[])
     parser.add_argument("--devices", type=int, default=6, help="of each pair")
+    parser.add_argument("--first", type=int, default=0, help="of them")
     parser.add_argument("--budget", type=float, default=600.0, help="seconds, 0 for none")
     parser.add_argument("--pairs", nargs="*", default=list(PAIRS))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="as tests/benchmarks/results/")
     given = parser.parse_args()
     names = given.worlds or list(WORLDS)
-    budget = given.budget or math.inf
-    tasks = [(pair, names, given.devices, budget) for pair in given.pairs]
+    numbers, budget = range(given.first, given.first + given.devices), given.budget or math.inf
+    tasks = [(pair, names, numbers, budget) for pair in given.pairs]
     with get_context("spawn").Pool(given.workers) as pool:
         pairs = []
         for found in pool.imap_unordered(search_worlds, tasks, chunksize=1):
