@@ -10,17 +10,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import cache
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
 from planner.core.schema import TrainSetting
 from planner.throughput import efficiency
+from planner.throughput.result import APART
 from tests.benchmarks import fit_rates, model_rates
 from tests.libraries.steps import needs
 from tests.truth.compare import accuracy_of
 from tests.truth.published import (
+    PublishedRow,
     compare_published,
+    predicted_rate,
     read_published,
     show_models,
     show_published,
@@ -162,3 +167,41 @@ def test_memory_of_other_models_is_within_a_fifth_of_a_percent() -> None:
     assert rates is not None
     assert rates.median < 0.08
     assert rates.worst < 0.15
+
+
+# How far each rate is off is held above; that rates are in the order that others timed, below.
+
+CARDS = (
+    *(pytest.param(card, marks=pytest.mark.truth) for card in ("a100-sxm-80gb", "rtx-3090")),
+    "rtx-4090", "rtx-5090",
+)  # fmt: skip
+
+
+@cache
+def rows() -> dict[str, PublishedRow]:
+    return {row.id: row for row in read_published() if not row.is_traced}
+
+
+@cache
+def predicted(row_id: str) -> float:
+    return predicted_rate(rows()[row_id])
+
+
+@needs("timm")
+@pytest.mark.parametrize("card", CARDS)
+def test_what_is_faster_by_a_tenth_is_predicted_to_be_faster(card: str) -> None:
+    timed = [r for r in rows().values() if r.gpu == card and r.why_time_is_only_listed is None]
+    pairs = [(a, b) for a, b in permutations(timed, 2) if a.span == b.span]
+    faster = [(a.id, b.id) for a, b in pairs if a.images_per_second > APART * b.images_per_second]
+    assert len(faster) > 10
+    wrong = [(a, b) for a, b in faster if predicted(a) <= predicted(b)]
+    assert not wrong
+
+
+@needs("timm")
+def test_what_16_bits_gain_on_an_a100_is_predicted() -> None:
+    """Swin-T 2.70, Swin-S 3.06, Swin-B 3.69 times fp32, forward and backward, at batch 128."""
+    for size in ("tiny", "small", "base"):
+        half, full = (f"vmamba-{size}-{p}-forward-backward" for p in ("fp16", "fp32"))
+        gained = rows()[half].images_per_second / rows()[full].images_per_second
+        assert predicted(half) / predicted(full) == pytest.approx(gained, rel=0.1)

@@ -69,7 +69,6 @@ from planner.throughput.result import (
     communication_basis,
     datasheet_rates,
     exchanges_of,
-    left_out_of_time,
     step_time,
     throughput_of,
 )
@@ -294,7 +293,7 @@ def estimate_ledger(
         left_out=(
             *left_out(setting, convolutions, kernels, capability, ledger.is_recorded),
             *left_out_of(basis, setting),
-            *left_out_of_time(config, setting, ledger, rates, time),
+            *([] if time is None else [f"of the time: {', '.join(time.left_out)}"]),
         ),
         throughput=throughput_of(time, gpu, setting),
         live_bytes=_phase_live_bytes(live),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.core.schema import Model, TrainSetting
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
 from planner.machine.hardware.gpu import Gpu
 from planner.machine.hardware.precisions import peak_flops
@@ -75,7 +75,7 @@ def _sums(entries: Iterable[tuple[str, float]]) -> Mapping[str, float]:
 
 
 # Times as long: rates closer than this are not told apart. Of published rates on one card, those
-# that differ by a tenth are all predicted in their order (tests/throughput/test_alignment.py).
+# that differ by a tenth are all predicted in their order (tests/test_published.py).
 APART = 1.1
 
 
@@ -248,22 +248,3 @@ def throughput_of(
         time.communication,
         setting.offload_optimizer != "none",
     )
-
-
-def left_out_of_time(
-    config: Model,
-    setting: TrainSetting,
-    ledger: Ledger,
-    rates: DeviceRates | None,
-    time: StepTime | None,
-) -> list[str]:
-    """What the time leaves out, one line each."""
-    if time is None or rates is None:
-        return []
-    found = [f"of the time: {', '.join(time.left_out)}"]
-    if isinstance(config, SwinConfig):
-        from planner.throughput.alignment import misaligned
-
-        sides = misaligned(config, setting, ledger.operations(), rates, time)
-        found += [f"of the time: {side.text}" for side in sides]
-    return found
