@@ -27,13 +27,15 @@ COMPLETION = "_PLANNER_COMPLETE"  # click's variable: what a shell's script asks
 INSTEAD = {
     "watch": "Write 'with planner.watch(\"run\") as watch:' around its loop "
     "(docs/troubleshooting.md); 'planner explain run' reads what it writes.",
+    "profile": "'planner emit run --for pytorch --output train.py' writes the plain script; "
+    "'python train.py --synthetic --steps 5 --profile DIR' traces it with torch's profiler.",
     "help": "'planner COMMAND --help' explains a command, 'planner --help' lists them.",
     "completion": "'_PLANNER_COMPLETE=bash_source planner' prints the script for bash (or "
     "zsh_source, fish_source).",
 }
 NO_OPTION = {
-    "--chrome-trace": "'planner profile MODEL' writes a measured one; 'planner report MODEL' draws "
-    "the predicted step.",
+    "--chrome-trace": "'train.py --profile DIR' of 'planner emit --for pytorch' writes a measured "
+    "one; 'planner report MODEL' draws the predicted step.",
     **dict.fromkeys(("--plot", "--timeline"), "'planner report MODEL' draws a step as a page."),
     "--snapshot": "'planner emulate --snapshot FILE -- python train.py' keeps torch's own.",
     "--gpu": "This measures the device that is here (--device); 'planner advise MODEL --gpu NAME "
@@ -57,7 +59,6 @@ COMMANDS = {
     "emulate": ("emulate:command", BEFORE, "Run your own program on an emulated GPU."),
     "tune": ("measure:tune", DEVICE, "Find the fastest setting by short training runs."),
     "data": ("measure:data", DEVICE, "Measure how fast this machine feeds a training."),
-    "profile": ("measure:profile", DEVICE, "Measure where a step's time goes."),
     "emit": ("emit:command", "Into your trainer", "Write a result as a trainer's configuration."),
     "report": ("estimate:report", "To look at", "Draw runs and estimates as one page."),
     "doctor": ("diagnose:doctor", WRONG, "Find what slows this environment down."),

@@ -1,4 +1,4 @@
-"""`planner tune`, `planner data` and `planner profile`: what runs on this machine, measured."""
+"""`planner tune` and `planner data`: what runs on this machine, measured."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import signal
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from planner.cli.options import WORLD, Fields, Json, Printed, argument, declared, of_schema, reads
-from planner.cli.rows import one_setting, read_duration, read_piped, split_values
+from planner.cli.options import Fields, Json, Printed, argument, declared, of_schema, reads
+from planner.cli.rows import read_duration, read_piped, split_values
 from planner.cli.show import answer, show_on, tell
 from planner.core.errors import UsageError, refuse_if
-from planner.core.files import MAX_RESULT_BYTES, TUNE_RESULT, parse_json, read_text
-from planner.core.schema import Model, TrainSetting, parse
+from planner.core.files import MAX_RESULT_BYTES, parse_json, read_text
+from planner.core.schema import TrainSetting, parse
 from planner.core.schema.loading import MAX_WORKERS
 from planner.core.schema.model import MAX_SIZE
 from planner.core.schema.validation import option, switch
-from planner.core.units import format_seconds
 from planner.estimation.arguments import read_model
-from planner.estimation.estimate import resolve
 from planner.estimation.kept import is_predicted, read_predicted
 from planner.libraries.resolve import resolve_model
 from planner.machine.nvml import devices
@@ -29,16 +27,8 @@ from search.loop.interrupts import handle_signals
 from search.loop.options import SEARCH, SearchOptions, begin_at
 from search.loop.space import HELD, held_error
 
-if TYPE_CHECKING:
-    from search.probe.parent.runner import ProbeEvent
-
-PROFILING = "Profiling"  # a heading of --help
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Pipeline = Literal["torchvision", "timm"]
-_TOLD = {
-    "build": "Building the model", "compile": "Compiling", "measure": "Timing plain steps",
-    "profile": "Profiling",
-}  # fmt: skip
 
 
 class DataRequest(Json):
@@ -87,80 +77,6 @@ def data(request: DataRequest) -> int:
         )  # fmt: skip
         answer(request, found, lambda: loader_text(found))
         return 0 if interrupts.number is None else interrupts.exit_status
-
-
-class ProfileRequest(Json):
-    """What `planner profile` was asked."""
-
-    target: str = argument("RUN|MODEL", "models")
-    fields: Fields = of_schema("one", without=WORLD)
-    device: str = option("cpu, cuda, cuda:1.", "D", "Device", default="auto", values="devices")
-    steps: int = option("Steps under the profiler.", "N", PROFILING, default=3, bounds=(1, 100))
-    deadline: str = option("End it after this time.", "TIME", PROFILING, default="15m")
-    output: str = option("Where its files go.", "DIR", "Output", default="profile", values="dir")
-
-
-@reads(ProfileRequest)
-def profile(request: ProfileRequest) -> int:
-    """Run a setting under torch's profiler: where its time goes, measured beside predicted.
-
-    RUN is a folder or a recommendation.json of 'planner tune': its recommended setting runs,
-    changed by the options given. MODEL is as for 'planner estimate'. DIR then holds the profile
-    (open trace.json.gz at ui.perfetto.dev) and profile.json.
-
-    Examples:
-      planner profile run
-      planner profile native:swin_tiny --device cpu --batch-size 2 --steps 1
-    """
-    check_platform()
-    deadline = read_duration("--deadline", request.deadline)
-    model, setting = asked(request.target, request.fields)
-    from planner.report.time import profile_text
-    from search.tuning import profiling
-
-    phase = ""
-
-    def hear(event: ProbeEvent) -> None:
-        nonlocal phase
-        if event.phase != phase and event.phase in _TOLD:
-            phase = event.phase
-            tell(f"{_TOLD[phase]} ({format_seconds(event.elapsed_seconds)})")
-
-    with handle_signals(*SIGNALS) as interrupts:
-        try:
-            found = profiling.profile(
-                model, setting, Path(request.output), device=request.device, steps=request.steps,
-                deadline_seconds=deadline, on_event=hear,
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            tell("Error: interrupted: no profile was written.")
-            return interrupts.exit_status
-    answer(request, found, lambda: profile_text(found))
-    if not request.as_json:
-        tell(f"\nWrote {', '.join(found.files)} into {request.output}.")
-    return 0
-
-
-def asked(target: str, fields: Fields) -> tuple[Model, TrainSetting]:
-    """The model and the one setting meant, as the library runs it. Raises UsageError."""
-    from planner.trainers.emission import read_result
-
-    path = Path(target)
-    if path.name != TUNE_RESULT and (not path.is_dir() or (path / "config.json").is_file()):
-        try:  # it is no run: a folder with a config.json is a model of transformers
-            return resolve(*one_setting(target, fields, "bf16", "a profile"))
-        except UsageError as error:
-            is_unknown = ":" not in target and error.message.startswith("unknown model")
-            way_out = "RUN is a folder that 'planner tune' wrote; MODEL is as timm:resnet50."
-            refuse_if(is_unknown, f"there is no run {target} and no such model.", way_out)
-            raise
-    found = read_result(target)
-    law = f"{', '.join(fields.model)} would make another model than the one that was tuned."
-    refuse_if(fields.model, law, "Name the MODEL in place of the run.")
-    if found.setting is None:
-        raise UsageError(f"{target} recommends nothing: {found.stopped_because}.", found.advice)
-    changed = parse(TrainSetting, {**found.setting.model_dump(), **fields.setting}, "the setting")
-    return resolve(found.model, changed)
 
 
 class TuneRequest(Printed):

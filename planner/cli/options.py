@@ -33,7 +33,7 @@ from planner.estimation.arguments import MODEL_FIELDS, unknown_field
 
 # In the order in which --help shows them.
 HEADINGS = (
-    "The card", "The program", "The training", "Profiling", "Model", "Setting", "Device", SEVERAL,
+    "The card", "The program", "The training", "Model", "Setting", "Device", SEVERAL,
     "Whole training", "What may change", "Data", "Search", "Study", "Recording", "Output",
 )  # fmt: skip
 WORLD = ("world_size", "nodes", "parallelism")  # of a setting, which one GPU has not

@@ -132,10 +132,10 @@ class Recorder:
             # torch.cuda.is_available() then asks NVML, where it would else initialise CUDA.
             environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
             made = self._stack.enter_context(started(EmulatedMachine((card,)), environment))
-            self._cards[gpu.name] = made[CONFIGURATION]
-            if self._server is None:
+            if self._server is None:  # where it cannot start, the next request tries again
                 path = os.pathsep.join(entry for entry in sys.path if entry)
                 self._server = ForkServer(IMPORTS, {**made, "PYTHONPATH": path}, output=2)
+            self._cards[gpu.name] = made[CONFIGURATION]
         return self._cards[gpu.name]
 
 

@@ -26,21 +26,10 @@ CUDA_SECONDS = {"warmup_seconds": 0.5, "min_measure_seconds": 1.0, "give_up_seco
 # are to be told apart.
 FINALIST_SECONDS = 3.0
 MEASURE_SECONDS = 10.0  # of timing, at most
-# What a profile leaves in its folder, and how it names the phases of a step in the trace.
-TRACE_FILE, OPERATIONS_FILE = "trace.json.gz", "operations.json"
-PROFILE_MARK = "planner: "
 
 
 class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ProfileOrder(Message):
-    """What a probe is to do under torch's profiler after its timed steps: so many optimizer steps,
-    whose files go to `folder`."""
-
-    folder: str
-    steps: Annotated[int, Field(ge=1, le=100)] = 3
 
 
 class ProbeRequest(Message):
@@ -75,7 +64,6 @@ class ProbeRequest(Message):
     memory_cap_bytes: Annotated[int, Field(ge=1)] | None = None
     warmup_steps: Annotated[int, Field(ge=1)] = 2
     warmup_seconds: Annotated[float, Field(ge=0)] = 0.0
-    profile: ProfileOrder | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -22,7 +22,7 @@ _DOING = {
     "build": "building the model", "compile": "compiling", "forward": "first forward pass",
     "backward": "first backward pass", "optimizer": "first optimizer step", "warm-up": "warming up",
     "measure": "timing steps", "check": "checking", "end": "ending",
-    "join": "waiting for the other ranks", "profile": "running under the profiler",
+    "join": "waiting for the other ranks",
 }  # fmt: skip
 
 

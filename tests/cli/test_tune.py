@@ -12,16 +12,14 @@ from typing import Any
 import pytest
 
 from planner.cli import main
-from planner.cli.measure import TuneRequest, asked, keywords
+from planner.cli.measure import TuneRequest, keywords
 from planner.cli.measure import tune as tune_command
-from planner.cli.options import Fields
 from planner.core.errors import UsageError
 from planner.core.schema import TrainSetting
 from planner.core.units import GIB
 from search.loop.options import read_options
 from search.loop.records import read_records
 from tests.search.test_loader import make_folder
-from tests.trainers.cases import recommendation, tiny
 
 TINY = [
     "native:swin_tiny", "--set", "embed_dim=16", "--set", "depths=1,1", "--set", "num_heads=1,2",
@@ -89,40 +87,3 @@ def test_data_that_are_none_are_one_error(
     assert main(["tune", *TINY, *data, "--output", str(tmp_path / "run")]) == 2
     assert "has 2 classes" in capsys.readouterr().err
     assert not (tmp_path / "run").exists(), "refused before anything"
-
-
-# `planner profile` as it is typed: whose setting it runs, and one line for each mistake.
-
-
-def test_a_run_gives_its_model_and_setting_and_options_change_them(tmp_path: Path) -> None:
-    found = recommendation(tiny(), TrainSetting(precision="fp32", batch_size=8))
-    (tmp_path / "recommendation.json").write_text(found.model_dump_json())
-    for target in (tmp_path, tmp_path / "recommendation.json"):
-        model, setting = asked(str(target), Fields({}, {}))
-        assert model == found.model
-        assert (setting.precision, setting.batch_size) == ("fp32", 8)
-    changed = asked(str(tmp_path), Fields({}, {"batch_size": "4", "checkpointing": "blocks"}))[1]
-    assert (changed.batch_size, changed.checkpointing) == (4, "blocks")
-    with pytest.raises(UsageError, match="embed_dim would make another model"):
-        asked(str(tmp_path), Fields({"embed_dim": "64"}, {}))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
-        (["gone"], 2, "there is no run gone and no such model."),
-        ([".", "--device", "cpu"], 2, "recommendation.json does not exist."),
-        (["gone/recommendation.json"], 2, "gone/recommendation.json does not exist."),
-        (["native:swin_tiny", "--batch-size", "1,2"], 2, "not for --batch-size 1,2."),
-    ],
-)
-def test_a_mistake_is_one_error(
-    arguments: list[str], status: int, said: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    assert main(["profile", *arguments]) == status
-    err = capsys.readouterr().err
-    assert err.startswith("Error: ")
-    assert said in err
-    assert list(tmp_path.iterdir()) == []

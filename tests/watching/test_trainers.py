@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -101,12 +103,16 @@ def test_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert events(tmp_path / "failed") == ["out of memory"]
 
 
-def test_the_emitted_script_is_watched_on_request(tmp_path: Path) -> None:
+def test_the_emitted_script_is_watched_and_profiled_on_request(tmp_path: Path) -> None:
     setting = TrainSetting(batch_size=4, accumulate=2, precision="fp32")
     plan = recommendation(tiny(), setting)
     plan = plan.model_copy(update={"device": plan.device.model_copy(update={"kind": "cpu"})})
     emitted = planner.emit(plan, "pytorch")
-    run_here(emitted, tmp_path, "--synthetic", "--steps", "8", "--watch", "RUN")
+    run_here(emitted, tmp_path, "--synthetic", "--steps", "8", "--watch", "RUN",
+             "--profile", "TRACED")  # fmt: skip
+    traced = json.loads(gzip.decompress((tmp_path / "TRACED/trace.json.gz").read_bytes()))
+    names = [str(event.get("name")) for event in traced["traceEvents"]]
+    assert names.count("aten::convolution_backward") == 3 * setting.accumulate  # steps 3 to 5
     last = end(tmp_path / "RUN")
     assert (last["status"], last["step"]) == ("finished", 8)
     assert last["steady"]["images"] == 3 * 8

@@ -186,7 +186,6 @@ class Run:
             self.flags.append(said)
         self.report.enter("check")
         self._check(training, meter)
-        self._profile(training, meter)
         # What the warm-up took longer than as many steady steps.
         compile_seconds = max(0.0, sum(self.warmup) - len(self.warmup) * median(samples))
         return OutcomeMessage(
@@ -317,18 +316,6 @@ class Run:
         if training.scaler is not None:
             training.watching = True
             self._step(training, meter)
-
-    def _profile(self, training: WatchedTraining, meter: Meter) -> None:
-        """The same step under torch's profiler, after all that is measured: it costs time, and
-        memory that is not the setting's."""
-        order = self.request.profile
-        if order is None:
-            return
-        from search.probe.worker.profiling import profile_steps
-
-        meter.lift_cap()
-        self.report.enter("profile")
-        profile_steps(training, meter, self.phases, order)
 
     def _refuse_over_cap(self, meter: Meter) -> None:
         """Out of memory where the measured peak is over a cap that did not bind by itself: the
