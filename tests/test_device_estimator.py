@@ -12,7 +12,8 @@ from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES
 from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import recognise_gpu
-from planner.throughput.prediction import predict_step, rates_for
+from planner.throughput.prediction import predict_step
+from planner.throughput.rates import rates_for
 from tests.search.tables import H100
 
 

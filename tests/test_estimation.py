@@ -111,12 +111,10 @@ def test_what_a_predicted_time_leaves_out_is_said_with_the_rest() -> None:
     assert not [line for line in without.left_out if "of the time" in line]
 
 
-def test_where_the_time_goes_adds_up_and_no_step_exceeds_the_peak() -> None:
+def test_a_step_has_the_flops_of_its_model_and_a_share_of_the_peak() -> None:
     found = estimate("native:swin_tiny", gpu="a100-sxm-80gb", batch_size=64, accumulate=3)
     time = found.throughput
     assert time is not None
-    for account in (time.phase_seconds, time.kind_seconds, time.bound_seconds):
-        assert sum(account.values()) == pytest.approx(time.step_seconds)
     assert time.peak_share == pytest.approx(time.matrix_flops / time.step_seconds / 312e12)
     assert 0.05 < time.peak_share < 1
     # Swin-T: 4.5 GMACs an image forward (the paper's table 1), twice as many in backward.

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from planner.core.schema import TrainSetting
-from planner.throughput import efficiency
+from planner.throughput import rates
 from planner.throughput.result import APART
 from tests.benchmarks import fit_rates, model_rates
 from tests.libraries.steps import needs
@@ -46,13 +46,13 @@ def test_each_row_says_where_it_stands_and_what_was_assumed() -> None:
 
 
 COMMITTED = {
-    "bandwidth GDDR": efficiency.BANDWIDTH_SHARE["GDDR"],
-    "bytes a clock Ampere": efficiency.MOVED_BYTES["Ampere"],
-    "bytes a clock Hopper": efficiency.MOVED_BYTES["Hopper"],
-    "reduction": efficiency.REDUCTION_SHARE,
-    "fp32 matmul": efficiency.FP32_MATMUL_SHARE[""],
-    "fp32 matmul Hopper": efficiency.FP32_MATMUL_SHARE["Hopper"],
-    "backward matmul": efficiency.BACKWARD_MATMUL_SHARE,
+    "bandwidth GDDR": rates.BANDWIDTH_SHARE["GDDR"],
+    "bytes a clock Ampere": rates.MOVED_BYTES["Ampere"],
+    "bytes a clock Hopper": rates.MOVED_BYTES["Hopper"],
+    "reduction": rates.REDUCTION_SHARE,
+    "fp32 matmul": rates.FP32_MATMUL_SHARE[""],
+    "fp32 matmul Hopper": rates.FP32_MATMUL_SHARE["Hopper"],
+    "backward matmul": rates.BACKWARD_MATMUL_SHARE,
 }
 
 
@@ -107,7 +107,7 @@ def test_a_cards_uncertainty_is_the_worst_of_its_rows_and_only_of_those_that_tra
         worst[timed.gpu.name] = max(worst.get(timed.gpu.name, 0.0), abs(error))
         trains.add(timed.gpu.name)
     supported = {gpu: math.ceil(worst[gpu] * 20) / 20 for gpu in trains}
-    assert dict(efficiency.MEASURED_CARDS) == pytest.approx(supported)
+    assert dict(rates.MEASURED_CARDS) == pytest.approx(supported)
 
 
 @pytest.mark.release

@@ -25,7 +25,7 @@ from planner.estimation.arguments import ModelLike, SettingLike
 from planner.estimation.estimate import Estimate
 from planner.machine.hardware.gpu import Gpu
 from planner.memory.allocator_config import AllocatorConfig
-from planner.throughput.cost import Training, read_training
+from planner.throughput.result import Training, read_training
 
 MAX_ROUNDS = 3  # in which steps are compiled: with one, other steps may be the best
 

@@ -30,8 +30,10 @@ from planner.machine.hardware import Gpu
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.compiled import has_known_graphs
 from planner.recording import kept
-from planner.throughput.prediction import DeviceRates, StepTime, rates_for
-from planner.throughput.result import exchanges_of, is_slower, step_time
+from planner.throughput.prediction import step_time
+from planner.throughput.rates import DeviceRates, rates_for
+from planner.throughput.result import Throughput, is_slower
+from planner.throughput.timeline import exchanges_of
 
 LEAST_BATCH = 8  # at which a free batch is estimated, and at the sample's: others lie beyond
 FEW_PARTS = RECORDED_MICRO_BATCHES, RECORDED_MICRO_BATCHES + 1  # from which times of more follow
@@ -74,7 +76,7 @@ class Table:
     def _forget(self) -> None:
         """All but the recordings."""
         self._found: dict[Choice, Estimate] = {}
-        self._times: dict[Choice, StepTime] = {}
+        self._times: dict[Choice, Throughput] = {}
         self._settled: set[Choice] = set()
         self._between_others: set[Choice] = set()
         self._batches: dict[Choice, set[int]] = {}  # at which an arm was settled
@@ -214,12 +216,12 @@ class Table:
         first = between[1][0] if between else choice
         return self._ledger(self.resolved(first.setting)).operation_names
 
-    def _time(self, choice: Choice) -> StepTime:
+    def _time(self, choice: Choice) -> Throughput:
         if choice not in self._times:
             self._times[choice] = self._timed(choice)
         return self._times[choice]
 
-    def _timed(self, choice: Choice) -> StepTime:
+    def _timed(self, choice: Choice) -> Throughput:
         setting = self.resolved(choice.setting)
         between = self._between(choice)
         if between is not None:
@@ -231,9 +233,7 @@ class Table:
             return combined_time(by, setting, times[-1], *times)
         ledger = self._ledger(setting)
         exchanges = exchanges_of(ledger, setting, self.wish.rated, self.wish.link)
-        took = step_time(ledger, setting, self.rates, exchanges)
-        assert took is not None, "there are rates"
-        return took
+        return step_time(ledger, setting, self.rates, exchanges)
 
     def _between(
         self, choice: Choice, of_bytes: bool = False

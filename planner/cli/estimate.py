@@ -30,7 +30,7 @@ from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.fabric import find_fabric
 from planner.machine.hardware.precisions import check_precision
 from planner.recording import kept
-from planner.throughput.cost import Training
+from planner.throughput.result import Training
 
 if TYPE_CHECKING:
     from planner.estimation.scaling import Scaled

@@ -23,7 +23,7 @@ from planner.estimation.arguments import share_of
 from planner.machine.hardware import Gpu, all_gpus, find_gpu
 from planner.machine.hardware.fabric import find_fabric, usual_link
 from planner.memory import allocator_config
-from planner.throughput.cost import Training, read_training
+from planner.throughput.result import Training, read_training
 
 Row = dict[str, str]
 RECORDING = "Recording"

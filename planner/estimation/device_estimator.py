@@ -19,8 +19,10 @@ from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
 from planner.recording import kept
-from planner.throughput.prediction import DeviceRates, rates_for
-from planner.throughput.result import Throughput, exchanges_of, step_time
+from planner.throughput.prediction import step_time
+from planner.throughput.rates import DeviceRates, rates_for
+from planner.throughput.result import Throughput
+from planner.throughput.timeline import exchanges_of
 
 FEW_BATCHES = 4
 Key = tuple[Model, TrainSetting]
@@ -160,7 +162,6 @@ class DeviceEstimator:
             return None
         plain = setting.model_copy(update={"optimizer": shared.setting.optimizer})
         time = step_time(ledger, plain, rates, exchanges_of(ledger, plain, self.gpu))
-        assert time is not None, "there are rates"
         seconds = time.step_seconds
         if plain != setting:
             own, other = (self._of_optimizer(model, s)[0] for s in (setting, plain))
@@ -177,9 +178,9 @@ class DeviceEstimator:
         it has nothing to do. 0 seconds without rates."""
         at = _bare(setting)
         if (model, at) not in self._optimizers:
-            ledger = self._ledger(*choose(model, at, self.gpu, {}))
-            time = step_time(ledger, at, self._rates(model))
-            seconds = 0.0 if time is None else time.phase_seconds.get("optimizer", 0.0)
+            ledger, rates = self._ledger(*choose(model, at, self.gpu, {})), self._rates(model)
+            phases = step_time(ledger, at, rates).phase_seconds if rates else {}
+            seconds = phases.get("optimizer", 0.0)
             self._optimizers[model, at] = seconds, growth_within(ledger, "optimizer")
         return self._optimizers[model, at]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.model import FactoryModel, unit_of
@@ -35,7 +35,7 @@ from planner.machine.hardware.overheads import (
     overheads_for,
     was_emulated,
 )
-from planner.machine.hardware.precisions import check_precision
+from planner.machine.hardware.precisions import check_precision, peak_flops
 from planner.memory.allocator_config import AllocatorConfig, options_text
 from planner.memory.compiled import (
     BOUNDED,
@@ -63,18 +63,10 @@ from planner.memory.profile import (
     steady_step,
 )
 from planner.memory.scratch import on_device
-from planner.throughput.cost import Cost, Training, cost_of, read_training
-from planner.throughput.result import (
-    Throughput,
-    communication_basis,
-    datasheet_rates,
-    exchanges_of,
-    step_time,
-    throughput_of,
-)
-
-if TYPE_CHECKING:
-    from planner.throughput.prediction import DeviceRates, StepTime
+from planner.throughput.prediction import step_time
+from planner.throughput.rates import DeviceRates, rates_for
+from planner.throughput.result import Cost, Throughput, Training, cost_of, read_training
+from planner.throughput.timeline import communication_basis, exchanges_of
 
 
 @dataclass(frozen=True)
@@ -226,7 +218,7 @@ def estimate_ledger(
     rates: DeviceRates | None = None,
     link: str | None = None,
     retries: bool = False,
-    time: StepTime | None = None,
+    time: Throughput | None = None,
 ) -> Estimate:
     """What a ledger means on a device: totals, verdict, range, and what they rest on.
 
@@ -254,9 +246,11 @@ def estimate_ledger(
     capability = gpu.capability if gpu else None
     basis = _basis(config, setting, ledger, outside)
     low, high = _range(config, setting, basis, live, (reserved, plain.peak_reserved_bytes), ledger)
-    rates = rates or datasheet_rates(gpu, config)
+    if rates is None and gpu is not None:
+        rates = rates_for(gpu, config)
     exchanges = None if rates is None else exchanges_of(ledger, setting, gpu, link)
-    time = time or step_time(ledger, setting, rates, exchanges)
+    if time is None and rates is not None:
+        time = step_time(ledger, setting, rates, exchanges)
     pinned = pinned_memory(ledger) if setting.offload != "none" else Pinned()
     if ledger.own_optimizer:
         setting = setting.model_copy(update={"optimizer": OWN_OPTIMIZER})
@@ -295,7 +289,7 @@ def estimate_ledger(
             *left_out_of(basis, setting),
             *([] if time is None else [f"of the time: {', '.join(time.left_out)}"]),
         ),
-        throughput=throughput_of(time, gpu, setting),
+        throughput=time and _of_peak(time, gpu, setting),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
         pinned_host_bytes=pinned.pinned_bytes + pinned_by_optimizer(ledger).pinned_bytes,
@@ -459,6 +453,13 @@ def _pinned_basis(pinned: Pinned, setting: TrainSetting) -> Iterator[str]:
     )
 
 
+def _of_peak(time: Throughput, gpu: Gpu | None, setting: TrainSetting) -> Throughput:
+    """`time` with the share of the GPU's peak that its arithmetic is, where that has one."""
+    peak = None if gpu is None else peak_flops(gpu, setting.precision)
+    share = None if peak is None else time.matrix_flops / time.step_seconds / peak
+    return replace(time, peak_share=share)
+
+
 def _phase_live_bytes(live: SteadyStep) -> dict[str, int]:
     """Live bytes at the end of each phase of the steady step (of its last micro-batch)."""
     ends = {"before_step": live.before_step}
@@ -479,7 +480,6 @@ def describe_instant(peak: Instant, setting: TrainSetting) -> str:
 
 # Estimates of a step at a batch where it was not judged, from those at others.
 
-TimeT = TypeVar("TimeT", bound="Throughput | StepTime")
 Combine = Callable[..., float]
 # Of an estimate, what follows from the batch; the verdict follows from these.
 _BYTES = (
@@ -499,9 +499,9 @@ def combined(by: Combine, setting: TrainSetting, like: Estimate, *of: Estimate) 
     """`like`, with the figures that `by` makes of those `of` others."""
     figures = {name: _mixed(by, *(getattr(one, name) for one in of)) for name in _BYTES}
     total, budget = figures["device_total_bytes"], like.budget_bytes
-    times = [one.throughput for one in of]
+    times = [one.throughput for one in of if one.throughput is not None]
     time = like.throughput
-    if time is not None and all(times):
+    if time is not None and len(times) == len(of):
         time = combined_time(by, setting, time, *times)
     return replace(
         like, setting=setting, throughput=time, **figures,
@@ -510,7 +510,9 @@ def combined(by: Combine, setting: TrainSetting, like: Estimate, *of: Estimate) 
     )  # fmt: skip
 
 
-def combined_time(by: Combine, setting: TrainSetting, like: TimeT, *of: Any) -> TimeT:
+def combined_time(
+    by: Combine, setting: TrainSetting, like: Throughput, *of: Throughput
+) -> Throughput:
     """The parts of its seconds are those of `like`, stretched."""
     seconds = max(by(*(one.step_seconds for one in of)), 1e-9)
     stretch = seconds / like.step_seconds

@@ -23,7 +23,7 @@ from planner.ledger.ledger import Ledger
 from planner.libraries.limits import SDPA_WINDOWS, batch_unit, largest_sdpa_batch
 from planner.machine.hardware.gpu import Gpu
 from planner.memory.allocator_config import AllocatorConfig
-from planner.throughput.cost import Training
+from planner.throughput.result import Training
 
 RETRIED = "run only if torch frees cached memory, which slows at least the first steps"
 

@@ -17,7 +17,8 @@ from planner.estimation.recipe import BASE_LR, BASE_LR_IMAGES, learning_rate, ro
 from planner.machine.hardware.gpu import Gpu
 from planner.machine.hardware.precisions import lacks
 from planner.memory.compiled import is_compiled
-from planner.throughput.result import datasheet_rates, step_time
+from planner.throughput.prediction import step_time
+from planner.throughput.rates import rates_for
 
 LINEAR_SOURCE = (
     "Linear: microsoft/Swin-Transformer @00f2800, main.py, as Goyal et al. 2017 (arXiv 1706.02677)"
@@ -104,13 +105,11 @@ def _alone(row: Estimate, gpu: Gpu | None, recorded: bool) -> tuple[float | None
     setting = on_one_device(row.setting)
     if setting == row.setting:
         return row.throughput.images_per_second if row.throughput else None, row.as_eager
-    rates = datasheet_rates(gpu, row.model)
-    if rates is None:
+    if gpu is None:
         return None, row.as_eager
     ledger = step_ledger(row.model, setting, recorded, gpu)
-    time = step_time(ledger, setting, rates)
-    is_eager = setting.compile != "off" and not is_compiled(ledger)
-    return time.images_per_second if time else None, is_eager
+    time = step_time(ledger, setting, rates_for(gpu, row.model))
+    return time.images_per_second, setting.compile != "off" and not is_compiled(ledger)
 
 
 def _scaled(estimate: Estimate, alone: float | None) -> Scaled:

@@ -40,7 +40,8 @@ from planner.report.page.plotting import (
     plot_text,
 )
 from planner.report.time import seconds_and_share
-from planner.throughput.result import Cost, datasheet_rates, exchanges_of, step_costs
+from planner.throughput.prediction import step_costs
+from planner.throughput.result import Spent
 
 # From the bottom of a picture to its top: what stays, then what comes and goes.
 STACK: tuple[Category, ...] = (
@@ -383,7 +384,7 @@ def alive_at_peak(ledger: Ledger, live: LiveBytes) -> list[tuple[str, Category, 
     ]
 
 
-def _modules(alive: Sequence[tuple[str, Category, int]], costs: Sequence[Cost]) -> doc.Part:
+def _modules(alive: Sequence[tuple[str, Category, int]], costs: Sequence[Spent]) -> doc.Part:
     """Bytes at the peak and seconds of the step, by module; a module's are those within it too."""
     held, spent = Counter[str](), Counter[str]()
     for path, _, size in alive:
@@ -421,14 +422,13 @@ def modules_of(path: str) -> list[str]:
     return found[:_DEPTH] if path else ["in no module"]
 
 
-def costs_of(step: Step) -> tuple[Cost, ...]:
-    """The seconds of the estimate's step, by operation and module."""
-    setting, rates = step.estimate.setting, datasheet_rates(step.gpu, step.estimate.model)
-    exchanges = exchanges_of(step.ledger, setting, step.gpu, step.link)
-    return step_costs(step.ledger, setting, rates, exchanges)
+def costs_of(step: Step) -> tuple[Spent, ...]:
+    """The seconds of the estimate's step, by operation and module; none where no GPU is named."""
+    found, gpu = step.estimate, step.gpu
+    return step_costs(step.ledger, found.model, found.setting, gpu, step.link) if gpu else ()
 
 
-def _time_chart(costs: Sequence[Cost], key: str) -> list[doc.Part]:
+def _time_chart(costs: Sequence[Spent], key: str) -> list[doc.Part]:
     """What takes most, by phase and kind."""
     sums = Counter[str]()
     for cost in costs:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from planner.core.units import format_bytes, format_few, format_rate, format_seconds
 from planner.report.page.contents import Cell, Number, Part, Table
-from planner.throughput.cost import Cost
-from planner.throughput.result import Accounts, Throughput
+from planner.throughput.result import Accounts, Cost, Throughput
 
 _HOUR = 3600  # seconds
 LEFT_OUT = "without validation, compiling, and a loader that is slower than the step"

@@ -10,25 +10,35 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import replace
+from typing import Any
 
-from planner.core.schema import Model, SwinConfig
+from planner.core.schema import Model
 from planner.core.schema.setting import GRAPH_MODES, TrainSetting
 from planner.ledger.ledger import (
     COMPILED_CALL,
     IN_BACKWARD,
+    RECORDED_MICRO_BATCHES,
     Computed,
     Exchanged,
-    OperationKind,
+    Ledger,
     Sent,
 )
-from planner.machine.hardware.gpu import ASSUMED_LINK, Gpu
-from planner.throughput import efficiency
-from planner.throughput.communication import (
+from planner.machine.hardware.gpu import Gpu
+from planner.memory.compiled import FUSED_PREFIX, is_kernel
+from planner.throughput.rates import MATRIX_KINDS, DeviceRates, rates_for
+from planner.throughput.result import (
+    BANDWIDTH,
     BETWEEN,
+    LINK,
+    MATRIX_UNITS,
     OTHERS,
-    WAITING,
+    STARTS,
+    Part,
+    Spent,
+    Throughput,
+)
+from planner.throughput.timeline import (
     Communication,
     Exchanges,
     Priced,
@@ -36,239 +46,45 @@ from planner.throughput.communication import (
     Traffic,
     after_regions,
     collective_seconds,
+    exchanges_of,
     sent_bytes,
 )
-from planner.throughput.fusing import (
-    COMPILED_PHASES,
-    Operation,
-    entries,
-    fuse_between,
-    regions_of,
-    with_updates_last,
-)
-from planner.throughput.result import Accounts, Part
 
-# What the device is busy with, or waits for, by `bound_seconds`: an operation counts whole as that
-# which takes most of it.
-BANDWIDTH, MATRIX_UNITS, STARTS = "bandwidth", "matrix units", "kernel starts"
-LINK = "link to the host"
+Operation = tuple[str, Computed]  # (phase, operation), as `Ledger.operations` yields them
 
-_MATRIX_KINDS = frozenset(("matmul", "conv", "grouped conv", "attention"))
 # Of these the name tells the kernel: batched or not, with a bias or not, pooling.
 _NAMED_KINDS = frozenset(("matmul", "attention", "reduction"))
-_BATCHED = frozenset(("aten.bmm", "aten.baddbmm"))
 _OVER_LISTS = ("_foreach_", "_fused_adam", "_fused_sgd")
-
-
-# What kernels reach of a device's figures is fitted: planner/throughput/efficiency.py. The numbers
-# below are assumptions.
-
-# Of the matmul rate, by convolutions and fused attention; of the bandwidth, by what moves tensors.
-_KIND_SHARE: Mapping[OperationKind, float] = MappingProxyType(
-    {"matmul": 1.0, "conv": efficiency.CONVOLUTION_SHARE[""], "grouped conv": 1.0,
-     "attention": efficiency.ATTENTION_SHARE, "pointwise": 1.0,
-     "reduction": efficiency.REDUCTION_SHARE, "copy": 1.0, "transfer": 1.0}
-)  # fmt: skip
-# Start and drain of one kernel on the device, and of one inside a CUDA graph.
-_KERNEL_SECONDS = 3e-6
-_GRAPH_KERNEL_SECONDS = 1.5e-6
-# What the host spends on an operation: Python modules, dispatcher and autograd's recording in the
-# forward, autograd's engine in the backward; on a forward's that is recomputed there, whose saved
-# tensors each pass two hooks in Python; on a further launch of one of backward's; on each launch
-# over a list of weights (foreach, fused), whose elements it looks at in Python. Chosen 2026-11-30
-# by the processor seconds of 79 steps of Swins and 13 other models on the emulated GPU, where
-# kernels do nothing (`python -m tests.truth.host --law`), and by 120 steps on an NVIDIA H200 and an
-# H100, times 2.6: between these two's hosts, by their own measured chains of small layers.
-HOST_SECONDS: Mapping[str, float] = MappingProxyType(
-    {"forward": 31e-6, "backward": 23e-6, "optimizer": 26e-6, "zero_grad": 12e-6,
-     "recomputed": 104e-6, "backward launch": 150e-6, "list": 187e-6}
-)  # fmt: skip
-_LAUNCH_SECONDS = 9.6e-6
-# Per launch of compiled code's wrapper; per replay of a graph.
-_COMPILED_LAUNCH_SECONDS = 6e-6
-_GRAPH_SECONDS = 30e-6
 # A call of torch.compile's code for one weight, its guards looked at: measured with torch 2.13 and
 # torchao 0.18 on one core of a Xeon, 2026-11-22, as the time of AdamW8bit.step of 50 small weights.
 _COMPILED_CALL_SECONDS = 400e-6
-# Per call of a compiled block and per backward through it (guards, AOTAutograd's wrapper).
-# Measured: 64 and 67 us with its one kernel (torch 2.13, one thread of an AMD EPYC, 2026-11-22).
-_REGION_SECONDS = 60e-6
 
 
-@dataclass(frozen=True)
-class DeviceRates:
-    """What a device achieves, and `basis`: how that is known.
+def step_time(
+    ledger: Ledger, setting: TrainSetting, rates: DeviceRates, exchanges: Exchanges | None = None
+) -> Throughput:
+    """One optimizer step as it was recorded."""
+    recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    return predict_step(ledger.operations(), rates, setting, recorded, exchanges)
 
-    `matmul_flops` are FLOP/s a large matmul reaches by dtype ("float32", "tf32", "bfloat16",
-    "float16", "float8"); `bandwidth` is bytes/s of a copy (read + written); `kind_share` scales the
-    matmul rate of conv and attention, and the bandwidth of pointwise, reduction and copy. Matmuls
-    reach `backward_matmul_share` of their rate in backward. Of the bandwidth are `batch_norm_share`
-    and, of convolutions, `convolution_bandwidth_share` or `channels_last_share`; `grouped_share` is
-    of fp32's matmul rate, growing with that power (`grouped_power`) of multiply-adds
-    (planner/throughput/efficiency.py); `num_sms` are a GPU's multiprocessors, where known.
-    `link_bandwidth` is bytes/s between device and pinned host memory, either way; `attention_flops`
-    are FLOP/s of fused attention by dtype, `biased_flops` those of the kernel that takes a bias
-    where others go by the length of a sequence, and `compiled_bandwidth` the bytes/s of kernels
-    that torch.compile makes, reductions too, where they are known by themselves.
-    `host_seconds` is the host's cost of an operation by phase, and by what else costs more;
-    `host_spread` how many times as long or as short it may be. `asynchronous`: the host runs ahead
-    (CUDA); otherwise it computes itself (CPU) and both times add up.
-    `uncertainty` is relative: 0.35 means the time may be off by 35% either way. It holds for eager
-    steps in fp32 or 16 bits with eager attention, as most are measured, and with fused attention
-    where `knows_fused`; `other_uncertainty` for all others.
-    `kind_uncertainty`, where it is given, says it by kind of operation in place of `uncertainty`.
+
+def step_costs(
+    ledger: Ledger, model: Model, setting: TrainSetting, gpu: Gpu, link: str | None
+) -> tuple[Spent, ...]:
+    """The seconds of `step_time` on a GPU, by operation and the module it ran in: they sum to the
+    same.
+
+    What the device waits for has no operation: its `name` and `path` are "". Of a compiled step
+    the operations are the kernels that they are fused to, in the module of their first.
     """
-
-    name: str
-    basis: str
-    matmul_flops: Mapping[str, float]
-    bandwidth: float
-    kind_share: Mapping[OperationKind, float] = field(default_factory=lambda: dict(_KIND_SHARE))
-    kernel_seconds: float = _KERNEL_SECONDS
-    graph_kernel_seconds: float = _GRAPH_KERNEL_SECONDS
-    host_seconds: Mapping[str, float] = field(default_factory=lambda: dict(HOST_SECONDS))
-    host_spread: float = efficiency.HOST_SPREAD
-    launch_seconds: float = _LAUNCH_SECONDS
-    compiled_launch_seconds: float = _COMPILED_LAUNCH_SECONDS
-    graph_seconds: float = _GRAPH_SECONDS
-    region_seconds: float = _REGION_SECONDS
-    asynchronous: bool = True
-    uncertainty: float = efficiency.WIDE_UNCERTAINTY
-    other_uncertainty: float = efficiency.WIDE_UNCERTAINTY
-    kind_uncertainty: Mapping[str, float] | None = None
-    backward_matmul_share: float = 1.0
-    batched_matmul_share: float = 1.0
-    pooling_share: float = 1.0
-    batch_norm_share: float | None = None
-    convolution_bandwidth_share: float = 1.0
-    channels_last_share: float = 1.0
-    num_sms: int | None = None
-    grouped_share: float | None = None
-    grouped_power: float = efficiency.GROUPED_POWER["HBM"]
-    link_bandwidth: float = efficiency.LINK_SHARE * ASSUMED_LINK
-    attention_flops: Mapping[str, float] | None = None
-    biased_flops: float | None = None
-    compiled_bandwidth: float | None = None
-    knows_fused: bool = False
-
-    def matmul_rate(self, dtype: str, precision: str) -> float:
-        """FLOP/s of a matmul on `dtype`. A dtype without matrix units runs at fp32's rate."""
-        if dtype == "float32" and precision == "tf32" and "tf32" in self.matmul_flops:
-            return self.matmul_flops["tf32"]
-        dtype = "float8" if dtype.startswith("float8") else dtype
-        return self.matmul_flops.get(dtype, self.matmul_flops["float32"])
-
-    def matrix_rate(self, phase: str, operation: Computed, precision: str) -> float:
-        """FLOP/s of a matmul, convolution or attention in `phase` under a setting's `precision`."""
-        if operation.kind == "grouped conv":
-            return self._grouped_rate(phase, operation, precision)
-        if operation.kind == "attention" and self.attention_flops is not None:
-            return self.attention_flops[operation.dtype]
-        if operation.kind == "attention" and self.biased_flops and operation.dtype != "float32":
-            return self._attention_rate(operation)
-        if operation.kind == "conv" and precision != "fp32":
-            precision = "tf32"  # cuDNN's default, which only a setting of fp32 turns off
-        rate = self.matmul_rate(operation.dtype, precision) * self.kind_share[operation.kind]
-        is_slower = phase == "backward" and operation.kind == "matmul"
-        return rate * self.backward_matmul_share if is_slower else rate
-
-    def _attention_rate(self, operation: Computed) -> float:
-        """By the kernel and the tokens of a sequence, which are the FLOPs for each two bytes."""
-        assert self.biased_flops is not None
-        if "efficient" in operation.name:
-            return self.biased_flops
-        tokens = max(1.0, 2 * operation.flops / max(operation.num_bytes, 1))
-        most = self.matmul_rate(operation.dtype, "") * efficiency.LONG_ATTENTION_SHARE
-        return most * tokens / (tokens + efficiency.HALFWAY_TOKENS)
-
-    def _grouped_rate(self, phase: str, operation: Computed, precision: str) -> float:
-        """By the multiply-adds for each element that it moves; at most that of a dense convolution,
-        which it is taken for where no more is known."""
-        dense = self.matrix_rate(phase, operation._replace(kind="conv"), precision)
-        if self.grouped_share is None:
-            return dense
-        num_bytes = 4 if operation.dtype == "float32" else 2
-        multiply_adds = operation.flops / 2 / max(operation.num_bytes / num_bytes, 1)
-        rate = self.matmul_flops["float32"] * self.grouped_share
-        return min(dense, rate * float(multiply_adds**self.grouped_power))
-
-    def moving_rate(self, operation: Computed, memory_format: str = "contiguous") -> float:
-        """Bytes/s that an operation's tensors are read and written at, if that is what it takes."""
-        if operation.kind == "conv":
-            is_last = memory_format == "channels_last"
-            share = self.channels_last_share if is_last else self.convolution_bandwidth_share
-            return self.bandwidth * share
-        if operation.kind in _MATRIX_KINDS:
-            is_batched = operation.name in _BATCHED and operation.dtype != "float32"
-            return self.bandwidth * (self.batched_matmul_share if is_batched else 1.0)
-        usual = self.bandwidth * self.kind_share[operation.kind]
-        if "pool" in operation.name:
-            return usual * self.pooling_share
-        if self.batch_norm_share is None or "batch_norm" not in operation.name:
-            return usual
-        busy = min(1.0, _num_channels(operation) / self.num_sms) if self.num_sms else 1.0
-        share = self.batch_norm_share * busy
-        if operation.dtype == "float32":
-            share = min(efficiency.BATCH_NORM_MOST, efficiency.BATCH_NORM_FP32 * share)
-        by_channel = self.bandwidth * share
-        # Channels last, other kernels spread over rows: never slower (an H100's ResNet-50).
-        return by_channel if memory_format == "contiguous" else max(usual, by_channel)
-
-    def uncertainty_of(
-        self, setting: TrainSetting, seconds: Mapping[str, float], host: float = 0.0
-    ) -> float:
-        """Of a step of `setting` that spends `seconds` by kind of operation and `host` on the host,
-        relative: what was measured narrows it only for its like. Where the host may be what a step
-        waits for, it is at least as wide as the host's own range."""
-        took = sum(seconds.values())
-        device = took - seconds.get(WAITING, 0.0) - seconds.get(OTHERS, 0.0)
-        known = self._uncertainty_of(setting, seconds)
-        if not self.asynchronous or not took:
-            return known
-        slow = max(took, self.host_spread * host)
-        fast = min(took, max(device, host / self.host_spread))
-        return max(known, 1 - took / slow, took / fast - 1)
-
-    def _uncertainty_of(self, setting: TrainSetting, seconds: Mapping[str, float]) -> float:
-        by_kind = self.kind_uncertainty
-        knows = by_kind is not None or self.knows_fused or setting.attention == "eager"
-        alike = setting.compile == "off" and knows
-        alike = alike and setting.precision not in ("tf32", "fp8") and setting.offload == "none"
-        alike = alike and setting.offload_optimizer == "none"
-        total = sum(seconds.values())
-        if by_kind is None:
-            return self.uncertainty if alike else self.other_uncertainty
-        known = 0.0
-        for kind, share in seconds.items():
-            special = [
-                by_kind.get(f"{kind} {of}") for of in (setting.memory_format, setting.precision)
-            ]
-            usual = by_kind.get(kind, efficiency.WIDE_UNCERTAINTY)
-            known += share * max((found for found in special if found is not None), default=usual)
-        found = known / total if total else efficiency.WIDE_UNCERTAINTY
-        found = min(found, efficiency.MOST_UNCERTAINTY)
-        return max(found, self.uncertainty if alike else self.other_uncertainty)
-
-
-@dataclass(frozen=True)
-class StepTime(Accounts):
-    """One steady optimizer step, predicted. The seconds of its `parts` sum to `step_seconds`;
-    `host_seconds` and `device_seconds` are what each would take alone. `images_per_second` are
-    those of one device. `matrix_flops` are the FLOPs of its matmuls, convolutions and attention,
-    recomputed ones too, `launches` its kernels. `communication` is what it exchanges with
-    other devices, where its ledger and the links say so."""
-
-    step_seconds: float
-    images_per_second: float
-    basis: str
-    uncertainty: float
-    parts: tuple[Part, ...]
-    matrix_flops: float
-    launches: int
-    host_seconds: float
-    device_seconds: float
-    left_out: tuple[str, ...] = ()
-    communication: Communication | None = None
+    recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
+    rates, exchanges = rates_for(gpu, model), exchanges_of(ledger, setting, gpu, link)
+    step, kernels, events = prepared(ledger.operations(), rates, setting, recorded, exchanges)
+    step.operations = [
+        priced._replace(account=(*priced.account, operation.name, operation.path))
+        for priced, (_, operation) in zip(step.operations, kernels, strict=True)
+    ]
+    return tuple(Spent(*part, *what) for part, what in step.spent(step.line(events)))
 
 
 def predict_step(
@@ -277,7 +93,7 @@ def predict_step(
     setting: TrainSetting,
     recorded_accumulate: int | None = None,
     exchanges: Exchanges | None = None,
-) -> StepTime:
+) -> Throughput:
     """The time of one optimizer step that runs `operations` ((phase, operation), in order) and
     exchanges `exchanges` with other devices beside them.
 
@@ -313,7 +129,7 @@ def prepared(
     return step, ordered, found
 
 
-def _together(step: _Step, exchanges: Exchanges, alone: StepTime) -> StepTime:
+def _together(step: _Step, exchanges: Exchanges, alone: Throughput) -> Throughput:
     """`alone` with what it exchanges. The range is that of the links: as slow as they may be, and
     as fast with nothing slowed by what overlaps."""
     spread = 1 + exchanges.fabric.spread
@@ -344,51 +160,6 @@ def _together(step: _Step, exchanges: Exchanges, alone: StepTime) -> StepTime:
     )
 
 
-def rates_for(gpu: Gpu, model: Model | None = None) -> DeviceRates:
-    """What `gpu` should achieve: its datasheet's figures times the fitted shares; for another
-    `model` than a Swin, which the published steps are of, known less well."""
-    is_held = model is None or isinstance(model, SwinConfig)
-    tensor = efficiency.tensor_matmul_share(gpu)
-    bandwidth = efficiency.bandwidth_share(gpu)
-    peaks = {"tf32": gpu.tf32_flops, "bfloat16": gpu.bf16_flops, "float16": gpu.fp16_flops,
-             "float8": gpu.fp8_flops}  # fmt: skip
-    flops = {dtype: peak * tensor for dtype, peak in peaks.items() if peak is not None}
-    fp32 = gpu.fp32_flops * efficiency.fp32_matmul_share(gpu)
-    grouped = efficiency.grouped_kind(gpu)
-    units = "fp32 lanes" if gpu.fp16_flops == gpu.fp32_flops else "matrix units"
-    held = "" if gpu.name in efficiency.MEASURED_CARDS else ", none of them of this card"
-    return DeviceRates(
-        name=gpu.name,
-        basis=(
-            f"datasheet of {gpu.title}; assumes {bandwidth:.0%} of its bandwidth (fitted to "
-            f"measurements{held}) and {tensor:.0%} of its {units}' FLOP/s (quoted)"
-        ),
-        matmul_flops={"float32": fp32, **flops},
-        bandwidth=gpu.bandwidth * bandwidth,
-        kind_share={**_KIND_SHARE, "conv": efficiency.convolution_share(gpu)},
-        uncertainty=efficiency.uncertainty(gpu),
-        compiled_bandwidth=gpu.bandwidth * max(bandwidth, efficiency.COMPILED_BANDWIDTH_SHARE),
-        knows_fused=gpu.name in efficiency.FUSED_CARDS,
-        kind_uncertainty=None if is_held else efficiency.kind_uncertainty(gpu),
-        backward_matmul_share=efficiency.BACKWARD_MATMUL_SHARE,
-        batched_matmul_share=efficiency.BATCHED_MATMUL_SHARE,
-        pooling_share=efficiency.POOLING_SHARE,
-        batch_norm_share=efficiency.batch_norm_share(gpu),
-        convolution_bandwidth_share=efficiency.CONVOLUTION_BANDWIDTH_SHARE,
-        channels_last_share=efficiency.CHANNELS_LAST_SHARE[grouped],
-        num_sms=gpu.num_sms,
-        grouped_share=efficiency.GROUPED_SHARE[grouped],
-        grouped_power=efficiency.GROUPED_POWER[grouped],
-        link_bandwidth=(gpu.link_bandwidth or ASSUMED_LINK) * efficiency.LINK_SHARE,
-        attention_flops=(
-            efficiency.window_attention_flops(gpu, max(model.windows) ** 2)
-            if isinstance(model, SwinConfig)
-            else None
-        ),
-        biased_flops=efficiency.biased_flops(gpu),
-    )
-
-
 def device_seconds(
     phase: str, operation: Computed, rates: DeviceRates, setting: TrainSetting
 ) -> float:
@@ -411,7 +182,7 @@ def _bound_device_seconds(
         busy, bound = operation.num_bytes / rates.link_bandwidth, LINK
         if not rates.asynchronous or not operation.kernels:
             busy = 0.0
-    elif operation.kind in _MATRIX_KINDS:
+    elif operation.kind in MATRIX_KINDS:
         rate = rates.matrix_rate(phase, operation, setting.precision)
         busy = operation.num_bytes / rates.moving_rate(operation, setting.memory_format)
         if operation.flops / rate >= busy:
@@ -421,15 +192,6 @@ def _bound_device_seconds(
     else:
         busy = operation.num_bytes / rates.moving_rate(operation, setting.memory_format)
     return busy + start, STARTS if start > busy else bound
-
-
-def _num_channels(operation: Computed) -> float:
-    """Of a batch norm of N elements and C channels that trains, by its cost (`recording.costs`):
-    N + 2 C FLOPs; b N bytes two or three times, and 24 C or 28 C of weights and statistics."""
-    times, statistics = (3, 28) if "backward" in operation.name else (2, 24)
-    each = times * (4 if operation.dtype == "float32" else 2)
-    found = (operation.num_bytes - each * operation.flops) / (statistics - 2 * each)
-    return max(abs(found), 1.0)  # without running statistics (standardised weights) it is negative
 
 
 def host_seconds(phase: str, operation: Computed, rates: DeviceRates, mode: str) -> float:
@@ -516,7 +278,7 @@ def _matrix_flops(operations: Iterable[Operation]) -> dict[str, int]:
     """FLOPs of matmuls, convolutions and attention, by phase."""
     flops: dict[str, int] = defaultdict(int)
     for phase, operation in operations:
-        if operation.kind in _MATRIX_KINDS:
+        if operation.kind in MATRIX_KINDS:
             flops[phase] += operation.flops
     return flops
 
@@ -570,39 +332,171 @@ class _Step:
             for (phase, micro_batch), seconds in line.exposed.items()
         ]
 
-    def time(self, exchanges: Exchanges | None) -> StepTime:
+    def time(self, exchanges: Exchanges | None) -> Throughput:
         """Of a step in the middle of a training."""
         setting, rates = self.setting, self.rates
         line = self.line(exchanges)
         parts = [part for part, _ in self.spent(line)]
-        waited = sum(part.seconds for part in parts if part.kind == WAITING)
         total = sum(part.seconds for part in parts)
-        exposed = sum(part.seconds for part in parts if part.kind == OTHERS)
         kind_seconds: dict[str, float] = defaultdict(float)
         for part in parts:
             kind_seconds[part.kind] += part.seconds
-        left_out = ["loading the data", "clocks falling under sustained load"]
-        if setting.world_size > 1 and exchanges is None:
-            left_out.append("communication between devices")
-        if setting.offload_optimizer != "none":
-            left_out.append(
-                "the update of weights on the host, whose processor's rate nobody measured: the "
-                "step takes at least what is predicted"
-            )
         host = sum(self._scaled(p, s) for p, s in line.issuing.items())
-        return StepTime(
+        return Throughput(
             step_seconds=total,
             images_per_second=setting.batch_size * setting.accumulate / total if total else 0.0,
             basis=rates.basis,
             uncertainty=rates.uncertainty_of(setting, kind_seconds, host),
             parts=tuple(parts),
+            host_seconds=host,
             matrix_flops=sum(self._scaled(p, flops) for p, flops in self.matrix_flops.items()),
             launches=round(sum(self._scaled(p, n) for p, n in self.launches.items())),
-            host_seconds=host,
-            device_seconds=total - waited - exposed,
-            left_out=tuple(left_out),
+            devices=setting.world_size,
+            host_updates=setting.offload_optimizer != "none",
         )
 
 
 def _is_graphed(setting: TrainSetting) -> bool:
     return setting.compile in GRAPH_MODES
+
+
+# What a compiled step runs in place of its operations: fused kernels, updates after backward.
+
+_FUSIBLE_KINDS = frozenset(("pointwise", "reduction", "copy"))
+# A pointwise operation inside a chain reads and writes equally much. Fused, the read vanishes and
+# the write stays only where backward needs it: between 0 and 1/2 of its bytes remain (derived);
+# the middle is assumed.
+_FUSED_BYTES_KEPT = 0.25
+
+
+def with_updates_last(
+    operations: list[tuple[str, Any]], setting: TrainSetting
+) -> list[tuple[str, Any]]:
+    """Updates in backward follow that of a compiled model: it hands over all gradients as it
+    returns."""
+    is_whole = setting.compile != "off" and setting.compile_scope == "model"
+    if not setting.updates_beside or not is_whole:
+        return operations
+    return sorted(operations, key=lambda operation: operation[0] == "optimizer")
+
+
+def fuse_operations(
+    operations: Sequence[Operation], regions: Sequence[str | None]
+) -> tuple[list[Operation], list[str | None]]:
+    """`operations` as Inductor runs them, and their `regions`: a chain of pointwise, reduction and
+    copy operations in one phase of a compiled region becomes one kernel per reduction (at least
+    one), and most of what it would write between them stays in registers. What is in no region is
+    left as it is."""
+    fused: list[Operation] = []
+    where: list[str | None] = []
+    chain: list[Computed] = []
+    chained: tuple[str, str | None] = ("", None)
+
+    def add(phase: str, operation: Computed, region: str | None) -> None:
+        fused.append((phase, operation))
+        where.append(region)
+
+    for (phase, operation), region in zip(operations, regions, strict=True):
+        fusible = operation[1] in _FUSIBLE_KINDS and region is not None
+        fusible = fusible and not operation[0].startswith(FUSED_PREFIX)  # fused already
+        if chain and (not fusible or (phase, region) != chained):
+            add(chained[0], _fuse(chain), chained[1])
+            chain = []
+        if fusible:
+            chain.append(operation)
+            chained = phase, region
+        else:
+            add(phase, operation, region)
+    if chain:
+        add(chained[0], _fuse(chain), chained[1])
+    return fused, where
+
+
+def fuse_between(
+    operations: Sequence[Operation], regions: Sequence[str | None], exchanges: Sequence[Exchanged]
+) -> tuple[list[Operation], list[str | None], tuple[Exchanged, ...]]:
+    """`fuse_operations` of what lies between exchanges, with their places among the fused."""
+    fused: list[Operation] = []
+    where: list[str | None] = []
+    moved = []
+    done = 0
+    for exchange in exchanges:
+        part = slice(done, exchange.place)
+        kernels, their = fuse_operations(operations[part], regions[part])
+        fused += kernels
+        where += their
+        done = exchange.place
+        moved.append(exchange._replace(place=len(fused)))
+    rest = fuse_operations(operations[done:], regions[done:])
+    return [*fused, *rest[0]], [*where, *rest[1]], tuple(moved)
+
+
+def _fuse(chain: Sequence[Computed]) -> Computed:
+    if len(chain) == 1:
+        return chain[0]
+    _, kinds, dtypes, flops, sizes, _, paths = zip(*chain, strict=True)
+    most = max(sizes)
+    largest = sizes.index(most)
+    return Computed(
+        name=f"fused_{len(chain)}",
+        kind=kinds[largest],
+        dtype=dtypes[largest],
+        flops=sum(flops),
+        num_bytes=most + int(_FUSED_BYTES_KEPT * (sum(sizes) - most)),
+        kernels=max(1, kinds.count("reduction")),
+        path=paths[0],
+    )
+
+
+# Which operations of a step are compiled, and in which compiled region. Imports no torch.
+
+COMPILED_PHASES = frozenset(("forward", "backward"))  # the optimizer's step is not compiled
+WHOLE = ""  # the region that is the model, and what the step does around it
+
+
+def regions_of(
+    operations: Sequence[tuple[str, Computed]], setting: TrainSetting
+) -> list[str | None]:
+    """Of each of `operations` (phase, operation) the compiled region that runs it, or None.
+
+    Compiled block by block, a region is a block. Recorded, its kernels are known by their names;
+    of an eager step in place of a compiled one, they are the operations of modules within numbered
+    ones: of the blocks in stages, where most are so deep.
+    """
+    if setting.compile == "off":
+        return [None] * len(operations)
+    if setting.compile_scope == "model":
+        return [WHOLE if phase in COMPILED_PHASES else None for phase, _ in operations]
+    is_known = any(is_kernel(operation.name) for _, operation in operations)
+    paths = {operation.path: _numbers(operation.path) for _, operation in operations}
+    numbered = [len(paths[op.path]) for _, op in operations if paths[op.path]]
+    is_deep = sum(count > 1 for count in numbered) > 0.75 * len(numbered)
+    depth = 2 if is_deep else 1
+    block = {path: _block(path, found, depth) for path, found in paths.items()}
+    return [
+        block[operation.path]
+        if phase in COMPILED_PHASES and is_kernel(operation.name) >= is_known
+        else None
+        for phase, operation in operations
+    ]
+
+
+def _numbers(path: str) -> list[int]:
+    """Where in a path, counted in its parts, the numbers are."""
+    return [place for place, part in enumerate(path.split(".")) if part.isdecimal()]
+
+
+def _block(path: str, numbers: Sequence[int], depth: int) -> str | None:
+    """`layers.0.blocks.1` of `layers.0.blocks.1.mlp.fc1` at depth 2, None of what lies above."""
+    if len(numbers) < depth:
+        return None
+    return ".".join(path.split(".")[: numbers[depth - 1] + 1])
+
+
+def entries(phases: Iterable[str], regions: Iterable[str | None]) -> list[bool]:
+    """Whether a compiled region is entered with an operation: it is another than before."""
+    found, previous = [], None
+    for here in zip(phases, regions, strict=True):
+        found.append(here[1] is not None and here != previous)
+        previous = here
+    return found

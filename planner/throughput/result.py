@@ -1,23 +1,27 @@
-"""A predicted step as an estimate holds it: its rate, of one device and of all, and its basis."""
+"""A predicted step: its seconds, its rate, of one device and of all, and what both rest on; and how
+long a whole training takes at that rate, and what it costs. Imports no torch."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
-from planner.core.schema import Model, TrainSetting
-from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
+from planner.core.errors import UsageError, shorten
 from planner.machine.hardware.gpu import Gpu
-from planner.machine.hardware.precisions import peak_flops
 
 if TYPE_CHECKING:
-    from planner.throughput.communication import Communication, Exchanges
-    from planner.throughput.prediction import DeviceRates, StepTime
+    from planner.throughput.timeline import Communication
 
-
-# Where the seconds of a step go: by phase, by kind of operation, and by what bounds them.
+# What the device is busy with, or waits for, by `bound_seconds`: an operation counts whole as that
+# which takes most of it.
+BANDWIDTH, MATRIX_UNITS, STARTS = "bandwidth", "matrix units", "kernel starts"
+LINK = "link to the host"
+WAITING = "waiting for the host"  # the entry of `kind_seconds` in which the device is idle
+OTHERS = "waiting for other devices"  # and that in which it waits for a collective
+HOST, BETWEEN = "host", "link between devices"  # what bounds these
 
 
 class Part(NamedTuple):
@@ -32,7 +36,7 @@ class Part(NamedTuple):
         return self._asdict()
 
 
-class Cost(NamedTuple):
+class Spent(NamedTuple):
     """Seconds of a step that one operation takes in one module and phase, all its calls together;
     what it waits for has neither `name` nor `path`."""
 
@@ -112,13 +116,32 @@ class Throughput(Accounts):
         return self.devices * self.images_per_second
 
     @property
+    def device_seconds(self) -> float:
+        """What the device would take if it waited for nobody."""
+        waits = self.kind_seconds
+        return self.step_seconds - waits.get(WAITING, 0.0) - waits.get(OTHERS, 0.0)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What takes time as well, and is not counted."""
+        found = ["loading the data", "clocks falling under sustained load"]
+        if self.devices > 1 and self.communication is None:
+            found.append("communication between devices")
+        if self.host_updates:
+            found.append(
+                "the update of weights on the host, whose processor's rate nobody measured: the "
+                "step takes at least what is predicted"
+            )
+        return tuple(found)
+
+    @property
     def is_whole(self) -> bool:
         """Whether it holds what devices exchange, and all updates; else the rate is an upper
         bound."""
         return not self.host_updates and (self.devices == 1 or self.communication is not None)
 
 
-def is_slower(one: Throughput | StepTime, fastest: Throughput | StepTime) -> bool:
+def is_slower(one: Throughput, fastest: Throughput) -> bool:
     """Whether a step is slower than another on the same card, whatever the card's rates are within
     their uncertainty: both have the same rates, so that what both wait for alike cancels out, and
     less than APART counts for nothing."""
@@ -131,120 +154,86 @@ def is_slower(one: Throughput | StepTime, fastest: Throughput | StepTime) -> boo
     return is_apart and sum(more.values()) > doubt
 
 
-def datasheet_rates(gpu: Gpu | None, model: Model | None = None) -> DeviceRates | None:
-    if gpu is None:
+# A whole training.
+
+IMAGENET_IMAGES = 1_281_167  # ImageNet-1k's training split, what an epoch means unless said
+_MOST = 1e12  # of anything
+
+
+@dataclass(frozen=True)
+class Training:
+    """`epochs` of `images_per_epoch` (or clips, or samples), and the `price_per_hour` of one GPU,
+    in any currency."""
+
+    epochs: float
+    images_per_epoch: int = IMAGENET_IMAGES
+    price_per_hour: float | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A whole training on all `devices` together: its `seconds`, and its `price`, in the currency
+    of the price per hour of one GPU, None where none was named. The ends of both ranges are those
+    of the predicted rate; the high one is None where the rate is only bounded from above. Only what
+    a step takes is counted: not validation, compilation, or a loader that is slower."""
+
+    epochs: float
+    images_per_epoch: int
+    devices: int
+    price_per_hour: float | None
+    seconds: float
+    low_seconds: float
+    high_seconds: float | None
+    price: float | None
+    low_price: float | None
+    high_price: float | None
+
+
+def cost_of(training: Training | None, predicted: Throughput | None) -> Cost | None:
+    """None without either."""
+    if training is None or predicted is None:
         return None
-    from planner.throughput.prediction import rates_for
-
-    return rates_for(gpu, model)
-
-
-def exchanges_of(
-    ledger: Ledger, setting: TrainSetting, gpu: Gpu | None, link: str | None = None
-) -> Exchanges | None:
-    """What a step exchanges over `link`, or over what joins several of `gpu` as a rule; None where
-    it exchanges nothing, or nobody says over what.
-
-    Raises UsageError: an unknown link, or one that joins fewer.
-    """
-    if setting.world_size == 1 or (gpu is None and link is None):
-        return None
-    events = ledger.exchanges()
-    if not events:
-        return None
-    from planner.machine.hardware.fabric import find_fabric, has_usual_link
-    from planner.throughput.communication import Exchanges
-
-    if link is None and gpu is not None and not has_usual_link(gpu):
-        return None
-
-    of_node = setting.devices_per_node
-    return Exchanges(events, find_fabric(gpu, setting.nodes, link, of_node))
-
-
-def communication_basis(exchanges: Exchanges | None, setting: TrainSetting) -> list[str]:
-    """What the time of communication rests on, one line each."""
-    if exchanges is None:
-        return []
-    fabric = exchanges.fabric
-    links = [link for link in (fabric.within, fabric.between) if link is not None]
-    sources = "; ".join(f"{link.name}: {', '.join(link.sources)}" for link in links)
-    return [
-        *fabric.assumed,
-        "collectives take what was published or measured of their links, up to "
-        f"{fabric.spread:.0%} more or less ({sources})",
-        f"computing and communicating take {exchanges.contention:g} times as long while both go on "
-        "(published of A100s by Galvatron)",
-        *_compiled_basis(setting),
+    seconds = training.epochs * training.images_per_epoch / predicted.all_images_per_second
+    off, is_bounded = predicted.uncertainty, predicted.is_whole and predicted.uncertainty < 1
+    ends = seconds, seconds / (1 + off), seconds / (1 - off) if is_bounded else None
+    hourly = training.price_per_hour
+    prices = [
+        None if hourly is None or end is None else end / 3600 * predicted.devices * hourly
+        for end in ends
     ]
-
-
-def _compiled_basis(setting: TrainSetting) -> list[str]:
-    if setting.compile == "off":
-        return []
-    return [
-        "what is compiled sends its gradients as it returns: torch.compile of the wrapped model "
-        "may split backward at buckets (DDPOptimizer) and send earlier"
-    ]
-
-
-def step_time(
-    ledger: Ledger,
-    setting: TrainSetting,
-    rates: DeviceRates | None,
-    exchanges: Exchanges | None = None,
-) -> StepTime | None:
-    """One optimizer step as it was recorded; None without rates."""
-    if rates is None:
-        return None
-    from planner.throughput.prediction import predict_step
-
-    recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
-    return predict_step(ledger.operations(), rates, setting, recorded, exchanges)
-
-
-def step_costs(
-    ledger: Ledger,
-    setting: TrainSetting,
-    rates: DeviceRates | None,
-    exchanges: Exchanges | None = None,
-) -> tuple[Cost, ...]:
-    """The seconds of `step_time`, by operation and the module it ran in: they sum to the same. None
-    without rates.
-
-    What the device waits for has no operation: its `name` and `path` are "". Of a compiled step
-    the operations are the kernels that they are fused to, in the module of their first.
-    """
-    if rates is None:
-        return ()
-    from planner.throughput.prediction import prepared
-
-    recorded = min(setting.accumulate, RECORDED_MICRO_BATCHES)
-    step, kernels, events = prepared(ledger.operations(), rates, setting, recorded, exchanges)
-    step.operations = [
-        priced._replace(account=(*priced.account, operation.name, operation.path))
-        for priced, (_, operation) in zip(step.operations, kernels, strict=True)
-    ]
-    return tuple(Cost(*part, *what) for part, what in step.spent(step.line(events)))
-
-
-def throughput_of(
-    time: StepTime | None, gpu: Gpu | None, setting: TrainSetting
-) -> Throughput | None:
-    if time is None:
-        return None
-    peak = None if gpu is None else peak_flops(gpu, setting.precision)
-    return Throughput(
-        time.step_seconds,
-        time.images_per_second,
-        time.basis,
-        time.uncertainty,
-        time.parts,
-        time.host_seconds,
-        time.matrix_flops,
-        None if peak is None else time.matrix_flops / time.step_seconds / peak,
-        time.launches,
-        setting.world_size,
-        time.communication,
-        setting.offload_optimizer != "none",
+    return Cost(
+        training.epochs, training.images_per_epoch, predicted.devices, hourly, *ends, *prices
     )
+
+
+def read_training(
+    epochs: float | None,
+    images_per_epoch: int | None,
+    price_per_hour: float | None,
+    gpu: Gpu | None,
+) -> Training | None:
+    """What is to be trained, None where nothing of it was said. Raises UsageError."""
+    given = {
+        "--epochs": epochs, "--images-per-epoch": images_per_epoch,
+        "--price-per-hour": price_per_hour,
+    }  # fmt: skip
+    said = {name: value for name, value in given.items() if value is not None}
+    for name, value in said.items():
+        if isinstance(value, bool) or not (isfinite(value) and 0 < value <= _MOST):
+            raise UsageError(
+                f"{name} takes a number above 0, not {shorten(value)}.", f"For example {name} 300."
+            )
+    if not said:
+        return None
+    if epochs is None:
+        raise UsageError(
+            f"{' and '.join(said)} {'are' if len(said) > 1 else 'is'} of a whole training, and its "
+            "length was not said.",
+            "Add --epochs 300.",
+        )
+    if gpu is None:
+        raise UsageError(
+            "how long a training takes depends on the GPU, and none was named.",
+            'Add --gpu "RTX 3090".',
+        )
+    return Training(epochs, images_per_epoch or IMAGENET_IMAGES, price_per_hour)

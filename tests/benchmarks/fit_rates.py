@@ -22,9 +22,8 @@ from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware import Gpu
 from planner.report.settings import describe_setting
-from planner.throughput.efficiency import BANDWIDTH_SHARE, memory_kind
-from planner.throughput.fusing import Operation
-from planner.throughput.prediction import DeviceRates, device_seconds, predict_step, rates_for
+from planner.throughput.prediction import Operation, device_seconds, predict_step
+from planner.throughput.rates import BANDWIDTH_SHARE, DeviceRates, memory_kind, rates_for
 from search.loop.records import read_records
 from tests.truth.compare import accuracy_of, gpu_of
 from tests.truth.fit import is_held_out
@@ -194,7 +193,7 @@ def main() -> None:
             print(f"  {error:+7.1%}  {timed.gpu.name:14} {what}")
         summary = accuracy_of([error for _, error in found])
         print(f"  {summary.count} rows, median {summary.median:.1%}, worst {summary.worst:.1%}")
-    print("\nplanner/throughput/efficiency.py:")
+    print("\nplanner/throughput/rates.py:")
     for name, value in shares.items():
         print(f"  {name:18} {value:.4f}")
 

@@ -27,8 +27,9 @@ from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
 from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import find_gpu
-from planner.throughput.fusing import Operation
-from planner.throughput.prediction import StepTime, predict_step, rates_for
+from planner.throughput.prediction import Operation, predict_step
+from planner.throughput.rates import rates_for
+from planner.throughput.result import Throughput
 from search.loop.records import read_records
 from tests.truth.compare import gpu_of, predicted_step
 
@@ -90,7 +91,7 @@ class Rate:
         return abs(self.images_per_second / found.images_per_second - 1) <= found.uncertainty
 
     @cached_property
-    def predicted(self) -> StepTime:
+    def predicted(self) -> Throughput:
         asked = {
             "batch_size": self.batch_size,
             "precision": self.precision,
@@ -128,7 +129,7 @@ def evaluated(operations: list[Operation]) -> list[Operation]:
     ]
 
 
-def stated(found: StepTime) -> float:
+def stated(found: Throughput) -> float:
     """The uncertainty that operations of these kinds have on a card whose rows train."""
     card = rates_for(
         find_gpu("rtx-3090"), NamedModel(library="timm", name="any", task="classification")

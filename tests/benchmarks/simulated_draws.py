@@ -22,7 +22,7 @@ from planner.estimation.device_estimator import DeviceEstimator
 from planner.estimation.estimate import choose
 from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import recognise_gpu
-from planner.throughput.prediction import DeviceRates, rates_for
+from planner.throughput.rates import DeviceRates, rates_for
 from search.loop.space import Candidate, Space, make_space
 from search.loop.surrogate.costs import AGAIN_SHARE, ALIKE_SHARE, graph_of, kernels_of
 from search.loop.surrogate.prior import Prior, estimated_prior

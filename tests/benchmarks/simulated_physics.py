@@ -18,8 +18,8 @@ from planner.core.schema import SwinConfig, TrainSetting
 from planner.estimation.estimate import choose
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Computed
-from planner.throughput.fusing import Operation
-from planner.throughput.prediction import DeviceRates, is_over_list, recomputed
+from planner.throughput.prediction import Operation, is_over_list, recomputed
+from planner.throughput.rates import DeviceRates
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.str_]

@@ -12,7 +12,7 @@ from planner.estimation.estimate import estimate
 from planner.ledger.ledger import COMPILED_CALL, GRADIENT_TO_HOST, WEIGHT_TO_DEVICE
 from planner.libraries.registry import find_library
 from planner.machine.hardware import find_gpu
-from planner.throughput.prediction import rates_for
+from planner.throughput.rates import rates_for
 from tests.building import build_real
 from tests.equality import recorded
 from tests.libraries.steps import Changes, needs, setting_of

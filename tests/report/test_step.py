@@ -40,7 +40,7 @@ from planner.report.step import (
     step_group,
     timeline_data,
 )
-from planner.throughput.communication import OTHERS, WAITING
+from planner.throughput.result import OTHERS, WAITING
 from tests.page.browser import looking_at, until
 
 SWIN = "timm:swin_tiny_patch4_window7_224"

@@ -15,7 +15,8 @@ import pytest
 from planner.estimation.estimate import choose
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware import recognise_gpu
-from planner.throughput.prediction import predict_step, rates_for
+from planner.throughput.prediction import predict_step
+from planner.throughput.rates import rates_for
 from tests.benchmarks.described_devices import describe
 from tests.benchmarks.simulated_draws import (
     Device,

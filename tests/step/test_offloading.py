@@ -17,7 +17,7 @@ from planner.ledger.ledger import TO_DEVICE, TO_HOST, Computed
 from planner.libraries.registry import find_library
 from planner.machine.hardware import find_gpu
 from planner.step.training import record_training
-from planner.throughput.efficiency import LINK_SHARE
+from planner.throughput.rates import LINK_SHARE
 from tests.building import build_real
 from tests.libraries.steps import assert_equal_to_torch, needs
 

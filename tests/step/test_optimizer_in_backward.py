@@ -9,8 +9,13 @@ from planner.ledger.ledger import OPTIMIZER_CALL, Ledger
 from planner.libraries.registry import find_library
 from planner.machine.hardware import find_gpu
 from planner.step.training import record_training
-from planner.throughput.fusing import fuse_operations, regions_of, with_updates_last
-from planner.throughput.prediction import predict_step, rates_for
+from planner.throughput.prediction import (
+    fuse_operations,
+    predict_step,
+    regions_of,
+    with_updates_last,
+)
+from planner.throughput.rates import rates_for
 from tests.building import build_real
 from tests.equality import recorded
 from tests.libraries.steps import (

@@ -17,8 +17,9 @@ from planner.core.schema import TrainSetting
 from planner.core.schema.distribution import Group
 from planner.ledger.ledger import Awaited, Computed, Event, Ledger, Marked, Sent
 from planner.machine.hardware.fabric import Curve, Fabric, Link
-from planner.throughput.communication import OTHERS, WAITING, Exchanges, group_of
-from planner.throughput.prediction import StepTime, predict_step
+from planner.throughput.prediction import predict_step
+from planner.throughput.result import OTHERS, WAITING, Throughput
+from planner.throughput.timeline import Exchanges, group_of
 from tests.throughput.test_prediction import DEVICE, MS, moving, slow_host
 
 ROUND = Link(
@@ -47,7 +48,7 @@ def predict(
     contention: float = NO_CONTENTION,
     spread: float = 0.0,
     **rates: object,
-) -> StepTime:
+) -> Throughput:
     exchanges = Exchanges(made.exchanges(), Fabric(replace(ROUND, spread=spread)), contention)
     device = replace(DEVICE, **rates)  # type: ignore[arg-type]
     recorded = min(setting.accumulate, 2)

@@ -15,8 +15,9 @@ from planner.estimation.ledgers import step_ledger
 from planner.libraries.registry import find_library
 from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import recorded_allocator
-from planner.throughput.prediction import DeviceRates, StepTime
-from planner.throughput.result import step_time
+from planner.throughput.prediction import step_time
+from planner.throughput.rates import DeviceRates
+from planner.throughput.result import Throughput
 
 QUANTITIES = ("allocated", "reserved", "device", "step time")
 
@@ -88,13 +89,11 @@ def estimate_of(record: MeasurementRecord) -> Estimate:
         )  # fmt: skip
 
 
-def predicted_step(record: MeasurementRecord, rates: DeviceRates) -> StepTime:
+def predicted_step(record: MeasurementRecord, rates: DeviceRates) -> Throughput:
     """A record's step by `rates`, with the torch that it ran with."""
     with as_of(record.versions["torch"]):
         model, setting = resolve(record.model, record.setting)
-        found = step_time(step_ledger(model, setting), setting, rates)
-    assert found is not None
-    return found
+        return step_time(step_ledger(model, setting), setting, rates)
 
 
 def is_modelled(record: MeasurementRecord) -> bool:

@@ -18,7 +18,8 @@ from statistics import median
 from tabulate import tabulate
 
 from planner.core.schema import MeasurementRecord, SwinConfig
-from planner.throughput.prediction import HOST_SECONDS, StepTime, rates_for
+from planner.throughput.rates import HOST_SECONDS, rates_for
+from planner.throughput.result import Throughput
 from search.loop.records import read_records
 from tests.truth.compare import gpu_of, predicted_step
 
@@ -33,7 +34,7 @@ class HostRow:
 
     card: str
     record: MeasurementRecord
-    predicted: StepTime
+    predicted: Throughput
 
     @property
     def measured(self) -> float:

@@ -45,8 +45,8 @@ from planner.step.autocast import AutocastScope
 from planner.step.nn import name_modules
 from planner.step.tensor import Device
 from planner.step.training import BuildOnShapes, make_batch
-from planner.throughput.fusing import Operation
-from planner.throughput.prediction import DeviceRates, predict_step, rates_for
+from planner.throughput.prediction import Operation, predict_step
+from planner.throughput.rates import DeviceRates, rates_for
 from tests.truth.compare import accuracy_of
 from tests.truth.fit import FORMER_RECIPE, HELD_OUT_ONE_IN
 

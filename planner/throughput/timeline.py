@@ -12,16 +12,14 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from planner.core.schema import TrainSetting
 from planner.core.schema.distribution import Group
-from planner.ledger.ledger import Exchanged, Sent
-from planner.machine.hardware.fabric import bus_factor
-
-if TYPE_CHECKING:
-    from planner.machine.hardware.fabric import Fabric
-
+from planner.ledger.ledger import Exchanged, Ledger, Sent
+from planner.machine.hardware.fabric import Fabric, bus_factor, find_fabric, has_usual_link
+from planner.machine.hardware.gpu import Gpu
+from planner.throughput.result import HOST, WAITING
 
 # How much longer computing and communicating take while both go on. Published of A100: 1.1256
 # (PKU-DAIR/Hetu-Galvatron @cea12ff, hardware_configs/overlap_coefficient.json).
@@ -55,6 +53,52 @@ class Communication:
     alone_seconds: float
     low_seconds: float
     high_seconds: float
+
+
+def exchanges_of(
+    ledger: Ledger, setting: TrainSetting, gpu: Gpu | None, link: str | None = None
+) -> Exchanges | None:
+    """What a step exchanges over `link`, or over what joins several of `gpu` as a rule; None where
+    it exchanges nothing, or nobody says over what.
+
+    Raises UsageError: an unknown link, or one that joins fewer.
+    """
+    if setting.world_size == 1 or (gpu is None and link is None):
+        return None
+    events = ledger.exchanges()
+    if not events:
+        return None
+    if link is None and gpu is not None and not has_usual_link(gpu):
+        return None
+
+    of_node = setting.devices_per_node
+    return Exchanges(events, find_fabric(gpu, setting.nodes, link, of_node))
+
+
+def communication_basis(exchanges: Exchanges | None, setting: TrainSetting) -> list[str]:
+    """What the time of communication rests on, one line each."""
+    if exchanges is None:
+        return []
+    fabric = exchanges.fabric
+    links = [link for link in (fabric.within, fabric.between) if link is not None]
+    sources = "; ".join(f"{link.name}: {', '.join(link.sources)}" for link in links)
+    return [
+        *fabric.assumed,
+        "collectives take what was published or measured of their links, up to "
+        f"{fabric.spread:.0%} more or less ({sources})",
+        f"computing and communicating take {exchanges.contention:g} times as long while both go on "
+        "(published of A100s by Galvatron)",
+        *_compiled_basis(setting),
+    ]
+
+
+def _compiled_basis(setting: TrainSetting) -> list[str]:
+    if setting.compile == "off":
+        return []
+    return [
+        "what is compiled sends its gradients as it returns: torch.compile of the wrapped model "
+        "may split backward at buckets (DDPOptimizer) and send earlier"
+    ]
 
 
 def group_of(setting: TrainSetting, group: Group) -> tuple[int, int, int]:
@@ -207,12 +251,7 @@ class Traffic:
 
 
 # Host and device side by side: the host issues operations ahead, the device waits if it is late.
-#
-# Beside the device, what it exchanges with others goes on (`planner.throughput.communication`).
-
-WAITING = "waiting for the host"  # the entry of `kind_seconds` in which the device is idle
-OTHERS = "waiting for other devices"  # and that in which it waits for a collective
-HOST, BETWEEN = "host", "link between devices"  # what bounds these
+# Beside the device, what it exchanges with others goes on.
 
 
 class Priced(NamedTuple):
