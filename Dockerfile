@@ -1,4 +1,4 @@
-# planner and a torch for the host's driver: 'planner doctor' prints the build arguments. CUDA's
+# planner and a torch for the host's driver: 'planner doctor' prints the release and the CUDA to build for. CUDA's
 # libraries come with torch; of the host only the driver and NVIDIA's container toolkit are needed.
 #
 #     docker build --build-arg CUDA=cu126 --build-arg TORCH=2.14 -t planner:cu126 .

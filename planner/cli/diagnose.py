@@ -12,7 +12,7 @@ from planner.core.files import is_pipe
 from planner.core.schema.validation import option
 from planner.core.terminal import shows_seconds
 from planner.estimation.estimate import default_precision, estimate
-from planner.machine.doctor import lines_to_type, load_facts, read_facts
+from planner.machine.doctor import install_line, load_facts, read_facts
 from planner.machine.findings import judge
 from planner.report.doctor import facts_text
 
@@ -39,7 +39,7 @@ def doctor(request: DoctorRequest) -> int:
     facts = read_facts() if request.file is None else load_facts(request.file)
     found = judge(facts)
     is_healthy = all(finding.level != "fault" for finding in found)
-    typed = [line for _, line in lines_to_type(facts)]
+    typed = install_line(facts) or None
     data = {"healthy": is_healthy, "findings": found, "to_type": typed, "machine": facts}
     answer(request, data, lambda: facts_text(facts))
     return 0 if is_healthy else 1

@@ -41,7 +41,7 @@ VARIABLES = (
     "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
     "CUDNN_CONV_WSCAP_DBG", "TORCH_CUDNN_V8_API_DISABLED", "LD_LIBRARY_PATH", "OMP_NUM_THREADS",
     "KUBERNETES_SERVICE_HOST", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
-    "NVIDIA_PYTORCH_VERSION", "PYTORCH_BUILD_VERSION",
+    "NVIDIA_PYTORCH_VERSION",
 )  # fmt: skip
 _PREFIX = "NCCL_"
 
@@ -65,8 +65,8 @@ class Card:
 
     `instances` are its MIG instances; `recovery` is what the driver asks for, "" for nothing;
     `ecc_errors` are uncorrectable, since the driver was loaded. Memory that waits for a reset is
-    `reset_pending`, and `ecc_changes` says that ECC is turned on or off by one. `no_p2p` says of
-    each other card, by its index, why this one cannot read its memory. Clocks in MHz.
+    `reset_pending`. `no_p2p` says of each other card, by its index, why this one cannot read its
+    memory. Clocks in MHz.
     """
 
     gpu: DetectedGpu
@@ -74,7 +74,6 @@ class Card:
     instances: int | None = None
     recovery: str = ""
     ecc_errors: int = 0
-    ecc_changes: bool = False
     reset_pending: bool = False
     remap_failed: bool = False
     is_virtual: bool = False
@@ -145,10 +144,6 @@ class Facts:
     def is_windows(self) -> bool:
         return self.system.get("platform") == "win32"
 
-    def is_set(self, variable: str) -> bool:
-        """Whether a variable that is a switch is on."""
-        return self.variables.get(variable, "0") not in ("", "0")
-
 
 def read_facts(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> Facts:
     """Asks everything. Takes the seconds that importing torch takes in another process."""
@@ -197,7 +192,6 @@ def read_cards() -> tuple[Card, ...]:
 
 def _read_card(gpu: DetectedGpu, device: NvmlDevice, others: Mapping[int, NvmlDevice]) -> Card:
     ask = device.ask
-    ecc = ask(pynvml.nvmlDeviceGetEccMode) or (0, 0)
     rows = ask(pynvml.nvmlDeviceGetRemappedRows) or (0, 0, 0, 0)
     links = [ask(pynvml.nvmlDeviceGetNvLinkState, n) for n in range(pynvml.NVML_NVLINK_MAX_LINKS)]
     peers = {n: ask(pynvml.nvmlDeviceGetP2PStatus, o.handle, _READ) for n, o in others.items()}
@@ -215,7 +209,6 @@ def _read_card(gpu: DetectedGpu, device: NvmlDevice, others: Mapping[int, NvmlDe
         recovery=_RECOVERIES.get(fields[0].value.uiVal, "")
         if fields and fields[0].nvmlReturn == 0 else "",
         ecc_errors=errors or 0,
-        ecc_changes=ecc[0] != ecc[1],
         reset_pending=bool(rows[2] or ask(pynvml.nvmlDeviceGetRetiredPagesPendingStatus)),
         remap_failed=bool(rows[3]),
         is_virtual=bool(ask(pynvml.nvmlDeviceGetVirtualizationMode)),
@@ -274,46 +267,21 @@ def load_facts(path: str | Path) -> Facts:
     return facts if facts.source else replace(facts, source=str(path))
 
 
-# What to type where the installed torch cannot be used, on this machine or in a container.
-
-DOCKER_RUN = (
-    "docker run --rm --gpus all --shm-size=8g --ulimit memlock=-1 --ulimit stack=67108864 "
-    '-v "$PWD:/work" -w /work'
-)
-"""NVIDIA's own options for PyTorch (its container release notes, "Running PyTorch"), but that only
-/dev/shm grows and is not the host's."""
-
-
-def lines_to_type(facts: Facts) -> list[tuple[str, str]]:
-    """(where, command) that make a torch that can be used, where this one cannot be."""
+def install_line(facts: Facts) -> str:
+    """What to type for a torch that can be used, where this one cannot be; "" where nothing helps,
+    as on AMD, whose builds are in no table."""
     torch = facts.torch
-    is_of_amd = bool(torch.hip) or facts.has_amd_driver  # whose builds are in no table
+    is_of_amd = bool(torch.hip) or facts.has_amd_driver
     if is_of_amd or "took over" in torch.error or not _needs_another(facts):
-        return []
-    if facts.variables.get("NVIDIA_PYTORCH_VERSION"):  # whose PIP_CONSTRAINT keeps its torch
-        beside = "python -m venv --system-site-packages .venv && . .venv/bin/activate"
-        return [("here, beside the image's own torch", f"{beside} && pip install .")]
+        return ""
     there = "" if torch.error else "pip uninstall --yes torch torchvision && "
     if not (facts.driver or facts.cards):
-        return [("here", f"{there}pip install torch torchvision --index-url {INDEX}/cpu")]
+        return f"{there}pip install torch torchvision --index-url {INDEX}/cpu"
     build = fitting_build(facts.driver, facts.capability, torch.version, facts.is_windows)
     if build is None:
-        return []
+        return ""
     release = as_text(build.release)
-    lines = [(
-        "here",
-        f'{there}pip install "torch=={release}.*" torchvision --index-url {INDEX}/{build.tag}',
-    )]  # fmt: skip
-    if not facts.container and not facts.is_windows:
-        lines += [
-            (
-                "or for a container, in planner's own folder",
-                f"docker build --build-arg CUDA={build.tag} --build-arg TORCH={release} "
-                f"-t planner:{build.tag} .",
-            ),
-            ("then", f"{DOCKER_RUN} planner:{build.tag} doctor"),
-        ]
-    return lines
+    return f'{there}pip install "torch=={release}.*" torchvision --index-url {INDEX}/{build.tag}'
 
 
 def _needs_another(facts: Facts) -> bool:

@@ -1,4 +1,4 @@
-"""What keeps training from running, or from running fast: twenty judges of a machine's facts.
+"""What keeps training from running, or from running fast: seventeen judges of a machine's facts.
 
 Each yields findings of one name; docs/troubleshooting.md has a row for each name.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from planner.core.errors import PlannerError, alternatives
-from planner.core.units import GIB, KIB, MIB, format_bytes, format_seconds
+from planner.core.units import GIB, MIB, format_bytes
 from planner.machine.cuda_support import (
     NEWEST_TORCH,
     OLDEST_TORCH,
@@ -19,7 +19,6 @@ from planner.machine.cuda_support import (
     driver_runs,
     fitting_build,
     minimum_driver,
-    parse_version,
 )
 from planner.machine.doctor import Card, Facts
 from planner.machine.hardware.gpu import DISTURBING_REASONS
@@ -35,12 +34,6 @@ UNKNOWN = "unknown: it was not measured"
 NO_GPU = "everything runs on the CPU"
 # From this share on what others hold is worth a warning. A judgement, not a measurement.
 _BUSY_SHARE = 0.05
-# The batch by which costs of copying and of shared memory are shown.
-_BATCH, _BATCH_BYTES = "a batch of 128 fp32 pictures of 224 px", 128 * 3 * 224 * 224 * 4
-# Bytes/s of one lane in one direction: transfers/s × the code's share / 8 bits (PCI Express Base
-# Specification: 2.5 and 5 GT/s with 8b/10b, 8 to 32 GT/s with 128b/130b, 64 GT/s in flits of which
-# 242 of 256 bytes are data).
-_LANE_RATES = {1: 2.5e8, 2: 5e8, 3: 9.85e8, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _WITHOUT_P2P = (
     "copies pass through the host's memory: four RTX 4090 sum at 13 GB/s without P2P and at 26 "
     "with it (tinygrad/open-gpu-kernel-modules#22, #36)"
@@ -132,13 +125,7 @@ def _device(facts: Facts) -> Found:
             "fault", name, f"CUDA_VISIBLE_DEVICES={hidden} hides every GPU of this machine",
             f"environment; NVML lists {len(facts.cards)}", NO_GPU, "unset CUDA_VISIBLE_DEVICES",
         )  # fmt: skip
-    elif torch.hip and torch.available:
-        yield Finding(
-            "note", name, "of AMD cards only what torch tells was read",
-            f"torch for ROCm {torch.hip}", "their driver, clocks, power and links were not judged",
-            "rocm-smi",
-        )  # fmt: skip
-    elif torch.hip:
+    elif torch.hip and not torch.available:
         yield Finding(
             "fault", name, f"torch for ROCm {torch.hip} can use no GPU here",
             f"torch: {torch.reason or 'it finds none'}", NO_GPU,
@@ -184,29 +171,24 @@ def _mig(card: Card) -> Found:
 
 def _reset(card: Card) -> Found:
     """NVIDIA, GPU Memory Error Management, says what is to be done."""
-    reset = f"sudo nvidia-smi --gpu-reset -i {card.gpu.index}"
-    signs: list[tuple[Level, str, str, str]] = []
+    evidence = "NVML: ECC, remapped rows, retired pages, recovery action"
     if card.remap_failed:
-        cost = "wrong or aborted programs: the card is due for exchange"
-        signs += [("fault", "could not replace a broken row of its memory", cost,
-                   "Have the card exchanged.")]  # fmt: skip
-    if card.ecc_errors:
-        what = f"had {card.ecc_errors} uncorrectable memory errors since the driver was loaded"
-        signs += [("fault", what, "each ends the program that reads the broken word",
-                   f"{reset}; if they come again, have the card exchanged.")]  # fmt: skip
-    if card.reset_pending:
-        signs += [("fault", "has found broken memory, and takes it out of use at its reset",
-                   "until then a program may meet it again and be ended", reset)]  # fmt: skip
-    if card.recovery:
-        signs += [("fault", f"needs {card.recovery}, says its driver", "programs on it fail",
-                   f"{reset}; if that is refused, reboot.")]  # fmt: skip
-    if card.ecc_changes:
-        signs += [("note", "turns ECC on or off at its next reset",
-                   "its memory will be another size, so records from now will not fit it",
-                   reset)]  # fmt: skip
-    for level, what, cost, step in signs:
-        evidence = "NVML: ECC, remapped rows, retired pages, recovery action"
-        yield Finding(level, "card.reset", what, evidence, cost, step)
+        yield Finding(
+            "fault", "card.reset", "could not replace a broken row of its memory", evidence,
+            "wrong or aborted programs: the card is due for exchange", "Have the card exchanged.",
+        )  # fmt: skip
+    signs = {
+        f"had {card.ecc_errors} uncorrectable memory errors since the driver was loaded":
+            card.ecc_errors,
+        "has found broken memory, and takes it out of use at its reset": card.reset_pending,
+        f"needs {card.recovery}, says its driver": card.recovery,
+    }  # fmt: skip
+    for what in filter(signs.get, signs):
+        yield Finding(
+            "fault", "card.reset", what, evidence, "a program that meets it is ended",
+            f"sudo nvidia-smi --gpu-reset -i {card.gpu.index}; if that is refused, reboot; if it "
+            "comes again, have the card exchanged.",
+        )  # fmt: skip
 
 
 def _busy(card: Card) -> Found:
@@ -259,28 +241,12 @@ def _pcie(card: Card) -> Found:
             f"works over {card.lanes} lanes of PCIe {at or '?'}, and "
             f"{card.max_lanes} of PCIe {card.max_generation or '?'} are possible",
             "NVML: PCIe link's width and generation, now and at most",
-            _copying((at, card.lanes), most),
+            "copies to the card take longer in proportion; the step itself does not",
             "Nothing from inside this virtual machine; another kind may have more."
             if card.is_virtual else
             "Seat the card again in a slot of 16 lanes, without a riser, and see whether the "
             "board shares the slot's lanes; sudo lspci -vv | grep LnkSta shows them.",
         )  # fmt: skip
-
-
-def transfer_seconds(generation: int | None, lanes: int | None) -> float | None:
-    """How long `_BATCH` takes over the link, at best; None where the link is not known."""
-    rate = _LANE_RATES.get(generation or 0)
-    return _BATCH_BYTES / (rate * lanes) if rate and lanes else None
-
-
-def _copying(now: tuple[int | None, int | None], most: tuple[int | None, int | None]) -> str:
-    slow, fast = transfer_seconds(*now), transfer_seconds(*most)
-    if slow is None or fast is None:
-        return "copies to the card take longer in proportion; the step itself does not"
-    return (
-        f"{_BATCH} is copied in {format_seconds(slow)} at best, not {format_seconds(fast)}; the "
-        "step itself is no slower"
-    )
 
 
 def _p2p(facts: Facts) -> Found:
@@ -303,20 +269,18 @@ def _p2p(facts: Facts) -> Found:
 
 
 def _nvlink(facts: Facts) -> Found:
-    cards = facts.visible
-    for card in cards if len(cards) > 1 else ():
-        up, down = card.nvlinks_up, card.nvlinks_down
-        if down:
-            yield Finding(
-                "warning" if up else "note", "link.nvlink-down",
-                f"has {down} of {up + down} NVLinks down", "NVML: the state of each link",
-                "all-reduce is slower in proportion, or NCCL takes another way" if up else
-                "two RTX 3090 reach 48 GB/s over a bridge by NCCL's model (src/graph/topo.h), and "
-                "24 over PCIe 4",
-                "Seat the bridge or card again, or sudo systemctl start nvidia-fabricmanager where "
-                "there is NVSwitch; sudo dmesg | grep 'Xid.*: 74' tells errors of a link.",
-                facts.title(card),
-            )  # fmt: skip
+    """Where none is up there may be no bridge, which is no fault."""
+    cards = facts.visible if len(facts.visible) > 1 else []
+    for card in (card for card in cards if card.nvlinks_up and card.nvlinks_down):
+        yield Finding(
+            "warning", "link.nvlink-down",
+            f"has {card.nvlinks_down} of {card.nvlinks_up + card.nvlinks_down} NVLinks down",
+            "NVML: the state of each link",
+            "all-reduce is slower in proportion, or NCCL takes another way",
+            "Seat the bridge or card again, or sudo systemctl start nvidia-fabricmanager where "
+            "there is NVSwitch; sudo dmesg | grep 'Xid.*: 74' tells errors of a link.",
+            facts.title(card),
+        )  # fmt: skip
 
 
 def _shared_memory(facts: Facts) -> Found:
@@ -327,7 +291,7 @@ def _shared_memory(facts: Facts) -> Found:
             f"/dev/shm has {format_bytes(size)}: workers of a DataLoader hand over batches in it",
             "statvfs of /dev/shm; 64 MiB is the default of Docker",
             "workers are ended by a bus error when it is full; "
-            f"{_BATCH} is {format_bytes(_BATCH_BYTES)}",
+            f"a batch of 128 fp32 pictures of 224 px is {format_bytes(128 * 3 * 224 * 224 * 4)}",
             "docker run --shm-size=8g (in Kubernetes an emptyDir of medium Memory at /dev/shm)."
             if facts.container else "sudo mount -o remount,size=8G /dev/shm",
         )  # fmt: skip
@@ -340,7 +304,7 @@ def _quota(facts: Facts) -> Found:
         yield Finding(
             "warning", "host.quota",
             f"this process may use the time of {quota:g} processors, and sees {sees}",
-            f"cpu.max of its control group; torch starts {facts.torch.num_threads} threads",
+            "cpu.max of its control group",
             "what starts a thread for each processor is stopped for most of every period; how much "
             "is unknown",
             f"export OMP_NUM_THREADS={fair}, and at most {fair} workers; or docker run --cpus, "
@@ -374,16 +338,6 @@ def _container(facts: Facts) -> Found:
             + (f", but {alternatives(signs, 'and')}" if signs else ""),
             NO_GPU, f"If the host has one: {passing}. The host needs NVIDIA's container toolkit.",
         )  # fmt: skip
-    built = parse_version(variables.get("PYTORCH_BUILD_VERSION", ""))
-    if built and built[:2] < OLDEST_TORCH:
-        oldest, image = as_text(OLDEST_TORCH), variables.get("NVIDIA_PYTORCH_VERSION", "")
-        yield Finding(
-            "warning", name, f"the torch of NVIDIA's image {image} is older than {oldest}, the "
-            "oldest that planner was tried with",
-            f"PYTORCH_BUILD_VERSION={variables['PYTORCH_BUILD_VERSION']}",
-            "pip would put another torch beside the image's, or estimates may be off",
-            "docker pull nvcr.io/nvidia/pytorch:25.10-py3, or a later one.",
-        )  # fmt: skip
 
 
 def _allocator(facts: Facts) -> Found:
@@ -404,89 +358,56 @@ def _allocator(facts: Facts) -> Found:
                 f"{error.message.rstrip('.')}", f"{given[0]}={variables[given[0]]}",
                 "the estimate's reserved memory is of torch's own allocator", f"unset {given[0]}",
             )  # fmt: skip
-    if facts.is_set("PYTORCH_NO_CUDA_MEMORY_CACHING"):
-        yield Finding(
-            "fault", name, "PYTORCH_NO_CUDA_MEMORY_CACHING turns the allocator's cache off",
-            "environment", "every tensor is asked of the driver, which waits for the device",
-            "unset PYTORCH_NO_CUDA_MEMORY_CACHING",
-        )  # fmt: skip
 
 
-def _cudnn_variables(facts: Facts) -> Found:
-    variables = facts.variables
-    for variable, is_set, does, cost in (
-        ("CUDNN_CONV_WSCAP_DBG", variables.get("CUDNN_CONV_WSCAP_DBG"),
-         "caps the workspace of a convolution, in MiB",
-         f"convolutions that need more take slower kernels: {UNKNOWN}"),
-        ("TORCH_CUDNN_V8_API_DISABLED", facts.is_set("TORCH_CUDNN_V8_API_DISABLED"),
-         "makes torch use cuDNN's old interface (PyTorch, CUDA Environment Variables)", UNKNOWN),
-        ("NVIDIA_TF32_OVERRIDE", variables.get("NVIDIA_TF32_OVERRIDE") == "0",
-         "turns tf32 off in cuDNN and cuBLAS",
-         "precision tf32 runs as fp32: on an A100 at 19.5 and not 156 TFLOP/s (its datasheet)"),
-    ):  # fmt: skip
-        if is_set:
+class Switch(NamedTuple):
+    """A variable that should not be set to what `values` matches."""
+
+    variable: str
+    values: str
+    level: Level
+    does: str
+    cost: str
+    of_several: bool = False
+
+
+_ON = r"(?!0?$).*"  # torch's and NCCL's: anything but 0
+# NVIDIA: NCCL's user guide, Environment Variables; cuBLAS, Results reproducibility. PyTorch: CUDA
+# Environment Variables.
+SWITCHES = (
+    Switch("PYTORCH_NO_CUDA_MEMORY_CACHING", _ON, "fault", "turns the allocator's cache off",
+           "every tensor is asked of the driver, which waits for the device"),
+    Switch("CUDA_LAUNCH_BLOCKING", _ON, "fault", "makes every kernel wait",
+           "the host no longer runs ahead: its time adds to the device's"),
+    Switch("CUBLAS_WORKSPACE_CONFIG", ":16:8", "warning",
+           "leaves cuBLAS 128 KiB, without the kernels that need more", UNKNOWN),
+    Switch("CUDNN_CONV_WSCAP_DBG", ".+", "warning", "caps the workspace of a convolution, in MiB",
+           f"convolutions that need more take slower kernels: {UNKNOWN}"),
+    Switch("TORCH_CUDNN_V8_API_DISABLED", _ON, "warning",
+           "makes torch use cuDNN's old interface", UNKNOWN),
+    Switch("NVIDIA_TF32_OVERRIDE", "0", "warning", "turns tf32 off in cuDNN and cuBLAS",
+           "precision tf32 runs as fp32: on an A100 at 19.5 and not 156 TFLOP/s (its datasheet)"),
+    Switch("NCCL_P2P_DISABLE", _ON, "warning", "keeps NCCL from P2P, NVLink included",
+           _WITHOUT_P2P, of_several=True),
+    Switch("NCCL_P2P_LEVEL", "LOC|0", "warning", "keeps NCCL from P2P, NVLink included",
+           _WITHOUT_P2P, of_several=True),
+    Switch("NCCL_SHM_DISABLE", _ON, "warning",
+           "keeps NCCL from shared memory: GPUs without P2P use the network", UNKNOWN,
+           of_several=True),
+    Switch("NCCL_IB_DISABLE", _ON, "warning", "keeps NCCL from InfiniBand and RoCE",
+           "between machines NCCL uses TCP: at 100 Gbit/s 4 to 6 GB/s, not 12 (NVIDIA/nccl#450, "
+           "NVIDIA/nccl-tests#29)", of_several=True),
+)  # fmt: skip
+
+
+def _switches(facts: Facts) -> Found:
+    for variable, values, level, does, cost, of_several in SWITCHES:
+        said = facts.variables.get(variable, "")
+        if re.fullmatch(values, said) and (len(facts.visible) > 1 or not of_several):
             yield Finding(
-                "warning", "settings.cudnn", f"{variable}={variables[variable]} {does}",
-                "environment", cost, f"unset {variable}",
+                level, "settings.variable", f"{variable}={said} {does}", "environment", cost,
+                f"unset {variable}",
             )  # fmt: skip
-
-
-def _nccl(facts: Facts) -> Found:
-    """NCCL's user guide, Environment Variables."""
-    if len(facts.visible) < 2:
-        return
-    local = facts.variables.get("NCCL_P2P_LEVEL", "") in ("LOC", "0")
-    for variable, is_set, does, cost in (
-        ("NCCL_P2P_DISABLE", facts.is_set("NCCL_P2P_DISABLE"), "P2P, NVLink included",
-         _WITHOUT_P2P),
-        ("NCCL_P2P_LEVEL", local, "P2P, NVLink included", _WITHOUT_P2P),
-        ("NCCL_SHM_DISABLE", facts.is_set("NCCL_SHM_DISABLE"),
-         "shared memory: GPUs without P2P use the network", UNKNOWN),
-        ("NCCL_IB_DISABLE", facts.is_set("NCCL_IB_DISABLE"), "InfiniBand and RoCE",
-         "between machines NCCL uses TCP: at 100 Gbit/s 4 to 6 GB/s, not 12 (NVIDIA/nccl#450, "
-         "NVIDIA/nccl-tests#29)"),
-    ):  # fmt: skip
-        if is_set:
-            yield Finding(
-                "warning", "settings.nccl",
-                f"{variable}={facts.variables[variable]} keeps NCCL from {does}",
-                "environment", cost, f"unset {variable}",
-            )  # fmt: skip
-
-
-def _threads(facts: Facts) -> Found:
-    text, cpus = facts.variables.get("OMP_NUM_THREADS", "").partition(",")[0], facts.host.cpus
-    if re.fullmatch("[0-9]{1,9}", text) and int(text) > cpus:
-        yield Finding(
-            "warning", "settings.threads",
-            f"OMP_NUM_THREADS={text}, and this process can keep {cpus:g} processors busy",
-            "environment; os.sched_getaffinity, cpu.max of the control group",
-            f"threads wait for each other's processor: {UNKNOWN}",
-            f"export OMP_NUM_THREADS={max(1, int(cpus))}",
-        )  # fmt: skip
-
-
-def _determinism(facts: Facts) -> Found:
-    name, value = "settings.determinism", facts.variables.get("CUBLAS_WORKSPACE_CONFIG")
-    if facts.is_set("CUDA_LAUNCH_BLOCKING"):
-        yield Finding(
-            "fault", name, "CUDA_LAUNCH_BLOCKING makes every kernel wait", "environment",
-            "the host no longer runs ahead: its time adds to the device's",
-            "unset CUDA_LAUNCH_BLOCKING",
-        )  # fmt: skip
-    if value:  # cuBLAS, cublasSetWorkspace: pairs of size in KiB and count
-        pairs = re.findall(r":([0-9]{1,9}):([0-9]{1,9})", value)
-        size = sum(int(kib) * int(count) for kib, count in pairs) * KIB
-        small = bool(pairs) and size < MIB
-        yield Finding(
-            "warning" if small else "note", name,
-            f"CUBLAS_WORKSPACE_CONFIG={value} sets cuBLAS's workspace"
-            + (f" to {format_bytes(size)} a handle" if pairs else ", in words that it has not"),
-            "environment",
-            "cuBLAS is left without the kernels that need more; how much slower is unknown"
-            if small else "that memory for each handle and stream",
-            "unset CUBLAS_WORKSPACE_CONFIG, unless deterministic results are wanted.",
-        )  # fmt: skip
 
 
 def _torch(facts: Facts) -> Found:
@@ -506,13 +427,6 @@ def _torch(facts: Facts) -> Found:
             "torch.version.cuda and torch.version.hip are None", NO_GPU,
             what_to_install(facts, "Update the driver")
             if facts.visible else "Install torch for ROCm.",
-        )  # fmt: skip
-    elif "git" in torch.version or torch.version.endswith("a0"):
-        yield Finding(
-            "note", name, f"torch {torch.version} was built from source",
-            f"torch.__version__; kernels for {', '.join(torch.arch_list) or 'unknown'}",
-            "which libraries and kernels it has depends on that build",
-            "Compare what planner doctor --json prints with that of a released build.",
         )  # fmt: skip
     for index, gpu in enumerate(torch.gpus):
         evidence = f"torch.cuda.get_arch_list(): {', '.join(torch.arch_list) or 'nothing'}"
@@ -556,8 +470,8 @@ def _cudnn(facts: Facts) -> Found:
 
 
 JUDGES: tuple[Callable[[Facts], Found], ...] = (
-    _driver, _device, _p2p, _nvlink, _shared_memory, _quota, _container, _allocator,
-    _cudnn_variables, _nccl, _threads, _determinism, _torch, _cudnn,
+    _driver, _device, _p2p, _nvlink, _shared_memory, _quota, _container, _allocator, _switches,
+    _torch, _cudnn,
 )  # fmt: skip
 CARD_JUDGES: tuple[Callable[[Card], Found], ...] = (
     _mig, _reset, _busy, _throttled, _power, _pcie,

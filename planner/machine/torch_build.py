@@ -48,16 +48,6 @@ def quiet(name, question, otherwise=""):
             return otherwise
     return ask(name, answer, otherwise)
 
-def read_cublas():
-    with open("/proc/self/maps") as maps:
-        path = next(line.split()[-1] for line in maps if "/libcublas.so" in line)
-    import ctypes
-    library, value, parts = ctypes.CDLL(path), ctypes.c_int(), []
-    for kind in range(3):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL of library_types.h
-        assert library.cublasGetProperty(kind, ctypes.byref(value)) == 0
-        parts.append(str(value.value))
-    return ".".join(parts)
-
 def read_cudnn():
     try:
         return [str(torch.backends.cudnn.version() or ""), ""]
@@ -105,12 +95,10 @@ def read_gpu(index):
 found = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
          "reason": "", "arch_list": [], "gpus": [], "failed": failed}
 found["available"] = ask("torch.cuda.is_available()", torch.cuda.is_available, False)
-found["num_threads"] = quiet("torch.get_num_threads()", lambda: torch.get_num_threads(), 0)
 found["cudnn"], found["cudnn_error"] = ask(
     "torch.backends.cudnn.version()", read_cudnn, ["", ""])
 found["nccl"] = quiet("torch.cuda.nccl.version()",
                       lambda: ".".join(map(str, torch.cuda.nccl.version())))
-found["cublas"] = quiet("cublasGetProperty", read_cublas)
 if found["available"]:
     found["arch_list"] = ask("torch.cuda.get_arch_list()", torch.cuda.get_arch_list, [])
     for index in range(ask("torch.cuda.device_count()", torch.cuda.device_count, 0)):
@@ -164,8 +152,6 @@ class TorchBuild:
     cudnn: str = ""
     cudnn_error: str = ""
     nccl: str = ""
-    cublas: str = ""
-    num_threads: int = 0
     failed: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -173,7 +159,7 @@ class TorchBuild:
         """The versions of the CUDA libraries that this torch uses; what it does not tell, not."""
         # MIOpen answers in cuDNN's place where torch is built for ROCm, in numbers of its own.
         cudnn = cudnn_release(self.cudnn) if self.cuda else ""
-        found = {"cudnn": cudnn, "nccl": self.nccl, "cublas": self.cublas}
+        found = {"cudnn": cudnn, "nccl": self.nccl}
         return {name: release for name, release in found.items() if release}
 
 

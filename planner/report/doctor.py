@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from planner.core.units import format_bytes
-from planner.machine.doctor import Facts, lines_to_type
+from planner.machine.doctor import Facts, install_line
 from planner.machine.findings import LEVELS, NO_GPU, Finding, judge
 from planner.report.page import contents as doc
 from planner.report.text import parts_text
@@ -28,7 +28,7 @@ def facts_answer(facts: Facts) -> list[doc.Part]:
         told = {"read": first.evidence, "cost": first.cost, "next": first.next_step}
         rows = (f"  {name}  {text}" for name, text in told.items())
         parts.append(doc.Text("\n".join([head, *rows])))
-    typed = [doc.Copyable(line, f"To type, {where}") for where, line in lines_to_type(facts)]
+    typed = [doc.Copyable(line, "To type") for line in filter(None, [install_line(facts)])]
     shown = facts.visible
     cards: list[list[doc.Cell]] = [
         [

@@ -202,7 +202,7 @@ def _versions(packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=1)
 def _libraries() -> tuple[tuple[str, str], ...]:
-    """The versions of cuDNN, NCCL and cuBLAS: told by torch, which decides what it loads."""
+    """The versions of cuDNN and NCCL: told by torch, which decides what it loads."""
     if installed_build() in (None, "cpu"):
         return ()
     return tuple(ask_torch(worker_environment(), ()).libraries.items())

@@ -128,10 +128,6 @@ int nvmlDeviceGetMaxMigDeviceCount(void *d, unsigned *count) { *count = says("mi
 int nvmlDeviceGetMigDeviceHandleByIndex(void *d, unsigned index, void **found) {
   return index < 2 ? 0 : 6; /* not found */
 }
-int nvmlDeviceGetEccMode(void *d, unsigned *now, unsigned *pending) {
-  *now = 1, *pending = !is_sick(d);
-  return 0;
-}
 int nvmlDeviceGetTotalEccErrors(void *d, int kind, int counter, unsigned long long *count) {
   *count = is_sick(d) && kind == 1 && counter == 0 ? 3 : 0; /* uncorrectable, volatile */
   return 0;
