@@ -10,7 +10,7 @@ from planner.advice.levers import LEVERS, Effect, Lever, effects
 from planner.advice.table import Table
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError
-from planner.machine.hardware.precisions import peak_flops
+from planner.machine.hardware.gpu import peak_flops
 from planner.throughput.result import Accounts, Part
 
 FOR_SPEED = (

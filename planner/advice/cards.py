@@ -8,9 +8,7 @@ from itertools import groupby
 
 from planner.advice.table import Table
 from planner.advice.wish import Choice, Wish
-from planner.machine.hardware.catalogue import all_gpus
-from planner.machine.hardware.gpu import Gpu
-from planner.machine.hardware.precisions import lacks, peak_flops
+from planner.machine.hardware.gpu import Gpu, all_gpus, lacks, peak_flops
 
 MAX_CARDS = 4
 LARGER = 1.05  # times the memory: what a driver keeps for itself differs by less

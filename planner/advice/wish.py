@@ -20,9 +20,7 @@ from planner.estimation.arguments import (
 )
 from planner.estimation.estimate import choose, resolve
 from planner.estimation.ledgers import is_on_shapes
-from planner.machine.hardware.catalogue import find_gpu
-from planner.machine.hardware.gpu import Gpu
-from planner.machine.hardware.precisions import check_precision
+from planner.machine.hardware.gpu import Gpu, check_precision, find_gpu
 from planner.memory.allocator_config import AllocatorConfig
 
 # Whose rates order the ways where only a memory is named.

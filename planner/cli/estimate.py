@@ -28,7 +28,7 @@ from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.libraries.limits import batch_unit
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.fabric import find_fabric
-from planner.machine.hardware.precisions import check_precision
+from planner.machine.hardware.gpu import check_precision
 from planner.recording import kept
 from planner.throughput.result import Training
 

@@ -10,9 +10,9 @@ from planner.core.errors import PlannerError, unknown_name
 from planner.core.schema.model import LIBRARIES
 from planner.core.units import format_bytes
 from planner.ledger import cache as kept
-from planner.machine.cuda_support import lacking_kernels
 from planner.machine.hardware import all_gpus, find_gpu
-from planner.machine.hardware.catalogue import matching_gpus
+from planner.machine.hardware.gpu import matching_gpus
+from planner.machine.torch_build import lacking_kernels
 from planner.report.page.contents import Facts, Folded, Number, Part, Table, Text
 from planner.report.settings import (
     ANY,

@@ -26,8 +26,7 @@ from planner.estimation.left_out import FusedAttention, fused_attention, left_ou
 from planner.ledger.ledger import CATEGORIES, IN_BACKWARD, Ledger
 from planner.libraries.limits import attention_limit, setting_limit
 from planner.libraries.registry import find_library
-from planner.machine.cuda_support import lacking_kernels
-from planner.machine.hardware.gpu import Gpu
+from planner.machine.hardware.gpu import Gpu, check_precision, peak_flops
 from planner.machine.hardware.overheads import (
     Communication,
     Overheads,
@@ -35,7 +34,7 @@ from planner.machine.hardware.overheads import (
     overheads_for,
     was_emulated,
 )
-from planner.machine.hardware.precisions import check_precision, peak_flops
+from planner.machine.torch_build import lacking_kernels
 from planner.memory.allocator_config import AllocatorConfig, options_text
 from planner.memory.compiled import (
     BOUNDED,

@@ -14,8 +14,7 @@ from planner.core.schema.distribution import ALONE
 from planner.estimation.estimate import Estimate
 from planner.estimation.ledgers import step_ledger
 from planner.estimation.recipe import BASE_LR, BASE_LR_IMAGES, learning_rate, rounded
-from planner.machine.hardware.gpu import Gpu
-from planner.machine.hardware.precisions import lacks
+from planner.machine.hardware.gpu import Gpu, lacks
 from planner.memory.compiled import is_compiled
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import rates_for

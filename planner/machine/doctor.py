@@ -21,12 +21,18 @@ from planner import __version__
 from planner.core.errors import UsageError, shorten
 from planner.core.files import MAX_RESULT_BYTES, parse_json, read_text
 from planner.machine import nvml
-from planner.machine.cuda_support import INDEX, as_text, driver_runs, fitting_build
-from planner.machine.hardware.catalogue import recognise_gpu
-from planner.machine.hardware.gpu import DetectedGpu, visible_gpus
+from planner.machine.hardware.gpu import DetectedGpu, recognise_gpu, visible_gpus
 from planner.machine.host import ROOT, Host, read_host, text_of
 from planner.machine.nvml import NvmlDevice, NvmlProcess
-from planner.machine.torch_build import TorchBuild, ask_torch, has_code_for
+from planner.machine.torch_build import (
+    INDEX,
+    TorchBuild,
+    as_text,
+    ask_torch,
+    driver_runs,
+    fitting_build,
+    has_code_for,
+)
 from planner.memory.allocator_config import VARIABLES as ALLOCATOR_VARIABLES
 
 FACTS_FORMAT = 2  # 1 held the texts of nvidia-smi

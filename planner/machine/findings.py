@@ -12,17 +12,18 @@ from typing import Literal, NamedTuple
 
 from planner.core.errors import PlannerError, alternatives
 from planner.core.units import GIB, MIB, format_bytes
-from planner.machine.cuda_support import (
+from planner.machine.doctor import Card, Facts
+from planner.machine.hardware.gpu import DISTURBING_REASONS
+from planner.machine.torch_build import (
     NEWEST_TORCH,
     OLDEST_TORCH,
     as_text,
     driver_runs,
     fitting_build,
+    has_machine_code_for,
     minimum_driver,
+    why_not_usable,
 )
-from planner.machine.doctor import Card, Facts
-from planner.machine.hardware.gpu import DISTURBING_REASONS
-from planner.machine.torch_build import has_machine_code_for, why_not_usable
 from planner.memory.allocator_config import VARIABLES as ALLOCATOR_VARIABLES
 from planner.memory.allocator_config import parse_allocator_config
 

@@ -33,7 +33,7 @@ from planner.core.schema.setting import COMPILED_FIELDS
 from planner.core.units import format_bytes
 from planner.estimation.arguments import ModelLike, SettingLike, read_model, read_setting
 from planner.estimation.kept import Predicted, is_predicted, read_predicted
-from planner.machine.hardware.precisions import check_device_precision
+from planner.machine.hardware.gpu import check_device_precision
 from planner.memory.allocator_config import RECORDED_AS, AllocatorConfig
 from planner.trainers.launch import loader_heading, loader_warnings
 from planner.trainers.plan import Emitted, Plan, Trainer, one_line, refuse

@@ -18,7 +18,6 @@ from planner import __version__
 from planner.core.errors import UsageError
 from planner.core.schema import DeviceInfo, TrainSetting
 from planner.machine import nvml
-from planner.machine.cuda_support import installed_build
 from planner.machine.emulated import is_emulated
 from planner.machine.hardware.gpu import DetectedGpu, cpu_name, read_device, visible_gpus
 from planner.machine.host import memory_room
@@ -27,6 +26,7 @@ from planner.machine.torch_build import (
     TorchGpu,
     ask_torch,
     bus_ordered,
+    installed_build,
     why_not_usable,
 )
 from planner.memory.allocator_config import RECORDED_AS, environment_options

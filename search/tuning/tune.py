@@ -18,7 +18,7 @@ from planner.core.schema import FactoryModel, Model
 from planner.core.schema.record import Recommendation
 from planner.estimation.arguments import ModelLike, read_model
 from planner.libraries.building import check_factory
-from planner.machine.cuda_support import installed_build
+from planner.machine.torch_build import installed_build
 from planner.memory.allocator_config import (
     VARIABLES,
     AllocatorConfig,

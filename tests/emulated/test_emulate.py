@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import planner
 from planner.cli import cli, main
 from planner.core.units import MIB
-from planner.machine.emulated.starting import SHARED_MEMORY
+from planner.machine.emulated.machine import SHARED_MEMORY
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 from planner.report.emulation import emulation_text
 from planner.watching.emulating.reading import EmulatedRun

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from planner.core.errors import PlannerError
-from planner.machine import cuda_support
-from planner.machine.cuda_support import (
+from planner.machine import torch_build
+from planner.machine.doctor import facts_from_json, install_line, load_facts, read_facts
+from planner.machine.findings import CARD_JUDGES, JUDGES, SWITCHES, Finding, judge
+from planner.machine.torch_build import (
     driver_runs,
     fitting_build,
     lacking_kernels,
     minimum_driver,
 )
-from planner.machine.doctor import facts_from_json, install_line, load_facts, read_facts
-from planner.machine.findings import CARD_JUDGES, JUDGES, SWITCHES, Finding, judge
 from planner.report.doctor import facts_text
 from tests.environment.recorded import NAMES, expected, raw_machine, recorded
 
@@ -197,9 +197,9 @@ def test_which_build_fits(
 def test_a_card_without_kernels_in_the_installed_torch_is_told(
     monkeypatch: pytest.MonkeyPatch, cuda: str, card: tuple[int, int] | None, said: str | None
 ) -> None:
-    assert cuda_support.installed_build() == (torch.version.cuda or "cpu")
-    monkeypatch.setattr(cuda_support, "installed_torch", lambda: "2.14.1")
-    monkeypatch.setattr(cuda_support, "installed_build", lambda: cuda)
+    assert torch_build.installed_build() == (torch.version.cuda or "cpu")
+    monkeypatch.setattr(torch_build, "installed_torch", lambda: "2.14.1")
+    monkeypatch.setattr(torch_build, "installed_build", lambda: cuda)
     found = lacking_kernels(card)
     assert found is said is None or (said is not None and said in str(found))
 

@@ -12,7 +12,7 @@ from planner.estimation.estimate import resolve
 from planner.libraries.limits import SDPA_WINDOWS, largest_sdpa_batch, windows_per_image
 from planner.libraries.registry import find_library
 from planner.machine.hardware import all_gpus
-from planner.machine.hardware.precisions import precisions_of
+from planner.machine.hardware.gpu import precisions_of
 from planner.trainers.emission import emit, emit_setting
 from tests.trainers.cases import recommendation, tiny
 

@@ -13,7 +13,7 @@ from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.units import MIB
 from planner.estimation.estimate import estimate_ledger
 from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked
-from planner.machine.hardware.catalogue import find_gpu
+from planner.machine.hardware.gpu import find_gpu
 from planner.machine.hardware.overheads import processors_of
 from planner.memory.convolution_workspace import ConvolutionWorkspace, convolution_workspace
 from planner.memory.scratch import Processors, scratch_bytes

@@ -1,6 +1,12 @@
 """An emulated GPU under torch's own CUDA code: for looking at memory where no GPU is."""
 
-from planner.machine.emulated.machine import EmulatedGpu, EmulatedMachine, emulated_gpu
-from planner.machine.emulated.starting import holding, is_emulated, started
+from planner.machine.emulated.machine import (
+    EmulatedGpu,
+    EmulatedMachine,
+    emulated_gpu,
+    holding,
+    is_emulated,
+    started,
+)
 
 __all__ = ["EmulatedGpu", "EmulatedMachine", "emulated_gpu", "holding", "is_emulated", "started"]

@@ -20,7 +20,7 @@ from planner.core.files import check_output
 from planner.core.units import parse_bytes
 from planner.machine import supervisor
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
-from planner.machine.emulated.starting import CONFIGURATION
+from planner.machine.emulated.machine import CONFIGURATION
 from planner.memory.snapshot import SNAPSHOT_ENDINGS
 from planner.watching.emulating import inside, reading
 from planner.watching.emulating.reading import EmulatedRun

@@ -186,7 +186,7 @@ def _flat(line: object, within: str = "") -> Iterator[tuple[str, Any]]:
 def _predicted(plan: Any, card: Gpu | None, allocator: str | None) -> Estimate:
     from planner.estimation.estimate import Estimate, estimate
     from planner.estimation.kept import Predicted, is_predicted, read_predicted
-    from planner.machine.hardware.catalogue import recognise_gpu
+    from planner.machine.hardware.gpu import recognise_gpu
     from planner.trainers.emission import as_result, read_json
 
     if isinstance(plan, str | PathLike):

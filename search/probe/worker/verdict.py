@@ -16,7 +16,7 @@ from planner.core.errors import PlannerError
 from planner.core.failures import is_allocation_failure, is_ambiguous, is_lost_peer
 from planner.core.schema import ProbeStatus
 from planner.core.units import GIB, MIB, format_bytes
-from planner.machine.hardware.precisions import CPU_PRECISIONS, lacking_error, precisions_of
+from planner.machine.hardware.gpu import CPU_PRECISIONS, lacking_error, precisions_of
 from search.probe.evidence import FROM_CACHE
 from search.probe.protocol import ProbeRequest
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from planner.core.schema import TrainSetting
 from planner.core.units import GIB
-from planner.machine import cuda_support
+from planner.machine import torch_build
 from planner.machine.host import Host
 from search.probe import quiet
 from search.probe.device import MemoryInUse
@@ -52,12 +52,12 @@ def test_interval_has_the_ranks_of_the_sign_test(n: int) -> None:
 
 def test_torch_build_is_read_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
-    monkeypatch.setattr(cuda_support, "find_spec", lambda name: spec)
+    monkeypatch.setattr(torch_build, "find_spec", lambda name: spec)
     for cuda, hip, build in (("'12.8'", None, "12.8"), (None, "'6.4'", "rocm6.4"),
                              (None, None, "cpu")):  # fmt: skip
         text = f"cuda: Optional[str] = {cuda}\nhip: Optional[str] = {hip}\n"
         (tmp_path / "version.py").write_text(text)
-        assert cuda_support.installed_build.__wrapped__() == build
+        assert torch_build.installed_build.__wrapped__() == build
 
 
 def test_an_order_to_end_is_heard_by_a_worker_that_is_not_yet_itself() -> None:
