@@ -14,7 +14,6 @@ import search
 from planner.cli import COMMANDS
 from planner.core.schema import TrainSetting
 from planner.trainers.registry import TARGETS
-from planner.watching.expectation import read_expectation
 from search.loop.records import append_records
 from tests.search.tables import make_record
 from tests.trainers.cases import recommendation, tiny
@@ -98,7 +97,7 @@ def test_what_trains_says_that_it_needs_linux() -> None:
         ("result", lambda empty: planner.emit(empty, "timm")),
         ("source", lambda empty: planner.explain(empty)),
         ("plan", lambda empty: planner.explain("training.log", plan=empty)),
-        ("plan", lambda empty: read_expectation(empty)),
+        ("plan", lambda empty: planner.watch(empty)),
         ("data", lambda empty: search.find_loader(empty)),
         ("output", lambda empty: search.tune("native:swin_tiny", output=empty)),
         ("target", lambda empty: search.write_report(empty, "page.html")),

@@ -26,7 +26,7 @@ COMPLETION = "_PLANNER_COMPLETE"  # click's variable: what a shell's script asks
 # What is no command, or no longer, and what to do instead.
 INSTEAD = {
     "watch": "Write 'with planner.watch(\"run\") as watch:' around its loop "
-    "(docs/troubleshooting.md); 'planner explain run' reads what it writes.",
+    "(docs/troubleshooting.md); 'planner explain train.log' knows what it says there.",
     "profile": "'planner emit run --for pytorch --output train.py' writes the plain script; "
     "'python train.py --synthetic --steps 5 --profile DIR' traces it with torch's profiler.",
     "help": "'planner COMMAND --help' explains a command, 'planner --help' lists them.",

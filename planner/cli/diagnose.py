@@ -60,7 +60,7 @@ class ExplainRequest(Json):
 @reads(ExplainRequest)
 def explain(request: ExplainRequest) -> int:
     """Explain a training that failed or runs badly, from its log (of any size and many ranks; - is
-    standard input), the watch.jsonl of planner.watch, or a snapshot of torch's allocator.
+    standard input) or a snapshot of torch's allocator.
 
     With --plan RUN, or MODEL and its setting, it compares what it saw with the prediction, and
     names the changes that free enough memory, with their predicted rates. Exit status 1 where

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, TypeAdapter
 
-from planner.core.units import format_bytes, format_seconds
+from planner.core.units import format_bytes
 
 SAID: Mapping[str, Any] = json.loads(
     Path(__file__).with_name("failures.json").read_text(encoding="utf-8")
@@ -107,13 +107,13 @@ class Sign:
 
 
 def _shown(figures: Figures) -> dict[str, Any]:
-    """Bytes and seconds in words: `free_bytes` is a sentence's {free}."""
+    """Bytes in words: `free_bytes` is a sentence's {free}."""
     return {
         key.removesuffix("_bytes"): format_bytes(size)
         if key.endswith("_bytes") and isinstance(size, int)
-        else format_seconds(size) if key == "seconds" and isinstance(size, int | float) else size
+        else size
         for key, size in figures.items()
-    }  # fmt: skip
+    }
 
 
 def sentence(key: str, figures: Figures | None = None, **words: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from planner.core.failures import ANY_TORCH, SAID, TOLD, sentence, told
+from planner.core.failures import SAID, sentence
 from planner.core.units import format_bytes, format_rate
 from planner.report.advice import ways_table
 from planner.report.page import contents as doc
@@ -28,9 +28,6 @@ def explanation_text(found: Explanation) -> str:
     parts, last = (differs, relief) if fits else (relief, differs)
     if not found.findings and found.kind == "log":
         parts.append(doc.Text(sentence("nothing recognised", source=found.source)))
-    if found.run:
-        figures = {**found.run, "num_findings": len(found.findings)}
-        parts.append(doc.Text("\n".join(told(TOLD["run"], ANY_TORCH, figures))))
     parts += [doc.Text("\n".join(_finding(one))) for one in found.findings]
     rows: list[list[doc.Cell]] = [
         [name, doc.bytes_cell(found.seen[key])]

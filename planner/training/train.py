@@ -636,6 +636,15 @@ def profiler(folder: Path) -> torch.profiler.profile:
     return started
 
 
+def watching(options: argparse.Namespace) -> Any:
+    """What holds the training against its plan, in lines of its log; None, if nothing does."""
+    if options.watch is None:
+        return nullcontext()
+    import planner  # to watch only
+
+    return planner.watch(options.watch, options.output)
+
+
 # ---- Training -----------------------------------------------------------------------------------
 
 
@@ -659,7 +668,7 @@ def build(options: argparse.Namespace, device: torch.device, rank: int, task: An
     return Step(model, SETTING, loss, optimizers, spread, call)
 
 
-def train(options: argparse.Namespace, device: torch.device, rank: int) -> None:
+def train(options: argparse.Namespace, device: torch.device, rank: int, watch: Any) -> None:
     task = build_task()
     step = build(options, device, rank, task)
     saves = None if options.synthetic else options.output
@@ -688,14 +697,8 @@ def train(options: argparse.Namespace, device: torch.device, rank: int) -> None:
             torch.set_num_threads(max(1, torch.get_num_threads() - options.workers))
         data, validation, num_images = loaders(options, rank, done)
         batches = on_device(data, device, True, waits)
-    watch = None
-    if options.watch is not None:
-        import planner  # to watch only: 'planner explain DIR' reads what it writes
-
-        plan = options.watch if (options.watch / "recommendation.json").is_file() else None
-        watch = planner.watch(plan, options.watch, device=str(device))
-        watch.open()
-        batches = iter(watch.batches(batches))
+    if watch is not None:
+        batches = watch.batches(batches)
     steps = options.steps or -(-options.epochs * num_images // step_images())
     schedules = [build_schedule(each, steps, options) for each in step.optimizers]
     if resumed:
@@ -722,7 +725,7 @@ def train(options: argparse.Namespace, device: torch.device, rank: int) -> None:
         if profiled is not None:
             profiled.step()
         if watch is not None:
-            watch.step(loss=step.losses, scaler=step.scaler)
+            watch.step(step_images() // SETTING.world_size)
         losses, counted = losses + step.losses, counted + 1
         epoch = number * step_images() / num_images
         ends_epoch = int(epoch) > (number - 1) * step_images() // num_images or number == steps
@@ -772,8 +775,6 @@ def train(options: argparse.Namespace, device: torch.device, rank: int) -> None:
                 watch.skip(time.perf_counter() - paused)
     if profiled is not None:
         profiled.stop()
-    if watch is not None:
-        watch.close()
 
 
 def arguments() -> argparse.Namespace:
@@ -795,7 +796,7 @@ def arguments() -> argparse.Namespace:
     add("--output", type=Path, default=Path("output"), help="last.pt, best.pt, log.jsonl")
     add("--resume", action="store_true", help="go on from OUTPUT/last.pt, with its rate")
     add("--profile", type=Path, default=None, help="folder: a trace of 3 steps")
-    add("--watch", type=Path, metavar="DIR", help="planner.watch writes there")
+    add("--watch", type=Path, metavar="PLAN", help="planner.watch holds it against this plan")
     if parser.parse_known_args()[0].pretrained:
         parser.set_defaults(**FINE_TUNING)
     options = parser.parse_args()
@@ -827,7 +828,8 @@ def main() -> None:
         backend, bound = ("nccl", device) if device.type == "cuda" else ("gloo", None)
         distributed.init_process_group(backend, device_id=bound)
     try:
-        train(options, device, int(os.environ.get("RANK", "0")))
+        with watching(options) as watch:
+            train(options, device, int(os.environ.get("RANK", "0")), watch)
     except KeyboardInterrupt:
         more = "; --resume goes on from last.pt" if (options.output / "last.pt").is_file() else ""
         raise SystemExit(f"interrupted{more}") from None

@@ -37,14 +37,7 @@ READERS = (
     ("run/probes.jsonl", ["report", "run", "--output", "page.html", "--force"]),
     ("estimate.json", ["emit", "estimate.json", "--for", "pytorch"]),
     ("advice.json", ["emit", "advice.json", "--for", "transformers"]),
-    ("watch.jsonl", ["explain", "watch.jsonl"]),
 )
-WATCHED = (
-    {"kind": "start", "format": 1, "date": "2026-11-29T13:17:43+00:00", "rank": 0, "world_size": 1,
-     "device": {"kind": "cpu", "name": "AMD EPYC"}, "versions": {"torch": "2.14.1"}},
-    {"kind": "event", "event": "out of memory", "message": "no", "requested_bytes": 9 << 20},
-    {"kind": "end", "status": "finished", "step": 3},
-)  # fmt: skip
 
 
 def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -104,7 +97,6 @@ def test_no_file_steers_the_terminal_becomes_markup_or_ends_in_a_traceback(
     for asking, written in (("estimate", "estimate.json"), ("advise", "advice.json")):
         assert main([asking, *asked]) == 0
         Path(written).write_text(capsys.readouterr().out)
-    Path("watch.jsonl").write_text("\n".join(map(json.dumps, WATCHED)))
     chosen, statuses = random.Random(0), Counter[int]()
     signal.signal(signal.SIGALRM, hangs)
     for name, command in READERS:

@@ -15,7 +15,7 @@ HEAD = "| what is recognised | what to do first |\n|---|---|\n"
 MOST = 120  # characters of a cell (tests/test_pages.py)
 
 
-# Of logs: those of planner.watch's own events say for themselves what they are.
+# Those of planner.watch's own lines say for themselves what they are.
 OF_LOGS = [sign for sign in SIGNS if sign.words != (b"planner.watch: ",)]
 
 

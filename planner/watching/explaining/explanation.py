@@ -1,27 +1,23 @@
-"""`planner.explain`: from a log, a `watch.jsonl` or a snapshot to what happened and what to do."""
+"""`planner.explain`: from a log or a snapshot to what happened and what to do."""
 
 from __future__ import annotations
 
 import codecs
-import json
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from io import BytesIO
 from os import PathLike
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
-from planner.core.errors import PlannerError, UsageError
-from planner.core.failures import ANY_TORCH, OUT_OF_MEMORY, SAID, TOLD, sentence, told
+from planner.core.errors import PlannerError, UsageError, refuse_if
+from planner.core.failures import ANY_TORCH, OUT_OF_MEMORY, TOLD, sentence, told
 from planner.core.files import STANDARD_INPUT, named_path, opened_whole
 from planner.core.schema import TrainSetting
-from planner.core.units import MAX_MEMORY_BYTES, MIB
+from planner.core.units import MIB
 from planner.memory.snapshot import read_pickle
 from planner.watching.explaining.log_reading import FailedRequest, Finding, LogReading
 from planner.watching.explaining.snapshot_reading import NO_STACK, SnapshotReading, read_snapshot
-from planner.watching.watch import MAX_LOG_BYTES
 
 if TYPE_CHECKING:
     from planner.advice.advising import Advice
@@ -30,11 +26,9 @@ if TYPE_CHECKING:
 
 LARGE_CHANGES = "batch_size", "accumulate", "checkpointing", "compile", "offload"
 MAX_CARD_ERROR = 0.1  # of the memory: what a driver keeps for itself differs by less
-_HEAD_BYTES = 65_536  # the first line of a watch.jsonl has the plan in it
 _PICKLE = b"\x80"
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
-_WHAT = "Name a log, a snapshot of torch's allocator, or the folder of a watch.jsonl."
-_MAX_TEXT = 1500  # characters, as a watch writes of an error at most
+_WHAT = "Name what the training printed, or a snapshot of torch's allocator."
 
 
 @dataclass(frozen=True)
@@ -51,14 +45,13 @@ class Relief:
 class Explanation:
     """What was found in `source`. `seen` are the figures at the failure, by name, `expected` what
     the plan's setting needs at its peak; `differs` says how they differ, `relief` which levers free
-    enough. `run` is of a `watch.jsonl`, `snapshot` of a snapshot."""
+    enough."""
 
     source: str
-    kind: Literal["log", "watch", "snapshot"]
+    kind: Literal["log", "snapshot"]
     findings: list[Finding] = field(default_factory=list)
     seen: dict[str, Any] = field(default_factory=dict)
     snapshot: SnapshotReading | None = None
-    run: dict[str, Any] | None = None
     expected: Estimate | None = None
     differs: tuple[str, ...] = ()
     relief: Relief | None = None
@@ -72,8 +65,8 @@ def explain(
     gpu: str | Gpu | None = None,
     allocator: str | None = None,
 ) -> Explanation:
-    """What `source` (a log, a `watch.jsonl`, a snapshot of torch's allocator; also gzipped, also a
-    pipe; "-" is standard input) says of a training that failed, and what to do.
+    """What `source` (a log, a snapshot of torch's allocator; also gzipped, also a pipe; "-" is
+    standard input) says of a training that failed, and what to do.
 
     `plan` is what was to be trained: an Estimate, a Recommendation, or the file or the folder of
     one. What was seen is then held against what was predicted, on `gpu` and with `allocator` where
@@ -85,7 +78,7 @@ def explain(
     card, found = read_gpu(gpu), _read(named_path(source, "source"))
     if plan is not None:
         _compare(found, _predicted(plan, card, allocator))
-    elif found.kind != "watch" and found.seen:
+    elif found.seen:
         found.notes.append(sentence("add a plan"))
     return found
 
@@ -94,22 +87,19 @@ def explain(
 
 
 def _read(path: Path) -> Explanation:
-    if path.is_dir():
-        path /= "watch.jsonl"
     name = "standard input" if str(path) == STANDARD_INPUT else str(path)
+    law = f"{name} is no log: planner.watch says what it sees in the training's own."
+    refuse_if(path.is_dir() or path.name == "watch.jsonl", law, _WHAT)
     try:
         with opened_whole(path) as file:
-            head = file.read(_HEAD_BYTES)
+            head = file.read(4096)
             file.seek(0)
             if head.startswith(_PICKLE):
                 return _of_snapshot(name, read_snapshot(read_pickle(file, name), name))
             if head.startswith(_UTF16):
                 file = cast("IO[bytes]", codecs.EncodedFile(file, "utf-8", "utf-16", "replace"))
-            elif b"\x00" in head[:4096]:
+            elif b"\x00" in head:
                 raise ValueError("it is neither text nor a snapshot of torch's allocator")
-            first = _line(head.partition(b"\n")[0])
-            if first.get("kind") == "start" and first.keys() & {"format", "planner"}:
-                return _of_watch(name, file)
             return _of_log(name, LogReading().read(file))
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -137,47 +127,6 @@ def _of_snapshot(name: str, reading: SnapshotReading) -> Explanation:
     if reading.categories.keys() == {NO_STACK}:
         found.notes.append(sentence("no stacks"))
     return found
-
-
-def _of_watch(name: str, file: IO[bytes]) -> Explanation:
-    """Its last run, each of whose events is read as the line of a log that says it. Lines that are
-    torn are passed over."""
-    run: dict[str, Any] = {}
-    said: list[str] = []
-    for raw in file.read(2 * MAX_LOG_BYTES).splitlines():
-        line = _line(raw)
-        if line.get("kind") == "start":
-            run, said = dict(SAID["run_unknown"]), [""] * len(said)
-        run |= line
-        words = (str(line.get(key, "")) for key in ("event", "message", "text"))
-        event = "[rank{}]: planner.watch: {}: {} {}".format(run.get("rank"), *words)
-        said.append(" ".join(event.split()) if line.get("kind") == "event" else "")
-    reading = LogReading().read(BytesIO("\n".join(said).encode(errors="replace")))
-    found = _of_log(name, reading)
-    found.kind, found.run = "watch", run
-    if OUT_OF_MEMORY in reading.findings and isinstance(run.get("allocated_bytes"), int):
-        found.seen = {"allocated_bytes": run["allocated_bytes"], **found.seen}
-    if run["kind"] != "end":
-        found.notes.append(sentence("no last line"))
-    return found
-
-
-def _line(raw: bytes) -> dict[str, Any]:
-    try:
-        return dict(_flat(json.loads(raw)))
-    except (ValueError, RecursionError):
-        return {}
-
-
-def _flat(line: object, within: str = "") -> Iterator[tuple[str, Any]]:
-    """The texts of a line, and the figures that can be: anybody may have written the file."""
-    for key, value in line.items() if isinstance(line, dict) else ():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{within}{key}_")
-        elif isinstance(value, str):
-            yield within + key, value[:_MAX_TEXT]
-        elif isinstance(value, int | float) and 0 <= value <= MAX_MEMORY_BYTES:
-            yield within + key, value
 
 
 # ---------------------------------------------------------------- held against a plan
