@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from planner.core.errors import PlannerError, UsageError
-from planner.core.schema.loading import (
+from planner.core.schema.record import (
     MAX_WORKERS,
     DataResult,
     LoaderBound,

@@ -15,7 +15,7 @@ from planner.core.schema import FactoryModel
 from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
 from planner.ledger import cache as ledger_cache
-from planner.ledger import key as ledger_key
+from planner.ledger import cache as ledger_key
 from planner.ledger.cache import decode, encode, load, store
 from planner.ledger.ledger import Ledger
 

@@ -16,8 +16,7 @@ from planner.core.schema import FactoryModel, ResolvedSetting
 from planner.estimation.estimate import choose
 from planner.estimation.ledgers import record_ledgers, step_ledger
 from planner.ledger import cache as ledger_cache
-from planner.ledger.affine import HUGE, AffineLedger, Recorder
-from planner.ledger.ledger import Allocated, Computed, Ledger
+from planner.ledger.ledger import HUGE, AffineLedger, Allocated, Computed, Ledger, Recorder
 from planner.machine.hardware import all_gpus, find_gpu
 from planner.memory.profile import instant, walk, walk_ledger
 from planner.memory.scratch import Processors, on_device

@@ -17,9 +17,8 @@ from click.testing import CliRunner
 from planner import estimate
 from planner.cli import cli
 from planner.core.schema import FactoryModel
-from planner.core.schema.distribution import Distribution
 from planner.core.schema.model import SwinConfig
-from planner.core.schema.setting import TrainSetting
+from planner.core.schema.setting import Distribution, TrainSetting
 from planner.core.schema.validation import declared_options
 from tests.benchmarks.simulated_worlds import (
     RESULTS,

@@ -9,7 +9,7 @@ from planner.advice.table import Table
 from planner.advice.wish import Choice, Wish
 from planner.core.errors import PlannerError
 from planner.core.schema import TrainSetting
-from planner.core.schema.distribution import ALONE, Parallelism
+from planner.core.schema.setting import ALONE, Parallelism
 from planner.throughput.result import Cost, Training, cost_of
 
 # What a person changes so that a step fits; a second GPU may do instead.

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from planner.advice.wish import SAMPLE_BATCH, Choice, Wish
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import ResolvedSetting, TrainSetting
-from planner.core.schema.distribution import DEEPSPEED
-from planner.core.schema.setting import GRAPH_MODES
+from planner.core.schema.setting import DEEPSPEED, GRAPH_MODES
 from planner.estimation.estimate import (
     Combine,
     Estimate,

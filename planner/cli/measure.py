@@ -15,8 +15,8 @@ from planner.cli.show import answer, show_on, tell
 from planner.core.errors import UsageError, refuse_if
 from planner.core.files import MAX_RESULT_BYTES, parse_json, read_text
 from planner.core.schema import TrainSetting, parse
-from planner.core.schema.loading import MAX_WORKERS
 from planner.core.schema.model import MAX_SIZE
+from planner.core.schema.record import MAX_WORKERS
 from planner.core.schema.validation import option, switch
 from planner.estimation.arguments import read_model
 from planner.estimation.kept import is_predicted, read_predicted

@@ -24,8 +24,8 @@ from planner.cli import HELP_SETTINGS
 from planner.core.errors import UsageError, alternatives, shorten
 from planner.core.errors import refuse_if as refuse_if
 from planner.core.schema import FactoryModel, NamedModel, SwinConfig, TrainSetting
-from planner.core.schema.distribution import SEVERAL
 from planner.core.schema.model import MAX_SIZE
+from planner.core.schema.setting import SEVERAL
 from planner.core.schema.validation import Option, declared_options
 from planner.core.schema.validation import option as option
 from planner.core.schema.validation import switch as switch

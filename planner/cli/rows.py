@@ -15,8 +15,8 @@ from planner.cli.options import OWN, Fields, Request, of_schema, option, refuse_
 from planner.core.errors import UsageError
 from planner.core.files import MAX_RESULT_BYTES, parse_json
 from planner.core.schema import Model, TrainSetting, parse
-from planner.core.schema.distribution import PARALLELISMS, SEVERAL, owners
 from planner.core.schema.model import MAX_SIZE
+from planner.core.schema.setting import PARALLELISMS, SEVERAL, owners
 from planner.core.schema.validation import declared_options
 from planner.core.units import parse_bytes, parse_seconds
 from planner.estimation.arguments import share_of

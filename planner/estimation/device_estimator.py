@@ -10,8 +10,7 @@ from typing import TypeVar
 
 from planner.core.errors import UnsupportedError
 from planner.core.schema import DeviceInfo, Model, ResolvedSetting, TrainSetting
-from planner.core.schema.distribution import ALONE
-from planner.core.schema.setting import GRAPH_MODES
+from planner.core.schema.setting import ALONE, GRAPH_MODES
 from planner.estimation.estimate import Estimate, choose, estimate_ledger, resolve
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.ledger.ledger import Ledger

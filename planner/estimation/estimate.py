@@ -45,14 +45,6 @@ from planner.memory.compiled import (
     may_recompute_at_once,
     untuned,
 )
-from planner.memory.convolution_workspace import (
-    PATCH_EMBEDDING,
-    Pinned,
-    convolution_workspace,
-    leaving_bytes,
-    pinned_by_optimizer,
-    pinned_memory,
-)
 from planner.memory.profile import (
     Instant,
     MemoryProfile,
@@ -61,7 +53,15 @@ from planner.memory.profile import (
     profile_within,
     steady_step,
 )
-from planner.memory.scratch import on_device
+from planner.memory.scratch import (
+    PATCH_EMBEDDING,
+    Pinned,
+    convolution_workspace,
+    leaving_bytes,
+    on_device,
+    pinned_by_optimizer,
+    pinned_memory,
+)
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import DeviceRates, rates_for
 from planner.throughput.result import Cost, Throughput, Training, cost_of, read_training

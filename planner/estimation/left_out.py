@@ -6,9 +6,9 @@ from collections.abc import Collection
 from typing import Literal
 
 from planner.core.schema import TrainSetting
-from planner.core.schema.distribution import SHARDED
+from planner.core.schema.setting import SHARDED
 from planner.ledger.ledger import Ledger
-from planner.memory.convolution_workspace import PATCH_EMBEDDING, ConvolutionWorkspace
+from planner.memory.scratch import PATCH_EMBEDDING, ConvolutionWorkspace
 
 FusedAttention = Literal["flash", "efficient"]
 _CUDNN_ATTENTION = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from planner.core.schema import Model, SwinConfig, TrainSetting
-from planner.core.schema.loading import Augmentation, LoaderSetting
+from planner.core.schema.record import Augmentation, LoaderSetting
 from planner.core.schema.setting import CLIP_NORM, LABEL_SMOOTHING
 
 SOURCE = "microsoft/Swin-Transformer @f82860b, config.py and optimizer.py"

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.core.errors import refuse_if
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
-from planner.core.schema.distribution import ALONE
+from planner.core.schema.setting import ALONE
 from planner.estimation.estimate import Estimate
 from planner.estimation.ledgers import step_ledger
 from planner.estimation.recipe import BASE_LR, BASE_LR_IMAGES, learning_rate, rounded

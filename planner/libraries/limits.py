@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from planner.core.errors import UnsupportedError
 from planner.core.schema import Model, NamedModel, SwinConfig, TrainSetting
-from planner.core.schema.distribution import SHARDED
-from planner.core.schema.setting import GRAPH_MODES, OPTIMIZER_FAMILIES
+from planner.core.schema.setting import GRAPH_MODES, OPTIMIZER_FAMILIES, SHARDED
 from planner.libraries.maps import feature_maps
 from planner.memory.compiled import breaks_graphs
 

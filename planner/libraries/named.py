@@ -19,7 +19,7 @@ from planner.core.schema import NamedModel, parse
 from planner.core.schema.setting import Attention
 from planner.core.terminal import shows_seconds
 from planner.ledger import cache as ledger_cache
-from planner.ledger.key import name_key
+from planner.ledger.cache import name_key
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from planner.core.schema import Model, SwinConfig, TrainSetting
-from planner.core.schema.distribution import SHARDED
+from planner.core.schema.setting import SHARDED
 from planner.ledger.ledger import Allocated, Category, Event, Freed, Ledger, Marked, Tagged
 from planner.memory.caching_allocator import rounded
 

@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from planner.ledger.kinds import NO_KERNEL, kind_of
-from planner.ledger.ledger import Computed
+from planner.ledger.ledger import NO_KERNEL, Computed, kind_of
 
 _WRITES_ONLY = {"copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_"}
 # Kernels of one call where that is not 1: index_put with accumulate sorts its indices first, the

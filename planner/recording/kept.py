@@ -26,7 +26,7 @@ from planner.core.errors import (
 from planner.core.schema import FactoryModel, Model, ResolvedSetting
 from planner.core.terminal import shows_seconds
 from planner.ledger import cache
-from planner.ledger.key import Key, have_changed, ledger_key
+from planner.ledger.cache import Key, have_changed, ledger_key
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
 from planner.libraries import named
 from planner.libraries.building import check_factory

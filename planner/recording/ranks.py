@@ -20,7 +20,7 @@ from torch import Tensor, distributed, nn
 from torch._C._distributed_c10d import HashStore
 
 from planner.core.schema import TrainSetting
-from planner.core.schema.distribution import SHARDED, Collective, Group
+from planner.core.schema.setting import SHARDED, Collective, Group
 from planner.ledger.ledger import Awaited, Category, Event, Sent
 from planner.recording.costs import tensors_in
 from planner.step.ranks import sharding_notes

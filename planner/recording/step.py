@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.failures import SIGNS
 from planner.core.schema import FactoryModel, Model, SwinConfig, TrainSetting
-from planner.core.schema.distribution import DEEPSPEED
+from planner.core.schema.setting import DEEPSPEED
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Category, Event, Ledger, Marked, Sent
 from planner.recording import ranks
 from planner.recording.client import HOST, PROBED

@@ -25,7 +25,7 @@ from itertools import chain
 from typing import Any
 
 from planner.core.schema import TrainSetting
-from planner.core.schema.distribution import SHARDED, Collective, Group
+from planner.core.schema.setting import SHARDED, Collective, Group
 from planner.core.units import MIB, format_bytes
 from planner.ledger.ledger import (
     RECORDED_MICRO_BATCHES,

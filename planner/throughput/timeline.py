@@ -15,7 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from planner.core.schema import TrainSetting
-from planner.core.schema.distribution import Group
+from planner.core.schema.setting import Group
 from planner.ledger.ledger import Exchanged, Ledger, Sent
 from planner.machine.hardware.fabric import Fabric, bus_factor, find_fabric, has_usual_link
 from planner.machine.hardware.gpu import Gpu

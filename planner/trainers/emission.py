@@ -27,9 +27,8 @@ from planner.core.schema import (
     TrainSetting,
     parse,
 )
-from planner.core.schema.distribution import Distribution
 from planner.core.schema.record import RESULT_FORMAT, Recommendation
-from planner.core.schema.setting import COMPILED_FIELDS
+from planner.core.schema.setting import COMPILED_FIELDS, Distribution
 from planner.core.units import format_bytes
 from planner.estimation.arguments import ModelLike, SettingLike, read_model, read_setting
 from planner.estimation.kept import Predicted, is_predicted, read_predicted

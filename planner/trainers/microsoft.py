@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.core.schema.loading import Augmentation
+from planner.core.schema.record import Augmentation
 from planner.estimation.recipe import BASE_LR, Recipe, learning_rate_note, rounded
 from planner.trainers.launch import (
     OLDER_PILLOW,

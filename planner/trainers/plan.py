@@ -14,8 +14,8 @@ import yaml
 from planner.core.errors import UnsupportedError
 from planner.core.files import write_whole
 from planner.core.schema import Library, Model, NamedModel, SwinConfig, TrainSetting
-from planner.core.schema.distribution import Parallelism
-from planner.core.schema.loading import DataResult, LoaderSetting
+from planner.core.schema.record import DataResult, LoaderSetting
+from planner.core.schema.setting import Parallelism
 from planner.estimation.recipe import Recipe, recipe_of
 
 # Comments of emitted files: what a file says of itself, in lines that can be nothing but comments.

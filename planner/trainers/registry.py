@@ -12,8 +12,7 @@ from functools import partial
 
 from planner.core.errors import unknown_name
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.core.schema.distribution import DEEPSPEED, SHARDED
-from planner.core.schema.setting import OWN_OPTIMIZER
+from planner.core.schema.setting import DEEPSPEED, OWN_OPTIMIZER, SHARDED
 from planner.estimation.recipe import fine_tunes, learning_rate_note
 from planner.trainers.block import filled, own_factory, published_weights
 from planner.trainers.launch import launch, nodes_notes, torchrun

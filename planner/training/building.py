@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import Model, SwinConfig, TrainSetting
-from planner.core.schema.distribution import DEEPSPEED
+from planner.core.schema.setting import DEEPSPEED
 from planner.libraries.building import declare_missing_operators
 from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE, block_limit
 from planner.training import train

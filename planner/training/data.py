@@ -18,8 +18,8 @@ from planner.core.errors import (
     shorten,
 )
 from planner.core.files import named_path
-from planner.core.schema.loading import Augmentation, Pipeline
 from planner.core.schema.model import is_factory
+from planner.core.schema.record import Augmentation, Pipeline
 from planner.libraries.building import check_factory, load_factory
 
 if TYPE_CHECKING:

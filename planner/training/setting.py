@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.core.schema import Model, SwinConfig, TrainSetting
-from planner.core.schema.distribution import Parallelism
-from planner.core.schema.setting import CLIP_NORM, EMA_DECAY, LABEL_SMOOTHING
+from planner.core.schema.setting import CLIP_NORM, EMA_DECAY, LABEL_SMOOTHING, Parallelism
 from planner.libraries.maps import Trainable
 from planner.libraries.registry import find_library
 

@@ -22,8 +22,7 @@ from pydantic import (
 from planner.core.errors import refuse_if, shorten
 from planner.core.files import named_path
 from planner.core.schema import SwinConfig, TrainSetting, parse
-from planner.core.schema.distribution import SEVERAL, Distribution
-from planner.core.schema.setting import Count
+from planner.core.schema.setting import SEVERAL, Count, Distribution
 from planner.core.schema.validation import CrossFieldError, Fault, Option
 from planner.core.units import MAX_SECONDS, parse_percent, parse_seconds
 from planner.estimation.arguments import read_allocator, read_memory, read_setting

@@ -17,12 +17,13 @@ from pydantic import ValidationError, model_validator
 from planner.advice.space import batch_ladder, divisors, spread
 from planner.core.errors import UnsupportedError, UsageError, alternatives, shorten, unknown_name
 from planner.core.schema import DeviceInfo, Model, SwinConfig, TrainSetting, parse
-from planner.core.schema.distribution import PARALLELISMS, Distribution
 from planner.core.schema.setting import (
     COMPILE_MODES,
     FUSED_FAMILIES,
     OWN_OPTIMIZER,
+    PARALLELISMS,
     PRECISIONS,
+    Distribution,
 )
 from planner.core.schema.validation import faults_between
 from planner.estimation.arguments import share_of

@@ -12,7 +12,7 @@ from planner.core.schema import DeviceInfo, Model
 from planner.estimation.device_estimator import DeviceEstimator
 from planner.estimation.ledgers import is_on_shapes
 from planner.ledger import cache
-from planner.ledger.key import Key, own_digest
+from planner.ledger.cache import Key, own_digest
 from planner.memory.allocator_config import AllocatorConfig
 from search.loop.search import PROBES_SHARE
 from search.loop.space import Space

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.schema import Model, NamedModel
-from planner.core.schema.loading import DataResult, Feeding
-from planner.core.schema.record import Recommendation
+from planner.core.schema.record import DataResult, Feeding, Recommendation
 from planner.core.units import format_seconds
 from planner.machine import supervisor
 from planner.training.data import Data, find_data

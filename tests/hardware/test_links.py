@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.core.errors import UsageError
-from planner.core.schema.distribution import Collective
+from planner.core.schema.setting import Collective
 from planner.core.units import MIB
 from planner.machine.hardware import find_gpu
 from planner.machine.hardware.fabric import (

@@ -15,8 +15,12 @@ from planner.estimation.estimate import estimate_ledger
 from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked
 from planner.machine.hardware.gpu import find_gpu
 from planner.machine.hardware.overheads import processors_of
-from planner.memory.convolution_workspace import ConvolutionWorkspace, convolution_workspace
-from planner.memory.scratch import Processors, scratch_bytes
+from planner.memory.scratch import (
+    ConvolutionWorkspace,
+    Processors,
+    convolution_workspace,
+    scratch_bytes,
+)
 from planner.step.reductions import reduction_of
 
 T4 = Processors(40, 1024, (7, 5))

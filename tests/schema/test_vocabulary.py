@@ -14,7 +14,7 @@ import planner.core.errors as vocabulary
 from planner.cli import main
 from planner.core.errors import UsageError, find_word
 from planner.core.schema import SwinConfig, TrainSetting, parse
-from planner.core.schema.distribution import owners
+from planner.core.schema.setting import owners
 from planner.estimation.arguments import ALL_FIELDS, MAX_NEAR, unknown_field
 from planner.estimation.estimate import estimate
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, get_worker_info
 from planner.cli import main
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.schema import SwinConfig
-from planner.core.schema.loading import DataResult, LoaderSetting
+from planner.core.schema.record import DataResult, LoaderSetting
 from planner.libraries.resolve import resolve_model
 from planner.trainers.emission import emit
 from search import loader as loader_file

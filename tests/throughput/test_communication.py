@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.core.schema import TrainSetting
-from planner.core.schema.distribution import Group
+from planner.core.schema.setting import Group
 from planner.ledger.ledger import Awaited, Computed, Event, Ledger, Marked, Sent
 from planner.machine.hardware.fabric import Curve, Fabric, Link
 from planner.throughput.prediction import predict_step

@@ -11,8 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
-from planner.core.schema.loading import DataResult, Feeding, LoaderRun, LoaderSetting
-from planner.core.schema.record import Recommendation
+from planner.core.schema.record import DataResult, Feeding, LoaderRun, LoaderSetting, Recommendation
 from planner.trainers.plan import Emitted
 
 GIB = 1024**3

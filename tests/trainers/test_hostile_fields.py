@@ -15,7 +15,7 @@ import yaml
 from planner.core.errors import PlannerError, UsageError
 from planner.core.files import to_json
 from planner.core.schema import FactoryModel, TrainSetting
-from planner.core.schema.loading import LoaderSetting
+from planner.core.schema.record import LoaderSetting
 from planner.estimation.estimate import estimate
 from planner.trainers.emission import TARGETS, Emitted, emit
 from tests.cli.test_hostile_files import changed, texts

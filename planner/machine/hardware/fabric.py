@@ -19,7 +19,7 @@ from planner.core.errors import UsageError, unknown_name
 from planner.machine.hardware.gpu import Gpu
 
 if TYPE_CHECKING:
-    from planner.core.schema.distribution import Collective
+    from planner.core.schema.setting import Collective
 
 
 # Links between devices: how long a collective takes over each, by size and number of ranks.

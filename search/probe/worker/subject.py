@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from planner.core.schema.distribution import DEEPSPEED
+from planner.core.schema.setting import DEEPSPEED
 from planner.libraries.limits import setting_limit, trained_limit
 from planner.training import building
 from planner.training.building import recipe_of
