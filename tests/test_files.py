@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,25 +21,13 @@ from planner.core.files import (
 from planner.libraries.resolve import resolve_model
 from planner.trainers.emission import read_result
 
-BOMB = "\n".join(
-    ["a: &a [x, x, x, x, x, x, x, x, x]"]
-    + [f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in pairwise("abcdefghi")]
-    + ["depths: *i"]
-)  # fmt: skip
-MERGES = "\n".join(
-    ["a: &a {x: 1}"]
-    + [f"{b}: &{b} {{<<: [{', '.join([f'*{a}'] * 9)}]}}" for a, b in pairwise("abcdefghi")]
-)  # fmt: skip
-
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("deep.json", '{"depths": ' + "[" * 40 + "]" * 40 + "}", "nested more than"),
         ("deep.yaml", "depths: " + "[" * 40 + "]" * 40, "nested more than"),
-        ("self.yaml", "depths: &a [*a]", "nested more than|more than"),
-        ("bomb.yaml", BOMB, "its aliases written out"),
-        ("merges.yaml", MERGES, "its aliases written out"),
+        ("bomb.yaml", "a: &a [x, x]\ndepths: [*a, *a]", "holds an alias"),
         ("digits.json", '{"embed_dim": ' + "9" * 5000 + "}", "thousands of digits"),
         ("digits.yaml", "embed_dim: " + "9" * 5000, "thousands of digits"),
         ("broken.yaml", "embed_dim: [", "is not YAML"),

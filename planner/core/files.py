@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import pickle
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
-from planner.core.errors import PlannerError, UsageError, alternatives, as_text, shorten
+from planner.core.errors import MAX_SHOWN, PlannerError, UsageError, alternatives, as_text, shorten
 from planner.core.units import MIB, format_bytes
-
-if TYPE_CHECKING:
-    from yaml import Node
 
 # What lies in the --output of `planner tune`.
 TUNE_RESULT, TUNE_PROBES = "recommendation.json", "probes.jsonl"
@@ -26,14 +25,11 @@ STANDARD_INPUT, _ANOTHER = "-", "name another file"
 _GZIP = b"\x1f\x8b"
 _PAIRS = ("changes", "in_place_of")
 _KEPT_BYTES = 64 * MIB  # of a pipe in memory; what is more lies in a file
-_WAIT_SECONDS = 5.0  # for somebody who writes into a named pipe
 
 # A model file has some twenty fields, a recommendation a few thousand settings at most.
 MAX_MODEL_BYTES = MIB // 4
 MAX_RESULT_BYTES = 64 * MIB
 MAX_DEPTH = 32
-# Of a YAML file with its aliases written out: nine aliases of nine aliases of … are few lines.
-MAX_YAML_VALUES = 20_000
 
 
 class NoFileError(UsageError):
@@ -51,13 +47,6 @@ def named_path(given: object, name: str) -> Path:
     return Path(given)
 
 
-def open_at_once(path: str, flags: int) -> int:
-    """An opener for `open`: a pipe into which nobody writes is empty, and is not waited for."""
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    os.set_blocking(descriptor, True)  # what is being written is
-    return descriptor
-
-
 def is_pipe(path: Path) -> bool:
     """Whether it is read until whoever writes it ends: standard input, or a named pipe."""
     return str(path) == STANDARD_INPUT or (path.exists() and stat.S_ISFIFO(path.stat().st_mode))
@@ -65,8 +54,8 @@ def is_pipe(path: Path) -> bool:
 
 def opened_whole(path: Path) -> IO[bytes]:
     """A file that is read from its beginning as often as one likes: of a pipe, all that came into
-    it; unpacked where it is gzipped. Raises UsageError for a pipe that nobody writes into, OSError,
-    and as it is read EOFError and zlib.error."""
+    it; unpacked where it is gzipped. Raises UsageError where standard input is closed, OSError, and
+    as it is read EOFError and zlib.error."""
     import gzip
 
     file = _kept(path) if is_pipe(path) else path.open("rb")
@@ -76,23 +65,17 @@ def opened_whole(path: Path) -> IO[bytes]:
 
 
 def _kept(path: Path) -> IO[bytes]:
-    import select
     import shutil
     from tempfile import SpooledTemporaryFile
 
+    kept = cast("IO[bytes]", SpooledTemporaryFile(_KEPT_BYTES))  # noqa: SIM115
     if str(path) != STANDARD_INPUT:
-        raw: IO[bytes] = os.fdopen(open_at_once(str(path), os.O_RDONLY), "rb")
-        if not select.select([raw], [], [], _WAIT_SECONDS)[0]:
-            raise UsageError(
-                f"{path} is a pipe, and nobody has written into it for {_WAIT_SECONDS:.0f} s.",
-                "Start the writer first, or pipe it: cat train.log | planner explain -",
-            )
+        with path.open("rb") as pipe:
+            shutil.copyfileobj(pipe, kept)
     elif sys.stdin is None:
         raise UsageError("standard input is closed.", "Name a file, or pipe a log into it.")
     else:
-        raw = sys.stdin.buffer
-    kept = cast("IO[bytes]", SpooledTemporaryFile(_KEPT_BYTES))  # noqa: SIM115
-    shutil.copyfileobj(raw, kept)
+        shutil.copyfileobj(sys.stdin.buffer, kept)
     kept.seek(0)
     return kept
 
@@ -101,7 +84,7 @@ def read_text(path: Path, limit_bytes: int) -> str:
     """The text of `path`, UTF-8 with or without a byte order mark. Raises UsageError where there
     is none, and where it has more than `limit_bytes` (a device may have no end)."""
     try:
-        with open(path, "rb", opener=open_at_once) as file:
+        with path.open("rb") as file:
             data = file.read(limit_bytes + 1)
     except FileNotFoundError as error:
         raise NoFileError(
@@ -128,7 +111,7 @@ def parse_json(text: str, source: str) -> Any:
     """The value of a JSON text. Raises UsageError, naming `source`: no JSON, a key that is there
     twice, numbers or nesting beyond reason."""
     try:
-        data = json.loads(text, object_pairs_hook=_without_twins)
+        return _within_depth(json.loads(text, object_pairs_hook=_without_twins), source)
     except json.JSONDecodeError as error:
         reason = f"line {error.lineno}: {error.msg}"
         way_out = "Mend it there, or write it anew; 'python -m json.tool FILE' shows the place."
@@ -137,9 +120,6 @@ def parse_json(text: str, source: str) -> Any:
         raise _too_deep(source) from None
     except ValueError as error:  # a key twice, or a number of thousands of digits
         raise UsageError(f"{source} cannot be read: {_reason(error)}.") from None
-    if any(depth > MAX_DEPTH for depth in _depths(data)):
-        raise _too_deep(source)
-    return data
 
 
 def to_json(value: Any) -> Any:
@@ -162,17 +142,25 @@ def to_json(value: Any) -> Any:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The value of a YAML document. Raises UsageError, as `parse_json`; aliases count as what they
-    stand for."""
+    """The value of a YAML document. Raises UsageError, as `parse_json`, and for an alias: nine of
+    nine aliases of … stand for more than fits anywhere."""
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, *place: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError("it holds an alias (*): write out what that stands for")
+            return super().compose_node(*place)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            if twin := _twin(keys):
+                line = node.start_mark.line + 1
+                raise ValueError(f"{twin[:80]!r} is there twice (from line {line} on)")
+            return super().construct_mapping(node, deep)
+
     try:
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        _check_nodes(node, source)
-        return loader.construct_document(node)
+        return _within_depth(yaml.load(text, Loader), source)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1})" if mark else ""
@@ -280,40 +268,18 @@ def _twin(keys: Iterable[str]) -> str:
     return next((key for key, number in Counter(keys).items() if number > 1), "")
 
 
-def _depths(data: Any) -> Iterator[int]:
-    """How deep each value that holds others lies."""
+def _within_depth(data: Any, source: str) -> Any:
+    """The same, where values that hold others lie in each other MAX_DEPTH deep at most. Raises
+    UsageError."""
     open_ = [(data, 1)]
     while open_:
         value, depth = open_.pop()
         if isinstance(value, dict | list):
-            yield depth
+            if depth > MAX_DEPTH:
+                raise _too_deep(source)
             inner = value.values() if isinstance(value, dict) else value
-            open_ += [(v, depth + 1) for v in inner if isinstance(v, dict | list)]
-
-
-def _check_nodes(root: Node, source: str) -> None:
-    """Raises UsageError where nesting, aliases written out or a key that is there twice are beyond
-    reason: before anything is made of them."""
-    from yaml import MappingNode, ScalarNode, SequenceNode
-
-    num_values = 0
-    open_: list[tuple[Node, int]] = [(root, 1)]
-    while open_:
-        node, depth = open_.pop()
-        num_values += 1
-        if num_values > MAX_YAML_VALUES:
-            most = f"{MAX_YAML_VALUES:,} values"
-            raise UsageError(f"{source} holds more than {most}, its aliases written out.")
-        if depth > MAX_DEPTH:
-            raise _too_deep(source)
-        if isinstance(node, MappingNode):
-            if twin := _twin(key.value for key, _ in node.value if isinstance(key, ScalarNode)):
-                line = node.start_mark.line + 1
-                said = f"{twin[:80]!r} is there twice (from line {line} on)"
-                raise UsageError(f"{source} cannot be read: {said}.")
-            open_ += [(inner, depth + 1) for pair in node.value for inner in pair]
-        elif isinstance(node, SequenceNode):
-            open_ += [(inner, depth + 1) for inner in node.value]
+            open_ += [(each, depth + 1) for each in inner]
+    return data
 
 
 def _too_deep(source: str) -> UsageError:
@@ -325,3 +291,50 @@ def _reason(error: Exception) -> str:
     if "integer string conversion" in str(error):
         return "a number in it has thousands of digits"
     return getattr(error, "strerror", None) or str(error)
+
+
+# A snapshot of torch's caching allocator.
+
+SNAPSHOT_ENDINGS = (".pickle", ".pkl")
+MAX_SNAPSHOT_BYTES = 4096 * MIB  # unpacked
+
+
+def read_pickle(file: IO[bytes], name: str) -> dict[str, Any]:
+    """A snapshot that was dumped as `name`. It is made of plain values, and nothing else is let in:
+    reading a pickle from elsewhere runs no code. Raises PlannerError, OSError."""
+    data = _read_whole(file, name)
+    try:
+        snapshot = _PlainUnpickler(data).load()
+    except Exception as error:  # of damaged ones pickle's manual names no complete list
+        raise unreadable(name, f"{type(error).__name__}: {error}"[:MAX_SHOWN]) from None
+    if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
+        raise PlannerError(
+            f"{name} holds no memory snapshot.",
+            "Write one with torch.cuda.memory._dump_snapshot(path).",
+        )
+    return snapshot
+
+
+def _read_whole(file: IO[bytes], name: str) -> io.BytesIO:
+    data = io.BytesIO()
+    while part := file.read(MIB):
+        if data.tell() + len(part) > MAX_SNAPSHOT_BYTES:
+            raise PlannerError(
+                f"{name} is larger than {format_bytes(MAX_SNAPSHOT_BYTES)}.",
+                "Record a shorter history: max_entries of _record_memory_history().",
+            )
+        data.write(part)
+    data.seek(0)
+    return data
+
+
+def unreadable(name: str, reason: object) -> PlannerError:
+    return PlannerError(
+        f"{name} cannot be read as a memory snapshot: {reason}",
+        "Write one with torch.cuda.memory._dump_snapshot(path).",
+    )
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")

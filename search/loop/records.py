@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from planner.core.errors import PlannerError
-from planner.core.files import open_at_once, way_to_write
+from planner.core.files import way_to_write
 from planner.core.schema.record import RECORD_FORMAT, MeasurementRecord
 
 # How older planners began what measures no setting: it is passed over.
@@ -39,7 +39,7 @@ def read_records(path: Path | str) -> RecordFile:
     """
     path = Path(path)
     try:
-        with open(path, "rb", opener=open_at_once) as file:
+        with path.open("rb") as file:
             lines = _read_all(file.fileno()).split(b"\n")
     except FileNotFoundError:
         return RecordFile(())

@@ -63,8 +63,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setattr("search.loader._measure", nothing_starts)
     (tmp_path / "folder").mkdir()
-    os.mkfifo("pipe.json")
-    os.mkfifo("pipe")
     Path("loop").symlink_to("loop")
     Path("dangling.json").symlink_to("nowhere")
     contents = {
@@ -77,7 +75,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     }  # fmt: skip
     for name, content in contents.items():
         Path(name).write_bytes(content)
-    return ("folder", "pipe.json", "pipe", "loop", "dangling.json", *contents)
+    return ("folder", "loop", "dangling.json", *contents)
 
 
 class Lines:
@@ -90,7 +88,6 @@ class Lines:
 
     def line(self) -> list[str]:
         name = self.random.choice(list(COMMANDS))
-        self.names = [f for f in self.files if name != "explain" or "pipe" not in f]  # it waits
         self.context = context = command_context(name)
         line = [name]
         wanted = self.random.choice((0.05, 0.1, 0.3))
@@ -118,7 +115,7 @@ class Lines:
         return self.any()
 
     def any(self) -> str:
-        return self.random.choice(self.random.choice((HOSTILE, self.names)))
+        return self.random.choice(self.random.choice((HOSTILE, self.files)))
 
 
 class HangsError(BaseException):
@@ -166,7 +163,6 @@ def run_lines(seed: int, count: int, files: tuple[str, ...], capsys: Any) -> Cou
     return statuses
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
 def test_no_line_ends_in_a_traceback(files: tuple[str, ...], capsys: Any) -> None:
     statuses = run_lines(0, 250, files, capsys)
     assert statuses[2] > statuses[0] > 0

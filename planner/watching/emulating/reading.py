@@ -10,10 +10,9 @@ from pathlib import Path
 from shutil import copyfileobj
 from typing import Any
 
-from planner.core.files import opened_whole
+from planner.core.files import opened_whole, read_pickle
 from planner.core.units import format_bytes
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
-from planner.memory.snapshot import read_pickle
 from planner.watching.emulating import inside
 from planner.watching.explaining.snapshot_reading import (
     NO_STACK,

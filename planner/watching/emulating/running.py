@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import IO
 
 from planner.core.errors import PlannerError, UsageError, shorten
-from planner.core.files import check_output
+from planner.core.files import SNAPSHOT_ENDINGS, check_output
 from planner.core.units import parse_bytes
 from planner.machine import supervisor
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
 from planner.machine.emulated.machine import CONFIGURATION
-from planner.memory.snapshot import SNAPSHOT_ENDINGS
 from planner.watching.emulating import inside, reading
 from planner.watching.emulating.reading import EmulatedRun
 from planner.watching.explaining.snapshot_reading import EMULATING

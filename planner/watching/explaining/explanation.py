@@ -12,10 +12,9 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from planner.core.errors import PlannerError, UsageError, refuse_if
 from planner.core.failures import ANY_TORCH, OUT_OF_MEMORY, TOLD, sentence, told
-from planner.core.files import STANDARD_INPUT, named_path, opened_whole
+from planner.core.files import STANDARD_INPUT, named_path, opened_whole, read_pickle
 from planner.core.schema import TrainSetting
 from planner.core.units import MIB
-from planner.memory.snapshot import read_pickle
 from planner.watching.explaining.log_reading import FailedRequest, Finding, LogReading
 from planner.watching.explaining.snapshot_reading import NO_STACK, SnapshotReading, read_snapshot
 

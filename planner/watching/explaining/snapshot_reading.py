@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.core.failures import SAID
+from planner.core.files import unreadable
 from planner.core.units import MAX_MEMORY_BYTES
-from planner.memory.snapshot import unreadable
 
 Entry = Mapping[str, Any]
 Frame = tuple[str, Any, str]  # file, line and function, as Python has them
