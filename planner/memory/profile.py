@@ -277,49 +277,50 @@ def _walk_like(ledger: Ledger, keeps: bool) -> Walk:
 
 
 def _walk(events: Iterable[Any], keeps: bool) -> Walk:
-    sizes, sources, origins = [0], list[int](), list[int]()
-    marks, emptied = list[tuple[int, Marked]](), list[int]()
-    workspaces, lt_workspaces = list[int](), list[int]()
-    stream_numbers, streams = {"": 0}, [0]  # of each storage
-    recorded = list[int]()
-    held: dict[int, int] = {}  # storage -> its place in `sizes`
-    wants_workspace = comes_before_optimizer = True
+    """`keeps`: whether workspaces are asked for once and kept."""
+    sizes, streams = [0], [0]  # by place: of workspaces, then of each storage
+    places: dict[int, int] = {}  # of the storages that are alive
+    requests: list[tuple[int, int]] = []  # (place, or its complement, the event behind it)
+    workspaces, lt_workspaces, emptied, recorded = (list[int]() for _ in range(4))
+    marks: list[tuple[int, Marked]] = []
+    stream_numbers = {"": 0}
+    is_first_step = wants_workspace = True  # of the first step no more than forward and backward
     index = -1
     for index, event in enumerate(events):
         kind = type(event)
-        if kind is Freed:
-            sources.append(~held.pop(event[0]))
-            origins.append(index)
+        if kind is Allocated or kind is Scratch:
+            place = places[event.storage] = len(sizes)
+            requests.append((place, index))
+            sizes.append(event.num_bytes)
+            streams.append(stream_numbers.setdefault(event.stream, len(stream_numbers)))
+        elif kind is Freed:
+            requests.append((~places.pop(event.storage), index))
         elif kind is Computed:
-            if event[1] == "matmul" and (wants_workspace or not keeps):
-                is_lt = not keeps and event.name in LT_PRODUCTS
-                (lt_workspaces if is_lt else workspaces).append(len(sources))
-                asked = [0] if keeps else [0, ~0]
-                sources += asked
-                origins += [index] * len(asked)
+            if event.kind == "matmul" and not keeps:
+                is_lt = event.name in LT_PRODUCTS
+                (lt_workspaces if is_lt else workspaces).append(len(requests))
+                requests += [(0, index), (~0, index)]
+            elif event.kind == "matmul" and wants_workspace:
+                workspaces.append(len(requests))
+                requests.append((0, index))
                 wants_workspace = False
-        elif kind is Allocated or kind is Scratch:
-            held[event[0]] = source = len(sizes)
-            sources.append(source)
-            origins.append(index)
-            sizes.append(event[1] if kind is Allocated else 0)
-            stream = event[4] if kind is Allocated else ""
-            number = stream_numbers.setdefault(stream, len(stream_numbers)) if stream else 0
-            streams.append(number)
-        elif kind is Emptied and comes_before_optimizer:
-            emptied.append(len(sources))
-        elif kind is Tagged and event[1] == "workspace":
-            recorded.append(held[event[0]])
+        elif kind is Tagged:
+            if event.category == "workspace":
+                recorded.append(places[event.storage])
+        elif kind is Emptied:
+            if is_first_step:
+                emptied.append(len(requests))
         elif kind is Marked:
             marks.append((index, event))
-            comes_before_optimizer = comes_before_optimizer and event.phase != "backward"
-            wants_workspace = comes_before_optimizer
-    asked_at = [entry for entry, source in enumerate(sources) if source > 0]
-    released = [
-        0 if source >= 0 else ~asked_at[~source - 1] if source < ~0 else -entry
+            is_first_step = is_first_step and event.phase != "backward"
+            wants_workspace = is_first_step  # forward's and backward's threads have one each
+    sources, origins = [source for source, _ in requests], [origin for _, origin in requests]
+    asked_at = [-1, *(entry for entry, source in enumerate(sources) if source > 0)]  # by place
+    released = [  # a workspace is given back right behind its request
+        0 if source >= 0 else ~(entry - 1) if source == ~0 else ~asked_at[~source]
         for entry, source in enumerate(sources)
     ]
-    of_requests = [streams[source if source >= 0 else ~source] for source in sources]
+    of_requests = [streams[max(source, ~source)] for source in sources]
     return Walk(
         sizes, index + 1, marks, sources, released, origins, workspaces, lt_workspaces,
         of_requests, tuple(stream_numbers), emptied, recorded,
@@ -360,19 +361,24 @@ def steady_requests(ledger: Ledger, workspace_bytes: int) -> tuple[Walk, list[in
 
 def instant(ledger: Ledger, event_index: int) -> Instant:
     """What is alive right after event `event_index`."""
-    walked = walk_ledger(ledger)
-    alive, when = _alive_at(ledger.like or ledger, event_index, has_kept_workspaces())
+    alive = alive_at(ledger, event_index)
     by_category: dict[Category, int] = {}
-    transient: list[tuple[str, str, int]] = []
-    for source, category, path, label in alive:
-        num_bytes = walked.sizes[source]
+    for num_bytes, category, _, _ in alive:
         if category != "workspace":
             by_category[category] = by_category.get(category, 0) + rounded(num_bytes)
-        if category in TRANSIENT:
-            transient.append((path, label, num_bytes))
+    transient = [(path, label, n) for n, category, path, label in alive if category in TRANSIENT]
     transient.sort(key=lambda each: -each[2])
+    when = _alive_at(ledger.like or ledger, event_index, has_kept_workspaces())[1]
     largest = tuple(transient[:NUM_LARGEST])
     return Instant(event_index, *when, sum(by_category.values()), by_category, largest)
+
+
+def alive_at(ledger: Ledger, event_index: int) -> list[tuple[int, Category, str, str]]:
+    """(bytes, category, path, label) of each storage that is alive right after an event, oldest
+    first. Tags right behind it say what was just allocated."""
+    sizes = walk_ledger(ledger).sizes
+    found, _ = _alive_at(ledger.like or ledger, event_index, has_kept_workspaces())
+    return [(sizes[place], category, path, label) for place, category, path, label in found]
 
 
 @lru_cache(maxsize=NUM_ALIKE)
@@ -395,21 +401,6 @@ def _alive_at(
         found.append((source, categories.get(event[0], unknown), event.path, event.label))
     phase, micro_batch = phase_at(walked.marks, event_index)
     return found, (phase, micro_batch, *last_request(events, event_index))
-
-
-def find_alive(events: Sequence[Event], index: int) -> list[tuple[Allocated | Scratch, Category]]:
-    """The requests that are served right after event `index`, oldest first, and what each is."""
-    alive: dict[int, Allocated | Scratch] = {}
-    categories: dict[int, Category] = {}
-    for event in islice(events, _with_tags(events, index)):
-        if type(event) is Allocated or type(event) is Scratch:
-            alive[event.storage] = event
-        elif type(event) is Freed:
-            del alive[event.storage]
-            categories.pop(event.storage, None)
-        elif type(event) is Tagged:
-            categories[event.storage] = event.category
-    return [(e, categories.get(storage, "temporaries")) for storage, e in alive.items()]
 
 
 def category_bytes(events: Sequence[Event], start: int, stop: int) -> dict[Category, list[int]]:

@@ -20,7 +20,7 @@ from planner.machine.hardware import Gpu
 from planner.machine.hardware.overheads import overheads_for, processors_of
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import UNIT_BYTES, rounded
-from planner.memory.profile import category_bytes, find_alive, steady_requests, walk_ledger
+from planner.memory.profile import alive_at, category_bytes, steady_requests, walk_ledger
 from planner.memory.replay import SteadyCourse, steady_course
 from planner.memory.scratch import on_device
 from planner.report.advice import advice_answer
@@ -379,8 +379,8 @@ def _by_phase(course: Course) -> doc.Table:
 def alive_at_peak(ledger: Ledger, live: LiveBytes) -> list[tuple[str, Category, int]]:
     """(module, category, bytes) of each storage at the peak, oldest first."""
     return [
-        (of.path, category, rounded(of.num_bytes))
-        for of, category in find_alive(ledger.events, live.events[live.peak])
+        (path, category, rounded(num_bytes))
+        for num_bytes, category, path, _ in alive_at(ledger, live.events[live.peak])
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
 from planner.memory.profile import (
-    find_alive,
+    alive_at,
     growth_within,
     instant,
     steady_step,
@@ -60,5 +60,4 @@ def test_an_instant_names_what_is_alive() -> None:
     assert found.live_bytes == 3584
     assert found.largest == (("", "aten.add", 2000), ("head", "aten.mm", 1000))
     # A tag right behind an allocation says what was just allocated.
-    alive = find_alive(LEDGER.events, SECOND)
-    assert alive[-1] == (LEDGER.events[SECOND], "activations")
+    assert alive_at(LEDGER, SECOND)[-1] == (1000, "activations", "head", "aten.mm")
