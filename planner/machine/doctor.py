@@ -18,7 +18,7 @@ from pathlib import Path
 import pynvml
 
 from planner import __version__
-from planner.core.errors import UsageError, shorten
+from planner.core.errors import UsageError
 from planner.core.files import MAX_RESULT_BYTES, parse_json, read_text
 from planner.machine import nvml
 from planner.machine.hardware.gpu import DetectedGpu, recognise_gpu, visible_gpus
@@ -238,38 +238,24 @@ def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
 
 
-def facts_from_json(found: object, where: str) -> Facts:
-    """The machine in what `planner doctor --json` wrote, or as `to_json` has it. Raises
-    UsageError."""
+def load_facts(path: str | Path) -> Facts:
+    """The machine in what `planner doctor --json` wrote, with the file as its `source` where it
+    tells no other. Raises UsageError."""
     from pydantic import TypeAdapter, ValidationError
 
-    raw = found.get("machine", found) if isinstance(found, dict) else found
-    if not isinstance(raw, dict):
-        raise UsageError(f"{where} holds no machine: it is no JSON object.", _WAY_OUT)
-    if raw.get("format") != FACTS_FORMAT:
-        told = shorten(raw["format"]) if "format" in raw else "that is not told"
-        raise UsageError(
-            f"{where} holds a machine in a format ({told}) that is not this planner's, "
-            f"{FACTS_FORMAT}.", _WAY_OUT,
-        )  # fmt: skip
     try:
-        return TypeAdapter(Facts).validate_python(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        is_object = first["type"] == "dataclass_type"
-        fault = "it should be an object" if is_object else first["msg"].lower()
-        place = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{where} holds no machine: {place}: {fault}.", _WAY_OUT) from None
-
-
-def load_facts(path: str | Path) -> Facts:
-    """The machine that a file holds, with the file as its `source` where it tells no other. Raises
-    UsageError where it cannot be read."""
-    text = read_text(Path(path), MAX_RESULT_BYTES)
-    try:
-        facts = facts_from_json(parse_json(text, str(path)), str(path))
+        found = parse_json(read_text(Path(path), MAX_RESULT_BYTES), str(path))
+        raw = found.get("machine", found) if isinstance(found, dict) else {}
+        if not isinstance(raw, dict) or raw.get("format") != FACTS_FORMAT:
+            raise UsageError(f"{path} holds no machine of this planner's format, {FACTS_FORMAT}.")
+        facts: Facts = TypeAdapter(Facts).validate_python(raw)
     except UsageError as error:
         raise UsageError(error.message, error.way_out or _WAY_OUT) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        said = f"{path} holds no machine: {place}: {first['msg'].lower()}."
+        raise UsageError(said, _WAY_OUT) from None
     return facts if facts.source else replace(facts, source=str(path))
 
 

@@ -461,7 +461,7 @@ def _cudnn(facts: Facts) -> Found:
             f"torch.backends.cudnn.version(): {torch.cudnn_error}; LD_LIBRARY_PATH: {path}",
             "convolutions fail", "unset LD_LIBRARY_PATH: torch brings its own cuDNN.",
         )  # fmt: skip
-    elif torch.cuda and not torch.error and not torch.cudnn and "cudnn" not in str(torch.failed):
+    elif torch.cuda and not torch.error and not torch.cudnn and not torch.failed:
         yield Finding(
             "warning", "torch.cudnn", "this torch has no cuDNN, like some source builds",
             "torch.backends.cudnn.version() is None",

@@ -9,7 +9,6 @@ memory.limit_in_bytes).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,15 +24,14 @@ _MEMORY_FILES = (
 class Host:
     """Sizes in bytes; None where the system does not say, or sets no limit.
 
-    `usable_cpus` are those this process may run on, `quota_cpus` the processor time its control
-    group may take, in processors.
+    `memory_bytes` and `available_bytes` are as `memory_room` has them. `usable_cpus` are those this
+    process may run on, `quota_cpus` the processor time its control group may take, in processors.
     """
 
     num_cpus: int
     usable_cpus: int
     quota_cpus: float | None = None
     memory_bytes: int | None = None
-    memory_limit_bytes: int | None = None
     available_bytes: int | None = None
     shared_memory_bytes: int | None = None
     shared_memory_free_bytes: int | None = None
@@ -44,37 +42,20 @@ class Host:
         """The processors that this process can keep busy."""
         return min(self.usable_cpus, self.quota_cpus or self.usable_cpus)
 
-    @property
-    def usable_bytes(self) -> int | None:
-        """Memory that this process and its control group may have, the page cache included."""
-        return _least(self.memory_bytes, self.memory_limit_bytes)
-
-    @property
-    def free_bytes(self) -> int | None:
-        """Of that, at most what is available now."""
-        return _least(self.available_bytes, self.memory_limit_bytes)
-
-
-def _least(*sizes: int | None) -> int | None:
-    return min((s for s in sizes if s is not None), default=None)
-
 
 def read_host(root: Path = ROOT) -> Host:
     """This machine as this process may use it; of another `root`, what its files say."""
-    import psutil
-
     num_cpus = os.cpu_count() or 1
-    memory = psutil.virtual_memory()
-    total, free = _shared_memory(root)
+    memory, available = memory_room(root)
+    shared, shared_free = _shared_memory(root)
     return Host(
         num_cpus=num_cpus,
         usable_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_cpus,
         quota_cpus=_quota(root),
-        memory_bytes=memory.total,
-        memory_limit_bytes=_memory_limit(root),
-        available_bytes=memory.available,
-        shared_memory_bytes=total,
-        shared_memory_free_bytes=free,
+        memory_bytes=memory,
+        available_bytes=available,
+        shared_memory_bytes=shared,
+        shared_memory_free_bytes=shared_free,
         container=_container(root),
     )
 
@@ -128,20 +109,6 @@ def _quota(root: Path) -> float | None:
     return min(found, default=None)
 
 
-def _memory_limit(root: Path) -> int | None:
-    return min((limit for limit, _ in _memory_limits(root)), default=None)
-
-
-def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
-    """(limit, used) of each control group around this process that limits memory. What it would
-    give back on need, its cached files, is not counted as used; None where it is not told."""
-    for folder in _group_folders(root, "memory"):
-        for limited, used in _MEMORY_FILES:
-            limit, taken = number_of(folder / limited), number_of(folder / used)
-            if limit is not None and 0 < limit < _UNLIMITED_V1:
-                yield limit, None if taken is None else taken - _cached_bytes(folder)
-
-
 def _cached_bytes(folder: Path) -> int:
     lines = text_of(folder / "memory.stat").splitlines()
     counts = dict(line.split()[:2] for line in lines if line)
@@ -150,14 +117,18 @@ def _cached_bytes(folder: Path) -> int:
 
 def memory_room(root: Path = ROOT) -> tuple[int, int]:
     """(all, free) bytes of memory for this process, within the limits of its control groups; free
-    is what it can have now without swapping."""
+    is what it can have now without swapping. What a group would give back on need, its cached
+    files, counts as free."""
     import psutil
 
     memory = psutil.virtual_memory()
     total, free = memory.total, memory.available
-    for limit, used in _memory_limits(root):
-        if used is not None:
-            total, free = min(total, limit), min(free, max(0, limit - used))
+    for folder in _group_folders(root, "memory"):
+        for limited, used in _MEMORY_FILES:
+            limit, taken = number_of(folder / limited), number_of(folder / used) or 0
+            if limit is not None and 0 < limit < _UNLIMITED_V1:
+                left = max(0, limit - max(0, taken - _cached_bytes(folder)))
+                total, free = min(total, limit), min(free, left)
     return total, free
 
 

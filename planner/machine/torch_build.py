@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,33 +25,35 @@ DEVICE_ORDER = "CUDA_DEVICE_ORDER"
 BUS_ORDER = "PCI_BUS_ID"
 
 _DEADLINE_SECONDS = 120  # a first import from a cold network disk can take a minute
-# A kernel that runs is the only proof; a card that is full has still proven that it can. Each
-# question is named before it is asked: one that ends the process is left out of the next.
+# A kernel that runs is the only proof; a card that is full has still proven that it can. What is
+# known so far is told before each question, which may end the process: the gravest come first.
+_NO_ANSWER = "no answer"
 _ASK = """
 import json, sys
-tried, failed = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 import torch
+tried = json.loads(sys.argv[1])
+failed = {}
+found = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
+         "failed": failed, "gpus": []}
 
 def first_line(error):
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 def ask(name, question, otherwise=""):
-    if name in failed:
-        return otherwise
-    print("?", name, flush=True)
+    failed[name] = "no answer"
+    print(json.dumps(found), flush=True)
     try:
-        return question()
+        answer = question()
     except Exception as error:
         failed[name] = first_line(error)
         return otherwise
+    del failed[name]
+    return answer
 
-def quiet(name, question, otherwise=""):
-    def answer():
-        try:
-            return question()
-        except Exception:
-            return otherwise
-    return ask(name, answer, otherwise)
+def quiet(name, question):
+    answer = ask(name, question)
+    failed.pop(name, None)
+    return answer
 
 def read_cudnn():
     try:
@@ -97,29 +99,26 @@ def read_gpu(index):
     return {"name": p.name, "total_bytes": p.total_memory, "capability": [p.major, p.minor],
             "uuid": str(getattr(p, "uuid", "")), "error": ""}
 
-found = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
-         "reason": "", "arch_list": [], "gpus": [], "failed": failed}
 found["available"] = ask("torch.cuda.is_available()", torch.cuda.is_available, False)
-found["cudnn"], found["cudnn_error"] = ask(
-    "torch.backends.cudnn.version()", read_cudnn, ["", ""])
-found["nccl"] = quiet("torch.cuda.nccl.version()",
-                      lambda: ".".join(map(str, torch.cuda.nccl.version())))
 if found["available"]:
     found["arch_list"] = ask("torch.cuda.get_arch_list()", torch.cuda.get_arch_list, [])
     for index in range(ask("torch.cuda.device_count()", torch.cuda.device_count, 0)):
         gpu = ask(f"torch.cuda.get_device_properties({index})", lambda: read_gpu(index), None)
         if gpu is None:
             break
+        found["gpus"].append(gpu)
         if tried is None or index in tried:
-            kernel = f"a kernel on cuda:{index}"
-            gpu["error"] = ask(kernel, lambda: try_out(index), failed.get(kernel, ""))
-            segment = f"an expandable segment on cuda:{index}"
+            gpu["error"] = ask(f"a kernel on cuda:{index}", lambda: try_out(index))
             if found["cuda"] and not gpu["error"]:
                 gpu["segment_error"] = quiet(
-                    segment, lambda: try_segments(index), failed.get(segment, ""))
-        found["gpus"].append(gpu)
+                    f"an expandable segment on cuda:{index}", lambda: try_segments(index))
 elif found["cuda"] or found["hip"]:
     found["reason"] = ask("torch.cuda.init()", read_init)
+found["cudnn"], found["cudnn_error"] = ask(
+    "torch.backends.cudnn.version()", read_cudnn, ["", ""])
+if found["cuda"]:
+    found["nccl"] = quiet("torch.cuda.nccl.version()",
+                          lambda: ".".join(map(str, torch.cuda.nccl.version())))
 print(json.dumps(found), flush=True)
 """
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
@@ -176,49 +175,27 @@ def ask_torch(
     from pydantic import TypeAdapter
 
     indices = json.dumps(tried if tried is None else list(tried))
-    failed: dict[str, str] = {}
-    while True:
-        try:
-            asked = _ask_process(_ASK, [indices, json.dumps(failed)], bus_ordered(environ))
-            return TypeAdapter(TorchBuild).validate_python(asked)
-        except _NoAnswerError as error:
-            if not error.question or error.question in failed:
-                return TorchBuild(error=str(error))
-            failed[error.question] = str(error)
-
-
-class _NoAnswerError(Exception):
-    """Why the process gave no answer, in a clause, and the `question` that it was at."""
-
-    def __init__(self, why: str, output: str | bytes | None) -> None:
-        super().__init__(why)
-        text = output.decode(errors="replace") if isinstance(output, bytes) else output or ""
-        asked = [line[2:] for line in text.splitlines() if line.startswith("? ")]
-        self.question = asked[-1] if asked else ""
-
-
-def _ask_process(
-    script: str, arguments: Sequence[str], environ: Mapping[str, str]
-) -> dict[str, object]:
-    """The JSON object that `script` prints on a line, run by this Python in a process of its own,
-    however that ends. Raises _NoAnswerError."""
+    ended, errors = f"it took over {_DEADLINE_SECONDS} s", ""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", script, *arguments], env=dict(environ),
+            [sys.executable, "-P", "-c", _ASK, indices], env=bus_ordered(environ),
             capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
-    except subprocess.TimeoutExpired as ended:
-        raise _NoAnswerError(f"it took over {_DEADLINE_SECONDS} s", ended.stdout) from None
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith("{"):
-            answer: dict[str, object] = json.loads(line)
-            return answer
-    why = "the process that imports it printed no answer"
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        why = lines[-1] if lines else f"it ended with status {done.returncode}"
-    raise _NoAnswerError(why, done.stdout)
+        output, errors = done.stdout, done.stderr.strip()
+        ended = errors.splitlines()[-1] if errors else f"it ended with status {done.returncode}"
+    except subprocess.TimeoutExpired as late:
+        output = (late.stdout or b"").decode(errors="replace")
+    answers = [line for line in output.splitlines() if line.startswith("{")]
+    if not answers:
+        return TorchBuild(error=ended)
+    found: TorchBuild = TypeAdapter(TorchBuild).validate_python(json.loads(answers[-1]))
+    failed = {of: ended if why == _NO_ANSWER else why for of, why in found.failed.items()}
+    gpus = tuple(
+        replace(gpu, error=gpu.error or failed.get(f"a kernel on cuda:{index}", ""))
+        for index, gpu in enumerate(found.gpus)
+    )
+    return replace(found, failed=failed, gpus=gpus)
 
 
 def cudnn_release(number: str) -> str:

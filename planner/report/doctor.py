@@ -70,7 +70,7 @@ def _read(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "settings:", ", ".join(f"{name}={v}" for name, v in facts.variables.items())
     shared = host.shared_memory_bytes
     shm = f", /dev/shm {format_bytes(shared)}" if shared else ""
-    memory = format_bytes(host.usable_bytes) if host.usable_bytes is not None else "unknown"
+    memory = format_bytes(host.memory_bytes) if host.memory_bytes is not None else "unknown"
     system = facts.system.get("description", "unknown")
     processors = f"processors {host.cpus:g} of {host.num_cpus}"
     said = f"{system}, {processors}, memory {memory}{shm}, container {facts.container or 'none'}"

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from planner.core.errors import PlannerError
 from planner.machine import torch_build
-from planner.machine.doctor import facts_from_json, install_line, load_facts, read_facts
+from planner.machine.doctor import Facts, install_line, load_facts, read_facts
 from planner.machine.findings import CARD_JUDGES, JUDGES, SWITCHES, Finding, judge
 from planner.machine.torch_build import (
     driver_runs,
@@ -24,6 +25,7 @@ from planner.report.doctor import facts_text
 from tests.environment.recorded import NAMES, expected, raw_machine, recorded
 
 ROOT = Path(__file__).parents[2]
+machine = TypeAdapter(Facts).validate_python
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -40,14 +42,14 @@ def changed(name: str, **answers: dict[str, Any]) -> list[Finding]:
     raw = raw_machine(name)
     raw["cards"][0] |= answers.pop("card", {})
     told = {part: raw.get(part, {}) | answer for part, answer in answers.items()}
-    return judge(facts_from_json(raw | told, name))
+    return judge(machine(raw | told))
 
 
 def test_what_to_type_is_for_the_driver_and_the_card() -> None:
     def line(name: str, **torch: Any) -> str:
         raw = raw_machine(name)
         raw["torch"] |= torch
-        return install_line(facts_from_json(raw, name))
+        return install_line(machine(raw))
 
     old = line("driver-too-old")
     assert old.startswith("pip uninstall --yes torch torchvision && ")
@@ -248,7 +250,7 @@ def test_this_machine_is_read_and_judged(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert facts.variables == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
     assert facts.system["planner"]
     assert facts.host.num_cpus >= facts.host.usable_cpus >= 1
-    assert (facts.host.memory_bytes or 0) >= (facts.host.free_bytes or 0) > 0
+    assert (facts.host.memory_bytes or 0) >= (facts.host.available_bytes or 0) > 0
     hangs = replace(facts.torch, failed={"torch.cuda.is_available()": "it took over 120 s"})
     monkeypatch.setattr(doctor, "ask_torch", lambda _: hangs)
     monkeypatch.setattr("planner.machine.nvml.driver_version", lambda: pytest.fail("it hangs"))
