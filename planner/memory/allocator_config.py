@@ -6,7 +6,6 @@ c10/core/AllocatorConfig.{h,cpp} and c10/cuda/CUDAAllocatorConfig.h (torch 2.9 t
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -80,13 +79,13 @@ def parse_allocator_config(text: str) -> AllocatorConfig:
         if key in _WITHOUT_EFFECT:
             continue
         try:
-            if key in _CHECKS:
-                _CHECKS[key](value)
-            elif key in _READERS:
+            if key in _READERS:
                 field, read = _READERS[key]
-                values[field] = read(value, large_segment_bytes)
+                values[field] = read(key, value, large_segment_bytes // MIB)
+            elif key in _REFUSED:
+                _refuse(key, value)
             else:
-                known = [*_READERS, *_CHECKS, *_WITHOUT_EFFECT]
+                known = [*_READERS, *_REFUSED, *_WITHOUT_EFFECT]
                 raise unknown_name("allocator option", key, known)
         except UsageError as error:
             faults.append(error.message)
@@ -196,57 +195,35 @@ def _split_at_commas(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def _check_backend(value: str) -> None:
-    if value in ("cudaMallocAsync", "hipMallocAsync"):
-        raise UnsupportedError(
-            f"backend:{value} leaves caching to the driver, whose rules are not published.",
-            "Leave out 'backend' to model torch's own allocator (backend:native).",
-        )
-    if value != "native":
+# Key -> the value that changes nothing, and what the others do.
+_REFUSED = {
+    "backend": ("native", "leaves caching to the driver, whose rules are not published"),
+    "expandable_segments_reserve": (
+        "", "may end a segment early: a request that does not fit then opens another, or fails",
+    ),
+}  # fmt: skip
+
+
+def _refuse(key: str, value: str) -> None:
+    harmless, does = _REFUSED[key]
+    if key == "backend" and value not in ("native", "cudaMallocAsync", "hipMallocAsync"):
         raise UsageError(f"backend is native or cudaMallocAsync, not {value!r}")
-
-
-def _check_reserve(value: str) -> None:
-    """`expandable_segments_reserve` of torch 2.15: the addresses of an expandable segment, as a
-    share of the device's memory, or `40G`. Unless it is set they are 9/8 of it, and never more
-    (`clamp_reserve_bytes`)."""
-    try:
-        share = float(value.upper().removesuffix("G"))
-    except ValueError:
-        share = 0.0
-    if not 0 < share < math.inf:
-        raise UsageError(
-            f"expandable_segments_reserve is a share or GiB (0.5 or 40G), not {value!r}"
-        )
-    if value[-1] in "gG" or share < 9 / 8:
+    if value != harmless:
         raise UnsupportedError(
-            f"expandable_segments_reserve:{value} ends a segment early: a request that does not "
-            "fit opens another, or fails, and neither is modelled.",
-            "Leave it out: a segment then has room for all of the device's memory.",
+            f"{key}:{value} {does}.", f"Leave out {key!r}: that is not modelled."
         )
 
 
-def _read_expandable(value: str, _: int) -> bool:
+def _read_switch(key: str, value: str, _: int) -> bool:
     if value not in ("True", "False"):
-        raise UsageError(f"expandable_segments is True or False, not {value!r}")
+        raise UsageError(f"{key} is True or False, not {value!r}")
     return value == "True"
 
 
-def _read_large_segment(value: str, _: int) -> int:
-    return _read_mib("large_segment_size_mb", value, 11)
-
-
-def _read_max_split(value: str, large_segment_bytes: int) -> int:
-    return _read_mib("max_split_size_mb", value, large_segment_bytes // MIB)
-
-
-def _read_rounding(value: str, large_segment_bytes: int) -> int:
-    return _read_mib("max_non_split_rounding_mb", value, large_segment_bytes // MIB)
-
-
-def _read_mib(key: str, value: str, minimum: int) -> int:
-    """Whole MiB, although torch's option says mb."""
-    number = _whole(value)
+def _read_mib(key: str, value: str, large_segment: int) -> int:
+    """Whole MiB, although torch's option says mb: no less than a large segment has, which has 11 at
+    least."""
+    number, minimum = _whole(value), 11 if key.startswith("large_segment") else large_segment
     if number is None or number < minimum:
         law = f"{minimum} or more and under 2^44"
         raise UsageError(f"{key} is a whole number of MiB, {law}, not {shorten(value, 40)}")
@@ -259,26 +236,19 @@ def _whole(value: str) -> int | None:
     return int(value) if is_number and int(value) < 2**64 // MIB else None
 
 
-def _read_threshold(value: str, _: int) -> float:
-    return _read_share("garbage_collection_threshold", value, below_one=True)
-
-
-def _read_fraction(value: str, _: int) -> float:
-    return _read_share("per_process_memory_fraction", value, below_one=False)
-
-
-def _read_share(key: str, value: str, *, below_one: bool) -> float:
+def _read_share(key: str, value: str, _: int) -> float:
     try:
         share = float(value)
     except ValueError:
         share = -1.0
+    below_one = key.startswith("garbage_collection")
     if not (0 < share < 1 or (share == 1 and not below_one)):
         most = "below 1" if below_one else "1 at most"
         raise UsageError(f"{key} is a share above 0 and {most}, not {value!r}")
     return share
 
 
-def _read_divisions(value: str, _: int) -> tuple[int, ...]:
+def _read_divisions(key: str, value: str, _: int) -> tuple[int, ...]:
     """`4`, or `[256:1,512:2,>:8]`: intervals in MiB, each a power of two, with their divisions.
 
     The first interval's divisions also hold below it, `>` fills everything above the last one.
@@ -286,7 +256,7 @@ def _read_divisions(value: str, _: int) -> tuple[int, ...]:
     if not value.startswith("["):
         return (_read_power_of_two(value, zero_allowed=False),) * NUM_ROUNDUP_INTERVALS
     if not value.endswith("]"):
-        raise UsageError(f"roundup_power2_divisions has no closing bracket in {value!r}")
+        raise UsageError(f"{key} has no closing bracket in {value!r}")
     divisions = [0] * NUM_ROUNDUP_INTERVALS
     last = -1
     for number, entry in enumerate(_split_at_commas(value[1:-1])):
@@ -314,17 +284,13 @@ def _read_power_of_two(value: str, *, zero_allowed: bool) -> int:
     return number
 
 
-_READERS: dict[str, tuple[str, Callable[[str, int], object]]] = {
-    "expandable_segments": ("expandable_segments", _read_expandable),
-    "max_split_size_mb": ("max_split_bytes", _read_max_split),
-    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _read_rounding),
-    "large_segment_size_mb": ("large_segment_bytes", _read_large_segment),
-    "garbage_collection_threshold": ("garbage_collection_threshold", _read_threshold),
+# Key -> the field, and what reads its value: given the key, the value and a large segment's MiB.
+_READERS: dict[str, tuple[str, Callable[[str, str, int], object]]] = {
+    "expandable_segments": ("expandable_segments", _read_switch),
+    "max_split_size_mb": ("max_split_bytes", _read_mib),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _read_mib),
+    "large_segment_size_mb": ("large_segment_bytes", _read_mib),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _read_share),
     "roundup_power2_divisions": ("roundup_power2_divisions", _read_divisions),
-    "per_process_memory_fraction": ("per_process_memory_fraction", _read_fraction),
-}
-# Read for their faults only.
-_CHECKS: dict[str, Callable[[str], None]] = {
-    "backend": _check_backend,
-    "expandable_segments_reserve": _check_reserve,
+    "per_process_memory_fraction": ("per_process_memory_fraction", _read_share),
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.core.units import GIB, MIB
+from planner.core.units import GIB
 from planner.machine.emulated import EmulatedMachine, holding, started
 from tests.emulated.conftest import RTX_3090, Run, answer
 
@@ -44,16 +44,6 @@ def test_it_tells_what_the_machine_has_and_who_holds_it(libraries: Path) -> None
     assert busy["held"] == [busy["used"]]
     assert busy["busy"] > 0
     assert idle["uuid"] != busy["uuid"]
-
-
-def test_it_may_lie_hide_processes_or_be_absent(libraries: Path) -> None:
-    lying = EmulatedMachine((RTX_3090,), nvml_used_error=300 * MIB, hides_processes=True)
-    with started(lying) as environment, holding(environment, GIB):
-        told = answer(environment, TELL)[0]
-    assert told["used"] == GIB + RTX_3090.context_bytes + 300 * MIB
-    assert told["held"] == []
-    with started(EmulatedMachine((RTX_3090,), has_nvml=False)) as environment:
-        assert answer(environment, TELL) == []
 
 
 def test_a_slice_has_no_utilisation_and_a_lost_card_no_answer(run: Run) -> None:

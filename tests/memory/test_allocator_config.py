@@ -33,8 +33,8 @@ def test_an_allocator_config_is_read_as_torch_reads_it() -> None:
     assert parse_allocator_config("backend:native,pinned_use_background_threads:True,") == (
         AllocatorConfig()
     )
-    # From torch 2.15 on: as much as without it, and for streams that are given a class.
-    text = "expandable_segments_reserve:1.125,expandable_segments_reserve_by_class:[a:0.5,b:8G]"
+    # From torch 2.15 on, for streams that are given a class.
+    text = "expandable_segments_reserve_by_class:[a:0.5,b:8G]"
     assert parse_allocator_config(text) == AllocatorConfig()
     large = parse_allocator_config("max_split_size_mb:64,large_segment_size_mb:32")
     assert (large.large_segment_bytes, large.max_non_split_rounding_bytes) == (32 * MIB, 32 * MIB)
@@ -88,9 +88,9 @@ def test_divisions_fill_below_the_first_interval_and_above_the_last() -> None:
         ("garbage_collection_threshold:1", "below 1"),
         ("roundup_power2_divisions:3", "powers of two"),
         ("backend:cudaMallocSync", "cudaMallocAsync"),
-        ("backend:cudaMallocAsync", "driver"),
+        ("backend:cudaMallocAsync", "to the driver"),
         ("per_process_memory_fraction:1.5", "1 at most"),
-        ("expandable_segments_reserve:0.5", "ends a segment early"),
+        ("expandable_segments_reserve:0.5", "may end a segment early"),
     ],
 )
 def test_a_fault_in_an_allocator_config_is_named(text: str, words: str) -> None:

@@ -18,7 +18,7 @@ from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.schema.record import LoaderSetting
 from planner.estimation.estimate import estimate
 from planner.trainers.emission import TARGETS, Emitted, emit
-from tests.cli.test_hostile_files import changed, texts
+from tests.cli.test_hostile import changed, texts
 from tests.trainers.cases import feeding, loaded, recommendation, tiny
 
 MARK = "PWNED"
