@@ -113,16 +113,6 @@ def test_checkpointing_may_come_to_nothing_in_an_unrecorded_step() -> None:
     assert checked.high_bytes > unchecked.peak_reserved_bytes
 
 
-def test_a_model_that_breaks_into_graphs_is_taken_for_eager() -> None:
-    name = "transformers:microsoft/swin-tiny-patch4-window7-224"
-    settings = {"batch_size": 4, "checkpointing": "blocks"}
-    compiled = estimate(name, compile="default", **settings)
-    eager = estimate(name, compile="off", **settings)
-    assert compiled.peak_reserved_bytes == eager.peak_reserved_bytes
-    assert any("several graphs" in left for left in compiled.left_out)
-    assert not any("--record" in note for note in compiled.assumed)
-
-
 def test_what_shares_a_recording_and_what_does_not() -> None:
     """Tuning, sizes and the refusal of breaks change no byte; scope and budget do."""
     model = resolve_model(SWIN_T, {})

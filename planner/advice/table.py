@@ -288,7 +288,7 @@ class Table:
 
     def _is_recorded(self, setting: ResolvedSetting) -> bool:
         """Whether its ledger is kept; of a step on shapes, the compiled one's."""
-        if self.is_on_shapes and not has_known_graphs(self.wish.model, setting):
+        if self.is_on_shapes and not has_known_graphs(setting):
             return False
         step = kept.step_of(self.wish.model, setting, self.card)
         if not self._is_kept.get(step):

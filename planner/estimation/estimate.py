@@ -331,7 +331,7 @@ def may_reserve(
 
 def _basis(config: Model, setting: TrainSetting, ledger: Ledger, outside: Overheads) -> Basis:
     if setting.compile != "off":
-        return basis_of(config, setting, ledger)
+        return basis_of(setting, ledger)
     return Basis(1 - outside.reserved_error, 1 + outside.reserved_error)
 
 

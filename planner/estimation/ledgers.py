@@ -49,7 +49,7 @@ def step_ledger(
 
 
 def _kept_compiled(config: SwinConfig, setting: ResolvedSetting, gpu: Gpu | None) -> Ledger | None:
-    known = has_known_graphs(config, setting)
+    known = has_known_graphs(setting)
     found = kept.find(kept.step_of(config, setting, gpu)) if known else None
     return found if isinstance(found, Ledger) else None
 
@@ -71,15 +71,14 @@ def _recorder(config: SwinConfig, setting: ResolvedSetting) -> Recorder:
 
 def is_on_shapes(model: Model, setting: TrainSetting, recorded: bool = False) -> bool:
     """Whether the ledger comes from the step on shapes: at once, and without torch. Recorded are
-    the Swins of torchvision and transformers, what torchao does (linear layers that multiply in 8
-    bits, `adamw-8bit`, optimizers on the host), optimizers that have no step there, ZeRO, and
-    what of FSDP2 has no closed form, as a block that is checkpointed reentrantly and gathers its
-    weights twice."""
+    what torchao does (linear layers that multiply in 8 bits, `adamw-8bit`, optimizers on the host),
+    optimizers that have no step there, ZeRO, and what of FSDP2 has no closed form, as a block that
+    is checkpointed reentrantly and gathers its weights twice."""
     if not isinstance(model, SwinConfig) or recorded or not has_step(setting):
         return False
-    library = find_library(model.library)
-    twice = setting.parallelism in SHARDED and setting.checkpointing in library.reentrant
-    return library.is_on_shapes and is_closed_form(setting) and not twice
+    reentrant = find_library(model.library).reentrant
+    twice = setting.parallelism in SHARDED and setting.checkpointing in reentrant
+    return is_closed_form(setting) and not twice
 
 
 def record_ledgers(

@@ -11,7 +11,6 @@ from planner.core.errors import UnsupportedError
 from planner.core.schema import Model, NamedModel, SwinConfig, TrainSetting
 from planner.core.schema.setting import GRAPH_MODES, OPTIMIZER_FAMILIES, SHARDED
 from planner.libraries.maps import feature_maps
-from planner.memory.compiled import breaks_graphs
 
 # The kernel's batch is the z of its grid (NVIDIA, CUDA C++ Programming Guide: at most 65,535). From
 # 2.8 on torch goes in chunks (pull requests 154029 and 154663), but adds up the mask's gradient
@@ -63,7 +62,7 @@ def block_limit(whose: str, num_blocks: int, setting: TrainSetting) -> SettingFa
 
 def limit_of(model: Model, setting: TrainSetting, attention: str) -> SettingFault | None:
     """What keeps `setting` from running with `attention`, which the library resolved."""
-    found = setting_limit(setting) or fullgraph_limit(model, setting)
+    found = setting_limit(setting)
     if found is None and attention == "sdpa" and isinstance(model, SwinConfig):
         found = window_limit(model, setting)
     return found
@@ -191,20 +190,6 @@ def trained_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
                 instead="0",
             )
     return None
-
-
-def fullgraph_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
-    """With `fullgraph` torch raises where it would break a graph."""
-    if not setting.compile_fullgraph or not breaks_graphs(model, setting):
-        return None
-    return SettingFault(
-        f"{model.title} breaks into several graphs where it is checkpointed, and fullgraph refuses "
-        "that",
-        f"checkpointing is {setting.checkpointing}, and compile_fullgraph is True",
-        "Set compile_fullgraph=false, or checkpointing none.",
-        field="compile_fullgraph",
-        instead="false",
-    )
 
 
 def window_limit(model: SwinConfig, setting: TrainSetting) -> SettingFault | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,18 +78,14 @@ def chosen_stages(stages: Sequence[Any], setting: TrainSetting) -> list[Any]:
 # Given as patterns of the names in the real module, which are the same on shapes: `levers.py` does
 # it to a real module, `blocks.py` on shapes. Imports no torch.
 
-# The linear layers in and out of attention, and those of the MLP, as timm, native, torchvision and
-# the authors call them, and as transformers does in versions 1 and 2.
-_ATTENTION = r"(attn|attention)\.(qkv|proj|[qkvo]_proj|self\.(query|key|value)|output\.dense)"
-_MLP = r"mlp\.fc[12]|blocks\.[0-9]+\.(intermediate|output)\.dense"
+# The linear layers in and out of attention, and those of the MLP, in every library.
+_ATTENTION, _MLP = r"attn\.(qkv|proj)", r"mlp\.fc[12]"
 # The classifier is trained beside adapters: its classes are those of the new task.
-HEADS = ("head", "classifier")
-
-FrozenNames = Callable[[int], tuple[str, ...]]
+HEADS = ("head",)
 
 
-def stem_and_layers(num_stages: int) -> tuple[str, ...]:
-    """The names that freezing `num_stages` freezes in most libraries: the embedding, `layers.N`."""
+def _stem_and_layers(num_stages: int) -> tuple[str, ...]:
+    """What freezing `num_stages` freezes: the embedding, `layers.N`."""
     if num_stages == 0:
         return ()
     stem = ("patch_embed", "absolute_pos_embed")
@@ -110,8 +106,8 @@ class Trainable:
     lora_rank: int
 
     @classmethod
-    def of(cls, setting: TrainSetting, frozen_names: FrozenNames) -> Trainable:
-        stages = _beginning(frozen_names(setting.frozen_stages))
+    def of(cls, setting: TrainSetting) -> Trainable:
+        stages = _beginning(_stem_and_layers(setting.frozen_stages))
         if not setting.lora_rank:
             return cls(stages, "", 0)
         kinds = _ATTENTION if setting.lora_targets == "attention" else f"{_ATTENTION}|{_MLP}"

@@ -20,11 +20,38 @@ from planner.core.schema.setting import Attention
 from planner.core.terminal import shows_seconds
 from planner.ledger import cache as ledger_cache
 from planner.ledger.cache import name_key
+from planner.libraries.spec import IMAGENET_1K, IMAGENET_22K, PRETRAINED_192, SIZES
 
 if TYPE_CHECKING:
     from torch import nn
 
 LIBRARIES = ("timm", "torchvision", "transformers")
+
+
+def _of_hub(version: int, name: str, image: int, window: int, labels: int, *sizes: str) -> Any:
+    """Swins of one configuration: their names, and what differs from their class's defaults."""
+    kind = "Swin" if version == 1 else "Swinv2"
+    for size in sizes:
+        fields = {**SIZES[size], "image_size": image, "window_size": window, "num_labels": labels}
+        if "to" in name:
+            fields["pretrained_window_sizes"] = PRETRAINED_192
+        called = f"microsoft/{kind.lower()}-{size}-patch4-{name}"
+        yield called, {"architectures": [f"{kind}ForImageClassification"], **fields}
+
+
+# The Swins on the Hugging Face hub: what `AutoModelForImageClassification.from_pretrained(name)`
+# builds, so that nothing is downloaded to build one.
+HUB: Mapping[str, dict[str, Any]] = dict([
+    *_of_hub(1, "window7-224", 224, 7, IMAGENET_1K, "tiny", "small", "base", "large"),
+    *_of_hub(1, "window12-384", 384, 12, IMAGENET_1K, "base", "large"),
+    *_of_hub(1, "window7-224-in22k", 224, 7, IMAGENET_22K, "base", "large"),
+    *_of_hub(1, "window12-384-in22k", 384, 12, IMAGENET_22K, "base", "large"),
+    *_of_hub(2, "window8-256", 256, 8, IMAGENET_1K, "tiny", "small", "base"),
+    *_of_hub(2, "window16-256", 256, 16, IMAGENET_1K, "tiny", "small", "base"),
+    *_of_hub(2, "window12-192-22k", 192, 12, IMAGENET_22K, "base", "large"),
+    *_of_hub(2, "window12to16-192to256-22kto1k-ft", 256, 16, IMAGENET_1K, "base", "large"),
+    *_of_hub(2, "window12to24-192to384-22kto1k-ft", 384, 24, IMAGENET_1K, "base", "large"),
+])  # fmt: skip
 
 
 def find_named(library: str, name: str, overrides: Mapping[str, Any]) -> NamedModel:
@@ -115,9 +142,9 @@ def _of_library(library: str, function: str) -> Any:
 
 
 def names_with(text: str) -> list[str]:
-    """The models of timm and torchvision, where they are installed, whose names contain `text`;
-    first those that begin with it."""
-    found = []
+    """The models of timm and torchvision, where they are installed, and the Swins of transformers,
+    whose names contain `text`; first those that begin with it."""
+    found = [f"transformers:{name}" for name in HUB]
     for library in ("timm", "torchvision"):
         with suppress(PlannerError), shows_seconds():
             found += [f"{library}:{name}" for name in _of_library(library, "names")()]

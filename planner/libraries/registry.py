@@ -1,4 +1,4 @@
-"""The libraries there are. To add one: a folder with a `spec.py`, and a line here."""
+"""The libraries whose Swins are on shapes. To add one: a folder with a `spec.py`, a line here."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from planner.libraries.microsoft.spec import SPEC as MICROSOFT
 from planner.libraries.native.spec import SPEC as NATIVE
 from planner.libraries.spec import LibrarySpec
 from planner.libraries.timm.spec import SPEC as TIMM
-from planner.libraries.torchvision.spec import SPEC as TORCHVISION
-from planner.libraries.transformers.spec import SPEC as TRANSFORMERS
 
-SPECS: Mapping[str, LibrarySpec] = {
-    spec.name: spec for spec in (NATIVE, TIMM, TORCHVISION, TRANSFORMERS, MICROSOFT)
-}
+SPECS: Mapping[str, LibrarySpec] = {spec.name: spec for spec in (NATIVE, TIMM, MICROSOFT)}
 
 
 def find_library(name: str) -> LibrarySpec:

@@ -12,14 +12,16 @@ from typing import Any
 from planner.core.errors import UsageError, alternatives, nearest, unknown_name
 from planner.core.schema import FactoryModel, Model, SwinConfig, parse
 from planner.libraries.microsoft.yaml_files import is_authors_file, read_authors_file
+from planner.libraries.named import HUB, any_of_timm, find_named, names_with
 from planner.libraries.named import LIBRARIES as NAMED_LIBRARIES
-from planner.libraries.named import any_of_timm, find_named, names_with
 from planner.libraries.registry import SPECS, find_library
 
+LIBRARIES = tuple(dict.fromkeys((*SPECS, *NAMED_LIBRARIES)))
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 LIST_MODELS = "List Swins with 'planner models'."
 # How the Swins that need no library begin: a name near one of them is a typo, told without import.
 _OUR_SWIN = re.compile(r"(microsoft/)?swin(v2)?[-_](?!cr_)")
+_OF_VISION = re.compile(r"swin_(v2_)?[tsb]")  # torchvision's, which no other library calls so
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -39,26 +41,32 @@ def resolve_model(text: str | PathLike[str], overrides: Mapping[str, Any] | None
     overrides = overrides or {}
     text = fspath(text)
     prefix, colon, name = text.partition(":")
-    if colon and prefix in SPECS:
+    if colon and prefix in LIBRARIES:
         return _find_in_library(prefix, name, overrides)
     if text.lower().endswith(CONFIG_SUFFIXES):
         return _from_file(Path(text), overrides)
     if not colon:
+        if text in HUB:
+            return find_named("transformers", text, overrides)
+        if _OF_VISION.fullmatch(text):
+            return find_named("torchvision", text, overrides)
         return override(_find_published(text), overrides)
     if _is_mistyped_library(prefix, name):
-        raise unknown_name("library", prefix, SPECS, f"Libraries: {', '.join(SPECS)}.")
+        raise unknown_name("library", prefix, LIBRARIES, f"Libraries: {', '.join(LIBRARIES)}.")
     return _factory(text, overrides)
 
 
 def _find_in_library(library: str, name: str, overrides: Mapping[str, Any]) -> Model:
     """A Swin of ours, which is known without the library; else what the library says it is."""
-    spec = find_library(library)
-    config = spec.find(name)
-    if config is not None:
-        return override(config, overrides)
-    known = {**spec.published, **spec.tagged}
+    known: Mapping[str, Any] = HUB if library == "transformers" else {}
+    if library in SPECS:
+        spec = SPECS[library]
+        config = spec.find(name)
+        if config is not None:
+            return override(config, overrides)
+        known = {**spec.published, **spec.tagged}
     mistyped = _OUR_SWIN.match(name) is not None and bool(nearest(name, known))
-    if library in NAMED_LIBRARIES and not mistyped:
+    if library in NAMED_LIBRARIES and (name in known or not mistyped):
         return find_named(library, name, overrides)
     raise unknown_name(f"model of {library}", name, known, LIST_MODELS)
 
@@ -68,11 +76,10 @@ def _find_published(name: str) -> SwinConfig:
         config for spec in SPECS.values() if (config := _find_quietly(spec.name, name)) is not None
     ]
     if not found:
-        if name in SPECS:
-            example = next(iter(SPECS[name].published))
+        if name in LIBRARIES:
             raise UsageError(
                 f"{name!r} is a library, not a model.",
-                f"Write {name}:NAME, for example {name}:{example}.",
+                f"Write {name}:NAME; 'planner models {name}:' lists names.",
             )
         for spec in SPECS.values():
             spec.find(name)  # says why, where it is a model that a library refuses
@@ -141,7 +148,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 def _is_mistyped_library(prefix: str, name: str) -> bool:
     """`tim:swin_tiny_…` and not a factory: no module of that name, but a library's near it."""
-    if "." in prefix or not nearest(prefix, SPECS):
+    if "." in prefix or not nearest(prefix, LIBRARIES):
         return False
     known = any(name in spec.published or name in spec.tagged for spec in SPECS.values())
     return known or not (_FACTORY.fullmatch(f"{prefix}:{name}") and _is_module(prefix))
@@ -158,7 +165,7 @@ def _factory(text: str, overrides: Mapping[str, Any]) -> FactoryModel:
     if not _FACTORY.fullmatch(text):
         raise UsageError(
             f"{text!r} names no model.",
-            f"Write LIBRARY:NAME (libraries: {', '.join(SPECS)}), a YAML or JSON file, or "
+            f"Write LIBRARY:NAME (libraries: {', '.join(LIBRARIES)}), a YAML or JSON file, or "
             "FILE:NAME of a Python file in the current folder (my_model:build).",
         )
     return parse(FactoryModel, {"factory": text, **overrides}, text)

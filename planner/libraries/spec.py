@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from planner.core.errors import PlannerError, UnsupportedError, alternatives
 from planner.core.schema import Library, ResolvedSetting, SwinConfig, TrainSetting
 from planner.libraries.limits import SettingFault, block_limit, limit_of
-from planner.libraries.maps import FrozenNames, Trainable, stem_and_layers
+from planner.libraries.maps import Trainable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -140,12 +140,6 @@ def _no_faults(config: SwinConfig) -> list[str]:
     return []
 
 
-def calls_its_linears(config: SwinConfig) -> bool:
-    """Version 2 has the projection to queries, keys and values computed by a function in most
-    libraries, beside the layer that holds its weight: an adapter around it would not run."""
-    return config.version == 1
-
-
 @dataclass(frozen=True)
 class LibrarySpec:
     """What is known of one library without importing it.
@@ -153,13 +147,11 @@ class LibrarySpec:
     `attentions` gives what it can compute attention with, its own default on CUDA first;
     `faults` what keeps this library from building a configuration, one line each. `tagged` are
     names that are understood but not listed; `refused` maps a pattern of names to why not.
-    `frozen_names` gives what freezing N stages freezes; `takes_adapters` whether attention calls
-    its linear layers; `reentrant` are the checkpointings of PyTorch's reentrant kind.
+    `reentrant` are the checkpointings of PyTorch's reentrant kind.
     `installed` finds the folder of its source, where that is not the package of its name.
     `block_classes` are what its blocks are called, real ones and those on shapes.
-    `module.py` of its folder has the `build` of its real module, and where `is_on_shapes`,
-    `shapes.py` that of the same on shapes: the others are recorded. They are imported on first
-    use.
+    `module.py` of its folder has the `build` of its real module, `shapes.py` that of the same on
+    shapes. They are imported on first use.
     """
 
     name: Library
@@ -169,12 +161,9 @@ class LibrarySpec:
     faults: Callable[[SwinConfig], list[str]] = _no_faults
     tagged: Mapping[str, SwinConfig] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
-    frozen_names: FrozenNames = stem_and_layers
-    takes_adapters: Callable[[SwinConfig], bool] = calls_its_linears
     reentrant: tuple[str, ...] = ()
     installed: Callable[[], Path | None] | None = None
     block_classes: tuple[str, ...] = ("SwinTransformerBlock", "SwinTransformerBlockV2")
-    is_on_shapes: bool = True
 
     def default_attention(self, config: SwinConfig) -> Attention:
         """What the library does by itself on CUDA."""
@@ -263,7 +252,7 @@ class LibrarySpec:
             if setting.frozen_stages or setting.lora_rank:
                 from planner.libraries.blocks import choose_trainable
 
-                choose_trainable(device, module, Trainable.of(setting, self.frozen_names))
+                choose_trainable(device, module, Trainable.of(setting))
             return module
 
         return build
@@ -301,12 +290,13 @@ class LibrarySpec:
                 f"frozen_stages is {setting.frozen_stages}",
                 f"Freeze at most {config.num_stages}, which leaves the classifier to train.",
             )
-        if setting.lora_rank and not self.takes_adapters(config):
+        if setting.lora_rank and config.version == 2:
+            # A function computes queries, keys and values, beside the layer that holds the weight.
             yield SettingFault(
                 f"{swin} has an attention that does not call its linear layers, so adapters would "
                 "not run",
                 f"lora_rank is {setting.lora_rank}",
-                "Use transformers, or version 1 of native, timm or microsoft.",
+                "Use version 1.",
             )
         partly = "frozen_stages" if setting.frozen_stages else "lora_rank"
         if setting.checkpointing in self.reentrant and getattr(setting, partly):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 
-from planner.core.schema import Model, SwinConfig, TrainSetting
+from planner.core.schema import TrainSetting
 from planner.core.schema.setting import SHARDED
 from planner.ledger.ledger import Allocated, Category, Event, Freed, Ledger, Marked, Tagged
 from planner.memory.caching_allocator import rounded
@@ -77,11 +77,11 @@ BROKEN = Basis(
 )
 
 
-def basis_of(model: Model, setting: TrainSetting, ledger: Ledger) -> Basis:
+def basis_of(setting: TrainSetting, ledger: Ledger) -> Basis:
     """What `ledger` says of a compiled step."""
     if is_compiled(ledger):
         return RECORDED
-    return BOUNDED if has_known_graphs(model, setting) else BROKEN
+    return BOUNDED if has_known_graphs(setting) else BROKEN
 
 
 def untuned(setting: TrainSetting) -> tuple[str, ...]:
@@ -104,14 +104,12 @@ def may_recompute_at_once(setting: TrainSetting) -> bool:
     return setting.checkpointing != "none" and setting.compile_scope == "model"
 
 
-def has_known_graphs(model: Model, setting: TrainSetting) -> bool:
+def has_known_graphs(setting: TrainSetting) -> bool:
     """Whether what `setting` compiles is recorded: the model as one graph, or each block. Under
     DDP torch itself breaks any graph, at the ends of its buckets
     (torch/_dynamo/backends/distributed.py); FSDP2's hooks around each unit are kept from Dynamo
     (`_dynamo_disable`), and weights that come and go are in no graph that is recorded."""
-    if setting.compile == "off" or setting.parallelism in ("ddp", *SHARDED):
-        return False
-    return not breaks_graphs(model, setting)
+    return setting.compile != "off" and setting.parallelism not in ("ddp", *SHARDED)
 
 
 def is_compiled(ledger: Ledger) -> bool:
@@ -122,17 +120,6 @@ def is_compiled(ledger: Ledger) -> bool:
 def is_kernel(name: str) -> bool:
     """Whether this is a kernel of a compiled graph, by its name."""
     return name.startswith((FUSED_PREFIX, EXTERN_PREFIX))
-
-
-def breaks_graphs(model: Model, setting: TrainSetting) -> bool:
-    """Whether what is compiled is several graphs. Of ours, transformers' version 1 is where it is
-    checkpointed within what is compiled: a block changes its `shift_size` as it runs, which Dynamo
-    does not take inside of a checkpoint (transformers 5.23, torch 2.13)."""
-    if not isinstance(model, SwinConfig) or setting.checkpointing == "none":
-        return False
-    within = setting.checkpointing.partition(":")[0] in ("blocks", "selective")
-    is_inside = setting.compile_scope == "model" or within
-    return model.library == "transformers" and model.version == 1 and is_inside
 
 
 def in_graph_pool(ledger: Ledger) -> Ledger:

@@ -88,7 +88,7 @@ def step_of(model: Model, setting: ResolvedSetting, gpu: Gpu | None) -> Step:
     """What does not change the events shares a recording: kernels that are tuned change no buffer,
     and CUDA graphs are put on top (`in_graph_pool`)."""
     changes: dict[str, object] = {"accumulate": min(setting.accumulate, RECORDED_MICRO_BATCHES)}
-    if has_known_graphs(model, setting):
+    if has_known_graphs(setting):
         changes |= {"compile": "default", "compile_fullgraph": False}
     else:
         setting = ResolvedSetting(setting.uncompiled())

@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 import planner
@@ -56,6 +57,7 @@ class Operations(TorchDispatchMode):
 
     def __init__(self, module: torch.nn.Module, setting: TrainSetting) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.supports_higher_order_operators = True
         self.modules = Marks(write=lambda text: None)
         self.modules.name(module)
         self.traffic = Traffic(setting, lambda event: self.now.append(event))
@@ -150,6 +152,9 @@ class Operations(TorchDispatchMode):
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):  # graphsafe_run_with_rng_state runs an operation
+            func, *args = args
+            kwargs.pop("rng_state")
         self._name(f"aten.{func._overloadpacket.__name__}")
         if func.namespace in COLLECTIVES:
             self.traffic.hear(func, args, self.modules.current())

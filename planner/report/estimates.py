@@ -107,7 +107,7 @@ def _why(estimate: Estimate) -> str:
 
 def narrower(estimate: Estimate) -> str:
     """What narrows the range of a compiled step whose ledger is that of the eager one."""
-    if has_known_graphs(estimate.model, estimate.setting):
+    if has_known_graphs(estimate.setting):
         return NARROWER
     return "Only 'planner tune' narrows the range: this compiled step cannot be recorded."
 

@@ -6,17 +6,17 @@ The block names the setting and builds the model; no other byte of the file is w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from planner.core.errors import UnsupportedError
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig
 from planner.core.schema.validation import UNIT
 from planner.estimation.recipe import WORKERS, Recipe, fine_tunes, fine_tuning
 from planner.libraries.microsoft.spec import class_arguments as microsoft_arguments
+from planner.libraries.named import HUB
 from planner.libraries.native.spec import class_arguments as native_arguments
 from planner.libraries.registry import find_library
-from planner.libraries.torchvision.spec import class_arguments as torchvision_arguments
-from planner.libraries.transformers.spec import config_arguments
 from planner.trainers.launch import train_loader
 from planner.trainers.plan import Plan
 from planner.trainers.timm import create_model_arguments
@@ -25,14 +25,12 @@ from planner.training.setting import FIELD, probed, step_values
 BEGINS = "# ---- What is trained, and how ----"
 ENDS = "# ---- The same in every file from here on ----"
 
-# In which fields a model may differ from the published one whose weights it loads. timm fits
+# In which fields a Swin of timm may differ from the published one whose weights it loads: timm fits
 # position biases to other windows and the patch embedding to other channels.
-_ANY = frozenset(
-    {"name", "num_classes", "image_size", "drop_rate", "attn_drop_rate", "drop_path_rate"}
-)
-_FREE: Mapping[str, frozenset[str]] = {
-    "timm": _ANY | {"window_size", "in_channels"}, "torchvision": _ANY, "transformers": _ANY,
-}  # fmt: skip
+_FREE = frozenset((
+    "name", "num_classes", "image_size", "drop_rate", "attn_drop_rate", "drop_path_rate",
+    "window_size", "in_channels",
+))  # fmt: skip
 
 
 def filled(plan: Plan, comment: str) -> str:
@@ -136,12 +134,11 @@ def _built(plan: Plan) -> str:
     if isinstance(model, FactoryModel):
         module, name = model.parts
         return f"{_imported(module, name)}    model: nn.Module = {name}()\n    return model\n"
+    writers: Mapping[str, Callable[[Any, str], str]]
     if isinstance(model, NamedModel):
-        return _timm_by_name(model) + _fused_attention(attention, model)
-    writers = {
-        "native": _native, "timm": _timm, "torchvision": _torchvision,
-        "transformers": _transformers, "microsoft": _microsoft,
-    }  # fmt: skip
+        writers = {"timm": _timm_by_name, "torchvision": _torchvision, "transformers": _of_hub}
+    else:
+        writers = {"native": _native, "timm": _timm, "microsoft": _microsoft}
     return writers[model.library](model, attention)
 
 
@@ -164,7 +161,7 @@ def _timm(model: SwinConfig, attention: str) -> str:
     return f"{begin}    model: nn.Module = {created}\n{switch}"
 
 
-def _timm_by_name(model: NamedModel) -> str:
+def _timm_by_name(model: NamedModel, attention: str) -> str:
     """As `planner.libraries.timm.module` builds it."""
     given = {"in_chans": model.in_channels, "num_classes": model.num_classes}
     loads = {"pretrained": _Name("pretrained"), **given}
@@ -174,7 +171,7 @@ def _timm_by_name(model: NamedModel) -> str:
         f"    weights = timm.models.get_pretrained_cfg({literal(model.name)})\n"
         "    fixed = weights is not None and weights.fixed_input_size\n"
         f'    sized = {{"img_size": {literal(model.image_size)}}} if fixed else {{}}\n'
-        f"    model: nn.Module = {created}\n"
+        f"    model: nn.Module = {created}\n{_fused_attention(attention, model)}"
     )
 
 
@@ -191,43 +188,46 @@ def _fused_attention(attention: str, model: Model) -> str:
     )
 
 
-def _torchvision(model: SwinConfig, attention: str) -> str:
-    kinds = {"block": "SwinTransformerBlock", "downsample_layer": "PatchMerging"}
-    more = {key: _Name(f"{kind}{'V2' * (model.version == 2)}") for key, kind in kinds.items()}
-    names = ", ".join(sorted(("SwinTransformer", *map(str, more.values()))))
-    created = _call("SwinTransformer", {**torchvision_arguments(model), **more})
-    loads = ""
-    if (weights := published_weights(model)) is not None:
-        loads = (
-            "    if pretrained:\n"
-            f"        published = get_model_weights({literal(weights)}).DEFAULT\n"
-            f"{_loaded('published.get_state_dict(check_hash=True)')}"
-        )
+def _torchvision(model: NamedModel, attention: str) -> str:
+    """As `planner.libraries.torchvision.module` builds it; `train.py` itself attends as asked."""
+    assert model.image_size is not None
+    told = {"vit": ("image_size", model.image_size[0]), "maxvit": ("input_size", model.image_size)}
+    sized = dict([told[kind]]) if (kind := model.name.partition("_")[0]) in told else {}
+    name = literal(model.name)
+    created = _call("get_model", {"num_classes": model.num_classes, **sized}, (name,))
     return (
-        "    from torchvision.models import get_model_weights\n"
-        f"    from torchvision.models.swin_transformer import {names}\n\n"
-        f"{'' if loads else _NO_WEIGHTS}    model: nn.Module = {created}\n{loads}    return model\n"
+        "    from torchvision.models import get_model, get_model_weights\n\n"
+        f"    model: nn.Module = {created}\n"
+        "    if pretrained:  # all weights that have the model's shapes: not another classifier\n"
+        f"        state = get_model_weights({name}).DEFAULT.get_state_dict(check_hash=True)\n"
+        "        mine = model.state_dict()\n"
+        "        same = {k: v for k, v in state.items() if k in mine and v.shape == mine[k].shape}"
+        "\n        model.load_state_dict(same, strict=False)\n"
+        "    return model\n"
     )
 
 
-def _transformers(model: SwinConfig, attention: str) -> str:
-    kind = "SwinConfig" if model.version == 1 else "Swinv2Config"
-    config = _call(kind, config_arguments(model))
-    chosen = f", attn_implementation={literal(attention)}" * (model.version == 1)
-    loads = ""
-    if (weights := published_weights(model)) is not None:
-        loads = (
-            "    if pretrained:\n"
-            "        published = AutoModelForImageClassification.from_pretrained(\n"
-            f"            {literal(weights)}, config=config, ignore_mismatched_sizes=True\n"
-            f"        )\n{_loaded('published.state_dict()')}"
+def _of_hub(model: NamedModel, attention: str) -> str:
+    """As `planner.libraries.transformers.module` builds it."""
+    if model.name not in HUB:
+        raise UnsupportedError(
+            f"how a script builds {model.title} is not known.",
+            "Name a factory of your own that builds it, MODULE:FACTORY.",
         )
+    fields = {**HUB[model.name], "image_size": model.image_size, "num_labels": model.num_classes}
+    (kind,) = fields.pop("architectures")
+    fields |= {"num_channels": model.in_channels}
+    if attention != "library":
+        fields |= {"attn_implementation": attention}
+    config = kind.partition("For")[0] + "Config"
+    loads = {"config": _Name("config"), "ignore_mismatched_sizes": True}
     return (
-        f"    from transformers import AutoModelForImageClassification, {kind}\n\n"
-        f"{'' if loads else _NO_WEIGHTS}    config = {config}\n"
-        "    model: nn.Module\n"
-        f"    model = AutoModelForImageClassification.from_config(config{chosen})\n"
-        f"{loads}    return model\n"
+        f"    from transformers import {config}, {kind}\n\n"
+        f"    config = {_call(config, fields)}\n"
+        f"    model: nn.Module = {kind}(config)\n"
+        "    if pretrained:\n"
+        f"        model = {_call(f'{kind}.from_pretrained', loads, (literal(model.name),))}\n"
+        "    return model\n"
     )
 
 
@@ -249,25 +249,13 @@ _NO_WEIGHTS = (
 )
 
 
-def _loaded(state: str) -> str:
-    """The lines that load all of `state` that has the model's shapes: not another classifier."""
-    return (
-        f"        state, mine = {state}, model.state_dict()\n"
-        "        same = {k: v for k, v in state.items() if k in mine and v.shape == mine[k].shape}"
-        "\n        model.load_state_dict(same, strict=False)\n"
-    )
-
-
 def published_weights(model: Model) -> str | None:
-    """What the library of `model` calls weights that fit it; None where none do."""
-    if not isinstance(model, SwinConfig) or model.name is None:
+    """What timm calls weights that fit a Swin of its own; None where none do."""
+    if not isinstance(model, SwinConfig) or model.name is None or model.library != "timm":
         return None
-    free = _FREE.get(model.library)
-    published = find_library(model.library).find(model.name)
-    if free is None or published is None:
-        return None
-    mine, theirs = model.model_dump(), published.model_dump()
-    return model.name if all(mine[f] == theirs[f] for f in mine if f not in free) else None
+    published = find_library("timm").find(model.name)
+    differs = model.model_dump().items() - published.model_dump().items() if published else None
+    return model.name if differs is not None and dict(differs).keys() <= _FREE else None
 
 
 class _Name(str):

@@ -22,7 +22,6 @@ from planner.core.schema import (
     DeviceInfo,
     FactoryModel,
     Model,
-    NamedModel,
     SwinConfig,
     TrainSetting,
     parse,
@@ -257,9 +256,6 @@ def _write(trainer: Trainer, plan: Plan, changed: bool, device: DeviceInfo | Non
         if isinstance(model, FactoryModel) and device is None:
             law = f"{title} takes images -> logits, and no estimate tells whether {name} does."
             way_out = f"Run 'planner tune {name}' first, which does, or use --for {TASK_TRAINER}."
-        if isinstance(model, NamedModel) and model.task == "classification":
-            law = f"of libraries' models {title} is given timm's only, and not {name}."
-            way_out = f"Estimate timm:{model.name}, if timm has it, or use --for {TASK_TRAINER}."
         raise UnsupportedError(law, way_out)
     trained = port_model(plan.model, library, title) if library and not named else plan.model
     moved = trained is not plan.model

@@ -196,7 +196,9 @@ class Trainer:
 
     def names(self, plan: Plan) -> bool:
         """Whether it trains the model of `plan` by its name alone, from images to logits."""
-        return self.trains_named and isinstance(plan.model, NamedModel) and plan.model.is_plain
+        if not self.trains_named or not isinstance(plan.model, NamedModel):
+            return False
+        return plan.model.is_plain and plan.model.library == self.library
 
 
 def refused(*cases: tuple[object, str, str]) -> list[Refusal]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from planner.core.errors import UnsupportedError
 from planner.core.schema import FactoryModel, Library, Model, SwinConfig, TrainSetting
 from planner.core.schema.setting import ALONE, DEEPSPEED, SHARDED
-from planner.libraries.limits import SettingFault, setting_limit
+from planner.libraries.limits import SettingFault, attention_limit, setting_limit
 from planner.libraries.registry import find_library
 from planner.trainers.plan import Plan, Refusal, Trainer, refuse, way_out
 
@@ -59,7 +59,7 @@ def _own_refusals(model: Model, setting: TrainSetting) -> list[Refusal]:
         )
         blocks = "Emit with --set checkpointing=blocks, or --set checkpointing=none"
         found.append(Refusal(law, f"{blocks}{let}"))
-    if setting.attention == "sdpa":
+    if attention_limit(model, setting) is not None:
         law = f"attention sdpa cannot be set from outside the model {model.title}"
         found.append(Refusal(law, f"Emit with --set attention=library{let}"))
     for field in ("frozen_stages", "lora_rank"):

@@ -68,11 +68,8 @@ def kind_of(module: nn.Module) -> type[nn.Module]:
 
 
 def stages_of(model: nn.Module) -> list[nn.Module]:
-    """Of a Swin: `layers`, and of torchvision's `features` those between patches and mergings."""
-    for module in model.modules():
-        if isinstance(getattr(module, "layers", None), CONTAINERS):
-            return list(module.layers)  # type: ignore[arg-type]
-    return list(model.features)[1::2]  # type: ignore[arg-type]
+    """Of a Swin, which holds them as `layers`."""
+    return list(model.layers)  # type: ignore[arg-type]
 
 
 def checkpoint_model(model: nn.Module, how: str, blocks: Sequence[nn.Module] | None = None) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from planner.core.schema import Model, SwinConfig, TrainSetting
 from planner.core.schema.setting import CLIP_NORM, EMA_DECAY, LABEL_SMOOTHING, Parallelism
 from planner.libraries.maps import Trainable
-from planner.libraries.registry import find_library
 
 FOLDER = Path(__file__).parent
 FIELD = re.compile(r"^    (\w+): ([^=]+) = .*?((?:  #.*)?)$", re.MULTILINE)
@@ -38,7 +37,7 @@ def step_values(model: Model, setting: TrainSetting) -> dict[str, Any]:
         "smoothing": 0.0 if setting.loss == "cross-entropy" else LABEL_SMOOTHING,
     }
     if (setting.frozen_stages or setting.lora_rank) and isinstance(model, SwinConfig):
-        chosen = Trainable.of(setting, find_library(model.library).frozen_names)
+        chosen = Trainable.of(setting)
         values |= {"frozen": chosen.frozen, "adapted": chosen.adapted}
     return values
 

@@ -101,7 +101,7 @@ def test_a_result_s_device_decides_what_may_be_emitted() -> None:
 def test_every_fault_of_a_setting_is_said_at_once() -> None:
     setting = TrainSetting(attention="sdpa", checkpointing="stages:7", lora_rank=4)
     with pytest.raises(UnsupportedError) as caught:
-        find_library("torchvision").resolve(SwinConfig(library="torchvision"), setting)
+        find_library("timm").resolve(SwinConfig(library="timm", version=2), setting)
     for law in ("only eager attention", "checkpointing is stages:7", "lora_rank is 4"):
         assert law in caught.value.message
     assert len(caught.value.way_out.splitlines()) == 3

@@ -20,7 +20,7 @@ from tests.libraries.steps import Changes, name_of, needs
 from tests.test_checkpointing import saved_bytes
 from tests.trainers.cases import tiny
 
-BUILT = ("native", "timm", "torchvision", "transformers")
+BUILT = ("native", "timm")
 
 
 def small(library: str, version: int, **fields: object) -> SwinConfig:
@@ -81,7 +81,7 @@ def test_the_librarys_own_attention_is_resolved() -> None:
         for version in (1, 2)
     }
     fused = {key for key, attention in own.items() if attention == "sdpa"}
-    assert fused == {("native", 1), ("native", 2), ("transformers", 1)}
+    assert fused == {("native", 1), ("native", 2)}
 
 
 @pytest.mark.parametrize(
@@ -101,33 +101,11 @@ def test_refuses_what_a_library_cannot_do(
 
 
 def test_refuses_what_a_library_cannot_build_with_every_fault() -> None:
-    config = small("torchvision", 1, in_channels=4, window_size=(4, 2), patch_norm=False)
+    config = small("timm", 1, absolute_position_embedding=True, patch_norm=False)
     with pytest.raises(UnsupportedError) as caught:
         build_real(config, setting())
-    for fault in ("in_channels: must be 3", "patch_norm: must be True", "window_size: must be one"):
+    for fault in ("absolute_position_embedding: must be False", "patch_norm: must be True"):
         assert fault in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"image_size": 16}, "larger than the feature map of stage 1"),
-        (
-            {"image_size": (34, 32), "absolute_position_embedding": True},
-            "34 is not a multiple of patch_size 4, which fails in version 1",
-        ),
-    ],
-)
-def test_transformers_fails_where_it_is_said_to(fields: dict[str, object], message: str) -> None:
-    """These refusals rest on the failures: drop one when the library mends it."""
-    config = small("transformers", 1, **fields)
-    spec = find_library("transformers")
-    with pytest.raises(UnsupportedError, match=message):
-        spec.check(config)
-    from planner.libraries.transformers.module import build
-
-    with pytest.raises(RuntimeError, match="must match the size"):
-        run(build(config, "eager"), config)
 
 
 def test_a_library_that_is_not_installed_says_how_to_get_it(
@@ -195,12 +173,12 @@ def test_microsoft_without_a_checkout_says_how_to_get_one(
 # Our adapters beside those of peft: the same layers, the same weights.
 
 
-@needs("timm", "transformers", "peft")
+@needs("timm", "peft")
 @pytest.mark.parametrize(
     ("config", "changes"),
     [
         (tiny("timm", depths=(1, 1)), {"frozen_stages": 1}),
-        (tiny("transformers", 2, depths=(1, 1)), {"lora_targets": "all"}),
+        (tiny("timm", depths=(1, 1)), {"lora_targets": "all"}),
     ],
     ids=name_of,
 )
@@ -210,7 +188,7 @@ def test_what_is_trained_is_what_peft_trains(config: SwinConfig, changes: Change
 
     spec = find_library(config.library)
     setting = spec.resolve(config, TrainSetting(lora_rank=4, **changes))
-    chosen = Trainable.of(setting, spec.frozen_names)
+    chosen = Trainable.of(setting)
     plain = build_real(config, TrainSetting(attention=setting.attention))
     theirs = get_peft_model(plain, LoraConfig(r=4, target_modules=chosen.adapted))
     for name, parameter in plain.named_parameters():

@@ -16,7 +16,8 @@ from planner.libraries.named import build_named, look_up_here
 from planner.libraries.resolve import resolve_model
 from tests.equality import recorded
 from tests.libraries.steps import require
-from tests.trainers.cases import tiny
+
+HUB_TINY = "microsoft/swin-tiny-patch4-window7-224"
 
 
 def named(text: str, **overrides: str) -> NamedModel:
@@ -145,7 +146,7 @@ def test_attention_is_what_was_asked_for(
         "transformers": f"transformers:{tmp_path}",
     }  # fmt: skip
     text = texts.get(library)
-    model = named(text, num_classes="10") if text else tiny("transformers")
+    model = named(text or f"transformers:{HUB_TINY}", num_classes="10")
     setting = TrainSetting(batch_size=2, attention=attention, checkpointing="blocks")
     if library.endswith("transformers"):
         setting = setting.model_copy(update={"checkpointing": "none"})

@@ -16,12 +16,14 @@ from planner.estimation.estimate import estimate
 from planner.libraries import spec as drift
 from planner.libraries.building import declare_missing_operators
 from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
+from planner.libraries.named import build_named
 from planner.libraries.registry import SPECS, find_library
+from planner.libraries.resolve import resolve_model
 from planner.libraries.spec import drift_notes, package_folder
 from planner.libraries.timm.spec import PUBLISHED as TIMM
 from planner.libraries.timm.spec import TAGGED
-from planner.libraries.torchvision.spec import PUBLISHED as TORCHVISION
 from tests.building import build_real
+from tests.libraries.steps import needs
 
 
 def on_meta(config: SwinConfig) -> nn.Module:
@@ -72,14 +74,15 @@ def test_timm_lists_nothing_else() -> None:
     assert {name: config.num_classes for name, config in TAGGED.items()} == classes
 
 
-def test_torchvision_names_build_what_torchvision_builds() -> None:
-    declare_missing_operators()
-    from torchvision import models
-
-    for name, config in TORCHVISION.items():
+@needs("torchvision", "transformers")
+def test_other_libraries_swins_are_built_as_their_library_does() -> None:
+    """Those of the hub have their published configurations, though nothing is downloaded."""
+    names = {"swin_v2_t": 28_351_570, "microsoft/swin-tiny-patch4-window7-224": 28_288_354,
+             "microsoft/swinv2-base-patch4-window12-192-22k": 109_280_841}  # fmt: skip
+    for name, parameters in names.items():
         with torch.device("meta"):
-            theirs = models.get_model(name)
-        assert structure(on_meta(config)) == structure(theirs), name
+            module = build_named(resolve_model(name))
+        assert sum(parameter.numel() for parameter in module.parameters()) == parameters, name
 
 
 def test_every_name_is_its_own_with_its_classes_and_passes_its_library() -> None:

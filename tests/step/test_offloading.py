@@ -21,7 +21,7 @@ from planner.throughput.rates import LINK_SHARE
 from tests.building import build_real
 from tests.libraries.steps import assert_equal_to_torch, needs
 
-pytestmark = needs("torch", "timm", "torchvision", "transformers")
+pytestmark = needs("torch", "timm")
 
 SMALL: dict[str, Any] = {
     "image_size": (56, 56), "depths": (1, 1), "num_heads": (3, 6), "embed_dim": 48,

@@ -184,8 +184,7 @@ def test_a_frozen_weight_is_cast_each_time() -> None:
 
 REFUSED: tuple[tuple[SwinConfig, Changes, str, str], ...] = (
     (small(), {"frozen_stages": 3}, "2 stages", "Freeze at most 2"),
-    (small("timm", version=2), {"lora_rank": 4}, "version 2", "Use transformers"),
-    (small("torchvision"), {"lora_rank": 4}, "version 1", "Use transformers"),
+    (small("timm", version=2), {"lora_rank": 4}, "version 2", "Use version 1"),
     (small("microsoft"), {"lora_rank": 4, "checkpointing": "blocks"}, "reentrant", "stages"),
     (small("microsoft"), {"frozen_stages": 1, "checkpointing": "blocks"}, "reentrant", "stages"),
 )

@@ -13,8 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from planner.core.schema import FactoryModel, SwinConfig, TrainSetting  # noqa: E402
+from planner.core.schema import FactoryModel, NamedModel, SwinConfig, TrainSetting  # noqa: E402
 from planner.libraries.building import declare_missing_operators  # noqa: E402
+from planner.libraries.named import build_named  # noqa: E402
 from planner.trainers.block import BEGINS, ENDS  # noqa: E402
 from planner.trainers.emission import emit_setting  # noqa: E402
 from planner.trainers.plan import Emitted  # noqa: E402
@@ -29,14 +30,25 @@ from tests.trainers.cases import loaded, make_pictures, tiny  # noqa: E402
 declare_missing_operators()
 CPU = torch.device("cpu")
 NATIVE = FOLDER.with_name("libraries") / "native" / "native_swin.py"
-SIX: list[tuple[Any, dict[str, Any]]] = [
+
+
+def named(library: str, name: str) -> NamedModel:
+    """A classifier of ten classes that a library builds by name."""
+    sizes = {"image_size": (224, 224), "in_channels": 3, "num_classes": 10}
+    return NamedModel(library=library, name=name, task="classification", **sizes)
+
+
+EACH: list[tuple[Any, dict[str, Any]]] = [
     (tiny(), {}),
     (tiny("timm", 2), {"checkpointing": "selective", "ema": True, "accumulate": 2}),
     (tiny("native", 2), {"lora_rank": 0, "frozen_stages": 1, "offload": "activations"}),
     (tiny("timm"), {"lora_rank": 4, "lora_targets": "all", "attention": "sdpa"}),
     (FactoryModel(factory="mine:make"), {"compile": "default", "compile_scope": "blocks"}),
-    (tiny("torchvision"), {"parallelism": "fsdp", "world_size": 8, "optimizer": "adamw-fused"}),
-]
+    (named("torchvision", "swin_t"), {"parallelism": "fsdp", "world_size": 8,
+                                      "optimizer": "adamw-fused"}),
+    (named("torchvision", "vit_b_32"), {"attention": "eager"}),
+    (named("transformers", "microsoft/swin-tiny-patch4-window7-224"), {"attention": "sdpa"}),
+]  # fmt: skip
 
 
 def emitted(model: Any, **fields: Any) -> Emitted:
@@ -44,7 +56,7 @@ def emitted(model: Any, **fields: Any) -> Emitted:
     return emit_setting(model, setting, "pytorch")
 
 
-@pytest.mark.parametrize(("model", "fields"), SIX, ids=str)
+@pytest.mark.parametrize(("model", "fields"), EACH, ids=str)
 def test_the_emitted_file_is_the_probed_one_but_for_its_block(
     model: Any, fields: dict[str, Any]
 ) -> None:
@@ -56,7 +68,7 @@ def test_the_emitted_file_is_the_probed_one_but_for_its_block(
         assert text == source.read_text("utf-8")
 
 
-@pytest.mark.parametrize(("model", "fields"), SIX, ids=str)
+@pytest.mark.parametrize(("model", "fields"), EACH, ids=str)
 def test_the_block_says_what_the_probe_is_told(
     model: Any, fields: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -67,10 +79,12 @@ def test_the_block_says_what_the_probe_is_told(
     recipe = setting.with_recipe(isinstance(model, SwinConfig))
     for name in step_values(model, recipe):
         assert getattr(found.SETTING, name) == getattr(told, name), name
-    if isinstance(model, SwinConfig):
+    if not isinstance(model, FactoryModel):
         alone = dataclasses.replace(found.SETTING, parallelism="none", world_size=1)
         module = found.prepare(found.build_model().train(), alone, CPU, None)
-        probed_module = build_real(model, setting)
+        is_named = isinstance(model, NamedModel)
+        build = build_named if is_named else build_real
+        probed_module = build(model, setting.attention if is_named else setting)
         mine, theirs = module.state_dict(), probed_module.state_dict()
         assert {n: w.shape for n, w in mine.items()} == {n: w.shape for n, w in theirs.items()}
         trained = [

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from statistics import median
 
 from planner.core.errors import PlannerError, UnsupportedError
-from planner.core.schema import MeasurementRecord, SwinConfig
+from planner.core.schema import MeasurementRecord, Model, SwinConfig
 from planner.core.schema.setting import GRAPH_MODES
 from planner.core.torch_version import as_of
 from planner.estimation.estimate import Estimate, estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
-from planner.libraries.registry import find_library
+from planner.libraries.named import HUB
 from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import recorded_allocator
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import DeviceRates
 from planner.throughput.result import Throughput
 
+HUB_TITLES = frozenset(f"transformers:{name}" for name in HUB)
 QUANTITIES = ("allocated", "reserved", "device", "step time")
 
 
@@ -48,10 +49,15 @@ def compare(records: Iterable[MeasurementRecord]) -> list[Comparison]:
         for record in records
         if record.status == "measured"
         and record.device.kind == "cuda"
-        and isinstance(record.model, SwinConfig)
+        and is_swin(record.model)
         and is_modelled(record)
         and (comparison := _compare(record)) is not None
     ]
+
+
+def is_swin(model: Model) -> bool:
+    """Whether it is a Swin of ours, or one of those that torchvision and transformers build."""
+    return isinstance(model, SwinConfig) or ":swin_" in model.title or model.title in HUB_TITLES
 
 
 def _compare(record: MeasurementRecord) -> Comparison | None:
@@ -80,11 +86,10 @@ def _compare(record: MeasurementRecord) -> Comparison | None:
 def estimate_of(record: MeasurementRecord) -> Estimate:
     """What the planner says of a record's model and setting on the record's device, with the torch
     and the allocator's options that it ran with."""
-    assert isinstance(record.model, SwinConfig)
-    setting = find_library(record.model.library).resolve(record.model, record.setting)
+    model, setting = resolve(record.model, record.setting)
     with as_of(record.versions.get("torch", "")):
         return estimate_ledger(
-            record.model, record.setting, step_ledger(record.model, setting), gpu_of(record),
+            record.model, record.setting, step_ledger(model, setting), gpu_of(record),
             allocator=recorded_allocator(record.versions), retries=True,
         )  # fmt: skip
 

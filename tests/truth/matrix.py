@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.core.errors import UnsupportedError
 from planner.core.files import parse_yaml, read_text
-from planner.core.schema import Model, SwinConfig, TrainSetting, parse
+from planner.core.schema import Model, TrainSetting, parse
 from planner.core.units import MIB
-from planner.libraries.registry import find_library
+from planner.estimation.estimate import resolve
 from planner.libraries.resolve import resolve_model
 
 
@@ -102,10 +102,9 @@ def _rows(group: Group) -> list[Row]:
         for values in itertools.product(*group.grid.values()):
             fields = {**group.setting, **dict(zip(group.grid, values, strict=True))}
             setting = parse(TrainSetting, fields, f"group {group.name!r}")
-            if isinstance(model, SwinConfig):
-                try:
-                    setting = find_library(model.library).resolve(model, setting)
-                except UnsupportedError:
-                    continue
+            try:
+                _, setting = resolve(model, setting)
+            except UnsupportedError:
+                continue
             rows.append(Row(group.name, model, setting, repeat, group.measure_seconds))
     return rows

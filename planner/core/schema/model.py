@@ -21,7 +21,7 @@ from pydantic import (
 
 from planner.core.schema.validation import KEPT, CrossFieldError, Fault, Option
 
-Library = Literal["native", "timm", "torchvision", "transformers", "microsoft"]
+Library = Literal["native", "timm", "microsoft"]
 LIBRARIES: tuple[Library, ...] = get_args(Library)
 
 
@@ -232,7 +232,7 @@ class NamedModel(BaseModel):
     @property
     def is_plain(self) -> bool:
         """Whether a script can build it in one call, and train it from images to logits."""
-        return self.library == "timm" and self.task == "classification"
+        return self.task == "classification"
 
     @property
     def title(self) -> str:
@@ -272,7 +272,18 @@ class FactoryModel(BaseModel):
         return self.factory
 
 
-Model = SwinConfig | NamedModel | FactoryModel
+def _named_since(value: Any) -> Any:
+    """The Swins of torchvision and transformers were written field by field in older files; they
+    are built by name, as every other model of these libraries."""
+    is_mapping = isinstance(value, dict) and "task" not in value
+    if not is_mapping or value.get("library") not in ("torchvision", "transformers"):
+        return value
+    kept = ("library", "image_size", "in_channels", "num_classes")
+    fields = {field: value[field] for field in kept if field in value}
+    return {**fields, "name": value.get("name") or "custom", "task": "classification"}
+
+
+Model = Annotated[SwinConfig | NamedModel | FactoryModel, BeforeValidator(_named_since)]
 
 
 def unit_of(model: Model) -> str:

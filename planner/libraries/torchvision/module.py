@@ -1,4 +1,4 @@
-"""torchvision's own Swin, built from a SwinConfig. Needs torch and torchvision."""
+"""Any model of torchvision, by its name. Needs torch and torchvision."""
 
 from __future__ import annotations
 
@@ -7,26 +7,9 @@ from typing import Any
 from torch import nn
 
 from planner.core.errors import UnsupportedError, unknown_name
-from planner.core.schema import NamedModel, SwinConfig
+from planner.core.schema import NamedModel
 from planner.core.schema.setting import Attention
 from planner.libraries.building import declare_missing_operators
-from planner.libraries.torchvision.spec import class_arguments
-
-
-def build(config: SwinConfig, attention: Attention) -> nn.Module:
-    """`torchvision.models.SwinTransformer`; `drop_rate` is its `dropout`."""
-    declare_missing_operators()
-    from torchvision.models import swin_transformer
-
-    arguments = class_arguments(config)
-    if config.version == 2:
-        arguments["block"] = swin_transformer.SwinTransformerBlockV2
-        arguments["downsample_layer"] = swin_transformer.PatchMergingV2
-    built: nn.Module = swin_transformer.SwinTransformer(**arguments)
-    return built
-
-
-# Any model of torchvision, by its name. Needs torch and torchvision.
 
 # What a clip of a video model holds, in frames: the builders' own temporal size (mvit), and the
 # clip length of torchvision's reference training (references/video_classification).

@@ -1,7 +1,12 @@
-"""transformers' own Swin, built from a SwinConfig. Needs torch and transformers."""
+"""Any model of transformers that computes its own loss, by its class or from a configuration.
+
+Nothing is downloaded: a class has the sizes of its default configuration, a folder those of its
+`config.json`, and a Swin of the hub those that are kept here. Needs torch and transformers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,37 +14,10 @@ from torch import nn
 
 from planner.core.errors import UnsupportedError, UsageError, unknown_name
 from planner.core.files import MAX_MODEL_BYTES, parse_json, read_text
-from planner.core.schema import NamedModel, SwinConfig
+from planner.core.schema import NamedModel
 from planner.core.schema.setting import Attention
 from planner.libraries.building import declare_missing_operators
-from planner.libraries.named import configuration_file
-from planner.libraries.transformers.spec import config_arguments
-
-
-def build(config: SwinConfig, attention: Attention) -> nn.Module:
-    """`SwinForImageClassification` or `Swinv2ForImageClassification`, of random weights.
-
-    `drop_rate` is `hidden_dropout_prob`, `num_classes` is `num_labels`.
-    """
-    # transformers imports torchvision where it finds it.
-    declare_missing_operators()
-    from transformers import SwinConfig as Swinv1Config
-    from transformers import SwinForImageClassification, Swinv2Config, Swinv2ForImageClassification
-
-    arguments = config_arguments(config)
-    built: nn.Module
-    if config.version == 1:
-        own = Swinv1Config(**arguments, attn_implementation=attention)
-        built = SwinForImageClassification(own)
-    else:
-        built = Swinv2ForImageClassification(Swinv2Config(**arguments))
-    return built
-
-
-# Any model of transformers that computes its own loss, by its class or from a configuration.
-#
-# Nothing is downloaded: a class has the sizes of its default configuration, a folder those of its
-# `config.json`. Needs torch and transformers.
+from planner.libraries.named import HUB, configuration_file
 
 # Images where the configuration names no size: ImageNet's, and the crop that SegFormer and UperNet
 # are trained with on ADE20K (arXiv 2105.15203 §4.1, 1807.10221).
@@ -76,7 +54,7 @@ def look_up(name: str) -> dict[str, Any]:
     vision = getattr(config, "backbone_config", None) or config
     default = SEGMENTATION_SIZE if form == "ForSemanticSegmentation" else IMAGE_SIZE
     return {
-        "task": "own-loss",
+        "task": "classification" if name in HUB else "own-loss",
         "image_size": getattr(config, "image_size", None) or default,
         "in_channels": getattr(vision, "num_channels", None) or 3,
         "num_classes": config.num_labels,
@@ -122,8 +100,8 @@ def _as_written(value: Any, before: object) -> Any:
 def _class_and_config(name: str, changes: dict[str, Any]) -> tuple[Any, Any]:
     """The class that `name` means and its configuration, what it has of `changes` set."""
     file = configuration_file(name)
-    fields = parse_json(read_text(file, MAX_MODEL_BYTES), str(file)) if file is not None else {}
-    kind = _find_class(name if file is None else _architecture(fields, file))
+    fields = parse_json(read_text(file, MAX_MODEL_BYTES), str(file)) if file else HUB.get(name, {})
+    kind = _find_class(_architecture(fields, file or name) if file or fields else name)
     config = kind.config_class.from_dict(fields)
     for field, value in changes.items():
         if value is not None and (field == "num_labels" or hasattr(config, field)):
@@ -131,7 +109,7 @@ def _class_and_config(name: str, changes: dict[str, Any]) -> tuple[Any, Any]:
     return kind, config
 
 
-def _architecture(fields: dict[str, Any], file: Path) -> str:
+def _architecture(fields: Mapping[str, Any], file: Path | str) -> str:
     named = fields.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
         raise UsageError(
