@@ -21,7 +21,7 @@ def what_is_left_out(wish: Wish, offered: Offered, failed: list[PlannerError]) -
         yield f"ways with {', '.join(offered.held_back)}: no faster than what is recommended"
     yield (
         "max-autotune and max-autotune-no-cudagraphs: their kernels are tuned on the device; "
-        "compile_scope, compile_fullgraph: they change how long compiling takes"
+        "compile_scope: it changes how long compiling takes"
     )
     yield (
         "beyond checkpointing, compile and the micro-batch, changes are combined one at a time, "

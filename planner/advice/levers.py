@@ -93,8 +93,7 @@ def _checkpointing(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iter
 
 def _compile(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
     """max-autotune and its kin differ from these in tuned kernels only, which no estimate knows."""
-    plain = {"compile_scope": "model", "compile_fullgraph": False,
-             "activation_memory_budget": 1.0}  # fmt: skip
+    plain = {"compile_scope": "model", "activation_memory_budget": 1.0}
     for mode in ("default", "reduce-overhead"):
         if mode != setting.compile:
             yield {"compile": mode}
@@ -173,8 +172,7 @@ LEVERS: tuple[Lever, ...] = (
           "the images of a step in smaller micro-batches", _micro_batch),
     Lever("memory budget", ("activation_memory_budget",), "rounding", "search",
           "the compiler recomputes what is cheap", _memory_budget),
-    Lever("compile", ("compile", "compile_scope", "compile_fullgraph",
-                      "activation_memory_budget"), "rounding", "search",
+    Lever("compile", ("compile", "compile_scope", "activation_memory_budget"), "rounding", "search",
           "pointwise chains become one kernel", _compile),
 )  # fmt: skip
 

@@ -84,8 +84,7 @@ def models(request: ModelsRequest) -> None:
 
     text, library = request.text or "", request.library
     if library is not None and library not in LIBRARIES:
-        way_out = f"Libraries: {', '.join(LIBRARIES)}. 'planner models torchvision:' lists others."
-        raise unknown_name("library", library, LIBRARIES, way_out)
+        raise unknown_name("library", library, LIBRARIES, "'planner models LIBRARY:' lists all.")
     listed = {name: SPECS[name].published for name in LIBRARIES if library in (None, name)}
     known = [(f"{name}:{one}", config) for name, of in listed.items() for one, config in of.items()]
     found = [(name, config) for name, config in known if text.casefold() in name.casefold()]

@@ -16,7 +16,7 @@ from planner.core.errors import UsageError
 from planner.core.files import MAX_RESULT_BYTES, parse_json
 from planner.core.schema import Model, TrainSetting, parse
 from planner.core.schema.model import MAX_SIZE
-from planner.core.schema.setting import PARALLELISMS, SEVERAL, owners
+from planner.core.schema.setting import PARALLELISMS, SEVERAL, foreign_options
 from planner.core.schema.validation import declared_options
 from planner.core.units import parse_bytes, parse_seconds
 from planner.estimation.arguments import share_of
@@ -164,7 +164,7 @@ def _spread(rows: Sequence[Row], global_batch: int | None) -> list[Row]:
             made |= {"parallelism": "none", "nodes": "1"}
         kind = made.get("parallelism", "none")
         if kind in PARALLELISMS and (len(counts) > 1 or len(kinds) > 1):
-            made = {field: value for field, value in made.items() if kind in owners(field)}
+            made = {f: value for f, value in made.items() if f not in foreign_options(kind)}
         if global_batch is not None:
             held = {f: text for f, text in made.items() if f in ("world_size", "accumulate")}
             by = parse(TrainSetting, held, "the setting")

@@ -45,8 +45,6 @@ def left_out(
         )
     if setting.parallelism != "none" and setting.world_size == 1:
         found.append(NCCL_ALONE)
-    if setting.ddp_compression != "none":
-        found.append("what 16 bits change in the gradients that cross")
     if setting.parallelism in SHARDED and not is_recorded:
         found.append(
             "a table of CUDA's copy out of what FSDP2 gathers, which its number of multiprocessors "

@@ -89,7 +89,7 @@ def step_of(model: Model, setting: ResolvedSetting, gpu: Gpu | None) -> Step:
     and CUDA graphs are put on top (`in_graph_pool`)."""
     changes: dict[str, object] = {"accumulate": min(setting.accumulate, RECORDED_MICRO_BATCHES)}
     if has_known_graphs(setting):
-        changes |= {"compile": "default", "compile_fullgraph": False}
+        changes["compile"] = "default"
     else:
         setting = ResolvedSetting(setting.uncompiled())
     is_known = gpu is not None and gpu.capability is not None and gpu.num_sms is not None

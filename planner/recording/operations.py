@@ -16,7 +16,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 import planner
@@ -152,8 +151,8 @@ class Operations(TorchDispatchMode):
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
-        if isinstance(func, HigherOrderOperator):  # graphsafe_run_with_rng_state runs an operation
-            func, *args = args
+        if isinstance(func, torch._ops.HigherOrderOperator):  # it runs an operation: run_with_rng
+            func, args = args[0], args[1:]
             kwargs.pop("rng_state")
         self._name(f"aten.{func._overloadpacket.__name__}")
         if func.namespace in COLLECTIVES:

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.core.errors import PlannerError, UnsupportedError
+from planner.core.errors import PlannerError
 from planner.core.failures import SIGNS
-from planner.core.schema import FactoryModel, Model, SwinConfig, TrainSetting
+from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.core.schema.setting import DEEPSPEED
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Category, Event, Ledger, Marked, Sent
+from planner.libraries.limits import trained_limit
 from planner.recording import ranks
 from planner.recording.client import HOST, PROBED
 from planner.recording.history import Entry, Marks, Pools, history, read_events
@@ -73,11 +74,8 @@ def _move(module: nn.Module, device: torch.device, dtype: torch.dtype | None) ->
 
 
 def _build(model: Model, setting: TrainSetting) -> Training:
-    if not isinstance(model, SwinConfig) and (setting.frozen_stages or setting.lora_rank):
-        raise UnsupportedError(
-            f"frozen stages and LoRA are not known of {model.title}.",
-            "Omit these options; freeze and adapt inside a factory of your own.",
-        )
+    if (fault := trained_limit(model, setting)) is not None:
+        raise fault.error()
     if setting.parallelism != "none":
         torch.cuda.set_device(0)
         ranks.join_alone(setting)
@@ -132,14 +130,11 @@ def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable
 
 
 def _bucket_bytes(phases: Phases, training: Training) -> dict[int, Category]:
-    """The sizes of DDP's buckets: of what it sums, before that was compressed."""
+    """The sizes of DDP's buckets, which are what it sums."""
     if training.asked.parallelism != "ddp":
         return {}
-    width = training.parameters[0].element_size()
-    return {
-        e.num_bytes * width // getattr(torch, e.dtype).itemsize: "gradients"
-        for _, work in phases for e in work if type(e) is Sent and e.collective == "all_reduce"
-    }  # fmt: skip
+    sent = [e for _, work in phases for e in work if type(e) is Sent]
+    return {e.num_bytes: "gradients" for e in sent if e.collective == "all_reduce"}
 
 
 def _watched_step(training: Training) -> tuple[Operations, list[Entry]]:

@@ -197,7 +197,7 @@ def _cost(estimate: Estimate) -> list[str]:
 
 def _title(key: str, setting: TrainSetting) -> str:
     if key == "gradients" and setting.parallelism == "ddp":
-        return f"gradients{' in DDP buckets' if setting.ddp_bucket_view else ', DDP buckets'}"
+        return "gradients, DDP buckets"
     return BREAKDOWN_ROWS[key]
 
 

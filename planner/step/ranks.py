@@ -46,7 +46,6 @@ from planner.step.tensor import DTYPE_BYTES
 # `_DEFAULT_FIRST_BUCKET_BYTES` and `bucket_cap_mb`.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = MIB, 25 * MIB
 GATHERED, SUMMED = "all_gather_copy_in", "reduce_scatter"  # streams of FSDP2's, with pools
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def is_closed_form(setting: TrainSetting) -> bool:
@@ -189,9 +188,7 @@ class _InBuckets(_Rank):
     """`DistributedDataParallel`."""
 
     def run(self) -> Ledger:
-        setting = self.setting
         total = sum(weight.num_bytes for weight in self.trained)
-        is_compressed = setting.ddp_compression != "none" and self.item_bytes == 4
         buckets = self.buckets()
         for phase, sums, events in self.phases():
             if phase == "build":
@@ -203,18 +200,15 @@ class _InBuckets(_Rank):
             else:
                 self.follow(events[:-1])
             self.follow(events[-1:])
-        held = "beside the gradients and counted with them"
-        if setting.ddp_bucket_view:
-            held = "of which the gradients are views (gradient_as_bucket_view)"
         count = f"{len(buckets)} gradient buckets" if len(buckets) > 1 else "one gradient bucket"
         note = (
             f"DistributedDataParallel in closed form: {count} of {format_bytes(total)} in all, "
-            f"{held}, whatever the number of GPUs; in steps shorter than 100 ms NCCL holds those "
-            "of the first step longer"
+            "beside the gradients and counted with them, whatever the number of GPUs; in steps "
+            "shorter than 100 ms NCCL holds those of the first step longer"
         )
         return replace(
             self.ledger, events=tuple(self.events), notes=(note, *self.ledger.notes),
-            late_bytes=self.ledger.late_bytes + total + is_compressed * total,
+            late_bytes=self.ledger.late_bytes + total,
         )  # fmt: skip
 
     @property
@@ -243,11 +237,9 @@ class _InBuckets(_Rank):
             self.follow((event,))
             for bucket in due.get(place, ()):
                 handles.append(self.sum(bucket))
-                if self.setting.ddp_bucket_view:
-                    self.free(self.live.intersection(g for w in bucket for g in w.gradients))
         for handle, bucket in zip(handles, chain(*due.values()), strict=True):
             self.events.append(Awaited(handle))
-            for weight in () if self.setting.ddp_bucket_view else bucket:
+            for weight in bucket:
                 self.copy("aten.copy_", 2 * weight.num_bytes)
 
     def sum(self, bucket: Sequence[_Weight]) -> int:
@@ -255,13 +247,7 @@ class _InBuckets(_Rank):
         for weight in bucket:
             self.copy("aten.mul", 2 * weight.num_bytes, weight.path)
         num_bytes, path = sum(w.num_bytes for w in bucket), bucket[-1].path
-        kind = self.setting.ddp_compression
-        if kind == "none":
-            return self.send("all_reduce", num_bytes, path)
-        dtype = _DTYPES[kind]
-        crossing = num_bytes // self.item_bytes * DTYPE_BYTES[dtype]
-        self.copy("aten._to_copy", num_bytes + crossing, path)
-        return self.send("all_reduce", crossing, path, dtype=dtype)
+        return self.send("all_reduce", num_bytes, path)
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ from planner.core.schema import (
     parse,
 )
 from planner.core.schema.record import RESULT_FORMAT, Recommendation
-from planner.core.schema.setting import COMPILED_FIELDS, Distribution
+from planner.core.schema.setting import COMPILED_FIELDS, foreign_options
 from planner.core.units import format_bytes
 from planner.estimation.arguments import ModelLike, SettingLike, read_model, read_setting
 from planner.estimation.kept import Predicted, is_predicted, read_predicted
@@ -241,7 +241,7 @@ def _changed(setting: TrainSetting, changes: Mapping[str, Any]) -> TrainSetting:
     if str(changes.get("lora_rank")) == "0":
         gone.add("lora_targets")
     if "parallelism" in changes:
-        gone |= Distribution.all_options() - Distribution.own_options(changes["parallelism"])
+        gone |= foreign_options(changes["parallelism"])
     kept = setting.model_dump(exclude=gone)
     return parse(TrainSetting, {**kept, **changes}, "--set")
 

@@ -96,8 +96,6 @@ LEVERS = (
     Lever("compile", lambda s: s.compile != "off", "does not compile", "compile=off"),
     Lever("compile_scope", lambda s: s.compile_scope != "model",
           "cannot compile block by block", "compile_scope=model"),
-    Lever("compile_fullgraph", lambda s: s.compile_fullgraph,
-          "cannot refuse graph breaks", "compile_fullgraph=false"),
     Lever("activation_memory_budget", lambda s: s.activation_memory_budget < 1,
           "sets no activation memory budget", "activation_memory_budget=1"),
     Lever("optimizer_in_backward", lambda s: s.optimizer_in_backward,
@@ -196,7 +194,7 @@ def parallel_refusals(
     trainer: Trainer, plan: Plan, trainers: Iterable[Trainer]
 ) -> Iterator[Refusal]:
     """A parallelism that `trainer` cannot run, or an option of it that it has no word for."""
-    setting, on_cpu = plan.setting, plan.device == "cpu"
+    setting = plan.setting
     others = [other.name for other in trainers if _runs(other, plan)]
     also = f", or --for {', '.join(others)}" if others else ""
     if setting.parallelism != "none" and setting.parallelism not in trainer.parallel:
@@ -218,10 +216,6 @@ def parallel_refusals(
                 default = str(default).lower()
                 law = f"it has no word for {name}={str(value).lower()}"
                 yield Refusal(law, way_out(f"{name}={default}"))
-    if on_cpu and setting.ddp_compression == "bf16" and _runs(trainer, plan):
-        law = "torch's bf16_compress_hook needs NCCL, and so a GPU (ddp_compression=bf16)"
-        change = "Emit with --set ddp_compression=fp16, or --set ddp_compression=none."
-        yield Refusal(law, change)
     if setting.parallelism in SHARDED and setting.offload != "none":
         law = "offload=activations would take the gathered weights to the host as well"
         yield Refusal(law, "Emit with --set offload=none, or --set parallelism=ddp.")

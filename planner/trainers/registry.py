@@ -159,32 +159,27 @@ def _deepspeed_refusals(plan: Plan) -> list[Refusal]:
 
 
 IN_A_SCRIPT = (
-    "compile", "compile_scope", "compile_fullgraph", "activation_memory_budget", "offload",
+    "compile", "compile_scope", "activation_memory_budget", "offload",
     "checkpointing-in-parts", "frozen_stages", "lora_rank", "memory_format", "cudnn_benchmark",
     "bf16-on-cpu",
 )  # fmt: skip
 """The levers that a loop of another trainer's leaves to `train.py`."""
 SYNC = frozenset(("gradient_sync",))
-DDP_OPTIONS = frozenset(("ddp_bucket_view", "ddp_compression"))
-_FSDP = frozenset(("fsdp_reshard",))
+_FSDP = SYNC | {"fsdp_reshard"}
 PYTORCH = Trainer(
     "pytorch", "the PyTorch script", "train.py", partial(write, "train.py"), None, task_refusals,
-    parallel={
-        "ddp": Parallel(DDP_OPTIONS | SYNC), "fsdp": Parallel(_FSDP | SYNC),
-        "hsdp": Parallel(_FSDP | SYNC | {"fsdp_shard_size"}),
-    },
+    parallel={"ddp": Parallel(SYNC), "fsdp": Parallel(_FSDP), "hsdp": Parallel(_FSDP)},
 )  # fmt: skip
 ACCELERATE = Trainer(
     "accelerate", "accelerate", "train_accelerate.py", write_accelerate,
     (*IN_A_SCRIPT, "optimizer_in_backward", "offload_optimizer", "zero_grad_to_none", "pure-bf16",
      "fp8", "fp16-on-cpu"),
     # accelerator.py and state.py look for FSDP where there is no `cpu` only.
-    parallel={"ddp": Parallel(DDP_OPTIONS | SYNC), "fsdp": Parallel(_FSDP | SYNC, needs_gpu=True)},
+    parallel={"ddp": Parallel(SYNC), "fsdp": Parallel(_FSDP, needs_gpu=True)},
 )  # fmt: skip
 LIGHTNING = Trainer(
     "lightning", "Lightning's Trainer", "train_lightning.py", partial(write, "train_lightning.py"),
     (*IN_A_SCRIPT, "pure-bf16", "fp8"), _lightning_refusals,
-    parallel={"ddp": Parallel(DDP_OPTIONS)},
 )  # fmt: skip
 TRANSFORMERS = Trainer(
     "transformers", "transformers' Trainer", "train_transformers.py",

@@ -67,11 +67,6 @@ def build_training(
     named: Any = getattr(task, "blocks", None)
     blocks = None if named is None else partial(named, made)
     check_blocks(made, blocks, model, asked)
-    if asked.ddp_compression == "bf16" and device.type == "cpu":
-        raise UnsupportedError(
-            "ddp_compression bf16 needs NCCL, and ranks on the CPU have gloo.",
-            "Set ddp_compression=fp16 or none.",
-        )
     set_precision(asked)
     with importing():
         module = prepare(made, setting, device, blocks, to)

@@ -48,7 +48,6 @@ class Setting:
     offload: str = "none"  # activations: what backward needs waits in the host's memory
     compile: str = "off"  # a mode of torch.compile
     compile_scope: str = "model"  # blocks: each by itself
-    compile_fullgraph: bool = False
     activation_memory_budget: float = 1.0
     memory_format: str = "contiguous"  # channels_last
     cudnn_benchmark: bool = True
@@ -58,8 +57,6 @@ class Setting:
     parallelism: str = "none"  # ddp, fsdp, hsdp
     shard_size: int = 1  # devices that hold one copy of the weights
     gradient_sync: str = "last"  # every: after each micro-batch
-    ddp_bucket_view: bool = False
-    ddp_compression: str = "none"  # fp16, bf16
     fsdp_reshard: bool = True
     frozen: str = ""  # a regex: weights whose names begin so are not trained
     adapted: str = ""  # a regex: linear layers whose whole names match get adapters
@@ -247,14 +244,8 @@ def distribute(model: nn.Module, setting: Setting, device: torch.device, blocks:
     """What is called in the model's place where several devices train it: sharded it is `model`
     itself, of which each block is a unit."""
     if setting.parallelism == "ddp":
-        ids, views = [device] if device.type == "cuda" else None, setting.ddp_bucket_view
-        parallel = nn.parallel.DistributedDataParallel
-        wrapped = parallel(model, device_ids=ids, gradient_as_bucket_view=views)
-        if setting.ddp_compression != "none":
-            hooks = import_module("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
-            hook = getattr(hooks, f"{setting.ddp_compression}_compress_hook")
-            wrapped.register_comm_hook(None, hook)
-        return wrapped
+        ids = [device] if device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(model, device_ids=ids)
     if setting.parallelism in SHARDED:
         copies = setting.world_size // setting.shard_size
         shape = (setting.shard_size,) if copies == 1 else (copies, setting.shard_size)
@@ -267,8 +258,7 @@ def compiled(called: nn.Module, model: nn.Module, setting: Setting, blocks: Bloc
     """What is called in the place of `called`; by itself torch would guess which sizes change."""
     if setting.compile == "off":
         return called
-    strict = {"fullgraph": True} if setting.compile_fullgraph else {}
-    how: dict[str, Any] = {"mode": setting.compile, "dynamic": False, **strict}
+    how: dict[str, Any] = {"mode": setting.compile, "dynamic": False}
     if setting.compile_scope == "model":
         return torch.compile(called, **how)
     found = blocks() if blocks is not None else beside("levers").repeated_blocks(model)

@@ -15,8 +15,6 @@ import train
 from accelerate import Accelerator
 from accelerate.utils import (
     DataLoaderConfiguration,
-    DDPCommunicationHookType,
-    DistributedDataParallelKwargs,
     FullyShardedDataParallelPlugin,
     set_seed,
 )
@@ -28,11 +26,6 @@ def accelerator_of(model: torch.nn.Module, cpu: bool) -> Accelerator:
     """It autocasts and accumulates nothing: `train.Step` does."""
     loading = DataLoaderConfiguration(use_seedable_sampler=True, non_blocking=SETTING.pin_memory)
     given: dict[str, Any] = {}
-    if SETTING.parallelism == "ddp":
-        hook = SETTING.ddp_compression if SETTING.ddp_compression != "none" else "no"
-        views, comm_hook = SETTING.ddp_bucket_view, DDPCommunicationHookType(hook)
-        kwargs = DistributedDataParallelKwargs(gradient_as_bucket_view=views, comm_hook=comm_hook)
-        given["kwargs_handlers"] = [kwargs]
     if SETTING.parallelism == "fsdp":
         from torch.distributed.fsdp import MixedPrecisionPolicy
 

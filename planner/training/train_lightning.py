@@ -14,8 +14,6 @@ import lightning
 import torch
 import train
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import DDPStrategy
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.utils.data import DataLoader
 from train import SETTING
 
@@ -78,11 +76,7 @@ def main() -> None:
         raise SystemExit("--synthetic, --steps, --profile and --watch are train.py's alone")
     lightning.seed_everything(options.seed)
     train.set_up_torch(SETTING)
-    strategy: Any = "auto"
-    if SETTING.parallelism == "ddp":
-        hook = getattr(default_hooks, f"{SETTING.ddp_compression}_compress_hook", None)
-        views = SETTING.ddp_bucket_view
-        strategy = DDPStrategy(ddp_comm_hook=hook, gradient_as_bucket_view=views)
+    strategy = "ddp" if SETTING.parallelism == "ddp" else "auto"
     data, collate = train.dataset(options.data, train=True)
     validated, _ = train.dataset(options.data, train=False)
     how: dict[str, Any] = {

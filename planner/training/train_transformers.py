@@ -92,7 +92,7 @@ def main() -> None:
     built = train.build_model(options.pretrained).train()
     model = train.prepare(built, SETTING, arguments.device, None)
     if SETTING.compile != "off":  # the Trainer's own compiles graphs of any batch
-        model.compile(mode=SETTING.compile, dynamic=False, fullgraph=SETTING.compile_fullgraph)
+        model.compile(mode=SETTING.compile, dynamic=False)
     stack = collate or torch.utils.data.default_collate
     trainer = ImageTrainer(
         model, arguments, train_dataset=data, eval_dataset=validated, compute_metrics=accuracy,

@@ -23,7 +23,7 @@ from planner.core.schema.setting import (
     OWN_OPTIMIZER,
     PARALLELISMS,
     PRECISIONS,
-    Distribution,
+    foreign_options,
 )
 from planner.core.schema.validation import faults_between
 from planner.estimation.arguments import share_of
@@ -344,7 +344,7 @@ def _parse(
 
 def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Without the options that belong to another parallelism than that of `fields`."""
-    foreign = Distribution.all_options() - Distribution.own_options(fields["parallelism"])
+    foreign = foreign_options(fields["parallelism"])
     return {field: value for field, value in fields.items() if field not in foreign}
 
 

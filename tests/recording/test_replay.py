@@ -37,9 +37,8 @@ SWITCHES: tuple[dict[str, Any], ...] = (
     {}, {"offload": "activations"}, {"offload_optimizer": "state"}, {"cudnn_benchmark": False},
     {"offload_optimizer": "state-and-gradients"}, {"optimizer_in_backward": True}, {"ema": True},
     {"memory_format": "channels_last"}, {"zero_grad_to_none": False}, {"clip_grad": True}, DDP,
-    {**DDP, "ddp_compression": "bf16"}, {**DDP, "ema": True},
-    {**DDP, "ddp_bucket_view": True}, FSDP,
-    {**FSDP, "parallelism": "hsdp", "fsdp_shard_size": 2, "fsdp_reshard": False},
+    {**DDP, "ema": True}, FSDP,
+    {**FSDP, "parallelism": "hsdp", "nodes": 2, "fsdp_reshard": False},
 )  # fmt: skip
 AXES = (
     MODELS, ("bf16", "fp32", "fp16", "pure-bf16"), ("none", "blocks"), (1, 2, 5),

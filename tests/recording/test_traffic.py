@@ -20,7 +20,7 @@ from tests.equality import torch_peaks
 from tests.recording.test_replay import DDP, FSDP, SWIN
 
 ROOT = Path(__file__).parents[2]
-HSDP = {**FSDP, "parallelism": "hsdp", "fsdp_shard_size": 2}
+HSDP = {**FSDP, "parallelism": "hsdp", "nodes": 2}
 
 
 def crossed(ledger: Ledger) -> dict[str, int]:
@@ -37,7 +37,7 @@ def crossed(ledger: Ledger) -> dict[str, int]:
 @pytest.mark.parametrize(
     "changes",
     [
-        DDP, {**DDP, "accumulate": 2}, {**DDP, "ddp_compression": "bf16", "clip_grad": False},
+        DDP, {**DDP, "accumulate": 2}, {**DDP, "clip_grad": False},
         FSDP,
         {**FSDP, "accumulate": 2, "gradient_sync": "every"}, {**HSDP, "precision": "fp32"},
     ],
@@ -85,9 +85,7 @@ os._exit(0)
 
 @pytest.mark.emulated
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "changes", [{**DDP, "ddp_compression": "bf16"}, {**FSDP, "world_size": 2}], ids=str
-)
+@pytest.mark.parametrize("changes", [DDP, {**FSDP, "world_size": 2}], ids=str)
 def test_one_process_takes_what_the_first_of_real_ranks_does(
     recorder: Recorder, tmp_path: Path, changes: dict[str, Any]
 ) -> None:

@@ -14,7 +14,7 @@ import planner.core.errors as vocabulary
 from planner.cli import main
 from planner.core.errors import UsageError, find_word
 from planner.core.schema import SwinConfig, TrainSetting, parse
-from planner.core.schema.setting import owners
+from planner.core.schema.setting import foreign_options
 from planner.estimation.arguments import ALL_FIELDS, MAX_NEAR, unknown_field
 from planner.estimation.estimate import estimate
 
@@ -49,9 +49,8 @@ def test_every_answer_is_a_field_of_ours_or_says_why_there_is_none() -> None:
             data: dict[str, object] = {field: value}
             for prefix, beside in BESIDE.items():
                 data |= beside if field.startswith(prefix) else {}
-            owner = owners(field)
-            if "none" not in owner:
-                data |= {"parallelism": min(owner)}
+            if field in foreign_options("none"):
+                data |= {"parallelism": "fsdp"}
             if schema is SwinConfig:
                 data |= {"library": "native"}
             if {"hsdp", "nodes"} & {field, value} or data.get("parallelism") == "hsdp":

@@ -146,9 +146,9 @@ def test_plain_settings_are_simpler() -> None:
 
 
 def test_an_option_of_one_way_makes_no_other_setting_of_the_others() -> None:
-    """ddp with and without bucket views, and fsdp once: not fsdp left out for DDP's option."""
-    ways = {"parallelism": ("ddp", "fsdp"), "ddp_bucket_view": (False, True)}
+    """fsdp with and without resharding, and ddp once: not ddp left out for FSDP's option."""
+    ways = {"parallelism": ("ddp", "fsdp"), "fsdp_reshard": (True, False)}
     base = TrainSetting(world_size=4)
     space = make_space(MODEL, A100, base, restrict={**PLAIN, **ways}, batch_sizes=(8,))
-    found = [(c.setting.parallelism, c.setting.ddp_bucket_view) for c in space.candidates]
-    assert found == [("ddp", False), ("ddp", True), ("fsdp", False)]
+    found = [(c.setting.parallelism, c.setting.fsdp_reshard) for c in space.candidates]
+    assert found == [("ddp", True), ("fsdp", True), ("fsdp", False)]

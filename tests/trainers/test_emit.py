@@ -79,9 +79,9 @@ def test_a_changed_setting_is_estimated_and_called_unmeasured() -> None:
         ("lightning", tiny(), {"optimizer": "adamw-fused", "clip_grad": True}, "fused optimizer"),
         ("transformers", tiny(), {"parallelism": "fsdp", "world_size": 2}, "only ddp"),
         (
-            "transformers",
+            "lightning",
             tiny(),
-            {"parallelism": "ddp", "ddp_bucket_view": True},
+            {"parallelism": "ddp", "gradient_sync": "every", "accumulate": 2},
             "has no word for",
         ),
     ],

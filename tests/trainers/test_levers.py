@@ -27,7 +27,6 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     "offload": [{"offload": "activations"}],
     "compile": [COMPILED],
     "compile_scope": [{**COMPILED, "compile_scope": "blocks"}],
-    "compile_fullgraph": [{**COMPILED, "compile_fullgraph": True}],
     "activation_memory_budget": [{**COMPILED, "activation_memory_budget": 0.5}],
     "optimizer_in_backward": [{"optimizer_in_backward": True}],
     "offload_optimizer": [{"offload_optimizer": kind} for kind in ("state", "state-and-gradients")],

@@ -157,10 +157,10 @@ def test_the_script_goes_on_to_the_bit(
 
 @pytest.mark.parametrize(
     ("target", "fields"),
-    [("pytorch", {"parallelism": "ddp", "ema": True, "ddp_bucket_view": True}),
+    [("pytorch", {"parallelism": "ddp", "ema": True}),
      ("pytorch", {"parallelism": "fsdp", "ema": True, "checkpointing": "blocks"}),
      ("accelerate", {"parallelism": "ddp", "precision": "bf16"}),
-     ("lightning", {"parallelism": "ddp", "ddp_compression": "fp16"}),
+     ("lightning", {"parallelism": "ddp"}),
      ("transformers", {"parallelism": "ddp"}),
      ("deepspeed", {"parallelism": "zero2"})],
     ids=str,

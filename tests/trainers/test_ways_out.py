@@ -37,12 +37,10 @@ SETTINGS: list[dict[str, Any]] = [
     *({"precision": precision} for precision in ("fp32", "tf32")),
     *({"optimizer": name} for name in ("adamw-fused", "adamw-8bit", "sgd", "lion", "adafactor")),
     {"optimizer": "adamw-fused", "precision": "fp16", "clip_grad": True},
-    {"parallelism": "ddp", "world_size": 2, "ddp_compression": "bf16"},
     FSDP,
     {**FSDP, "offload": "activations", "fsdp_reshard": False, "precision": "fp32"},
     {**FSDP, "optimizer": "lion"},
     HSDP,
-    {**HSDP, "fsdp_shard_size": 2},
     *({"parallelism": f"zero{stage}", "world_size": 2} for stage in (1, 2, 3)),
     {"parallelism": "zero2", "world_size": 4, "nodes": 2, "precision": "pure-bf16"},
 ]  # fmt: skip

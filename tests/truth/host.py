@@ -17,11 +17,11 @@ from statistics import median
 
 from tabulate import tabulate
 
-from planner.core.schema import MeasurementRecord, SwinConfig
+from planner.core.schema import MeasurementRecord
 from planner.throughput.rates import HOST_SECONDS, rates_for
 from planner.throughput.result import Throughput
 from search.loop.records import read_records
-from tests.truth.compare import gpu_of, predicted_step
+from tests.truth.compare import gpu_of, is_swin, predicted_step
 
 TRUTH = Path(__file__).parent
 CARDS = ("h200", "h100")
@@ -69,7 +69,7 @@ def _rows(card: str) -> Iterator[HostRow]:
     for record in read_records(TRUTH / card / "rows.jsonl").records:
         is_eager = record.status == "measured" and record.setting.compile == "off"
         gpu = gpu_of(record)
-        if not is_eager or not isinstance(record.model, SwinConfig) or gpu is None:
+        if not is_eager or not is_swin(record.model) or gpu is None:
             continue
         yield HostRow(card, record, predicted_step(record, rates_for(gpu, record.model)))
 

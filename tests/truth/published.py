@@ -47,7 +47,7 @@ from planner.step.tensor import Device
 from planner.step.training import BuildOnShapes, make_batch
 from planner.throughput.prediction import Operation, predict_step
 from planner.throughput.rates import DeviceRates, rates_for
-from tests.truth.compare import accuracy_of
+from tests.truth.compare import accuracy_of, is_swin
 from tests.truth.fit import FORMER_RECIPE, HELD_OUT_ONE_IN
 
 PUBLIC = Path(__file__).with_name("public.jsonl")
@@ -109,7 +109,7 @@ class PublishedRow(BaseModel):
 
     @property
     def is_traced(self) -> bool:
-        return not isinstance(self.resolved[0], SwinConfig)
+        return not is_swin(self.resolved[0])
 
     @property
     def group(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal, NewType, get_args
+from typing import Annotated, Any, Literal, NewType, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -33,30 +33,18 @@ DEEPSPEED: frozenset[Parallelism] = frozenset(("zero1", "zero2", "zero3"))
 Devices = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 
 SEVERAL = "Several GPUs"  # a heading of --help
-# What each option belongs to, by how its name begins.
-_OPTIONS_OF: Mapping[str, frozenset[Parallelism]] = {
-    "ddp_": frozenset(("ddp",)), "fsdp_": SHARDED,
-}  # fmt: skip
-
-
-def owners(field: str) -> frozenset[Parallelism]:
-    """The kinds of parallelism that a field belongs to."""
-    own = (found for prefix, found in _OPTIONS_OF.items() if field.startswith(prefix))
-    return next(own, frozenset(PARALLELISMS))
 
 
 class Distribution(BaseModel):
     """`world_size` devices in all, as many on each of `nodes` machines.
 
     `parallelism` ddp copies the model and sums gradients; fsdp shards weights, gradients and the
-    optimizer's state over all devices, hsdp over `fsdp_shard_size` of them (0: those of one
-    machine) and copies that; zero1 shards the optimizer's state, zero2 gradients too, zero3 weights
-    too (DeepSpeed's stages). none with several devices leaves communication out.
+    optimizer's state over all devices, hsdp over those of one machine and copies that; zero1 shards
+    the optimizer's state, zero2 gradients too, zero3 weights too (DeepSpeed's stages). none with
+    several devices leaves communication out.
     `gradient_sync` last sums gradients over devices in the last micro-batch of a step, every in
     each of them (a trainer without `no_sync`).
 
-    ddp: `ddp_bucket_view` is `gradient_as_bucket_view`; with `ddp_compression` gradients cross in
-    16 bits (`fp16_compress_hook`, `bf16_compress_hook`).
     fsdp, hsdp: `fully_shard` of each block and of the model (FSDP2); `fsdp_reshard` frees weights
     after forward (`reshard_after_forward` of blocks; the model's own stay). Weights are gathered
     as they are, and gradients reduced in fp32 (`MixedPrecisionPolicy`).
@@ -69,10 +57,7 @@ class Distribution(BaseModel):
         Parallelism, Option(heading=SEVERAL, values=PARALLELISMS[1:], shown="ddp on several GPUs")
     ] = "none"
     gradient_sync: Literal["last", "every"] = "last"
-    ddp_bucket_view: bool = False
-    ddp_compression: Literal["none", "fp16", "bf16"] = "none"
     fsdp_reshard: bool = True
-    fsdp_shard_size: Annotated[int, Field(ge=0, le=MAX_SIZE)] = 0
 
     @property
     def devices_per_node(self) -> int:
@@ -87,7 +72,7 @@ class Distribution(BaseModel):
     def shard_size(self) -> int:
         """Over how many devices weights are sharded: 1 where they are not."""
         if self.parallelism == "hsdp":
-            return self.fsdp_shard_size or self.devices_per_node
+            return self.devices_per_node
         return self.world_size if self.parallelism in ("fsdp", "zero3") else 1
 
     def distribution_faults(self) -> Iterator[Fault]:
@@ -99,40 +84,25 @@ class Distribution(BaseModel):
                 f"{self.nodes}"
             )
             yield Fault(("world_size", "nodes"), message)
-        for prefix, owners in _OPTIONS_OF.items():
-            if self.parallelism not in owners:
-                yield from self._foreign(prefix, owners)
-        if self.parallelism == "hsdp" and not self.world_size % self.nodes:
-            yield from self._shard_faults()
-
-    @classmethod
-    def own_options(cls, parallelism: Parallelism) -> frozenset[str]:
-        """The options that a parallelism has: those of others say nothing under it."""
-        prefixes = tuple(p for p, owners in _OPTIONS_OF.items() if parallelism in owners)
-        return frozenset(f for f in Distribution.model_fields if f.startswith(prefixes))
-
-    @classmethod
-    def all_options(cls) -> frozenset[str]:
-        """The options of every parallelism."""
-        return frozenset(f for f in Distribution.model_fields if f.startswith(tuple(_OPTIONS_OF)))
-
-    def _foreign(self, prefix: str, owners: frozenset[Parallelism]) -> Iterator[Fault]:
-        for field, info in Distribution.model_fields.items():
-            if field.startswith(prefix) and (value := getattr(self, field)) != info.default:
-                message = (
-                    f"{field} is {str(value).lower()}, which belongs to parallelism "
-                    f"{' or '.join(sorted(owners))}, and parallelism is {self.parallelism}"
-                )
-                yield Fault((field, "parallelism"), message)
-
-    def _shard_faults(self) -> Iterator[Fault]:
-        if self.world_size % self.shard_size or self.shard_size in (1, self.world_size):
+        if not self.fsdp_reshard and self.parallelism not in SHARDED:
             message = (
-                "hsdp shards over some devices and copies that over the others: "
-                f"{self.shard_size} of {self.world_size} devices is no such share "
-                "(set fsdp_shard_size to a divisor, or choose fsdp or ddp)"
+                "fsdp_reshard is false, which belongs to parallelism fsdp or hsdp, and parallelism "
+                f"is {self.parallelism}"
             )
-            yield Fault(("fsdp_shard_size", "world_size"), message)
+            yield Fault(("fsdp_reshard", "parallelism"), message)
+        is_split = self.parallelism == "hsdp" and not self.world_size % self.nodes
+        if is_split and self.shard_size in (1, self.world_size):
+            message = (
+                "hsdp shards over the devices of a machine and copies that over machines: "
+                f"{self.world_size} devices on {self.nodes} nodes are no such share (choose fsdp "
+                "or ddp)"
+            )
+            yield Fault(("nodes", "world_size"), message)
+
+
+def foreign_options(parallelism: str) -> frozenset[str]:
+    """The options that say nothing under a parallelism."""
+    return frozenset() if parallelism in SHARDED else frozenset(("fsdp_reshard",))
 
 
 # The fields of one device by itself.
@@ -174,9 +144,12 @@ CLIP_NORM = 5.0  # TRAIN.CLIP_GRAD
 LABEL_SMOOTHING = 0.1  # MODEL.LABEL_SMOOTHING
 EMA_DECAY = 0.9999  # timm's usual one: the authors keep no average
 # What belongs to a compiled step, and is of no other.
-COMPILED_FIELDS = (
-    "compile_scope", "compile_fullgraph", "activation_memory_budget",
-)  # fmt: skip
+COMPILED_FIELDS = ("compile_scope", "activation_memory_budget")
+# Fields that are gone, with the one value that serves: older records name them.
+FORMER: Mapping[str, object] = {
+    "compile_fullgraph": False, "ddp_bucket_view": False, "ddp_compression": "none",
+    "fsdp_shard_size": 0,
+}  # fmt: skip
 _OPTIMIZER = re.compile(
     rf"({'|'.join(OPTIMIZER_FAMILIES)})({'|'.join(IMPLEMENTATIONS)})?|adamw-8bit|{OWN_OPTIMIZER}"
 )
@@ -202,9 +175,8 @@ class TrainSetting(Distribution):
     block but for its matrix products and attention, whose results are kept.
     `offload` activations keeps what backward needs in pinned memory of the host, but for weights,
     buffers, the batch and scalars.
-    `compile_scope` blocks compiles each block by itself, `compile_fullgraph` refuses graph breaks;
-    below an `activation_memory_budget` of 1 the compiler
-    recomputes until it keeps that share of what it would keep.
+    `compile_scope` blocks compiles each block by itself; below an `activation_memory_budget` of 1
+    the compiler recomputes until it keeps that share of what it would keep.
     `optimizer` is a family, for which torch's default implementation on CUDA is meant (foreach, but
     forloop for adafactor), or a family with -foreach, -fused or -forloop. sgd has momentum 0.9;
     lion is timm's, adamw-8bit torchao's, all others are torch's. With `optimizer_in_backward` each
@@ -230,7 +202,6 @@ class TrainSetting(Distribution):
     offload: Literal["none", "activations"] = "none"
     compile: Annotated[CompileMode, Option()] = "off"
     compile_scope: Literal["model", "blocks"] = "model"
-    compile_fullgraph: bool = False
     activation_memory_budget: Annotated[float, Field(ge=0, le=1)] = 1.0
     attention: Annotated[Attention, Option(values=ATTENTIONS, shown="the library's")] = "library"
     optimizer: Annotated[str, Option(OPTIMIZERS, values=OPTIMIZER_FAMILIES)] = "adamw"
@@ -245,6 +216,13 @@ class TrainSetting(Distribution):
     frozen_stages: CountOrNone = 0
     lora_rank: CountOrNone = 0
     lora_targets: Literal["attention", "all"] = "attention"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {k: v for k, v in data.items() if k not in FORMER or v != FORMER[k]}
 
     @field_validator("checkpointing")
     @classmethod
