@@ -1,4 +1,6 @@
-"""A steady step played until it recurs needs what it needs played to its end."""
+"""A steady step played until it recurs needs what it needs played to its end; the allocator's laws,
+whatever is asked (what it serves from where, torch's own says: tests/emulated/test_on_torch.py);
+and one walk over a ledger, by hand."""
 
 from __future__ import annotations
 
@@ -6,8 +8,19 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from planner.core.units import KIB, MIB
+from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
 from planner.memory.allocator_config import AllocatorConfig
+from planner.memory.caching_allocator import CachingAllocator, OutOfMemoryError
+from planner.memory.profile import (
+    alive_at,
+    growth_within,
+    instant,
+    steady_step,
+)
 from planner.memory.replay import (
     MAX_STEPS,
     SteadyPeaks,
@@ -16,8 +29,6 @@ from planner.memory.replay import (
     replay_within,
     steady_course,
 )
-
-KIB, MIB = 1024, 1024**2
 
 
 @pytest.fixture(autouse=True)
@@ -175,3 +186,120 @@ def test_a_step_may_free_cached_memory_each_time() -> None:
     assert found.retries_each_step == 2
     assert found.num_alloc_retries == 2 * MAX_STEPS - 1
     assert found.reserved_bytes == 100 * MIB  # ten segments of 2 MiB beside the 80, then no more
+
+
+EXPANDABLE = AllocatorConfig(expandable_segments=True)
+
+
+SIZES = st.one_of(
+    st.integers(0, 3000),
+    st.integers(1, 2 * MIB),
+    st.integers(MIB // 2, 24 * MIB),
+    st.integers(8 * MIB, 300 * MIB),
+    st.sampled_from([512, MIB, MIB + 1, 10 * MIB, 11 * MIB, 12 * MIB, 20 * MIB, 64 * MIB]),
+)
+OPTIONS = st.sampled_from(
+    [
+        AllocatorConfig(),
+        EXPANDABLE,
+        AllocatorConfig(max_split_bytes=32 * MIB),
+        AllocatorConfig(garbage_collection_threshold=0.5),
+        AllocatorConfig(roundup_power2_divisions=(4,) * 16),
+        AllocatorConfig(large_segment_bytes=32 * MIB, max_non_split_rounding_bytes=32 * MIB),
+    ]
+)
+
+
+@st.composite
+def request_lists(draw: st.DrawFn) -> list[int]:
+    """Requests, each perhaps followed by the release of one that is still held."""
+    requests: list[int] = []
+    held: list[int] = []
+    for size in draw(st.lists(SIZES, max_size=60)):
+        held.append(len(requests))
+        requests.append(size)
+        while held and draw(st.booleans()):
+            requests.append(~held.pop(draw(st.integers(0, len(held) - 1))))
+    return requests
+
+
+@settings(max_examples=60, deadline=None)
+@given(request_lists(), OPTIONS, st.integers(20, 900))
+def test_blocks_never_overlap_and_everything_merges_back(
+    requests: list[int], config: AllocatorConfig, capacity: int
+) -> None:
+    allocator = CachingAllocator(config, allowed_bytes=capacity * MIB)
+    live: dict[int, tuple[int, int]] = {}
+    blocks: dict[int, tuple[int, int]] = {}
+    for index, entry in enumerate(requests):
+        try:
+            if entry > 0:
+                blocks[index] = block = allocator.allocate(entry)
+                start, end = block[0] * 512, (block[0] + block[1]) * 512
+                assert end - start >= entry
+                assert all(end <= s or e <= start for s, e in live.values())
+                live[index] = start, end
+            elif entry < 0 and ~entry in live:
+                allocator.free(blocks[~entry])
+                del live[~entry]
+        except OutOfMemoryError:
+            continue
+        # The last page of an expandable segment may be over the limit, as in torch.
+        assert allocator.reserved_bytes <= (capacity + 19 * config.expandable_segments) * MIB
+        assert allocator.reserved_bytes >= sum(e - s for s, e in live.values())
+    for index in live:
+        allocator.free(blocks[index])
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 0
+
+
+PRODUCT = Computed("aten.mm", "matmul", "float32", 1, 1, 1, "head")
+
+
+def step(number: int) -> list[Event]:
+    """Saves 1,000 B of activations, works in 2,000 B, and leaves a gradient of 512 B that the next
+    step frees."""
+    first = 10 * number
+    return [
+        Allocated(first + 1, 1000, "aten.mm", "head"), Tagged(first + 1, "activations"), PRODUCT,
+        Marked("forward", number),
+        PRODUCT, Allocated(first + 2, 2000, "aten.add"), PRODUCT, Freed(first + 1),
+        Allocated(first + 3, 512, "aten.mm"), Tagged(first + 3, "gradients"), Freed(first + 2),
+        Marked("backward", number),
+        Marked("optimizer", number),
+        Freed(first + 3),
+        Marked("zero_grad", number),
+    ]  # fmt: skip
+
+
+EVENTS = [Allocated(99, 100, "weight"), Tagged(99, "parameters"), Marked("build", 0)]
+LEDGER = Ledger((*EVENTS, *step(0), *step(1)), batch_size=2, num_parameters=25)
+SECOND = len(EVENTS) + len(step(0))  # the second step's first event
+
+
+def test_a_steady_step_is_the_last_one() -> None:
+    found = steady_step(LEDGER)
+    assert found.before_step == 512
+    assert found.saved_bytes == 1024
+    assert found.ends == (
+        ("forward", 1536), ("backward", 1024), ("optimizer", 1024), ("zero_grad", 512),
+    )  # fmt: skip
+    assert (found.peak_bytes, found.peak_index) == (3584, SECOND + 5)
+    assert found.steady_from == SECOND - 1
+
+
+def test_a_phase_needs_what_live_bytes_rise_within_it() -> None:
+    assert growth_within(LEDGER, "forward") == 1024
+    assert growth_within(LEDGER, "backward") == 2048
+    assert growth_within(LEDGER, "optimizer") == 0
+    assert growth_within(LEDGER, "build") == 512
+
+
+def test_an_instant_names_what_is_alive() -> None:
+    found = instant(LEDGER, SECOND + 5)
+    assert (found.phase, found.micro_batch, found.label) == ("backward", 1, "aten.add")
+    assert found.by_category == {"parameters": 512, "activations": 1024, "temporaries": 2048}
+    assert found.live_bytes == 3584
+    assert found.largest == (("", "aten.add", 2000), ("head", "aten.mm", 1000))
+    # A tag right behind an allocation says what was just allocated.
+    assert alive_at(LEDGER, SECOND)[-1] == (1000, "activations", "head", "aten.mm")

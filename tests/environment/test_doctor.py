@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from pydantic import TypeAdapter
 
+from planner.cli import main
 from planner.core.errors import PlannerError
+from planner.core.units import GIB
 from planner.machine import torch_build
 from planner.machine.doctor import Facts, install_line, load_facts, read_facts
 from planner.machine.findings import CARD_JUDGES, JUDGES, SWITCHES, Finding, judge
+from planner.machine.host import read_host
 from planner.machine.torch_build import (
     driver_runs,
     fitting_build,
@@ -263,3 +269,110 @@ def test_what_is_no_machine_of_this_format_is_refused(text: str, tmp_path: Path)
     with pytest.raises(PlannerError, match=r"a\.json") as refused:
         load_facts(tmp_path / "a.json")
     assert refused.value.way_out
+
+
+# What a machine gives a training, read from files as a container's and a plain machine's are.
+#
+# A machine of 16 GiB, of which 8 are available: what files of the kernel say of control groups, the
+# processors that may be used so, and GiB in all and free.
+GROUPS: dict[str, tuple[dict[str, str], float | None, tuple[float, float]]] = {
+    "no limits": ({"cpu.max": "max 100000", "memory.max": "max"}, None, (16, 8)),
+    "version 2, the tightest of the groups": (
+        {
+            "proc/self/cgroup": "0::/pod/box", "pod/cpu.max": "150000 100000",
+            "pod/box/cpu.max": "400000 100000", "pod/box/memory.max": f"{12 * GIB}",
+        },
+        1.5, (12, 8),
+    ),
+    "cached files are given back": (
+        {
+            "memory.max": f"{4 * GIB}", "memory.current": f"{3 * GIB}",
+            "memory.stat": f"anon 100\ninactive_file {GIB}",
+        },
+        None, (4, 2),
+    ),
+    "use is not told": ({"memory.max": f"{4 * GIB}"}, None, (4, 4)),
+    "version 1, over its limit": (
+        {
+            "proc/self/cgroup": "4:cpu,cpuacct:/box\n3:memory:/box",
+            "cpu,cpuacct/box/cpu.cfs_quota_us": "200000",
+            "cpu,cpuacct/box/cpu.cfs_period_us": "100000",
+            "memory/box/memory.limit_in_bytes": f"{4 * GIB}",
+            "memory/box/memory.usage_in_bytes": f"{5 * GIB}",
+        },
+        2.0, (4, 0),
+    ),
+    "version 1, no limits": (
+        {"cpu/cpu.cfs_quota_us": "-1", "memory/memory.limit_in_bytes": "9223372036854771712"},
+        None, (16, 8),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "quota", "room"), GROUPS.values(), ids=GROUPS)
+def test_control_groups_limit_processors_and_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str],
+    quota: float | None, room: tuple[float, float],
+) -> None:  # fmt: skip
+    memory = SimpleNamespace(total=16 * GIB, available=8 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    for name, text in files.items():
+        path = tmp_path / name if name.startswith("proc") else tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    host = read_host(tmp_path)
+    assert host.quota_cpus == quota
+    assert (host.memory_bytes, host.available_bytes) == tuple(size * GIB for size in room)
+
+
+# `planner doctor` on recorded machines: what it prints and keeps, and the status.
+
+
+def kept(folder: Path, name: str, title: str = "", **changes: Any) -> str:
+    """A file as `planner doctor --json` writes it."""
+    raw = raw_machine(name)
+    for key, value in changes.items():
+        raw[key] = {**raw[key], **value} if isinstance(value, dict) else value
+    path = folder / f"{title or name}.json"
+    path.write_text(json.dumps({"healthy": True, "machine": raw}))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["h200", "bad-settings", "driver-too-old"])
+def test_a_recorded_machine_is_judged(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    has_faults = any(level == "fault" for level, _ in expected(name))
+    assert main(["doctor", kept(tmp_path, name)]) == int(has_faults)
+    out = capsys.readouterr().out
+    assert ("Something must be fixed first" in out) == has_faults
+    assert ("No problems found" in out) == (not expected(name))
+    told, _, typed = out.partition("To type")
+    assert max(map(len, told.splitlines()[2:])) <= 100
+    assert install_line(recorded(name)) in typed
+
+
+def test_a_machine_without_a_gpu_is_told_so_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = {"shared_memory_bytes": 1 << 33, "container": ""}
+    assert main(["doctor", kept(tmp_path, "container-no-gpus", host=host)]) == 0
+    told = capsys.readouterr().out.partition("\n\n")[2]
+    assert told.startswith(
+        "No GPU is visible here: everything would run on the CPU (1 note). Next:"
+    )
+    assert "planner tune" not in told
+
+
+def test_json_holds_all_and_is_read_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", kept(tmp_path, "ecc-errors"), "--json"]) == 1
+    first = capsys.readouterr().out
+    (tmp_path / "again.json").write_text(first)
+    assert main(["doctor", str(tmp_path / "again.json"), "--json"]) == 1
+    assert capsys.readouterr().out == first
+    found = json.loads(first)
+    assert not found["healthy"]
+    assert [f["name"] for f in found["findings"]] == ["card.reset", "card.reset"]
+    assert all(f["evidence"] and f["cost"] and f["next_step"] for f in found["findings"])
