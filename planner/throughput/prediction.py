@@ -317,7 +317,8 @@ class _Step:
         line = kind(self.rates.asynchronous, self.setting.precision == "fp16", traffic)
         if self.rates.asynchronous:
             # The step counted starts with the host as far ahead as it got.
-            line.advance(self.operations, events)
+            line.run(self.operations, events)
+            line.begin()
         line.run(self.operations, events)
         return line
 

@@ -284,21 +284,10 @@ class Timeline:
         self._gathering: set[int] = set()  # handles of weights that the host asked for ahead
         self._gathered: deque[float] = deque(maxlen=2)  # when the last of them were there
 
-    def advance(self, operations: Sequence[Priced], exchanges: Sequence[Exchanged] = ()) -> None:
-        """`run` without account of it."""
-        if exchanges:
-            self.run(operations, exchanges)
-            self.accounts.clear()
-            self.issuing.clear()
-            self.exposed.clear()
-            return
-        for phase, _, issue, busy in operations:
-            if phase != self.phase:
-                self._enter(phase)
-            self.host += issue
-            if self.host > self.device:
-                self.device = self.host
-            self.device += busy
+    def begin(self) -> None:
+        """What is `run` from here on counts."""
+        for account in (self.accounts, self.issuing, self.exposed):
+            account.clear()
 
     def run(self, operations: Sequence[Priced], exchanges: Sequence[Exchanged] = ()) -> None:
         """A step, from where the clocks stand."""

@@ -35,14 +35,14 @@ class Contender:
 
     @property
     def measured_rate(self) -> float:
-        return self.images / median([s for record in self.judged for s in record.samples])
+        return self.images / median([s for record in self.judged for s in record.step_seconds])
 
     @property
     def rate(self) -> float:
         if not self.slower:
             return self.measured_rate
         pairs = zip(self.records, self.slower, strict=True)
-        return self.images / median([s / slower for r, slower in pairs for s in r.samples])
+        return self.images / median([s / slower for r, slower in pairs for s in r.step_seconds])
 
     @property
     def compile_seconds(self) -> float:

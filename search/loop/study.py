@@ -286,10 +286,10 @@ class ProbeStudy:
 
 def _study_copy(record: MeasurementRecord) -> str:
     """The record as the study keeps it: step times thinned evenly where there are very many."""
-    samples = record.samples
-    if len(samples) > MAX_SAMPLES:
-        stride = len(samples) / MAX_SAMPLES
-        record = record.with_samples(tuple(samples[int(i * stride)] for i in range(MAX_SAMPLES)))
+    samples, stride = record.step_seconds, len(record.step_seconds) / MAX_SAMPLES
+    if stride > 1:
+        few = tuple(samples[int(i * stride)] for i in range(MAX_SAMPLES))
+        record = record.model_copy(update={"step_seconds": few})
     return format_record(record).decode().strip()
 
 

@@ -71,7 +71,7 @@ def rate_interval(images: int, samples: Sequence[float]) -> tuple[float, float]:
 
 def is_feasible(record: MeasurementRecord, budget_bytes: int | None) -> bool:
     """Whether a probe ran to its end within the budget."""
-    if record.status != "measured" or not record.samples:
+    if record.status != "measured" or not record.step_seconds:
         return False
     num_bytes = record.used_bytes
     return budget_bytes is None or num_bytes is None or num_bytes <= budget_bytes

@@ -68,7 +68,7 @@ def refuse_storage(target: str) -> None:
 def interval_of(record: MeasurementRecord) -> tuple[float, float] | None:
     """Where its rate lies; None where nothing was timed."""
     images = record.setting.batch_size * record.setting.accumulate
-    return rate_interval(images, record.samples) if record.samples else None
+    return rate_interval(images, record.step_seconds) if record.step_seconds else None
 
 
 def read_run(target: str | Path) -> Run:

@@ -251,14 +251,6 @@ class MeasurementRecord(BaseModel):
         return None if rate is None else rate * self.setting.world_size
 
     @property
-    def samples(self) -> tuple[float, ...]:
-        """What its rate is the median of, in seconds."""
-        return self.step_seconds
-
-    def with_samples(self, samples: tuple[float, ...]) -> Self:
-        return self.model_copy(update={"step_seconds": samples})
-
-    @property
     def cut_short(self) -> bool:
         """Whether the budget ended it: then it says a probe's cost, and nothing of its setting."""
         return BUDGET_ENDED in self.flags
