@@ -18,29 +18,16 @@ torch/distributed/fsdp/_fully_shard of torch 2.15.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain
 from typing import Any
 
 from planner.core.schema import TrainSetting
 from planner.core.schema.setting import SHARDED, Collective, Group
 from planner.core.units import MIB, format_bytes
-from planner.ledger.ledger import (
-    RECORDED_MICRO_BATCHES,
-    Allocated,
-    Awaited,
-    Category,
-    Computed,
-    Event,
-    Freed,
-    Ledger,
-    Marked,
-    Scratch,
-    Sent,
-    Tagged,
-)
+from planner.ledger import ledger as of
+from planner.ledger.ledger import Allocated, Awaited, Computed, Event, Freed, Ledger, Sent, Tagged
 from planner.step.tensor import DTYPE_BYTES
 
 # `_DEFAULT_FIRST_BUCKET_BYTES` and `bucket_cap_mb`.
@@ -96,14 +83,20 @@ def sharding_notes(
     )
 
 
-@dataclass
-class _Weight:
-    """A weight, by the storage that one GPU keeps it in; `path` is where its gradient is made."""
+@dataclass(eq=False)
+class _Unit:
+    """Weights that cross together: a bucket of DDP; a block, or the model without its blocks (path
+    ""). A weight is the storage in which one GPU keeps it."""
 
-    storage: int
-    num_bytes: int
     path: str = ""
-    gradients: list[int] = field(default_factory=list)  # storages, one for each optimizer step
+    weights: dict[int, int] = field(default_factory=dict)  # with the bytes of each
+    whole: list[int] = field(default_factory=list)  # storages of its weights, while they are there
+    arriving: tuple[int, int] | None = None  # what was gathered ahead: storage, handle
+    sums: list[int] = field(default_factory=list)  # storages of its share of the gradients
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.weights.values())
 
 
 class _Rank:
@@ -112,43 +105,37 @@ class _Rank:
     def __init__(self, ledger: Ledger, setting: TrainSetting) -> None:
         self.ledger, self.setting = ledger, setting
         self.events: list[Event] = []
-        self.num_storages = self.num_sent = 0
-        self.item_bytes = 2 if setting.precision == "pure-bf16" else 4
-        self.dtype = "bfloat16" if self.item_bytes == 2 else "float32"
-        self.weights: dict[int, _Weight] = {}
-        self.weight_of: dict[int, _Weight] = {}  # by the storage of a gradient
+        self.num_sent = 0
+        self.dtype = "bfloat16" if setting.precision == "pure-bf16" else "float32"
+        self.item_bytes = DTYPE_BYTES[self.dtype]
+        events: Sequence[Any] = ledger.events
+        made = {e.storage: e for e in events if type(e) in (Allocated, of.Scratch)}
+        self.num_storages: int = max(made)
+        tags = [event for event in events if type(event) is Tagged]
+        of_weights = [tag.storage for tag in tags if tag.category == "parameters"]
+        self.weights = {storage: made[storage].num_bytes for storage in of_weights}
+        of_gradients = [tag for tag in tags if tag.category == "gradients"]
+        self.weight_of = {tag.storage: tag.weight for tag in of_gradients}
+        self.made_at = {tag.weight: made[tag.storage].path for tag in of_gradients}  # a module
+        self.states = {tag.storage for tag in tags if tag.category == "optimizer_state"}
         self.live: set[int] = set()  # storages of gradients that are there
-        made: dict[int, Allocated] = {}
-        for event in ledger.events:
-            if type(event) is Allocated:
-                made[event.storage] = event
-                self.num_storages = max(self.num_storages, event.storage)
-            elif type(event) is Tagged and event.category == "parameters":
-                weight = _Weight(event.storage, made[event.storage].num_bytes)
-                self.weights[event.storage] = weight
-            elif type(event) is Tagged and event.category == "gradients":
-                self.weight_of[event.storage] = weight = self.weights[event.weight]
-                weight.gradients.append(event.storage)
-                weight.path = made[event.storage].path
-            elif type(event) is Scratch:
-                self.num_storages = max(self.num_storages, event.storage)
 
-    def phases(self) -> Iterator[tuple[str, bool, Sequence[Event]]]:
-        """(phase, whether its gradients are summed over the ranks, its events with their mark)."""
-        parts = min(self.setting.accumulate, RECORDED_MICRO_BATCHES)
+    def phases(self) -> Iterator[tuple[str, bool, Sequence[Any]]]:
+        """(phase, whether its gradients are summed over the ranks, its events); its mark follows
+        when the next is asked for."""
+        parts = min(self.setting.accumulate, of.RECORDED_MICRO_BATCHES)
         begun = micro_batch = 0
         for place, event in enumerate(self.ledger.events):
-            if type(event) is Marked:
-                micro_batch += event.phase == "backward"
-                is_last = micro_batch % parts == 0
-                sums = event.phase == "backward" and (
-                    is_last or self.setting.gradient_sync == "every"
-                )
-                yield event.phase, sums, self.ledger.events[begun : place + 1]
+            if type(event) is of.Marked:
+                is_backward = event.phase == "backward"
+                micro_batch += is_backward
+                sums = micro_batch % parts == 0 or self.setting.gradient_sync == "every"
+                yield event.phase, is_backward and sums, self.ledger.events[begun:place]
+                self.events.append(event)
                 begun = place + 1
 
     def allocate(
-        self, num_bytes: int, label: str, category: Category, path: str = "", stream: str = ""
+        self, num_bytes: int, label: str, category: of.Category, path: str = "", stream: str = ""
     ) -> int:
         self.num_storages += 1
         self.events.append(Allocated(self.num_storages, num_bytes, label, path, stream))
@@ -166,10 +153,9 @@ class _Rank:
                 self.live.remove(event.storage)
             self.events.append(event)
 
-    def free(self, storages: Iterable[int]) -> None:
-        gone = list(storages)
-        self.live.difference_update(gone)
-        self.events += map(Freed, gone)
+    def free(self, storages: Collection[int]) -> None:
+        self.live.difference_update(storages)
+        self.events += map(Freed, storages)
 
     def send(
         self, collective: Collective, num_bytes: int, path: str, group: Group = "world",
@@ -188,18 +174,16 @@ class _InBuckets(_Rank):
     """`DistributedDataParallel`."""
 
     def run(self) -> Ledger:
-        total = sum(weight.num_bytes for weight in self.trained)
         buckets = self.buckets()
+        total = sum(bucket.num_bytes for bucket in buckets)
         for phase, sums, events in self.phases():
-            if phase == "build":
-                self.follow(events[:-1])
-                for bucket in buckets:
-                    self.allocate(sum(w.num_bytes for w in bucket), "DDP bucket", "gradients")
-            elif sums:
-                self.backward(events[:-1], buckets)
+            if sums:
+                self.backward(events, buckets)
             else:
-                self.follow(events[:-1])
-            self.follow(events[-1:])
+                self.follow(events)
+            if phase == "build":
+                for bucket in buckets:
+                    self.allocate(bucket.num_bytes, "DDP bucket", "gradients")
         count = f"{len(buckets)} gradient buckets" if len(buckets) > 1 else "one gradient bucket"
         note = (
             f"DistributedDataParallel in closed form: {count} of {format_bytes(total)} in all, "
@@ -211,58 +195,35 @@ class _InBuckets(_Rank):
             late_bytes=self.ledger.late_bytes + total,
         )  # fmt: skip
 
-    @property
-    def trained(self) -> list[_Weight]:
-        """In the order in which the first step has their gradients."""
-        return list({id(w): w for w in self.weight_of.values()}.values())
-
-    def buckets(self) -> list[list[_Weight]]:
-        """`compute_bucket_assignment_by_size`: one closes when it has reached its limit."""
-        found: list[list[_Weight]] = [[]]
-        for weight in self.trained:
-            limit = FIRST_BUCKET_BYTES if len(found) == 1 else BUCKET_BYTES
-            if sum(w.num_bytes for w in found[-1]) >= limit:
-                found.append([])
-            found[-1].append(weight)
+    def buckets(self) -> list[_Unit]:
+        """`compute_bucket_assignment_by_size`: one closes when it has reached its limit. Weights
+        come in the order in which the first step has their gradients."""
+        found = [_Unit()]
+        for weight in dict.fromkeys(self.weight_of.values()):
+            if found[-1].num_bytes >= (FIRST_BUCKET_BYTES if len(found) == 1 else BUCKET_BYTES):
+                found.append(_Unit())
+            found[-1].weights[weight] = self.weights[weight]
+            found[-1].path = self.made_at[weight]
         return found
 
-    def backward(self, events: Sequence[Any], buckets: Sequence[list[_Weight]]) -> None:
+    def backward(self, events: Sequence[Any], buckets: Sequence[_Unit]) -> None:
         """Each bucket is sent once the last of its gradients is there, and all are awaited."""
         last = {event.path: place for place, event in enumerate(events) if _has_path(event)}
-        due: dict[int, list[list[_Weight]]] = {}
+        due: dict[int, list[_Unit]] = {}
         for bucket in buckets:
-            due.setdefault(max(last.get(w.path, 0) for w in bucket), []).append(bucket)
-        handles = []
+            place = max(last.get(self.made_at[weight], 0) for weight in bucket.weights)
+            due.setdefault(place, []).append(bucket)
+        sent = []
         for place, event in enumerate(events):
             self.follow((event,))
             for bucket in due.get(place, ()):
-                handles.append(self.sum(bucket))
-        for handle, bucket in zip(handles, chain(*due.values()), strict=True):
+                for weight, num_bytes in bucket.weights.items():  # divided on its way
+                    self.copy("aten.mul", 2 * num_bytes, self.made_at[weight])
+                sent.append((self.send("all_reduce", bucket.num_bytes, bucket.path), bucket))
+        for handle, bucket in sent:
             self.events.append(Awaited(handle))
-            for weight in bucket:
-                self.copy("aten.copy_", 2 * weight.num_bytes)
-
-    def sum(self, bucket: Sequence[_Weight]) -> int:
-        """Each gradient is divided on its way into the bucket."""
-        for weight in bucket:
-            self.copy("aten.mul", 2 * weight.num_bytes, weight.path)
-        num_bytes, path = sum(w.num_bytes for w in bucket), bucket[-1].path
-        return self.send("all_reduce", num_bytes, path)
-
-
-@dataclass(eq=False)
-class _Unit:
-    """A block, or the model without its blocks (path ""): what is gathered together."""
-
-    path: str
-    weights: list[_Weight] = field(default_factory=list)
-    whole: list[int] = field(default_factory=list)  # storages of its weights, while they are there
-    arriving: tuple[int, int] | None = None  # what was gathered ahead: storage, handle
-    sums: list[int] = field(default_factory=list)  # storages of its share of the gradients
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(weight.num_bytes for weight in self.weights)
+            for num_bytes in bucket.weights.values():
+                self.copy("aten.copy_", 2 * num_bytes)
 
 
 class _Sharded(_Rank):
@@ -274,39 +235,38 @@ class _Sharded(_Rank):
         super().__init__(ledger, setting)
         self.n = setting.shard_size
         self.group: Group = "shard" if setting.parallelism == "hsdp" else "world"
-        self.root = _Unit("")
-        self.units = {path: _Unit(path) for path in blocks}
+        self.blocks = {path: _Unit(path) for path in blocks}
+        self.root = _Unit()
+        self.units = (*self.blocks.values(), self.root)
         self.unit_of = cache(self._unit_of)
-        unit_of = {storage: self.units[path] for path in blocks for storage in blocks[path]}
-        for weight in self.weights.values():
-            unit_of.get(weight.storage, self.root).weights.append(weight)
+        owners = {storage: self.blocks[path] for path in blocks for storage in blocks[path]}
+        for weight, num_bytes in self.weights.items():
+            owners.get(weight, self.root).weights[weight] = num_bytes
         self.order: list[_Unit] = []  # in which units went forward
-        self.previous: int | None = None  # what was gathered for the unit that went forward last
+        self.previous: list[int] = []  # what was gathered for the unit that went forward last
         self.summing: tuple[int, int] | None = None  # whole gradients on their way: storage, handle
         self.copied: list[int] = []  # sums over copies that are on their way
-        tags = [event for event in ledger.events if type(event) is Tagged]
-        self.states = {tag.storage for tag in tags if tag.category == "optimizer_state"}
 
     def _unit_of(self, path: str) -> _Unit:
         parts = path.split(".")
-        found = (self.units.get(".".join(parts[:count])) for count in range(len(parts), 0, -1))
+        found = (self.blocks.get(".".join(parts[:count])) for count in range(len(parts), 0, -1))
         return next((unit for unit in found if unit is not None), self.root)
 
     def run(self) -> Ledger:
-        act: Mapping[str, Callable[[Sequence[Any], bool], None]] = {
-            "build": self.build, "forward": self.forward, "backward": self.backward,
-            "optimizer": self.optimizer, "zero_grad": self.optimizer,
-        }  # fmt: skip
         for phase, sums, events in self.phases():
-            act[phase](events[:-1], sums)
+            if phase == "build":
+                self.build(events)
+            elif phase in ("forward", "backward"):
+                self.walk(events, phase == "forward", sums)
+            else:
+                self.update(events)
             if phase == "zero_grad" and self.setting.zero_grad_to_none:
-                for unit in (*self.units.values(), self.root):
+                for unit in self.units:
                     self.free(unit.sums)
                     unit.sums = []
-            self.follow(events[-1:])
         outside = self.root.num_bytes // self.item_bytes
         notes = (
-            *sharding_notes(self.setting, len(self.units), outside),
+            *sharding_notes(self.setting, len(self.blocks), outside),
             "FSDP2 in closed form: rows that the devices do not share evenly may take more",
         )
         return replace(self.ledger, events=tuple(self.events), notes=(*notes, *self.ledger.notes))
@@ -315,19 +275,20 @@ class _Sharded(_Rank):
         """Of a weight; what is as small as a counter is no part of one."""
         return num_bytes if num_bytes <= 8 else -(-num_bytes // self.n)
 
-    def build(self, events: Sequence[Any], _: bool) -> None:
-        """Weights are sharded once all are on the device."""
-        tags = [place for place, event in enumerate(events) if type(event) is Tagged]
-        end = 1 + max(place for place in tags if events[place].storage in self.weights)
-        self.follow(events[:end])
-        for unit in (*self.units.values(), self.root):
-            for weight in unit.weights:
-                share = self.share(weight.num_bytes)
-                self.allocate(share, "aten.new_zeros", "parameters", unit.path)
-            self.free(weight.storage for weight in unit.weights)
-        self.optimizer(events[end:], False)
+    def share_of(self, unit: _Unit) -> int:
+        return sum(map(self.share, unit.weights.values()))
 
-    def optimizer(self, events: Sequence[Any], _: bool) -> None:
+    def build(self, events: Sequence[Any]) -> None:
+        """Weights are sharded once all are on the device."""
+        end = 1 + max(n for n, e in enumerate(events) if type(e) is Tagged and e[0] in self.weights)
+        self.follow(events[:end])
+        for unit in self.units:
+            for num_bytes in unit.weights.values():
+                self.allocate(self.share(num_bytes), "aten.new_zeros", "parameters", unit.path)
+            self.free(unit.weights)
+        self.update(events[end:])
+
+    def update(self, events: Sequence[Any]) -> None:
         """On the shards only; of what is built, so are copies of the weights."""
         is_building = not self.order
         for event in events:
@@ -338,53 +299,40 @@ class _Sharded(_Rank):
                 event = event._replace(flops=flops, num_bytes=num_bytes)
             self.follow((event,))
 
-    def forward(self, events: Sequence[Any], _: bool) -> None:
-        first, last = self.ends(events)
-        self.order = sorted(first, key=lambda unit: first[unit])
-        self.gather(self.root, True)
+    def walk(self, events: Sequence[Any], is_forward: bool, sums: bool) -> None:
+        """Through the units: weights are gathered as one begins, and as backward begins those of
+        the one that ran before it in forward."""
+        places = [(self.unit_of(e.path), place) for place, e in enumerate(events) if _has_path(e)]
+        places = [(unit, place) for unit, place in places if unit is not self.root]
+        begins = {place: unit for unit, place in dict(reversed(places)).items()}
+        ends = {place: unit for unit, place in dict(places).items()}
+        if is_forward:
+            self.order = [begins[place] for place in sorted(begins)]
+            self.gather(self.root, True)
         for place, event in enumerate(events):
-            unit = self.unit_of(event.path) if _has_path(event) else None
-            if unit is not None and first.get(unit) == place and unit is not self.root:
-                self.gather(unit, True)
+            if (unit := begins.get(place)) is not None:
+                self.gather(unit, is_forward)
+                before = [] if is_forward else self.order[: self.order.index(unit)][-1:]
+                for one in before:
+                    if not one.whole:
+                        self.ask(one, False)
             self.follow((event,))
-            if unit is not None and last.get(unit) == place and self.setting.fsdp_reshard:
-                self.reshard(unit)
-        if self.previous is not None:
-            self.free((self.previous,))
-            self.previous = None
-
-    def backward(self, events: Sequence[Any], sums: bool) -> None:
-        first, last = self.ends(events)
-        for place, event in enumerate(events):
-            unit = self.unit_of(event.path) if _has_path(event) else None
-            if unit is not None and first.get(unit) == place:
-                self.gather(unit, False)
-                ahead = self.order.index(unit) - 1 if unit in self.order else -1
-                if ahead >= 0 and not self.order[ahead].whole:
-                    self.ask(self.order[ahead], False)
-            self.follow((event,))
-            if unit is not None and last.get(unit) == place:
-                self.reshard(unit)
-                if sums:
-                    self.reduce(unit)
-        self.reshard(self.root)
-        if sums:
-            self.reduce(self.root)
-        self.settle()
-        self.events += map(Awaited, self.copied)
-        self.copied.clear()
-
-    def ends(self, events: Sequence[Any]) -> tuple[dict[_Unit, int], dict[_Unit, int]]:
-        """Where each block begins and ends."""
-        placed = [(self.unit_of(e.path), i) for i, e in enumerate(events) if _has_path(e)]
-        last = {unit: place for unit, place in placed if unit is not self.root}
-        return dict(reversed([p for p in placed if p[0] in last])), last
+            if (unit := ends.get(place)) is not None:
+                self.leave(unit, is_forward, sums)
+        if is_forward:
+            self.free(self.previous)
+            self.previous = []
+        else:
+            self.leave(self.root, False, sums)
+            self.settle()
+            self.events += map(Awaited, self.copied)
+            self.copied.clear()
 
     def ask(self, unit: _Unit, follows: bool) -> None:
         """Hands over the gathering of a unit's weights."""
         if unit.arriving is not None or self.n == 1:
             return
-        num_bytes = self.n * sum(self.share(weight.num_bytes) for weight in unit.weights)
+        num_bytes = self.n * self.share_of(unit)
         storage = self.allocate(num_bytes, "all_gather", "parameters", unit.path, GATHERED)
         handle = self.send("all_gather", num_bytes, unit.path, self.group, follows)
         unit.arriving = storage, handle
@@ -396,34 +344,37 @@ class _Sharded(_Rank):
             return
         self.ask(unit, is_forward and unit is self.root)
         arrived, unit.arriving = unit.arriving, None
-        if is_forward and self.previous is not None:
-            self.free((self.previous,))
+        if is_forward:
+            self.free(self.previous)
+        self.previous = [arrived[0]] if arrived is not None and is_forward else []
         if arrived is not None:
             self.events.append(Awaited(arrived[1]))
         unit.whole = [
-            self.allocate(weight.num_bytes, "resize_", "parameters", unit.path)
-            for weight in unit.weights
+            self.allocate(num_bytes, "resize_", "parameters", unit.path)
+            for num_bytes in unit.weights.values()
         ]
         self.copy("fsdp.split_with_sizes_copy", 2 * unit.num_bytes, unit.path)
         if arrived is not None and not is_forward:
             self.free(arrived[:1])
-        self.previous = arrived[0] if arrived is not None and is_forward else None
 
-    def reshard(self, unit: _Unit) -> None:
-        self.free(unit.whole)
-        unit.whole = []
+    def leave(self, unit: _Unit, is_forward: bool, sums: bool) -> None:
+        """A unit has run: its weights are there no more, and its gradients are summed."""
+        if not is_forward or self.setting.fsdp_reshard:
+            self.free(unit.whole)
+            unit.whole = []
+        if sums:
+            self.reduce(unit)
 
     def reduce(self, unit: _Unit) -> None:
-        """A copy of all gradients, their sum over the ranks, and this rank's share of it. The copy
-        lives until the next unit makes its own."""
+        """A copy of all gradients in fp32, their sum over the ranks, and this rank's share of it.
+        The copy lives until the next unit makes its own."""
         self.settle()
-        gradients = self.live.intersection(g for weight in unit.weights for g in weight.gradients)
-        dtype = "float32"
-        share = sum(self.share(weight.num_bytes) for weight in unit.weights)
-        crossing = share // self.item_bytes * DTYPE_BYTES[dtype]
+        share = self.share_of(unit)
+        crossing = share // self.item_bytes * DTYPE_BYTES["float32"]
         whole = self.allocate(self.n * crossing, "fsdp.chunk_cat", "gradients", unit.path)
         self.copy("fsdp.chunk_cat", unit.num_bytes + self.n * crossing, unit.path)
-        self.free(gradients)
+        own = (gradient for gradient, weight in self.weight_of.items() if weight in unit.weights)
+        self.free(sorted(self.live.intersection(own)))
         summed = self.allocate(crossing, "reduce_scatter", "gradients", unit.path, SUMMED)
         if crossing != share:
             cast = self.allocate(share, "aten._to_copy", "gradients", unit.path, SUMMED)
@@ -434,14 +385,11 @@ class _Sharded(_Rank):
         else:
             unit.sums = [summed]
         handle = 0
+        what: dict[str, Any] = {"path": unit.path, "dtype": "float32"}
         if self.n > 1:
-            handle = self.send(
-                "reduce_scatter", self.n * crossing, unit.path, self.group, dtype=dtype
-            )
+            handle = self.send("reduce_scatter", self.n * crossing, group=self.group, **what)
         if self.setting.num_copies > 1:
-            self.copied.append(
-                self.send("all_reduce", crossing, unit.path, "replicate", dtype=dtype)
-            )
+            self.copied.append(self.send("all_reduce", crossing, group="replicate", **what))
         self.summing = whole, handle
 
     def settle(self) -> None:
@@ -454,4 +402,4 @@ class _Sharded(_Rank):
 
 def _has_path(event: Any) -> bool:
     """Whether it ran in a module."""
-    return type(event) in (Allocated, Scratch, Computed)
+    return type(event) in (Allocated, of.Scratch, Computed)
