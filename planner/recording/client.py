@@ -19,12 +19,13 @@ from planner.ledger.ledger import Ledger
 from planner.machine.forking import ForkServer
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
+from planner.memory.allocator_config import VARIABLES
 
 DEFAULT_CARD = "a100-sxm-80gb"  # whose kernels are taken where no card is named
 LARGE_BYTES = 8 << 40  # of the card that is recorded on: what fits is replayed, not recorded
 # Variables of torch's that would change what is recorded, and are replayed instead.
 # Nor is taken over what the emulated machine is found by.
-REPLAYED = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+REPLAYED = (*VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING")
 CONFIGURATION = "PLANNER_EMULATED_GPU"  # what the emulated driver reads as CUDA begins
 NOT_TAKEN = (*REPLAYED, CONFIGURATION, "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 PROBED = "'planner tune' can still measure it: it runs the model on a real GPU, without a prior."

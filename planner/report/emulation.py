@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from planner.advice.levers import EXPANDABLE
 from planner.core.errors import printable
 from planner.core.failures import SIGNS, sentence
 from planner.core.units import format_bytes
@@ -19,7 +20,6 @@ from planner.watching.emulating.reading import (
     EmulatedRun,
     OutOfMemory,
 )
-from planner.watching.emulating.running import EXPANDABLE
 from planner.watching.emulating.varying import Variation
 from planner.watching.explaining.snapshot_reading import Group as Held
 

@@ -7,8 +7,6 @@ result stands, with a note.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -18,8 +16,8 @@ from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.schema import Model, NamedModel
 from planner.core.schema.record import DataResult, Feeding, Recommendation
 from planner.core.units import format_seconds
-from planner.machine import supervisor
 from planner.training.data import Data, find_data
+from planner.watching.emulating.running import supervised
 from search.loop.interrupts import ending, interruptible
 
 STEPS, WARM_STEPS = 30, 10  # of the script; the first ones compile, tune and fill queues
@@ -122,10 +120,13 @@ def _trained(
             "--steps", str(STEPS), "--log-every", str(WARM_STEPS), "--device", where,
             "--output", f"{scratch}/trained", "--lr", "1e-4",
         ]  # fmt: skip
-        status = _run(command, log, wanted if left is None else min(wanted, left))
+        allowed = wanted if left is None else min(wanted, left)
+        try:
+            with log.open("wb") as file:
+                status = supervised(command, file, seconds=allowed)
+        except TimeoutError:
+            raise PlannerError(f"{kept} took longer than {format_seconds(allowed)}.") from None
         lines = log.read_text("utf-8", "replace").strip().splitlines()
-        if status is None:
-            raise PlannerError(f"{kept} took longer than {format_seconds(wanted)}.")
         if status != 0:
             raise PlannerError(f"{kept} ended with status {status}: {(lines or ['-'])[-1][:300]}")
         told = Path(scratch, "trained", "log.jsonl").read_text("utf-8").splitlines()
@@ -137,31 +138,6 @@ def _trained(
         "steps": STEPS, "images_per_second": len(speeds) / seconds / ranks,
         "waited": waited / seconds,
     })  # fmt: skip
-
-
-def _run(command: list[str], log: Path, seconds: float) -> int | None:
-    """The command's exit status, None where time ended it. No process of it outlives this one."""
-    lifeline, holder = os.pipe()
-    reader, status = os.pipe()
-    guard = [sys.executable, "-S", "-E", supervisor.__file__, str(lifeline), str(status)]
-    try:
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [*guard, *command], pass_fds=(lifeline, status), start_new_session=True,
-                stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-        os.close(lifeline)
-        os.close(status)
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        said = os.read(reader, 4096).decode()
-        return os.waitstatus_to_exitcode(int(said.rpartition("ended ")[2].split()[0]))
-    finally:
-        os.close(holder)
-        process.wait()
-        os.close(reader)
 
 
 def _noted(step: Recommendation, *notes: str) -> Recommendation:

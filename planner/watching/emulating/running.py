@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from planner.advice.levers import EXPANDABLE
 from planner.core.errors import PlannerError, UsageError, shorten
 from planner.core.files import SNAPSHOT_ENDINGS, check_output
 from planner.core.units import parse_bytes
 from planner.machine import supervisor
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
 from planner.machine.emulated.machine import CONFIGURATION
+from planner.memory.allocator_config import VARIABLES
 from planner.watching.emulating import inside, reading
 from planner.watching.emulating.reading import EmulatedRun
 from planner.watching.explaining.snapshot_reading import EMULATING
 
 Hear = Callable[[int, int], None]
-EXPANDABLE = "expandable_segments:True"
-ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"  # the second since torch 2.9
 INTERRUPTED = 130  # the exit status of who is
 LONG_SECONDS = 300.0  # a program that takes longer is not run again
 LOOK_SECONDS = 0.5  # at how many steps the program has made
@@ -110,12 +111,12 @@ def _run(
             inside.STEPS: str(steps),
         }
         if allocator:
-            names = [name for name in ALLOCATOR if name in environment] or ALLOCATOR[:1]
+            names = [name for name in VARIABLES if name in environment] or VARIABLES[:1]
             environment |= {n: f"{environment.get(n, '')},{allocator}".strip(",") for n in names}
         look = partial(_look, records, hear)
         is_interrupted, status = False, INTERRUPTED
         try:
-            status = _supervised(words, environment, folder, output, look)
+            status = supervised(words, output, environment=environment, folder=folder, look=look)
         except KeyboardInterrupt:
             is_interrupted = True
         is_recorded = (records / inside.LOADED).exists()
@@ -159,18 +160,18 @@ def _words(command: Sequence[str] | Callable[[], object]) -> list[str]:
     return [sys.executable, "-P", "-c", program]
 
 
-def _supervised(
-    command: Sequence[str],
-    environment: dict[str, str],
-    folder: Path,
-    output: int | IO[str] | None,
-    look: Callable[[], None],
-) -> int:
+def supervised(
+    command: Sequence[str], output: int | IO[Any] | None = None, *,
+    environment: Mapping[str, str] | None = None, folder: Path | None = None,
+    seconds: float = math.inf, look: Callable[[], None] = lambda: None,
+) -> int:  # fmt: skip
     """The command's exit status; 128 and the signal where one ended it. Whatever ends this process
-    ends all that the command has started, and removes `folder`. Meanwhile it looks."""
+    ends all that the command has started, and removes `folder`. Meanwhile it looks. Raises
+    TimeoutError after so many seconds, when nothing is left of the command."""
     lifeline, holder = os.pipe()
     reader, status = os.pipe()
-    arguments = [str(lifeline), str(status), "--remove", str(folder), *command]
+    removed = [] if folder is None else ["--remove", str(folder)]
+    arguments = [str(lifeline), str(status), *removed, *command]
     with subprocess.Popen(
         [sys.executable, "-S", "-E", supervisor.__file__, *arguments],
         env=environment, pass_fds=(lifeline, status), start_new_session=True, stdout=output,
@@ -178,13 +179,15 @@ def _supervised(
     ) as process:  # fmt: skip
         os.close(lifeline)
         os.close(status)
-        said = b""
+        said, deadline = b"", time.monotonic() + seconds
         try:
             is_over = False
             while not is_over:
                 if select.select([reader], [], [], LOOK_SECONDS)[0]:
                     said += (part := os.read(reader, 4096))
                     is_over = not part
+                elif time.monotonic() > deadline:
+                    raise TimeoutError
                 look()
         except BaseException:
             _tell(holder, b"T")
