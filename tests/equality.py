@@ -13,8 +13,7 @@ from planner.estimation.estimate import estimate_ledger
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Event, Freed, Ledger, Tagged
 from planner.machine.hardware import Gpu, find_gpu
-from planner.recording.client import Recorder
-from planner.recording.kept import recorder
+from planner.recording.recordings import Recorder, recorder
 
 CARD = "a100-sxm-80gb"
 SEGMENT = 2 * MIB  # blocks of one size may be taken in another order of addresses
@@ -34,14 +33,19 @@ def measured_peaks(model: Model, setting: TrainSetting) -> dict[str, int]:
     """In the warm process."""
     from torch.cuda import memory
 
-    from planner.recording.ranks import let_go, steps_until_steady
-    from planner.recording.step import _build, _collector_off, recipe_of
+    from planner.recording.step import (
+        _build,
+        _collector_off,
+        finish_collectives,
+        recipe_of,
+        steps_until_steady,
+    )
 
     training = _build(model, recipe_of(model, setting))
     with _collector_off():
         for _ in range(steps_until_steady(setting)):
             training.step()
-            let_go()
+            finish_collectives()
         memory.reset_peak_memory_stats()
         training.step()
     return {"allocated": memory.max_memory_allocated(), "reserved": memory.max_memory_reserved()}

@@ -21,7 +21,7 @@ from planner.memory.compiled import (
     in_graph_pool,
 )
 from planner.memory.profile import profile_memory, profile_within
-from planner.recording.kept import step_of
+from planner.recording.recordings import step_of
 
 SWIN_T = "native:swin_tiny"
 KIB = 1024

@@ -23,7 +23,7 @@ from planner.ledger.ledger import HUGE, AffineLedger, Allocated, Computed, Ledge
 from planner.machine.hardware import all_gpus, find_gpu
 from planner.memory.profile import instant, walk, walk_ledger
 from planner.memory.scratch import Processors, on_device
-from planner.recording import kept
+from planner.recording import recordings
 from planner.step.training import record_training
 from tests.building import on_shapes
 from tests.equality import in_canonical_order
@@ -41,14 +41,14 @@ def setting(**fields: Any) -> ResolvedSetting:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PLANNER_CACHE_DIR", str(tmp_path))
-    kept.clear()
+    recordings.clear()
     return tmp_path / "ledgers"
 
 
 def no_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is recorded again; as in a new process, what is known is on disk."""
-    kept.clear()
-    monkeypatch.setattr(kept.recorder, "record", None)
+    recordings.clear()
+    monkeypatch.setattr(recordings.recorder, "record", None)
 
 
 def test_a_step_is_recorded_at_its_batch_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,15 +63,15 @@ def test_a_step_is_recorded_at_its_batch_and_kept(monkeypatch: pytest.MonkeyPatc
 def test_what_shares_a_recording_and_what_does_not() -> None:
     """The memory of a card does not tell two steps apart; its kernels do."""
     model, cards = model_of("convolutional"), ("a100-sxm-80gb", "a100-sxm-40gb", "rtx-3090")
-    steps = [kept.step_of(model, setting(), find_gpu(card)) for card in cards]
+    steps = [recordings.step_of(model, setting(), find_gpu(card)) for card in cards]
     assert steps[0] == steps[1] != steps[2]
-    assert kept.step_of(model, setting(accumulate=9), None) == kept.step_of(
+    assert recordings.step_of(model, setting(accumulate=9), None) == recordings.step_of(
         model, setting(accumulate=2), None
     )
     assert len({step.setting for step in steps}) == 1
-    few = kept.stand_ins(all_gpus()[:3])
+    few = recordings.stand_ins(all_gpus()[:3])
     assert all(gpu is stand_in for gpu, stand_in in few.items())
-    assert len(set(kept.stand_ins(all_gpus()).values())) <= 16
+    assert len(set(recordings.stand_ins(all_gpus()).values())) <= 16
 
 
 def test_the_largest_batch_of_any_model_fits_and_the_next_does_not() -> None:
@@ -91,17 +91,17 @@ def test_what_is_forgotten_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> 
     model, chosen = model_of("convolutional"), setting()
     step_ledger(model, chosen)
     calls = []
-    record = kept.recorder.record
+    record = recordings.recorder.record
 
     def counted(*given: Any) -> Any:
         calls.append(given)
         return record(*given)
 
-    monkeypatch.setattr(kept.recorder, "record", counted)
-    kept.clear()
+    monkeypatch.setattr(recordings.recorder, "record", counted)
+    recordings.clear()
     step_ledger(model, chosen)
     assert not calls
-    kept.forget([kept.step_of(model, chosen, None)])
+    recordings.forget([recordings.step_of(model, chosen, None)])
     step_ledger(model, chosen)
     assert len(calls) == 1
 
@@ -111,7 +111,7 @@ def test_an_error_that_stays_is_kept_and_another_is_not() -> None:
     for _ in range(2):
         with pytest.raises(UnsupportedError, match="frozen stages"):
             step_ledger(model_of("convolutional"), frozen)
-        kept.clear()
+        recordings.clear()
     with pytest.raises(UsageError, match="NoSuchModel"):
         step_ledger(model_of("NoSuchModel"), setting())
     assert [entry.key["setting"]["frozen_stages"] for entry in ledger_cache.entries()] == [1]

@@ -28,7 +28,7 @@ from planner.libraries.limits import batch_unit
 from planner.machine.hardware import Gpu
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.compiled import has_known_graphs
-from planner.recording import kept
+from planner.recording import recordings
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import DeviceRates, rates_for
 from planner.throughput.result import Throughput, is_slower
@@ -79,7 +79,7 @@ class Table:
         self._settled: set[Choice] = set()
         self._between_others: set[Choice] = set()
         self._batches: dict[Choice, set[int]] = {}  # at which an arm was settled
-        self._is_kept: dict[kept.Step, bool] = {}
+        self._is_kept: dict[recordings.Step, bool] = {}
 
     def resolved(self, setting: TrainSetting) -> ResolvedSetting:
         """As the model's library runs it. Raises UnsupportedError where it does not."""
@@ -290,9 +290,9 @@ class Table:
         """Whether its ledger is kept; of a step on shapes, the compiled one's."""
         if self.is_on_shapes and not has_known_graphs(setting):
             return False
-        step = kept.step_of(self.wish.model, setting, self.card)
+        step = recordings.step_of(self.wish.model, setting, self.card)
         if not self._is_kept.get(step):
-            self._is_kept[step] = isinstance(kept.find(step), Ledger)
+            self._is_kept[step] = isinstance(recordings.find(step), Ledger)
         return self._is_kept[step]
 
     def _ledger(self, setting: ResolvedSetting) -> Ledger:

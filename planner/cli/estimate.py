@@ -29,7 +29,7 @@ from planner.libraries.limits import batch_unit
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.fabric import find_fabric
 from planner.machine.hardware.gpu import check_precision
-from planner.recording import kept
+from planner.recording import recordings
 from planner.throughput.result import Training
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def read_rows(
 def _recorded(request: EstimateRequest, rows: list[Row]) -> list[Row]:
     """Records, all at once, what is recorded and is not known. The rows that have a step then; why
     others have none is said. Raises PlannerError where none has."""
-    cards = kept.stand_ins(gpu for gpu, *_ in rows)
+    cards = recordings.stand_ins(gpu for gpu, *_ in rows)
     needed = {
         (gpu, model, setting): (model, setting, cards[gpu])
         for gpu, model, setting in rows
@@ -122,7 +122,7 @@ def _recorded(request: EstimateRequest, rows: list[Row]) -> list[Row]:
     law = "--fresh is for what is recorded, and this model is estimated on shapes."
     refuse_if(request.fresh and not needed, law, "Omit it, or add --record.")
     if request.fresh:
-        kept.forget(kept.step_of(*one) for one in needed.values())
+        recordings.forget(recordings.step_of(*one) for one in needed.values())
     failed = record_ledgers(list(needed.values()))
     errors = {row: error for row, error in zip(needed, failed, strict=True) if error}
     left = [row for row in rows if row not in errors]
@@ -142,7 +142,7 @@ def _print_estimates(
     """The rows in their order; of several GPUs the fastest that fits first."""
     is_one, is_ranked, link = len(rows) == 1, len(request.gpus) > 1, request.link
     rows, only = _recorded(request, rows), request.only_gpu
-    cards = kept.stand_ins(gpu for gpu, *_ in rows)
+    cards = recordings.stand_ins(gpu for gpu, *_ in rows)
     if any(gpu != cards[gpu] and not is_on_shapes(m, s, request.recorded) for gpu, m, s in rows):
         said = [*said, "Recorded on a card of each capability: others reserve some % more or less."]
     with shows_seconds():

@@ -22,7 +22,7 @@ from planner.memory.allocator_config import (
     environment_allocator,
     parse_allocator_config,
 )
-from planner.recording.kept import forget_changed
+from planner.recording.recordings import forget_changed
 
 ModelLike = str | PathLike[str] | Mapping[str, Any] | Model
 SettingLike = Mapping[str, Any] | TrainSetting

@@ -17,7 +17,7 @@ from planner.ledger.ledger import Ledger
 from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import growth_within
-from planner.recording import kept
+from planner.recording import recordings
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import DeviceRates, rates_for
 from planner.throughput.result import Throughput
@@ -143,7 +143,7 @@ class DeviceEstimator:
             return error
 
     def _is_known(self, model: Model, setting: ResolvedSetting) -> bool:
-        return isinstance(kept.find(kept.step_of(model, setting, self.gpu)), Ledger)
+        return isinstance(recordings.find(recordings.step_of(model, setting, self.gpu)), Ledger)
 
     def _ledger(self, model: Model, setting: ResolvedSetting) -> Ledger:
         """Raises UnsupportedError for a step that would have to be recorded."""

@@ -1,6 +1,6 @@
 """The ledger of any model and setting at a batch: from the step on shapes, or from a recording.
 
-Imports no torch: steps are recorded in a process of their own, and kept (`planner.recording.kept`).
+Imports no torch: steps are recorded in a process of their own (`planner.recording.recordings`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger, Recorder
 from planner.libraries.registry import find_library
 from planner.machine.hardware import Gpu
 from planner.memory.compiled import has_known_graphs, in_graph_pool, is_compiled
-from planner.recording import kept
+from planner.recording import recordings
 from planner.step.optimizers import has_step
 from planner.step.ranks import is_closed_form
 from planner.step.training import record_training
@@ -43,14 +43,14 @@ def step_ledger(
         assert isinstance(model, SwinConfig)
         ledger = _kept_compiled(model, setting, gpu) or _eager_on_shapes(model, setting)
     else:
-        ledger = kept.ledger_of(kept.step_of(model, setting, gpu))
+        ledger = recordings.ledger_of(recordings.step_of(model, setting, gpu))
     is_graphed = setting.compile in GRAPH_MODES and is_compiled(ledger)
     return in_graph_pool(ledger) if is_graphed else ledger
 
 
 def _kept_compiled(config: SwinConfig, setting: ResolvedSetting, gpu: Gpu | None) -> Ledger | None:
     known = has_known_graphs(setting)
-    found = kept.find(kept.step_of(config, setting, gpu)) if known else None
+    found = recordings.find(recordings.step_of(config, setting, gpu)) if known else None
     return found if isinstance(found, Ledger) else None
 
 
@@ -90,9 +90,9 @@ def record_ledgers(
     """Records what of `requests` is not known, for at most `limit_seconds`; for each of them the
     error that it ended with. What is on shapes is left out unless `recorded`. `say` is told how
     long it takes (standard error, without one)."""
-    steps = {r: kept.step_of(*r) for r in requests if not is_on_shapes(r[0], r[1], recorded)}
-    kept.record(list(steps.values()), say, limit_seconds)
-    found = [kept.find(steps[r]) if r in steps else None for r in requests]
+    steps = {r: recordings.step_of(*r) for r in requests if not is_on_shapes(r[0], r[1], recorded)}
+    recordings.record(list(steps.values()), say, limit_seconds)
+    found = [recordings.find(steps[r]) if r in steps else None for r in requests]
     return [one if isinstance(one, PlannerError) else None for one in found]
 
 

@@ -116,7 +116,7 @@ def look_up_here(library: str, name: str) -> dict[str, Any]:
     return found
 
 
-# The recorder asks its own process in place of this one (`planner.recording.kept`).
+# The recorder asks its own process in place of this one (`planner.recording.recordings`).
 look_up: Callable[[str, str], dict[str, Any]] = look_up_here
 
 

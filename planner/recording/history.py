@@ -23,8 +23,12 @@ from torch._dynamo import utils as dynamo
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from planner.ledger.ledger import Allocated, Category, Emptied, Event, Freed, Marked, Tagged
-from planner.recording.ranks import STREAMS
 
+# FSDP2's streams (`FSDPCommContext.lazy_init`), and what lies in their pools of memory.
+STREAMS: Mapping[str, Category] = {
+    "all_gather_copy_in": "parameters", "all_gather": "parameters",
+    "reduce_scatter": "gradients", "all_reduce": "gradients",
+}  # fmt: skip
 UNSHARDED = "unsharded weights"  # what asks for memory where FSDP2 gives weights theirs again
 MAX_ENTRIES = 4_000_000  # of the history: a step of Swin-B has 20,000
 PAUSE_SECONDS = 0.0005  # around an instant by which entries are told apart

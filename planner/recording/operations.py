@@ -33,9 +33,16 @@ from planner.ledger.ledger import (
     OperationKind,
 )
 from planner.memory.compiled import FUSED_PREFIX
-from planner.recording.costs import copy_cost, cost_of, moved_bytes, tensors_in, transfer_cost
+from planner.recording.costs import (
+    COMPUTING,
+    Traffic,
+    copy_cost,
+    cost_of,
+    moved_bytes,
+    tensors_in,
+    transfer_cost,
+)
 from planner.recording.history import UNSHARDED, Entry, Marks, marked, write_beside
-from planner.recording.ranks import COMPUTING, Traffic
 
 SELECTS = (
     "its steps select by values, which nothing computed: as few as can be were selected, so that "

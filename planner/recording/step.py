@@ -1,4 +1,5 @@
-"""The training step of a real module on an emulated GPU: its ledger, and torch's own peaks.
+"""The training step of a real module on an emulated GPU: its ledger, and torch's own peaks; and who
+answers a request for one.
 
 It is the step that a probe measures, but that large weights have no values: their pages are never
 written, so that a model of any size takes next to no memory of the host.
@@ -6,27 +7,36 @@ written, so that a model of any size takes next to no memory of the host.
 
 from __future__ import annotations
 
+import base64
+import ctypes
 import gc
+import importlib
+import os
+import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch._C._distributed_c10d import HashStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.core.errors import PlannerError
 from planner.core.failures import SIGNS
 from planner.core.schema import FactoryModel, Model, TrainSetting
-from planner.core.schema.setting import DEEPSPEED
+from planner.core.schema.setting import DEEPSPEED, SHARDED
+from planner.ledger.cache import encode
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Category, Event, Ledger, Marked, Sent
+from planner.libraries import named
 from planner.libraries.limits import trained_limit
-from planner.recording import ranks
-from planner.recording.client import HOST, PROBED
-from planner.recording.history import Entry, Marks, Pools, history, read_events
+from planner.recording.history import STREAMS, Entry, Marks, Pools, history, read_events
 from planner.recording.operations import Operations, name_requests, place
+from planner.recording.recordings import CONFIGURATION, HOST, PROBED, Request
+from planner.step.ranks import sharding_notes
 from planner.training.building import build_training, float8_notes, own_part, recipe_of
 from planner.training.setting import BUCKET_ELEMENTS
 from planner.training.step import Training
@@ -35,6 +45,7 @@ from planner.training.tasks.making import task_for
 
 Phases = list[tuple[str, list[Event]]]
 MAX_SAID = 240  # characters of what was raised
+_PIECE = 1 << 16  # bytes that a socket takes at once
 LARGE = 1 << 16  # elements: above this nothing but a weight is made while a model is built
 _FILLED = tuple(
     getattr(torch.ops.aten, name).default for name in ("zeros", "ones", "full", "rand", "randn")
@@ -78,7 +89,7 @@ def _build(model: Model, setting: TrainSetting) -> Training:
         raise fault.error()
     if setting.parallelism != "none":
         torch.cuda.set_device(0)
-        ranks.join_alone(setting)
+        join_alone(setting)
     with _Unfilled():  # type: ignore[no-untyped-call]
         task = task_for(model, setting)
         task.module()
@@ -103,7 +114,7 @@ def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable
     setting = recipe_of(model, setting)
     parts = min(setting.accumulate, RECORDED_MICRO_BATCHES)
     setting = setting.model_copy(update={"accumulate": parts})
-    marks, num_steps = Marks(), ranks.steps_until_steady(setting)
+    marks, num_steps = Marks(), steps_until_steady(setting)
     with _collector_off(), history() as entries, marks.writing():
         training = _build(model, setting)
         marks.name(training.model)
@@ -111,7 +122,7 @@ def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable
         _tag_build(marks, training)
         for step in range(num_steps):
             training.step(partial(_end_phase, marks, training, step))
-            ranks.let_go()
+            finish_collectives()
     operations, watched = _watched_step(training)
     phases, names = operations.phases, operations.names
     labels = name_requests(entries, watched, names, len(phases), num_steps)
@@ -119,7 +130,7 @@ def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable
     staying |= _bucket_bytes(phases, training)
     is_zero = setting.parallelism in DEEPSPEED
     buckets = (2 * BUCKET_ELEMENTS, 4 * BUCKET_ELEMENTS) if is_zero else ()
-    pools = Pools(staying, ranks.stream_names(training.model, setting), buckets)
+    pools = Pools(staying, stream_names(training.model, setting), buckets)
     events = read_events(entries, marks, labels, pools)
     return Ledger(
         tuple(_with_work(events, phases)), setting.batch_size,
@@ -157,7 +168,7 @@ def _notes(training: Training) -> Iterator[str]:
     yield f"recorded on an emulated GPU with torch {torch.__version__}"
     if training.asked.precision == "fp8":
         yield from float8_notes(training.model, training.asked)
-    yield from ranks.world_notes(training.model, training.asked)
+    yield from world_notes(training.model, training.asked)
     if own := _own_optimizer(training):
         yield f"the task makes its optimizer ({own})"
 
@@ -174,7 +185,7 @@ def _end_phase(marks: Marks, training: Training, step: int, phase: str) -> None:
     if phase == "backward":
         weights = [p for p in training.parameters if p.grad is not None]
         marks.tag([p.grad for p in weights if p.grad is not None], "gradients", weights)
-        marks.tag(ranks.whole_gradients(training.model, training.asked), "gradients")
+        marks.tag(whole_gradients(training.model, training.asked), "gradients")
     elif phase == "optimizer":
         marks.tag(_state(training), "optimizer_state")
 
@@ -228,3 +239,109 @@ def _given(model: Model) -> str:
         f"A module is given images of {height}x{width} px and {model.num_classes} classes: "
         f"--image-size and --num-classes say others. {task}"
     )
+
+
+# One process as one rank of many: torch's own NCCL group over the emulated NCCL, which waits for no
+# other rank.
+#
+# torch's NCCL holds what was sent until its watchdog, which looks every 100 ms, sees that it was
+# summed, and then until the next collective. On a card steps are longer than that; here one takes
+# 20 ms, or any time on a busy host. So it sees nothing within a step, and all between two.
+
+
+def steps_until_steady(setting: TrainSetting) -> int:
+    """How many optimizer steps there are until one repeats the one before: DDP rebuilds its buckets
+    after the first, and the step after still holds the old."""
+    return 3 if setting.parallelism == "ddp" else 2
+
+
+def join_alone(setting: TrainSetting) -> None:
+    """Makes this process the first rank of the world of `setting`."""
+    distributed.init_process_group(
+        "nccl", store=HashStore(), rank=0, world_size=setting.world_size,
+        timeout=timedelta(days=1),  # however long a step is in which nothing is seen to be done
+    )  # fmt: skip
+    _hold_watchdog(True)
+
+
+def finish_collectives() -> None:
+    """What NCCL holds of the steps before is seen to be done, as where steps are long."""
+    if distributed.is_available() and distributed.is_initialized():
+        _hold_watchdog(False)
+        distributed.group.WORLD._wait_for_pending_works()  # type: ignore[union-attr]
+        _hold_watchdog(True)
+
+
+def _hold_watchdog(is_held: bool) -> None:
+    ctypes.CDLL("libcuda.so.1").emulated_hold_watchdog(ctypes.c_bool(is_held))
+
+
+def stream_names(module: nn.Module, setting: TrainSetting) -> dict[int, str]:
+    """Those that FSDP2 runs `module` on, by the addresses that the allocator's history has."""
+    if setting.parallelism not in SHARDED:
+        return {}
+    root: Any = module
+    context = root._get_fsdp_state()._comm_ctx
+    return {getattr(context, f"{name}_stream").cuda_stream: name for name in STREAMS}
+
+
+def whole_gradients(module: nn.Module, setting: TrainSetting) -> Iterator[Tensor]:
+    """Those that FSDP2 keeps unsharded until a later micro-batch sums them."""
+    for unit in _units(module) if setting.parallelism in SHARDED else ():
+        group = unit._get_fsdp_state()._fsdp_param_group
+        for weight in group.fsdp_params if group is not None else ():
+            kept = weight.unsharded_accumulated_grad
+            whole = getattr(weight, "_unsharded_param", None)
+            yield from (t for t in (kept, getattr(whole, "grad", None)) if t is not None)
+
+
+def world_notes(module: nn.Module, setting: TrainSetting) -> Iterator[str]:
+    """How weights or gradients are spread, in words."""
+    if setting.parallelism in SHARDED:
+        _, *blocks = _units(module)
+        inside = {id(p) for block in blocks for p in block.parameters()}
+        own = sum(p.numel() for p in module.parameters() if id(p) not in inside)
+        yield from sharding_notes(setting, len(blocks), own, distributed.get_rank())
+
+
+def _units(module: nn.Module) -> list[Any]:
+    """What FSDP2 shards each for itself, the root first."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return [part for part in module.modules() if isinstance(part, FSDPModule)]
+
+
+# In a fork of the warm process: CUDA begins there with an empty device.
+
+
+def answer(channel: int, given: str) -> NoReturn:
+    """Says what the function of a `Request` returns, as the content of a cache file, in pieces."""
+    try:
+        request = Request.model_validate_json(given)
+        named.look_up = named.look_up_here
+        os.environ |= request.environment | {CONFIGURATION: request.card}
+        os.chdir(request.folder)
+        sys.path[:0] = [path for path in request.paths if path not in sys.path]
+        found = base64.b64encode(encode({}, _answer(request)))
+        for start in range(0, len(found), _PIECE):
+            os.write(channel, found[start : start + _PIECE])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _answer(request: Request) -> Any:
+    module, _, name = request.function.partition(":")
+    known = {"model": request.model, "setting": request.setting}
+    given = request.arguments | {name: one for name, one in known.items() if one is not None}
+    try:
+        return getattr(importlib.import_module(module), name)(**given)
+    except PlannerError as error:
+        return error
+    except (Exception, SystemExit) as raised:
+        if request.model is None:
+            raise
+        return error_of(request.model, raised)

@@ -6,8 +6,8 @@ import pytest
 
 from planner.core.errors import PlannerError
 from planner.machine.emulated.building import built_libraries
-from planner.recording import kept
-from planner.recording.client import Recorder
+from planner.recording import recordings
+from planner.recording.recordings import Recorder
 
 
 @pytest.fixture(scope="session")
@@ -17,4 +17,4 @@ def recorder() -> Recorder:
         built_libraries()
     except PlannerError as error:
         pytest.skip(error.message)
-    return kept.recorder
+    return recordings.recorder

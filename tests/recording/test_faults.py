@@ -11,7 +11,7 @@ from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.estimation.estimate import resolve
 from planner.ledger.ledger import Ledger
-from planner.recording.client import Recorder
+from planner.recording.recordings import Recorder
 from tests.recording import models
 from tests.recording.test_replay import DDP, OWN, SWIN, VIT
 

@@ -16,7 +16,7 @@ from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.profile import profile_memory
-from planner.recording.client import DEFAULT_CARD, Recorder
+from planner.recording.recordings import DEFAULT_CARD, Recorder
 from tests.covering import covering
 from tests.equality import torch_peaks
 

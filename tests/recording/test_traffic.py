@@ -15,7 +15,7 @@ from planner.estimation.estimate import estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Ledger, Sent
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
-from planner.recording.client import DEFAULT_CARD, Recorder
+from planner.recording.recordings import DEFAULT_CARD, Recorder
 from tests.equality import torch_peaks
 from tests.recording.test_replay import DDP, FSDP, SWIN
 
@@ -61,7 +61,7 @@ RANK = """
 import json, os, sys, time, torch
 from pydantic import TypeAdapter
 from planner.core.schema import Model, TrainSetting
-from planner.recording.ranks import steps_until_steady
+from planner.recording.step import steps_until_steady
 from planner.training.building import build_training, recipe_of
 from planner.training.step import Training
 from planner.training.tasks.making import task_for

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from planner.core.schema import Model
 from planner.machine.forking import ForkServer as WarmProcess
-from planner.recording.client import library_modules
+from planner.recording.recordings import library_modules
 from search.probe.parent.environment import probe_environment
 
 # What every eager probe imports; the first optimizer of a process would import torch._dynamo.
