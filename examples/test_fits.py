@@ -8,7 +8,7 @@ trains on an emulated GPU: torch's own CUDA code asks for the memory, and kernel
 
 from __future__ import annotations
 
-pytest_plugins = ["planner.watching.emulating.fixture"]
+pytest_plugins = ["planner.programs.fixture"]
 
 
 def train() -> None:

@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from planner.estimation.largest import largest_batch
     from planner.libraries.resolve import resolve_model
     from planner.machine.hardware import Gpu, all_gpus, find_gpu
+    from planner.programs.emulated import EmulatedRun
+    from planner.programs.explanation import Explanation, explain
+    from planner.programs.running import emulate
+    from planner.programs.watch import Watch, watch
     from planner.trainers.emission import emit, emit_setting
-    from planner.watching.emulating.reading import EmulatedRun
-    from planner.watching.emulating.running import emulate
-    from planner.watching.explaining.explanation import Explanation, explain
-    from planner.watching.watch import Watch, watch
 
 _HOMES = {
     "Advice": "planner.advice.advising", "advise": "planner.advice.advising",
     "emit": "planner.trainers.emission", "emit_setting": "planner.trainers.emission",
     "PlannerError": "planner.core.errors", "UnsupportedError": "planner.core.errors",
     "UsageError": "planner.core.errors",
-    "EmulatedRun": "planner.watching.emulating.reading",
-    "emulate": "planner.watching.emulating.running",
+    "EmulatedRun": "planner.programs.emulated",
+    "emulate": "planner.programs.running",
     "Estimate": "planner.estimation.estimate", "estimate": "planner.estimation.estimate",
-    "Explanation": "planner.watching.explaining.explanation",
-    "explain": "planner.watching.explaining.explanation",
+    "Explanation": "planner.programs.explanation",
+    "explain": "planner.programs.explanation",
     "largest_batch": "planner.estimation.largest",
     "Gpu": "planner.machine.hardware", "all_gpus": "planner.machine.hardware",
     "find_gpu": "planner.machine.hardware",
@@ -48,7 +48,7 @@ _HOMES = {
     "MeasurementRecord": "planner.core.schema", "SwinConfig": "planner.core.schema",
     "TrainSetting": "planner.core.schema",
     "Recommendation": "planner.core.schema.record",
-    "Watch": "planner.watching.watch", "watch": "planner.watching.watch",
+    "Watch": "planner.programs.watch", "watch": "planner.programs.watch",
 }  # fmt: skip
 
 __all__ = [

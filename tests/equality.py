@@ -33,19 +33,13 @@ def measured_peaks(model: Model, setting: TrainSetting) -> dict[str, int]:
     """In the warm process."""
     from torch.cuda import memory
 
-    from planner.recording.step import (
-        _build,
-        _collector_off,
-        finish_collectives,
-        recipe_of,
-        steps_until_steady,
-    )
+    from planner.recording import step
 
-    training = _build(model, recipe_of(model, setting))
-    with _collector_off():
-        for _ in range(steps_until_steady(setting)):
+    training = step._build(model, step.recipe_of(model, setting))
+    with step._collector_off():
+        for _ in range(step.steps_until_steady(setting)):
             training.step()
-            finish_collectives()
+            step.finish_collectives()
         memory.reset_peak_memory_stats()
         training.step()
     return {"allocated": memory.max_memory_allocated(), "reserved": memory.max_memory_reserved()}

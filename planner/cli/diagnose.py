@@ -71,8 +71,8 @@ def explain(request: ExplainRequest) -> int:
       planner explain train.log --plan run
       planner explain - --plan run
     """
+    from planner.programs import explanation
     from planner.report.explanation import explanation_text
-    from planner.watching.explaining import explanation
 
     plan: object = request.plan
     gpu, allocator, source = request.gpu, request.allocator, request.source

@@ -18,7 +18,7 @@ from planner.machine.emulated.machine import MAX_GPUS
 from search.loop.interrupts import handle_signals
 
 if TYPE_CHECKING:
-    from planner.watching.emulating.reading import EmulatedRun
+    from planner.programs.emulated import EmulatedRun
 
 CARD, PROGRAM = "The card", "The program"  # headings of --help
 
@@ -55,9 +55,9 @@ def command(request: EmulateRequest) -> int:
       planner emulate --gpu "RTX 4090" --vary --batch-size -- python train.py --batch-size 64
       planner emulate --gpu a100-sxm-80gb --gpus 4 -- torchrun --nproc-per-node 4 train.py
     """
+    from planner.programs.running import InterruptedRun, emulate
     from planner.report.emulation import emulated_page, emulation_text
     from planner.report.pages import made_now
-    from planner.watching.emulating.running import InterruptedRun, emulate
     from search.runs.writing import check_page, write_page
 
     is_shown = request.progress or has_live_terminal(os.environ)
@@ -92,8 +92,8 @@ def command(request: EmulateRequest) -> int:
 def _vary(request: EmulateRequest, is_shown: bool, given: Mapping[str, Any]) -> int:
     from rich.console import Console
 
+    from planner.programs.running import vary
     from planner.report.emulation import variation_text
-    from planner.watching.emulating.varying import vary
 
     name, steps = str(request.vary), {"steps": request.steps} if request.steps else {}
     with Console(stderr=True, quiet=not is_shown).status(f"{name}: starting") as status:

@@ -11,17 +11,17 @@ from planner.advice.levers import EXPANDABLE
 from planner.core.errors import printable
 from planner.core.failures import SIGNS, sentence
 from planner.core.units import format_bytes
-from planner.report.page import contents as doc
-from planner.report.text import parts_text
-from planner.watching.emulating.reading import (
+from planner.programs.emulated import (
     ELSE,
     DevicePeak,
     EmulatedProcess,
     EmulatedRun,
     OutOfMemory,
 )
-from planner.watching.emulating.varying import Variation
-from planner.watching.explaining.snapshot_reading import Group as Held
+from planner.programs.running import Variation
+from planner.programs.snapshots import Group as Held
+from planner.report.page import contents as doc
+from planner.report.text import parts_text
 
 MAX_GROUPS = 7  # with the verdict and the rest on a first screen; JSON has all
 NEXT = "Next: --vary ARG, as --vary --batch-size, finds the largest value that fits: some minutes."

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from planner.core.failures import SAID, sentence
 from planner.core.units import format_bytes, format_rate
+from planner.programs.explanation import MANY, Explanation, Finding, Relief
+from planner.programs.snapshots import NO_STACK, SnapshotReading
 from planner.report.advice import ways_table
 from planner.report.page import contents as doc
 from planner.report.text import parts_text
-from planner.watching.explaining.explanation import Explanation, Relief
-from planner.watching.explaining.log_reading import MANY, Finding
-from planner.watching.explaining.snapshot_reading import NO_STACK, SnapshotReading
 
 MAX_WAYS = 3
 

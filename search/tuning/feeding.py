@@ -16,8 +16,8 @@ from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.schema import Model, NamedModel
 from planner.core.schema.record import DataResult, Feeding, Recommendation
 from planner.core.units import format_seconds
+from planner.programs.running import supervised
 from planner.training.data import Data, find_data
-from planner.watching.emulating.running import supervised
 from search.loop.interrupts import ending, interruptible
 
 STEPS, WARM_STEPS = 30, 10  # of the script; the first ones compile, tune and fill queues

@@ -15,7 +15,7 @@ import pytest
 
 from planner.cli import main
 from planner.core.files import to_json
-from planner.watching.explaining.explanation import explain
+from planner.programs.explanation import explain
 from tests.explaining.messages import MESSAGES
 from tests.explaining.test_snapshots import failed_snapshot
 from tests.trainers.cases import tiny

@@ -15,7 +15,7 @@ import planner
 from planner.core.errors import PlannerError
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 from planner.machine.emulated.building import built_libraries
-from planner.watching.emulating.reading import EmulatedRun
+from planner.programs.emulated import EmulatedRun
 
 ROOT = Path(__file__).parents[2]
 RTX_3090 = emulated_gpu("rtx-3090")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from planner.cli import main
+from planner.programs.emulated import EmulatedRun
 from planner.report.emulation import emulation_text
-from planner.watching.emulating.reading import EmulatedRun
 from tests.emulated.conftest import emulated
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300), pytest.mark.usefixtures("libraries")]

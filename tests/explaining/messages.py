@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from planner.watching.explaining.log_reading import LogReading
+from planner.programs.explanation import LogReading
 
 GIB, MIB = 1024**3, 1024**2
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from planner.core.failures import SIGNS
-from planner.watching.explaining.explanation import explain
-from planner.watching.explaining.log_reading import MANY, LogReading, rank_of
+from planner.programs.explanation import MANY, LogReading, explain, rank_of
 from tests.explaining.messages import GIB, MESSAGES, REPORTED
 from tests.explaining.table import OF_LOGS, PAGE, table
 

@@ -12,9 +12,9 @@ import pytest
 import planner
 from planner.core.errors import PlannerError
 from planner.core.files import to_json
+from planner.programs.explanation import explain
+from planner.programs.snapshots import NO_STACK, read_snapshot
 from planner.report.explanation import explanation_text
-from planner.watching.explaining.explanation import explain
-from planner.watching.explaining.snapshot_reading import NO_STACK, read_snapshot
 from tests.covering import covering
 from tests.memory.requests import recorded_history
 from tests.trainers.cases import tiny

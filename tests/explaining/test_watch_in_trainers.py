@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import planner
 from planner.core.schema import TrainSetting
 from planner.libraries.building import declare_missing_operators
-from planner.watching.watch import Watch
+from planner.programs.watch import Watch
 from tests.trainers.cases import recommendation, run_here, tiny
 
 pytestmark = pytest.mark.trainers

@@ -1,4 +1,4 @@
-"""A fixture for pytest: `pytest_plugins = ["planner.watching.emulating.fixture"]` in a conftest.py.
+"""A fixture for pytest: `pytest_plugins = ["planner.programs.fixture"]` in a conftest.py.
 
 def test_a_step_fits_a_4090(emulate):
     run = emulate(train_two_steps, gpu="RTX 4090")
@@ -13,8 +13,8 @@ import pytest
 
 from planner.core.errors import PlannerError
 from planner.machine.emulated.building import built_libraries
-from planner.watching.emulating.reading import EmulatedRun
-from planner.watching.emulating.running import emulate as run_emulated
+from planner.programs.emulated import EmulatedRun
+from planner.programs.running import emulate as run_emulated
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ import planner
 from planner.core.errors import UsageError
 from planner.core.files import to_json
 from planner.core.units import GIB
-from planner.watching.explaining.log_reading import LogReading
-from planner.watching.watch import WARM_UP_STEPS, Planned, Seen, differences, figures, read_plan
+from planner.programs.explanation import LogReading
+from planner.programs.watch import WARM_UP_STEPS, Planned, Seen, differences, figures, read_plan
 from tests.trainers.cases import recommendation
 
 PLAN = Planned("measured", "card", 64, 1000.0, 0.0, {"allocated": 8 * GIB, "reserved": 9 * GIB})
@@ -29,7 +29,7 @@ def test_a_loop_is_timed_without_its_warm_up_its_pauses_and_what_comes_between(
 ) -> None:
     """Of 4 s a step 3 are spent waiting; the warm-up takes a minute, a validation an hour."""
     now = [0.0]
-    monkeypatch.setattr("planner.watching.watch.perf_counter", lambda: now[0])
+    monkeypatch.setattr("planner.programs.watch.perf_counter", lambda: now[0])
 
     def slow() -> Iterator[list[torch.Tensor]]:
         for _ in range(WARM_UP_STEPS + 12):

@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from planner.core.errors import PlannerError
 from planner.core.files import to_json
 from planner.core.units import GIB, MIB
-from planner.report.emulation import emulated_page, emulation_text, variation_text
-from planner.report.page.contents import Verdict
-from planner.report.page.rendering import page_html
-from planner.watching.emulating import varying
-from planner.watching.emulating.reading import (
+from planner.programs import running
+from planner.programs.emulated import (
     DevicePeak,
     EmulatedProcess,
     EmulatedRun,
@@ -24,7 +21,10 @@ from planner.watching.emulating.reading import (
     OutOfMemory,
     grown,
 )
-from planner.watching.explaining.snapshot_reading import Group
+from planner.programs.snapshots import Group
+from planner.report.emulation import emulated_page, emulation_text, variation_text
+from planner.report.page.contents import Verdict
+from planner.report.page.rendering import page_html
 
 FORWARD = "forward: activations", "u/train.py:7 main"
 PLACE: dict[str, Any] = {
@@ -148,8 +148,8 @@ def test_the_largest_value_is_found_whatever_it_begins_with(
         used = 23 * GIB * min(value, limit) // limit
         return run_of(process(used, out_of_memory=FAILED if value > limit else None))
 
-    monkeypatch.setattr(varying, "emulate", emulated)
-    found = varying.vary(["python", "train.py", "-b", str(first)], "-b", gpu="card")
+    monkeypatch.setattr(running, "emulate", emulated)
+    found = running.vary(["python", "train.py", "-b", str(first)], "-b", gpu="card")
     assert (found.largest, found.next_larger) == (limit, limit + 1)
     assert len(found.runs) <= 26
     assert variation_text(found).startswith(f"-b {limit} is the largest that surely fits")
@@ -171,11 +171,11 @@ def test_what_is_known_outlives_a_value_that_the_program_ends_at_by_itself(
             return run_of(status=1)
         return run_of(process(GIB, out_of_memory=FAILED if value > limit else None))
 
-    monkeypatch.setattr(varying, "emulate", emulated)
-    found = varying.vary(["python", "train.py", "-b", str(first)], "-b", gpu="card")
+    monkeypatch.setattr(running, "emulate", emulated)
+    found = running.vary(["python", "train.py", "-b", str(first)], "-b", gpu="card")
     assert " ".join(variation_text(found).split()).startswith(
         f"{known} known to fit. With {ended} the program ended by itself (0 steps, exit status 1)"
         ", and said last: ValueError: no batch\\x1b"
     )
     with pytest.raises(PlannerError, match="no batch"):
-        varying.vary(["python", "train.py", "-b", "128"], "-b", gpu="card")
+        running.vary(["python", "train.py", "-b", "128"], "-b", gpu="card")

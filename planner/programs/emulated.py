@@ -13,8 +13,8 @@ from typing import Any
 from planner.core.files import opened_whole, read_pickle
 from planner.core.units import format_bytes
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
-from planner.watching.emulating import inside
-from planner.watching.explaining.snapshot_reading import (
+from planner.programs import inside
+from planner.programs.snapshots import (
     NO_STACK,
     Entry,
     Group,

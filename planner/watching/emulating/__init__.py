@@ -1,2 +1,0 @@
-"""A program of the user's own, unchanged, on an emulated GPU: what it needs, where, and whether it
-fits."""
