@@ -109,7 +109,7 @@ def test_what_is_forgotten_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_error_that_stays_is_kept_and_another_is_not() -> None:
     frozen = setting(frozen_stages=1)
     for _ in range(2):
-        with pytest.raises(UnsupportedError, match="frozen stages"):
+        with pytest.raises(UnsupportedError, match="frozen_stages is 1"):
             step_ledger(model_of("convolutional"), frozen)
         recordings.clear()
     with pytest.raises(UsageError, match="NoSuchModel"):

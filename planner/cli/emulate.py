@@ -77,7 +77,7 @@ def command(request: EmulateRequest) -> int:
     with handle_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
         try:
             steps = request.steps or 0
-            run = emulate(request.words, steps=steps, output=output, hear=hear, tell=tell, **given)
+            run = emulate(request.words, steps=steps, output=output, hear=hear, **given)
         except InterruptedRun as interrupted:
             is_typed = interrupts.number == signal.SIGINT
             until = "it was interrupted" if is_typed else interrupts.ending

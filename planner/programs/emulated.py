@@ -172,8 +172,7 @@ class EmulatedRun:
     """A command that ran on `gpus` emulated cards of one name, `in_use_bytes` of the first of which
     somebody else held. `status` is its exit status. Each card has `memory_bytes`, of which each
     process's CUDA context takes `context_bytes` (assumed). `is_recorded` says whether a Python of
-    the program loaded what writes its record; `expanded`, what it needed with expandable segments,
-    where it ran a second time."""
+    the program loaded what writes its record."""
 
     emulated = True
     computed = ("emulated", "fits", "fits_so_far", "doubts", "is_cut", "steps")
@@ -187,7 +186,6 @@ class EmulatedRun:
     context_bytes: int = 0
     is_recorded: bool = True
     is_interrupted: bool = False
-    expanded: EmulatedRun | None = None
 
     @property
     def fullest(self) -> EmulatedProcess | None:

@@ -18,7 +18,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
-from planner.advice.levers import EXPANDABLE
 from planner.core.errors import PlannerError, UsageError, shorten
 from planner.core.files import SNAPSHOT_ENDINGS, check_output
 from planner.core.units import parse_bytes
@@ -26,14 +25,12 @@ from planner.estimation.largest import sought
 from planner.machine import supervisor
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
 from planner.machine.emulated.machine import CONFIGURATION
-from planner.memory.allocator_config import VARIABLES
 from planner.programs import emulated, inside
 from planner.programs.emulated import EmulatedRun
 from planner.programs.snapshots import EMULATING
 
 Hear = Callable[[int, int], None]
 INTERRUPTED = 130  # the exit status of who is
-LONG_SECONDS = 300.0  # a program that takes longer is not run again
 LOOK_SECONDS = 0.5  # at how many steps the program has made
 ENDING_SECONDS = 10.0  # from SIGTERM, or an interrupt, to SIGKILL
 
@@ -56,9 +53,7 @@ def emulate(
     steps: int = 0,
     snapshot: str | Path | None = None,
     output: int | IO[str] | None = None,
-    advised: bool = True,
     hear: Hear | None = None,
-    tell: Callable[[str], None] = lambda _: None,
 ) -> EmulatedRun:
     """Run `command` on emulated GPUs and say what it needs of them: torch's own CUDA code, whose
     kernels compute nothing. Linux only.
@@ -68,11 +63,9 @@ def emulate(
     which somebody else holds `in_use` (bytes, or "3GiB") on the first. After `steps` steps of its
     optimizers (0: never) each process ends. `snapshot`, a file, receives the allocator's history at
     the peak, of each rank its own. `output` is where what the program prints goes, as in
-    `subprocess`. Where it runs out of memory beside free pieces that would have been enough, and it
-    is `advised`, the program runs again with expandable segments, silently, unless it took long.
-    `hear` is told the steps that all processes made so far, and the most bytes that one used of a
-    device; `tell`, a line before a second run. Raises UsageError for a card that is not there,
-    PlannerError where nothing can be built.
+    `subprocess`. `hear` is told the steps that all processes made so far, and the most bytes that
+    one used of a device. Raises UsageError for a card that is not there, PlannerError where nothing
+    can be built.
     """
     if snapshot is not None:
         snapshot = check_output(snapshot, "a snapshot", SNAPSHOT_ENDINGS).absolute()
@@ -81,21 +74,12 @@ def emulate(
     size, held = (parse_bytes(n) if isinstance(n, str) else n or 0 for n in (memory, in_use))
     size = card.memory_bytes if memory is None else size
     card = replace(card, name=f"{card.name} (emulated)", memory_bytes=size)
-    run_once = partial(_run, words, EmulatedMachine((card,) * gpus), held, steps, hear)
-    began = time.monotonic()
-    run = run_once(snapshot, output)
-    failed = run.out_of_memory if advised else None
-    if failed and failed.is_fragmented and time.monotonic() - began <= LONG_SECONDS:
-        tell(f"It ran out of memory beside free pieces: once more, with {EXPANDABLE}.")
-        with suppress(InterruptedRun):
-            return replace(run, expanded=run_once(None, subprocess.DEVNULL, EXPANDABLE))
-        raise InterruptedRun(run)
-    return run
+    return _run(words, EmulatedMachine((card,) * gpus), held, steps, hear, snapshot, output)
 
 
 def _run(
     words: list[str], machine: EmulatedMachine, held: int, steps: int, hear: Hear | None,
-    snapshot: Path | None, output: int | IO[str] | None, allocator: str = "",
+    snapshot: Path | None, output: int | IO[str] | None,
 ) -> EmulatedRun:  # fmt: skip
     with ExitStack() as stack:
         environment = stack.enter_context(started(machine))
@@ -112,9 +96,6 @@ def _run(
             inside.FOLDER: str(records),
             inside.STEPS: str(steps),
         }
-        if allocator:
-            names = [name for name in VARIABLES if name in environment] or VARIABLES[:1]
-            environment |= {n: f"{environment.get(n, '')},{allocator}".strip(",") for n in names}
         look = partial(_look, records, hear)
         is_interrupted, status = False, INTERRUPTED
         try:
@@ -266,7 +247,7 @@ def vary(
         with tempfile.TemporaryFile("w+", errors="replace") as said:
             run = runs[value] = emulate(
                 words,
-                **{"steps": STEPS, **options, "output": said, "advised": False},
+                **{"steps": STEPS, **options, "output": said},
                 hear=partial(hear, value),
             )
             if run.fits_so_far is None or (run.fits_so_far and run.status):

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from planner.advice.levers import EXPANDABLE
 from planner.core.errors import printable
 from planner.core.failures import SIGNS, sentence
 from planner.core.units import format_bytes
@@ -191,10 +190,10 @@ def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
     if not run.status and run.steps >= failed.step:  # what is after that is not what was asked
         times = "once" if failed.times == 1 else f"{failed.times} times"
         lines.append(sentence("emulated: went on", times=times, ended=_ended(run)))
-    return [*lines, *_error(run), _by_kind(run, failed)]
+    return [*lines, *_error(run), _by_kind(failed)]
 
 
-def _by_kind(run: EmulatedRun, failed: OutOfMemory) -> str:
+def _by_kind(failed: OutOfMemory) -> str:
     """What helps any model, by the state of the allocator and what was alive."""
     alive, sizes = max(sum(group.num_bytes for group in failed.groups), 1), _sizes(failed)
     if failed.requested_bytes > failed.total_bytes:
@@ -202,7 +201,7 @@ def _by_kind(run: EmulatedRun, failed: OutOfMemory) -> str:
     if failed.grown_bytes:
         return sentence("emulated: grown", sizes)
     if failed.is_fragmented:
-        return sentence("emulated: fragments", sizes, again=_expanded(run.expanded))
+        return sentence("emulated: fragments", sizes)
     if failed.forwards >= MANY_FORWARDS:
         return sentence("emulated: forwards", forwards=failed.forwards)
     if failed.state_bytes >= alive / 2:
@@ -212,20 +211,6 @@ def _by_kind(run: EmulatedRun, failed: OutOfMemory) -> str:
     first = failed.groups[0]
     words: dict[str, Any] = {"count": first.count, "where": first.where}
     return sentence("emulated: largest", share=first.num_bytes / alive, **words)
-
-
-def _expanded(again: EmulatedRun | None) -> str:
-    """What a second run with expandable segments came to."""
-    option = f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}"
-    if again is None:
-        return sentence("emulated: expand", option=option)
-    peak, failed = again.fullest.fullest if again.fullest else None, again.out_of_memory
-    if failed is not None:
-        return sentence("emulated: expanded failed", option=option, step=failed.step)
-    if not again.fits_so_far or peak is None:
-        return sentence("emulated: expanded ended", option=option, ended=_ended(again))
-    doubts = "".join(f" Not known beyond: {doubt}." for doubt in again.doubts)
-    return sentence("emulated: expanded", _sizes(peak), option=option, doubts=doubts)
 
 
 def _ended(run: EmulatedRun) -> str:

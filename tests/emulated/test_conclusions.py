@@ -48,7 +48,7 @@ for _ in range(2000):
 @pytest.mark.parametrize(
     ("ending", "said"),
     [
-        (FRAGMENTS, "A second run with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        (FRAGMENTS, "Run it again behind PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
         (ONE_LINE, "was asked for by one line"),
         (EVALUATION, "An evaluation belongs under torch.no_grad()"),
     ],
@@ -57,7 +57,6 @@ def test_an_end_without_memory_has_its_cause(tmp_path: Path, ending: str, said: 
     run, text = concluded(tmp_path, TRAIN + ending)
     assert run.fits is False
     assert said in text.partition("Next: ")[2].partition(" Alive when")[0]
-    assert (run.expanded is not None and run.expanded.fits) is (ending == FRAGMENTS)
 
 
 RESERVES = """
