@@ -20,7 +20,7 @@ from planner.cli.show import answer, say, tell
 from planner.core.files import to_json
 from planner.core.schema import Model, ResolvedSetting, TrainSetting, parse
 from planner.core.schema.validation import option, switch
-from planner.core.terminal import collect_once, shows_seconds
+from planner.core.terminal import collect_nothing, shows_seconds
 from planner.core.units import format_bytes
 from planner.estimation.arguments import read_setting
 from planner.estimation.estimate import Estimate, default_precision, estimate_ledger, resolve
@@ -73,7 +73,7 @@ def estimate(request: EstimateRequest) -> None:
       planner estimate timm:swin_base_patch4_window7_224 --max-batch --memory 24GiB
       planner estimate native:swin_tiny --gpu "A100 SXM 80GB" --gpus 1,2,4,8
     """
-    collect_once()
+    collect_nothing()
     if len(request.gpus) > 1:
         request.refuse(f"--gpu {request.gpu}", NOT_RANKED)
     elif request.max_batch:
@@ -336,7 +336,7 @@ def advise(request: AdviseRequest) -> int:
       planner advise native:swin_tiny --batch-size 256 --gpu "RTX 3060"
       planner advise native:swin_tiny --memory 6GiB --keep compile,offload
     """
-    collect_once()
+    collect_nothing()
     from planner.advice import advising
     from planner.cli.rows import refuse_several
     from planner.report.advice import advice_answer
