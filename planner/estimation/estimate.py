@@ -231,11 +231,11 @@ def estimate_ledger(
     ledger = on_device(ledger, outside.processors)
     beside = outside.context_bytes + communication.num_bytes
     budget, allowed = _budget(gpu, memory_bytes, allocator, beside)
-    plain = profile_memory(ledger, outside.workspace_bytes, allocator, allowed)
+    plain = profile_memory(ledger, outside.workspace_bytes, allocator)
     lacking = 0 if budget is None else plain.peak_reserved_bytes + beside - budget
     within = None
     if retries and budget is not None and lacking > 0:
-        within = _within(ledger, outside, allocator, allowed, budget - beside)
+        within = profile_within(ledger, outside.workspace_bytes, allocator, budget - beside)
     memory = within or plain
     live, peak, reserved = memory.live, memory.peak, memory.peak_reserved_bytes
     total = reserved + beside
@@ -393,26 +393,7 @@ def _allocator_basis(config: AllocatorConfig | None, allowed_bytes: int | None) 
             "per_process_memory_fraction is a share of the device's memory, and no device was "
             "named: it is not applied"
         )
-    if config.garbage_collection_threshold and allowed_bytes is None:
-        basis.append(
-            "garbage_collection_threshold changes nothing: torch collects only where a memory "
-            "fraction below 1 is set"
-        )
     return basis
-
-
-def _within(
-    ledger: Ledger,
-    outside: Overheads,
-    config: AllocatorConfig | None,
-    allowed: int | None,
-    room_bytes: int,
-) -> MemoryProfile | None:
-    """The step in `room_bytes`, if it runs there. Only under a fraction does torch collect garbage
-    before memory runs out."""
-    if config is not None and allowed is None:
-        config = replace(config, garbage_collection_threshold=0.0)
-    return profile_within(ledger, outside.workspace_bytes, config, room_bytes)
 
 
 def _retries_basis(within: MemoryProfile, lacking: int) -> str:

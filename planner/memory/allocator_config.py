@@ -1,7 +1,8 @@
 """What PYTORCH_ALLOC_CONF says to the CUDA caching allocator, as a value.
 
-Keys, ranges and the meaning of `roundup_power2_divisions` are quoted from PyTorch's
-c10/core/AllocatorConfig.{h,cpp} and c10/cuda/CUDAAllocatorConfig.h (torch 2.9 to 2.15).
+Keys and ranges are quoted from PyTorch's c10/core/AllocatorConfig.{h,cpp} and
+c10/cuda/CUDAAllocatorConfig.h (torch 2.9 to 2.15). What few set is not modelled: torch's own
+allocator has it, in a program on an emulated GPU.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from planner.core.units import MIB
 # (pytorch/pytorch#183387; 2.13.0 and 2.15.0 take either, without a warning: run on 2026-11-23).
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 RECORDED_AS = "allocator_config"  # the key of a record's versions that holds the options
-# kRoundUpPowerOfTwoIntervals: 1 MiB, 2 MiB … 32 GiB and above.
-NUM_ROUNDUP_INTERVALS = 16
+LARGE_SEGMENT_BYTES = 20 * MIB  # kLargeBuffer
 
 _EXAMPLE = "Write it as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True,max_split_size_mb:128."
 # Keys torch accepts that touch host memory, locks or error timing: no effect on these statistics.
@@ -40,18 +40,12 @@ _WITHOUT_EFFECT = frozenset({
 class AllocatorConfig:
     """The allocator's options; the defaults are torch's. Sizes in bytes, None means no limit.
 
-    `roundup_power2_divisions` holds, for requests whose power-of-two floor is 1 MiB (and less),
-    2 MiB, … 32 GiB (and more), into how many steps the way to the next power of two is divided;
-    empty or 0 rounds to 512 B. `per_process_memory_fraction` is a share of the device's memory, see
+    `per_process_memory_fraction` is a share of the device's memory, see
     `allowed_bytes`. `source` says where the options were found, for a person; it decides nothing.
     """
 
     expandable_segments: bool = False
     max_split_bytes: int | None = None
-    max_non_split_rounding_bytes: int = 20 * MIB
-    large_segment_bytes: int = 20 * MIB
-    garbage_collection_threshold: float = 0.0
-    roundup_power2_divisions: tuple[int, ...] = ()
     per_process_memory_fraction: float | None = None
     source: str = field(default="", compare=False)
 
@@ -73,15 +67,14 @@ def parse_allocator_config(text: str) -> AllocatorConfig:
     UnsupportedError for another backend than torch's own allocator."""
     options, faults = _split_options(text)
     values: dict[str, object] = {}
-    large_segment_bytes = AllocatorConfig.large_segment_bytes
-    # large_segment_size_mb first: the other sizes must not be below it.
-    for key, value in sorted(options, key=lambda option: option[0] != "large_segment_size_mb"):
-        if key in _WITHOUT_EFFECT:
+    is_capped = any(key == "per_process_memory_fraction" for key, _ in options)
+    for key, value in options:
+        if key in _WITHOUT_EFFECT or (key == "garbage_collection_threshold" and not is_capped):
             continue
         try:
             if key in _READERS:
                 field, read = _READERS[key]
-                values[field] = read(key, value, large_segment_bytes // MIB)
+                values[field] = read(key, value)
             elif key in _REFUSED:
                 _refuse(key, value)
             else:
@@ -89,9 +82,6 @@ def parse_allocator_config(text: str) -> AllocatorConfig:
                 raise unknown_name("allocator option", key, known)
         except UsageError as error:
             faults.append(error.message)
-        if key == "large_segment_size_mb" and "large_segment_bytes" in values:
-            large_segment_bytes = int(str(values["large_segment_bytes"]))
-            values.setdefault("max_non_split_rounding_bytes", large_segment_bytes)
     if faults:
         said = "; ".join(fault.removesuffix(".") for fault in faults)
         raise UsageError(said if said.endswith("?") else f"{said}.", _EXAMPLE)
@@ -101,21 +91,13 @@ def parse_allocator_config(text: str) -> AllocatorConfig:
 def options_text(config: AllocatorConfig) -> str:
     """The options of `config` that are not torch's defaults, as `parse_allocator_config` reads
     them; "" where all are."""
-    default = parse_allocator_config(f"large_segment_size_mb:{config.large_segment_bytes // MIB}")
-    default = replace(default, large_segment_bytes=AllocatorConfig.large_segment_bytes)
-    found = [
-        f"{key}:{_option_text(value)}"
-        for key, (name, _) in _READERS.items()
-        if (value := getattr(config, name)) != getattr(default, name)
-    ]
-    # first what bounds the others, which torch reads in the order in which they stand
-    return ",".join(sorted(found, key=lambda text: not text.startswith("large_segment")))
-
-
-def _option_text(value: object) -> str:
-    if isinstance(value, tuple):
-        return "[" + ",".join(f"{1 << at}:{parts}" for at, parts in enumerate(value)) + "]"
-    return str(value // MIB) if type(value) is int else str(value)
+    default = AllocatorConfig()
+    values = {key: getattr(config, name) for key, (name, _) in _READERS.items()}
+    return ",".join(
+        f"{key}:{value // MIB if type(value) is int else value}"
+        for key, value in values.items()
+        if value != getattr(default, _READERS[key][0])
+    )
 
 
 def environment_allocator(environment: Mapping[str, str]) -> AllocatorConfig | None:
@@ -195,102 +177,56 @@ def _split_at_commas(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
-# Key -> the value that changes nothing, and what the others do.
+# What they do, and no prediction follows.
 _REFUSED = {
-    "backend": ("native", "leaves caching to the driver, whose rules are not published"),
-    "expandable_segments_reserve": (
-        "", "may end a segment early: a request that does not fit then opens another, or fails",
-    ),
-}  # fmt: skip
+    "backend": "leaves caching to the driver, whose rules are not published",
+    "expandable_segments_reserve": "may end a segment early",
+    "garbage_collection_threshold": "collects under a memory fraction below 1",
+    "large_segment_size_mb": "takes other segments from the driver",
+    "max_non_split_rounding_mb": "lets larger blocks serve a request",
+    "roundup_power2_divisions": "rounds requests up",
+}
 
 
 def _refuse(key: str, value: str) -> None:
-    harmless, does = _REFUSED[key]
     if key == "backend" and value not in ("native", "cudaMallocAsync", "hipMallocAsync"):
         raise UsageError(f"backend is native or cudaMallocAsync, not {value!r}")
-    if value != harmless:
+    if value != "native":
         raise UnsupportedError(
-            f"{key}:{value} {does}.", f"Leave out {key!r}: that is not modelled."
+            f"{key}:{shorten(value, 40)} {_REFUSED[key]}, which is not modelled.",
+            "Leave it out, or run the program under 'planner emulate': its allocator is torch's.",
         )
 
 
-def _read_switch(key: str, value: str, _: int) -> bool:
+def _read_switch(key: str, value: str) -> bool:
     if value not in ("True", "False"):
         raise UsageError(f"{key} is True or False, not {value!r}")
     return value == "True"
 
 
-def _read_mib(key: str, value: str, large_segment: int) -> int:
-    """Whole MiB, although torch's option says mb: no less than a large segment has, which has 11 at
-    least."""
-    number, minimum = _whole(value), 11 if key.startswith("large_segment") else large_segment
-    if number is None or number < minimum:
+def _read_mib(key: str, value: str) -> int:
+    """Whole MiB, although torch's option says mb: no less than a large segment has."""
+    is_number = value.isascii() and value.isdecimal() and len(value) <= 20
+    number, minimum = int(value) if is_number else -1, LARGE_SEGMENT_BYTES // MIB
+    if not minimum <= number < 2**64 // MIB:
         law = f"{minimum} or more and under 2^44"
         raise UsageError(f"{key} is a whole number of MiB, {law}, not {shorten(value, 40)}")
     return number * MIB
 
 
-def _whole(value: str) -> int | None:
-    """What torch reads as a whole number (std::stoull), as far as MiB can be counted in bytes."""
-    is_number = value.isascii() and value.isdecimal() and len(value) <= 20
-    return int(value) if is_number and int(value) < 2**64 // MIB else None
-
-
-def _read_share(key: str, value: str, _: int) -> float:
+def _read_share(key: str, value: str) -> float:
     try:
         share = float(value)
     except ValueError:
         share = -1.0
-    below_one = key.startswith("garbage_collection")
-    if not (0 < share < 1 or (share == 1 and not below_one)):
-        most = "below 1" if below_one else "1 at most"
-        raise UsageError(f"{key} is a share above 0 and {most}, not {value!r}")
+    if not 0 < share <= 1:
+        raise UsageError(f"{key} is a share above 0 and 1 at most, not {value!r}")
     return share
 
 
-def _read_divisions(key: str, value: str, _: int) -> tuple[int, ...]:
-    """`4`, or `[256:1,512:2,>:8]`: intervals in MiB, each a power of two, with their divisions.
-
-    The first interval's divisions also hold below it, `>` fills everything above the last one.
-    """
-    if not value.startswith("["):
-        return (_read_power_of_two(value, zero_allowed=False),) * NUM_ROUNDUP_INTERVALS
-    if not value.endswith("]"):
-        raise UsageError(f"{key} has no closing bracket in {value!r}")
-    divisions = [0] * NUM_ROUNDUP_INTERVALS
-    last = -1
-    for number, entry in enumerate(_split_at_commas(value[1:-1])):
-        bound, __, count = entry.partition(":")
-        divided = _read_power_of_two(count, zero_allowed=True)
-        if bound == ">":
-            start = max(last, 0) + 1
-            divisions[start:] = [divided] * (NUM_ROUNDUP_INTERVALS - start)
-            continue
-        last = _read_power_of_two(bound, zero_allowed=False).bit_length() - 1
-        last = min(last, NUM_ROUNDUP_INTERVALS - 1)
-        if number == 0:
-            divisions[:last] = [divided] * last
-        divisions[last] = divided
-    return tuple(divisions)
-
-
-def _read_power_of_two(value: str, *, zero_allowed: bool) -> int:
-    number = _whole(value)
-    if number is None or number & (number - 1) or (number == 0 and not zero_allowed):
-        raise UsageError(
-            f"roundup_power2_divisions counts in powers of two (4, or [256:1,512:2,>:8]), "
-            f"not {value!r}"
-        )
-    return number
-
-
-# Key -> the field, and what reads its value: given the key, the value and a large segment's MiB.
-_READERS: dict[str, tuple[str, Callable[[str, str, int], object]]] = {
+# Key -> the field, and what reads its value.
+_READERS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "expandable_segments": ("expandable_segments", _read_switch),
     "max_split_size_mb": ("max_split_bytes", _read_mib),
-    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _read_mib),
-    "large_segment_size_mb": ("large_segment_bytes", _read_mib),
-    "garbage_collection_threshold": ("garbage_collection_threshold", _read_share),
-    "roundup_power2_divisions": ("roundup_power2_divisions", _read_divisions),
     "per_process_memory_fraction": ("per_process_memory_fraction", _read_share),
 }

@@ -1,15 +1,14 @@
 """The CUDA caching allocator's rules: which block serves a request, and what the driver is asked.
 
 Quoted from PyTorch's c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h: constants
-from torch 2.13's own header; search, split, merge, release, garbage collection and expandable
-segments from the 2.7 sources, which later versions kept; `large_segment_size` and
-`max_non_split_rounding` from 2.13. Held to torch's own allocator on an emulated GPU, request by
+from torch 2.13's own header; search, split, merge, release and expandable segments from the 2.7
+sources, which later versions kept. Held to torch's own allocator on an emulated GPU, request by
 request (tests/emulated/test_on_torch.py).
 
 A block belongs to the CUDA stream it was allocated on and serves only requests of that stream:
 each stream has a small and a large pool of its own, with segments (expandable ones too) that no
 other stream takes from. What concerns all streams at once is what the driver has left: the limit,
-garbage collection, and the return of all cached segments before memory runs out. An oversize block
+and the return of all cached segments before memory runs out. An oversize block
 is returned only in favour of its own stream. Streams are numbered; 0 is the one that computes.
 
 Sizes and addresses are counted in units of 512 B, the smallest block.
@@ -18,10 +17,10 @@ Sizes and addresses are counted in units of 512 B, the smallest block.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from planner.core.units import MIB
-from planner.memory.allocator_config import AllocatorConfig
+from planner.memory.allocator_config import LARGE_SEGMENT_BYTES, AllocatorConfig
 
 UNIT_BITS = 9
 UNIT_BYTES = 1 << UNIT_BITS  # kMinBlockSize
@@ -34,6 +33,8 @@ SMALL = SMALL_BYTES >> UNIT_BITS
 SMALL_SEGMENT = SMALL_SEGMENT_BYTES >> UNIT_BITS
 MIN_LARGE = MIN_LARGE_BYTES >> UNIT_BITS
 ROUND_LARGE = ROUND_LARGE_BYTES >> UNIT_BITS
+LARGE_SEGMENT = LARGE_SEGMENT_BYTES >> UNIT_BITS
+MAX_ROUNDING = 20 * MIB >> UNIT_BITS  # max_non_split_rounding_mb, torch's default
 # Address space of one expandable segment. The allocator takes 9/8 of the device's memory; here it
 # only has to be more than any device has.
 _VIRTUAL_UNITS = 1 << 34
@@ -138,8 +139,8 @@ class CachingAllocator:
     """The allocator's state: which blocks are free, and what was taken from the driver.
 
     `allowed_bytes` are what the driver has, or, where the options have a fraction, what torch
-    allows itself: it collects garbage then, and counts expandable segments by what is asked for,
-    where a driver refuses the page that is too much. Without them memory never runs out here.
+    allows itself: it then counts expandable segments by what is asked for, where a driver refuses
+    the page that is too much. Without them memory never runs out here.
 
     Addresses are invented: each segment lies above all earlier ones. Of blocks of one size the
     lowest is taken, so a driver that hands out addresses in another order may end elsewhere.
@@ -155,34 +156,24 @@ class CachingAllocator:
         config = config or AllocatorConfig()
         self.reserved_units = 0
         self.num_alloc_retries = 0
-        # Only then does it give memory back: otherwise what is reserved only grows.
-        self.is_limited = allowed_bytes is not None
         self._expandable = config.expandable_segments
         self._is_capped = config.per_process_memory_fraction is not None
         self._allowed = _NO_LIMIT if allowed_bytes is None else allowed_bytes >> UNIT_BITS
         max_split = config.max_split_bytes
         self._max_split = _NO_LIMIT if max_split is None else max_split >> UNIT_BITS
-        self._max_rounding = config.max_non_split_rounding_bytes >> UNIT_BITS
-        self._large_segment = config.large_segment_bytes >> UNIT_BITS
-        self._divisions = config.roundup_power2_divisions
-        threshold = config.garbage_collection_threshold
-        self._collects = bool(threshold) and allowed_bytes is not None
-        self._gc_units = int(threshold * self._allowed) if self._collects else 0
-        self._lookups = 0  # in large pools, of all streams
-        self._born: dict[int, int] = {}  # free block's address -> the lookups back then
         streams = range(num_streams)
         self.small = [Pool(page=SMALL_SEGMENT, min_rest=1, max_split=_NO_LIMIT) for _ in streams]
         self.large = [
             Pool(
-                page=self._large_segment,
+                page=LARGE_SEGMENT,
                 min_rest=1 if self._expandable else SMALL + 1,
                 max_split=_NO_LIMIT if self._expandable else self._max_split,
             )
             for _ in streams
         ]
         self._next_address = 0
-        # Whether there is no more to a request than the best fit, and to a release than a merge.
-        self.is_plain = not (self._collects or self._divisions or self._max_split < _NO_LIMIT)
+        # Whether there is no more to a request than the best fit.
+        self.is_plain = self._max_split == _NO_LIMIT
 
     @property
     def reserved_bytes(self) -> int:
@@ -198,11 +189,8 @@ class CachingAllocator:
     def allocate(self, num_bytes: int, stream: int = 0) -> Block:
         """The block that serves a request of `num_bytes` > 0 on `stream`. Raises
         OutOfMemoryError."""
-        if self._divisions:
-            num_bytes = _round_to_division(num_bytes, self._divisions)
         units = (num_bytes + UNIT_BYTES - 1) >> UNIT_BITS
         pool = (self.small if units <= SMALL else self.large)[stream]
-        self._lookups += units > SMALL
         best = self._choose(pool, units)
         if best is not None:
             pool.remove(*best)
@@ -214,9 +202,7 @@ class CachingAllocator:
         # The size tells the pool: blocks of the small pool are split to 512 B, so none of those
         # handed out is above 1 MiB, and none of the large pool's is below.
         pool = (self.small if size <= SMALL else self.large)[stream]
-        address, _ = pool.merge(address, size)
-        if self._collects:
-            self._born[address] = self._lookups
+        pool.merge(address, size)
 
     def empty_cache(self) -> None:
         """Return every segment that is wholly free to the driver, of all streams, as
@@ -235,8 +221,6 @@ class CachingAllocator:
         if rest < pool.min_rest or units >= pool.max_split:
             return block
         pool.add(address + units, rest)
-        if self._collects:
-            self._born[address + units] = self._lookups
         return address, units
 
     def _choose(self, pool: Pool, units: int) -> Block | None:
@@ -248,14 +232,12 @@ class CachingAllocator:
         size = number >> ADDRESS_BITS
         if units < self._max_split <= size:
             return None
-        if units >= self._max_split and size >= units + self._max_rounding:
+        if units >= self._max_split and size >= units + MAX_ROUNDING:
             return None
         return number & ADDRESS_MASK, size
 
     def _obtain(self, pool: Pool, units: int) -> Block:
         """A block from the driver, for which cached segments may have to go. Not yet split."""
-        if self._collects:
-            self._collect_garbage()
         block = self._grow(pool, units)
         if block is None and self._release_oversize(pool, units):
             block = self._grow(pool, units)
@@ -290,7 +272,7 @@ class CachingAllocator:
         if units <= SMALL:
             return SMALL_SEGMENT
         if units < MIN_LARGE:
-            return self._large_segment
+            return LARGE_SEGMENT
         return -(-units // ROUND_LARGE) * ROUND_LARGE
 
     def _new_address(self, units: int) -> int:
@@ -322,22 +304,6 @@ class CachingAllocator:
             released += size
             self._release(pool, address, size)
         return released >= wanted
-
-    def _collect_garbage(self) -> None:
-        """Return the large segments that lay free longest, of all streams, until reserved memory is
-        under the threshold or none is left. Age is counted in searches of the large pools."""
-        if self.reserved_units <= self._gc_units:
-            return
-        target = self.reserved_units - self._gc_units
-        whole = {block: pool for pool in self.large for block in pool.whole_segments()}
-        ages = {block: self._lookups - self._born[block[0]] for block in whole}
-        reclaimed = 0
-        while ages and reclaimed < target:
-            mean = sum(ages.values()) / len(ages)
-            for block in [b for b, age in ages.items() if age >= mean]:
-                reclaimed += block[1]
-                del ages[block]
-                self._release(whole[block], *block)
 
     # Expandable segments: one range of addresses per pool, of which pages are mapped as needed.
 
@@ -405,14 +371,3 @@ def _has_room(pool: Pool, address: int, units: int) -> bool:
         address += size
         units -= size
     return True
-
-
-def _round_to_division(num_bytes: int, divisions: Sequence[int]) -> int:
-    """`round_size` under roundup_power2_divisions: the way from one power of two to the next in as
-    many steps as the divisions of its interval (1 MiB and below, 2 MiB, … 32 GiB and above)."""
-    interval = min(max(num_bytes.bit_length() - 21, 0), len(divisions) - 1)
-    steps = divisions[interval]
-    if steps <= 1 or num_bytes <= UNIT_BYTES * steps:
-        return num_bytes
-    step = (1 << (num_bytes.bit_length() - 1)) // steps
-    return -(-num_bytes // step) * step

@@ -184,31 +184,18 @@ class MemoryProfile:
 
 
 def profile_memory(
-    ledger: Ledger,
-    workspace_bytes: int,
-    config: AllocatorConfig | None,
-    allowed_bytes: int | None = None,
+    ledger: Ledger, workspace_bytes: int, config: AllocatorConfig | None
 ) -> MemoryProfile:
-    """What a device makes of a ledger: the steady step's live bytes and the allocator's peaks.
-
-    `allowed_bytes` is what the allocator may reserve, where a memory fraction limits it.
-    """
-    keeps = has_kept_workspaces()
-    return _profile_memory(ledger, workspace_bytes, config, allowed_bytes, keeps)
+    """What a device makes of a ledger: the steady step's live bytes and the allocator's peaks."""
+    return _profile_memory(ledger, workspace_bytes, config, has_kept_workspaces())
 
 
 @lru_cache(maxsize=NUM_KEPT)
 def _profile_memory(
-    ledger: Ledger,
-    workspace_bytes: int,
-    config: AllocatorConfig | None,
-    allowed_bytes: int | None,
-    _keeps: bool,
+    ledger: Ledger, workspace_bytes: int, config: AllocatorConfig | None, _keeps: bool
 ) -> MemoryProfile:
     walked, requests, steady_from = steady_requests(ledger, workspace_bytes)
-    peaks = replay_steady(
-        requests, steady_from, config, allowed_bytes, walked.streams, walked.emptied
-    )
+    peaks = replay_steady(requests, steady_from, config, walked.streams, walked.emptied)
     return _profile_of(ledger, walked, peaks, _hole_bytes(ledger, config))
 
 

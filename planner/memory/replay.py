@@ -13,8 +13,7 @@ entries `emptied` the allocator's cache is emptied: all of them before the stead
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 
@@ -34,9 +33,6 @@ _NO_BLOCK: Block = (0, 0)
 _AT_ONCE = 256  # requests played until the next look at whether the rest recurs
 # Steps played within a limit, at most: those of a Swin recur from the second to the sixth on.
 MAX_STEPS = 16
-# An allocator from what the entries played so far got or gave back, its options, the bytes that it
-# may reserve and the number of streams.
-Maker = Callable[[Sequence[Block], AllocatorConfig | None, int | None, int], CachingAllocator]
 
 
 @dataclass(frozen=True)
@@ -117,7 +113,6 @@ def replay_steady(
     requests: Sequence[int],
     steady_from: int,
     config: AllocatorConfig | None = None,
-    allowed_bytes: int | None = None,
     streams: Sequence[int] = (),
     emptied: Sequence[int] = (),
 ) -> SteadyPeaks:
@@ -127,12 +122,9 @@ def replay_steady(
     other holes than it leaves itself, and blocks be others than the first time. A device measured
     after warm-up is past that: the most allocated is that of the second time.
 
-    Memory does not run out. A limit changes what is needed only through garbage collection, which
-    torch does only where a memory fraction was set; a step that cannot live within `allowed_bytes`
-    even so is played without the limit, so that what it needs is known.
+    Memory does not run out, so that what it needs is known.
     """
-    player, _ = play_steady(requests, steady_from, config, allowed_bytes, streams, emptied)
-    return player.peaks()
+    return _play_steady(requests, steady_from, config, streams, emptied)[0].peaks()
 
 
 def replay_within(
@@ -171,12 +163,11 @@ def steady_course(
     requests: Sequence[int],
     steady_from: int,
     config: AllocatorConfig | None = None,
-    allowed_bytes: int | None = None,
     streams: Sequence[int] = (),
     emptied: Sequence[int] = (),
 ) -> SteadyCourse:
     """How `replay_steady` comes to its peaks, entry by entry."""
-    player, is_twice = play_steady(requests, steady_from, config, allowed_bytes, streams, emptied)
+    player, is_twice = _play_steady(requests, steady_from, config, streams, emptied)
     count = len(requests)
     end = count + (count - steady_from if is_twice else 0)
     allocated = _allocated(requests, player.blocks[:count])
@@ -198,30 +189,23 @@ def _allocated(requests: Sequence[int], blocks: Sequence[Block], before: int = 0
     return list(accumulate(changes, initial=before))
 
 
-def play_steady(
+def _play_steady(
     requests: Sequence[int],
     steady_from: int,
     config: AllocatorConfig | None,
-    allowed_bytes: int | None,
     streams: Sequence[int],
     emptied: Sequence[int],
-    make: Maker | None = None,
 ) -> tuple[Player, bool]:
     """What has played the steady step, and whether twice: once where it leaves other blocks than
-    it takes over. The allocator that `make` makes plays every entry of both turns."""
-    collects = config is not None and bool(config.garbage_collection_threshold)
+    it takes over."""
     left = handed_on(requests, steady_from, streams)
-    for limit in (allowed_bytes, None) if collects and allowed_bytes is not None else (None,):
-        player = Player(config, limit, streams, make)
-        with suppress(OutOfMemoryError):
-            player.begin(requests, steady_from, emptied)
-            player.play(requests[steady_from:], steady_from)
-            if left is None:
-                return player, False
-            player.peak_allocated = player.allocated
-            player.play_again(requests, steady_from, left, stops=make is None)
-            return player, True
-    raise AssertionError("without a limit memory does not run out")
+    player = Player(config, None, streams)
+    player.begin(requests, steady_from, emptied)
+    player.play(requests[steady_from:], steady_from)
+    if left is not None:
+        player.peak_allocated = player.allocated
+        player.play_again(requests, steady_from, left)
+    return player, left is not None
 
 
 def repeated(
@@ -266,20 +250,13 @@ class Player:
     """
 
     def __init__(
-        self,
-        config: AllocatorConfig | None,
-        allowed_bytes: int | None,
-        streams: Sequence[int],
-        make: Maker | None = None,
+        self, config: AllocatorConfig | None, allowed_bytes: int | None, streams: Sequence[int]
     ) -> None:
         num_streams = max(streams, default=0) + 1
         self.blocks: list[Block] = []
-        self.allocator = (
-            CachingAllocator(config, allowed_bytes=allowed_bytes, num_streams=num_streams)
-            if make is None
-            else make(self.blocks, config, allowed_bytes, num_streams)
+        self.allocator = CachingAllocator(
+            config, allowed_bytes=allowed_bytes, num_streams=num_streams
         )
-        self.allocator.is_plain &= make is None  # one that `make` made sees each request
         self.streams = streams
         self.reservations: list[tuple[int, tuple[int, ...]]] = []
         self.grown_at = [-1, -1] * num_streams
@@ -375,30 +352,23 @@ class Player:
                 size = block[1]
                 if size:
                     allocated -= size
-                    if is_plain:
-                        (small[stream] if size <= SMALL else large[stream]).merge(*block)
-                    else:
-                        allocator.free(block, stream)
+                    (small[stream] if size <= SMALL else large[stream]).merge(*block)
             blocks.append(block)
         self.allocated, self.peak_allocated = allocated, peak
 
-    def play_again(
-        self, requests: Sequence[int], start: int, handed_on: dict[int, int], stops: bool
-    ) -> None:
-        """Play the requests from entry `start` on once more and, where it `stops`, until the rest
-        must recur.
+    def play_again(self, requests: Sequence[int], start: int, handed_on: dict[int, int]) -> None:
+        """Play the requests from entry `start` on once more, until the rest must recur.
 
         It must where every live block lies where its counterpart lay one step before, and nothing
         was taken from the driver in between: which blocks are free follows from which are not.
-        `num_moved` counts the live blocks that lie elsewhere. Raises OutOfMemoryError.
+        `num_moved` counts the live blocks that lie elsewhere.
         """
         blocks, count = self.blocks, len(requests)
         again, _ = repeated(requests, start, handed_on, 1)
         self.streams = [*self.streams, *self.streams[start:]]
         num_moved = sum(blocks[before] != blocks[now] for before, now in handed_on.items())
-        may_stop = stops and not self.allocator.is_limited
         for entry in range(start, count, _AT_ONCE):
-            if may_stop and not num_moved and max(self.grown_at) < entry:
+            if not num_moved and max(self.grown_at) < entry:
                 rest = _allocated(requests[entry:], blocks[entry:count])
                 most = self.allocated + (max(rest) >> UNIT_BITS)
                 self.peak_allocated = max(self.peak_allocated, most)

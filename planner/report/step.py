@@ -14,7 +14,7 @@ from planner.advice.advising import Advice
 from planner.advice.flags import command_of
 from planner.core.errors import PlannerError
 from planner.core.units import GIB, MIB, format_bytes
-from planner.estimation.estimate import Estimate, may_reserve
+from planner.estimation.estimate import Estimate
 from planner.ledger.ledger import Allocated, Category, Freed, Ledger, Scratch, Tagged
 from planner.machine.hardware import Gpu
 from planner.machine.hardware.overheads import overheads_for, processors_of
@@ -111,17 +111,13 @@ def step_live_bytes(ledger: Ledger) -> LiveBytes:
 
 
 def step_allocator_bytes(
-    ledger: Ledger,
-    live: LiveBytes,
-    workspace_bytes: int,
-    config: AllocatorConfig | None = None,
-    allowed_bytes: int | None = None,
+    ledger: Ledger, live: LiveBytes, workspace_bytes: int, config: AllocatorConfig | None = None
 ) -> SteadyCourse:
     """The most that the caching allocator has given out and reserved from each point of `live`, the
     last step of `ledger`, until the next: workspaces come and go in between. The arguments are
     those of `planner.memory.profile.profile_memory`."""
     walked, requests, start = steady_requests(ledger, workspace_bytes)
-    played = steady_course(requests, start, config, allowed_bytes, walked.streams, walked.emptied)
+    played = steady_course(requests, start, config, walked.streams, walked.emptied)
     entries = [bisect_right(walked.events, event) - start for event in live.events]
     spans = list(pairwise([*entries, len(played.allocated_bytes)]))
     return SteadyCourse(
@@ -244,10 +240,8 @@ class Course:
 def step_course(step: Step) -> Course:
     """The steady step of a subject, with what its device's allocator makes of it."""
     ledger, live = step.ledger, step_live_bytes(step.ledger)
-    played = step_allocator_bytes(
-        ledger, live, overheads_for(step.gpu, ledger.environment).workspace_bytes, step.allocator,
-        may_reserve(step.gpu, step.memory_bytes, step.allocator),
-    )  # fmt: skip
+    workspace = overheads_for(step.gpu, ledger.environment).workspace_bytes
+    played = step_allocator_bytes(ledger, live, workspace, step.allocator)
     names = [phase.name for phase in live.phases]
     several = names.count("backward") > 1  # micro-batches
     phases = [

@@ -41,7 +41,6 @@ CONFIGS = (
     None,
     AllocatorConfig(expandable_segments=True),
     AllocatorConfig(max_split_bytes=32 * MIB),
-    AllocatorConfig(roundup_power2_divisions=(4,) * 16),
 )
 
 
@@ -133,16 +132,7 @@ def test_the_course_of_a_step_is_that_of_its_repetition(config: AllocatorConfig 
         assert course.reserved_by_stream[-1] == peaks.reserved_by_stream
 
 
-def test_the_course_is_of_the_playing_that_reserves_the_most() -> None:
-    # Garbage is collected in the first playing, so that the second begins with less.
-    config = AllocatorConfig(garbage_collection_threshold=0.5)
-    requests = [60 * MIB, ~0, 10 * MIB, 70 * MIB, ~3, 30 * MIB, ~5, ~2]
-    for allowed in (None, 150 * MIB, 200 * MIB, 10 * MIB):
-        course = steady_course(requests, 2, config, allowed)
-        assert len(course.reserved_bytes) == len(course.allocated_bytes) == 7
-        peaks = replay_steady(requests, 2, config, allowed)
-        assert max(course.reserved_bytes) == peaks.reserved_bytes, allowed
-    # One that cannot be played again has one course, from what came before it.
+def test_a_step_that_cannot_be_played_again_has_one_course_from_what_came_before_it() -> None:
     course = steady_course([4 * MIB, 6 * MIB, ~0], 1)
     assert course.reserved_bytes == [20 * MIB] * 3
     assert course.allocated_bytes == [4 * MIB, 10 * MIB, 6 * MIB]
@@ -154,15 +144,6 @@ def test_a_step_that_leaves_other_blocks_than_it_takes_over_is_played_once() -> 
     assert replay_steady([4 * MIB, 6 * MIB, ~0], 1) == SteadyPeaks(10 * MIB, 20 * MIB)
     # Nor may a block of one stream stand for one of another.
     assert replay_steady([MIB, MIB, ~0], 1, streams=[0, 1, 0]) == SteadyPeaks(2 * MIB, 4 * MIB)
-
-
-def test_a_step_that_garbage_collection_cannot_save_is_played_without_the_limit() -> None:
-    config = AllocatorConfig(garbage_collection_threshold=0.5)
-    # 60 MiB are cached when 80 are asked for: collected under the limit, kept without one.
-    requests = [60 * MIB, ~0, 80 * MIB]
-    assert replay_steady(requests, 0, config, 100 * MIB).reserved_bytes == 80 * MIB
-    assert replay_steady(requests, 0, config, None).reserved_bytes == 140 * MIB
-    assert replay_steady(requests, 0, config, 70 * MIB).reserved_bytes == 140 * MIB
 
 
 def test_a_request_that_fails_frees_what_is_cached_and_is_served() -> None:
@@ -203,9 +184,6 @@ OPTIONS = st.sampled_from(
         AllocatorConfig(),
         EXPANDABLE,
         AllocatorConfig(max_split_bytes=32 * MIB),
-        AllocatorConfig(garbage_collection_threshold=0.5),
-        AllocatorConfig(roundup_power2_divisions=(4,) * 16),
-        AllocatorConfig(large_segment_bytes=32 * MIB, max_non_split_rounding_bytes=32 * MIB),
     ]
 )
 
