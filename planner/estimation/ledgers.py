@@ -18,9 +18,8 @@ from planner.libraries.registry import find_library
 from planner.machine.hardware import Gpu
 from planner.memory.compiled import has_known_graphs, in_graph_pool, is_compiled
 from planner.recording import recordings
-from planner.step.optimizers import has_step
 from planner.step.ranks import is_closed_form
-from planner.step.training import record_training
+from planner.step.training import has_step, record_training
 
 MAX_HELD = 128  # recordings on shapes that a process holds
 Request = tuple[Model, ResolvedSetting, Gpu | None]

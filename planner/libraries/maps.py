@@ -76,7 +76,7 @@ def chosen_stages(stages: Sequence[Any], setting: TrainSetting) -> list[Any]:
 # Which weights of a model are trained: frozen first stages, and low-rank adapters (LoRA).
 #
 # Given as patterns of the names in the real module, which are the same on shapes: `levers.py` does
-# it to a real module, `blocks.py` on shapes. Imports no torch.
+# it to a real module, `shared.py` on shapes. Imports no torch.
 
 # The linear layers in and out of attention, and those of the MLP, in every library.
 _ATTENTION, _MLP = r"attn\.(qkv|proj)", r"mlp\.fc[12]"

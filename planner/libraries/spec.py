@@ -245,12 +245,12 @@ class LibrarySpec:
             for block in blocks:
                 block.is_block = True
             if setting.chosen_blocks is not None:
-                from planner.libraries.blocks import checkpoint_in_place
+                from planner.libraries.shared import checkpoint_in_place
 
                 chosen = blocks[setting.chosen_blocks]
                 checkpoint_in_place(chosen, setting.checkpointing == "selective")
             if setting.frozen_stages or setting.lora_rank:
-                from planner.libraries.blocks import choose_trainable
+                from planner.libraries.shared import choose_trainable
 
                 choose_trainable(device, module, Trainable.of(setting))
             return module

@@ -12,8 +12,7 @@ from sys import getrefcount
 from typing import Any
 
 from planner.ledger.ledger import Freed
-from planner.step.strides import Shape
-from planner.step.tensor import Device, GradientCell, Parameter, Storage, Tensor, empty
+from planner.step.tensor import Device, GradientCell, Parameter, Shape, Storage, Tensor, empty
 
 Gradients = tuple[Tensor | None, ...]
 Backward = Callable[["Node", "list[Tensor | None]"], Gradients]

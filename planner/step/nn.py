@@ -1,4 +1,5 @@
-"""Modules on shapes: parameters, submodules and calls with the lifetimes of `nn.Module`."""
+"""Modules on shapes: parameters, submodules and calls with the lifetimes of `nn.Module`; norms and
+losses, which they call."""
 
 from __future__ import annotations
 
@@ -6,22 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.ledger.ledger import Allocated, Event, Tagged
-from planner.step.autograd import record
+from planner.step import autograd, pointwise
 from planner.step.matmul import conv2d, linear
-from planner.step.normalization import layer_norm
-from planner.step.pointwise import (
-    as_strided_backward,
-    dropout,
-    gelu,
-    mean,
-    mul,
-    new_empty,
-    relu,
-    relu_,
+from planner.step.tensor import (
+    DTYPE_BYTES,
+    Device,
+    Parameter,
+    Shape,
+    Storage,
+    TakenScratch,
+    Tensor,
+    empty,
+    num_bytes,
+    take_bytes,
 )
-from planner.step.strides import Shape
-from planner.step.tensor import Device, Parameter, Storage, Tensor, num_bytes
-from planner.step.views import squeeze, unsqueeze
+from planner.step.views import expand, squeeze, unsqueeze
 
 
 class Module:
@@ -161,7 +161,7 @@ class GELU(Module):
     """`nn.GELU()`."""
 
     def forward(self, x: Tensor) -> Any:
-        return gelu(x)
+        return pointwise.gelu(x)
 
 
 class ReLU(Module):
@@ -171,7 +171,7 @@ class ReLU(Module):
         self.in_place = in_place
 
     def forward(self, x: Tensor) -> Any:
-        return relu_(x) if self.in_place else relu(x)
+        return pointwise.relu_(x) if self.in_place else pointwise.relu(x)
 
 
 class Dropout(Module):
@@ -181,7 +181,7 @@ class Dropout(Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Any:
-        return dropout(x, self.rate)
+        return pointwise.dropout(x, self.rate)
 
 
 class DropPath(Module):
@@ -193,8 +193,8 @@ class DropPath(Module):
     def forward(self, x: Tensor) -> Any:
         if self.rate == 0.0 or not x.storage.device.training:
             return x
-        random = new_empty(x, (x.shape[0], *(1,) * (len(x.shape) - 1)))
-        return mul(x, random)
+        random = pointwise.new_empty(x, (x.shape[0], *(1,) * (len(x.shape) - 1)))
+        return pointwise.mul(x, random)
 
 
 def buffer(device: Device, shape: Shape, dtype: str | None = None) -> Tensor:
@@ -214,12 +214,14 @@ def adaptive_avg_pool2d(x: Tensor) -> Tensor:
     Of a channels-last x the result is made channels-last too, in place, which autograd records
     (aten/src/ATen/native/AdaptiveAveragePooling.cpp).
     """
-    out = mean(x, (-1, -2), keepdim=True)
+    out = pointwise.mean(x, (-1, -2), keepdim=True)
     if _is_channels_last(x.shape, x.strides):
         channels = x.shape[1]
         strides = (channels, 1, channels, channels)
         result = Tensor(out.storage, out.shape, strides, out.dtype)
-        out = record(result, "AsStridedBackward0", (out,), as_strided_backward, out.shape)
+        out = autograd.record(
+            result, "AsStridedBackward0", (out,), pointwise.as_strided_backward, out.shape
+        )
     return out
 
 
@@ -239,3 +241,254 @@ def _is_channels_last(shape: Shape, strides: Shape) -> bool:
             return False
         least = strides[dim] * max(shape[dim], 1)
     return True
+
+
+# Layer norm, softmax and vector norms: run in fp32 under autocast.
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`F.layer_norm` over the last dimension: saves x (its fp32 cast), mean and rstd, both fp32."""
+    bias, weight, x = (
+        pointwise.autocast_up(bias),
+        pointwise.autocast_up(weight),
+        pointwise.autocast_up(x),
+    )
+    device = x.storage.device
+    node = autograd.begin(
+        "NativeLayerNormBackward0", (x, weight, bias), _layer_norm_backward, (x, weight, bias)
+    )
+    copied = _contiguous(x, "aten.native_layer_norm")
+    y = empty(device, x.shape, x.dtype, "aten.native_layer_norm")
+    rows = (*x.shape[:-1], 1)
+    # The statistics are fp32 on CUDA for low-precision inputs too (pure bf16).
+    mean = empty(device, rows, "float32", "aten.native_layer_norm")
+    rstd = empty(device, rows, "float32", "aten.native_layer_norm")
+    device.compute(
+        "aten.native_layer_norm", "reduction", x.dtype, 8 * x.numel, x.num_bytes + y.num_bytes
+    )
+    del copied
+    return autograd.finish(y, node, (mean, rstd))
+
+
+def _contiguous(x: Tensor, label: str) -> TakenScratch | None:
+    """The copy that the kernel makes of what does not lie row by row."""
+    return None if x.is_contiguous else take_bytes(x.storage.device, x.num_bytes, label)
+
+
+def _layer_norm_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+    grad = autograd.only_gradient(grads)
+    x, weight = node.unpack(0), node.unpack(1)
+    bias, mean, rstd = node.unpack(2), node.unpack(3), node.unpack(4)
+    device = x.storage.device
+    label = "aten.native_layer_norm_backward"
+    results: list[Tensor | None] = [None, None, None]
+    copied = _contiguous(x, label)
+    if node.needs(0):
+        results[0] = empty(device, x.shape, x.dtype, label)
+    _norm_of_columns(node, grad, (x, weight, bias), results, label)
+    device.compute(label, "reduction", x.dtype, 16 * x.numel, grad.num_bytes + 2 * x.num_bytes, 2)
+    del mean, rstd, copied
+    return tuple(results)
+
+
+def _norm_of_columns(
+    node: autograd.Node,
+    grad: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    results: list[Tensor | None],
+    label: str,
+) -> None:
+    """The gradients of weight and bias. Where rows are many, blocks leave partial sums, and sums of
+    these ("norm_replaced") take the place of gradients as large: here they go, and these stay."""
+    x, *others = inputs
+    device = x.storage.device
+    wanted = [place for place in (1, 2) if node.needs(place)]
+    sizes = (x.numel // x.shape[-1], x.shape[-1])
+    itemsize = DTYPE_BYTES[x.dtype]
+    for place in wanted:
+        results[place] = empty(device, others[place - 1].shape, others[place - 1].dtype, label)
+    copied = _contiguous(grad, label)
+    parts = [device.take("norm_parts", (*sizes, itemsize), label) for _ in wanted]
+    for _ in wanted:
+        replaced = device.take("norm_replaced", (*sizes, itemsize), label)
+        pointwise.take_reduced(device, "norm_", sizes, label)
+        del replaced
+    while parts:
+        parts.pop()
+    del copied
+
+
+def softmax(x: Tensor) -> Tensor:
+    """`x.softmax(-1)`: fp32 under autocast; saves its result.
+
+    From fp16, CUDA computes the fp32 result without a cast copy (`half_to_float`); bf16 has one.
+    """
+    half_to_float = x.dtype == "float16" and x.storage.device.autocast is not None
+    source = x if half_to_float else pointwise.autocast_up(x)
+    dtype = "float32" if half_to_float else source.dtype
+    return _softmax_of(
+        source, dtype, "aten._softmax", "SoftmaxBackward0", "aten._softmax_backward_data"
+    )
+
+
+def log_softmax(x: Tensor) -> Tensor:
+    """`torch.log_softmax(x, -1, dtype=x.dtype)`, as `cross_entropy` calls it: naming the dtype
+    keeps autocast from changing it. Saves its result."""
+    return _softmax_of(
+        x, x.dtype, "aten._log_softmax", "LogSoftmaxBackward0", "aten._log_softmax_backward_data"
+    )
+
+
+def _softmax_of(source: Tensor, dtype: str, label: str, name: str, backward_label: str) -> Tensor:
+    device = source.storage.device
+    node = autograd.begin(name, (source,), _softmax_backward, data=(backward_label, source.dtype))
+    y = pointwise.like(source, label, dtype)
+    device.compute(label, "reduction", dtype, 5 * y.numel, source.num_bytes + y.num_bytes)
+    return autograd.finish(y, node, (y,))
+
+
+def _softmax_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+    grad = autograd.only_gradient(grads)
+    result = node.unpack(0)
+    label, dtype = node.data
+    y = pointwise.like(result, label, dtype)
+    product = None
+    if label == "aten._softmax_backward_data":  # of gradient and result (cuda/SoftMax.cu)
+        product = take_bytes(y.storage.device, result.num_bytes, label)
+    y.storage.device.compute(
+        label, "reduction", dtype, 4 * y.numel, 2 * result.num_bytes + y.num_bytes
+    )
+    del product
+    del grad
+    return (y,)
+
+
+def normalize(x: Tensor) -> Tensor:
+    """`F.normalize(x, dim=-1)`: x / x.norm(2, -1, keepdim=True).clamp_min(eps).expand_as(x)."""
+    norm = vector_norm(x)
+    denominator = expand(pointwise.clamp_min(norm), *x.shape)
+    del norm
+    return pointwise.div(x, denominator)
+
+
+def vector_norm(x: Tensor) -> Tensor:
+    """`x.norm(2, dim=-1, keepdim=True)`: fp32 result under autocast; saves x and the norm."""
+    low = x.storage.device.autocast is not None and x.dtype in ("bfloat16", "float16")
+    dtype = "float32" if low else x.dtype
+    node = autograd.begin("LinalgVectorNormBackward0", (x,), _norm_backward, (x,))
+    y = empty(x.storage.device, (*x.shape[:-1], 1), dtype, "aten.linalg_vector_norm")
+    pointwise.take_reduction(x, (len(x.shape) - 1,), "aten.linalg_vector_norm")
+    x.storage.device.compute(
+        "aten.linalg_vector_norm", "reduction", x.dtype, 2 * x.numel, x.num_bytes + y.num_bytes
+    )
+    return autograd.finish(y, node, (y,))
+
+
+def _norm_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+    """`norm_backward` for p = 2: grad * (self / norm).masked_fill_(norm == 0, 0)."""
+    x, norm = node.unpack(0), node.unpack(1)
+    ratio = pointwise.binary(x, norm, "aten.div")
+    mask = pointwise.unary(norm, "aten.eq", "bool")
+    autograd.pointwise_cost(ratio.storage.device, "aten.masked_fill_", ratio, 1)
+    to_x = pointwise.binary(autograd.only_gradient(grads), ratio, "aten.mul")
+    del mask
+    return (to_x,)
+
+
+# Classification losses over logits [B, classes].
+
+# Comparisons with a number and filling where they hold: for attention masks, outside autograd.
+
+
+def compare(x: Tensor, label: str) -> Tensor:
+    """`x != number` (`aten.ne`), `x == number` (`aten.eq`): one byte an element."""
+    return pointwise.unary(x, label, "bool")
+
+
+def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
+    """`x.masked_fill(mask, number)`: a new tensor. x needs no gradient."""
+    assert not autograd.tracks(x), "masked_fill on shapes records nothing"
+    assert mask.shape == x.shape
+    return pointwise.unary(x, "aten.masked_fill")
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, smoothed: bool = False) -> Tensor:
+    """`F.cross_entropy(logits, targets, label_smoothing=…)`: a scalar, fp32 under autocast.
+
+    Targets are labels [B] int64, or probabilities [B, classes] fp32. The log-softmax keeps the
+    logits' dtype; `nll_loss` is what autocast casts up for. The C++ function's own names live to
+    its end (aten/src/ATen/native/LossNLL.cpp).
+    """
+    if targets.is_floating:
+        return _of_probabilities(logits, targets)
+    if smoothed:
+        return _smoothed(logits, targets)
+    return nll_loss(log_softmax(logits), targets)
+
+
+def _of_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
+    """`cross_entropy_loss_prob_target`: -(input * target).sum() / B; C++ drops what a statement
+    made on the way at its end."""
+    log_probabilities = log_softmax(logits)
+    products = pointwise.mul(log_probabilities, targets)
+    total = pointwise.sum_dims(products)
+    negative = pointwise.neg(total)
+    return pointwise.scale(negative, "aten.div")
+
+
+def _smoothed(logits: Tensor, labels: Tensor) -> Tensor:
+    """`cross_entropy_loss_label_smoothing`: a share of nll_loss, and one of the mean over classes.
+
+    Labels to be ignored are looked for even where there are none.
+    """
+    log_probabilities = log_softmax(logits)
+    loss = nll_loss(log_probabilities, labels)
+    smooth_loss = pointwise.neg(pointwise.sum_dims(log_probabilities, (1,)))
+    ignore_mask = compare(labels, "aten.eq")
+    smooth_loss = _masked_fill_(smooth_loss, ignore_mask)
+    mean = _mean_of_kept(smooth_loss, ignore_mask)
+    return pointwise.add(pointwise.scale(loss), pointwise.scale(mean))
+
+
+def _masked_fill_(x: Tensor, mask: Tensor) -> Tensor:
+    """`x.masked_fill_(mask, 0.0)`: x's own storage under a new node, which saves the mask."""
+    node = autograd.begin("MaskedFillBackward0", (x,), _masked_fill_backward, (mask,))
+    autograd.pointwise_cost(x.storage.device, "aten.masked_fill_", x, 1)
+    return autograd.finish(Tensor(x.storage, x.shape, x.strides, x.dtype), node)
+
+
+def _masked_fill_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+    mask = node.unpack(0)
+    y = pointwise.unary(autograd.only_gradient(grads), "aten.masked_fill")
+    del mask
+    return (y,)
+
+
+def _mean_of_kept(x: Tensor, mask: Tensor) -> Tensor:
+    """`x.sum() / (~mask).sum()`: the right side first; temporaries live to the statement's end."""
+    inverse = pointwise.unary(mask, "aten.bitwise_not")
+    count = pointwise.reduce_sum(inverse, range(len(mask.shape)), False, dtype="int64")
+    total = pointwise.sum_dims(x)
+    return pointwise.div(total, count)
+
+
+def nll_loss(log_probabilities: Tensor, labels: Tensor) -> Tensor:
+    """`F.nll_loss(x, labels)`: saves x, the labels and the total weight, one more scalar."""
+    x = pointwise.autocast_up(log_probabilities)
+    device = x.storage.device
+    node = autograd.begin("NllLossBackward0", (x,), _nll_backward, (x, labels))
+    loss = empty(device, (), x.dtype, "aten.nll_loss_forward")
+    total_weight = empty(device, (), x.dtype, "aten.nll_loss_forward")
+    device.compute("aten.nll_loss_forward", "reduction", x.dtype, x.shape[0], labels.num_bytes)
+    return autograd.finish(loss, node, (total_weight,))
+
+
+def _nll_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+    x, labels, total_weight = node.unpack(0), node.unpack(1), node.unpack(2)
+    grad = autograd.only_gradient(grads)
+    y = empty(x.storage.device, x.shape, x.dtype, "aten.nll_loss_backward")
+    y.storage.device.compute(
+        "aten.nll_loss_backward", "pointwise", y.dtype, y.shape[0], y.num_bytes, 2
+    )
+    del labels, total_weight, grad
+    return (y,)

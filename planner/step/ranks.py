@@ -26,7 +26,7 @@ from typing import Any
 from planner.core.schema import TrainSetting
 from planner.core.schema.setting import SHARDED, Collective, Group
 from planner.core.units import MIB, format_bytes
-from planner.ledger import ledger as of
+from planner.ledger import ledger as on_ledger
 from planner.ledger.ledger import Allocated, Awaited, Computed, Event, Freed, Ledger, Sent, Tagged
 from planner.step.tensor import DTYPE_BYTES
 
@@ -109,7 +109,7 @@ class _Rank:
         self.dtype = "bfloat16" if setting.precision == "pure-bf16" else "float32"
         self.item_bytes = DTYPE_BYTES[self.dtype]
         events: Sequence[Any] = ledger.events
-        made = {e.storage: e for e in events if type(e) in (Allocated, of.Scratch)}
+        made = {e.storage: e for e in events if type(e) in (Allocated, on_ledger.Scratch)}
         self.num_storages: int = max(made)
         tags = [event for event in events if type(event) is Tagged]
         of_weights = [tag.storage for tag in tags if tag.category == "parameters"]
@@ -123,10 +123,10 @@ class _Rank:
     def phases(self) -> Iterator[tuple[str, bool, Sequence[Any]]]:
         """(phase, whether its gradients are summed over the ranks, its events); its mark follows
         when the next is asked for."""
-        parts = min(self.setting.accumulate, of.RECORDED_MICRO_BATCHES)
+        parts = min(self.setting.accumulate, on_ledger.RECORDED_MICRO_BATCHES)
         begun = micro_batch = 0
         for place, event in enumerate(self.ledger.events):
-            if type(event) is of.Marked:
+            if type(event) is on_ledger.Marked:
                 is_backward = event.phase == "backward"
                 micro_batch += is_backward
                 sums = micro_batch % parts == 0 or self.setting.gradient_sync == "every"
@@ -135,8 +135,9 @@ class _Rank:
                 begun = place + 1
 
     def allocate(
-        self, num_bytes: int, label: str, category: of.Category, path: str = "", stream: str = ""
-    ) -> int:
+        self, num_bytes: int, label: str, category: on_ledger.Category, path: str = "",
+        stream: str = "",
+    ) -> int:  # fmt: skip
         self.num_storages += 1
         self.events.append(Allocated(self.num_storages, num_bytes, label, path, stream))
         self.events.append(Tagged(self.num_storages, category))
@@ -402,4 +403,4 @@ class _Sharded(_Rank):
 
 def _has_path(event: Any) -> bool:
     """Whether it ran in a module."""
-    return type(event) in (Allocated, of.Scratch, Computed)
+    return type(event) in (Allocated, on_ledger.Scratch, Computed)

@@ -5,26 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from planner.step.autograd import (
-    Gradients,
-    Node,
-    begin,
-    finish,
-    only_gradient,
-    record,
-    record_many,
-    tracks,
-)
+from planner.step import autograd
 from planner.step.pointwise import clone, contiguous, pass_on, promote, sum_to
-from planner.step.strides import (
+from planner.step.tensor import (
     Shape,
+    Tensor,
     contiguous_strides,
     elementwise_strides,
+    empty,
     preserved_strides,
     resolve_shape,
+    take_bytes,
     view_strides,
 )
-from planner.step.tensor import Tensor, empty, take_bytes
 
 __all__ = [
     "alias", "cat", "chunk", "contiguous", "expand", "flatten", "pad", "pad_image", "pad_last",
@@ -44,8 +37,8 @@ def _alias(x: Tensor, shape: Shape, strides: Shape) -> Tensor:
 def alias(x: Tensor) -> Tensor:
     """`x[:]`: the same view of the same storage, as a new tensor."""
     y = _alias(x, x.shape, x.strides)
-    if tracks(x):
-        record(y, "AliasBackward0", (x,), pass_on)
+    if autograd.tracks(x):
+        autograd.record(y, "AliasBackward0", (x,), pass_on)
     return y
 
 
@@ -58,13 +51,13 @@ def view(x: Tensor, *shape: int, name: str = "ViewBackward0") -> Tensor:
     y = _alias(x, target, strides)
     if name == "UnsafeViewBackward0":
         y.base = None
-    if tracks(x):
-        record(y, name, (x,), _view_backward, data=x.shape)
+    if autograd.tracks(x):
+        autograd.record(y, name, (x,), _view_backward, data=x.shape)
     return y
 
 
-def _view_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (reshape(only_gradient(grads), *node.data),)
+def _view_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+    return (reshape(autograd.only_gradient(grads), *node.data),)
 
 
 def reshape(x: Tensor, *shape: int) -> Tensor:
@@ -87,16 +80,16 @@ def flatten(x: Tensor, start: int, end: int = -1) -> Tensor:
 def permute(x: Tensor, *dims: int) -> Tensor:
     """`x.permute(dims)`."""
     y = _alias(x, tuple(x.shape[d] for d in dims), tuple(x.strides[d] for d in dims))
-    if tracks(x):
-        record(y, "PermuteBackward0", (x,), _permute_backward, data=dims)
+    if autograd.tracks(x):
+        autograd.record(y, "PermuteBackward0", (x,), _permute_backward, data=dims)
     return y
 
 
-def _permute_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+def _permute_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
     inverse = [0] * len(node.data)
     for position, dim in enumerate(node.data):
         inverse[dim] = position
-    return (permute(only_gradient(grads), *inverse),)
+    return (permute(autograd.only_gradient(grads), *inverse),)
 
 
 def transpose(x: Tensor, a: int, b: int) -> Tensor:
@@ -106,13 +99,13 @@ def transpose(x: Tensor, a: int, b: int) -> Tensor:
     dims = list(range(rank))
     dims[a], dims[b] = b, a
     y = _alias(x, tuple(x.shape[d] for d in dims), tuple(x.strides[d] for d in dims))
-    if tracks(x):
-        record(y, "TransposeBackward0", (x,), _transpose_backward, data=(a, b))
+    if autograd.tracks(x):
+        autograd.record(y, "TransposeBackward0", (x,), _transpose_backward, data=(a, b))
     return y
 
 
-def _transpose_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (transpose(only_gradient(grads), *node.data),)
+def _transpose_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+    return (transpose(autograd.only_gradient(grads), *node.data),)
 
 
 def t(x: Tensor) -> Tensor:
@@ -129,13 +122,13 @@ def expand(x: Tensor, *shape: int) -> Tensor:
         for i, s in enumerate(target)
     )
     y = _alias(x, target, strides)
-    if tracks(x):
-        record(y, "ExpandBackward0", (x,), _expand_backward, data=x.shape)
+    if autograd.tracks(x):
+        autograd.record(y, "ExpandBackward0", (x,), _expand_backward, data=x.shape)
     return y
 
 
-def _expand_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (sum_to(only_gradient(grads), node.data),)
+def _expand_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+    return (sum_to(autograd.only_gradient(grads), node.data),)
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
@@ -143,13 +136,13 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
     dim = dim % (len(x.shape) + 1)
     stride = x.shape[dim] * x.strides[dim] if dim < len(x.shape) else 1
     y = _alias(x, (*x.shape[:dim], 1, *x.shape[dim:]), (*x.strides[:dim], stride, *x.strides[dim:]))
-    if tracks(x):
-        record(y, "UnsqueezeBackward0", (x,), _unsqueeze_backward, data=dim)
+    if autograd.tracks(x):
+        autograd.record(y, "UnsqueezeBackward0", (x,), _unsqueeze_backward, data=dim)
     return y
 
 
-def _unsqueeze_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (squeeze(only_gradient(grads), node.data),)
+def _unsqueeze_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+    return (squeeze(autograd.only_gradient(grads), node.data),)
 
 
 def squeeze(x: Tensor, dim: int) -> Tensor:
@@ -158,21 +151,21 @@ def squeeze(x: Tensor, dim: int) -> Tensor:
     if x.shape[dim] != 1:
         return _alias(x, x.shape, x.strides)
     y = _alias(x, x.shape[:dim] + x.shape[dim + 1 :], x.strides[:dim] + x.strides[dim + 1 :])
-    if tracks(x):
-        record(y, "SqueezeBackward1", (x,), _squeeze_backward, data=dim)
+    if autograd.tracks(x):
+        autograd.record(y, "SqueezeBackward1", (x,), _squeeze_backward, data=dim)
     return y
 
 
-def _squeeze_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (unsqueeze(only_gradient(grads), node.data),)
+def _squeeze_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+    return (unsqueeze(autograd.only_gradient(grads), node.data),)
 
 
 def select(x: Tensor, dim: int, index: int = 0) -> Tensor:
     """`x.select(dim, index)`, `x[index]`: its gradient is a tensor of zeros, written in part."""
     dim = dim % len(x.shape)
     y = _alias(x, x.shape[:dim] + x.shape[dim + 1 :], x.strides[:dim] + x.strides[dim + 1 :])
-    if tracks(x):
-        record(y, "SelectBackward0", (x,), _zeros_written_backward, data=x.shape)
+    if autograd.tracks(x):
+        autograd.record(y, "SelectBackward0", (x,), _zeros_written_backward, data=x.shape)
     return y
 
 
@@ -185,14 +178,14 @@ def slice_(x: Tensor, dim: int, start: int, stop: int, step: int = 1) -> Tensor:
         (*x.shape[:dim], size, *x.shape[dim + 1 :]),
         (*x.strides[:dim], x.strides[dim] * step, *x.strides[dim + 1 :]),
     )
-    if tracks(x):
-        record(y, "SliceBackward0", (x,), _zeros_written_backward, data=x.shape)
+    if autograd.tracks(x):
+        autograd.record(y, "SliceBackward0", (x,), _zeros_written_backward, data=x.shape)
     return y
 
 
-def _zeros_written_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+def _zeros_written_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
     """`slice_backward`, `select_backward`: new zeros, and a copy of the gradient into a part."""
-    grad = only_gradient(grads)
+    grad = autograd.only_gradient(grads)
     zeros = empty(grad.storage.device, node.data, grad.dtype, "aten.slice_backward")
     grad.storage.device.compute(
         "aten.slice_backward", "copy", grad.dtype, 0, zeros.num_bytes + 2 * grad.num_bytes, 2
@@ -205,12 +198,12 @@ def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     dim = dim % len(x.shape)
     shape, strides = x.shape[:dim] + x.shape[dim + 1 :], x.strides[:dim] + x.strides[dim + 1 :]
     parts = tuple(_alias(x, shape, strides) for _ in range(x.shape[dim]))
-    if tracks(x):
-        record_many(parts, "UnbindBackward0", x, _unbind_backward, data=dim)
+    if autograd.tracks(x):
+        autograd.record_many(parts, "UnbindBackward0", x, _unbind_backward, data=dim)
     return parts
 
 
-def _unbind_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+def _unbind_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
     return (stack([g for g in grads if g is not None], node.data),)
 
 
@@ -220,12 +213,12 @@ def chunk(x: Tensor, count: int, dim: int) -> tuple[Tensor, ...]:
     size = x.shape[dim] // count
     shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
     parts = tuple(_alias(x, shape, x.strides) for _ in range(count))
-    if tracks(x):
-        record_many(parts, "SplitBackward0", x, _split_backward, data=dim)
+    if autograd.tracks(x):
+        autograd.record_many(parts, "SplitBackward0", x, _split_backward, data=dim)
     return parts
 
 
-def _split_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+def _split_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
     return (cat([g for g in grads if g is not None], node.data),)
 
 
@@ -250,14 +243,14 @@ def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
     shape = (*first.shape[:dim], size, *first.shape[dim + 1 :])
     y = empty(first.storage.device, shape, dtype, "aten.cat")
     y.storage.device.compute("aten.cat", "copy", y.dtype, 0, 2 * y.num_bytes)
-    if tracks(*parts):
+    if autograd.tracks(*parts):
         sizes = tuple(part.shape[dim] for part in parts)
-        record(y, "CatBackward0", parts, _cat_backward, data=(dim, sizes))
+        autograd.record(y, "CatBackward0", parts, _cat_backward, data=(dim, sizes))
     return y
 
 
-def _cat_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    grad = only_gradient(grads)
+def _cat_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+    grad = autograd.only_gradient(grads)
     dim, sizes = node.data
     return tuple(
         _alias(grad, (*grad.shape[:dim], size, *grad.shape[dim + 1 :]), grad.strides)
@@ -282,13 +275,13 @@ def roll(x: Tensor, dims: int = 2) -> Tensor:
         copied.clear()
     y = empty(device, x.shape, x.dtype, "aten.roll")
     device.compute("aten.roll", "copy", x.dtype, 0, 2 * y.num_bytes)
-    if tracks(x):
-        record(y, "RollBackward0", (x,), _roll_backward, data=dims)
+    if autograd.tracks(x):
+        autograd.record(y, "RollBackward0", (x,), _roll_backward, data=dims)
     return y
 
 
-def _roll_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    return (roll(only_gradient(grads), node.data),)
+def _roll_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+    return (roll(autograd.only_gradient(grads), node.data),)
 
 
 def pad(x: Tensor, bottom: int, right: int) -> Tensor:
@@ -315,27 +308,27 @@ def _pad(x: Tensor, shape: Shape) -> Tensor:
         strides = elementwise_strides(shape, [(shape, contiguous_strides(shape))])
     y = empty(x.storage.device, shape, x.dtype, "aten.constant_pad_nd", strides)
     x.storage.device.compute("aten.constant_pad_nd", "copy", x.dtype, 0, x.num_bytes + y.num_bytes)
-    if tracks(x):
-        record(y, "ConstantPadNdBackward0", (x,), _pad_backward, data=x.shape)
+    if autograd.tracks(x):
+        autograd.record(y, "ConstantPadNdBackward0", (x,), _pad_backward, data=x.shape)
     return y
 
 
-def _pad_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+def _pad_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
     """`constant_pad_nd(grad, negated pads)`: a copy of the part inside."""
-    return (_pad(only_gradient(grads), node.data),)
+    return (_pad(autograd.only_gradient(grads), node.data),)
 
 
 def take_rows(table: Tensor, index: Tensor) -> Tensor:
     """`table[index]` with a flat int64 index: [len(index), columns]; saves the index."""
-    node = begin("IndexBackward0", (table,), _index_backward, (index,), table.shape)
+    node = autograd.begin("IndexBackward0", (table,), _index_backward, (index,), table.shape)
     y = empty(table.storage.device, (index.numel, *table.shape[1:]), table.dtype, "aten.index")
     table.storage.device.compute("aten.index", "copy", y.dtype, 0, 2 * y.num_bytes)
-    return finish(y, node)
+    return autograd.finish(y, node)
 
 
-def _index_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+def _index_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
     """New zeros and `index_put` with accumulation, in place but for fake tensors."""
-    grad = only_gradient(grads)
+    grad = autograd.only_gradient(grads)
     index = node.unpack(0)
     device = grad.storage.device
     zeros = empty(device, node.data, grad.dtype, "aten.new_zeros")

@@ -21,7 +21,7 @@ from planner.memory.scratch import (
     convolution_workspace,
     scratch_bytes,
 )
-from planner.step.reductions import reduction_of
+from planner.step.pointwise import reduction_of
 
 T4 = Processors(40, 1024, (7, 5))
 RTX_3090 = Processors(82, 1536, (8, 6))

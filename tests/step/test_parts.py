@@ -10,7 +10,7 @@ import pytest
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.estimation.estimate import choose
 from planner.ledger.ledger import Ledger
-from planner.step.attention import backward_scratch
+from planner.step.matmul import backward_scratch
 from planner.step.tensor import _callers_keep_arguments
 from planner.step.training import Training, record_training
 from tests.building import on_shapes

@@ -14,11 +14,11 @@ from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.setting import FUSED_FAMILIES, OPTIMIZER_FAMILIES
 from planner.estimation.estimate import estimate
 from planner.ledger.ledger import Computed
-from planner.libraries.blocks import named_parameters
-from planner.step.autocast import AutocastScope
+from planner.libraries.shared import named_parameters
+from planner.step.engine import AutocastScope
 from planner.step.nn import Linear
-from planner.step.optimizers import FAMILIES
 from planner.step.tensor import Device, empty
+from planner.step.training import FAMILIES
 from planner.training.building import make_optimizers, step_setting
 from tests.building import build_real, on_shapes
 from tests.libraries.steps import (

@@ -41,7 +41,7 @@ from planner.machine.hardware.overheads import overheads_for
 from planner.memory.profile import walk_ledger
 from planner.memory.replay import replay
 from planner.memory.scratch import on_device
-from planner.step.autocast import AutocastScope
+from planner.step.engine import AutocastScope
 from planner.step.nn import name_modules
 from planner.step.tensor import Device
 from planner.step.training import BuildOnShapes, make_batch

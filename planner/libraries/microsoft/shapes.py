@@ -11,25 +11,11 @@ from __future__ import annotations
 from math import prod
 
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
-from planner.libraries.blocks import (
-    Merging,
-    Mlp,
-    add_shift_mask,
-    as_tokens,
-    checkpoint_in_place,
-    drop_path_or_identity,
-    four_parities,
-    position_bias_mlp,
-    shift_mask,
-    spread_bias,
-    window_partition,
-    window_reverse,
-)
+from planner.libraries import shared
 from planner.libraries.maps import BlockPlan, Pair, chosen_stages, feature_maps, plan_blocks
-from planner.step.checkpointing import checkpoint_reentrantly
+from planner.step import nn
+from planner.step.engine import checkpoint_reentrantly
 from planner.step.matmul import linear, matmul
-from planner.step.nn import Conv2d, Dropout, LayerNorm, Linear, Module, adaptive_avg_pool1d, buffer
-from planner.step.normalization import normalize, softmax
 from planner.step.pointwise import add, clamp, exp, mul, new_empty, scale, sigmoid
 from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import (
@@ -45,7 +31,7 @@ from planner.step.views import (
 )
 
 
-class WindowAttention(Module):
+class WindowAttention(nn.Module):
     """The authors' WindowAttention."""
 
     def __init__(
@@ -56,11 +42,11 @@ class WindowAttention(Module):
         self.heads = heads
         rows = (2 * window_size - 1) ** 2
         self.relative_position_bias_table = Parameter(device, (rows, heads))
-        self.relative_position_index = buffer(device, (area, area), "int64")
-        self.qkv = Linear(device, dim, dim * 3, bias=config.qkv_bias)
-        self.attn_drop = Dropout(config.attn_drop_rate)
-        self.proj = Linear(device, dim, dim)
-        self.proj_drop = Dropout(config.drop_rate)
+        self.relative_position_index = nn.buffer(device, (area, area), "int64")
+        self.qkv = nn.Linear(device, dim, dim * 3, bias=config.qkv_bias)
+        self.attn_drop = nn.Dropout(config.attn_drop_rate)
+        self.proj = nn.Linear(device, dim, dim)
+        self.proj_drop = nn.Dropout(config.drop_rate)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         windows, area, dim = x.shape
@@ -71,14 +57,14 @@ class WindowAttention(Module):
         q = scale(q)
         attn = matmul(q, transpose(k, -2, -1))
 
-        relative_position_bias = spread_bias(
+        relative_position_bias = shared.spread_bias(
             self.relative_position_bias_table, self.relative_position_index, area
         )
         attn = add(attn, unsqueeze(relative_position_bias, 0))
 
         if mask is not None:
-            attn = add_shift_mask(attn, mask)
-        attn = softmax(attn)
+            attn = shared.add_shift_mask(attn, mask)
+        attn = nn.softmax(attn)
         attn = self.attn_drop(attn)
 
         x = reshape(transpose(matmul(attn, v), 1, 2), windows, area, dim)
@@ -87,7 +73,7 @@ class WindowAttention(Module):
         return x
 
 
-class SwinTransformerBlock(Module):
+class SwinTransformerBlock(nn.Module):
     """The authors' SwinTransformerBlock: a window that covers the shorter side is not shifted.
 
     Version 2 norms after attention and MLP.
@@ -101,20 +87,20 @@ class SwinTransformerBlock(Module):
         self.window_size = min(plan.window, *input_resolution)
         is_shifted = plan.shifted and min(input_resolution) > plan.window
         self.shift_size = plan.window // 2 if is_shifted else 0
-        self.norm1 = LayerNorm(device, plan.channels)
+        self.norm1 = nn.LayerNorm(device, plan.channels)
         self.attn = self.make_attention(device, config, plan)
-        self.drop_path = drop_path_or_identity(plan.drop_path)
-        self.norm2 = LayerNorm(device, plan.channels)
-        self.mlp = Mlp(device, plan.channels, plan.hidden, config.drop_rate)
+        self.drop_path = shared.drop_path_or_identity(plan.drop_path)
+        self.norm2 = nn.LayerNorm(device, plan.channels)
+        self.mlp = shared.Mlp(device, plan.channels, plan.hidden, config.drop_rate)
         self.attn_mask: Tensor | None = None
         if self.shift_size > 0:
-            self.attn_mask = shift_mask(device, input_resolution, self.window)
+            self.attn_mask = shared.shift_mask(device, input_resolution, self.window)
 
     @property
     def window(self) -> Pair:
         return (self.window_size, self.window_size)
 
-    def make_attention(self, device: Device, config: SwinConfig, plan: BlockPlan) -> Module:
+    def make_attention(self, device: Device, config: SwinConfig, plan: BlockPlan) -> nn.Module:
         return WindowAttention(device, config, plan, self.window_size)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,11 +112,11 @@ class SwinTransformerBlock(Module):
         x = view(x, batch, height, width, channels)
 
         shifted_x = roll(x) if self.shift_size > 0 else x
-        x_windows = window_partition(shifted_x, self.window)
+        x_windows = shared.window_partition(shifted_x, self.window)
         x_windows = view(x_windows, -1, self.window_size**2, channels)
         attn_windows = self.attn(x_windows, self.attn_mask)
         attn_windows = view(attn_windows, -1, self.window_size, self.window_size, channels)
-        shifted_x = window_reverse(attn_windows, self.window, height, width)
+        shifted_x = shared.window_reverse(attn_windows, self.window, height, width)
         x = roll(shifted_x) if self.shift_size > 0 else shifted_x
         x = view(x, batch, height * width, channels)
 
@@ -143,7 +129,7 @@ class SwinTransformerBlock(Module):
         return x
 
 
-class PatchMerging(Merging):
+class PatchMerging(shared.Merging):
     """The authors' PatchMerging: [B, L, C] to [B, L/4, 2C]."""
 
     def __init__(self, device: Device, input_resolution: Pair, channels: int, version: int) -> None:
@@ -153,14 +139,14 @@ class PatchMerging(Merging):
     def forward(self, x: Tensor) -> Tensor:
         batch, _, channels = x.shape
         x = view(x, batch, *self.input_resolution, channels)
-        return self.reduce(as_tokens(four_parities(x)))
+        return self.reduce(shared.as_tokens(shared.four_parities(x)))
 
 
-class BasicLayer(Module):
+class BasicLayer(nn.Module):
     """The authors' BasicLayer: the downsampling comes last."""
 
     def __init__(
-        self, blocks: list[Module], downsample: Module | None, use_checkpoint: bool
+        self, blocks: list[nn.Module], downsample: nn.Module | None, use_checkpoint: bool
     ) -> None:
         self.blocks = blocks
         self.downsample = downsample
@@ -174,12 +160,12 @@ class BasicLayer(Module):
         return x
 
 
-class PatchEmbed(Module):
+class PatchEmbed(nn.Module):
     """The authors' PatchEmbed: [B, in_channels, H, W] to [B, L, C]."""
 
     def __init__(self, device: Device, config: SwinConfig) -> None:
-        self.proj = Conv2d(device, config.in_channels, config.embed_dim, config.patch_size)
-        self.norm = LayerNorm(device, config.embed_dim) if config.patch_norm else None
+        self.proj = nn.Conv2d(device, config.in_channels, config.embed_dim, config.patch_size)
+        self.norm = nn.LayerNorm(device, config.embed_dim) if config.patch_norm else None
 
     def forward(self, x: Tensor) -> Tensor:
         x = transpose(flatten(self.proj(x), 2), 1, 2)
@@ -188,14 +174,14 @@ class PatchEmbed(Module):
         return x
 
 
-class AdaptiveAvgPool1d(Module):
+class AdaptiveAvgPool1d(nn.Module):
     """`nn.AdaptiveAvgPool1d(1)`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return adaptive_avg_pool1d(x)
+        return nn.adaptive_avg_pool1d(x)
 
 
-class SwinTransformer(Module):
+class SwinTransformer(nn.Module):
     """The authors' SwinTransformer, of the version whose block it is given."""
 
     def __init__(
@@ -211,19 +197,19 @@ class SwinTransformer(Module):
         if config.absolute_position_embedding:
             shape = (1, prod(maps[0]), config.embed_dim)
             self.absolute_pos_embed = Parameter(device, shape)
-        self.pos_drop = Dropout(config.drop_rate)
-        self.layers: list[Module] = []
+        self.pos_drop = nn.Dropout(config.drop_rate)
+        self.layers: list[nn.Module] = []
         for stage, sides in enumerate(maps):
             dim = config.stage_channels(stage)
-            blocks: list[Module] = [
+            blocks: list[nn.Module] = [
                 block(device, config, plan, sides) for plan in plan_blocks(config, stage)
             ]
             is_last = stage == config.num_stages - 1
             downsample = None if is_last else PatchMerging(device, sides, dim, config.version)
             self.layers.append(BasicLayer(blocks, downsample, setting.checkpointing == "blocks"))
-        self.norm = LayerNorm(device, dim)
+        self.norm = nn.LayerNorm(device, dim)
         self.avgpool = AdaptiveAvgPool1d()
-        self.head = Linear(device, dim, config.num_classes)
+        self.head = nn.Linear(device, dim, config.num_classes)
 
     def forward_features(self, x: Tensor) -> Tensor:
         x = self.patch_embed(x)
@@ -249,7 +235,7 @@ class SwinTransformer(Module):
 # models/swin_transformer_v2.py). Shapes and legend as above.
 
 
-class WindowAttentionV2(Module):
+class WindowAttentionV2(nn.Module):
     """The authors' WindowAttention of version 2: cosine attention, continuous position bias."""
 
     def __init__(
@@ -259,16 +245,16 @@ class WindowAttentionV2(Module):
         area = window_size**2
         self.heads = heads
         self.logit_scale = Parameter(device, (heads, 1, 1))
-        self.cpb_mlp = position_bias_mlp(device, heads)
+        self.cpb_mlp = shared.position_bias_mlp(device, heads)
         sides = 2 * window_size - 1
-        self.relative_coords_table = buffer(device, (1, sides, sides, 2))
-        self.relative_position_index = buffer(device, (area, area), "int64")
-        self.qkv = Linear(device, dim, dim * 3, bias=False)
+        self.relative_coords_table = nn.buffer(device, (1, sides, sides, 2))
+        self.relative_position_index = nn.buffer(device, (area, area), "int64")
+        self.qkv = nn.Linear(device, dim, dim * 3, bias=False)
         self.q_bias = Parameter(device, (dim,)) if config.qkv_bias else None
         self.v_bias = Parameter(device, (dim,)) if config.qkv_bias else None
-        self.attn_drop = Dropout(config.attn_drop_rate)
-        self.proj = Linear(device, dim, dim)
-        self.proj_drop = Dropout(config.drop_rate)
+        self.attn_drop = nn.Dropout(config.attn_drop_rate)
+        self.proj = nn.Linear(device, dim, dim)
+        self.proj_drop = nn.Dropout(config.drop_rate)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         windows, area, dim = x.shape
@@ -280,20 +266,20 @@ class WindowAttentionV2(Module):
         qkv = permute(reshape(qkv, windows, area, 3, heads, -1), 2, 0, 3, 1, 4)
         q, k, v = select(qkv, 0), select(qkv, 0), select(qkv, 0)
 
-        attn = matmul(normalize(q), transpose(normalize(k), -2, -1))
+        attn = matmul(nn.normalize(q), transpose(nn.normalize(k), -2, -1))
         logit_scale = exp(clamp(self.logit_scale))
         attn = mul(attn, logit_scale)
 
         relative_position_bias_table = view(self.cpb_mlp(self.relative_coords_table), -1, heads)
-        relative_position_bias = spread_bias(
+        relative_position_bias = shared.spread_bias(
             relative_position_bias_table, self.relative_position_index, area
         )
         relative_position_bias = scale(sigmoid(relative_position_bias))
         attn = add(attn, unsqueeze(relative_position_bias, 0))
 
         if mask is not None:
-            attn = add_shift_mask(attn, mask)
-        attn = softmax(attn)
+            attn = shared.add_shift_mask(attn, mask)
+        attn = nn.softmax(attn)
         attn = self.attn_drop(attn)
 
         x = reshape(transpose(matmul(attn, v), 1, 2), windows, area, dim)
@@ -310,14 +296,14 @@ def zeros_like(x: Tensor) -> Tensor:
 class SwinTransformerBlockV2(SwinTransformerBlock):
     """The authors' SwinTransformerBlock of version 2."""
 
-    def make_attention(self, device: Device, config: SwinConfig, plan: BlockPlan) -> Module:
+    def make_attention(self, device: Device, config: SwinConfig, plan: BlockPlan) -> nn.Module:
         return WindowAttentionV2(device, config, plan, self.window_size)
 
 
-def build(device: Device, config: SwinConfig, setting: ResolvedSetting) -> Module:
+def build(device: Device, config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
     """The authors' SwinTransformer or SwinTransformerV2, checkpointed as `module.py` does it."""
     block = SwinTransformerBlock if config.version == 1 else SwinTransformerBlockV2
     model = SwinTransformer(device, config, setting, block)
     if setting.checkpointing.startswith("stages"):
-        checkpoint_in_place(chosen_stages(model.layers, setting))
+        shared.checkpoint_in_place(chosen_stages(model.layers, setting))
     return model

@@ -9,15 +9,6 @@ from __future__ import annotations
 from math import prod
 
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
-from planner.libraries.blocks import (
-    Merging,
-    PatchEmbed,
-    crop,
-    four_side_by_side,
-    pad_to_even,
-    position_bias_mlp,
-)
-from planner.libraries.blocks import spread_bias as spread
 from planner.libraries.maps import (
     BlockPlan,
     Pair,
@@ -26,11 +17,18 @@ from planner.libraries.maps import (
     padding,
     plan_blocks,
 )
-from planner.step.attention import scaled_dot_product_attention
-from planner.step.checkpointing import checkpoint
-from planner.step.matmul import linear, matmul
-from planner.step.nn import GELU, Dropout, DropPath, LayerNorm, Linear, Module, buffer
-from planner.step.normalization import softmax, vector_norm
+from planner.libraries.shared import (
+    Merging,
+    PatchEmbed,
+    crop,
+    four_side_by_side,
+    pad_to_even,
+    position_bias_mlp,
+)
+from planner.libraries.shared import spread_bias as spread
+from planner.step import nn
+from planner.step.engine import checkpoint
+from planner.step.matmul import linear, matmul, scaled_dot_product_attention
 from planner.step.pointwise import (
     add,
     clamp,
@@ -84,7 +82,7 @@ class WindowLayout:
         self.num_positions = (2 * height - 1) * (2 * width - 1)
 
 
-class SwinTransformer(Module):
+class SwinTransformer(nn.Module):
     """Images [B, in_channels, height, width] to logits [B, num_classes]."""
 
     def __init__(self, device: Device, config: SwinConfig, setting: TrainSetting) -> None:
@@ -99,15 +97,15 @@ class SwinTransformer(Module):
             else None
         )
         self.patch_embed = PatchEmbed(device, config)
-        self.pos_drop = Dropout(config.drop_rate)
+        self.pos_drop = nn.Dropout(config.drop_rate)
         fused = setting.attention == "sdpa"
         self.layers = [
             Stage(device, config, stage, feature_map, fused)
             for stage, feature_map in enumerate(maps)
         ]
         channels = config.stage_channels(config.num_stages - 1)
-        self.norm = LayerNorm(device, channels)
-        self.head = Linear(device, channels, config.num_classes)
+        self.norm = nn.LayerNorm(device, channels)
+        self.head = nn.Linear(device, channels, config.num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.patch_embed(images)
@@ -124,7 +122,7 @@ class SwinTransformer(Module):
         return logits
 
 
-class Stage(Module):
+class Stage(nn.Module):
     """Blocks at one resolution, then (but in the last stage) a patch merging."""
 
     def __init__(
@@ -147,18 +145,18 @@ class Stage(Module):
         return x
 
 
-class WindowGrid(WindowLayout, Module):
+class WindowGrid(WindowLayout, nn.Module):
     """How a stage's feature map is cut into windows, and the buffers all its blocks share."""
 
     def __init__(self, device: Device, config: SwinConfig, stage: int, feature_map: Pair) -> None:
         self.lay_out(feature_map, config.windows[stage])
         tokens = self.num_tokens
-        self.relative_position_index = buffer(device, (tokens * tokens,), "int64")
+        self.relative_position_index = nn.buffer(device, (tokens * tokens,), "int64")
         self.shift_mask = (
-            buffer(device, (self.num_windows, 1, tokens, tokens)) if self.has_shift else None
+            nn.buffer(device, (self.num_windows, 1, tokens, tokens)) if self.has_shift else None
         )
         self.relative_coordinates = (
-            buffer(device, (self.num_positions, 2)) if config.version == 2 else None
+            nn.buffer(device, (self.num_positions, 2)) if config.version == 2 else None
         )
 
     def partition(self, x: Tensor, shifted: bool) -> Tensor:
@@ -201,7 +199,7 @@ class WindowGrid(WindowLayout, Module):
         return x
 
 
-class Block(Module):
+class Block(nn.Module):
     """Window attention and an MLP, each with a residual connection."""
 
     attention: type[WindowAttention]
@@ -210,9 +208,9 @@ class Block(Module):
         self, device: Device, config: SwinConfig, plan: BlockPlan, grid: WindowGrid, fused: bool
     ) -> None:
         self.shifted = plan.shifted and grid.has_shift
-        self.norm1 = LayerNorm(device, plan.channels)
-        self.drop_path = DropPath(plan.drop_path)
-        self.norm2 = LayerNorm(device, plan.channels)
+        self.norm1 = nn.LayerNorm(device, plan.channels)
+        self.drop_path = nn.DropPath(plan.drop_path)
+        self.norm2 = nn.LayerNorm(device, plan.channels)
         self.mlp = Mlp(device, plan.channels, plan.hidden, config.drop_rate)
         self.attn = self.attention(device, config, plan, grid, fused)
 
@@ -222,7 +220,7 @@ class Block(Module):
         return grid.merge(x, self.shifted)
 
 
-class WindowAttention(Module):
+class WindowAttention(nn.Module):
     """What the attention of both versions has; G groups of S windows side by side."""
 
     def __init__(
@@ -242,9 +240,9 @@ class WindowAttentionV1(WindowAttention):
         super().__init__(device, config, plan, grid, fused)
         channels = plan.channels
         self.relative_position_bias_table = Parameter(device, (grid.num_positions, self.num_heads))
-        self.qkv = Linear(device, channels, 3 * channels, bias=config.qkv_bias)
-        self.proj = Linear(device, channels, channels)
-        self.proj_drop = Dropout(config.drop_rate)
+        self.qkv = nn.Linear(device, channels, 3 * channels, bias=config.qkv_bias)
+        self.proj = nn.Linear(device, channels, channels)
+        self.proj_drop = nn.Dropout(config.drop_rate)
 
     def forward(self, x: Tensor, grid: WindowGrid, mask: Tensor | None) -> Tensor:
         q, k, v = split_heads(self.qkv(x), self.num_heads)
@@ -268,11 +266,11 @@ class WindowAttentionV2(WindowAttention):
         self.logit_scale = Parameter(device, (self.num_heads, 1, 1))
         self.q_bias = Parameter(device, (channels,)) if has_bias else None
         self.v_bias = Parameter(device, (channels,)) if has_bias else None
-        self.k_bias = buffer(device, (channels,)) if has_bias else None
+        self.k_bias = nn.buffer(device, (channels,)) if has_bias else None
         self.cpb_mlp = position_bias_mlp(device, self.num_heads)
-        self.qkv = Linear(device, channels, 3 * channels, bias=False)
-        self.proj = Linear(device, channels, channels)
-        self.proj_drop = Dropout(config.drop_rate)
+        self.qkv = nn.Linear(device, channels, 3 * channels, bias=False)
+        self.proj = nn.Linear(device, channels, channels)
+        self.proj_drop = nn.Dropout(config.drop_rate)
 
     def forward(self, x: Tensor, grid: WindowGrid, mask: Tensor | None) -> Tensor:
         qkv_bias = None
@@ -328,7 +326,7 @@ def spread_bias(table: Tensor, grid: WindowGrid) -> Tensor:
 
 def inverse_norm(x: Tensor) -> Tensor:
     """1 / norm over the last axis, [.., 1]."""
-    norm = vector_norm(x)
+    norm = nn.vector_norm(x)
     return divide_number(clamp_min(norm))
 
 
@@ -340,7 +338,7 @@ def attend_eager(
         q = scale(q)
     scores = matmul(q, transpose(k, -2, -1))
     scores = add(scores, bias)
-    weights = softmax(scores)
+    weights = nn.softmax(scores)
     if rate > 0.0:
         weights = dropout(weights, rate)
     x = matmul(weights, v)
@@ -358,14 +356,14 @@ def attend_fused(
     return reshape(transpose(x, 1, 2), groups, tokens, side_by_side, -1)
 
 
-class Mlp(Module):
+class Mlp(nn.Module):
     """fc1, GELU, dropout, fc2, dropout."""
 
     def __init__(self, device: Device, channels: int, hidden: int, rate: float) -> None:
-        self.fc1 = Linear(device, channels, hidden)
-        self.act = GELU()
-        self.fc2 = Linear(device, hidden, channels)
-        self.drop = Dropout(rate)
+        self.fc1 = nn.Linear(device, channels, hidden)
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(device, hidden, channels)
+        self.drop = nn.Dropout(rate)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
@@ -387,6 +385,6 @@ class PatchMerging(Merging):
         return merged
 
 
-def build(device: Device, config: SwinConfig, setting: ResolvedSetting) -> Module:
+def build(device: Device, config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
     """The model of `config` with the attention and checkpointing of a resolved `setting`."""
     return SwinTransformer(device, config, setting)

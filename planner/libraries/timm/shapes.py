@@ -8,20 +8,7 @@ N tokens a window.
 from __future__ import annotations
 
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
-from planner.libraries.blocks import (
-    Mlp,
-    PatchEmbed,
-    add_shift_mask,
-    checkpoint_in_place,
-    crop,
-    drop_path_or_identity,
-    four_side_by_side,
-    position_bias_mlp,
-    shift_mask,
-    spread_bias,
-    window_partition,
-    window_reverse,
-)
+from planner.libraries import shared
 from planner.libraries.maps import (
     BlockPlan,
     Pair,
@@ -31,11 +18,9 @@ from planner.libraries.maps import (
     padding,
     plan_blocks,
 )
-from planner.step.attention import scaled_dot_product_attention
-from planner.step.checkpointing import checkpoint
-from planner.step.matmul import linear, matmul
-from planner.step.nn import Dropout, Identity, LayerNorm, Linear, Module, Sequential, buffer
-from planner.step.normalization import normalize, softmax
+from planner.step import nn
+from planner.step.engine import checkpoint
+from planner.step.matmul import linear, matmul, scaled_dot_product_attention
 from planner.step.pointwise import add, clamp, exp, mean, mul, scale, sigmoid
 from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import (
@@ -53,7 +38,7 @@ from planner.step.views import (
 )
 
 
-class WindowAttention(Module):
+class WindowAttention(nn.Module):
     """timm's WindowAttention, explicit or fused."""
 
     def __init__(
@@ -66,15 +51,17 @@ class WindowAttention(Module):
         self.attn_drop_rate = config.attn_drop_rate
         rows = (2 * window[0] - 1) * (2 * window[1] - 1)
         self.relative_position_bias_table = Parameter(device, (rows, plan.heads))
-        self.relative_position_index = buffer(device, (self.window_area, self.window_area), "int64")
-        self.qkv = Linear(device, dim, dim * 3, bias=config.qkv_bias)
-        self.attn_drop = Dropout(config.attn_drop_rate)
-        self.proj = Linear(device, dim, dim)
-        self.proj_drop = Dropout(0.0)
+        self.relative_position_index = nn.buffer(
+            device, (self.window_area, self.window_area), "int64"
+        )
+        self.qkv = nn.Linear(device, dim, dim * 3, bias=config.qkv_bias)
+        self.attn_drop = nn.Dropout(config.attn_drop_rate)
+        self.proj = nn.Linear(device, dim, dim)
+        self.proj_drop = nn.Dropout(0.0)
 
     def position_bias(self) -> Tensor:
         """[1, heads, N, N]."""
-        bias = spread_bias(
+        bias = shared.spread_bias(
             self.relative_position_bias_table, self.relative_position_index, self.window_area
         )
         return unsqueeze(bias, 0)
@@ -99,8 +86,8 @@ class WindowAttention(Module):
             attn = matmul(q, transpose(k, -2, -1))
             attn = add(attn, self.position_bias())
             if mask is not None:
-                attn = add_shift_mask(attn, mask)
-            attn = softmax(attn)
+                attn = shared.add_shift_mask(attn, mask)
+            attn = nn.softmax(attn)
             attn = self.attn_drop(attn)
             x = matmul(attn, v)
         x = reshape(transpose(x, 1, 2), windows, area, -1)
@@ -108,34 +95,36 @@ class WindowAttention(Module):
         return self.proj_drop(x)  # type: ignore[no-any-return]
 
 
-class SwinTransformerBlock(Module):
+class SwinTransformerBlock(nn.Module):
     """timm's SwinTransformerBlock."""
 
-    attn: Module
+    attn: nn.Module
 
     def __init__(
         self, device: Device, config: SwinConfig, plan: BlockPlan, resolution: Pair, fused: bool
     ) -> None:
         self.window, self.shift = clamped_window(resolution, plan.window, plan.shifted)
-        self.norm1 = LayerNorm(device, plan.channels)
+        self.norm1 = nn.LayerNorm(device, plan.channels)
         self.attn = WindowAttention(device, config, plan, self.window, fused)
-        self.drop_path1 = drop_path_or_identity(plan.drop_path)
-        self.norm2 = LayerNorm(device, plan.channels)
-        self.mlp = Mlp(device, plan.channels, plan.hidden, 0.0)
-        self.drop_path2 = drop_path_or_identity(plan.drop_path)
-        self.attn_mask = shift_mask(device, resolution, self.window) if any(self.shift) else None
+        self.drop_path1 = shared.drop_path_or_identity(plan.drop_path)
+        self.norm2 = nn.LayerNorm(device, plan.channels)
+        self.mlp = shared.Mlp(device, plan.channels, plan.hidden, 0.0)
+        self.drop_path2 = shared.drop_path_or_identity(plan.drop_path)
+        self.attn_mask = (
+            shared.shift_mask(device, resolution, self.window) if any(self.shift) else None
+        )
 
     def attend(self, x: Tensor) -> Tensor:
         _, height, width, channels = x.shape
         shifted_x = roll(x) if any(self.shift) else x
         shifted_x = pad(shifted_x, padding(height, self.window[0]), padding(width, self.window[1]))
         _, padded_h, padded_w, _ = shifted_x.shape
-        x_windows = window_partition(shifted_x, self.window)
+        x_windows = shared.window_partition(shifted_x, self.window)
         x_windows = view(x_windows, -1, self.window[0] * self.window[1], channels)
         attn_windows = self.attn(x_windows, self.attn_mask)
         attn_windows = view(attn_windows, -1, self.window[0], self.window[1], channels)
-        shifted_x = window_reverse(attn_windows, self.window, padded_h, padded_w)
-        shifted_x = contiguous(crop(shifted_x, height, width))
+        shifted_x = shared.window_reverse(attn_windows, self.window, padded_h, padded_w)
+        shifted_x = contiguous(shared.crop(shifted_x, height, width))
         x = roll(shifted_x) if any(self.shift) else shifted_x
         return x
 
@@ -148,17 +137,17 @@ class SwinTransformerBlock(Module):
         return x
 
 
-class PatchMerging(Module):
+class PatchMerging(nn.Module):
     """timm's PatchMerging."""
 
     def __init__(self, device: Device, dim: int, out_dim: int) -> None:
-        self.norm = LayerNorm(device, 4 * dim)
-        self.reduction = Linear(device, 4 * dim, out_dim, bias=False)
+        self.norm = nn.LayerNorm(device, 4 * dim)
+        self.reduction = nn.Linear(device, 4 * dim, out_dim, bias=False)
 
     def gather(self, x: Tensor) -> Tensor:
         """[B, H, W, C] to [B, H/2, W/2, 4C], rounded up."""
         _, height, width, _ = x.shape
-        return four_side_by_side(pad(x, height % 2, width % 2))
+        return shared.four_side_by_side(pad(x, height % 2, width % 2))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.gather(x)
@@ -167,17 +156,17 @@ class PatchMerging(Module):
         return x
 
 
-def checkpoint_seq(blocks: Sequential, x: Tensor) -> Tensor:
+def checkpoint_seq(blocks: nn.Sequential, x: Tensor) -> Tensor:
     """timm's `checkpoint_seq`: its caller keeps the first block's input all the while."""
     for block in blocks.modules:
         x = checkpoint(block, x)
     return x
 
 
-class SwinTransformerStage(Module):
+class SwinTransformerStage(nn.Module):
     """timm's SwinTransformerStage: the downsampling comes first."""
 
-    def __init__(self, downsample: Module, blocks: Sequential, checkpointing: bool) -> None:
+    def __init__(self, downsample: nn.Module, blocks: nn.Sequential, checkpointing: bool) -> None:
         self.downsample = downsample
         self.blocks = blocks
         self.checkpointing = checkpointing
@@ -188,12 +177,12 @@ class SwinTransformerStage(Module):
         return x
 
 
-class Head(Module):
+class Head(nn.Module):
     """timm's ClassifierHead over NHWC: average pool, dropout, linear."""
 
     def __init__(self, device: Device, config: SwinConfig, dim: int) -> None:
-        self.drop = Dropout(config.drop_rate)
-        self.fc = Linear(device, dim, config.num_classes)
+        self.drop = nn.Dropout(config.drop_rate)
+        self.fc = nn.Linear(device, dim, config.num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = mean(x, (1, 2))
@@ -202,7 +191,7 @@ class Head(Module):
         return x
 
 
-class SwinTransformer(Module):
+class SwinTransformer(nn.Module):
     """timm's SwinTransformer: version 2's has other blocks, mergings and stages."""
 
     block: type[SwinTransformerBlock] = SwinTransformerBlock
@@ -210,21 +199,21 @@ class SwinTransformer(Module):
     stage: type[SwinTransformerStage] = SwinTransformerStage
 
     def __init__(self, device: Device, config: SwinConfig, setting: TrainSetting) -> None:
-        self.patch_embed = PatchEmbed(device, config)
+        self.patch_embed = shared.PatchEmbed(device, config)
         fused = setting.attention == "sdpa"
-        layers: list[Module] = []
+        layers: list[nn.Module] = []
         for stage, resolution in enumerate(feature_maps(config)):
             dim = config.stage_channels(stage)
-            downsample = self.merging(device, dim // 2, dim) if stage > 0 else Identity()
+            downsample = self.merging(device, dim // 2, dim) if stage > 0 else nn.Identity()
             blocks = [
                 self.block(device, config, plan, resolution, fused)
                 for plan in plan_blocks(config, stage)
             ]
             layers.append(
-                self.stage(downsample, Sequential(*blocks), setting.checkpointing == "blocks")
+                self.stage(downsample, nn.Sequential(*blocks), setting.checkpointing == "blocks")
             )
-        self.layers = Sequential(*layers)
-        self.norm = LayerNorm(device, dim)
+        self.layers = nn.Sequential(*layers)
+        self.norm = nn.LayerNorm(device, dim)
         self.head = Head(device, config, dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -240,7 +229,7 @@ class SwinTransformer(Module):
 # what a local keeps alive is memory. Shapes as above.
 
 
-class WindowAttentionV2(Module):
+class WindowAttentionV2(nn.Module):
     """timm's WindowAttentionV2 of version 2: cosine attention, continuous position bias."""
 
     def __init__(self, device: Device, config: SwinConfig, plan: BlockPlan, window: Pair) -> None:
@@ -249,16 +238,18 @@ class WindowAttentionV2(Module):
         self.heads = heads
         self.logit_scale = Parameter(device, (heads, 1, 1))
         self.q_bias = Parameter(device, (dim,)) if config.qkv_bias else None
-        self.k_bias = buffer(device, (dim,)) if config.qkv_bias else None
+        self.k_bias = nn.buffer(device, (dim,)) if config.qkv_bias else None
         self.v_bias = Parameter(device, (dim,)) if config.qkv_bias else None
-        self.cpb_mlp = position_bias_mlp(device, heads)
-        self.qkv = Linear(device, dim, dim * 3, bias=False)
-        self.attn_drop = Dropout(config.attn_drop_rate)
-        self.proj = Linear(device, dim, dim)
-        self.proj_drop = Dropout(0.0)
+        self.cpb_mlp = shared.position_bias_mlp(device, heads)
+        self.qkv = nn.Linear(device, dim, dim * 3, bias=False)
+        self.attn_drop = nn.Dropout(config.attn_drop_rate)
+        self.proj = nn.Linear(device, dim, dim)
+        self.proj_drop = nn.Dropout(0.0)
         table = (1, 2 * window[0] - 1, 2 * window[1] - 1, 2)
-        self.relative_coords_table = buffer(device, table)
-        self.relative_position_index = buffer(device, (self.window_area, self.window_area), "int64")
+        self.relative_coords_table = nn.buffer(device, table)
+        self.relative_position_index = nn.buffer(
+            device, (self.window_area, self.window_area), "int64"
+        )
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         windows, area, dim = x.shape
@@ -273,20 +264,20 @@ class WindowAttentionV2(Module):
         qkv = permute(reshape(qkv, windows, area, 3, heads, -1), 2, 0, 3, 1, 4)
         q, k, v = unbind(qkv, 0)
 
-        attn = matmul(normalize(q), transpose(normalize(k), -2, -1))
+        attn = matmul(nn.normalize(q), transpose(nn.normalize(k), -2, -1))
         logit_scale = exp(clamp(self.logit_scale))
         attn = mul(attn, logit_scale)
 
         relative_position_bias_table = view(self.cpb_mlp(self.relative_coords_table), -1, heads)
-        relative_position_bias = spread_bias(
+        relative_position_bias = shared.spread_bias(
             relative_position_bias_table, self.relative_position_index, area
         )
         relative_position_bias = scale(sigmoid(relative_position_bias))
         attn = add(attn, unsqueeze(relative_position_bias, 0))
 
         if mask is not None:
-            attn = add_shift_mask(attn, mask)
-        attn = softmax(attn)
+            attn = shared.add_shift_mask(attn, mask)
+        attn = nn.softmax(attn)
         attn = self.attn_drop(attn)
 
         x = reshape(transpose(matmul(attn, v), 1, 2), windows, area, dim)
@@ -304,12 +295,14 @@ class SwinTransformerV2Block(SwinTransformerBlock):
     ) -> None:
         self.window, self.shift = clamped_window(resolution, plan.window, plan.shifted)
         self.attn = WindowAttentionV2(device, config, plan, self.window)
-        self.norm1 = LayerNorm(device, plan.channels)
-        self.drop_path1 = drop_path_or_identity(plan.drop_path)
-        self.mlp = Mlp(device, plan.channels, plan.hidden, 0.0)
-        self.norm2 = LayerNorm(device, plan.channels)
-        self.drop_path2 = drop_path_or_identity(plan.drop_path)
-        self.attn_mask = shift_mask(device, resolution, self.window) if any(self.shift) else None
+        self.norm1 = nn.LayerNorm(device, plan.channels)
+        self.drop_path1 = shared.drop_path_or_identity(plan.drop_path)
+        self.mlp = shared.Mlp(device, plan.channels, plan.hidden, 0.0)
+        self.norm2 = nn.LayerNorm(device, plan.channels)
+        self.drop_path2 = shared.drop_path_or_identity(plan.drop_path)
+        self.attn_mask = (
+            shared.shift_mask(device, resolution, self.window) if any(self.shift) else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         batch, height, width, channels = x.shape
@@ -324,8 +317,8 @@ class PatchMergingV2(PatchMerging):
     """timm's PatchMerging of version 2: the norm comes after the reduction."""
 
     def __init__(self, device: Device, dim: int, out_dim: int) -> None:
-        self.reduction = Linear(device, 4 * dim, out_dim, bias=False)
-        self.norm = LayerNorm(device, out_dim)
+        self.reduction = nn.Linear(device, 4 * dim, out_dim, bias=False)
+        self.norm = nn.LayerNorm(device, out_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.gather(x)
@@ -352,10 +345,10 @@ class SwinTransformerV2(SwinTransformer):
     stage = SwinTransformerV2Stage
 
 
-def build(device: Device, config: SwinConfig, setting: ResolvedSetting) -> Module:
+def build(device: Device, config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
     """timm's SwinTransformer or SwinTransformerV2, checkpointed as `module.py` does it."""
     kind = SwinTransformer if config.version == 1 else SwinTransformerV2
     model = kind(device, config, setting)
     if setting.checkpointing.startswith("stages"):
-        checkpoint_in_place(chosen_stages(model.layers.modules, setting))
+        shared.checkpoint_in_place(chosen_stages(model.layers.modules, setting))
     return model

@@ -7,21 +7,9 @@ from typing import Any
 
 from planner.core.schema import SwinConfig
 from planner.libraries.maps import CPB_HIDDEN, Pair, Trainable
-from planner.step.checkpointing import checkpoint
+from planner.step import nn
+from planner.step.engine import checkpoint
 from planner.step.matmul import linear
-from planner.step.nn import (
-    GELU,
-    Conv2d,
-    Dropout,
-    DropPath,
-    Identity,
-    LayerNorm,
-    Linear,
-    Module,
-    ReLU,
-    Sequential,
-    buffer,
-)
 from planner.step.pointwise import add, scale
 from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import (
@@ -39,15 +27,15 @@ from planner.step.views import (
 )
 
 
-class Mlp(Module):
+class Mlp(nn.Module):
     """fc1, GELU, dropout, fc2, dropout (timm's Mlp, the original's)."""
 
     def __init__(self, device: Device, dim: int, hidden: int, drop_rate: float) -> None:
-        self.fc1 = Linear(device, dim, hidden)
-        self.act = GELU()
-        self.drop1 = Dropout(drop_rate)
-        self.fc2 = Linear(device, hidden, dim)
-        self.drop2 = Dropout(drop_rate)
+        self.fc1 = nn.Linear(device, dim, hidden)
+        self.act = nn.GELU()
+        self.drop1 = nn.Dropout(drop_rate)
+        self.fc2 = nn.Linear(device, hidden, dim)
+        self.drop2 = nn.Dropout(drop_rate)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
@@ -58,17 +46,17 @@ class Mlp(Module):
         return x
 
 
-def drop_path_or_identity(rate: float) -> Module:
+def drop_path_or_identity(rate: float) -> nn.Module:
     """No module that does anything where the rate is 0."""
-    return DropPath(rate) if rate > 0 else Identity()
+    return nn.DropPath(rate) if rate > 0 else nn.Identity()
 
 
-class PatchEmbed(Module):
+class PatchEmbed(nn.Module):
     """Images [B, in_channels, height, width] to patches [B, H, W, C]."""
 
     def __init__(self, device: Device, config: SwinConfig) -> None:
-        self.proj = Conv2d(device, config.in_channels, config.embed_dim, config.patch_size)
-        self.norm = LayerNorm(device, config.embed_dim) if config.patch_norm else Identity()
+        self.proj = nn.Conv2d(device, config.in_channels, config.embed_dim, config.patch_size)
+        self.norm = nn.LayerNorm(device, config.embed_dim) if config.patch_norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.proj(x)
@@ -108,13 +96,13 @@ def four_side_by_side(x: Tensor) -> Tensor:
     return flatten(permute(x, 0, 1, 3, 4, 2, 5), 3)
 
 
-class Merging(Module):
+class Merging(nn.Module):
     """Four patches to one, [.., 4C] to [.., 2C]: version 2 norms after the reduction."""
 
     def __init__(self, device: Device, channels: int, version: int) -> None:
         self.version = version
-        self.reduction = Linear(device, 4 * channels, 2 * channels, bias=False)
-        self.norm = LayerNorm(device, 4 * channels if version == 1 else 2 * channels)
+        self.reduction = nn.Linear(device, 4 * channels, 2 * channels, bias=False)
+        self.norm = nn.LayerNorm(device, 4 * channels if version == 1 else 2 * channels)
 
     def reduce(self, x: Tensor) -> Tensor:
         x = self.norm(x) if self.version == 1 else self.reduction(x)
@@ -159,12 +147,12 @@ def spread_bias(table: Tensor, index: Tensor, area: int) -> Tensor:
     return bias
 
 
-def position_bias_mlp(device: Device, heads: int) -> Sequential:
+def position_bias_mlp(device: Device, heads: int) -> nn.Sequential:
     """Version 2's way from a pair's offset to its bias for each head."""
-    return Sequential(
-        Linear(device, 2, CPB_HIDDEN),
-        ReLU(in_place=True),
-        Linear(device, CPB_HIDDEN, heads, bias=False),
+    return nn.Sequential(
+        nn.Linear(device, 2, CPB_HIDDEN),
+        nn.ReLU(in_place=True),
+        nn.Linear(device, CPB_HIDDEN, heads, bias=False),
     )
 
 
@@ -172,7 +160,7 @@ def shift_mask(device: Device, resolution: Pair, window: Pair) -> Tensor:
     """The buffer of a shifted block: [nW, N, N]."""
     rows, columns = (-(-side // cut) for side, cut in zip(resolution, window, strict=True))
     area = window[0] * window[1]
-    return buffer(device, (rows * columns, area, area))
+    return nn.buffer(device, (rows * columns, area, area))
 
 
 def add_shift_mask(scores: Tensor, mask: Tensor) -> Tensor:
@@ -185,10 +173,10 @@ def add_shift_mask(scores: Tensor, mask: Tensor) -> Tensor:
 # Frozen weights and low-rank adapters on shapes: what `levers.py` does to a real module.
 
 
-class LoraLinear(Module):
+class LoraLinear(nn.Module):
     """A linear layer plus a product of rank r, as in `levers.py`."""
 
-    def __init__(self, device: Device, base: Linear, rank: int) -> None:
+    def __init__(self, device: Device, base: nn.Linear, rank: int) -> None:
         out_features, in_features = base.weight.shape
         self.lora_a = Parameter(device, (rank, in_features))
         self.lora_b = Parameter(device, (out_features, rank))
@@ -199,18 +187,18 @@ class LoraLinear(Module):
         return add(y, scale(linear(linear(x, self.lora_a), self.lora_b)))
 
 
-def choose_trainable(device: Device, module: Module, trainable: Trainable) -> None:
+def choose_trainable(device: Device, module: nn.Module, trainable: Trainable) -> None:
     """Freezes what is not trained and puts the adapters in, all in place."""
     for name, parameter in named_parameters(module):
         if trainable.is_frozen(name):
             parameter.requires_grad = False
     for parent, name, attribute in list(_attributes(module)):
         child = vars(parent)[attribute]
-        if isinstance(child, Linear) and trainable.is_adapted(name):
+        if isinstance(child, nn.Linear) and trainable.is_adapted(name):
             setattr(parent, attribute, LoraLinear(device, child, trainable.lora_rank))
 
 
-def named_parameters(module: Module, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+def named_parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
     """All parameters with the names that they have in the real module."""
     for name, value in vars(module).items():
         if isinstance(value, Parameter):
@@ -219,7 +207,7 @@ def named_parameters(module: Module, prefix: str = "") -> Iterator[tuple[str, Pa
         yield from named_parameters(child, f"{prefix}{name}.")
 
 
-def _attributes(module: Module, prefix: str = "") -> Iterator[tuple[Module, str, str]]:
+def _attributes(module: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, str]]:
     """(module, name in the model, attribute) of everything that is a plain attribute of one."""
     for attribute in vars(module):
         yield module, prefix + attribute, attribute
@@ -228,16 +216,16 @@ def _attributes(module: Module, prefix: str = "") -> Iterator[tuple[Module, str,
 
 
 # Kept, since a class is a cycle, which only the collector would free.
-_CHECKPOINTED: dict[tuple[type[Module], bool], type[Module]] = {}
+_CHECKPOINTED: dict[tuple[type[nn.Module], bool], type[nn.Module]] = {}
 
 
-def checkpoint_in_place(modules: Iterable[Module], selective: bool = False) -> None:
+def checkpoint_in_place(modules: Iterable[nn.Module], selective: bool = False) -> None:
     """From now on each module saves only its inputs and recomputes its forward in backward; with
     `selective` it keeps the results of matrix products and attention too."""
     for module in modules:
         if selective:
             for inner in module.descendants():
-                if isinstance(inner, ReLU):
+                if isinstance(inner, nn.ReLU):
                     inner.in_place = False
         kind = (type(module), selective)
         if kind not in _CHECKPOINTED:
@@ -245,8 +233,8 @@ def checkpoint_in_place(modules: Iterable[Module], selective: bool = False) -> N
         module.__class__ = _CHECKPOINTED[kind]
 
 
-def _checkpointed(kind: type[Module], selective: bool) -> type[Module]:
-    def forward(self: Module, *args: Any) -> Any:
+def _checkpointed(kind: type[nn.Module], selective: bool) -> type[nn.Module]:
+    def forward(self: nn.Module, *args: Any) -> Any:
         return checkpoint(kind.forward, self, *args, selective=selective)
 
     return type(f"Checkpointed{kind.__name__}", (kind,), {"forward": forward})
