@@ -30,7 +30,7 @@ from planner.ledger.ledger import (
 )
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import UNIT_BITS, rounded
-from planner.memory.replay import SteadyPeaks, replay, replay_steady, replay_within
+from planner.memory.replay import Player, SteadyPeaks, replay_steady, replay_within
 
 NUM_LARGEST = 8  # storages that an instant names
 TRANSIENT: tuple[Category, ...] = ("temporaries", "activations")
@@ -216,8 +216,9 @@ def profile_within(
 def _hole_bytes(ledger: Ledger, config: AllocatorConfig | None) -> int:
     """What a pool of CUDA graphs has reserved and none of its blocks ever filled at once: no other
     request gets it."""
-    pool = replay(ledger.pool_requests, config)
-    return pool.peak_reserved_bytes - pool.peak_allocated_bytes
+    pool = Player(config, None, ())
+    pool.play(ledger.pool_requests, 0)
+    return (pool.peak_reserved - pool.peak_allocated) << UNIT_BITS
 
 
 def _profile_of(ledger: Ledger, walked: Walk, peaks: SteadyPeaks, holes: int) -> MemoryProfile:

@@ -36,28 +36,6 @@ MAX_STEPS = 16
 
 
 @dataclass(frozen=True)
-class Replay:
-    """What requests made of the allocator: bytes allocated and reserved after each entry.
-
-    Where `out_of_memory_at` is an index, the entry there could not be served and nothing after it
-    was played.
-    """
-
-    allocated_bytes: tuple[int, ...] = field(repr=False)
-    reserved_bytes: tuple[int, ...] = field(repr=False)
-    num_alloc_retries: int
-    out_of_memory_at: int | None
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        return max(self.allocated_bytes, default=0)
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        return max(self.reserved_bytes, default=0)
-
-
-@dataclass(frozen=True)
 class SteadyPeaks:
     """The most allocated and reserved from the steady step on, what it began with included, as
     after `torch.cuda.reset_peak_memory_stats()`. `reserved_by_stream` is how the streams, by
@@ -75,7 +53,7 @@ class SteadyPeaks:
 @dataclass(frozen=True)
 class SteadyCourse:
     """Bytes before the steady step and after each of its entries: all that is allocated, and what
-    each stream, by number, has reserved. Of its two playings it is the later one that reaches the
+    each stream, by number, has reserved. Of two playings it is the later one that reaches the
     most reserved: the second, where nothing goes back to the driver."""
 
     allocated_bytes: list[int] = field(repr=False)
@@ -84,29 +62,6 @@ class SteadyCourse:
     @property
     def reserved_bytes(self) -> list[int]:
         return [sum(each) for each in self.reserved_by_stream]
-
-
-def replay(
-    requests: Sequence[int],
-    config: AllocatorConfig | None = None,
-    *,
-    allowed_bytes: int | None = None,
-    streams: Sequence[int] = (),
-) -> Replay:
-    """Play all `requests` once, through a fresh allocator that may reserve `allowed_bytes`."""
-    player = Player(config, allowed_bytes, streams)
-    out_of_memory_at = None
-    try:
-        player.play(requests, 0)
-    except OutOfMemoryError:
-        out_of_memory_at = len(player.blocks)
-    reserved = player.reserved_until(len(player.blocks))[1:]
-    return Replay(
-        allocated_bytes=tuple(_allocated(requests, player.blocks))[1:],
-        reserved_bytes=tuple(map(sum, reserved)),
-        num_alloc_retries=player.allocator.num_alloc_retries,
-        out_of_memory_at=out_of_memory_at,
-    )
 
 
 def replay_steady(
@@ -287,6 +242,11 @@ class Player:
             self.allocator.num_alloc_retries,
             self.allocator.num_alloc_retries - self.retries_before,
         )
+
+    def course(self, requests: Sequence[int]) -> SteadyCourse:
+        """Before the first of the `requests` that were played, and after each."""
+        allocated = _allocated(requests, self.blocks)
+        return SteadyCourse(allocated, self.reserved_until(len(self.blocks)))
 
     def empty_cache(self) -> None:
         """As `torch.cuda.empty_cache()`, before the next entry."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from planner.core.units import KIB, MIB
+from planner.memory.allocator_config import AllocatorConfig
+from planner.memory.replay import Player
 
 
 def random_requests(source: random.Random, count: int) -> list[int]:
@@ -31,6 +34,20 @@ def random_streams(source: random.Random, requests: list[int], num_streams: int)
     for entry in requests:
         streams.append(source.randrange(num_streams) if entry >= 0 else streams[~entry])
     return streams
+
+
+def played(
+    requests: Sequence[int],
+    config: AllocatorConfig | None = None,
+    streams: Sequence[int] = (),
+    allowed_bytes: int | None = None,
+) -> tuple[list[int], list[int], int]:
+    """Bytes allocated and reserved after each request, and how often cached memory was freed."""
+    player = Player(config, allowed_bytes, streams)
+    player.play(requests, 0)
+    course = player.course(requests)
+    retries = player.allocator.num_alloc_retries
+    return course.allocated_bytes[1:], course.reserved_bytes[1:], retries
 
 
 # What a device would have recorded of requests of whole segments.

@@ -24,11 +24,11 @@ from planner.memory.profile import (
 from planner.memory.replay import (
     MAX_STEPS,
     SteadyPeaks,
-    replay,
     replay_steady,
     replay_within,
     steady_course,
 )
+from tests.memory.requests import played
 
 
 @pytest.fixture(autouse=True)
@@ -64,10 +64,11 @@ def played_to_the_end(
     config: AllocatorConfig | None = None,
     streams: Sequence[int] = (),
 ) -> SteadyPeaks:
-    found = replay(repeat_step(requests, start), config, streams=[*streams, *streams[start:]])
+    again = [*streams, *streams[start:]]
+    allocated, reserved, _ = played(repeat_step(requests, start), config, again)
     held = max(start - 1, 0)
-    again = len(requests) - 1  # the most allocated is that of the repetition
-    return SteadyPeaks(max(found.allocated_bytes[again:]), max(found.reserved_bytes[held:]))
+    repeated = len(requests) - 1  # the most allocated is that of the repetition
+    return SteadyPeaks(max(allocated[repeated:]), max(reserved[held:]))
 
 
 def random_steps(source: random.Random, *, grows: bool) -> tuple[list[int], int]:
@@ -123,10 +124,11 @@ def test_the_course_of_a_step_is_that_of_its_repetition(config: AllocatorConfig 
     for seed in range(40):
         requests, start = random_steps(random.Random(seed), grows=seed % 2 == 0)
         streams = [(n if n >= 0 else requests[~n]) % 3 for n in requests]
-        whole = replay(repeat_step(requests, start), config, streams=[*streams, *streams[start:]])
+        again = [*streams, *streams[start:]]
+        allocated, reserved, _ = played(repeat_step(requests, start), config, again)
         course = steady_course(requests, start, config, streams=streams)
-        assert course.allocated_bytes == list(whole.allocated_bytes[len(requests) - 1 :]), seed
-        assert course.reserved_bytes == list(whole.reserved_bytes[len(requests) - 1 :]), seed
+        assert course.allocated_bytes == allocated[len(requests) - 1 :], seed
+        assert course.reserved_bytes == reserved[len(requests) - 1 :], seed
         peaks = replay_steady(requests, start, config, streams=streams)
         assert max(course.reserved_bytes) == peaks.reserved_bytes
         assert course.reserved_by_stream[-1] == peaks.reserved_by_stream
@@ -169,9 +171,6 @@ def test_a_step_may_free_cached_memory_each_time() -> None:
     assert found.reserved_bytes == 100 * MIB  # ten segments of 2 MiB beside the 80, then no more
 
 
-EXPANDABLE = AllocatorConfig(expandable_segments=True)
-
-
 SIZES = st.one_of(
     st.integers(0, 3000),
     st.integers(1, 2 * MIB),
@@ -179,13 +178,7 @@ SIZES = st.one_of(
     st.integers(8 * MIB, 300 * MIB),
     st.sampled_from([512, MIB, MIB + 1, 10 * MIB, 11 * MIB, 12 * MIB, 20 * MIB, 64 * MIB]),
 )
-OPTIONS = st.sampled_from(
-    [
-        AllocatorConfig(),
-        EXPANDABLE,
-        AllocatorConfig(max_split_bytes=32 * MIB),
-    ]
-)
+OPTIONS = st.sampled_from([config or AllocatorConfig() for config in CONFIGS])
 
 
 @st.composite

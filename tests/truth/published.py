@@ -39,7 +39,6 @@ from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.profile import walk_ledger
-from planner.memory.replay import replay
 from planner.memory.scratch import on_device
 from planner.step.engine import AutocastScope
 from planner.step.nn import name_modules
@@ -47,6 +46,7 @@ from planner.step.tensor import Device
 from planner.step.training import BuildOnShapes, make_batch
 from planner.throughput.prediction import Operation, predict_step
 from planner.throughput.rates import DeviceRates, rates_for
+from tests.memory.requests import played
 from tests.truth.compare import accuracy_of, is_swin
 from tests.truth.fit import FORMER_RECIPE, HELD_OUT_ONE_IN
 
@@ -335,7 +335,7 @@ def peak_allocated(ledger: Ledger, workspace_bytes: int, counts: Window) -> int:
     """The most bytes in the allocator's blocks within the phases that `counts` names."""
     walked = walk_ledger(ledger)
     requests = walked.requests_with(workspace_bytes)
-    running = replay(requests, streams=walked.streams).allocated_bytes
+    running, _, _ = played(requests, streams=walked.streams)
     inside = _inside(ledger, counts)
     return max(after for after, event in zip(running, walked.events, strict=True) if inside[event])
 
