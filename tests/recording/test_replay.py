@@ -3,7 +3,12 @@ watched: to the byte the same, allocated and reserved."""
 
 from __future__ import annotations
 
+import inspect
+import json
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +16,17 @@ import pytest
 from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting
 from planner.estimation.estimate import estimate_ledger, resolve
-from planner.ledger.ledger import Allocated, Freed, Ledger, Marked, Tagged
+from planner.estimation.ledgers import step_ledger
+from planner.ledger.ledger import Allocated, Freed, Ledger, Marked, Sent, Tagged
 from planner.libraries.resolve import resolve_model
+from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.profile import profile_memory
 from planner.recording.recordings import DEFAULT_CARD, Recorder
 from tests.covering import covering
 from tests.equality import torch_peaks
+from tests.recording import models
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -177,3 +185,151 @@ def test_weights_that_are_tied_are_moved_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch, "empty_like", lambda of, **how: made.append(of) or usual(of, **how))
     _move(tied, torch.device("cpu"), torch.bfloat16)
     assert len(made) == 1
+
+
+ROOT = Path(__file__).parents[2]
+HSDP = {**FSDP, "parallelism": "hsdp", "nodes": 2}
+
+
+def crossed(ledger: Ledger) -> dict[str, int]:
+    """What a rank sends and receives in the second step, by collective. Buffers,
+    which the first rank sends to the others, are left out, and norms of all gradients."""
+    sent = {e.event.handle: e.event for e in ledger.exchanges() if isinstance(e.event, Sent)}
+    found: dict[str, int] = {}
+    for event in sent.values():
+        if event.collective != "broadcast" and event.num_bytes > 1024:
+            found[event.collective] = found.get(event.collective, 0) + event.num_bytes
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        DDP, {**DDP, "accumulate": 2}, {**DDP, "clip_grad": False},
+        FSDP,
+        {**FSDP, "accumulate": 2, "gradient_sync": "every"}, {**HSDP, "precision": "fp32"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_closed_forms_are_beside_what_one_rank_does(
+    recorder: Recorder, changes: dict[str, Any]
+) -> None:
+    """Bytes that are alive, that torch reserves and that cross; and how they are uncertain."""
+    resolved, setting = resolve(SWIN, TrainSetting(batch_size=4, **changes))
+    ledger, torch_ledger = step_ledger(resolved, setting), recorder.record(resolved, setting)
+    closed, own = (estimate_ledger(resolved, setting, one) for one in (ledger, torch_ledger))
+    off = 0.015 if setting.parallelism == "ddp" else 0.001
+    off += 0.006 * (setting.gradient_sync == "every")  # whole gradients of a later micro-batch
+    assert closed.peak_allocated_bytes == pytest.approx(own.peak_allocated_bytes, rel=off)
+    assert closed.low_bytes <= own.device_total_bytes <= closed.high_bytes
+    assert crossed(ledger) == pytest.approx(crossed(torch_ledger), rel=1e-3)
+
+
+RANK = """
+import json, os, sys, time, torch
+from pydantic import TypeAdapter
+from planner.core.schema import Model, TrainSetting
+from planner.recording.step import steps_until_steady
+from planner.training.building import build_training, recipe_of
+from planner.training.step import Training
+from planner.training.tasks.making import task_for
+model = TypeAdapter(Model).validate_json(sys.argv[1])
+setting = recipe_of(model, TrainSetting.model_validate_json(sys.argv[2]))
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+torch.distributed.init_process_group("nccl")
+task, device = task_for(model, setting), torch.device("cuda", rank)
+training = build_training(Training, task, model, setting, device)
+for _ in range(steps_until_steady(setting)):
+    training.step()
+    torch.distributed.group.WORLD._wait_for_pending_works()  # as in steps longer than 100 ms
+torch.cuda.reset_peak_memory_stats()
+training.step()
+peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+open(f"{sys.argv[3]}/{rank}", "w").write(json.dumps(peaks))
+os._exit(0)
+"""
+
+
+@pytest.mark.emulated
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("changes", [DDP, {**FSDP, "world_size": 2}], ids=str)
+def test_one_process_takes_what_the_first_of_real_ranks_does(
+    recorder: Recorder, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    resolved, setting = resolve(SWIN, TrainSetting(batch_size=4, **changes))
+    (tmp_path / "rank.py").write_text(RANK)
+    order = ["--standalone", "--nproc-per-node", "2", "rank.py", resolved.model_dump_json()]
+    with started(EmulatedMachine((emulated_gpu(DEFAULT_CARD),) * 2)) as environment:
+        subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", *order, setting.model_dump_json(), "."],
+            cwd=tmp_path, check=True, env={**environment, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    real = json.loads((tmp_path / "0").read_text())
+    assert tuple(real) == torch_peaks(recorder, resolved, setting)
+
+
+def own(name: str) -> FactoryModel:
+    return FactoryModel(
+        factory=f"tests.recording.models:{name}", image_size=(32, 32), num_classes=16
+    )
+
+
+def record(recorder: Recorder, model: Model, **changes: Any) -> Ledger:
+    return recorder.record(*resolve(model, TrainSetting(**{"batch_size": 4, **changes})))
+
+
+def line_of(text: str) -> str:
+    lines = inspect.getsource(models).splitlines()
+    return f"recording/models.py:{1 + next(n for n, line in enumerate(lines) if text in line)}"
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "words"),
+    [
+        ("raises", 'ValueError("no', ("raised ValueError", "no such stage", "--image-size")),
+        ("fills_host", "1 << 50", ("host's memory is full", "only the host's is short")),
+    ],
+)
+def test_what_raises_says_where(
+    recorder: Recorder, name: str, at: str, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(PlannerError) as raised:
+        record(recorder, own(name))
+    for said in (f"models:{name}", line_of(at), *words):
+        assert said in str(raised.value)
+
+
+def test_a_batch_norm_of_one_value_says_what_to_do(recorder: Recorder) -> None:
+    with pytest.raises(PlannerError, match="a micro-batch of 2 or more") as raised:
+        record(recorder, own("OfOneValue"), batch_size=1)
+    assert line_of("self.head(self.change") in str(raised.value)
+
+
+def test_a_process_that_dies_says_of_what(recorder: Recorder) -> None:
+    with pytest.raises(PlannerError, match=r"models:dies ended by SIGKILL\.\nThe kernel kills"):
+        record(recorder, own("dies"))
+
+
+def test_a_selection_by_values_is_a_lower_bound(recorder: Recorder) -> None:
+    assert any("lower bound" in note for note in record(recorder, own("selects")).notes)
+    # The gradient of a table of positions sorts indices, as many as there are.
+    assert not any("lower bound" in note for note in record(recorder, SWIN).notes)
+
+
+def test_a_value_that_is_read_is_made_up(recorder: Recorder) -> None:
+    """But for those that the optimizer reads: the scaler of fp16 asks whether all are finite."""
+    notes = record(recorder, own("reads")).notes
+    assert any(line_of("features.sum().item()") in note and "0 stands" in note for note in notes)
+    assert not any("0 stands" in n for n in record(recorder, OWN, precision="fp16").notes)
+
+
+@pytest.mark.parametrize("changes", [{}, DDP], ids=str)
+def test_no_request_changes_the_next(recorder: Recorder, changes: dict[str, Any]) -> None:
+    first = record(recorder, OWN, **changes)
+    for disturbing in ("raises", "dies"):
+        with pytest.raises(PlannerError):
+            record(recorder, own(disturbing))
+    record(recorder, VIT, precision="fp32")
+    again = record(recorder, OWN, **changes)
+    assert again.events == first.events
