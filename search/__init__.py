@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from search.loader import find_loader
-    from search.runs.writing import report_estimate, write_report
+    from search.runs import report_estimate, write_report
     from search.tuning.tune import tune
 
 _HOMES = {
     "find_loader": "search.loader",
-    "report_estimate": "search.runs.writing",
+    "report_estimate": "search.runs",
     "tune": "search.tuning.tune",
-    "write_report": "search.runs.writing",
+    "write_report": "search.runs",
 }
 _PROBING = ("find_loader", "tune")
 

@@ -12,7 +12,7 @@ from planner.report.advice import advice_answer
 from planner.report.estimates import estimate_answer, rows_answer
 from planner.report.searches import recommendation_answer
 from planner.report.text import parts_text
-from search.runs.reading import interval_of
+from search.runs import interval_of
 
 
 def advice_text(found: Advice) -> str:

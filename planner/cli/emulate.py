@@ -15,7 +15,7 @@ from planner.core.schema.model import MAX_SIZE
 from planner.core.terminal import has_live_terminal
 from planner.core.units import format_bytes
 from planner.machine.emulated.machine import MAX_GPUS
-from search.loop.interrupts import handle_signals
+from search.loop.prober import handle_signals
 
 if TYPE_CHECKING:
     from planner.programs.emulated import EmulatedRun
@@ -58,7 +58,7 @@ def command(request: EmulateRequest) -> int:
     from planner.programs.running import InterruptedRun, emulate
     from planner.report.emulation import emulated_page, emulation_text
     from planner.report.pages import made_now
-    from search.runs.writing import check_page, write_page
+    from search.runs import check_page, write_page
 
     is_shown = request.progress or has_live_terminal(os.environ)
     if request.report is not None:

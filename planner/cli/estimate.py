@@ -265,8 +265,7 @@ def report(request: ReportRequest) -> None:
       planner report run
       planner report native:swin_tiny --batch-size 64 --gpu "RTX 3090,RTX 4090"
     """
-    from search.runs.reading import is_run
-    from search.runs.writing import check_options, check_page, check_target, write_report
+    from search.runs import check_options, check_page, check_target, is_run, write_report
 
     check_page(request.output, request.force)
     for target in request.targets:
@@ -283,7 +282,7 @@ def report(request: ReportRequest) -> None:
 def _steps(model: str, request: ReportRequest) -> list[Step]:
     """The estimates that the options mean: one for each GPU and each combination of values, of all
     GPUs the fastest that fits first."""
-    from search.runs.writing import step_of
+    from search.runs import step_of
 
     is_ranked = (request.gpu or "").casefold() == "all"
     if is_ranked:

@@ -23,8 +23,8 @@ from planner.estimation.kept import is_predicted, read_predicted
 from planner.libraries.resolve import resolve_model
 from planner.machine.nvml import devices
 from search import check_platform
-from search.loop.interrupts import handle_signals
 from search.loop.options import SEARCH, SearchOptions, begin_at
+from search.loop.prober import handle_signals
 from search.loop.space import HELD, held_error
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -110,8 +110,8 @@ def tune(request: TuneRequest) -> int:
     """
     check_platform()
     from planner.report.searches import recommendation_answer
-    from search.loop.folder import ResultNotWrittenError
-    from search.runs.reading import interval_of
+    from search.loop.records import ResultNotWrittenError
+    from search.runs import interval_of
     from search.tuning import tune as tuning
 
     asked = keywords(request)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from planner.cli.options import Json
     from planner.report.page.contents import Part
-    from search.loop.progress import Progress
+    from search.loop.prober import Progress
 
 YES, MAYBE = ("Fits", "Recommended"), ("Fits for", "Probably fits")
 NO = ("Probably does not", "Does not fit", "Nothing fits", "Probably nothing")
@@ -66,14 +66,14 @@ class Show:
     says_starts = True
 
     def __init__(self, heading: str = "", quiet: bool = False) -> None:
-        from search.runs.live import Status
+        from search.runs import Status
 
         self.status, self.quiet = Status(heading=heading, way_out=WAY_OUT), quiet
 
     def hear(self, progress: Progress) -> None:
         """A search has come further."""
-        from search.loop.progress import progress_line
-        from search.runs.live import after
+        from search.loop.prober import progress_line
+        from search.runs import after
 
         line = progress_line(progress)
         if line and (progress.kind != "start" or self.says_starts):
@@ -105,8 +105,8 @@ class LiveTable(Show):
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        from search.loop.interrupts import is_ending
-        from search.runs.live import live_panel
+        from search.loop.prober import is_ending
+        from search.runs import live_panel
 
         drawn = replace(self.status, way_out=ENDING) if is_ending() else self.status
         yield live_panel(drawn, time.monotonic(), console.width)

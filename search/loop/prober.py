@@ -1,15 +1,33 @@
-"""Probes on a device, as a session asks for them."""
+"""Probes on a device, as a session asks for them: within which memory, what is said of each while
+it goes on, and the signals that end them.
+
+Of signals the first ends the search, and what was measured is kept; a second Ctrl-C ends it at
+once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from types import FrameType
 from typing import Protocol
 
+from planner.core.errors import UsageError
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model
-from search.loop.progress import OnProgress, Progress
-from search.loop.space import Choice
-from search.probe.parent.fork_server import STEP_MODULES, ForkServer
-from search.probe.parent.runner import ProbeEvent, run_probe
+from planner.core.schema.record import noteworthy_bytes
+from planner.core.units import format_bytes, format_seconds
+from planner.machine.hardware import recognise_gpu
+from planner.machine.hardware.overheads import overheads_for
+from planner.memory.allocator_config import AllocatorConfig
+from planner.report.searches import memory_text
+from planner.report.settings import describe_setting
+from search.loop.options import SearchOptions
+from search.loop.space import Candidate, Choice
+from search.probe.device import MemoryInUse
+from search.probe.parent import STEP_MODULES, ForkServer, ProbeEvent, run_probe
 from search.probe.protocol import FINALIST_SECONDS, ProbeRequest
 
 FIRST_SHARE = 0.1  # of the time left, that the steps of the first probe are timed for at most
@@ -87,3 +105,234 @@ class DeviceProber:
                 step_seconds=event.step_seconds,
             )
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`kind` is note, start, step or end; `record` is there at an end, `best` is the best so far.
+    `phase` is the search's, and of a step its worker's. Times in seconds; `probe` counts from 1,
+    `num_probes` None is no limit. A start says when the probe is given up on (`deadline_seconds`),
+    a step how many took `step_seconds` each."""
+
+    kind: str
+    text: str = ""
+    phase: str = ""
+    candidate: Candidate | None = None
+    probe: int = 0
+    num_probes: int | None = None
+    best: MeasurementRecord | None = None
+    seconds_left: float | None = None
+    deadline_seconds: float | None = None
+    num_steps: int = 0
+    step_seconds: float | None = None
+    record: MeasurementRecord | None = None
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def note_taker(on_progress: OnProgress) -> Callable[[str], None]:
+    """What shows a line of text as progress."""
+    return lambda text: on_progress(Progress("note", text))
+
+
+def progress_line(progress: Progress) -> str:
+    """Phase, probe n of N, the setting, what it found, the best so far, time left; "" for what is
+    no line of its own."""
+    if progress.kind == "note":
+        return progress.text
+    if progress.kind not in ("start", "end") or progress.candidate is None:
+        return ""
+    of = f" of {progress.num_probes}" if progress.num_probes else ""
+    setting = describe_setting(progress.candidate.setting)
+    parts = [f"[{progress.phase}] probe {progress.probe}{of}: {setting}"]
+    if progress.record is not None:
+        parts.append(_outcome(progress.record))
+    if progress.best is not None:
+        parts.append(f"best {rate_text(progress.best)}")
+    if progress.seconds_left is not None:
+        left = progress.seconds_left
+        parts.append(f"{format_seconds(left)} left" if left > 0 else "no time left")
+    return " · ".join(parts)
+
+
+def rate_text(record: MeasurementRecord) -> str:
+    """What a probe that was measured reached."""
+    return f"{record.images_per_second or 0:.4g} {record.counts}/s"
+
+
+def _outcome(record: MeasurementRecord) -> str:
+    """What a probe found, or how it ended instead."""
+    if record.status != "measured" or record.images_per_second is None:
+        reason = record.message.splitlines()[0][:100] if record.message else ""
+        return record.status.replace("_", " ") + (f" ({reason})" if reason else "")
+    rate = rate_text(record) + expected_text(record)
+    return ", ".join(filter(None, (rate, memory_text(record))))
+
+
+def expected_text(record: MeasurementRecord) -> str:
+    """The rate that the search expected, once probes had taught it something; else "": a guess
+    before any of them says nothing of the search."""
+    expected = record.expected
+    if expected is None or expected.basis != "probes" or expected.images_per_second is None:
+        return ""
+    return f" (expected {expected.images_per_second[1]:.4g})"
+
+
+ENDINGS = {
+    signal.SIGINT: "it was interrupted",
+    signal.SIGTERM: "it was ended by SIGTERM",
+    signal.SIGHUP: "its terminal was closed (SIGHUP)",
+}
+
+
+class Interrupts:
+    """The signals heard. The first raises KeyboardInterrupt, unless they are held: then it is seen
+    where the next `interruptible` part would begin. Python drops what is raised in a destructor,
+    wherever it happened to collect: that is seen there too."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.is_held = False
+
+    def hear(self, number: int, frame: FrameType | None = None) -> None:
+        is_second = self.number is not None
+        self.number = self.number or number
+        if number == signal.SIGINT if is_second else not self.is_held:
+            raise KeyboardInterrupt
+
+    @property
+    def ending(self) -> str:
+        """Why the search ended."""
+        return ENDINGS[signal.Signals(self.number or signal.SIGINT)]
+
+    @property
+    def exit_status(self) -> int:
+        """As shells count a process that was ended by a signal."""
+        return 128 + (self.number or signal.SIGINT)
+
+
+_active: list[Interrupts] = []
+
+
+@contextmanager
+def handle_signals(*numbers: signal.Signals) -> Iterator[Interrupts]:
+    """Hears `numbers` until it is left; within another, that one goes on hearing.
+
+    Signals that somebody else handles, or that are ignored (`nohup`), are left alone, and so are
+    all outside the main thread, where Python lets no one handle them.
+    """
+    if _active:
+        yield _active[-1]
+        return
+    interrupts = Interrupts()
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        usual = (signal.SIG_DFL, signal.default_int_handler)
+        before = {n: h for n in numbers if (h := signal.getsignal(n)) in usual}
+    _active.append(interrupts)
+    try:
+        for number in before:
+            signal.signal(number, interrupts.hear)
+        yield interrupts
+    finally:
+        _active.remove(interrupts)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ending() -> str:
+    """Why a search ended that a KeyboardInterrupt has ended."""
+    return _active[-1].ending if _active else ENDINGS[signal.SIGINT]
+
+
+def is_ending() -> bool:
+    """Whether a signal has come that ends the search."""
+    return bool(_active) and _active[-1].number is not None
+
+
+@contextmanager
+def held(is_held: bool = True) -> Iterator[None]:
+    """What is done in here is done whole, but for what is `interruptible` in it."""
+    interrupts = _active[-1] if _active else Interrupts()
+    before, interrupts.is_held = interrupts.is_held, is_held
+    try:
+        if not is_held and interrupts.number is not None:
+            raise KeyboardInterrupt
+        yield
+    finally:
+        interrupts.is_held = before
+
+
+def interruptible() -> AbstractContextManager[None]:
+    """A signal that comes in here, or came while signals were held, raises KeyboardInterrupt."""
+    return held(False)
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """The memory to search in: bytes a setting may take, what a probe is capped to (None: not), and
+    what is to be said about it."""
+
+    budget_bytes: int | None
+    cap_bytes: int | None
+    notes: tuple[str, ...]
+
+
+def find_budget(
+    device: DeviceInfo,
+    in_use: MemoryInUse | None,
+    options: SearchOptions,
+    allocator: AllocatorConfig | None = None,
+    ranks: int = 1,
+) -> MemoryBudget:
+    """What memory there is for a setting: of the device or the size emulated, less what other
+    processes hold (`in_use`, None where nobody says) and the headroom. A memory fraction among the
+    `allocator`'s options lowers it. `ranks` on the CPU share its memory."""
+    total = in_use.total_bytes if in_use else device.total_bytes
+    used = in_use.used_bytes if in_use else 0
+    free = in_use.free_bytes if in_use else total
+    notes, what = [], " of this machine's memory" if device.kind == "cpu" else ""
+    if used > noteworthy_bytes(total):
+        notes.append(
+            f"Other processes hold {format_bytes(used)} of {format_bytes(total)}{what}: "
+            f"{format_bytes(free)} are left."
+        )
+    if device.kind == "cpu" and ranks > 1:
+        free //= ranks
+        notes.append(f"{ranks} ranks share this machine's memory: {format_bytes(free)} each.")
+    limit = free
+    if options.memory_bytes is not None:
+        limit = min(free, options.memory_bytes)
+        asked = format_bytes(options.memory_bytes)
+        notes.append(
+            f"Capped to {asked}: this emulates a smaller device, whose speed and context are its "
+            "own."
+            if options.memory_bytes < total
+            else f"--memory {asked} caps nothing: this device has {format_bytes(total)}."
+        )
+    allowed = allocator.allowed_bytes(device.total_bytes) if allocator is not None else None
+    if allowed is not None:  # it binds what is reserved: the CUDA context comes on top
+        allowed += overheads_for(recognise_gpu(device.name, device.total_bytes)).context_bytes
+    if allowed is not None and allowed < limit:
+        limit = allowed
+        notes.append(
+            f"per_process_memory_fraction leaves {format_bytes(limit)}, the CUDA context included."
+        )
+    if device.kind == "cpu":
+        notes.append("Memory on the CPU is the growth of the worker's peak resident set.")
+    budget = less_headroom(limit, options.headroom)
+    notes.append(f"Settings may take {format_bytes(budget)} ({options.headroom:.0%} kept free).")
+    capped = options.memory_bytes is not None or device.kind == "cpu"
+    return MemoryBudget(budget, limit if capped else None, tuple(notes))
+
+
+def less_headroom(limit_bytes: int, headroom: float) -> int:
+    """What a setting may take of `limit_bytes`. Raises UsageError where that is nothing."""
+    budget = int(limit_bytes * (1 - headroom))
+    if budget <= 0:
+        raise UsageError(
+            f"no memory is left to search in: {format_bytes(limit_bytes)} less {headroom:.0%}.",
+            "Free the device of other processes, or lower --headroom.",
+        )
+    return budget

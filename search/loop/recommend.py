@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from statistics import median
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model, TrainSetting
 from planner.core.schema.record import Recommendation
 from planner.core.units import format_bytes, format_seconds
 from planner.report.settings import describe_changes
-from search.loop.contenders import Contender
-from search.loop.interrupts import ENDINGS
+from search.loop.prober import ENDINGS
 from search.loop.space import candidate, simplicity
+from search.probe.evidence import price_of_compiling, usual
 
 MAX_RUNNERS_UP = 5
 # Of the best rate, that a simpler setting may cost to be worth a note: a judgement.
@@ -234,3 +235,43 @@ def _untried_note(seconds: Mapping[str, float]) -> str:
         f"Not tried, as compiling takes long and the budget ended: {', '.join(waits)}. "
         "A longer --budget may find more."
     )
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A setting with all its measured probes. Rates are images/s of one device, of the probes on it
+    as it usually runs. On a device that usually is throttled, `slower` says how many times as long
+    each record's steps took for its heat: rates are then those at one heat."""
+
+    setting: TrainSetting
+    records: tuple[MeasurementRecord, ...]
+    slower: tuple[float, ...] = ()
+
+    @property
+    def images(self) -> int:
+        """In one optimizer step."""
+        return self.setting.batch_size * self.setting.accumulate
+
+    @property
+    def judged(self) -> list[MeasurementRecord]:
+        return usual(self.records, is_hot=bool(self.slower))
+
+    @property
+    def evidence(self) -> MeasurementRecord:
+        """The record that stands for it."""
+        return self.judged[0]
+
+    @property
+    def measured_rate(self) -> float:
+        return self.images / median([s for record in self.judged for s in record.step_seconds])
+
+    @property
+    def rate(self) -> float:
+        if not self.slower:
+            return self.measured_rate
+        pairs = zip(self.records, self.slower, strict=True)
+        return self.images / median([s / slower for r, slower in pairs for s in r.step_seconds])
+
+    @property
+    def compile_seconds(self) -> float:
+        return price_of_compiling(self.records)

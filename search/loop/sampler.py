@@ -15,9 +15,8 @@ from planner.core.schema.setting import COMPILE_MODES
 from planner.core.units import format_seconds
 from search.loop.space import TOLERANCE, Choice, Phase, Space
 from search.loop.study import SpaceParams
-from search.loop.surrogate.costs import compilation_of
-from search.loop.surrogate.parts import is_plain
-from search.loop.surrogate.posterior import Posterior, Prediction
+from search.loop.surrogate.posterior import Posterior, Prediction, is_plain
+from search.loop.surrogate.prior import compilation_of
 from search.loop.surrogate.process import Array, Mask, Values
 
 # Judgements but where a source is named; tests/benchmarks/simulated_worlds.py shows what they do.
@@ -214,10 +213,15 @@ class PlannerSampler(BaseSampler):
         worth = worth - FIRST_COST * np.log(seconds)  # a batch nearly as fast shows it sooner
         better = sure & (predicted.log_rate > np.log(MUCH_BETTER * best_rate))
         better &= seconds <= min(MODE_SHARE * self.given_seconds or np.inf, left)
-        for these in self._closed(tried):
+        untried = np.setdiff1d(modes, modes[tried])
+        for these in self._closed(tried, (better & np.isin(modes, untried)).any()):
             if (these & better).any():
                 yield _argmax(worth, these & better)
-        for mode in np.setdiff1d(modes, modes[tried]):
+        fast = self._compiled_twins(best_rate) & sure & (seconds <= left)
+        fast &= seconds <= (MODE_SHARE * self.given_seconds or np.inf)
+        if fast.any():
+            yield _argmax(worth, fast)
+        for mode in untried:
             at = sure & (modes == mode)
             if at.any():
                 index = _argmax(worth, at)
@@ -239,11 +243,28 @@ class PlannerSampler(BaseSampler):
         good = usable & (predicted.fits >= SURE_TO_FIT)
         return np.asarray(good[self.twins] & (self.twins != np.arange(len(self.twins))))
 
-    def _closed(self, tried: Sequence[int]) -> Iterator[Mask]:
+    def _compiled_twins(self, best_rate: float) -> Mask:
+        """What compiles the precision and attention of the fastest eager setting, where others were
+        compiled and these never: a compiler may gain more of one precision than of another."""
+        modes, none = self.values["compile"], np.zeros(len(self.space), dtype=bool)
+        eager = {i: c.rate for i, c in self.posterior.ran().items() if modes[i] == "off"}
+        fastest = max(eager, key=lambda i: eager[i], default=None)
+        if fastest is None or eager[fastest] < GIVE_UP_SHARE * best_rate:
+            return none
+        same = modes != "off"
+        for axis in ("precision", "attention"):
+            same = same & (self.values[axis] == self.values[axis][fastest])
+        compiled = [i for i in self.posterior.ran() if modes[i] != "off"]
+        return none if not compiled or same[list(self.posterior.records)].any() else same
+
+    def _closed(self, tried: Sequence[int], is_mode_left: bool) -> Iterator[Mask]:
         """Of each value that was probed once, and was unlucky: its smaller batches. That probe
-        failed, or it was so close to the limit that memory was given back and asked for again."""
+        failed, or it was so close to the limit that memory was given back and asked for again. No
+        compile mode is tried again while there is another as good."""
         ran = self.posterior.ran()
-        for values in self.values.values():
+        for axis, values in self.values.items():
+            if axis == "compile" and is_mode_left:
+                continue
             for value in np.unique(values[list(tried)]):
                 with_it = [i for i in tried if values[i] == value]
                 if len(with_it) == 1 and (

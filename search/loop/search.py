@@ -16,21 +16,17 @@ from planner.core.errors import ContractError, PlannerError
 from planner.core.schema import MeasurementRecord, Model, SwinConfig, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED, Recommendation
 from planner.libraries.registry import find_library
-from search.loop.interrupts import ending, interruptible
 from search.loop.options import SearchOptions
-from search.loop.prober import Prober
-from search.loop.progress import OnProgress, Progress
+from search.loop.prober import OnProgress, Prober, Progress, ending, interruptible
 from search.loop.recommend import Summary, recommend
 from search.loop.records import RecordsNotWrittenError
 from search.loop.sampler import PlannerSampler
 from search.loop.space import AXES, Candidate, Choice, Space, candidate, setting_id
 from search.loop.study import Identity, ProbeStudy, storage_faults
-from search.loop.surrogate.costs import compilation_of
-from search.loop.surrogate.parts import is_plain
-from search.loop.surrogate.posterior import Posterior
-from search.loop.surrogate.prior import Prior
+from search.loop.surrogate.posterior import Posterior, is_plain
+from search.loop.surrogate.prior import Prior, compilation_of
 from search.probe.evidence import is_feasible
-from search.probe.failure import broke_contract
+from search.probe.protocol import broke_contract
 
 SAME_FAILURES = 3
 NUMERIC_AXES = ("precision", "attention")  # what a machine may break for every setting that has it

@@ -1,12 +1,25 @@
-"""What records of one setting prove: its rate, its memory, whether it fits, what disturbed it."""
+"""What records of one setting prove: its rate, its memory, whether it fits, what disturbed it;
+and of samples while they come: when enough steps were timed, and whether the machine was quiet.
+
+Quiet is judged by all that the kernel counts of the processors this process may run on, less what
+it used itself. A control group that hides the machine's own counts hides other programs too. Linux
+only.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
+
+import psutil
 
 from planner.core.schema import MeasurementRecord
+from planner.machine.host import read_host
+from search.probe.protocol import ProbeRequest
 
 REPEAT_SHARE = 0.01  # two processes of one setting differ by about this, whatever each one says
 # The flag of a probe whose compile_seconds are less than those of a first compilation.
@@ -132,3 +145,151 @@ def _enclosing_rank(n: int, tail: float) -> int:
             return k
         term *= (n - k) / (k + 1)
     return n // 2
+
+
+# Steps' worth of time kept free before the deadline, to end in order: the steps on their way and
+# the untimed one that looks at the loss and the phases.
+_RESERVED_STEPS = 4
+# Fewer samples than these may all have been disturbed: too few to give up on.
+_SAMPLES_TO_GIVE_UP = 3
+# A drift that matters, as a share, and the samples a quarter needs to show it.
+_DRIFT = 0.01
+_LEAST_QUARTER = 3
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """Judges the samples so far, in seconds per step.
+
+    `started` and `deadline` are instants of `time.monotonic`.
+    """
+
+    request: ProbeRequest
+    started: float
+    deadline: float
+
+    def is_enough(self, samples: Sequence[float]) -> bool:
+        if not samples:
+            return False
+        if self.is_hopeless(samples):
+            return True
+        enough = len(samples) >= self.request.max_steps
+        if not enough and len(samples) < self.request.min_steps:
+            return self.is_ending(max(samples))
+        if self.is_late(samples):
+            return True
+        if sum(samples) < self.request.min_measure_seconds:
+            return False
+        return enough or self.is_precise(samples)
+
+    def is_precise(self, samples: Sequence[float]) -> bool:
+        """Whether the median is known to the precision asked for."""
+        interval = median_interval(samples)
+        return interval.certain and interval.half_width <= self.request.median_precision
+
+    def is_hopeless(self, samples: Sequence[float]) -> bool:
+        """Whether even the fastest median that the samples allow is too slow to matter."""
+        wanted = self.request.give_up_images_per_second
+        if wanted is None or len(samples) < _SAMPLES_TO_GIVE_UP:
+            return False
+        if sum(samples) < self.request.give_up_seconds:
+            return False
+        return self.best_images_per_second(samples) < wanted
+
+    def best_images_per_second(self, samples: Sequence[float]) -> float:
+        return self.request.images_per_step / median_interval(samples).low
+
+    def is_late(self, samples: Sequence[float]) -> bool:
+        has_lasted = time.monotonic() - self.started >= self.request.max_measure_seconds
+        return has_lasted or self.is_ending(max(samples))
+
+    def is_ending(self, step_seconds: float, more_steps: int = 0) -> bool:
+        """Whether the deadline is too near for `more_steps`: one sample in time says more than
+        several that come too late."""
+        reserve = (_RESERVED_STEPS + more_steps) * step_seconds
+        return time.monotonic() + reserve >= self.deadline
+
+    def flags(self, samples: Sequence[float]) -> list[str]:
+        """What is to be said of the samples: why they ended, if not for their precision, and
+        whether they drifted, where a device's clocks may have."""
+        drifted = drift_flags(samples) if self.request.min_measure_seconds else []
+        return self._why_ended(samples) + drifted
+
+    def _why_ended(self, samples: Sequence[float]) -> list[str]:
+        if self.is_hopeless(samples):
+            return [
+                f"{STOPPED_EARLY} at best {self.best_images_per_second(samples):.4g} a second, "
+                f"under the {self.request.give_up_images_per_second:.4g} that would matter"
+            ]
+        if self.is_precise(samples):
+            return []
+        interval = median_interval(samples)
+        if not interval.certain:
+            few = f"{len(samples)} samples are" if len(samples) > 1 else "1 sample is"
+            hurry = f"{HURRIED} " if len(samples) < self.request.min_steps else ""
+            return [f"{hurry}{few} too few for an interval of the median"]
+        return [f"the median is known to ±{interval.half_width:.1%} only"]
+
+
+def drift_flags(samples: Sequence[float]) -> list[str]:
+    """One flag where the last quarter of the samples took longer, or less long, than the first."""
+    quarter = len(samples) // 4
+    if quarter < _LEAST_QUARTER:
+        return []
+    first, last = median(samples[:quarter]), median(samples[-quarter:])
+    if abs(last / first - 1) <= _DRIFT:
+        return []
+    return [
+        f"drifted by {last / first - 1:+.1%} while steps were timed: {1000 * first:.4g} ms in the "
+        f"first quarter, {1000 * last:.4g} ms in the last"
+    ]
+
+
+# Of the processors: an idle machine's services take a hundredth or two. A judgement.
+_NOTEWORTHY_SHARE = 0.1
+_LEAST_SECONDS = 0.2  # the kernel counts in hundredths of a second
+_WAITING = ("idle", "iowait")
+_COUNTED_TWICE = ("guest", "guest_nice")  # in user and nice already (proc(5), /proc/stat)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    at: float
+    busy_seconds: float
+    own_seconds: float
+
+
+class QuietWatch:
+    """Counts from when it is made."""
+
+    def __init__(self) -> None:
+        self.before = _read()
+
+    def flags(self, wanted: float = math.inf) -> list[str]:
+        """One where others took processors that were `wanted` here (all); below a fifth of a second
+        it cannot be told."""
+        now, before = _read(), self.before
+        seconds = now.at - before.at
+        if seconds < _LEAST_SECONDS:
+            return []
+        all_busy = now.busy_seconds - before.busy_seconds
+        others = (all_busy - (now.own_seconds - before.own_seconds)) / seconds
+        host = read_host()
+        room = host.usable_cpus - others
+        if others < _NOTEWORTHY_SHARE * host.usable_cpus or room >= min(wanted, host.cpus):
+            return []
+        taken = min(others, host.usable_cpus)
+        return [
+            f"other programs kept {taken:.2g} of {host.usable_cpus} processors busy meanwhile "
+            f"(load average {os.getloadavg()[0]:.3g})"
+        ]
+
+
+def _read() -> _Reading:
+    counted = psutil.cpu_times(percpu=True)
+    mine = [counted[n] for n in os.sched_getaffinity(0) if n < len(counted)]
+    left_out = (*_WAITING, *_COUNTED_TWICE)
+    busy = sum(
+        seconds for cpu in mine for name, seconds in cpu._asdict().items() if name not in left_out
+    )
+    return _Reading(time.monotonic(), busy, time.process_time())

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from planner.advice.levers import EXPANDABLE
 from planner.core.errors import UnsupportedError
 from planner.core.files import TUNE_PROBES, TUNE_RESULT
-from planner.core.schema import FactoryModel, Model
+from planner.core.schema import DeviceInfo, FactoryModel, Model, TrainSetting
 from planner.core.schema.record import Recommendation
+from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.estimation.arguments import ModelLike, read_model
+from planner.estimation.device_estimator import DeviceEstimator
+from planner.estimation.ledgers import is_on_shapes
+from planner.ledger import cache
+from planner.ledger.cache import Key, own_digest
 from planner.libraries.building import check_factory
 from planner.machine.torch_build import installed_build
 from planner.memory.allocator_config import (
@@ -25,16 +33,22 @@ from planner.memory.allocator_config import (
     allocator_in_environment,
     recorded_allocator,
 )
-from search.loop.folder import hold_folder, hold_gpu, make_folder, write_result
-from search.loop.interrupts import handle_signals, held, interruptible
-from search.loop.memory_budget import find_budget
 from search.loop.options import SearchOptions, read_options
-from search.loop.prober import DeviceProber, Prober
-from search.loop.progress import OnProgress, note_taker
-from search.loop.search import Limits, Search, find_plain_arm
-from search.loop.space import make_space
+from search.loop.prober import (
+    DeviceProber,
+    OnProgress,
+    Prober,
+    find_budget,
+    handle_signals,
+    held,
+    interruptible,
+    note_taker,
+)
+from search.loop.records import hold_folder, hold_gpu, make_folder, write_result
+from search.loop.search import PROBES_SHARE, Limits, Search, find_plain_arm
+from search.loop.space import Restriction, Space, make_space
 from search.loop.study import Identity, ProbeStudy
-from search.loop.surrogate.prior import Estimator
+from search.loop.surrogate.prior import Estimator, Prior, estimated_prior, generic_prior
 from search.probe.device import (
     check_world,
     choose_device,
@@ -45,12 +59,8 @@ from search.probe.device import (
     why_no_gpu,
     why_no_segments,
 )
-from search.probe.parent.environment import rank_threads
-from search.probe.parent.fork_server import STEP_MODULES, WORLD_MODULES
-from search.probe.parent.ranks import rank_devices
-from search.tuning.device_prior import device_prior
-from search.tuning.feeding import FEEDING_SHARE, check_data, feed
-from search.tuning.own_model import ask_factory, with_own_optimizer
+from search.probe.parent import STEP_MODULES, WORLD_MODULES, rank_devices, rank_threads
+from search.tuning.given import FEEDING_SHARE, ask_factory, check_data, feed
 
 
 def tune(
@@ -274,3 +284,77 @@ def _allocator(
 def default_output(model: Model) -> Path:
     """The folder of a search that names none."""
     return Path("tune-" + re.sub(r"[^A-Za-z0-9_.]+", "-", model.title).strip("-")[:100])
+
+
+# Of the time left, that recording a model may take before the first probe: a judgement. A recorded
+# step took 0.2 to 1 s, at three batches each (models of timm, torch 2.14, 2026-11-29).
+RECORDING_SHARE = 0.25
+# But so many seconds, up to half of the time left: an import of torch and one recorded step of a
+# small model took 7 to 12 s on two busy cores (torch 2.14, 2026-11-26).
+LEAST_SECONDS = 15.0
+_PRIOR = TypeAdapter(Prior)
+
+
+def device_prior(
+    space: Space, model: Model, device: DeviceInfo, estimator: Estimator | Literal["auto"] | None,
+    *, allocator: AllocatorConfig | None = None, seconds_left: float | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[Prior, list[str]]:  # fmt: skip
+    """The prior, and what is to be said of it where there is no estimate.
+
+    "auto" estimates by the catalogue's rates, with the caching allocator's options that probes run
+    with. A model that is no Swin of ours is recorded for it, in another process and
+    within a share of `seconds_left`; what was recorded before is read from the cache.
+    """
+    if estimator is None:
+        return generic_prior(space, device), []
+    if estimator != "auto":
+        return estimated_prior(space, model, device, estimator), []
+    estimator = DeviceEstimator(device, allocator)
+    limit = None if seconds_left is None else recording_seconds(seconds_left)
+    why = estimator.record(model, [c.setting for c in space.candidates], limit, say)
+    if why:
+        first = why.partition("\n")[0].rstrip(".")
+        note = f"There is no estimate of {model.title} before the first probe: {first}."
+        say(note)
+        return generic_prior(space, device), [note]
+    if any(
+        not is_on_shapes(model, c.setting) or c.setting.world_size > 1 for c in space.candidates
+    ):  # it rests on what could be recorded in the time there was
+        return estimated_prior(space, model, device, estimator), []
+    key = _key(space, model, device, allocator)
+    if isinstance(kept := cache.load(key), dict):
+        return _PRIOR.validate_python(kept), []
+    prior = estimated_prior(space, model, device, estimator)
+    cache.store(key, _PRIOR.dump_python(prior, mode="json"))
+    return prior, []
+
+
+def _key(space: Space, model: Model, device: DeviceInfo, allocator: AllocatorConfig | None) -> Key:
+    """What decides a prior."""
+    ids = ",".join(c.id for c in space.candidates)
+    return {
+        "title": f"{model.title} on {device.name}, before probes",
+        "model": model.model_dump(mode="json"),
+        "device": device.model_dump(mode="json", exclude={"uuid"}),
+        "settings": hashlib.sha256(ids.encode()).hexdigest(),
+        "allocator": repr(allocator),
+        "source": own_digest((".", "../search/loop")),
+    }
+
+
+def recording_seconds(seconds_left: float) -> float:
+    """What recording may take of them."""
+    least = min(LEAST_SECONDS, PROBES_SHARE * seconds_left)
+    return max(RECORDING_SHARE * seconds_left, least)
+
+
+def with_own_optimizer(base: TrainSetting, restrict: Restriction, title: str) -> TrainSetting:
+    """`base` of a task that makes its optimizer. Raises UnsupportedError where another is asked."""
+    asked = [str(v) for v in restrict.get("optimizer", (base.optimizer,))]
+    if other := [v for v in asked if v not in ("adamw", OWN_OPTIMIZER)]:
+        raise UnsupportedError(
+            f"{title} makes its own optimizer, and not {other[0]}.",
+            "Omit --optimizer, or take optimizer() out of the task.",
+        )
+    return base.model_copy(update={"optimizer": OWN_OPTIMIZER})

@@ -24,8 +24,14 @@ from planner.libraries.resolve import resolve_model
 from planner.machine.hardware import recognise_gpu
 from planner.throughput.rates import DeviceRates, rates_for
 from search.loop.space import Candidate, Space, make_space
-from search.loop.surrogate.costs import AGAIN_SHARE, ALIKE_SHARE, graph_of, kernels_of
-from search.loop.surrogate.prior import Prior, estimated_prior
+from search.loop.surrogate.prior import (
+    AGAIN_SHARE,
+    ALIKE_SHARE,
+    Prior,
+    estimated_prior,
+    graph_of,
+    kernels_of,
+)
 from tests.benchmarks.simulated_physics import (
     MATRIX_KINDS,
     RECORDED,

@@ -38,7 +38,7 @@ from search.loop.sampler import PLAIN_SHARE
 from search.loop.search import Limits, Search, find_plain_arm
 from search.loop.space import Choice
 from search.loop.study import Identity, ProbeStudy
-from search.loop.surrogate.costs import ALIKE_SHARE
+from search.loop.surrogate.prior import ALIKE_SHARE
 from tests.benchmarks.described_devices import describe
 from tests.benchmarks.simulated_draws import (
     PAIRS,

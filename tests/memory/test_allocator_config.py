@@ -17,8 +17,8 @@ from planner.memory.allocator_config import (
     options_text,
     parse_allocator_config,
 )
-from search.loop.memory_budget import find_budget
 from search.loop.options import SearchOptions
+from search.loop.prober import find_budget
 from search.probe.device import MemoryInUse
 
 MIB = 1024**2

@@ -25,7 +25,7 @@ from planner.report.page.contents import (
 from planner.report.page.plotting import CYCLE, LIMIT, MAX_LABEL, STEEL, bars, luminance, plot_text
 from planner.report.page.rendering import page_html
 from planner.report.pages import make_page
-from search.runs.writing import report_estimate
+from search.runs import report_estimate
 from tests.page import pages
 from tests.page.reading import read_page, unpacked
 

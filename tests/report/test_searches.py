@@ -21,8 +21,7 @@ from planner.report.step import Step
 from planner.trainers.emission import emit
 from search.loop.options import read_options
 from search.loop.records import read_records
-from search.runs.reading import make_run, read_run
-from search.runs.writing import report_estimate
+from search.runs import make_run, read_run, report_estimate
 from tests.search.replays import leave_run
 from tests.search.tables import invented_table, make_record
 

@@ -7,7 +7,7 @@ from random import Random
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.units import GIB, MIB
-from search.loop.contenders import Contender
+from search.loop.recommend import Contender
 from search.loop.space import candidate, make_space, space_of
 from search.loop.surrogate.posterior import Posterior
 from search.loop.surrogate.prior import (

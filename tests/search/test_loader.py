@@ -23,7 +23,7 @@ from planner.libraries.resolve import resolve_model
 from planner.trainers.emission import emit
 from search import loader as loader_file
 from search.loader import find_loader, loader_code
-from search.tuning.feeding import check_data
+from search.tuning.given import check_data
 from search.tuning.tune import tune
 from tests.answers import recommendation_text
 

@@ -19,7 +19,7 @@ from search.loop.surrogate.prior import (
     generic_prior,
 )
 from search.loop.surrogate.process import GaussianProcess
-from search.tuning.device_prior import device_prior, recording_seconds
+from search.tuning.tune import device_prior, recording_seconds
 from tests.search.tables import GPU, H100, MODEL, SMALL
 
 SPACE = make_space(MODEL, GPU, restrict=SMALL)
@@ -127,7 +127,7 @@ def test_a_prior_is_kept_for_the_next_search(
     space = make_space(MODEL, CPU, restrict=axes, batch_sizes=(1, 4))
     first, _ = device_prior(space, MODEL, CPU, "auto")
 
-    monkeypatch.delattr("search.tuning.device_prior.estimated_prior")
+    monkeypatch.delattr("search.tuning.tune.estimated_prior")
     assert device_prior(space, MODEL, CPU, "auto")[0] == first
     with pytest.raises(NameError, match="estimated_prior"):
         device_prior(space, MODEL, H100, "auto")

@@ -11,8 +11,8 @@ import pytest
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import Recommendation
 from planner.core.units import GIB
-from search.loop.interrupts import ENDINGS
 from search.loop.options import read_options
+from search.loop.prober import ENDINGS
 from search.loop.recommend import Summary, recommend
 from search.loop.space import candidate
 from tests.answers import recommendation_text

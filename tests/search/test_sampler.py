@@ -16,9 +16,14 @@ from search.loop.sampler import MAX_FAILURES, PlannerSampler
 from search.loop.search import find_plain_arm
 from search.loop.space import Choice, candidate, make_space, setting_id, space_of
 from search.loop.study import SpaceParams
-from search.loop.surrogate.costs import ProbeCosts, compilation_of, guess_compile_seconds
 from search.loop.surrogate.posterior import Posterior
-from search.loop.surrogate.prior import Prior, generic_prior
+from search.loop.surrogate.prior import (
+    Prior,
+    ProbeCosts,
+    compilation_of,
+    generic_prior,
+    guess_compile_seconds,
+)
 from search.probe.evidence import FROM_CACHE, STOPPED_EARLY
 from tests.search.replays import Replay, search_table
 from tests.search.tables import (
@@ -34,6 +39,7 @@ from tests.search.tables import (
 )
 
 TABLE = invented_table()
+ALL_MODES = ("off", "default", "max-autotune")
 
 
 Ended = Callable[[list[TrainSetting], MeasurementRecord], MeasurementRecord]
@@ -226,16 +232,17 @@ def test_the_plain_default_is_measured_at_its_best_batch_where_the_search_has_en
     assert not short.sampler.plain_is_at_its_best, "there was no time for it"
 
 
-def expecting(share: float) -> tuple[Told, np.ndarray]:
-    """Of steps of max-autotune that share of their seconds; and which settings those are."""
-    replay = Replay(invented_table(0.0, {**SMALL, "compile": ("off", "default", "max-autotune")}))
-    prior = true_prior(replay)
-    tuned = np.array([c.setting.compile == "max-autotune" for c in replay.space.candidates])
+def expecting(share: float, *modes: str, precision: str = "") -> tuple[Told, np.ndarray]:
+    """Among `modes`, of steps of the last (in a precision) that share of their seconds; and which
+    settings those are."""
+    replay = Replay(invented_table(0.0, {**SMALL, "compile": modes}))
+    prior, settings = true_prior(replay), [c.setting for c in replay.space.candidates]
+    those = np.array([s.compile == modes[-1] and precision in ("", s.precision) for s in settings])
     guesses = [
-        replace(g, seconds=g.seconds * (share if is_tuned else 1.0))
-        for g, is_tuned in zip(prior.guesses, tuned, strict=True)
+        replace(g, seconds=g.seconds * (share if is_one else 1.0))
+        for g, is_one in zip(prior.guesses, those, strict=True)
     ]
-    return Told(replay, replace(prior, guesses=tuple(guesses)), tolerance=0.0), tuned
+    return Told(replay, replace(prior, guesses=tuple(guesses)), tolerance=0.0), those
 
 
 def test_one_unlucky_probe_closes_no_branch_that_should_be_much_better() -> None:
@@ -247,14 +254,29 @@ def test_one_unlucky_probe_closes_no_branch_that_should_be_much_better() -> None
         is_first = modes[-1] == "max-autotune" and modes.count("max-autotune") == 1
         return failed(record) if is_first else record
 
-    asked = expecting(1 / 1.8)[0].search(3000.0, unlucky)
+    asked = expecting(1 / 1.8, *ALL_MODES)[0].search(3000.0, unlucky)
     first, second, *_ = (s for s in asked if s.compile == "max-autotune")
     assert second.batch_size <= first.batch_size / 2
 
 
+def test_the_precision_of_the_fastest_eager_setting_is_compiled_too() -> None:
+    """However little that should gain: bf16 is emulated, and only it was compiled."""
+
+    def emulated(_: list[TrainSetting], record: MeasurementRecord) -> MeasurementRecord:
+        slower = 4.0 if record.setting.precision == "bf16" else 1.0
+        seconds = tuple(slower * s for s in record.step_seconds)
+        rate = (record.images_per_second or 0.0) / slower
+        return record.model_copy(update={"step_seconds": seconds, "images_per_second": rate})
+
+    strategy, _ = expecting(2.0, "off", "default", precision="fp32")
+    strategy.tolerance = 0.01
+    asked = strategy.search(3000.0, emulated)
+    assert "default" in [s.compile for s in asked if s.precision == "fp32"]
+
+
 def test_a_compile_mode_is_probed_while_there_is_time_for_it() -> None:
     """However little it is expected to gain: it is the last probe before which there is."""
-    strategy, tuned = expecting(1.8)
+    strategy, tuned = expecting(1.8, *ALL_MODES)
     for _ in range(3):
         choice = strategy.asked(600.0)
         strategy.posterior.tell(choice.candidate, strategy.replay.probe(choice.candidate))

@@ -19,9 +19,8 @@ from sqlalchemy import text
 
 from planner.core.errors import UsageError
 from planner.core.schema import MeasurementRecord, SwinConfig
-from search.loop.folder import hold_folder
 from search.loop.options import hidden_password
-from search.loop.records import append_records, read_records
+from search.loop.records import append_records, hold_folder, read_records
 from search.loop.space import Space, make_space
 from search.loop.study import Identity, ProbeStudy, StudyError
 from tests.search.tables import GPU, MODEL, SMALL, make_record

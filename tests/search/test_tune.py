@@ -21,8 +21,8 @@ from search.loop.search import Limits
 from search.loop.space import Choice, make_space
 from search.loop.study import Identity
 from search.probe.device import versions, worker_environment
-from search.probe.failure import CONTRACT
-from search.probe.parent.environment import probe_environment
+from search.probe.parent import probe_environment
+from search.probe.protocol import CONTRACT
 from search.tuning import tune as tune_file
 from search.tuning.tune import tune
 from tests.search.replays import Replay, search_table
@@ -198,7 +198,7 @@ def test_a_mode_that_the_budget_ended_before_is_named(
 
 def test_the_tuner_imports_no_torch() -> None:
     script = (
-        "import sys, search.probe.parent.runner, search.tuning.tune, search.loop.search;"
+        "import sys, search.probe.parent, search.tuning.tune, search.loop.search;"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run(

@@ -23,7 +23,7 @@ from planner.core.units import GIB
 from search.loop.space import Choice
 from search.probe.device import MemoryInUse
 from search.tuning import tune as tune_file
-from search.tuning.device_prior import device_prior
+from search.tuning.tune import device_prior
 from tests.search.tables import GPU, make_record
 from tests.undurable import write_without_waiting
 

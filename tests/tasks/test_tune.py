@@ -19,14 +19,14 @@ from planner.core.schema import FactoryModel, MeasurementRecord, TrainSetting
 from planner.core.schema.record import Recommendation
 from planner.trainers.emission import TARGETS, emit
 from planner.trainers.plan import Emitted
-from search.loop.progress import progress_line
+from search.loop.prober import progress_line
 from search.loop.space import Choice
 from search.probe.device import describe_device
-from search.probe.parent.runner import _record
+from search.probe.parent import _record
 from search.probe.protocol import ProbeRequest, Report
 from search.probe.worker.measure import measure
-from search.runs.writing import write_report
-from search.tuning.own_model import with_own_optimizer
+from search.runs import write_report
+from search.tuning.tune import with_own_optimizer
 from tests.answers import recommendation_text
 from tests.tasks.conftest import change
 from tests.trainers.cases import recommendation, run_here

@@ -26,8 +26,7 @@ from planner.core.schema.record import BUDGET_ENDED
 from planner.report.settings import describe_setting
 from search.loop.records import append_records, read_records
 from search.probe.device import choose_device, describe_device
-from search.probe.parent.fork_server import STEP_MODULES, ForkServer
-from search.probe.parent.runner import run_probe
+from search.probe.parent import STEP_MODULES, ForkServer, run_probe
 from search.probe.protocol import ProbeRequest
 from tests.truth.compare import QUANTITIES, accuracy, compare
 from tests.truth.matrix import Row, read_matrix, row_key

@@ -38,8 +38,9 @@ class KernelScales:
     `bias` is the whole scale, an axis's entry how much one of its values may deviate (`other` where
     it has none), `overhead` that of what a step costs at any batch, `arm` that of a whole arm but
     its optimizer's implementation, `implementation` what that adds, `compiled` what compiling
-    gains in all modes, `fused` what it makes of an attention, `nugget` what nothing explains.
-    Probes that agree do not narrow them: a few say little of what was not probed.
+    gains in all modes, `fused` what it makes of an attention, `kernels` what a precision makes of
+    one, `nugget` what nothing explains. Probes that agree do not narrow them: a few say little of
+    what was not probed.
     `delays` are no deviations, but what each exchange of devices may take longer than the prior
     says; each of them is as likely as none.
     """
@@ -52,6 +53,7 @@ class KernelScales:
     implementation: float = 0.005
     compiled: float = 0.0
     fused: float = 0.0
+    kernels: float = 0.0
     other: float = 0.1
     delays: tuple[float, ...] = ()
 
@@ -96,6 +98,7 @@ class GaussianProcess:
         self.fused = _codes(
             (c.setting.compile == "off", c.setting.attention) for c in space.candidates
         )
+        self.kernels = _codes((c.setting.precision, c.setting.attention) for c in space.candidates)
         self.rungs = _codes((c.setting.precision, c.setting.batch_size) for c in space.candidates)
         batches = np.array([float(c.setting.batch_size) for c in space.candidates])
         self.cells = _codes(zip(self.families.tolist(), batches.tolist(), strict=True))
@@ -189,6 +192,7 @@ class GaussianProcess:
         yield from ((scales.of_axis(axis), codes) for axis, codes in self.codes.items())
         yield scales.compiled, self.compiled
         yield scales.fused, self.fused
+        yield scales.kernels, self.kernels
         yield scales.arm, self.families
         yield scales.implementation, self.arms
         yield scales.nugget * sqrt(RUNG_SHARE), self.rungs

@@ -23,20 +23,17 @@ from planner.training.building import own_part, set_precision
 from planner.training.step import Training
 from planner.training.tasks.contract import WRITE_A_TASK
 from planner.training.tasks.making import GivenTask
-from search.probe.evidence import HURRIED
-from search.probe.failure import CONTRACT, shorten
-from search.probe.protocol import OutcomeMessage, ProbeRequest, ProgressMessage, RankPlace, Report
-from search.probe.quiet import QuietWatch
-from search.probe.stopping import StopRule
-from search.probe.worker.meter import Mark, Meter, make_meter
-from search.probe.worker.ranks import any_of, join
-from search.probe.worker.subject import (
-    StepPhases,
-    WatchedTraining,
-    build_training,
-    refuse_unsupported,
-    touch_libraries,
+from search.probe.evidence import HURRIED, QuietWatch, StopRule
+from search.probe.protocol import (
+    CONTRACT,
+    OutcomeMessage,
+    ProbeRequest,
+    ProgressMessage,
+    RankPlace,
+    Report,
+    shorten,
 )
+from search.probe.worker.meter import Mark, Meter, make_meter
 from search.probe.worker.verdict import (
     CompileWatch,
     NonFiniteError,
@@ -47,6 +44,15 @@ from search.probe.worker.verdict import (
     is_compile_failure,
     lost_others,
     read_memory,
+)
+from search.probe.worker.worker import (
+    StepPhases,
+    WatchedTraining,
+    any_of,
+    build_training,
+    join,
+    refuse_unsupported,
+    touch_libraries,
 )
 
 # CUDA graphs (reduce-overhead, max-autotune) are run once, recorded once and replayed from then on:

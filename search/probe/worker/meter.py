@@ -23,14 +23,14 @@ from planner.core.units import KIB, format_bytes
 from planner.machine.emulated import is_emulated
 from planner.machine.hardware.gpu import DISTURBING_REASONS
 from planner.machine.nvml import NvmlDevice, NvmlMemory
-from search.probe.accounting import (
+from search.probe.device import (
     Reading,
     agree,
     measure_context,
+    nvml_device,
     others_bytes,
     process_bytes,
 )
-from search.probe.device import nvml_device
 
 # Counts of the caching allocator that say a step met the end of memory, in words.
 _FAILED_ALLOCATIONS = {

@@ -1,14 +1,35 @@
 """The process of one probe, forked from one that has imported torch: it trains, answers on its own
 channel and waits to be ended. What user code prints goes to standard output and error and cannot
-reach the channel."""
+reach the channel.
+
+What it trains: a module with its optimizer, its batch and its compiler, in the phases of a step.
+Ranks must take the same steps, or one of them waits for ever in a collective. So whatever a rank
+would decide by its own clock, all decide together.
+"""
 
 from __future__ import annotations
 
 import faulthandler
+import importlib
+import os
 import signal
-from typing import NoReturn
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import Any, NoReturn
 
-from search.probe.protocol import Report, WorkOrder
+import torch
+from torch import Tensor, distributed, nn
+
+from planner.core.schema.setting import DEEPSPEED
+from planner.libraries.limits import setting_limit, trained_limit
+from planner.training import building
+from planner.training.building import recipe_of
+from planner.training.step import Training
+from planner.training.tasks import task_for
+from search.probe.protocol import ProbeRequest, RankPlace, Report, WorkOrder, backend_of
+from search.probe.worker.verdict import NonFiniteError
 
 
 def work(channel: int, given: str) -> NoReturn:
@@ -23,3 +44,100 @@ def work(channel: int, given: str) -> NoReturn:
     report.say(measure(order.request, order.deadline, report, order.place))
     while True:
         signal.pause()
+
+
+class WatchedTraining(Training):
+    """A training whose losses can be looked at; looking waits for the device."""
+
+    watching = False
+
+    def look_at(self, loss: Tensor) -> None:
+        if self.watching and not torch.isfinite(loss.detach()).item():
+            raise NonFiniteError(f"the loss is {loss.item()}")
+
+
+@dataclass
+class StepPhases:
+    """Names the phase that is running, told of each that has ended. `announce` hears each begin."""
+
+    accumulate: int = 1
+    announce: Callable[[str], None] | None = None
+    current: str = "forward"
+    _micro_steps: int = 0
+
+    def __call__(self, ended: str) -> None:
+        self.current = self._next(ended)
+        if self.announce is not None:
+            self.announce(self.current)
+
+    def _next(self, ended: str) -> str:
+        if ended == "forward":
+            return "backward"
+        if ended == "backward":
+            self._micro_steps += 1
+            return "forward" if self._micro_steps < self.accumulate else "optimizer"
+        self._micro_steps = 0
+        return "zero_grad" if ended == "optimizer" else "forward"
+
+
+def refuse_unsupported(request: ProbeRequest) -> None:
+    """Raise UnsupportedError for settings that a probe cannot stand for."""
+    setting = request.setting
+    fault = trained_limit(request.model, setting) or setting_limit(setting)
+    if fault is not None:
+        raise fault.error()
+
+
+def touch_libraries(request: ProbeRequest) -> None:
+    """Start threads and load the code that any training needs, before memory is first read.
+
+    (The first optimizer of a process imports a hundred megabytes of torch._dynamo.)
+    """
+    layers = nn.Sequential(nn.Conv2d(3, 8, 2), nn.GELU(), nn.Flatten(), nn.Linear(72, 8))
+    optimizer = torch.optim.AdamW(layers.parameters())
+    layers(torch.randn(64, 3, 4, 4)).logsumexp(1).sum().backward()
+    optimizer.step()
+    torch.ones(1 << 20).sum()
+    if request.setting.compiles:
+        importlib.import_module("torch._inductor.compile_fx")
+    if request.setting.parallelism in DEEPSPEED and find_spec("deepspeed") is not None:
+        from planner.training.zero import import_deepspeed
+
+        import_deepspeed(torch.device(request.device).type)
+
+
+def build_training(request: ProbeRequest) -> WatchedTraining:
+    """The module of the request on its device, with its optimizer, its batch and its compiler."""
+    setting, device = recipe_of(request.model, request.setting), torch.device(request.device)
+    task = task_for(request.model, setting)
+    return building.build_training(WatchedTraining, task, request.model, setting, device)
+
+
+# Longer than any probe: the tuner's deadline ends a rank that waits, not a collective's own.
+_TIMEOUT = timedelta(days=7)
+
+
+def join(request: ProbeRequest, place: RankPlace) -> Any:
+    """Makes this process a rank of its world. Returns the group by which ranks agree: by gloo,
+    beside the device's own queue, so that nobody waits for a device because of it."""
+    is_cpu, size = request.device == "cpu", request.setting.world_size
+    # A machine's name need not lead to itself, as in containers; all ranks are on this one.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    distributed.init_process_group(
+        backend_of(request.device),
+        store=distributed.FileStore(place.store, size),  # type: ignore[attr-defined]
+        rank=place.rank,
+        world_size=size,
+        timeout=_TIMEOUT,
+        device_id=None if is_cpu else torch.device(request.device),
+    )
+    return distributed.new_group(backend="gloo", timeout=_TIMEOUT)
+
+
+def any_of(group: Any, flag: bool) -> bool:
+    """Whether it is so on any rank of a group; None is a process by itself."""
+    if group is None:
+        return flag
+    found = torch.tensor(float(flag))
+    distributed.all_reduce(found, distributed.ReduceOp.MAX, group=group)
+    return bool(found)

@@ -17,13 +17,11 @@ from planner.core.schema import DeviceInfo, FactoryModel, TrainSetting
 from planner.core.units import GIB, MIB
 from planner.training import zero
 from planner.training.building import set_precision
+from search.probe import parent
 from search.probe.device import MemoryInUse
-from search.probe.parent import runner
-from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.ranks import put_together
-from search.probe.parent.runner import run_probe
+from search.probe.parent import ForkServer, put_together, run_probe
 from search.probe.protocol import OutcomeMessage, ProbeRequest, Report
-from search.probe.worker import measure, meter, subject, verdict
+from search.probe.worker import measure, meter, verdict, worker
 from search.probe.worker.meter import Crowding
 from tests.search.probe.stand_in import CODE, MODULES
 from tests.search.probes import AMPLE_SECONDS, request_of
@@ -85,19 +83,20 @@ class SleepingClock:
 def test_for_a_worker_that_cannot_say_it_the_driver_is_asked(
     monkeypatch: pytest.MonkeyPatch, used: list[int], taken: int
 ) -> None:
-    monkeypatch.setattr(runner, "time", SleepingClock())
-    monkeypatch.setattr(runner, "describe_device", lambda device: CARD)
+    monkeypatch.setattr(parent, "time", SleepingClock())
+    monkeypatch.setattr(parent, "describe_device", lambda device: CARD)
     left = [n * GIB for n in used]
 
     def in_use(device: str) -> MemoryInUse:
         now = left.pop(0) if len(left) > 1 else left[0]
         return MemoryInUse(24 * GIB, now, 24 * GIB - now)
 
-    monkeypatch.setattr(runner, "memory_in_use", in_use)
+    monkeypatch.setattr(parent, "memory_in_use", in_use)
     request = request_of("Tiny").model_copy(update={"device": "cuda:0"})
     monkeypatch.setenv(CODE, "os.abort()")
+    monkeypatch.setenv(parent.THREADS, "1")  # for which the memory would be asked too
     with ForkServer(modules=MODULES) as server:
-        record = runner.run_probe(request, deadline_seconds=AMPLE_SECONDS, fork_server=server)
+        record = parent.run_probe(request, deadline_seconds=AMPLE_SECONDS, fork_server=server)
     assert record.status == "crashed"
     assert (record.free_bytes, record.taken_bytes) == (22 * GIB, taken * GIB)
 
@@ -210,5 +209,5 @@ def test_compiler_is_told_what_emitted_files_tell_it(monkeypatch: pytest.MonkeyP
     """dynamic=None would compile anew for a last batch of another size, and then for any size."""
     told: dict[str, Any] = {}
     monkeypatch.setattr(torch, "compile", lambda module, **said: told.update(said) or module)
-    subject.build_training(request_of("Tiny", compile="reduce-overhead"))
+    worker.build_training(request_of("Tiny", compile="reduce-overhead"))
     assert told == {"mode": "reduce-overhead", "dynamic": False}

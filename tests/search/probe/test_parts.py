@@ -1,8 +1,9 @@
-"""The parts of a probe that run no worker: intervals, what its processes start from,
-and whether the machine was quiet."""
+"""The parts of a probe that run no worker: intervals, what its processes start from, whether the
+machine was quiet, and how a failure is recognised."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import subprocess
 import sys
@@ -10,25 +11,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._inductor.exc import InductorError
 
+from planner.core import failures
+from planner.core.errors import UnsupportedError
 from planner.core.schema import TrainSetting
-from planner.core.units import GIB
+from planner.core.units import GIB, MIB
 from planner.machine import torch_build
 from planner.machine.host import Host
-from search.probe import quiet
+from search.probe import evidence, parent, protocol
 from search.probe.device import MemoryInUse
-from search.probe.evidence import is_disturbed, median_interval
-from search.probe.parent import environment
-from search.probe.parent.environment import (
+from search.probe.evidence import QuietWatch, is_disturbed, median_interval
+from search.probe.parent import (
     SPIN_ROUNDS,
     SPINS,
     THREADS,
     compile_threads,
     probe_environment,
 )
-from search.probe.quiet import QuietWatch
+from search.probe.protocol import Report
+from search.probe.worker import measure, verdict
+from search.probe.worker.verdict import MemoryReading, classify
+from tests.search.probes import request_of
 from tests.search.tables import make_record
 
 seconds = st.floats(min_value=1e-4, max_value=1e3)
@@ -92,8 +99,8 @@ def test_compile_workers_have_room(
     """Half a GiB each, in half of what is free."""
     memory = MemoryInUse(256 * GIB, 256 * GIB - free_gib * GIB, free_gib * GIB)
     monkeypatch.delenv(THREADS, raising=False)
-    monkeypatch.setattr(environment, "memory_in_use", lambda device: memory)
-    monkeypatch.setattr(environment, "read_host", lambda: Host(64, 64, quota_cpus=quota))
+    monkeypatch.setattr(parent, "memory_in_use", lambda device: memory)
+    monkeypatch.setattr(parent, "read_host", lambda: Host(64, 64, quota_cpus=quota))
     assert compile_threads() == threads
     assert probe_environment()[THREADS] == str(threads)
     monkeypatch.setenv(THREADS, "7")
@@ -120,12 +127,15 @@ def watched(
     seconds: float = 10.0, wanted: float = math.inf,
 ) -> list[str]:  # fmt: skip
     """What is said of `seconds` in which so many seconds of processors went by."""
-    readings: Iterator[quiet._Reading] = iter(
-        [quiet._Reading(100.0, 50.0, 7.0), quiet._Reading(100 + seconds, 50 + all_busy, 7 + own)]
+    readings: Iterator[evidence._Reading] = iter(
+        [
+            evidence._Reading(100.0, 50.0, 7.0),
+            evidence._Reading(100 + seconds, 50 + all_busy, 7 + own),
+        ]
     )
-    monkeypatch.setattr(quiet, "_read", lambda: next(readings))
-    monkeypatch.setattr(quiet, "read_host", lambda: host)
-    monkeypatch.setattr(quiet.os, "getloadavg", lambda: (20.0, 1.0, 1.0))
+    monkeypatch.setattr(evidence, "_read", lambda: next(readings))
+    monkeypatch.setattr(evidence, "read_host", lambda: host)
+    monkeypatch.setattr(evidence.os, "getloadavg", lambda: (20.0, 1.0, 1.0))
     return QuietWatch().flags(wanted)
 
 
@@ -152,3 +162,135 @@ def test_a_quiet_machine_is_not_blamed(
     monkeypatch: pytest.MonkeyPatch, all_busy: float, own: float, seconds: float, host: Host
 ) -> None:
     assert watched(monkeypatch, all_busy, own, host, seconds) == []
+
+
+AMPLE = MemoryReading(free_bytes=60 * GIB, total_bytes=80 * GIB)
+SHORT = MemoryReading(free_bytes=90 * MIB, total_bytes=80 * GIB)
+
+# Each as its library writes it; planner.core.failures says where.
+ALLOCATION_TEXTS = (
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
+    "terminate called after throwing an instance of 'std::bad_alloc'",
+    "CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total capacity of 79.11 GiB",
+    "HIP out of memory. Tried to allocate 96.00 MiB.",
+    'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":1154',
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "could not create a primitive",
+)
+AMBIGUOUS_TEXTS = (
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasLtCreate(&handle)`",
+    "GET was unable to find an engine to execute this computation",
+    "FIND was unable to find an engine to execute this computation",
+    "Unable to find an engine to execute this computation",
+)
+OTHER_TEXTS = (
+    "could not create a primitive descriptor for a matmul primitive",
+    "an error about memory: out of memory of the past",
+    "out of resource: shared memory, Required: 294912, Hardware limit: 232448.",
+    "Triton Error [CUDA]: invalid argument",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasGemmEx(handle)`",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+    "CUDA error: an illegal memory access was encountered",
+)
+
+
+def compiler_error(cause: Exception) -> InductorError:
+    """What Inductor makes of an error while it compiles, loads or benchmarks a kernel."""
+    return InductorError(cause, inspect.currentframe())
+
+
+def test_failures_are_known_by_their_text() -> None:
+    """cuDNN says of a GPU without kernels for its dtype what it says of one without memory."""
+    for text in (*ALLOCATION_TEXTS, *AMBIGUOUS_TEXTS):
+        assert classify(RuntimeError(text))[0] == "out_of_memory", text
+        assert classify(compiler_error(RuntimeError(text)))[0] == "out_of_memory", text
+    for text in ALLOCATION_TEXTS:  # a step may have asked for more than all that is free
+        assert classify(RuntimeError(text), AMPLE)[0] == "out_of_memory", text
+    assert classify(torch.OutOfMemoryError("Tried to allocate"), AMPLE)[0] == "out_of_memory"
+    for text in OTHER_TEXTS:
+        assert classify(RuntimeError(text), AMPLE)[0] == "crashed", text
+        assert classify(compiler_error(RuntimeError(text)), AMPLE)[0] == "unsupported", text
+    refused = UnsupportedError("no such dtype.", "Use another.")
+    for error, status in ((refused, "unsupported"), (TypeError("no logits"), "crashed"),
+                          (verdict.NonFiniteError("the loss is nan"), "non_finite")):  # fmt: skip
+        assert classify(error, SHORT)[0] == status
+    retried = MemoryReading(AMPLE.free_bytes, AMPLE.total_bytes, num_failed=1)
+    for text in AMBIGUOUS_TEXTS:
+        assert classify(RuntimeError(text), AMPLE)[0] == "crashed", text
+        assert classify(RuntimeError(text), SHORT)[0] == "out_of_memory", text
+        assert classify(RuntimeError(text), retried)[0] == "out_of_memory", text
+
+
+@pytest.mark.parametrize(
+    ("reading", "is_short"),
+    [
+        (MemoryReading(799 * MIB, 80 * GIB), True),  # a hundredth of 80 GiB is 819.2 MiB
+        (MemoryReading(820 * MIB, 80 * GIB), False),
+        (MemoryReading(255 * MIB, 8 * GIB), True),
+        (MemoryReading(257 * MIB, 8 * GIB), False),
+        (MemoryReading(7 * GIB, 8 * GIB, num_failed=2), True),
+        (None, False),
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_error_that_says_nothing_is_judged_by_free_memory(
+    reading: MemoryReading | None, is_short: bool, compiled: bool
+) -> None:
+    silent = RuntimeError("operation failed due to a previous error during capture")
+    status, message = classify(compiler_error(silent) if compiled else silent, reading)
+    assert status == ("out_of_memory" if is_short else "unsupported" if compiled else "crashed")
+    assert "previous error during capture" in message
+    if reading is not None and is_short:
+        assert str(reading) in message
+
+
+def test_worker_reads_the_memory_of_what_fails(
+    monkeypatch: pytest.MonkeyPatch, report: Report
+) -> None:
+    """A library's error that says nothing, at the first word to a device that is full."""
+
+    def make_meter(device: str) -> object:
+        raise RuntimeError("CUDNN_STATUS_NOT_INITIALIZED")
+
+    stats = {"num_ooms": 1, "num_alloc_retries": 2}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (90 * MIB, 80 * GIB))
+    monkeypatch.setattr(measure, "make_meter", make_meter)
+    request = request_of("Tiny", precision="bf16").model_copy(update={"device": "cuda:0"})
+    outcome = measure.measure(request, math.inf, report)
+    assert (outcome.status, outcome.phase) == ("out_of_memory", "device")
+    assert "90.00 MiB of 80.00 GiB free, 3 allocations failed" in outcome.message
+    assert "CUDNN_STATUS_NOT_INITIALIZED" in outcome.message
+
+
+def test_long_text_keeps_its_first_line_and_its_end() -> None:
+    """InductorError's begins with the cause and ends with where; between them stands a graph."""
+    text = "torch.compile failed: InductorError: the cause\n" + "graph\n" * 2000 + "at layer 7"
+    short = protocol.shorten(text)
+    assert len(short) == 1500
+    assert short.startswith("torch.compile failed: InductorError: the cause\n…\n")
+    assert short.endswith("graph\nat layer 7")
+    assert protocol.shorten("word\n" * 9) == "word\n" * 9
+    assert len(protocol.shorten("x" * 5000)) == 1500
+    assert protocol.last_words("a\n\nb\n") == "a\nb"
+
+
+def test_last_words_keep_what_nobody_caught() -> None:
+    """As the C++ runtime and faulthandler print it, the backtrace of c10 between them."""
+    uncaught = [
+        "terminate called after throwing an instance of 'c10::OutOfMemoryError'",
+        "  what():  CUDA out of memory. Tried to allocate 96.00 MiB.",
+    ]
+    backtrace = [f"frame #{i}: c10::Error::Error" for i in range(30)]
+    lines = ["noise", *uncaught, *backtrace, "Fatal Python error: Aborted", "frame"]
+    words = protocol.last_words("\n".join(lines))
+    assert words.splitlines() == [*uncaught, "Fatal Python error: Aborted", "frame"]
+    assert failures.is_allocation_failure(words)

@@ -19,11 +19,9 @@ import pytest
 
 from planner.core.schema import MeasurementRecord
 from planner.core.units import MIB
-from search.probe import failure
+from search.probe import protocol
 from search.probe.device import versions
-from search.probe.parent.attendance import TAIL_BYTES
-from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.runner import ProbeEvent, run_probe
+from search.probe.parent import TAIL_BYTES, ForkServer, ProbeEvent, run_probe
 from search.probe.protocol import ProbeRequest
 from tests.search.probe.stand_in import CODE, MODULES
 from tests.search.probes import AMPLE_SECONDS, request_of
@@ -196,9 +194,9 @@ def test_the_rank_whose_own_fault_it_was_is_named(code: str, words: str) -> None
 
 
 def test_a_kill_by_the_kernel_is_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failure, "count_kernel_kills", lambda: 8)
+    monkeypatch.setattr(protocol, "count_kernel_kills", lambda: 8)
     for before, status in ((7, "out_of_memory"), (8, "crashed"), (None, "out_of_memory")):
-        assert failure.judge_death(signal.SIGKILL, "", before)[0] == status
+        assert protocol.judge_death(signal.SIGKILL, "", before)[0] == status
 
 
 def test_an_answer_is_heard_before_its_worker_has_ended_with_all_that_it_started() -> None:
@@ -227,8 +225,8 @@ def test_an_interrupt_ends_the_worker() -> None:
 
 
 PARENT = """
-from search.probe.parent.fork_server import ForkServer
-from search.probe.parent.runner import run_probe
+from search.probe.parent import ForkServer
+from search.probe.parent import run_probe
 from tests.search.probes import request_of
 from tests.search.probe.stand_in import MODULES
 run_probe(request_of("Tiny"), deadline_seconds=300, fork_server=ForkServer(modules=MODULES),

@@ -16,10 +16,9 @@ from torch._inductor import async_compile
 from planner.core.schema import FactoryModel, MeasurementRecord, TrainSetting
 from planner.core.schema.record import Spread
 from planner.core.units import GIB
-from search.probe import stopping
-from search.probe.evidence import HURRIED, is_disturbed, rate_interval
+from search.probe import evidence
+from search.probe.evidence import HURRIED, StopRule, is_disturbed, rate_interval
 from search.probe.protocol import ProbeRequest, Report
-from search.probe.stopping import StopRule
 from search.probe.worker import measure, meter
 from search.probe.worker.meter import sum_up
 from search.probe.worker.verdict import CompileWatch, end_workers
@@ -163,7 +162,7 @@ def test_warm_up_leaves_time_for_a_sample(
     """After a step of 1 s: one more, one that is timed, and four in reserve."""
     training: Any = Steps(1.0)
     monkeypatch.setattr(measure, "time", training)
-    monkeypatch.setattr(stopping, "time", training)
+    monkeypatch.setattr(evidence, "time", training)
     run = measure.Run(request("cpu"), deadline, report)
     assert len(run._warm_up(training, meter.CpuMeter())) == steps
     assert [HURRIED in flag for flag in run.flags] == [True] * (steps < 2)

@@ -1,7 +1,8 @@
-"""The end of `tune --data`: the loader of the data, and thirty steps of the emitted script on them.
+"""What a person gives besides a model's name, asked and run in processes of its own: a factory, and
+for `tune --data` the data, through their loader and thirty steps of the emitted script.
 
-What it says is measured with the very file that the person gets. Whatever fails here, the step's
-result stands, with a note.
+What the data's part says is measured with the very file that the person gets. Whatever fails there,
+the step's result stands, with a note.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
-from planner.core.schema import Model, NamedModel
+from planner.core.schema import FactoryModel, Model, NamedModel, TrainSetting
 from planner.core.schema.record import DataResult, Feeding, Recommendation
 from planner.core.units import format_seconds
 from planner.programs.running import supervised
 from planner.training.data import Data, find_data
-from search.loop.interrupts import ending, interruptible
+from search.loop.prober import ending, interruptible
+from search.probe.device import ask_process
 
 STEPS, WARM_STEPS = 30, 10  # of the script; the first ones compile, tune and fill queues
 FEEDING_SHARE = 0.25  # of --budget that loader and script may take together
@@ -142,3 +145,55 @@ def _trained(
 
 def _noted(step: Recommendation, *notes: str) -> Recommendation:
     return step.model_copy(update={"notes": (*step.notes, *notes)})
+
+
+# In which a factory is asked what it makes: torch has to be imported for it. A judgement.
+_ASK_SECONDS = 90.0
+
+
+@dataclass(frozen=True)
+class Made:
+    """`is_task`: it makes batches of its own, and is no module that takes images."""
+
+    is_task: bool = False
+    has_optimizer: bool = False
+
+
+def ask_factory(model: FactoryModel) -> Made | None:
+    """What it makes, without its module; None where that cannot be told. Raises PlannerError where
+    it makes neither a module nor a whole task, or its file cannot be imported."""
+    arguments = ["-m", "search.tuning.given", model.model_dump_json()]
+    found = ask_process(arguments, _ASK_SECONDS)
+    if found is None:
+        return None
+    if "error" in found:
+        raise PlannerError(*found["error"])
+    return Made(**found)
+
+
+def answer_for_factory() -> None:
+    """What it makes, on standard output. It is built without data (torch's meta device)."""
+    import torch
+
+    from planner.libraries.building import build_for
+    from planner.training.tasks import as_task
+    from planner.training.tasks.making import GivenTask
+
+    model = FactoryModel.model_validate_json(sys.argv[1])
+    try:
+        build = build_for(model, TrainSetting())
+    except PlannerError as error:
+        print(json.dumps({"error": [error.message, error.way_out]}))
+        return
+    with torch.device("meta"):
+        built = build()
+    try:
+        task = as_task(built, model, TrainSetting())
+    except PlannerError as error:
+        print(json.dumps({"error": [error.message, error.way_out]}))
+        return
+    print(json.dumps(asdict(Made(isinstance(task, GivenTask), hasattr(task, "optimizer")))))
+
+
+if __name__ == "__main__":
+    answer_for_factory()

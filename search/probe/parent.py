@@ -1,0 +1,486 @@
+"""Run one probe in a process of its own: spawn, listen, hold to the deadline, end, classify.
+
+Imports no torch and makes no CUDA context. Whatever the worker does, the answer is a record.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from statistics import median
+
+from pydantic import ValidationError
+
+from planner.core import failures
+from planner.core.schema import DeviceInfo, MeasurementRecord, Model, ProbeStatus, TrainSetting
+from planner.core.schema.record import RankRecord, WorldInfo
+from planner.core.units import MIB
+from planner.machine.forking import ForkServer as WarmProcess
+from planner.machine.forking import Workers
+from planner.machine.host import read_host
+from planner.recording.recordings import library_modules
+from search.probe import protocol
+from search.probe.device import (
+    MemoryInUse,
+    describe_device,
+    memory_in_use,
+    versions,
+    worker_environment,
+)
+from search.probe.protocol import (
+    ANSWERS,
+    OutcomeMessage,
+    ProbeRequest,
+    ProgressMessage,
+    RankPlace,
+    WorkOrder,
+    backend_of,
+)
+
+# How long a driver may take to give back the memory of a process that has ended: a judgement.
+RELEASE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class ProbeEvent:
+    """Something a probe has come to. `elapsed_seconds` is since it was started.
+
+    `phase` is start, import, device, build, compile, forward, backward, optimizer, warm-up,
+    measure, check or end. While steps are timed, `num_steps` of them took `step_seconds` each (the
+    median).
+    """
+
+    phase: str
+    elapsed_seconds: float
+    num_steps: int = 0
+    step_seconds: float | None = None
+
+
+def run_probe(
+    request: ProbeRequest,
+    *,
+    deadline_seconds: float,
+    device: DeviceInfo | None = None,
+    on_event: Callable[[ProbeEvent], None] | None = None,
+    on_result: Callable[[MeasurementRecord], None] | None = None,
+    fork_server: ForkServer | None = None,
+) -> MeasurementRecord:
+    """One short real training run of `request`, from the start of its process to the end of it.
+
+    Returns a record whatever happens to the worker: after `deadline_seconds` it and all that it
+    started are ended. Raises UsageError where there is no such device, and what `on_event` raises
+    (the worker is ended then, too). Workers are forked from `fork_server`, else from one of their
+    own; `device` is how the record describes it, where that is not as `request` says.
+    `on_result` is told what the worker measured as soon as it has said so: ending a process that
+    holds a device takes a while, in which this one may be killed.
+    """
+    devices = rank_devices(request.device, request.setting)
+    found, *_ = [describe_device(each) for each in dict.fromkeys(devices)]
+    cap = {"memory_cap_bytes": request.memory_cap_bytes}
+    described = device or found.model_copy(update=cap)
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    # What processes hold of a GPU, of which this one is none. The CPU's memory is the worker's own
+    # growth: others do not count.
+    before = {each: memory_in_use(each) for each in devices if each != "cpu"}
+    started = time.monotonic()
+    record_of = partial(_record, request, described, date, started)
+    is_world = request.setting.parallelism != "none"
+
+    def tell(phase: str, num_steps: int = 0, step_seconds: float | None = None) -> None:
+        if on_event is not None:
+            elapsed = time.monotonic() - started
+            on_event(ProbeEvent(phase, elapsed, num_steps, step_seconds))
+
+    def hear(answer: ProgressMessage) -> None:
+        tell(answer.phase, answer.num_steps, answer.step_seconds)
+
+    def whole(outcomes: Sequence[OutcomeMessage]) -> OutcomeMessage:
+        return put_together(outcomes, devices) if len(outcomes) > 1 else outcomes[0]
+
+    def measured(outcomes: Sequence[OutcomeMessage]) -> None:
+        if on_result is not None:
+            on_result(record_of(whole(outcomes)))
+
+    tell("start")
+    with (
+        nullcontext(fork_server) if fork_server else ForkServer(request.model) as server,
+        rank_places(len(devices), rank_threads(len(devices))) as places,
+    ):
+        orders = [
+            WorkOrder(
+                request=request.model_copy(update={"device": each}),
+                deadline=started + deadline_seconds, place=place if is_world else None,
+            )
+            for each, place in zip(devices, places, strict=True)
+        ]  # fmt: skip
+        attendance = Attendance(orders, deadline_seconds, server, hear)
+        outcome = whole(attendance.run(measured))
+    if outcome.free_bytes is None:
+        outcome = _crowded(outcome, before, attendance.has_ended)
+    tell("end")
+    return record_of(outcome)
+
+
+def _record(
+    request: ProbeRequest, device: DeviceInfo, date: str, started: float, outcome: OutcomeMessage
+) -> MeasurementRecord:
+    step_seconds = median(outcome.step_seconds) if outcome.step_seconds else None
+    return MeasurementRecord(
+        probe_id=request.probe_id,
+        model=request.model,
+        setting=request.setting,
+        device=device,
+        versions=versions(),
+        date=date,
+        images_per_second=request.images_per_step / step_seconds if step_seconds else None,
+        probe_seconds=time.monotonic() - started,
+        **{
+            name: getattr(outcome, name)
+            for name in MeasurementRecord.model_fields.keys() & OutcomeMessage.model_fields.keys()
+        },
+    )
+
+
+def _crowded(
+    outcome: OutcomeMessage, before: Mapping[str, MemoryInUse | None], has_ended: bool
+) -> OutcomeMessage:
+    """`outcome` with what others had left free of its GPUs, and took since: of the worst of them.
+    Of a worker that may still live, what it holds is not told from others'."""
+    known = {device: memory for device, memory in before.items() if memory is not None}
+    if not known:
+        return outcome
+    free = min(memory.free_bytes for memory in known.values())
+    taken = [_taken(device, m.used_bytes) for device, m in known.items()] if has_ended else []
+    most = max((n for n in taken if n is not None), default=None)
+    return outcome.model_copy(update={"free_bytes": free, "taken_bytes": most})
+
+
+def _taken(device: str, used_before: int) -> int | None:
+    """What others took of a GPU's memory since `used_before` was read, in bytes, where a worker
+    that has ended could not say. The driver may still be giving its memory back: that is awaited.
+    """
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while (now := memory_in_use(device)) is not None:
+        if now.used_bytes <= used_before or time.monotonic() >= deadline:
+            return max(0, now.used_bytes - used_before)
+        time.sleep(RELEASE_SECONDS / 30)
+    return None
+
+
+WORK = "search.probe.worker.worker:work"
+# A rank that lost another says so within a moment; that one's own end may take longer to be told
+# (a stack to print, a core to write). So long it is waited for.
+CAUSE_SECONDS = 5.0
+# What is kept of a worker's standard error.
+TAIL_BYTES = 16 * 1024
+# Of which so much is read this often at least: a pipe holds 64 KiB.
+_READ_BYTES, _NUM_READS, _READ_SECONDS = 1 << 16, 16, 0.25
+# The phases of a probe, in which a rank that hangs is behind those that wait for it.
+_PHASES = (
+    "start", "import", "device", "join", "build", "compile", "forward", "backward", "optimizer",
+    "zero_grad", "warm-up", "measure", "check",
+)  # fmt: skip
+
+
+@dataclass
+class _Rank:
+    """What is known of one worker; `errors` is the end of its standard error, whose pipe is read
+    from `errors_fd`."""
+
+    errors_fd: int
+    phase: str = "start"
+    errors: bytes = b""
+    outcome: OutcomeMessage | None = None
+
+    def read_errors(self) -> None:
+        """What there is, but no more than so many times: somebody may write for ever."""
+        with suppress(BlockingIOError):
+            for _ in range(_NUM_READS):
+                self.errors = (self.errors + os.read(self.errors_fd, _READ_BYTES))[-TAIL_BYTES:]
+
+
+class Attendance:
+    """One worker for each of `orders`, forked from `server`, until it and all that it started have
+    ended. `hear` is told where the first is."""
+
+    def __init__(
+        self, orders: Sequence[WorkOrder], deadline_seconds: float, server: ForkServer,
+        hear: Callable[[ProgressMessage], None],
+    ) -> None:  # fmt: skip
+        self.orders, self.server, self.hear = orders, server, hear
+        self.deadline_seconds = deadline_seconds
+        self.is_world = orders[0].place is not None
+        self.failed: dict[int, OutcomeMessage] = {}  # in the order in which it was heard
+        self.has_ended = False  # for certain
+        self.kernel_kills = protocol.count_kernel_kills()
+
+    def run(self, on_measured: Callable[[Sequence[OutcomeMessage]], None]) -> list[OutcomeMessage]:
+        """What each worker measured, which `on_measured` is told before they end; where one has
+        failed, how, and nothing else."""
+        with _pipes(len(self.orders)) as (reading, writing):
+            self.ranks = [_Rank(fd) for fd in reading]
+            given = [order.model_dump_json() for order in self.orders]
+            with self.server.fork(WORK, given, writing) as workers:
+                outcomes = self._attend(workers)
+                if outcomes[0].status == "measured":
+                    on_measured(outcomes)
+            self.has_ended = workers.are_gone
+        return outcomes
+
+    def _attend(self, workers: Workers) -> list[OutcomeMessage]:
+        limit = self.orders[0].deadline
+        while not (self._is_decided() or workers.are_gone):
+            left = max(0.0, limit - time.monotonic())
+            said = workers.hear(min(left, _READ_SECONDS))
+            for rank in self.ranks:
+                rank.read_errors()
+            if said:
+                self._hear(said)
+            elif not left:
+                break
+            if self.failed:
+                limit = min(limit, time.monotonic() + CAUSE_SECONDS)
+        for number in range(len(self.ranks) if workers.are_gone else 0):
+            self._settle(number, self._judge(number, None))
+        if self.failed:
+            return [self._blame()]
+        found = [rank.outcome for rank in self.ranks if rank.outcome is not None]
+        return found if len(found) == len(self.ranks) else [self._late()]
+
+    def _hear(self, said: bytes) -> None:
+        if said.startswith(b"ended"):
+            wait_status, number = map(int, said.split()[1:])
+            self._settle(number, self._judge(number, wait_status))
+            return
+        try:
+            answer = ANSWERS.validate_json(said)
+        except ValidationError:  # the model's own code has written it
+            return
+        if isinstance(answer, OutcomeMessage):
+            self._settle(answer.rank, answer)
+            return
+        self.ranks[answer.rank].phase = answer.phase
+        if answer.rank == 0:
+            self.hear(answer)
+
+    def _settle(self, number: int, outcome: OutcomeMessage) -> None:
+        """Its first word counts."""
+        if self.ranks[number].outcome is None:
+            self.ranks[number].outcome = outcome
+            if outcome.status != "measured":
+                self.failed[number] = outcome
+
+    def _judge(self, number: int, wait_status: int | None) -> OutcomeMessage:
+        """The outcome of one that has ended without any."""
+        rank = self.ranks[number]
+        rank.read_errors()
+        errors = rank.errors.decode(errors="replace")
+        status: ProbeStatus = "crashed"
+        message = "its supervisor was ended from outside"
+        if wait_status is not None:
+            words = protocol.last_words(errors)
+            status, message = protocol.judge_death(wait_status, words, self.kernel_kills)
+        lost = failures.is_lost_peer(errors)
+        return OutcomeMessage(status=status, message=message, phase=rank.phase, lost_others=lost)
+
+    def _is_decided(self) -> bool:
+        """Whether one failed by itself, or all have measured. One that failed for others' sake
+        decides nothing yet."""
+        return self._cause() is not None or all(
+            rank.outcome is not None and rank.outcome.status == "measured" for rank in self.ranks
+        )
+
+    def _cause(self) -> int | None:
+        return next((n for n, outcome in self.failed.items() if not outcome.lost_others), None)
+
+    def _blame(self) -> OutcomeMessage:
+        """What ended the probe: the first that failed by itself, else the first that lost others,
+        of which none has said why."""
+        cause = self._cause()
+        number = next(iter(self.failed)) if cause is None else cause
+        outcome = self.failed[number]
+        if not self.is_world:
+            return outcome
+        said = f"rank {number} of {len(self.ranks)}: {outcome.message}"
+        return outcome.model_copy(update={"message": said})
+
+    def _late(self) -> OutcomeMessage:
+        """Where each was at the deadline; the probe's phase is that of the one behind."""
+        by_phase: dict[str, list[str]] = {}
+        for number, rank in sorted(enumerate(self.ranks), key=lambda r: _position(r[1].phase)):
+            by_phase.setdefault(rank.phase, []).append(str(number))
+        where = f", in {next(iter(by_phase))}"
+        if self.is_world:
+            where = ": " + "; ".join(
+                f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} in {phase}"
+                for phase, ranks in by_phase.items()
+            )
+        message = f"not done after {self.deadline_seconds:g} s{where}"
+        return OutcomeMessage(status="timed_out", phase=next(iter(by_phase)), message=message)
+
+
+def _position(phase: str) -> int:
+    return _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
+
+
+@contextmanager
+def _pipes(number: int) -> Iterator[tuple[list[int], list[int]]]:
+    """The ends of so many pipes; nobody waits to read."""
+    pairs = [os.pipe() for _ in range(number)]
+    try:
+        for reading, _ in pairs:
+            os.set_blocking(reading, False)
+        yield [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    finally:
+        for fd in (fd for pair in pairs for fd in pair):
+            os.close(fd)
+
+
+def rank_devices(device: str, setting: TrainSetting) -> tuple[str, ...]:
+    """The device of each rank: for GPUs one after the other, from `device` on."""
+    if setting.parallelism == "none":
+        return (device,)
+    size = setting.world_size
+    if device == "cpu":
+        return ("cpu",) * size
+    first = int(device[5:])
+    return tuple(f"cuda:{first + rank}" for rank in range(size))
+
+
+@contextmanager
+def rank_places(size: int, threads: int | None = None) -> Iterator[tuple[RankPlace, ...]]:
+    """The place of each rank, while this lasts. They find each other by a file that only lives in
+    this process's memory: no port that somebody else may take, nothing to delete."""
+    descriptor = os.memfd_create("planner-world")
+    store = f"/proc/{os.getpid()}/fd/{descriptor}"
+    try:
+        yield tuple(RankPlace(rank=r, store=store, threads=threads) for r in range(size))
+    finally:
+        os.close(descriptor)
+
+
+# Of which the largest of any rank stands for all.
+_LARGEST = (
+    "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "compile_seconds", "taken_bytes",
+)  # fmt: skip
+
+
+def put_together(outcomes: Sequence[OutcomeMessage], devices: Sequence[str]) -> OutcomeMessage:
+    """The outcome of a probe whose ranks have all measured, rank 0 first: each step as long as on
+    its slowest rank, each peak the highest."""
+    steps = zip(*(o.step_seconds for o in outcomes), strict=False)  # all have taken the same
+    free = [o.free_bytes for o in outcomes if o.free_bytes is not None]
+    return outcomes[0].model_copy(
+        update={
+            **{name: _largest(outcomes, name) for name in _LARGEST},
+            "step_seconds": tuple(max(step) for step in steps),
+            "free_bytes": min(free, default=None),
+            "flags": shared_flags([o.flags for o in outcomes]),
+            "ranks": tuple(
+                RankRecord(
+                    rank=rank,
+                    device=device,
+                    step_seconds=median(outcome.step_seconds),
+                    peak_allocated_bytes=outcome.peak_allocated_bytes,
+                    peak_reserved_bytes=outcome.peak_reserved_bytes,
+                    device_bytes=outcome.device_bytes,
+                )
+                for rank, (outcome, device) in enumerate(zip(outcomes, devices, strict=True))
+            ),
+            "world": WorldInfo(world_size=len(devices), backend=backend_of(devices[0])),
+        }
+    )
+
+
+def _largest(outcomes: Sequence[OutcomeMessage], name: str) -> float | None:
+    figures = (getattr(outcome, name) for outcome in outcomes)
+    return max((figure for figure in figures if figure is not None), default=None)
+
+
+def shared_flags(flags: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """What all ranks say, once; and what only some of them say, with their numbers."""
+    said: dict[str, list[int]] = {}
+    for rank, own in enumerate(flags):
+        for flag in dict.fromkeys(own):
+            said.setdefault(flag, []).append(rank)
+    return tuple(
+        flag if len(ranks) == len(flags) else f"rank {', '.join(map(str, ranks))}: {flag}"
+        for flag, ranks in said.items()
+    )
+
+
+# What every eager probe imports; the first optimizer of a process would import torch._dynamo.
+STEP_MODULES = ("search.probe.worker.measure", "torch._dynamo", "search.probe.worker.worker")
+# Of ranks too: FSDP's part of torch takes a second more.
+WORLD_MODULES = (*STEP_MODULES, "torch.distributed.fsdp")
+
+
+class ForkServer(WarmProcess):
+    """It imports `modules` and the library of `model`; a factory of the user's runs in the worker
+    alone. Workers have the environment and the current directory of the moment it was made."""
+
+    def __init__(self, model: Model | None = None, modules: Sequence[str] = STEP_MODULES) -> None:
+        library = library_modules(str(getattr(model, "library", "")))
+        # torch.cuda.is_available() then asks NVML, where it would else initialise CUDA.
+        environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **probe_environment()}
+        super().__init__([*modules, *library], environment)
+
+
+THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+# Rounds in which a thread of GNU's OpenMP waits for the others before it sleeps: a few tenths of a
+# millisecond in place of several (300,000, libgomp's manual), in which it keeps the processor from
+# the very thread it waits for where other programs run too. Measured: a step of one image of Swin-T
+# took 20 to 43 s on two cores with eight busy programs, and 5 s with this (torch 2.13, 2026-11-26).
+# More than torch takes between two kernels, so that threads of a quiet machine should not sleep: a
+# judgement.
+SPINS, SPIN_ROUNDS = "GOMP_SPINCOUNT", 10_000
+_WAIT_POLICY = "OMP_WAIT_POLICY"
+# As many as torch would have at most (2.9 to 2.13: torch/_inductor/config.py).
+_MAX_THREADS = 32
+# The host memory of one compile worker (torch, Triton, LLVM): an assumption.
+_WORKER_BYTES = 512 * MIB
+# Of the memory that is free they get this part; the probe itself and the tuner live on the rest.
+_WORKERS_PART = 2
+
+
+def probe_environment() -> dict[str, str]:
+    """The environment of a worker, or of the fork_server it is forked from.
+
+    torch starts a compile worker for every core it may run on, and sees neither a container's share
+    of the cores nor its memory, for want of which the kernel may end the tuner. Who has set their
+    number keeps it, and so does who has said how threads wait.
+    """
+    environment = worker_environment()
+    if _WAIT_POLICY not in environment:
+        environment.setdefault(SPINS, str(SPIN_ROUNDS))
+    if THREADS not in environment:
+        environment[THREADS] = str(compile_threads())
+    return environment
+
+
+def compile_threads() -> int:
+    """As many compile workers as there are cores and memory for, one at least."""
+    cores = usable_cores()
+    memory = memory_in_use("cpu")
+    room = memory.free_bytes // _WORKERS_PART // _WORKER_BYTES if memory is not None else cores
+    return max(1, min(_MAX_THREADS, cores, room))
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on, or have the time of."""
+    return math.ceil(read_host().cpus)
+
+
+def rank_threads(num_ranks: int) -> int:
+    """Threads of the CPU for each of several ranks, so that they do not fight for the cores: those
+    that OMP_NUM_THREADS names, else an equal share, one at least."""
+    named = os.environ.get("OMP_NUM_THREADS", "")
+    if named.isdigit() and int(named) > 0:
+        return int(named)
+    return max(1, usable_cores() // num_ranks)

@@ -1,1 +1,0 @@
-"""The tuner's side of a probe: it starts a worker, listens, and leaves no process behind."""

@@ -1,0 +1,458 @@
+"""What is shown of a search: the panel while it goes on, the run that is read from what it left,
+and `search.write_report`, a page of runs and models in one call.
+
+What cannot be read is told and does not keep the rest from being shown.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from planner.core.errors import PlannerError, UsageError, as_text, printable, refuse_if, shorten
+from planner.core.files import (
+    MAX_RESULT_BYTES,
+    TUNE_PROBES,
+    TUNE_RESULT,
+    check_output,
+    named_path,
+    parse_json,
+    read_text,
+    unwritable,
+    write_output,
+)
+from planner.core.schema import MeasurementRecord, Model, ResolvedSetting
+from planner.core.schema.record import Recommendation
+from planner.core.units import format_seconds
+from planner.estimation.arguments import (
+    MODEL_FIELDS,
+    ModelLike,
+    SettingLike,
+    allocator_here,
+    read_gpu,
+    read_memory,
+)
+from planner.estimation.estimate import choose, estimate_ledger
+from planner.estimation.kept import is_predicted
+from planner.estimation.ledgers import step_ledger
+from planner.libraries.resolve import CONFIG_SUFFIXES, resolve_model
+from planner.machine.hardware import Gpu
+from planner.memory.allocator_config import AllocatorConfig
+from planner.report.page.contents import Page
+from planner.report.page.rendering import is_page, page_html
+from planner.report.pages import Subject, make_page
+from planner.report.searches import Run, cited, memory_text
+from planner.report.settings import describe_setting
+from planner.report.step import Step
+from planner.trainers.emission import read_result
+from search.loop.prober import Progress, rate_text
+from search.loop.records import read_records
+from search.probe.evidence import is_disturbed, is_feasible, rate_interval
+
+Target = ModelLike | Run | Step
+_SNIFFED = 2000  # bytes of a file, in which a page says that it is one
+MOST_SUBJECTS = 100  # that one page compares: more is a table of `planner estimate`
+WHAT_A_RUN_IS = (
+    "A RUN is the --output of a 'planner tune'; a MODEL is LIBRARY:NAME, see 'planner models'."
+)
+
+
+def write_report(
+    targets: Target | Sequence[Target],
+    output: str | os.PathLike[str] = "report.html",
+    *,
+    title: str = "",
+    force: bool = False,
+    gpu: str | Gpu | Sequence[str | Gpu] | None = None,
+    memory_bytes: int | str | None = None,
+    allocator: str | AllocatorConfig | None = None,
+    recorded: bool = False,
+    link: str | None = None,
+    **overrides: Any,
+) -> Path:
+    """One HTML page of `targets`, as `planner report` writes it; returns its path.
+
+    A target is a run (the `output` of `search.tune`), a model as
+    `planner.estimate` takes it, or what `report_estimate` made. Models are estimated on each `gpu`,
+    with the options of `planner.estimate`. `force` replaces a file that is no page of ours.
+
+    Raises UsageError and PlannerError, before anything is estimated where it can.
+    """
+    several = isinstance(targets, Sequence) and not isinstance(targets, str)
+    listed: list[Target] = list(targets) if several else [targets]  # type: ignore[arg-type,list-item]
+    if not listed:
+        raise UsageError("a report needs a run or a model.", "Name one at least.")
+    path = check_page(output, force)
+    names = [os.fspath(t) for t in listed if isinstance(t, str | os.PathLike)]
+    for name in names:
+        check_target(name)
+    cards = list(gpu) if isinstance(gpu, Sequence) and not isinstance(gpu, str) else [gpu]
+    options: dict[str, Any] = {
+        "memory_bytes": memory_bytes, "allocator": allocator, "recorded": recorded, "link": link,
+        **overrides,
+    }  # fmt: skip
+    if len(names) == len(listed):
+        check_options({"gpu": gpu, **options}, names)
+    subjects: list[Subject] = []
+    for target in listed:
+        if isinstance(target, Run | Step):
+            subjects.append(target)
+        elif isinstance(target, str | os.PathLike) and is_run(os.fspath(target)):
+            subjects.append(read_run(os.fspath(target)))
+        else:
+            subjects += [report_estimate(target, gpu=card, **options) for card in cards]
+    check_subjects(subjects)
+    return write_page(make_page(subjects, title), path, force)
+
+
+def report_estimate(
+    model: ModelLike,
+    setting: SettingLike | None = None,
+    *,
+    gpu: str | Gpu | None = None,
+    memory_bytes: int | str | None = None,
+    allocator: str | AllocatorConfig | None = None,
+    recorded: bool = False,
+    link: str | None = None,
+    **overrides: Any,
+) -> Step:
+    """An estimate with what it was made of, for `write_report`; takes what `planner.estimate`
+    takes."""
+    device, memory, options = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
+    config, chosen = choose(model, setting, device, overrides)
+    step = step_of(config, chosen, device, memory, options, link, recorded)
+    typed = {name: str(value) for name, value in overrides.items() if name in MODEL_FIELDS}
+    return replace(step, said=model if isinstance(model, str) else "", fields=typed)
+
+
+def step_of(
+    model: Model,
+    setting: ResolvedSetting,
+    gpu: Gpu | None,
+    memory_bytes: int | None,
+    allocator: AllocatorConfig | None,
+    link: str | None,
+    recorded: bool,
+) -> Step:
+    """One estimate."""
+    ledger = step_ledger(model, setting, recorded, gpu)
+    found = estimate_ledger(model, setting, ledger, gpu, memory_bytes, allocator, link=link)
+    return Step(found, ledger, gpu, allocator, link, memory_bytes)
+
+
+def check_target(target: str) -> None:
+    """Raises UsageError where a target is neither a run nor a model."""
+    path = named_path(target, "target")
+    refuse_storage(target)
+    if is_run(target) or ":" in target:  # LIBRARY:NAME and factories say themselves what is wrong
+        return
+    if path.suffix == ".json" and path.is_file():
+        shown = shorten(as_text(target))
+        refuse_if(
+            is_predicted(parse_json(read_text(path, MAX_RESULT_BYTES), shown)),
+            f"{shown} holds an estimate or advice, and a page draws a run or a model.",
+            "Write: planner report MODEL, with the options of 'planner estimate'.",
+        )
+    if path.exists() and target.lower().endswith(CONFIG_SUFFIXES):  # options may still mend it
+        return
+    try:
+        resolve_model(target)
+    except UsageError as error:
+        raise UsageError(error.message, WHAT_A_RUN_IS) from None
+
+
+def check_options(given: Mapping[str, object], targets: Sequence[str]) -> None:
+    """Raises UsageError for options (by name, as they are typed) of a MODEL where none is named."""
+    idle = [option for option, value in given.items() if value]
+    refuse_if(
+        bool(idle) and all(map(is_run, targets)),
+        f"{', '.join(idle)}: nothing is estimated, since only runs are named.",
+        "Omit it, or name a MODEL beside the RUN.",
+    )
+
+
+def check_subjects(subjects: Sequence[Subject]) -> None:
+    """Raises UsageError where one is there twice, or where they are too many to see."""
+    refuse_if(
+        len(subjects) > MOST_SUBJECTS,
+        f"a page compares {MOST_SUBJECTS} estimates and runs at most, and more were named.",
+        "Name fewer values; 'planner estimate' prints a table of any number.",
+    )
+    found: set[Hashable] = set()
+    for subject in subjects:
+        if isinstance(subject, Run):
+            identity: Hashable = Path(subject.place).resolve()
+            named = f"the run {shorten(as_text(subject.place))}"
+        else:
+            estimate = subject.estimate
+            identity = (repr(estimate), repr(subject.allocator), subject.link)
+            setting = describe_setting(estimate.setting, estimate.model)
+            named = f"{subject.title} with {setting}"
+        refuse_if(identity in found, f"{named} is named twice.", "Name each once.")
+        found.add(identity)
+
+
+def check_page(output: str | os.PathLike[str], force: bool = False) -> Path:
+    """The file that a page may be written to.
+
+    Raises as `check_output`, and PlannerError where a file is there that is no page of ours and
+    `force` does not say to replace it.
+    """
+    path = check_output(output, "a page", (".html", ".htm"))
+    shown = shorten(as_text(str(path)))
+    try:
+        if path.exists() and not path.is_file():
+            raise PlannerError(f"{shown} is no file that can be replaced.", "Name another file.")
+        if not force and (path.is_symlink() or (path.exists() and _is_anothers(path))):
+            raise PlannerError(
+                f"{shown} exists, and 'planner report' did not write it.",
+                "Name another file, or remove this one ('planner report --force' replaces it).",
+            )
+    except OSError as error:
+        raise unwritable(path, error) from None
+    return path
+
+
+def _is_anothers(path: Path) -> bool:
+    """Whether somebody would miss it: anything that is neither empty nor a page."""
+    with path.open("rb") as file:
+        start = file.read(_SNIFFED)
+    return bool(start) and not is_page(start.decode(errors="replace"))
+
+
+def write_page(page: Page, output: str | os.PathLike[str], force: bool = False) -> Path:
+    """Writes the page, whole or not at all. Raises what `check_page` raises."""
+    return write_output(check_page(output, force), page_html(page).encode())
+
+
+STORAGES = (".db", ".journal", ".log")
+MOST_NAMED = 6
+_WAY_OUT = "Name the --output of a 'planner tune', a file of records, or a MODEL."
+
+T = TypeVar("T")
+
+
+def is_run(target: str) -> bool:
+    """Whether a target is a search: a folder, a file of records or of a recommendation. Whatever
+    else there is may be a MODEL, which can be a JSON file too."""
+    path = Path(target)
+    try:
+        if path.is_dir() or path.suffix == ".jsonl":
+            return True
+        return path.suffix == ".json" and path.is_file() and _is_result(path)
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _is_result(path: Path) -> bool:
+    """Whether a JSON file is a recommendation."""
+    if path.name == TUNE_RESULT:
+        return True
+    try:
+        data = parse_json(read_text(path, MAX_RESULT_BYTES), str(path))
+    except UsageError:
+        return False
+    return isinstance(data, dict) and "num_probes" in data
+
+
+def refuse_storage(target: str) -> None:
+    """Raises UsageError for the storage of a study: who shares one leaves a run of all of it."""
+    refuse_if(
+        "://" in target or target.endswith(STORAGES),
+        "a page draws a run, and not the storage of its study.",
+        "Name the --output of any of its tuners, which has the probes of all; optuna-dashboard "
+        "shows a storage.",
+    )
+
+
+def interval_of(record: MeasurementRecord) -> tuple[float, float] | None:
+    """Where its rate lies; None where nothing was timed."""
+    images = record.setting.batch_size * record.setting.accumulate
+    return rate_interval(images, record.step_seconds) if record.step_seconds else None
+
+
+def read_run(target: str | Path) -> Run:
+    """What is known of a search. Raises UsageError where nothing of it can be read."""
+    path = Path(target)
+    faults: list[str] = []
+
+    def tried(read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except PlannerError as error:
+            faults.append(error.message)
+            return None
+
+    found, file = None, None
+    if path.is_dir() or path.name in (TUNE_RESULT, TUNE_PROBES):
+        path = path if path.is_dir() else path.parent
+        if (path / TUNE_RESULT).exists():
+            found = tried(lambda: read_result(path / TUNE_RESULT))
+        file = tried(lambda: read_records(path / TUNE_PROBES))
+    elif not path.exists():
+        raise UsageError(f"{path} does not exist.", _WAY_OUT)
+    elif path.suffix == ".json":
+        found = read_result(path)
+    else:
+        file = tried(lambda: read_records(path))
+    if file is not None and file.fault:
+        faults.append(f"{file.fault}; what stands before it was read.")
+    records = file.records if file is not None else ()
+    if found or records:
+        return make_run(str(path), found, records, faults)
+    law = "\n".join(faults) or f"{path} holds no search: no {TUNE_RESULT}, no probes."
+    raise UsageError(law, _WAY_OUT)
+
+
+def make_run(
+    place: str, found: Recommendation | None, records: tuple[MeasurementRecord, ...],
+    faults: Sequence[str] = (),
+) -> Run:  # fmt: skip
+    """A search that recommends what was `found`, None while it runs."""
+    faults = [*faults]
+    if found and not records and (records := cited(found)):
+        faults.append(
+            f"{TUNE_PROBES} was not read: only the {len(records)} probes that the recommendation "
+            "cites are shown."
+        )
+    if records and (mixture := describe_mixture(records)):
+        faults.append(mixture)
+    disturbed = frozenset(r.probe_id for r in records if is_disturbed(r))
+    run = Run(
+        place, found, records, found.evidence if found else None, interval_of,
+        tuple(faults), disturbed,
+    )  # fmt: skip
+    ran = [r for r in records if is_feasible(r, run.budget_bytes)]
+    fastest = max(ran, key=lambda r: r.images_per_second or 0.0, default=None)
+    return replace(run, best=run.best or fastest)
+
+
+def describe_mixture(records: Sequence[MeasurementRecord]) -> str | None:
+    """In what the models, devices and software of records differ, as one sentence; None where all
+    are of one environment."""
+    from search.loop.study import Identity
+
+    first, *others = map(Identity.of, records)
+    found = dict.fromkeys(line for other in others for line in other.differences(first))
+    if not found:
+        return None
+    more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    named = "; ".join([*found][:MOST_NAMED])
+    return f"These records are of several environments: {named}{more}."
+
+
+_ECHO = 4  # columns for the ^C that a terminal echoes: where it wraps, rich erases a row too few
+# What a worker reports of itself, for a person: search.probe.parent.ProbeEvent says when.
+_DOING = {
+    "start": "starting", "import": "importing libraries", "device": "taking the device",
+    "build": "building the model", "compile": "compiling", "forward": "first forward pass",
+    "backward": "first backward pass", "optimizer": "first optimizer step", "warm-up": "warming up",
+    "measure": "timing steps", "check": "checking", "end": "ending",
+    "join": "waiting for the other ranks",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Status:
+    """`heading` is the command. `last` is the newest start or end of a probe, which came at the
+    instant `at` of a clock in seconds, `doing` what its worker is at."""
+
+    heading: str = ""
+    way_out: str = ""
+    last: Progress | None = None
+    at: float = 0.0
+    doing: str = ""
+
+    @property
+    def running(self) -> Progress | None:
+        """The start of the probe that runs."""
+        return self.last if self.last is not None and self.last.record is None else None
+
+
+def after(status: Status, progress: Progress, now: float) -> Status:
+    """Where a search stands once `progress` came at `now`."""
+    if progress.kind == "note":  # it says what goes on where nothing runs
+        return status if status.running else replace(status, doing=progress.text.split("\n")[0])
+    if progress.kind == "step":
+        doing = doing_text(progress.phase, progress.num_steps, progress.step_seconds)
+        return replace(status, doing=doing)
+    doing = _DOING["start"] if progress.kind == "start" else ""
+    return replace(status, last=progress, at=now, doing=doing)
+
+
+def doing_text(phase: str, num_steps: int = 0, step_seconds: float | None = None) -> str:
+    """What a worker is at: `timing steps: 12 so far, 101 ms each`."""
+    doing = _DOING.get(phase, phase)
+    if step_seconds is None:
+        return doing
+    return f"{doing}: {num_steps} so far, {format_seconds(step_seconds)} each"
+
+
+def live_panel(status: Status, now: float, width: int) -> Panel:
+    """What runs, what it is at, the best so far and how far all of it is: a line each, always."""
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(ratio=1, no_wrap=True)
+    grid.add_row("now", _text(_now(status), "bold"))
+    grid.add_row("", _text(_doing(status, now)))
+    best = _best(status)
+    grid.add_row("best", _text(best or "nothing yet", "green" if best else "dim"))
+    grid.add_row("done", _text(_done(status, now)))
+    return Panel(
+        grid, title=_text(status.heading, "bold"), title_align="left",
+        subtitle=_text(status.way_out, "dim"), subtitle_align="left", border_style="dim",
+        width=width - _ECHO,
+    )  # fmt: skip
+
+
+def _now(status: Status) -> str:
+    probe = status.running
+    if probe is None or probe.candidate is None:
+        return "choosing the next probe" if status.last else "preparing"
+    of = f" of {probe.num_probes}" if probe.num_probes else ""
+    setting = describe_setting(probe.candidate.setting)
+    return f"probe {probe.probe}{of} [{probe.phase}]: {setting}"
+
+
+def _doing(status: Status, now: float) -> str:
+    parts = [status.doing] if status.doing else []
+    if status.running:
+        elapsed, limit = _whole_seconds(now - status.at), status.running.deadline_seconds
+        parts.append(elapsed if limit is None else f"{elapsed} of {_whole_seconds(limit)} at most")
+    return " · ".join(parts)
+
+
+def _best(status: Status) -> str:
+    best = status.last.best if status.last else None
+    if best is None:
+        return ""
+    return f"{rate_text(best)}, {memory_text(best)}: {describe_setting(best.setting)}"
+
+
+def _done(status: Status, now: float) -> str:
+    if status.last is None:
+        return "0 probes"
+    done, of = status.last.probe - bool(status.running), ""
+    if status.last.num_probes:
+        of = f" of {status.last.num_probes}"
+    said = f"{done}{of} probe{'' if done == 1 and not of else 's'}"
+    left = status.last.seconds_left
+    return said if left is None else f"{said} · {_whole_seconds(status.at + left - now)} left"
+
+
+def _whole_seconds(seconds: float) -> str:
+    """Without the decimals that format_seconds has: a clock that ticks."""
+    whole = int(max(seconds, 0.0))
+    return f"{whole} s" if whole < 60 else format_seconds(whole)
+
+
+def _text(text: str, style: str = "") -> Text:
+    """On one line and as it is: never markup, its control characters escaped."""
+    return Text(printable(" ".join(text.split())), style=style)

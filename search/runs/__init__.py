@@ -1,1 +1,0 @@
-"""What a search shows while it goes on, and what is read of it afterwards."""
