@@ -230,7 +230,7 @@ def estimate_ledger(
     communication = communication_memory(setting)
     ledger = on_device(ledger, outside.processors)
     beside = outside.context_bytes + communication.num_bytes
-    budget, allowed = _budget(gpu, memory_bytes, allocator, beside)
+    budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
     plain = profile_memory(ledger, outside.workspace_bytes, allocator)
     lacking = 0 if budget is None else plain.peak_reserved_bytes + beside - budget
     within = None
@@ -275,7 +275,7 @@ def estimate_ledger(
             *_torch_here(gpu),
             *outside.basis,
             *communication.basis,
-            *_allocator_basis(allocator, allowed),
+            _allocator_basis(allocator),
             *([] if within is None else [_retries_basis(within, lacking)]),
             *_pinned_basis(pinned, setting),
             *ledger.notes,
@@ -306,27 +306,6 @@ def _torch_here(gpu: Gpu | None) -> Iterator[str]:
         yield f"torch allocates as it did before: {said}"
     if gpu is not None and (said := lacking_kernels(gpu.capability)):
         yield f"a torch that runs on this card: {said}"
-
-
-def _budget(
-    gpu: Gpu | None, memory_bytes: int | None, allocator: AllocatorConfig | None, beside: int
-) -> tuple[int | None, int | None]:
-    """Bytes that the device may hold in all, and that the allocator may reserve; None for no limit.
-    What is named comes before the GPU's own memory; `beside` the allocator lie so many bytes."""
-    budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
-    allowed = may_reserve(gpu, memory_bytes, allocator)
-    if allowed is not None and budget is not None:
-        budget = min(budget, allowed + beside)
-    return budget, allowed
-
-
-def may_reserve(
-    gpu: Gpu | None, memory_bytes: int | None, allocator: AllocatorConfig | None
-) -> int | None:
-    """Bytes that the allocator's own options let it reserve; None for no limit."""
-    if allocator is None:
-        return None
-    return allocator.allowed_bytes(gpu.memory_bytes if gpu else memory_bytes)
 
 
 def _basis(config: Model, setting: TrainSetting, ledger: Ledger, outside: Overheads) -> Basis:
@@ -378,22 +357,9 @@ def _range(
     return int(least * basis.low), int(most * basis.high)
 
 
-def _allocator_basis(config: AllocatorConfig | None, allowed_bytes: int | None) -> list[str]:
-    if config is None:
-        return ["the caching allocator with its default settings"]
-    basis = [f"the caching allocator with {config.source or 'the options given'}"]
-    share = config.per_process_memory_fraction
-    if allowed_bytes is not None:
-        basis.append(
-            f"per_process_memory_fraction lets it reserve {format_bytes(allowed_bytes)}, which "
-            "leaves out the CUDA context"
-        )
-    elif share is not None and share < 1:
-        basis.append(
-            "per_process_memory_fraction is a share of the device's memory, and no device was "
-            "named: it is not applied"
-        )
-    return basis
+def _allocator_basis(config: AllocatorConfig | None) -> str:
+    how = "its default settings" if config is None else config.source or "the options given"
+    return f"the caching allocator with {how}"
 
 
 def _retries_basis(within: MemoryProfile, lacking: int) -> str:

@@ -74,11 +74,9 @@ class Predicted:
 
     @property
     def memory_bytes(self) -> int | None:
-        """What was to be fitted into, where that is not the GPU's own memory nor a share of it that
-        the allocator's options name."""
+        """What was to be fitted into, where that is not the GPU's own memory."""
         budget = self.figures.budget_bytes
-        shared = "per_process_memory_fraction" in (self.allocator or "")
-        return None if shared or (self.gpu and budget == self.gpu.memory_bytes) else budget
+        return None if self.gpu and budget == self.gpu.memory_bytes else budget
 
     @property
     def where(self) -> str:

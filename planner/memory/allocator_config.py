@@ -25,8 +25,10 @@ LARGE_SEGMENT_BYTES = 20 * MIB  # kLargeBuffer
 
 _EXAMPLE = "Write it as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True,max_split_size_mb:128."
 # Keys torch accepts that touch host memory, locks or error timing: no effect on these statistics.
-# `…_by_class` (torch 2.15) is for streams that a program gives a class, as no training does.
+# Torch collects garbage only under a memory fraction; `…_by_class` (torch 2.15) is for streams that
+# a program gives a class, as no training does.
 _WITHOUT_EFFECT = frozenset({
+    "garbage_collection_threshold",
     "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register",
     "pinned_use_hip_host_register", "pinned_num_register_threads",
     "pinned_reserve_segment_size_mb", "pinned_use_background_threads", "pinned_free_catch_all",
@@ -40,25 +42,12 @@ _WITHOUT_EFFECT = frozenset({
 class AllocatorConfig:
     """The allocator's options; the defaults are torch's. Sizes in bytes, None means no limit.
 
-    `per_process_memory_fraction` is a share of the device's memory, see
-    `allowed_bytes`. `source` says where the options were found, for a person; it decides nothing.
+    `source` says where the options were found, for a person; it decides nothing.
     """
 
     expandable_segments: bool = False
     max_split_bytes: int | None = None
-    per_process_memory_fraction: float | None = None
     source: str = field(default="", compare=False)
-
-    def allowed_bytes(self, device_bytes: int | None) -> int | None:
-        """What torch lets the allocator reserve of a device of `device_bytes`; None is no limit.
-
-        `DeviceCachingAllocator::setMemoryFraction`: a share below 1 of the device's whole memory,
-        whatever the context takes besides.
-        """
-        share = self.per_process_memory_fraction
-        if share is None or share == 1 or device_bytes is None:
-            return None
-        return int(share * device_bytes)
 
 
 def parse_allocator_config(text: str) -> AllocatorConfig:
@@ -67,9 +56,8 @@ def parse_allocator_config(text: str) -> AllocatorConfig:
     UnsupportedError for another backend than torch's own allocator."""
     options, faults = _split_options(text)
     values: dict[str, object] = {}
-    is_capped = any(key == "per_process_memory_fraction" for key, _ in options)
     for key, value in options:
-        if key in _WITHOUT_EFFECT or (key == "garbage_collection_threshold" and not is_capped):
+        if key in _WITHOUT_EFFECT:
             continue
         try:
             if key in _READERS:
@@ -181,9 +169,9 @@ def _split_at_commas(text: str) -> list[str]:
 _REFUSED = {
     "backend": "leaves caching to the driver, whose rules are not published",
     "expandable_segments_reserve": "may end a segment early",
-    "garbage_collection_threshold": "collects under a memory fraction below 1",
     "large_segment_size_mb": "takes other segments from the driver",
     "max_non_split_rounding_mb": "lets larger blocks serve a request",
+    "per_process_memory_fraction": "lets torch run out of memory earlier",
     "roundup_power2_divisions": "rounds requests up",
 }
 
@@ -194,7 +182,8 @@ def _refuse(key: str, value: str) -> None:
     if value != "native":
         raise UnsupportedError(
             f"{key}:{shorten(value, 40)} {_REFUSED[key]}, which is not modelled.",
-            "Leave it out, or run the program under 'planner emulate': its allocator is torch's.",
+            "Leave it out (--memory SIZE names a part of a device), or run the program under "
+            "'planner emulate', whose allocator is torch's own.",
         )
 
 
@@ -214,19 +203,8 @@ def _read_mib(key: str, value: str) -> int:
     return number * MIB
 
 
-def _read_share(key: str, value: str) -> float:
-    try:
-        share = float(value)
-    except ValueError:
-        share = -1.0
-    if not 0 < share <= 1:
-        raise UsageError(f"{key} is a share above 0 and 1 at most, not {value!r}")
-    return share
-
-
 # Key -> the field, and what reads its value.
 _READERS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "expandable_segments": ("expandable_segments", _read_switch),
     "max_split_size_mb": ("max_split_bytes", _read_mib),
-    "per_process_memory_fraction": ("per_process_memory_fraction", _read_share),
 }

@@ -138,9 +138,7 @@ class Pool:
 class CachingAllocator:
     """The allocator's state: which blocks are free, and what was taken from the driver.
 
-    `allowed_bytes` are what the driver has, or, where the options have a fraction, what torch
-    allows itself: it then counts expandable segments by what is asked for, where a driver refuses
-    the page that is too much. Without them memory never runs out here.
+    `allowed_bytes` are what the driver has. Without them memory never runs out here.
 
     Addresses are invented: each segment lies above all earlier ones. Of blocks of one size the
     lowest is taken, so a driver that hands out addresses in another order may end elsewhere.
@@ -157,7 +155,6 @@ class CachingAllocator:
         self.reserved_units = 0
         self.num_alloc_retries = 0
         self._expandable = config.expandable_segments
-        self._is_capped = config.per_process_memory_fraction is not None
         self._allowed = _NO_LIMIT if allowed_bytes is None else allowed_bytes >> UNIT_BITS
         max_split = config.max_split_bytes
         self._max_split = _NO_LIMIT if max_split is None else max_split >> UNIT_BITS
@@ -252,10 +249,9 @@ class CachingAllocator:
     def _grow(self, pool: Pool, units: int) -> Block | None:
         """A fresh block of `units` or more from the driver, or None when it has no more."""
         segment = self._segment_units(units)
-        is_over = self.reserved_units + segment > self._allowed
-        if self._expandable and not (self._is_capped and is_over):
+        if self._expandable:
             return self._expand(pool, units)
-        if is_over:
+        if self.reserved_units + segment > self._allowed:
             return None
         address = self._new_address(segment)
         pool.segments[address] = segment

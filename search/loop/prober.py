@@ -19,9 +19,6 @@ from planner.core.errors import UsageError
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model
 from planner.core.schema.record import noteworthy_bytes
 from planner.core.units import format_bytes, format_seconds
-from planner.machine.hardware import recognise_gpu
-from planner.machine.hardware.overheads import overheads_for
-from planner.memory.allocator_config import AllocatorConfig
 from planner.report.searches import memory_text
 from planner.report.settings import describe_setting
 from search.loop.options import SearchOptions
@@ -283,12 +280,11 @@ def find_budget(
     device: DeviceInfo,
     in_use: MemoryInUse | None,
     options: SearchOptions,
-    allocator: AllocatorConfig | None = None,
     ranks: int = 1,
 ) -> MemoryBudget:
     """What memory there is for a setting: of the device or the size emulated, less what other
-    processes hold (`in_use`, None where nobody says) and the headroom. A memory fraction among the
-    `allocator`'s options lowers it. `ranks` on the CPU share its memory."""
+    processes hold (`in_use`, None where nobody says) and the headroom. `ranks` on the CPU share its
+    memory."""
     total = in_use.total_bytes if in_use else device.total_bytes
     used = in_use.used_bytes if in_use else 0
     free = in_use.free_bytes if in_use else total
@@ -310,14 +306,6 @@ def find_budget(
             "own."
             if options.memory_bytes < total
             else f"--memory {asked} caps nothing: this device has {format_bytes(total)}."
-        )
-    allowed = allocator.allowed_bytes(device.total_bytes) if allocator is not None else None
-    if allowed is not None:  # it binds what is reserved: the CUDA context comes on top
-        allowed += overheads_for(recognise_gpu(device.name, device.total_bytes)).context_bytes
-    if allowed is not None and allowed < limit:
-        limit = allowed
-        notes.append(
-            f"per_process_memory_fraction leaves {format_bytes(limit)}, the CUDA context included."
         )
     if device.kind == "cpu":
         notes.append("Memory on the CPU is the growth of the worker's peak resident set.")

@@ -163,7 +163,7 @@ def _probed(
     allocator_notes = said_of_default or allocator_notes
     check_world(where, options.base)
     devices = rank_devices(where, options.base)
-    memory = find_budget(found, least_free(devices), options, allocator, len(devices))
+    memory = find_budget(found, least_free(devices), options, len(devices))
     output = make_folder(options.output or default_output(model))
     space = make_space(
         model, identity.device, base, restrict=restrict,

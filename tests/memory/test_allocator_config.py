@@ -9,23 +9,17 @@ import pytest
 from planner import SwinConfig, TrainSetting, estimate, find_gpu
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.schema import DeviceInfo
-from planner.core.units import GIB
-from planner.machine.hardware.overheads import overheads_for
 from planner.memory.allocator_config import (
     AllocatorConfig,
     environment_allocator,
     options_text,
     parse_allocator_config,
 )
-from search.loop.options import SearchOptions
-from search.loop.prober import find_budget
-from search.probe.device import MemoryInUse
 
 MIB = 1024**2
 
 
 def test_an_allocator_config_is_read_as_torch_reads_it() -> None:
-    # Torch collects garbage only under a fraction.
     text = "expandable_segments:True, max_split_size_mb:128,garbage_collection_threshold:0.6"
     assert parse_allocator_config(text) == AllocatorConfig(
         expandable_segments=True, max_split_bytes=128 * MIB
@@ -65,10 +59,9 @@ def test_a_fault_in_the_environment_names_the_variable() -> None:
         pytest.param("max_split_size_mb:" + "9" * 5000, "under 2.44", id="long"),
         ("roundup_power2_divisions:[64:8,>:1]", "which is not modelled"),
         ("large_segment_size_mb:32", "which is not modelled"),
-        ("garbage_collection_threshold:0.8,per_process_memory_fraction:0.5", "not modelled"),
+        ("per_process_memory_fraction:0.5", "--memory SIZE names a part of a device"),
         ("backend:cudaMallocSync", "cudaMallocAsync"),
         ("backend:cudaMallocAsync", "to the driver"),
-        ("per_process_memory_fraction:1.5", "1 at most"),
         ("expandable_segments_reserve:0.5", "may end a segment early"),
     ],
 )
@@ -99,7 +92,7 @@ def test_what_is_accepted_is_what_torch_accepts() -> None:
         pytest.skip("this torch does not expose its parser")
     for text in (
         "expandable_segments:True", "expandable_segments:true", "max_split_size_mb:20",
-        "max_split_size_mb:19", "per_process_memory_fraction:0.5", "per_process_memory_fraction:2",
+        "max_split_size_mb:19",
     ):  # fmt: skip
         accepted = accepts(setter, text)
         setter("")
@@ -108,7 +101,7 @@ def test_what_is_accepted_is_what_torch_accepts() -> None:
 
 def test_options_are_written_as_they_are_read() -> None:
     for text in (
-        "expandable_segments:True", "max_split_size_mb:128,per_process_memory_fraction:0.5",
+        "expandable_segments:True", "expandable_segments:True,max_split_size_mb:128",
     ):  # fmt: skip
         config = parse_allocator_config(text)
         assert parse_allocator_config(options_text(config)) == config
@@ -132,27 +125,6 @@ EXPANDABLE = "expandable_segments:True"
 told = parse_allocator_config
 
 
-def test_a_memory_fraction_is_a_limit_of_the_verdict() -> None:
-    free = estimate(MODEL, SETTING, gpu=RTX_3090)
-    assert free.fits
-    share = free.peak_reserved_bytes / RTX_3090.memory_bytes
-    enough = told(f"per_process_memory_fraction:{share * 1.01}")
-    too_little = told(f"per_process_memory_fraction:{share * 0.5}")
-    assert estimate(MODEL, SETTING, gpu=RTX_3090, allocator=enough).fits
-    refused = estimate(MODEL, SETTING, gpu=RTX_3090, allocator=too_little)
-    assert refused.fits is False
-    # It binds what the allocator reserves; the context is not the allocator's.
-    context = overheads_for(RTX_3090).context_bytes
-    assert refused.budget_bytes == int(share * 0.5 * RTX_3090.memory_bytes) + context
-    assert any("per_process_memory_fraction" in text for text in refused.assumed)
-
-
-def test_a_fraction_of_no_device_says_that_it_does_nothing() -> None:
-    fraction = estimate(MODEL, SETTING, allocator=told("per_process_memory_fraction:0.1"))
-    assert fraction.fits is None
-    assert any("no device was named" in text for text in fraction.assumed)
-
-
 def test_the_environments_options_are_an_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = estimate(MODEL, SETTING, gpu=RTX_3090)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", EXPANDABLE)
@@ -162,13 +134,3 @@ def test_the_environments_options_are_an_estimates(monkeypatch: pytest.MonkeyPat
     # What is given stands in the place of the environment's.
     assert estimate(MODEL, SETTING, gpu=RTX_3090, allocator=AllocatorConfig()).peak_reserved_bytes \
         == plain.peak_reserved_bytes  # fmt: skip
-
-
-def test_the_room_to_search_in_is_the_fractions() -> None:
-    in_use = MemoryInUse(24 * GIB, 0, 24 * GIB)
-    options = SearchOptions(headroom=0.0)
-    held = find_budget(DEVICE, in_use, options, told("per_process_memory_fraction:0.5"))
-    context = overheads_for(RTX_3090).context_bytes
-    assert held.budget_bytes == DEVICE.total_bytes // 2 + context
-    assert any("per_process_memory_fraction" in note for note in held.notes)
-    assert find_budget(DEVICE, in_use, options).budget_bytes == 24 * GIB
