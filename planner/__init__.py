@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from planner.core.schema.record import Recommendation
     from planner.estimation.estimate import Estimate, estimate
     from planner.estimation.largest import largest_batch
-    from planner.libraries.resolve import resolve_model
+    from planner.libraries.names import resolve_model
     from planner.machine.hardware import Gpu, all_gpus, find_gpu
     from planner.programs.emulated import EmulatedRun
     from planner.programs.explanation import Explanation, explain
@@ -44,7 +44,7 @@ _HOMES = {
     "largest_batch": "planner.estimation.largest",
     "Gpu": "planner.machine.hardware", "all_gpus": "planner.machine.hardware",
     "find_gpu": "planner.machine.hardware",
-    "resolve_model": "planner.libraries.resolve",
+    "resolve_model": "planner.libraries.names",
     "MeasurementRecord": "planner.core.schema", "SwinConfig": "planner.core.schema",
     "TrainSetting": "planner.core.schema",
     "Recommendation": "planner.core.schema.record",

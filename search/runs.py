@@ -42,7 +42,7 @@ from planner.estimation.arguments import (
 from planner.estimation.estimate import choose, estimate_ledger
 from planner.estimation.kept import is_predicted
 from planner.estimation.ledgers import step_ledger
-from planner.libraries.resolve import CONFIG_SUFFIXES, resolve_model
+from planner.libraries.names import CONFIG_SUFFIXES, resolve_model
 from planner.machine.hardware import Gpu
 from planner.memory.allocator_config import AllocatorConfig
 from planner.report.page.contents import Page

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,8 +12,7 @@ from planner import estimate
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.units import MIB
 from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
-from planner.libraries.registry import find_library
-from planner.libraries.resolve import resolve_model
+from planner.libraries.names import find_library, resolve_model
 from planner.memory.allocator_config import parse_allocator_config
 from planner.memory.compiled import (
     EXTERN_PREFIX,

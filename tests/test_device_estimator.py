@@ -10,7 +10,7 @@ from planner.estimation.device_estimator import DeviceEstimator
 from planner.estimation.estimate import choose, estimate
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES
-from planner.libraries.resolve import resolve_model
+from planner.libraries.names import resolve_model
 from planner.machine.hardware import recognise_gpu
 from planner.throughput.prediction import predict_step
 from planner.throughput.rates import rates_for

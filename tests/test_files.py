@@ -18,7 +18,7 @@ from planner.core.files import (
     write_output,
     write_whole,
 )
-from planner.libraries.resolve import resolve_model
+from planner.libraries.names import resolve_model
 from planner.trainers.emission import read_result
 
 

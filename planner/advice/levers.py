@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.core.schema import Model, SwinConfig, TrainSetting
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 from planner.machine.hardware.gpu import Gpu
 
 Effect = Literal["nothing", "rounding", "learning rate", "recipe", "trained part"]

@@ -79,8 +79,7 @@ def models(request: ModelsRequest) -> None:
       planner models convnext
       planner models --library timm --json
     """
-    from planner.libraries.named import names_with
-    from planner.libraries.registry import SPECS
+    from planner.libraries.names import SPECS, names_with
 
     text, library = request.text or "", request.library
     if library is not None and library not in LIBRARIES:

@@ -20,7 +20,7 @@ from planner.core.schema.record import MAX_WORKERS
 from planner.core.schema.validation import option, switch
 from planner.estimation.arguments import read_model
 from planner.estimation.kept import is_predicted, read_predicted
-from planner.libraries.resolve import resolve_model
+from planner.libraries.names import resolve_model
 from planner.machine.nvml import devices
 from search import check_platform
 from search.loop.options import SEARCH, SearchOptions, begin_at

@@ -122,7 +122,7 @@ class Text(click.ParamType[str]):
 
 
 def _models() -> Iterator[str]:
-    specs = resolve_name("planner.libraries.registry:SPECS")
+    specs = resolve_name("planner.libraries.names:SPECS")
     return (f"{library}:{name}" for library, spec in specs.items() for name in spec.published)
 
 

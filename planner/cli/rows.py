@@ -115,7 +115,7 @@ def model_and_settings(
     `defaults` are the values of fields that nobody named, as they would be typed.
     Raises UsageError with all faults, in the words that were typed.
     """
-    from planner.libraries.resolve import resolve_model
+    from planner.libraries.names import resolve_model
 
     of_setting = {**defaults, **typed.setting}
     axes = {

@@ -13,8 +13,7 @@ from typing import Any
 from planner.core.errors import UsageError, alternatives, find_word, nearest, refuse_if, shorten
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting, parse
 from planner.core.units import check_memory, parse_bytes
-from planner.libraries.named import override_named
-from planner.libraries.resolve import override, resolve_model
+from planner.libraries.names import override, override_named, resolve_model
 from planner.machine.hardware import find_gpu
 from planner.machine.hardware.gpu import Gpu
 from planner.memory.allocator_config import (

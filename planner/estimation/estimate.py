@@ -25,7 +25,7 @@ from planner.estimation.ledgers import step_ledger
 from planner.estimation.left_out import FusedAttention, fused_attention, left_out
 from planner.ledger.ledger import CATEGORIES, IN_BACKWARD, Ledger
 from planner.libraries.limits import attention_limit, setting_limit
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 from planner.machine.hardware.gpu import Gpu, check_precision, peak_flops
 from planner.machine.hardware.overheads import (
     Communication,

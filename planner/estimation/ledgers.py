@@ -14,7 +14,7 @@ from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.setting import GRAPH_MODES, SHARDED
 from planner.core.torch_version import torch_version
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger, Recorder
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 from planner.machine.hardware import Gpu
 from planner.memory.compiled import has_known_graphs, in_graph_pool, is_compiled
 from planner.recording import recordings

@@ -150,8 +150,8 @@ class LibrarySpec:
     `reentrant` are the checkpointings of PyTorch's reentrant kind.
     `installed` finds the folder of its source, where that is not the package of its name.
     `block_classes` are what its blocks are called, real ones and those on shapes.
-    `module.py` of its folder has the `build` of its real module, `shapes.py` that of the same on
-    shapes. They are imported on first use.
+    `spec.py` of its folder has the `build` of its real module, `shapes.py` that of the same on
+    shapes, imported on first use.
     """
 
     name: Library
@@ -226,7 +226,7 @@ class LibrarySpec:
         """
         assert setting.attention != "library", "a setting is resolved before a module is built"
         try:
-            built: nn.Module = self._file("module").build(config, setting.attention)
+            built: nn.Module = self._file("spec").build(config, setting.attention)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing not in EXTRAS:

@@ -35,7 +35,7 @@ from planner.core.terminal import shows_seconds
 from planner.ledger import cache
 from planner.ledger.cache import Key, decode, have_changed, ledger_key
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
-from planner.libraries import named
+from planner.libraries import names
 from planner.libraries.building import check_factory
 from planner.machine.forking import ForkServer
 from planner.machine.hardware import Gpu, find_gpu
@@ -114,7 +114,7 @@ class Recorder:
 
     def look_up(self, library: str, name: str) -> dict[str, Any]:
         """What `library` says of a name, which is imported there. Raises PlannerError."""
-        found = self.ask("planner.libraries.named:look_up_here", library=library, name=name)
+        found = self.ask("planner.libraries.names:look_up_here", library=library, name=name)
         assert isinstance(found, dict), "made by this very code"
         return found
 
@@ -208,10 +208,10 @@ def _look_up(library: str, name: str) -> dict[str, Any]:
     except (UsageError, UnsupportedError):
         raise
     except PlannerError:
-        return named.look_up_here(library, name)
+        return names.look_up_here(library, name)
 
 
-named.look_up = _look_up
+names.look_up = _look_up
 atexit.register(recorder.close)
 
 

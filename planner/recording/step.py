@@ -31,7 +31,7 @@ from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.core.schema.setting import DEEPSPEED, SHARDED
 from planner.ledger.cache import encode
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Category, Event, Ledger, Marked, Sent
-from planner.libraries import named
+from planner.libraries import names
 from planner.libraries.limits import trained_limit
 from planner.recording.history import STREAMS, Entry, Marks, Pools, history, read_events
 from planner.recording.operations import Operations, name_requests, place
@@ -318,7 +318,7 @@ def answer(channel: int, given: str) -> NoReturn:
     """Says what the function of a `Request` returns, as the content of a cache file, in pieces."""
     try:
         request = Request.model_validate_json(given)
-        named.look_up = named.look_up_here
+        names.look_up = names.look_up_here
         os.environ |= request.environment | {CONFIGURATION: request.card}
         os.chdir(request.folder)
         sys.path[:0] = [path for path in request.paths if path not in sys.path]

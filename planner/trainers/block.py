@@ -14,9 +14,8 @@ from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig
 from planner.core.schema.validation import UNIT
 from planner.estimation.recipe import WORKERS, Recipe, fine_tunes, fine_tuning
 from planner.libraries.microsoft.spec import class_arguments as microsoft_arguments
-from planner.libraries.named import HUB
+from planner.libraries.names import HUB, find_library
 from planner.libraries.native.spec import class_arguments as native_arguments
-from planner.libraries.registry import find_library
 from planner.trainers.launch import train_loader
 from planner.trainers.plan import Plan
 from planner.trainers.timm import create_model_arguments
@@ -162,7 +161,7 @@ def _timm(model: SwinConfig, attention: str) -> str:
 
 
 def _timm_by_name(model: NamedModel, attention: str) -> str:
-    """As `planner.libraries.timm.module` builds it."""
+    """As `planner.libraries.timm.spec` builds it."""
     given = {"in_chans": model.in_channels, "num_classes": model.num_classes}
     loads = {"pretrained": _Name("pretrained"), **given}
     created = _call("timm.create_model", loads, (literal(model.name), "**sized"))
@@ -189,7 +188,7 @@ def _fused_attention(attention: str, model: Model) -> str:
 
 
 def _torchvision(model: NamedModel, attention: str) -> str:
-    """As `planner.libraries.torchvision.module` builds it; `train.py` itself attends as asked."""
+    """As `planner.libraries.torchvision` builds it; `train.py` itself attends as asked."""
     assert model.image_size is not None
     told = {"vit": ("image_size", model.image_size[0]), "maxvit": ("input_size", model.image_size)}
     sized = dict([told[kind]]) if (kind := model.name.partition("_")[0]) in told else {}
@@ -208,7 +207,7 @@ def _torchvision(model: NamedModel, attention: str) -> str:
 
 
 def _of_hub(model: NamedModel, attention: str) -> str:
-    """As `planner.libraries.transformers.module` builds it."""
+    """As `planner.libraries.transformers` builds it."""
     if model.name not in HUB:
         raise UnsupportedError(
             f"how a script builds {model.title} is not known.",

@@ -10,7 +10,7 @@ from planner.core.errors import UnsupportedError
 from planner.core.schema import FactoryModel, Library, Model, SwinConfig, TrainSetting
 from planner.core.schema.setting import ALONE, DEEPSPEED, SHARDED
 from planner.libraries.limits import SettingFault, attention_limit, setting_limit
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 from planner.trainers.plan import Plan, Refusal, Trainer, refuse, way_out
 
 

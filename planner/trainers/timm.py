@@ -82,7 +82,7 @@ def _model_values(model: SwinConfig) -> dict[str, Any]:
 
 
 def _named_values(model: NamedModel) -> dict[str, Any]:
-    """As the probe built it (`planner.libraries.timm.module`); drop path is the model's own."""
+    """As the probe built it (`planner.libraries.timm.spec`); drop path is the model's own."""
     assert model.image_size is not None
     size = [model.in_channels, *model.image_size]
     return {"model": model.name, "num_classes": model.num_classes, "input_size": size}

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import Model, SwinConfig, TrainSetting
 from planner.core.schema.setting import DEEPSPEED
-from planner.libraries.building import declare_missing_operators
 from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE, block_limit
+from planner.libraries.torchvision import declare_missing_operators
 from planner.training import train
 from planner.training.levers import repeated_blocks
 from planner.training.setting import step_values

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from planner.core.errors import ContractError, PlannerError
 from planner.core.schema import MeasurementRecord, Model, SwinConfig, TrainSetting
 from planner.core.schema.record import BUDGET_ENDED, Recommendation
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 from search.loop.options import SearchOptions
 from search.loop.prober import OnProgress, Prober, Progress, ending, interruptible
 from search.loop.recommend import Summary, recommend

@@ -28,7 +28,7 @@ from planner.core.schema.setting import (
 from planner.core.schema.validation import faults_between
 from planner.estimation.arguments import share_of
 from planner.libraries.limits import SettingFault, attention_limit, setting_limit, trained_limit
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 from planner.machine.hardware.gpu import device_precisions
 
 AXES = ("precision", "checkpointing", "compile", "attention", "optimizer")  # of every search

@@ -25,7 +25,7 @@ from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import NamedModel, TrainSetting, parse
 from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
-from planner.libraries.resolve import resolve_model
+from planner.libraries.names import resolve_model
 from planner.machine.hardware import find_gpu
 from planner.throughput.prediction import Operation, predict_step
 from planner.throughput.rates import rates_for

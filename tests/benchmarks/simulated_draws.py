@@ -20,7 +20,7 @@ from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, Train
 from planner.core.units import GIB, MIB
 from planner.estimation.device_estimator import DeviceEstimator
 from planner.estimation.estimate import choose
-from planner.libraries.resolve import resolve_model
+from planner.libraries.names import resolve_model
 from planner.machine.hardware import recognise_gpu
 from planner.throughput.rates import DeviceRates, rates_for
 from search.loop.space import Candidate, Space, make_space

@@ -16,7 +16,7 @@ from planner.cli import COMMANDS, COMPLETION, EXAMPLES, INSTEAD, cli, main
 from planner.cli.options import HEADINGS, Command
 from planner.core.schema import TrainSetting
 from planner.core.schema.validation import declared_options
-from planner.libraries.registry import SPECS
+from planner.libraries.names import SPECS
 from planner.machine.hardware import all_gpus
 from planner.trainers.registry import TARGETS
 

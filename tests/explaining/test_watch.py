@@ -21,7 +21,7 @@ from planner.core.errors import UsageError
 from planner.core.files import to_json
 from planner.core.schema import TrainSetting
 from planner.core.units import GIB
-from planner.libraries.building import declare_missing_operators
+from planner.libraries.torchvision import declare_missing_operators
 from planner.programs.explanation import LogReading
 from planner.programs.watch import (
     WARM_UP_STEPS,

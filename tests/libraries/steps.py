@@ -9,7 +9,7 @@ import pytest
 
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE, named_checkout
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 from tests.equality import assert_as_torch
 
 Changes = dict[str, Any]

@@ -10,7 +10,7 @@ from planner.core.schema import DeviceInfo, FactoryModel
 from planner.core.units import GIB
 from planner.estimation.estimate import resolve
 from planner.libraries.limits import SDPA_WINDOWS, largest_sdpa_batch, windows_per_image
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 from planner.machine.hardware import all_gpus
 from planner.machine.hardware.gpu import precisions_of
 from planner.trainers.emission import emit, emit_setting

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.libraries.building import declare_missing_operators
 from planner.libraries.maps import HEADS, Trainable
 from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
-from planner.libraries.registry import SPECS, find_library
+from planner.libraries.names import SPECS, find_library
+from planner.libraries.torchvision import declare_missing_operators
 from tests.building import build_real
 from tests.covering import covering
 from tests.libraries.steps import Changes, name_of, needs
@@ -111,12 +111,12 @@ def test_refuses_what_a_library_cannot_build_with_every_fault() -> None:
 def test_a_library_that_is_not_installed_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from planner.libraries.timm import module
+    from planner.libraries.timm import spec
 
     def build(config: SwinConfig, attention: str) -> nn.Module:
         raise ModuleNotFoundError("No module named 'timm'", name="timm")
 
-    monkeypatch.setattr(module, "build", build)
+    monkeypatch.setattr(spec, "build", build)
     with pytest.raises(PlannerError, match=r"pip install 'planner\[timm\]'"):
         build_real(small("timm", 1), setting())
 

@@ -12,8 +12,7 @@ from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.schema import NamedModel, TrainSetting
 from planner.estimation.estimate import estimate, resolve
 from planner.ledger.ledger import Computed
-from planner.libraries.named import build_named, look_up_here
-from planner.libraries.resolve import resolve_model
+from planner.libraries.names import build_named, look_up_here, resolve_model
 from tests.equality import recorded
 from tests.libraries.steps import require
 

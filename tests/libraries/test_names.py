@@ -14,14 +14,12 @@ from torch import nn
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.estimation.estimate import estimate
 from planner.libraries import spec as drift
-from planner.libraries.building import declare_missing_operators
 from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
-from planner.libraries.named import build_named
-from planner.libraries.registry import SPECS, find_library
-from planner.libraries.resolve import resolve_model
+from planner.libraries.names import SPECS, build_named, find_library, resolve_model
 from planner.libraries.spec import drift_notes, package_folder
 from planner.libraries.timm.spec import PUBLISHED as TIMM
 from planner.libraries.timm.spec import TAGGED
+from planner.libraries.torchvision import declare_missing_operators
 from tests.building import build_real
 from tests.libraries.steps import needs
 

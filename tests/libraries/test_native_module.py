@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from planner.core.schema import SwinConfig, TrainSetting
-from planner.libraries.building import declare_missing_operators
 from planner.libraries.native import native_swin
 from planner.libraries.native.native_swin import Attention, PadOrder, SwinTransformer
 from planner.libraries.native.spec import class_arguments
+from planner.libraries.torchvision import declare_missing_operators
 from planner.training.levers import checkpoint_model
 from tests.building import build_real
 from tests.covering import covering

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.libraries.building import check_factory, load_factory
-from planner.libraries.resolve import resolve_model
+from planner.libraries.names import resolve_model
 
 
 def test_reads_a_librarys_name() -> None:

@@ -17,7 +17,7 @@ import pytest
 from planner.core.schema import SwinConfig
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Event, Freed, Marked, Scratch
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 from planner.memory.caching_allocator import rounded
 from planner.step.training import record_training
 from tests.building import on_shapes

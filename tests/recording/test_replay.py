@@ -18,7 +18,7 @@ from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, Tra
 from planner.estimation.estimate import estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Freed, Ledger, Marked, Sent, Tagged
-from planner.libraries.resolve import resolve_model
+from planner.libraries.names import resolve_model
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for

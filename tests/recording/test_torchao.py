@@ -10,7 +10,7 @@ from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import TrainSetting, parse
 from planner.estimation.estimate import estimate
 from planner.ledger.ledger import COMPILED_CALL, GRADIENT_TO_HOST, WEIGHT_TO_DEVICE
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 from planner.machine.hardware import find_gpu
 from planner.throughput.rates import rates_for
 from tests.building import build_real

@@ -19,7 +19,7 @@ from planner.cli import main
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
 from planner.core.schema import SwinConfig
 from planner.core.schema.record import DataResult, LoaderSetting
-from planner.libraries.resolve import resolve_model
+from planner.libraries.names import resolve_model
 from planner.trainers.emission import emit
 from search import loader as loader_file
 from search.loader import find_loader, loader_code

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from planner import estimate
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.ledger.ledger import TO_DEVICE, TO_HOST, Computed
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 from planner.machine.hardware import find_gpu
 from planner.step.training import record_training
 from planner.throughput.rates import LINK_SHARE

@@ -6,7 +6,7 @@ import pytest
 
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.ledger.ledger import OPTIMIZER_CALL, Ledger
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 from planner.machine.hardware import find_gpu
 from planner.step.training import record_training
 from planner.throughput.prediction import (

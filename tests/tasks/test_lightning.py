@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.ledger.ledger import Ledger
-from planner.libraries.building import declare_missing_operators
+from planner.libraries.torchvision import declare_missing_operators
 from planner.training.tasks import from_lightning
 from tests.equality import recorded
 

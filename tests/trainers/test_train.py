@@ -14,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from planner.core.schema import FactoryModel, NamedModel, SwinConfig, TrainSetting  # noqa: E402
-from planner.libraries.building import declare_missing_operators  # noqa: E402
-from planner.libraries.named import build_named  # noqa: E402
+from planner.libraries.names import build_named  # noqa: E402
+from planner.libraries.torchvision import declare_missing_operators  # noqa: E402
 from planner.trainers.block import BEGINS, ENDS  # noqa: E402
 from planner.trainers.emission import emit_setting  # noqa: E402
 from planner.trainers.plan import Emitted  # noqa: E402

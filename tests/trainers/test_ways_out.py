@@ -13,7 +13,7 @@ from typing import Any
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import DeviceInfo, TrainSetting
 from planner.core.schema.record import Recommendation
-from planner.libraries.registry import find_library
+from planner.libraries.names import find_library
 from planner.trainers.emission import emit
 from planner.trainers.registry import TARGETS
 from tests.covering import covering

@@ -12,7 +12,7 @@ from planner.core.schema.setting import GRAPH_MODES
 from planner.core.torch_version import as_of
 from planner.estimation.estimate import Estimate, estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
-from planner.libraries.named import HUB
+from planner.libraries.names import HUB
 from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import recorded_allocator
 from planner.throughput.prediction import step_time

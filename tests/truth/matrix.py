@@ -15,7 +15,7 @@ from planner.core.files import parse_yaml, read_text
 from planner.core.schema import Model, TrainSetting, parse
 from planner.core.units import MIB
 from planner.estimation.estimate import resolve
-from planner.libraries.resolve import resolve_model
+from planner.libraries.names import resolve_model
 
 
 class Group(BaseModel):

@@ -34,8 +34,7 @@ from planner.core.units import GIB, MIB
 from planner.estimation.estimate import estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Computed, Freed, Ledger, Marked, Tagged
-from planner.libraries.registry import find_library
-from planner.libraries.resolve import resolve_model
+from planner.libraries.names import find_library, resolve_model
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.profile import walk_ledger

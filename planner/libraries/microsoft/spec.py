@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
+import sys
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
+from planner.core.errors import PlannerError, UnsupportedError, UsageError, shorten
 from planner.core.schema import SwinConfig
 from planner.libraries.maps import feature_maps
 from planner.libraries.spec import (
+    IMAGENET_1K,
     IMAGENET_22K,
     PRETRAINED_192,
     LibrarySpec,
@@ -18,6 +26,11 @@ from planner.libraries.spec import (
     only_eager,
     published,
 )
+from planner.libraries.torchvision import declare_missing_operators
+
+if TYPE_CHECKING:
+    from torch import nn
+
 
 # The configurations of github.com/microsoft/Swin-Transformer, by the names of their YAML files.
 #
@@ -157,3 +170,147 @@ SPEC = LibrarySpec(
     installed=named_checkout,
     refused={"simmim|_moe_|swin_mlp": "is another kind of model and is not supported."},
 )
+
+# The real module, from a checkout of github.com/microsoft/Swin-Transformer.
+#
+# There is no package of it: set SWIN_TRANSFORMER_CHECKOUT to the folder that `git clone` made.
+# Needs torch and timm (which the authors' code imports).
+
+FILES = {1: "models/swin_transformer.py", 2: "models/swin_transformer_v2.py"}
+CLASSES = {1: "SwinTransformer", 2: "SwinTransformerV2"}
+
+
+def build(config: SwinConfig, attention: str, checkout: str | Path | None = None) -> nn.Module:
+    """The authors' classifier; `checkout` is their repository's folder, or the environment says.
+
+    Checkpointing blocks is their `use_checkpoint` (PyTorch's reentrant kind). Raises PlannerError
+    where there is no checkout.
+    """
+    folder = _find_checkout(checkout)
+    source = _load(folder / FILES[config.version])
+    built: nn.Module = getattr(source, CLASSES[config.version])(**class_arguments(config))
+    return built
+
+
+def _find_checkout(given: str | Path | None) -> Path:
+    folder = Path(given) if given else named_checkout()
+    if folder is None:
+        raise PlannerError(
+            "microsoft/Swin-Transformer is not a package, so its real module needs a checkout.",
+            "git clone https://github.com/microsoft/Swin-Transformer, then set "
+            f"{CHECKOUT_VARIABLE} to that folder; or use native, whose checkpoints are the same.",
+        )
+    missing = [name for name in FILES.values() if not (folder / name).is_file()]
+    if missing:
+        raise PlannerError(
+            f"{folder} is not a checkout of microsoft/Swin-Transformer: it has no {missing[0]}.",
+            f"Set {CHECKOUT_VARIABLE} to the folder that has {missing[0]}.",
+        )
+    return folder
+
+
+def _load(file: Path) -> ModuleType:
+    """Only one file of the checkout: its package would import every model and their kernels."""
+    declare_missing_operators()
+    name = f"_swin_transformer_checkout_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise PlannerError(f"{file} cannot be imported.")
+    module = importlib.util.module_from_spec(spec)
+    path = list(sys.path)
+    try:
+        # It prints a line about its optional kernels, and standard output may be a protocol's.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
+            warnings.simplefilter("ignore", FutureWarning)  # it imports timm.models.layers
+            spec.loader.exec_module(module)
+    finally:
+        sys.path[:] = path  # it appends the folder above the working directory
+    return module
+
+
+# The authors' own configuration files (github.com/microsoft/Swin-Transformer, configs/*.yaml).
+
+# What their config.py sets before a file is read, where it is not what a SwinConfig has too.
+DEFAULT_DROP_PATH = 0.1
+SECTIONS = {"swin": ("SWIN", 1), "swinv2": ("SWINV2", 2)}
+NUM_CLASSES = {"imagenet": IMAGENET_1K, "imagenet22K": IMAGENET_22K}
+MAX_FAULTS = 20  # said at once
+FIELDS = {
+    "PATCH_SIZE": "patch_size",
+    "IN_CHANS": "in_channels",
+    "EMBED_DIM": "embed_dim",
+    "DEPTHS": "depths",
+    "NUM_HEADS": "num_heads",
+    "WINDOW_SIZE": "window_size",
+    "MLP_RATIO": "mlp_ratio",
+    "QKV_BIAS": "qkv_bias",
+    "APE": "absolute_position_embedding",
+    "PATCH_NORM": "patch_norm",
+    "PRETRAINED_WINDOW_SIZES": "pretrained_window_size",
+}
+
+
+def is_authors_file(data: Mapping[str, Any]) -> bool:
+    """Whether a file's fields are the authors' and not a SwinConfig's."""
+    return isinstance(data.get("MODEL"), dict)
+
+
+def read_authors_file(data: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The fields of a SwinConfig that one of the authors' files means.
+
+    The class count follows from the data set, as it does there. Raises UsageError, or
+    UnsupportedError for a model that is no Swin version 1 or 2.
+    """
+    model, dataset = _section(data, "MODEL", source), _section(data, "DATA", source)
+    if data.get("BASE") not in (None, "", [], [""]):
+        raise UsageError(
+            f"{source} names other files in BASE, which are not read.",
+            "Write their fields into one file.",
+        )
+    kind = model.get("TYPE", "swin")
+    if not isinstance(kind, str) or kind not in SECTIONS:
+        raise UnsupportedError(
+            f"{source} describes a {shorten(kind)} model, which is not supported.",
+            f"Supported model types: {', '.join(SECTIONS)}.",
+        )
+    section, version = SECTIONS[kind]
+    own = _section(model, section, source)
+    faults = sorted(set(own) - set(FIELDS) - {"QK_SCALE"})
+    if own.get("QK_SCALE") is not None:
+        faults.append("QK_SCALE")
+    if faults:
+        listed = ", ".join(faults[:MAX_FAULTS]) + (", …" if len(faults) > MAX_FAULTS else "")
+        raise UnsupportedError(f"{source} sets fields that are not supported: {listed}.")
+    return {
+        "library": "microsoft",
+        "name": model.get("NAME", Path(source).stem),
+        "version": version,
+        "image_size": dataset.get("IMG_SIZE", 224),
+        "num_classes": _num_classes(model, dataset, source),
+        "drop_rate": model.get("DROP_RATE", 0.0),
+        "drop_path_rate": model.get("DROP_PATH_RATE", DEFAULT_DROP_PATH),
+        **{FIELDS[key]: value for key, value in own.items() if key in FIELDS},
+    }
+
+
+def _section(data: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
+    """The fields of a section, none where it is not there. Raises UsageError."""
+    section = data.get(name) or {}
+    if not isinstance(section, dict):
+        raise UsageError(
+            f"{source}: {name} is a section with fields of its own, not {shorten(section)}."
+        )
+    return {str(field): value for field, value in section.items()}
+
+
+def _num_classes(model: Mapping[str, Any], dataset: Mapping[str, Any], source: str) -> object:
+    """Their data loader overwrites NUM_CLASSES for the data sets that it knows."""
+    name = dataset.get("DATASET", "imagenet")
+    if isinstance(name, str) and name in NUM_CLASSES:
+        return NUM_CLASSES[name]
+    if "NUM_CLASSES" not in model:
+        raise UsageError(
+            f"{source} names the data set {shorten(name)}, whose class count is not known.",
+            "Set MODEL.NUM_CLASSES in it.",
+        )
+    return model["NUM_CLASSES"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planner.core.schema import SwinConfig
 from planner.libraries.spec import (
@@ -13,6 +13,9 @@ from planner.libraries.spec import (
     no_pretrained_window,
     published,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # The names of our own Swin: the authors' sizes, with the drop path they trained each size with.
 
@@ -72,3 +75,14 @@ SPEC = LibrarySpec(
     faults=no_pretrained_window,
     block_classes=("BlockV1", "BlockV2"),
 )
+
+
+# The real module. Needs torch.
+
+
+def build(config: SwinConfig, attention: str) -> nn.Module:
+    """As every library's spec has it; `attention` is resolved (eager or sdpa)."""
+    from planner.libraries.native import native_swin
+
+    how: native_swin.Attention = "eager" if attention == "eager" else "sdpa"
+    return native_swin.build_swin(native_swin.SwinConfig(**class_arguments(config)), how)

@@ -15,7 +15,7 @@ from planner.core.schema import FactoryModel, Model, NamedModel, TrainSetting, p
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.core.schema.validation import UNIT
 from planner.libraries.building import build_for
-from planner.libraries.transformers.module import form_of
+from planner.libraries.transformers import form_of
 from planner.training.tasks.contract import (
     METHODS,
     Task,

@@ -16,8 +16,8 @@ from planner.core.errors import UnsupportedError, UsageError, unknown_name
 from planner.core.files import MAX_MODEL_BYTES, parse_json, read_text
 from planner.core.schema import NamedModel
 from planner.core.schema.setting import Attention
-from planner.libraries.building import declare_missing_operators
-from planner.libraries.named import HUB, configuration_file
+from planner.libraries.names import HUB, configuration_file
+from planner.libraries.torchvision import declare_missing_operators
 
 # Images where the configuration names no size: ImageNet's, and the crop that SegFormer and UperNet
 # are trained with on ADE20K (arXiv 2105.15203 §4.1, 1807.10221).
