@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planner.core.errors import UnsupportedError
+from planner.core.errors import unknown_name
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig
 from planner.core.schema.validation import UNIT
 from planner.estimation.recipe import WORKERS, Recipe, fine_tunes, fine_tuning
@@ -209,23 +209,23 @@ def _torchvision(model: NamedModel, attention: str) -> str:
 def _of_hub(model: NamedModel, attention: str) -> str:
     """As `planner.libraries.transformers` builds it."""
     if model.name not in HUB:
-        raise UnsupportedError(
-            f"how a script builds {model.title} is not known.",
-            "Name a factory of your own that builds it, MODULE:FACTORY.",
-        )
-    fields = {**HUB[model.name], "image_size": model.image_size, "num_labels": model.num_classes}
+        raise unknown_name("Swin of transformers", model.name, HUB, "Name a factory of your own.")
+    assert model.image_size is not None
+    height, width = model.image_size
+    fields = {**HUB[model.name], "image_size": height if height == width else (height, width)}
     (kind,) = fields.pop("architectures")
-    fields |= {"num_channels": model.in_channels}
+    fields |= {"num_labels": model.num_classes, "num_channels": model.in_channels}
     if attention != "library":
-        fields |= {"attn_implementation": attention}
+        fields["attn_implementation"] = attention
     config = kind.partition("For")[0] + "Config"
-    loads = {"config": _Name("config"), "ignore_mismatched_sizes": True}
     return (
         f"    from transformers import {config}, {kind}\n\n"
         f"    config = {_call(config, fields)}\n"
         f"    model: nn.Module = {kind}(config)\n"
-        "    if pretrained:\n"
-        f"        model = {_call(f'{kind}.from_pretrained', loads, (literal(model.name),))}\n"
+        "    if pretrained:  # its classifier is new where it has other classes\n"
+        f"        name = {literal(model.name)}\n"
+        '        how = {"config": config, "ignore_mismatched_sizes": True}\n'
+        f"        model = {kind}.from_pretrained(name, **how)\n"
         "    return model\n"
     )
 
