@@ -81,7 +81,7 @@ def assert_replays(
     peaks = torch_peaks(recorder, *resolved, gpu)
     ledger = recorder.record(*resolved, gpu)
     workspace = overheads_for(gpu, ledger.environment).workspace_bytes
-    found = profile_memory(ledger, workspace, None, None)
+    found = profile_memory(ledger, workspace, None)
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes) == peaks
     whole = estimate_ledger(*resolved, ledger, gpu)
     assert sum(whole.breakdown.values()) == whole.device_total_bytes
