@@ -13,14 +13,14 @@ from planner.estimation.estimate import estimate_ledger
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Event, Freed, Ledger, Tagged
 from planner.machine.hardware import Gpu, find_gpu
-from planner.recording.recordings import Recorder, recorder
+from planner.recording.recordings import RecordingServer, recorder
 
 CARD = "a100-sxm-80gb"
 SEGMENT = 2 * MIB  # blocks of one size may be taken in another order of addresses
 
 
 def torch_peaks(
-    recorder: Recorder, model: Model, setting: TrainSetting, gpu: Gpu | None = None
+    recorder: RecordingServer, model: Model, setting: TrainSetting, gpu: Gpu | None = None
 ) -> tuple[int, int]:
     """Bytes allocated and reserved of a steady step that nothing watches, in a process of its own.
     Raises PlannerError."""

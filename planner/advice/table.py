@@ -79,7 +79,7 @@ class Table:
         self._settled: set[Choice] = set()
         self._between_others: set[Choice] = set()
         self._batches: dict[Choice, set[int]] = {}  # at which an arm was settled
-        self._is_kept: dict[recordings.Step, bool] = {}
+        self._is_kept: dict[recordings.RecordedStep, bool] = {}
 
     def resolved(self, setting: TrainSetting) -> ResolvedSetting:
         """As the model's library runs it. Raises UnsupportedError where it does not."""

@@ -16,8 +16,8 @@ from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 from planner.programs import inside
 from planner.programs.snapshots import (
     NO_STACK,
+    Blocks,
     Entry,
-    Group,
     alive_at_end,
     alive_at_peak,
     grouped,
@@ -54,7 +54,7 @@ class Moment:
     phase: str
     module: str
     where: str
-    groups: tuple[Group, ...]
+    groups: tuple[Blocks, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class Growth:
 
     from_step: int
     to_step: int
-    groups: tuple[Group, ...]
+    groups: tuple[Blocks, ...]
 
     @property
     def bytes_per_step(self) -> int:
@@ -391,9 +391,9 @@ def _placed(snapshot: Mapping[str, Any], alive: Iterable[Entry], request: Entry)
     return {"module": module, "phase": phase, "where": where, "groups": _groups(alive)}
 
 
-def _groups(alive: Iterable[Entry]) -> tuple[Group, ...]:
+def _groups(alive: Iterable[Entry]) -> tuple[Blocks, ...]:
     return tuple(
-        Group(*_in_backward((g.category, g.where)), g.num_bytes, g.count) for g in grouped(alive)
+        Blocks(*_in_backward((g.category, g.where)), g.num_bytes, g.count) for g in grouped(alive)
     )
 
 

@@ -149,7 +149,7 @@ def _size(match: re.Match[str]) -> int:
 
 
 @dataclass
-class Finding:
+class Diagnosis:
     """Something that was recognised: its `kind`, what it means in a sentence, the lines that say so
     (number from 1 and text; the first ones), how often it was there, in which ranks, the figures
     read from it, and what to do. `apart` is empty where the lines cannot mean anything else;
@@ -183,7 +183,7 @@ class LogReading:
     message that has figures, with its rank (the later ones follow from it)."""
 
     def __init__(self) -> None:
-        self.findings: dict[str, Finding] = {}
+        self.findings: dict[str, Diagnosis] = {}
         self.failed: FailedRequest | None = None
         self.rank: int | None = None
         self.torch: Versions = failures.ANY_TORCH
@@ -240,7 +240,7 @@ class LogReading:
                 continue
             found = self.findings.get(sign.kind)
             if found is None or (is_sure and found.apart):
-                found = Finding(sign.kind, sign.means, apart="" if is_sure else sign.apart)
+                found = Diagnosis(sign.kind, sign.means, apart="" if is_sure else sign.apart)
                 self.findings[sign.kind] = found
             if is_sure or found.apart:
                 found.see(number, line, rank)
@@ -258,7 +258,7 @@ class LogReading:
         for name, levels in self._columns.items():
             if out is not None and not out.apart and _grow(levels, out.evidence[0][0]):
                 shown = [(n, f"{name.decode()} {size:g}") for n, size in (levels[0], levels[-1])]
-                found = Finding(grew.kind, grew.means, shown, len(levels), apart=grew.apart)
+                found = Diagnosis(grew.kind, grew.means, shown, len(levels), apart=grew.apart)
                 self.findings[grew.kind] = found
         for found in self.findings.values():
             found.todo = BY_KIND[found.kind].told(self.torch)
@@ -333,7 +333,7 @@ class Explanation:
 
     source: str
     kind: Literal["log", "snapshot"]
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Diagnosis] = field(default_factory=list)
     seen: dict[str, Any] = field(default_factory=dict)
     snapshot: SnapshotReading | None = None
     expected: Estimate | None = None
@@ -407,7 +407,7 @@ def _of_snapshot(name: str, reading: SnapshotReading) -> Explanation:
         failed = FailedRequest(reading.figures)
         found.seen = failed.figures
         means, todo = sentence("snapshot failed", found.seen), failed.ways_out()
-        found.findings = [Finding(OUT_OF_MEMORY, means, count=1, figures=found.seen, todo=todo)]
+        found.findings = [Diagnosis(OUT_OF_MEMORY, means, count=1, figures=found.seen, todo=todo)]
     if reading.categories.keys() == {NO_STACK}:
         found.notes.append(sentence("no stacks"))
     return found

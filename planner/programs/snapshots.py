@@ -27,7 +27,7 @@ _MAX_TEXT = 300  # characters of a name
 
 
 @dataclass(frozen=True)
-class Group:
+class Blocks:
     """Blocks that are alive and were asked for in one place."""
 
     category: str
@@ -46,7 +46,7 @@ class SnapshotReading:
 
     figures: dict[str, int]
     categories: dict[str, int]
-    groups: tuple[Group, ...]
+    groups: tuple[Blocks, ...]
 
 
 def read_snapshot(snapshot: Mapping[str, Any], name: str) -> SnapshotReading:
@@ -144,7 +144,7 @@ def alive_at_peak(snapshot: Mapping[str, Any], device: int) -> tuple[list[Entry]
     )
 
 
-def grouped(alive: Iterable[Entry]) -> list[Group]:
+def grouped(alive: Iterable[Entry]) -> list[Blocks]:
     """By the place that asked for it, the largest first."""
     found: dict[tuple[str, str], list[int]] = {}
     places: dict[int, tuple[str, str]] = {}  # stacks are shared: each is read once
@@ -153,7 +153,7 @@ def grouped(alive: Iterable[Entry]) -> list[Group]:
         if id(frames) not in places:
             places[id(frames)] = place_of(stack_of(block))
         found.setdefault(places[id(frames)], []).append(_size(block))
-    groups = [Group(*place, sum(sizes), len(sizes)) for place, sizes in found.items()]
+    groups = [Blocks(*place, sum(sizes), len(sizes)) for place, sizes in found.items()]
     return sorted(groups, key=lambda group: -group.num_bytes)
 
 

@@ -213,7 +213,7 @@ SENDING: Mapping[str, tuple[Collective, int, Group]] = {
 }
 
 
-class Traffic:
+class Collectives:
     """Hears which stream waits for which, and tells `add` what that means for the one that
     computes. What that stream sent itself is awaited by who first touches its bytes."""
 

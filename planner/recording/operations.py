@@ -35,7 +35,7 @@ from planner.ledger.ledger import (
 from planner.memory.compiled import FUSED_PREFIX
 from planner.recording.costs import (
     COMPUTING,
-    Traffic,
+    Collectives,
     copy_cost,
     cost_of,
     moved_bytes,
@@ -66,7 +66,7 @@ class Operations(TorchDispatchMode):
         self.supports_higher_order_operators = True
         self.modules = Marks(write=lambda text: None)
         self.modules.name(module)
-        self.traffic = Traffic(setting, lambda event: self.now.append(event))
+        self.collectives = Collectives(setting, lambda event: self.now.append(event))
         self.phases: list[tuple[str, list[Event]]] = []
         self.names: list[str] = []
         self.now: list[Event] = []
@@ -80,7 +80,7 @@ class Operations(TorchDispatchMode):
     def end(self, phase: str) -> None:
         """A phase has ended."""
         if phase == "backward":
-            self.traffic.end_backward()
+            self.collectives.end_backward()
         self.phases.append((phase, self.now))
         self.now = []
         self.write(f"{len(self.phases)}|")
@@ -147,7 +147,7 @@ class Operations(TorchDispatchMode):
             mock.patch.object(CachingAutotuner, "run", run),
             mock.patch.object(CompiledFxGraph, "__call__", called),
             mock.patch.object(torch.UntypedStorage, "resize_", resize),
-            self.traffic.listening(),
+            self.collectives.listening(),
             self.modules.writing(),
         ):
             yield
@@ -163,10 +163,10 @@ class Operations(TorchDispatchMode):
             kwargs.pop("rng_state")
         self._name(f"aten.{func._overloadpacket.__name__}")
         if func.namespace in COLLECTIVES:
-            self.traffic.hear(func, args, self.modules.current())
+            self.collectives.hear(func, args, self.modules.current())
             return func(*args, **kwargs)
         is_beside = torch.cuda.current_stream().cuda_stream != COMPUTING
-        self.traffic.touch(tensors_in((args, kwargs)), is_beside)
+        self.collectives.touch(tensors_in((args, kwargs)), is_beside)
         selected = self.num_selections()
         result = func(*args, **kwargs)
         self.is_selecting |= self.num_selections() > selected and _has_size_of_values(func, args)

@@ -65,7 +65,7 @@ MAX_CACHED = 128  # steps that this process has at hand, each of some 10,000 eve
 Recording = Ledger | PlannerError  # of a step: its ledger, or the error that it ended in
 
 
-class Request(BaseModel):
+class RecordingRequest(BaseModel):
     """To call `function`, a MODULE:NAME, with `arguments` and what is there of the next two.
     `card` is the emulated machine's configuration; `folder`, `paths` and `environment` are the
     asker's."""
@@ -80,7 +80,7 @@ class Request(BaseModel):
     environment: dict[str, str]
 
 
-class Recorder:
+class RecordingServer:
     """The warm process, and the emulated cards that it was asked for."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Recorder:
         that it ended in, or that says how its process did."""
         library = str(arguments.get("library", getattr(model, "library", "")))
         with self._lock:
-            request = Request(
+            request = RecordingRequest(
                 function=function, arguments=arguments, model=model, setting=setting,
                 card=self._card(gpu or find_gpu(DEFAULT_CARD)), folder=str(Path.cwd()),
                 paths=sys.path,
@@ -150,7 +150,7 @@ class Recorder:
         """What a fork says, and its exit status."""
         assert self._server is not None, "started with the first card"
         pieces: list[bytes] = []
-        with self._server.fork("planner.recording.step:answer", [request], (), imports) as fork:
+        with self._server.fork("planner.recording.step:serve", [request], (), imports) as fork:
             while said := fork.hear(None if deadline is None else max(deadline - monotonic(), 0.0)):
                 if said.startswith(b"ended"):
                     status = os.waitstatus_to_exitcode(int(said.split()[1]))
@@ -196,9 +196,9 @@ def _death_of(model: Model, status: int) -> PlannerError:
     return PlannerError(message, f"{way_out} {PROBED}")
 
 
-_cached: OrderedDict[Step, Recording] = OrderedDict()
-_fresh: set[Step] = set()  # what is recorded anew, whatever is on disk
-recorder = Recorder()
+_cached: OrderedDict[RecordedStep, Recording] = OrderedDict()
+_fresh: set[RecordedStep] = set()  # what is recorded anew, whatever is on disk
+recorder = RecordingServer()
 
 
 def _look_up(library: str, name: str) -> dict[str, Any]:
@@ -216,7 +216,7 @@ atexit.register(recorder.close)
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedStep:
     """What is recorded; two alike are equal. `setting` has its batch, `card` stands for all of its
     `kind`: what of a card decides what a step asks for."""
 
@@ -242,7 +242,7 @@ def stand_ins(gpus: Iterable[Gpu | None]) -> dict[Gpu | None, Gpu | None]:
     return {gpu: first.setdefault(gpu.capability if gpu else None, gpu) for gpu in known}
 
 
-def step_of(model: Model, setting: ResolvedSetting, gpu: Gpu | None) -> Step:
+def step_of(model: Model, setting: ResolvedSetting, gpu: Gpu | None) -> RecordedStep:
     """What does not change the events shares a recording: kernels that are tuned change no buffer,
     and CUDA graphs are put on top (`in_graph_pool`)."""
     changes: dict[str, object] = {"accumulate": min(setting.accumulate, RECORDED_MICRO_BATCHES)}
@@ -254,10 +254,10 @@ def step_of(model: Model, setting: ResolvedSetting, gpu: Gpu | None) -> Step:
     default = FP8_CARD if setting.precision == "fp8" else DEFAULT_CARD
     card = gpu if gpu is not None and is_known else find_gpu(default)
     kind = card.capability, card.num_sms, card.threads_per_sm
-    return Step(model, setting.model_copy(update=changes), kind, card)
+    return RecordedStep(model, setting.model_copy(update=changes), kind, card)
 
 
-def find(step: Step) -> Recording | None:
+def find(step: RecordedStep) -> Recording | None:
     """What is known of a step, here or on disk: its ledger, or the error that it ended in."""
     if step not in _cached and step.key is not None and step not in _fresh:
         found = cache.load(step.key)
@@ -268,7 +268,7 @@ def find(step: Step) -> Recording | None:
     return _cached.get(step)
 
 
-def ledger_of(step: Step) -> Ledger:
+def ledger_of(step: RecordedStep) -> Ledger:
     """Recorded now, if it is not known. Raises the PlannerError that it ended in."""
     if find(step) is None:
         record([step])
@@ -279,7 +279,7 @@ def ledger_of(step: Step) -> Ledger:
     return found
 
 
-def forget(steps: Iterable[Step]) -> None:
+def forget(steps: Iterable[RecordedStep]) -> None:
     """They are recorded anew, whatever is cached."""
     for step in steps:
         _cached.pop(step, None)
@@ -300,7 +300,7 @@ def clear() -> None:
 
 
 def record(
-    steps: Sequence[Step],
+    steps: Sequence[RecordedStep],
     say: Callable[[str], None] | None = None,
     limit_seconds: float | None = None,
 ) -> None:
@@ -327,7 +327,7 @@ def record(
             _remember(step, _recorded(step, deadline))
 
 
-def _said(missing: Sequence[Step], num_compiled: int) -> str:
+def _said(missing: Sequence[RecordedStep], num_compiled: int) -> str:
     title, cards = missing[0].model.title, {step.card.name for step in missing}
     where = f"an emulated {missing[0].card.name}" if len(cards) == 1 else "emulated GPUs"
     steps = f"{len(missing)} steps" if len(missing) > 1 else "a step"
@@ -335,7 +335,7 @@ def _said(missing: Sequence[Step], num_compiled: int) -> str:
     return f"Recording {steps} of {title} on {where}, once: {wait}."
 
 
-def _recorded(step: Step, deadline: float | None) -> Recording:
+def _recorded(step: RecordedStep, deadline: float | None) -> Recording:
     found: Recording
     try:
         ledger = recorder.record(step.model, step.setting, step.card, deadline)
@@ -349,7 +349,7 @@ def _recorded(step: Step, deadline: float | None) -> Recording:
     return found
 
 
-def _notes(step: Step) -> list[str]:
+def _notes(step: RecordedStep) -> list[str]:
     day, batch = datetime.now(UTC).date().isoformat(), step.setting.batch_size
     notes = [f"recorded on {day} at batch {batch} on an emulated {step.card.name}"]
     if isinstance(step.model, FactoryModel):
@@ -364,7 +364,7 @@ def _say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def _remember(step: Step, found: Recording) -> None:
+def _remember(step: RecordedStep, found: Recording) -> None:
     _cached[step] = found
     while len(_cached) > MAX_CACHED:
         _cached.popitem(last=False)

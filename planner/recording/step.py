@@ -35,7 +35,7 @@ from planner.libraries import names
 from planner.libraries.limits import trained_limit
 from planner.recording.history import STREAMS, Entry, Marks, Pools, history, read_events
 from planner.recording.operations import Operations, name_requests, place
-from planner.recording.recordings import CONFIGURATION, HOST, PROBED, Request
+from planner.recording.recordings import CONFIGURATION, HOST, PROBED, RecordingRequest
 from planner.step.ranks import sharding_notes
 from planner.training.building import build_training, float8_notes, own_part, recipe_of
 from planner.training.setting import BUCKET_ELEMENTS
@@ -314,15 +314,15 @@ def _units(module: nn.Module) -> list[Any]:
 # In a fork of the warm process: CUDA begins there with an empty device.
 
 
-def answer(channel: int, given: str) -> NoReturn:
-    """Says what the function of a `Request` returns, as the content of a cache file, in pieces."""
+def serve(channel: int, given: str) -> NoReturn:
+    """Says what the function of a request returns, as the content of a cache file, in pieces."""
     try:
-        request = Request.model_validate_json(given)
+        request = RecordingRequest.model_validate_json(given)
         names.look_up = names.look_up_here
         os.environ |= request.environment | {CONFIGURATION: request.card}
         os.chdir(request.folder)
         sys.path[:0] = [path for path in request.paths if path not in sys.path]
-        found = base64.b64encode(encode({}, _answer(request)))
+        found = base64.b64encode(encode({}, _called(request)))
         for start in range(0, len(found), _PIECE):
             os.write(channel, found[start : start + _PIECE])
     except BaseException:
@@ -333,7 +333,7 @@ def answer(channel: int, given: str) -> NoReturn:
         os._exit(0)
 
 
-def _answer(request: Request) -> Any:
+def _called(request: RecordingRequest) -> Any:
     module, _, name = request.function.partition(":")
     known = {"model": request.model, "setting": request.setting}
     given = request.arguments | {name: one for name, one in known.items() if one is not None}

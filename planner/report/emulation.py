@@ -18,7 +18,7 @@ from planner.programs.emulated import (
     OutOfMemory,
 )
 from planner.programs.running import Variation
-from planner.programs.snapshots import Group as Held
+from planner.programs.snapshots import Blocks
 from planner.report.page import contents as doc
 from planner.report.text import parts_text
 
@@ -49,7 +49,7 @@ def variation_text(variation: Variation) -> str:
 def emulation_answer(run: EmulatedRun) -> list[doc.Part]:
     """Whether it fits, the peak and what was alive then, each rank, and what grew."""
     fullest = run.fullest
-    parts: list[doc.Part] = [doc.Text("\n".join(answer(run)))]
+    parts: list[doc.Part] = [doc.Text("\n".join(verdict_lines(run)))]
     parts += [_said("selects")] if run.selects else []
     if run.out_of_memory is not None:
         parts.append(_alive(run.out_of_memory.groups, "Alive when it ran out of memory:"))
@@ -124,7 +124,7 @@ def _ended_early(variation: Variation, last_line: str) -> str:
     )  # fmt: skip
 
 
-def answer(run: EmulatedRun) -> list[str]:
+def verdict_lines(run: EmulatedRun) -> list[str]:
     """Lines: whether it fits, by how much, and where the peak is."""
     failed, peak = run.out_of_memory, run.fullest.fullest if run.fullest else None
     if failed is not None and failed.is_absurd:
@@ -231,7 +231,7 @@ def title_of(process: EmulatedProcess) -> str:
     return f"process {process.pid}" if process.rank is None else f"rank {process.rank}"
 
 
-def _alive(groups: Sequence[Held], title: str = "", size: str = "memory") -> doc.Table:
+def _alive(groups: Sequence[Blocks], title: str = "", size: str = "memory") -> doc.Table:
     total = max(sum(group.num_bytes for group in groups), 1)
     rest = groups[MAX_GROUPS:]
     shown = [(g.num_bytes, g.count, g.category, g.where) for g in groups[:MAX_GROUPS]]

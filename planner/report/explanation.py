@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from planner.core.failures import SAID, sentence
 from planner.core.units import format_bytes, format_rate
-from planner.programs.explanation import MANY, Explanation, Finding, Relief
+from planner.programs.explanation import MANY, Diagnosis, Explanation, Relief
 from planner.programs.snapshots import NO_STACK, SnapshotReading
 from planner.report.advice import ways_table
 from planner.report.page import contents as doc
@@ -45,7 +45,7 @@ def _table(headers: Sequence[str], rows: list[list[doc.Cell]]) -> doc.Table:
     return doc.Table(headers, rows, first=len(rows))
 
 
-def _finding(finding: Finding) -> Iterator[str]:
+def _finding(finding: Diagnosis) -> Iterator[str]:
     title = f"possibly {finding.kind}" if finding.apart else finding.kind
     more = " and more" if finding.count >= MANY else ""
     times = f" ({finding.count:,} times{more})" if finding.count > 1 else ""

@@ -21,7 +21,7 @@ from planner.programs.emulated import (
     OutOfMemory,
     grown,
 )
-from planner.programs.snapshots import Group
+from planner.programs.snapshots import Blocks
 from planner.report.emulation import emulated_page, emulation_text, variation_text
 from planner.report.page.contents import Verdict
 from planner.report.page.rendering import page_html
@@ -40,7 +40,7 @@ FAILED = OutOfMemory(
 def process(used: int, steps: int = 3, **more: Any) -> EmulatedProcess:
     peak = DevicePeak(
         **PLACE, name="card", allocated_bytes=used - 600 * MIB, reserved_bytes=used - 500 * MIB,
-        outside_bytes=500 * MIB, retries=0, step=2, groups=(Group(*FORWARD, GIB, 4),),
+        outside_bytes=500 * MIB, retries=0, step=2, groups=(Blocks(*FORWARD, GIB, 4),),
     )  # fmt: skip
     plain = {"pid": 7, "rank": None, "out_of_memory": None, "growth": None}
     return EmulatedProcess(
@@ -58,7 +58,7 @@ def test_the_verdict_comes_first() -> None:
     )
     failed = replace(
         FAILED, times=2, requested_bytes=3 * GIB, free_bytes=GIB, allocated_bytes=22 * GIB,
-        reserved_bytes=23 * GIB, groups=(Group(*FORWARD, 22 * GIB, 9),),
+        reserved_bytes=23 * GIB, groups=(Blocks(*FORWARD, 22 * GIB, 9),),
     )  # fmt: skip
     run = run_of(process(23 * GIB, 0, out_of_memory=failed), status=1)
     assert run.fits is False
@@ -125,7 +125,7 @@ def test_what_rises_steadily_grows_and_what_rises_once_or_ever_less_does_not(
 
 
 def test_the_page_says_what_the_terminal_says() -> None:
-    growth = Growth(3, 8, (Group(*FORWARD, 5 * GIB, 5),))
+    growth = Growth(3, 8, (Blocks(*FORWARD, 5 * GIB, 5),))
     run = run_of(process(6 * GIB, rank=0, growth=growth), process(5 * GIB, rank=1, pid=8))
     text, page = emulation_text(run), page_html(emulated_page(run))
     for said in ("Fits in 24.00 GiB of card: 6.00 GiB at most", "u/train.py:7 main",

@@ -7,11 +7,11 @@ import pytest
 from planner.core.errors import PlannerError
 from planner.machine.emulated.building import built_libraries
 from planner.recording import recordings
-from planner.recording.recordings import Recorder
+from planner.recording.recordings import RecordingServer
 
 
 @pytest.fixture(scope="session")
-def recorder() -> Recorder:
+def recorder() -> RecordingServer:
     """Skips where torch is a build without CUDA, or nothing can be compiled."""
     try:
         built_libraries()

@@ -23,7 +23,7 @@ from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.profile import profile_memory
-from planner.recording.recordings import DEFAULT_CARD, Recorder
+from planner.recording.recordings import DEFAULT_CARD, RecordingServer
 from tests.covering import covering
 from tests.equality import torch_peaks
 from tests.recording import models
@@ -74,7 +74,7 @@ def is_possible(model: Model, *values: Any) -> bool:
 
 
 def assert_replays(
-    recorder: Recorder, model: Model, setting: TrainSetting, gpu: Gpu | None = None
+    recorder: RecordingServer, model: Model, setting: TrainSetting, gpu: Gpu | None = None
 ) -> Ledger:
     gpu = gpu or find_gpu(DEFAULT_CARD)
     resolved = resolve(model, setting)
@@ -94,17 +94,17 @@ def assert_replays(
     ids=str,
 )
 def test_a_ledger_replays_to_torchs_own_peaks(
-    recorder: Recorder, model: Model, values: list[Any]
+    recorder: RecordingServer, model: Model, values: list[Any]
 ) -> None:
     assert_replays(recorder, model, setting_of(*values))
 
 
 @pytest.mark.parametrize("changes", [{"lora_rank": 4}, {"frozen_stages": 1}], ids=str)
-def test_weights_that_are_not_trained(recorder: Recorder, changes: dict[str, Any]) -> None:
+def test_weights_that_are_not_trained(recorder: RecordingServer, changes: dict[str, Any]) -> None:
     assert_replays(recorder, SWIN, TrainSetting(batch_size=4, **changes))
 
 
-def test_products_in_8_bits(recorder: Recorder) -> None:
+def test_products_in_8_bits(recorder: RecordingServer) -> None:
     setting = TrainSetting(batch_size=16, precision="fp8")
     assert_replays(recorder, VIT, setting, find_gpu("h100-sxm-80gb"))
 
@@ -112,7 +112,7 @@ def test_products_in_8_bits(recorder: Recorder) -> None:
 @pytest.mark.emulated
 @pytest.mark.parametrize("card", ["t4", "a100-sxm-80gb", "rtx-4090", "h100-sxm-80gb", "rtx-5090"])
 @pytest.mark.parametrize("name", ["timm:maxvit_rmlp_pico_rw_256", "torchvision:swin_v2_t"])
-def test_kernels_of_each_capability(recorder: Recorder, name: str, card: str) -> None:
+def test_kernels_of_each_capability(recorder: RecordingServer, name: str, card: str) -> None:
     """Convolutions, attention, and the backward of a table of positions, which sorts indices by
     kernels that torch compiled for few capabilities."""
     setting = TrainSetting(batch_size=4, precision="fp16")
@@ -121,7 +121,7 @@ def test_kernels_of_each_capability(recorder: Recorder, name: str, card: str) ->
 
 @pytest.mark.compiler
 @pytest.mark.timeout(900)
-def test_a_compiled_model_of_the_list(recorder: Recorder) -> None:
+def test_a_compiled_model_of_the_list(recorder: RecordingServer) -> None:
     """One of tests/truth/models/compiled.yaml; tests/truth holds another to what is kept of it."""
     setting = TrainSetting(batch_size=16, precision="bf16", compile="default")
     assert_replays(recorder, resolve_model("torchvision:vit_b_32"), setting)
@@ -138,7 +138,7 @@ def test_a_compiled_model_of_the_list(recorder: Recorder) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_compiled(recorder: Recorder, changes: dict[str, Any]) -> None:
+def test_what_is_compiled(recorder: RecordingServer, changes: dict[str, Any]) -> None:
     """Inductor may compile otherwise than it remembers: so it does that first."""
     setting = TrainSetting(batch_size=4, **changes)
     torch_peaks(recorder, *resolve(VIT, setting))
@@ -147,7 +147,7 @@ def test_what_is_compiled(recorder: Recorder, changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("changes", [{}, DDP, FSDP], ids=str)
 def test_between_steps_only_what_is_kept_is_alive(
-    recorder: Recorder, changes: dict[str, Any]
+    recorder: RecordingServer, changes: dict[str, Any]
 ) -> None:
     """Weights in fp32, two moments of them and one `step` for each; under DDP the buckets, as
     large as all gradients; of FSDP's weights a quarter. Rounding and small tensors are below 5%."""
@@ -212,7 +212,7 @@ def crossed(ledger: Ledger) -> dict[str, int]:
     ids=str,
 )  # fmt: skip
 def test_closed_forms_are_beside_what_one_rank_does(
-    recorder: Recorder, changes: dict[str, Any]
+    recorder: RecordingServer, changes: dict[str, Any]
 ) -> None:
     """Bytes that are alive, that torch reserves and that cross; and how they are uncertain."""
     resolved, setting = resolve(SWIN, TrainSetting(batch_size=4, **changes))
@@ -255,7 +255,7 @@ os._exit(0)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("changes", [DDP, {**FSDP, "world_size": 2}], ids=str)
 def test_one_process_takes_what_the_first_of_real_ranks_does(
-    recorder: Recorder, tmp_path: Path, changes: dict[str, Any]
+    recorder: RecordingServer, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     resolved, setting = resolve(SWIN, TrainSetting(batch_size=4, **changes))
     (tmp_path / "rank.py").write_text(RANK)
@@ -275,7 +275,7 @@ def own(name: str) -> FactoryModel:
     )
 
 
-def record(recorder: Recorder, model: Model, **changes: Any) -> Ledger:
+def record(recorder: RecordingServer, model: Model, **changes: Any) -> Ledger:
     return recorder.record(*resolve(model, TrainSetting(**{"batch_size": 4, **changes})))
 
 
@@ -292,7 +292,7 @@ def line_of(text: str) -> str:
     ],
 )
 def test_what_raises_says_where(
-    recorder: Recorder, name: str, at: str, words: tuple[str, ...]
+    recorder: RecordingServer, name: str, at: str, words: tuple[str, ...]
 ) -> None:
     with pytest.raises(PlannerError) as raised:
         record(recorder, own(name))
@@ -300,24 +300,24 @@ def test_what_raises_says_where(
         assert said in str(raised.value)
 
 
-def test_a_batch_norm_of_one_value_says_what_to_do(recorder: Recorder) -> None:
+def test_a_batch_norm_of_one_value_says_what_to_do(recorder: RecordingServer) -> None:
     with pytest.raises(PlannerError, match="a micro-batch of 2 or more") as raised:
         record(recorder, own("OfOneValue"), batch_size=1)
     assert line_of("self.head(self.change") in str(raised.value)
 
 
-def test_a_process_that_dies_says_of_what(recorder: Recorder) -> None:
+def test_a_process_that_dies_says_of_what(recorder: RecordingServer) -> None:
     with pytest.raises(PlannerError, match=r"models:dies ended by SIGKILL\.\nThe kernel kills"):
         record(recorder, own("dies"))
 
 
-def test_a_selection_by_values_is_a_lower_bound(recorder: Recorder) -> None:
+def test_a_selection_by_values_is_a_lower_bound(recorder: RecordingServer) -> None:
     assert any("lower bound" in note for note in record(recorder, own("selects")).notes)
     # The gradient of a table of positions sorts indices, as many as there are.
     assert not any("lower bound" in note for note in record(recorder, SWIN).notes)
 
 
-def test_a_value_that_is_read_is_made_up(recorder: Recorder) -> None:
+def test_a_value_that_is_read_is_made_up(recorder: RecordingServer) -> None:
     """But for those that the optimizer reads: the scaler of fp16 asks whether all are finite."""
     notes = record(recorder, own("reads")).notes
     assert any(line_of("features.sum().item()") in note and "0 stands" in note for note in notes)
@@ -325,7 +325,7 @@ def test_a_value_that_is_read_is_made_up(recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, DDP], ids=str)
-def test_no_request_changes_the_next(recorder: Recorder, changes: dict[str, Any]) -> None:
+def test_no_request_changes_the_next(recorder: RecordingServer, changes: dict[str, Any]) -> None:
     first = record(recorder, OWN, **changes)
     for disturbing in ("raises", "dies"):
         with pytest.raises(PlannerError):
