@@ -21,7 +21,7 @@ from planner.ledger.ledger import WORKSPACE_VARIABLE
 from planner.machine.hardware.overheads import LT_VARIABLE
 from planner.memory.allocator_config import VARIABLES
 from planner.step.tensor import plain_calls
-from tests.building import TINY_FIELDS
+from tests.steps import TINY_FIELDS
 from tests.undurable import write_without_waiting
 
 # Each leaves a test out of the default run, for `.ci/run`.

@@ -13,7 +13,7 @@ import pytest
 from planner import TrainSetting, advise, emit_setting, emulate, estimate
 from planner.core.errors import UsageError
 from planner.core.schema.model import MAX_SIZE
-from tests.building import TINY, TINY_FIELDS
+from tests.steps import TINY, TINY_FIELDS
 
 
 def test_the_largest_sizes_are_counted_in_order_and_do_not_fit() -> None:

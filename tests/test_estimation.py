@@ -11,7 +11,7 @@ from planner.core.torch_version import as_of
 from planner.estimation.estimate import resolve
 from planner.estimation.left_out import FusedAttention, left_out
 from planner.machine.hardware.overheads import CONTEXT_BYTES_LOW
-from tests.building import TINY
+from tests.steps import TINY
 
 BREAKDOWN = {
     "parameters", "buffers", "gradients", "optimizer_state", "activations", "temporaries",

@@ -79,7 +79,7 @@ def test_an_example_of_a_task_trains_and_is_recorded(
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     from planner.training.tasks import task_for
-    from tests.equality import recorded
+    from tests.steps import recorded
 
     monkeypatch.syspath_prepend(str(EXAMPLES))
     model = FactoryModel(factory=f"{file.removesuffix('.py')}:{factory}")

@@ -25,8 +25,7 @@ from planner.memory.profile import instant, walk, walk_ledger
 from planner.memory.scratch import Processors, on_device
 from planner.recording import recordings
 from planner.step.training import record_training
-from tests.building import on_shapes
-from tests.equality import in_canonical_order
+from tests.steps import in_canonical_order, on_shapes
 
 
 def model_of(name: str) -> FactoryModel:

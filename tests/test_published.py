@@ -20,7 +20,7 @@ from planner.core.schema import TrainSetting
 from planner.throughput import rates
 from planner.throughput.result import APART
 from tests.benchmarks import fit_rates, model_rates
-from tests.libraries.steps import needs
+from tests.steps import needs
 from tests.truth.compare import accuracy_of
 from tests.truth.published import (
     PublishedRow,

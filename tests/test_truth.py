@@ -13,7 +13,7 @@ import pytest
 from planner import estimate, find_gpu
 from planner.core.torch_version import as_of
 from search.loop.records import read_records
-from tests.libraries.steps import needs
+from tests.steps import needs
 from tests.truth.compare import Comparison, accuracy, compare
 from tests.truth.fit import is_held_out
 from tests.truth.host import host_rows, show, within

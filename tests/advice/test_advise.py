@@ -19,7 +19,7 @@ from planner.cli import cli, main
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import NamedModel, TrainSetting
 from tests.answers import advice_text
-from tests.building import TINY, TINY_FIELDS
+from tests.steps import TINY, TINY_FIELDS
 
 BATCH = 512
 

@@ -12,7 +12,7 @@ from planner.advice.table import FRONT_END, FRONT_STEP, Table
 from planner.advice.wish import Choice, Wish, read_wish
 from planner.estimation.estimate import Estimate
 from planner.memory.allocator_config import parse_allocator_config
-from tests.building import TINY
+from tests.steps import TINY
 
 MODEL = "timm:swin_base_patch4_window12_384"
 WISHES: dict[str, tuple[Any, dict[str, Any]]] = {

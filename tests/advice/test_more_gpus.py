@@ -13,7 +13,7 @@ from planner.cli import main
 from planner.core.units import MIB
 from planner.estimation.estimate import estimate
 from tests.answers import advice_text
-from tests.building import TINY_FIELDS
+from tests.steps import TINY_FIELDS
 
 SMALL = {**TINY_FIELDS, "library": "native"}
 WISH: dict[str, Any] = {"gpu": "a100-sxm-80gb", "batch_size": 64}

@@ -14,9 +14,8 @@ from planner.libraries.maps import HEADS, Trainable
 from planner.libraries.microsoft.spec import CHECKOUT_VARIABLE
 from planner.libraries.names import SPECS, find_library
 from planner.libraries.torchvision import declare_missing_operators
-from tests.building import build_real
 from tests.covering import covering
-from tests.libraries.steps import Changes, name_of, needs
+from tests.steps import Changes, build_real, name_of, needs
 from tests.test_checkpointing import saved_bytes
 from tests.trainers.cases import tiny
 

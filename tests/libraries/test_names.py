@@ -20,8 +20,7 @@ from planner.libraries.spec import drift_notes, package_folder
 from planner.libraries.timm.spec import PUBLISHED as TIMM
 from planner.libraries.timm.spec import TAGGED
 from planner.libraries.torchvision import declare_missing_operators
-from tests.building import build_real
-from tests.libraries.steps import needs
+from tests.steps import build_real, needs
 
 
 def on_meta(config: SwinConfig) -> nn.Module:

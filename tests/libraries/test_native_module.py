@@ -15,8 +15,8 @@ from planner.libraries.native.native_swin import Attention, PadOrder, SwinTransf
 from planner.libraries.native.spec import class_arguments
 from planner.libraries.torchvision import declare_missing_operators
 from planner.training.levers import checkpoint_model
-from tests.building import build_real
 from tests.covering import covering
+from tests.steps import build_real
 from tests.trainers.cases import tiny
 
 TOLERANCE = 1e-5  # the law: equal in fp32, up to the order of sums

@@ -20,8 +20,7 @@ from planner.ledger.ledger import Allocated, Event, Freed, Marked, Scratch
 from planner.libraries.names import find_library
 from planner.memory.caching_allocator import rounded
 from planner.step.training import record_training
-from tests.building import on_shapes
-from tests.libraries.steps import Changes, assert_equal_to_torch, name_of, require, setting_of
+from tests.steps import Changes, assert_equal_to_torch, name_of, on_shapes, require, setting_of
 
 # 14x14 tokens in windows of 7, shifted, then 7x7, where the window covers the map.
 SMALL: Changes = {

@@ -25,8 +25,8 @@ from planner.machine.hardware.overheads import overheads_for
 from planner.memory.profile import profile_memory
 from planner.recording.recordings import DEFAULT_CARD, RecordingServer
 from tests.covering import covering
-from tests.equality import torch_peaks
 from tests.recording import models
+from tests.steps import torch_peaks
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -13,10 +13,8 @@ from planner.ledger.ledger import COMPILED_CALL, GRADIENT_TO_HOST, WEIGHT_TO_DEV
 from planner.libraries.names import find_library
 from planner.machine.hardware import find_gpu
 from planner.throughput.rates import rates_for
-from tests.building import build_real
-from tests.equality import recorded
-from tests.libraries.steps import Changes, needs, setting_of
 from tests.step.test_whole_step import small
+from tests.steps import Changes, build_real, needs, recorded, setting_of
 
 pytestmark = [needs("torch", "timm", "torchao"), pytest.mark.timeout(400)]
 CONFIG = small("native", depths=(1, 1), embed_dim=48)

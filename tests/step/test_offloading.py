@@ -18,8 +18,7 @@ from planner.libraries.names import find_library
 from planner.machine.hardware import find_gpu
 from planner.step.training import record_training
 from planner.throughput.rates import LINK_SHARE
-from tests.building import build_real
-from tests.libraries.steps import assert_equal_to_torch, needs
+from tests.steps import assert_equal_to_torch, build_real, needs
 
 pytestmark = needs("torch", "timm")
 

@@ -20,12 +20,13 @@ from planner.step.nn import Linear
 from planner.step.tensor import Device, empty
 from planner.step.training import FAMILIES
 from planner.training.building import make_optimizers, step_setting
-from tests.building import build_real, on_shapes
-from tests.libraries.steps import (
+from tests.steps import (
     Changes,
     assert_equal_to_torch,
+    build_real,
     name_of,
     needs,
+    on_shapes,
     require,
     setting_of,
 )

@@ -14,7 +14,7 @@ from planner.core.schema import FactoryModel, TrainSetting
 from planner.ledger.ledger import Ledger
 from planner.libraries.torchvision import declare_missing_operators
 from planner.training.tasks import from_lightning
-from tests.equality import recorded
+from tests.steps import recorded
 
 pytestmark = pytest.mark.trainers
 SETTING = TrainSetting(batch_size=2, precision="fp32")

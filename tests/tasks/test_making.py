@@ -12,7 +12,7 @@ from planner.estimation.estimate import estimate_ledger, resolve
 from planner.ledger.cache import decode, encode
 from planner.training.tasks import ContractError, task_for
 from tests.answers import estimate_text
-from tests.equality import recorded
+from tests.steps import recorded
 from tests.tasks.conftest import change
 
 SETTING = TrainSetting(batch_size=2, precision="fp32")

@@ -11,7 +11,7 @@ from planner.core.errors import UnsupportedError
 from planner.core.schema import NamedModel, SwinConfig, TrainSetting
 from planner.libraries.torchvision import declare_missing_operators
 from planner.trainers.emission import emit_setting
-from tests.building import build_real
+from tests.steps import build_real
 from tests.trainers.cases import tiny
 from tests.trainers.keys import TIMM_ARGUMENTS
 

@@ -24,7 +24,7 @@ from planner.training.building import build_training, step_setting  # noqa: E402
 from planner.training.setting import FOLDER, probed, step_values  # noqa: E402
 from planner.training.step import Training  # noqa: E402
 from planner.training.tasks import as_task  # noqa: E402
-from tests.building import build_real  # noqa: E402
+from tests.steps import build_real  # noqa: E402
 from tests.trainers.cases import loaded, make_pictures, tiny  # noqa: E402
 
 declare_missing_operators()
