@@ -5,7 +5,6 @@ each, appended and never rewritten; and who is at it or at a GPU, as two are in 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import tempfile
@@ -192,6 +191,8 @@ def hold_gpu(uuid: str) -> AbstractContextManager[bool]:
 def _lock(path: Path) -> Iterator[bool]:
     """False where another has it, true also where nobody can tell. The kernel gives the lock back
     when its holder ends, however that comes."""
+    import fcntl  # Linux: records are read anywhere
+
     with contextlib.ExitStack() as stack:
         is_ours = True
         try:
