@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-import psutil
-
 from planner.core.schema import MeasurementRecord
 from planner.machine.host import read_host
 from search.probe.protocol import ProbeRequest
@@ -286,6 +284,8 @@ class QuietWatch:
 
 
 def _read() -> _Reading:
+    import psutil  # evidence is read anywhere, and gathered on Linux
+
     counted = psutil.cpu_times(percpu=True)
     mine = [counted[n] for n in os.sched_getaffinity(0) if n < len(counted)]
     left_out = (*_WAITING, *_COUNTED_TWICE)
