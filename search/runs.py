@@ -49,8 +49,8 @@ from planner.report.page.contents import Page
 from planner.report.page.rendering import is_page, page_html
 from planner.report.pages import Subject, make_page
 from planner.report.searches import Run, cited, memory_text
-from planner.report.settings import describe_setting
 from planner.report.step import Step
+from planner.report.text import describe_setting
 from planner.trainers.emission import read_result
 from search.loop.prober import Progress, rate_text
 from search.loop.records import read_records

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planner import Estimate, SwinConfig, TrainSetting, estimate, find_gpu, largest_batch
 from planner.core.torch_version import as_of
 from planner.estimation.estimate import resolve
-from planner.estimation.left_out import FusedAttention, left_out
+from planner.estimation.ledgers import FusedAttention, left_out
 from planner.machine.hardware.overheads import CONTEXT_BYTES_LOW
 from tests.steps import TINY
 

@@ -7,16 +7,42 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from planner.advice.bottleneck import Bottleneck, bottleneck, treated
-from planner.advice.cards import Card, larger_cards
 from planner.advice.flags import command, device_flags, flags
-from planner.advice.left_out import what_is_left_out
-from planner.advice.levers import ALLOCATOR, EFFECTS, LEVERS, Effect, Lever, Updates, effects
-from planner.advice.more_gpus import MoreGpus, more_gpus
-from planner.advice.space import NO_RECORDING, Offered, Refusal, may_need_resorts, offer
+from planner.advice.space import (
+    NO_RECORDING,
+    PLAINLY_COMBINED,
+    Offered,
+    Refusal,
+    may_need_resorts,
+    offer,
+)
 from planner.advice.table import Found, Table, search
-from planner.advice.waterfall import Fall, waterfall
-from planner.advice.wish import ALLOWED, NOT_COMPARED, Choice, Wish, read_wish
+from planner.advice.ways import (
+    Bottleneck,
+    Card,
+    Fall,
+    MoreGpus,
+    bottleneck,
+    larger_cards,
+    more_gpus,
+    treated,
+    waterfall,
+)
+from planner.advice.wish import (
+    ALLOCATOR,
+    ALLOWED,
+    EFFECTS,
+    FAITHFUL,
+    LEVERS,
+    NOT_COMPARED,
+    Choice,
+    Effect,
+    Lever,
+    Updates,
+    Wish,
+    effects,
+    read_wish,
+)
 from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, Model, TrainSetting
 from planner.core.schema.setting import OWN_OPTIMIZER
@@ -383,3 +409,24 @@ def _is_used(lever: Lever, possible: Iterable[Updates], best: Choice) -> bool:
             for f, value in updates.items())
         for updates in possible
     )  # fmt: skip
+
+
+def what_is_left_out(wish: Wish, offered: Offered, failed: list[PlannerError]) -> Iterable[str]:
+    """A line for each."""
+    if offered.adopted:
+        yield f"ways without {', '.join(offered.adopted)}, which cost neither memory nor time"
+    if failed:
+        first = failed[0].message.partition("\n")[0]
+        yield f"{len(failed)} of the choices, which cannot be estimated; the first as {first}"
+    if offered.held_back:
+        yield f"ways with {', '.join(offered.held_back)}: no faster than what is recommended"
+    yield (
+        "max-autotune and max-autotune-no-cudagraphs: their kernels are tuned on the device; "
+        "compile_scope: it changes how long compiling takes"
+    )
+    yield (
+        "beyond checkpointing, compile and the micro-batch, changes are combined one at a time, "
+        f"and only with checkpointing {' or '.join(PLAINLY_COMBINED)}"
+    )
+    if set(wish.allow) == set(FAITHFUL):
+        yield "other optimizers, pure-bf16 and fp8 (--allow recipe), adapters (--allow adapters)"

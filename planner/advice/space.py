@@ -9,9 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
-from planner.advice.levers import ALLOCATOR, LEVERS, Lever
 from planner.advice.table import Found, Table
-from planner.advice.wish import Choice, Wish
+from planner.advice.wish import ALLOCATOR, LEVERS, Choice, Lever, Wish
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import TrainSetting
 from planner.memory.caching_allocator import SMALL_SEGMENT_BYTES

@@ -72,7 +72,7 @@ def explain(request: ExplainRequest) -> int:
       planner explain - --plan run
     """
     from planner.programs import explanation
-    from planner.report.explanation import explanation_text
+    from planner.report.programs import explanation_text
 
     plan: object = request.plan
     gpu, allocator, source = request.gpu, request.allocator, request.source

@@ -56,8 +56,8 @@ def command(request: EmulateRequest) -> int:
       planner emulate --gpu a100-sxm-80gb --gpus 4 -- torchrun --nproc-per-node 4 train.py
     """
     from planner.programs.running import InterruptedRun, emulate
-    from planner.report.emulation import emulated_page, emulation_text
     from planner.report.pages import made_now
+    from planner.report.programs import emulated_page, emulation_text
     from search.runs import check_page, write_page
 
     is_shown = request.progress or has_live_terminal(os.environ)
@@ -93,7 +93,7 @@ def _vary(request: EmulateRequest, is_shown: bool, given: Mapping[str, Any]) -> 
     from rich.console import Console
 
     from planner.programs.running import vary
-    from planner.report.emulation import variation_text
+    from planner.report.programs import variation_text
 
     name, steps = str(request.vary), {"steps": request.steps} if request.steps else {}
     with Console(stderr=True, quiet=not is_shown).status(f"{name}: starting") as status:

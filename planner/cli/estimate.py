@@ -128,7 +128,7 @@ def _recorded(request: EstimateRequest, rows: list[Row]) -> list[Row]:
     left = [row for row in rows if row not in errors]
     if not left:
         raise next(iter(errors.values()))
-    from planner.estimation.largest import kind_of
+    from planner.estimation.device_estimator import kind_of
 
     said = (f"Without {kind_of(s)}: {error.message}\n" for (_, _, s), error in errors.items())
     for line in dict.fromkeys(said):
@@ -215,7 +215,7 @@ def _parts(
 
 
 def _print_largest(request: EstimateRequest, rows: list[Row], training: Training | None) -> None:
-    from planner.estimation.largest import Largest, find_largest, largest_notes
+    from planner.estimation.device_estimator import Largest, find_largest, largest_notes
 
     rows = [
         (gpu, model, setting.model_copy(update={"batch_size": 2 * batch_unit(setting)}))

@@ -14,7 +14,7 @@ from planner.machine.hardware import all_gpus, find_gpu
 from planner.machine.hardware.gpu import matching_gpus
 from planner.machine.torch_build import lacking_kernels
 from planner.report.page.contents import Facts, Folded, Number, Part, Table, Text
-from planner.report.settings import (
+from planner.report.text import (
     ANY,
     OF_CACHE,
     OF_GPUS,

@@ -144,7 +144,7 @@ LISTS: Mapping[str, Any] = {
     "models": _models, "assigned": _assigned, "devices": ("auto", "cpu", "cuda"),
     "gpus": "planner.machine.hardware:all_gpus", "trainers": "planner.trainers.registry:TARGETS",
     "links": "planner.machine.hardware.fabric:all_links", "allowed": "planner.advice.wish:ALLOWED",
-    "kept": lambda: (*resolve_name("planner.advice.levers:EFFECTS"), *TrainSetting.model_fields),
+    "kept": lambda: (*resolve_name("planner.advice.space:EFFECTS"), *TrainSetting.model_fields),
 }  # fmt: skip
 
 

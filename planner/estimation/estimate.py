@@ -21,8 +21,7 @@ from planner.estimation.arguments import (
     read_model,
     read_setting,
 )
-from planner.estimation.ledgers import step_ledger
-from planner.estimation.left_out import FusedAttention, fused_attention, left_out
+from planner.estimation.ledgers import FusedAttention, fused_attention, left_out, step_ledger
 from planner.ledger.ledger import CATEGORIES, IN_BACKWARD, Ledger
 from planner.libraries.limits import attention_limit, setting_limit
 from planner.libraries.names import find_library

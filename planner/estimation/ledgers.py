@@ -1,22 +1,31 @@
-"""The ledger of any model and setting at a batch: from the step on shapes, or from a recording.
+"""What an estimate stands on: the ledger of any model and setting at a batch, from the step on
+shapes or from a recording; the recipe that goes with a setting, stated once for every trainer; and
+what is left out, in words: a figure is worth what is known to be missing from it.
+
+A setting says how a step runs; a recipe says what is learned. That of a Swin is its authors', read
+in microsoft/Swin-Transformer @f82860b, config.py (where each figure's key stands beside it) and
+optimizer.py; other models have no published one here, and only what any training needs.
 
 Imports no torch: steps are recorded in a process of their own (`planner.recording.recordings`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 from planner.core.errors import PlannerError
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
-from planner.core.schema.setting import GRAPH_MODES, SHARDED
+from planner.core.schema.record import Augmentation, LoaderSetting
+from planner.core.schema.setting import CLIP_NORM, GRAPH_MODES, LABEL_SMOOTHING, SHARDED
 from planner.core.torch_version import torch_version
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger, Recorder
 from planner.libraries.names import find_library
 from planner.machine.hardware import Gpu
 from planner.memory.compiled import has_known_graphs, in_graph_pool, is_compiled
+from planner.memory.scratch import PATCH_EMBEDDING, ConvolutionWorkspace
 from planner.recording import recordings
 from planner.step.ranks import is_closed_form
 from planner.step.training import has_step, record_training
@@ -106,3 +115,181 @@ def _on_shapes(config: SwinConfig, alike: ResolvedSetting, torch: tuple[int, int
         return record_training(build, config, at_batch)
 
     return Recorder(record)
+
+
+SOURCE = "microsoft/Swin-Transformer @f82860b, config.py and optimizer.py"
+BASE_LR, BASE_LR_IMAGES = 5e-4, 512
+"""TRAIN.BASE_LR for AdamW; main.py multiplies it by batch × world × accumulation / 512."""
+
+FINE_TUNING_LR = 2e-5
+"""TRAIN.BASE_LR, for as many images, from the weights of ImageNet-22k (`fine_tuning`)."""
+
+WORKERS = 8  # DATA.NUM_WORKERS
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a trainer is told beside the setting. Lengths are in epochs.
+
+    `learning_rate` is for the setting's global batch, None where none is published: its user sets
+    it. It rises from `warmup_start` of it over `warmup_epochs`, and falls by half a cosine to
+    `final_share`. `weight_decay` is of matrices and kernels (`train.decay_groups`). `clip_norm` is
+    None where gradients are not clipped. `smoothing`, `mixup` and `cutmix` are 0 where they are
+    off; where both mix, each batch draws one of the two by `switch`. `augmentation` is None where
+    pictures are cropped and flipped only.
+    """
+
+    learning_rate: float | None
+    weight_decay: float
+    clip_norm: float | None
+    smoothing: float
+    mixup: float
+    cutmix: float
+    augmentation: Augmentation | None
+    epochs: int = 300  # TRAIN.EPOCHS
+    warmup_epochs: int = 20  # TRAIN.WARMUP_EPOCHS
+    warmup_start: float = 1e-3  # TRAIN.WARMUP_LR / TRAIN.BASE_LR: 5e-7 / 5e-4
+    final_share: float = 1e-2  # TRAIN.MIN_LR / TRAIN.BASE_LR: 5e-6 / 5e-4
+    switch: float = 0.5  # AUG.MIXUP_SWITCH_PROB
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images are mixed, and targets soft."""
+        return self.mixup > 0
+
+
+def recipe_of(setting: TrainSetting, model: Model) -> Recipe:
+    """The recipe that goes with `setting`: what it says, else what the authors of `model` did.
+
+    Decay is AdamW's only. Frozen stages and adapters train as `fine_tuning` says.
+    """
+    of_swin = isinstance(model, SwinConfig)
+    setting = setting.with_recipe(of_swin)
+    mixes = setting.loss == "soft-target"
+    found = Recipe(
+        learning_rate=learning_rate(setting) if of_swin else None,
+        weight_decay=0.05 if setting.optimizer_family == "adamw" else 0.0,  # TRAIN.WEIGHT_DECAY
+        clip_norm=CLIP_NORM if setting.clip_grad else None,
+        smoothing=0.0 if setting.loss == "cross-entropy" else LABEL_SMOOTHING,
+        mixup=0.8 if mixes else 0.0,  # AUG.MIXUP
+        cutmix=1.0 if mixes else 0.0,  # AUG.CUTMIX
+        augmentation=Augmentation() if of_swin else None,
+    )
+    return fine_tuning(found) if fine_tunes(setting) else found
+
+
+def fine_tunes(setting: TrainSetting) -> bool:
+    """Whether a part of the model stays as it was."""
+    return bool(setting.frozen_stages or setting.lora_rank)
+
+
+def fine_tuning(recipe: Recipe) -> Recipe:
+    """The authors' recipe from the weights of ImageNet-22k (@f0ca48c, configs/swin/
+    swin_base_patch4_window7_224_22kto1k_finetune.yaml): a 25th of the rate, 30 epochs with 5 of
+    warm-up, hardly any decay."""
+    rate = recipe.learning_rate
+    return replace(
+        recipe,
+        learning_rate=None if rate is None else rounded(rate * FINE_TUNING_LR / BASE_LR),
+        weight_decay=1e-8 if recipe.weight_decay else 0.0,
+        epochs=30,
+        warmup_epochs=5,
+    )
+
+
+def usual_loader(setting: TrainSetting) -> LoaderSetting:
+    """How data are loaded where nothing was measured: Swin's own eight workers, and torch's own
+    prefetching."""
+    return LoaderSetting(batch_size=setting.batch_size, workers=WORKERS)
+
+
+def learning_rate(setting: TrainSetting) -> float | None:
+    """Swin's published rate, scaled to the setting's global batch; None where there is none.
+
+    The rule is for AdamW (and Adam, whose steps are of the same size); no other family has one.
+    """
+    if setting.optimizer_family not in ("adamw", "adam"):
+        return None
+    return rounded(BASE_LR * setting.global_batch / BASE_LR_IMAGES)
+
+
+def rounded(value: float) -> float:
+    """Six digits: a rate as a person would write it."""
+    return float(f"{value:.6g}")
+
+
+def learning_rate_note(setting: TrainSetting, model: Model) -> str:
+    """What the global batch means for the learning rate, in figures."""
+    rate = recipe_of(setting, model).learning_rate
+    if rate is None:
+        of_swin = isinstance(model, SwinConfig)
+        what = f"for {setting.optimizer_family}" if of_swin else "of this model"
+        return (
+            f"There is no published learning rate {what}: set yours "
+            f"(LR) for a global batch of {setting.global_batch}."
+        )
+    base, whose = BASE_LR, "Swin's own"
+    if fine_tunes(setting):
+        base, whose = FINE_TUNING_LR, "the authors' for fine-tuning"
+    devices = "device" if setting.world_size == 1 else "devices"
+    return (
+        f"The learning rate is {rate:g}: {whose} {base:g} for {BASE_LR_IMAGES} images, "
+        f"scaled to the global batch of {setting.global_batch} ({setting.batch_size} × "
+        f"{setting.accumulate} accumulated × {setting.world_size} {devices}). If you tuned "
+        "your own at another global batch, scale that instead."
+    )
+
+
+FusedAttention = Literal["flash", "efficient"]
+_CUDNN_ATTENTION = (
+    "cuDNN's attention, whose memory differs: torch 2.11 and later use it in 16 bits on capability "
+    "9.0 and 10.x where"
+)
+NCCL_ALONE = "what NCCL keeps for itself on one GPU, which is less than on several"
+
+
+def left_out(
+    setting: TrainSetting,
+    convolutions: ConvolutionWorkspace = PATCH_EMBEDDING,
+    kernels: Collection[FusedAttention] = (),
+    capability: tuple[int, int] | None = None,
+    is_recorded: bool = False,
+) -> list[str]:
+    """One line each. `kernels` of attention run in the step of a model that was recorded; None is
+    the `capability` of no GPU in particular. A recording has what a closed form has not."""
+    found = [convolutions.left_out]
+    if setting.lora_rank and setting.attention == "sdpa":
+        found.append(f"{_CUDNN_ATTENTION} the position bias is not trained, as with LoRA")
+    if kernels and setting.autocast_dtype and (capability is None or capability[0] in (9, 10)):
+        found.append(f"{_CUDNN_ATTENTION} no mask is trained")
+    if "flash" in kernels and capability is not None and capability < (8, 0):
+        found.append(
+            f"that flash attention, which is counted, does not run on capability "
+            f"{capability[0]}.{capability[1]}: the memory-efficient kernel does in fp16, and the "
+            "plain formula in bf16, which keeps the scores of all tokens"
+        )
+    if setting.optimizer_implementation == "8bit":
+        found.append(
+            "what adamw-8bit compiles at its first step: one kernel for each shape of weights, in "
+            "memory of the host"
+        )
+    if setting.parallelism != "none" and setting.world_size == 1:
+        found.append(NCCL_ALONE)
+    if setting.parallelism in SHARDED and not is_recorded:
+        found.append(
+            "a table of CUDA's copy out of what FSDP2 gathers, which its number of multiprocessors "
+            "sizes: some tens of KiB, freed at once (aten/src/ATen/native/cuda/TensorShape.cu)"
+        )
+    if setting.parallelism == "none" and setting.world_size > 1:
+        found.append(
+            "communication between devices (NCCL's buffers, gradient buckets): "
+            "--parallelism ddp counts them"
+        )
+    return found
+
+
+def fused_attention(ledger: Ledger) -> set[FusedAttention]:
+    """The kernels of attention that run in a step."""
+    names = {operation.name for _, operation in ledger.operations()}
+    known: tuple[FusedAttention, ...] = ("flash", "efficient")
+    return {kernel for kernel in known if any(f"product_{kernel}_att" in name for name in names)}

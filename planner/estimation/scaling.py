@@ -12,8 +12,7 @@ from planner.core.errors import refuse_if
 from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.setting import ALONE
 from planner.estimation.estimate import Estimate
-from planner.estimation.ledgers import step_ledger
-from planner.estimation.recipe import BASE_LR, BASE_LR_IMAGES, learning_rate, rounded
+from planner.estimation.ledgers import BASE_LR, BASE_LR_IMAGES, learning_rate, rounded, step_ledger
 from planner.machine.hardware.gpu import Gpu, lacks
 from planner.memory.compiled import is_compiled
 from planner.throughput.prediction import step_time

@@ -21,7 +21,7 @@ from typing import IO, Any
 from planner.core.errors import PlannerError, UsageError, shorten
 from planner.core.files import SNAPSHOT_ENDINGS, check_output
 from planner.core.units import parse_bytes
-from planner.estimation.largest import sought
+from planner.estimation.device_estimator import sought
 from planner.machine import supervisor
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
 from planner.machine.emulated.machine import CONFIGURATION

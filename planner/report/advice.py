@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from planner.advice.advising import Advice, Way
-from planner.advice.bottleneck import WORTH, Bottleneck, Treatment
 from planner.advice.space import NO_RECORDING
-from planner.advice.waterfall import Fall
+from planner.advice.ways import WORTH, Bottleneck, Fall, Treatment
 from planner.advice.wish import NOT_COMPARED
 from planner.core.units import format_bytes, format_range, format_seconds
 from planner.report.estimates import (
@@ -21,7 +20,7 @@ from planner.report.estimates import (
     verdict_text,
 )
 from planner.report.page import contents as doc
-from planner.report.settings import describe_setting, in_words
+from planner.report.text import describe_setting, in_words
 from planner.report.time import (
     bound_text,
     cost_cells,

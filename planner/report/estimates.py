@@ -12,12 +12,12 @@ from typing import Any
 
 from planner.core.schema import TrainSetting
 from planner.core.units import format_bytes, format_range, format_seconds
+from planner.estimation.device_estimator import RETRIED
 from planner.estimation.estimate import Estimate
-from planner.estimation.largest import RETRIED
 from planner.estimation.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
 from planner.memory.compiled import has_known_graphs
 from planner.report.page import contents as doc
-from planner.report.settings import describe_setting, in_words
+from planner.report.text import describe_setting, in_words
 from planner.report.time import (
     LEFT_OUT,
     bound_text,

@@ -10,15 +10,15 @@ from planner import __version__
 from planner.advice.advising import advise
 from planner.core.schema import MeasurementRecord
 from planner.core.units import GIB, format_bytes, format_rate
-from planner.estimation.largest import largest_batch
+from planner.estimation.device_estimator import largest_batch
 from planner.estimation.ledgers import is_on_shapes
 from planner.machine.hardware import recognise_gpu
 from planner.report.estimates import is_shown_as_running, row_names, rows_answer, verdict_of
 from planner.report.page import contents as doc
 from planner.report.page.plotting import bars
 from planner.report.searches import Run, interval_text, run_group, so_far
-from planner.report.settings import describe_setting
 from planner.report.step import Step, step_group
+from planner.report.text import describe_setting
 
 Subject = Step | Run
 # Beyond so many subjects a page compares them all, and shows these only one by one: it stays under

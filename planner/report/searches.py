@@ -26,9 +26,9 @@ from planner.report.page.plotting import (
     new_figure,
     plot_text,
 )
-from planner.report.settings import describe_setting, in_words
-from planner.trainers.emission import TARGETS, emit
-from planner.trainers.registry import TRAINERS
+from planner.report.text import describe_setting, in_words
+from planner.trainers.emission import emit
+from planner.trainers.registry import TARGETS, TRAINERS
 
 Interval = tuple[float, float] | None
 IntervalOf = Callable[[MeasurementRecord], Interval]

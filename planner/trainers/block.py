@@ -12,7 +12,7 @@ from typing import Any
 from planner.core.errors import unknown_name
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig
 from planner.core.schema.validation import UNIT
-from planner.estimation.recipe import WORKERS, Recipe, fine_tunes, fine_tuning
+from planner.estimation.ledgers import WORKERS, Recipe, fine_tunes, fine_tuning
 from planner.libraries.microsoft.spec import class_arguments as microsoft_arguments
 from planner.libraries.names import HUB, find_library
 from planner.libraries.native.spec import class_arguments as native_arguments

@@ -13,7 +13,7 @@ from typing import Any
 
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.record import Augmentation
-from planner.estimation.recipe import BASE_LR, Recipe, learning_rate_note, rounded
+from planner.estimation.ledgers import BASE_LR, Recipe, learning_rate_note, rounded
 from planner.trainers.launch import (
     OLDER_PILLOW,
     RESUMES,

@@ -16,7 +16,7 @@ from planner.core.files import write_whole
 from planner.core.schema import Library, Model, NamedModel, SwinConfig, TrainSetting
 from planner.core.schema.record import DataResult, LoaderSetting
 from planner.core.schema.setting import Parallelism
-from planner.estimation.recipe import Recipe, recipe_of
+from planner.estimation.ledgers import Recipe, recipe_of
 
 # Comments of emitted files: what a file says of itself, in lines that can be nothing but comments.
 #

@@ -13,7 +13,7 @@ from functools import partial
 from planner.core.errors import unknown_name
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.setting import DEEPSPEED, OWN_OPTIMIZER, SHARDED
-from planner.estimation.recipe import fine_tunes, learning_rate_note
+from planner.estimation.ledgers import fine_tunes, learning_rate_note
 from planner.trainers.block import filled, own_factory, published_weights
 from planner.trainers.launch import launch, nodes_notes, torchrun
 from planner.trainers.microsoft import TRAINER as MICROSOFT

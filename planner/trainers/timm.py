@@ -17,7 +17,7 @@ from typing import Any
 
 from planner.core.schema import NamedModel, SwinConfig
 from planner.core.schema.setting import EMA_DECAY
-from planner.estimation.recipe import Recipe, learning_rate_note, rounded
+from planner.estimation.ledgers import Recipe, learning_rate_note, rounded
 from planner.libraries.timm.spec import PUBLISHED
 from planner.trainers.launch import OLDER_PILLOW, launch, nodes_notes, torchrun, train_loader
 from planner.trainers.plan import Parallel, Plan, Refusal, Trainer, Written, refused

@@ -20,7 +20,7 @@ from planner.core.schema import DeviceInfo, MeasurementRecord, Model
 from planner.core.schema.record import noteworthy_bytes
 from planner.core.units import format_bytes, format_seconds
 from planner.report.searches import memory_text
-from planner.report.settings import describe_setting
+from planner.report.text import describe_setting
 from search.loop.options import SearchOptions
 from search.loop.space import Candidate, Choice
 from search.probe.device import MemoryInUse

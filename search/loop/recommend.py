@@ -11,7 +11,7 @@ from statistics import median
 from planner.core.schema import DeviceInfo, MeasurementRecord, Model, TrainSetting
 from planner.core.schema.record import Recommendation
 from planner.core.units import format_bytes, format_seconds
-from planner.report.settings import describe_changes
+from planner.report.text import describe_changes
 from search.loop.prober import ENDINGS
 from search.loop.space import candidate, simplicity
 from search.probe.evidence import price_of_compiling, usual

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from planner.advice.levers import EXPANDABLE
+from planner.advice.wish import EXPANDABLE
 from planner.core.errors import UnsupportedError
 from planner.core.files import TUNE_PROBES, TUNE_RESULT
 from planner.core.schema import DeviceInfo, FactoryModel, Model, TrainSetting

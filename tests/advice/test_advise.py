@@ -12,9 +12,8 @@ from click.testing import CliRunner
 
 from planner import advise
 from planner.advice.advising import Advice
-from planner.advice.levers import FAITHFUL, LEVERS
 from planner.advice.table import Table
-from planner.advice.wish import ALLOWED, Choice, read_wish
+from planner.advice.wish import ALLOWED, FAITHFUL, LEVERS, Choice, read_wish
 from planner.cli import cli, main
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import NamedModel, TrainSetting

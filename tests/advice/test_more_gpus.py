@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.advice.advising import Advice, advise
-from planner.advice.more_gpus import MoreGpus
+from planner.advice.ways import MoreGpus
 from planner.cli import main
 from planner.core.units import MIB
 from planner.estimation.estimate import estimate

@@ -9,7 +9,7 @@ import pytest
 
 from planner.cli import main
 from planner.programs.emulated import EmulatedRun
-from planner.report.emulation import emulation_text
+from planner.report.programs import emulation_text
 from tests.emulated.conftest import emulated
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300), pytest.mark.usefixtures("libraries")]

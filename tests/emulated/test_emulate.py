@@ -22,7 +22,7 @@ from planner.core.units import MIB
 from planner.machine.emulated.machine import SHARED_MEMORY
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
 from planner.programs.emulated import EmulatedRun
-from planner.report.emulation import emulation_text
+from planner.report.programs import emulation_text
 from tests.emulated.conftest import emulated
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(300), pytest.mark.usefixtures("libraries")]

@@ -22,9 +22,9 @@ from planner.programs.emulated import (
     grown,
 )
 from planner.programs.snapshots import Blocks
-from planner.report.emulation import emulated_page, emulation_text, variation_text
 from planner.report.page.contents import Verdict
 from planner.report.page.rendering import page_html
+from planner.report.programs import emulated_page, emulation_text, variation_text
 
 FORWARD = "forward: activations", "u/train.py:7 main"
 PLACE: dict[str, Any] = {

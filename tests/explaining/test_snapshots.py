@@ -14,7 +14,7 @@ from planner.core.errors import PlannerError
 from planner.core.files import to_json
 from planner.programs.explanation import explain
 from planner.programs.snapshots import NO_STACK, read_snapshot
-from planner.report.explanation import explanation_text
+from planner.report.programs import explanation_text
 from tests.covering import covering
 from tests.memory.requests import recorded_history
 from tests.trainers.cases import tiny

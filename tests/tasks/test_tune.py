@@ -17,8 +17,9 @@ import search
 from planner.core.errors import ContractError, UnsupportedError
 from planner.core.schema import FactoryModel, MeasurementRecord, TrainSetting
 from planner.core.schema.record import Recommendation
-from planner.trainers.emission import TARGETS, emit
+from planner.trainers.emission import emit
 from planner.trainers.plan import Emitted
+from planner.trainers.registry import TARGETS
 from search.loop.prober import progress_line
 from search.loop.space import Choice
 from search.probe.device import describe_device

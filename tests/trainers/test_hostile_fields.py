@@ -17,7 +17,9 @@ from planner.core.files import to_json
 from planner.core.schema import FactoryModel, TrainSetting
 from planner.core.schema.record import LoaderSetting
 from planner.estimation.estimate import estimate
-from planner.trainers.emission import TARGETS, Emitted, emit
+from planner.trainers.emission import emit
+from planner.trainers.plan import Emitted
+from planner.trainers.registry import TARGETS
 from tests.cli.test_hostile import changed, texts
 from tests.trainers.cases import feeding, loaded, recommendation, tiny
 

@@ -10,10 +10,10 @@ import pytest
 
 from planner.core.errors import UnsupportedError
 from planner.core.schema import DeviceInfo, TrainSetting
-from planner.trainers.emission import TARGETS, Emitted, emit_setting
-from planner.trainers.plan import Trainer
+from planner.trainers.emission import emit_setting
+from planner.trainers.plan import Emitted, Trainer
 from planner.trainers.refusals import LEVERS, Lever
-from planner.trainers.registry import TRAINERS
+from planner.trainers.registry import TARGETS, TRAINERS
 from tests.covering import chosen_of
 from tests.trainers.cases import GIB, tiny
 

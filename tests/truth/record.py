@@ -23,7 +23,7 @@ from planner.cli.rows import read_duration
 from planner.core.errors import PlannerError
 from planner.core.schema import FactoryModel, MeasurementRecord
 from planner.core.schema.record import BUDGET_ENDED
-from planner.report.settings import describe_setting
+from planner.report.text import describe_setting
 from search.loop.records import append_records, read_records
 from search.probe.device import choose_device, describe_device
 from search.probe.parent import STEP_MODULES, ForkServer, run_probe

@@ -19,7 +19,7 @@ import numpy as np
 from planner.core.schema import MeasurementRecord, TrainSetting
 from planner.core.schema.record import Expected, Range
 from planner.core.schema.setting import COMPILED_FIELDS
-from planner.report.settings import value_text
+from planner.report.text import value_text
 from search.loop.recommend import Contender
 from search.loop.space import Candidate, Space
 from search.loop.surrogate.prior import GUESSED_SECONDS, Prior, ProbeCosts
