@@ -9,8 +9,6 @@ Names are imported when they are first used: `import planner` is quick, and esti
 neither torch nor optuna.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

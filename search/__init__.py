@@ -7,8 +7,6 @@
 Imported when it is first used, like everything in `planner`.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -5,8 +5,6 @@ each is a real loader of torch's over the real data, measured for some seconds o
 steady.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import time

@@ -4,8 +4,6 @@ and `search.write_report`, a page of runs and models in one call.
 What cannot be read is told and does not keep the rest from being shown.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace

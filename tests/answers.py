@@ -1,7 +1,5 @@
 """Answers in full, as a terminal prints them under --detail."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from planner import Advice

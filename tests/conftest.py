@@ -4,8 +4,6 @@ The default run holds each law once, in three minutes. `.ci/run` adds what needs
 marked by it (`pytest --markers`); `pytest -m release` is for before a release.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

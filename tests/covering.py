@@ -5,8 +5,6 @@ of their values. A test meets each value, and each pair of values that it names,
 cases each time.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable

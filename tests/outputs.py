@@ -8,8 +8,6 @@ of other kinds are not run.
 Estimates move with torch's versions: the figures shown are those of the newest that was tried.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Steps that docs/your-own-model.md has a row for, each as small as it may be."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -5,8 +5,6 @@
 The same page is one of README's commands.
 """
 
-from __future__ import annotations
-
 import shlex
 import tempfile
 from pathlib import Path

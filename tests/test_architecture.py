@@ -6,8 +6,6 @@ is a folder directly under `planner/` or `search/`. Its number only goes down: a
 room smaller writes the new one.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter
@@ -20,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "docs/accuracy.md", "tests/techniques.md")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-TESTS_AT_MOST = 18_606
+TESTS_AT_MOST = 18_466
 FACES = ("planner", "search", "planner/__main__")  # which import on first use
 ROW = re.compile(r"^\| (`[^|]+`) \|.*\| ([\d,]+) \|$", re.MULTILINE)
 PATH = re.compile(r"`((?:planner|search|tests|docs|examples)/[\w./-]*)(?::\w+)?`")

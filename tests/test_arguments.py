@@ -1,7 +1,5 @@
 """The Python interface with arguments of other types and sizes than it is for."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Any module's blocks are found and checkpointed: equal gradients, fewer saved bytes."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

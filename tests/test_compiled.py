@@ -1,7 +1,5 @@
 """An estimate of a compiled step without a recording: the eager step bounds it, and it says so."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What stands for a setting in a search's prior, against the setting's own estimate."""
 
-from __future__ import annotations
-
 import pytest
 
 from planner.core.schema import DeviceInfo, SwinConfig, TrainSetting

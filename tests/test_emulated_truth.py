@@ -5,8 +5,6 @@ needs a GPU, an emulated one or torch's CUDA build. The default run looks at one
 thirteen, CI at all. truth/TABLES.md shows the same tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median

@@ -1,7 +1,5 @@
 """What an estimate says: laws that hold for every model, and figures that were known before."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Each example runs, as a person would run it."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Files of a person's: whatever they hold, the answer is a value or one UsageError, and soon."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Steps that are recorded: what is kept of them, where, and what is said when there are none."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

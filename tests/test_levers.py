@@ -1,7 +1,5 @@
 """Figures of docs/levers.md are what its commands print, by the newest torch that was tried."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

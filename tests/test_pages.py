@@ -1,8 +1,6 @@
 """Links between pages lead to files that are there, and to headings that they have; each command
 that a page shows on a line of its own can be typed; README and docs stay short."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What a person imports: quick, typed, and the same whatever was imported before."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

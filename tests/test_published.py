@@ -5,8 +5,6 @@ that miss a condition, or ran another torch, are listed by `python -m tests.trut
 prove nothing here.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

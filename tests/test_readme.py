@@ -3,8 +3,6 @@
 README's two set-up commands are run by `.ci/run`, in a new virtual environment.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

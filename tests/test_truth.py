@@ -3,8 +3,6 @@
 The bounds are what this project promises of rows that were held out of any fit.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A process that is killed loses nothing by it. 100 commits of SQLite took 2.5 s o
 wrote to, and 4 ms so (2026-11-22).
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import sqlite3.dbapi2

@@ -1,7 +1,5 @@
 """`planner.advise`: from a wish to advice. Imports no torch, but where a model must be recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike

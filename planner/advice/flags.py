@@ -1,7 +1,5 @@
 """The options with which `planner estimate` estimates a choice."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Mapping
 

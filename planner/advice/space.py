@@ -1,8 +1,6 @@
 """The space of a wish: which settings are looked at. First the levers that cost nothing by
 themselves are adopted; then come all combinations of the others, each at every micro-batch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress

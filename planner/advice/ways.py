@@ -2,8 +2,6 @@
 device waits for, and which lever treats it; what more GPUs like this one, or larger cards, give.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Exit status: 0 done, 1 it could not be done, 2 the command line is wrong, 130 in
 SIGTERM, 129 by SIGHUP), 141 where the reader of standard output has left.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """`planner doctor` and `planner explain`: what is wrong here, and why a training ended."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from planner.cli.options import WORLD, Fields, Json, argument, of_schema, reads

@@ -1,7 +1,5 @@
 """`planner emit`: a result in a trainer's own words."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`planner gpus`, `planner models` and `planner cache`: what is known, and what is kept."""
 
-from __future__ import annotations
-
 import time
 
 from planner.cli.options import Printed, argument, option, reads, switch

@@ -1,7 +1,5 @@
 """`planner tune` and `planner data`: what runs on this machine, measured."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 from collections.abc import Mapping

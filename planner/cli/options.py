@@ -5,13 +5,12 @@ A request's fields are `option`s, `switch`es and `argument`s. One may hold what 
 typed of another class's options: of the schema's (`of_schema`), of a search's (`declared`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import formatannotation
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal, Self, TypeVar, dataclass_transform, get_args, get_origin
@@ -144,7 +143,7 @@ LISTS: Mapping[str, Any] = {
     "models": _models, "assigned": _assigned, "devices": ("auto", "cpu", "cuda"),
     "gpus": "planner.machine.hardware:all_gpus", "trainers": "planner.trainers.registry:TARGETS",
     "links": "planner.machine.hardware.fabric:all_links", "allowed": "planner.advice.wish:ALLOWED",
-    "kept": lambda: (*resolve_name("planner.advice.space:EFFECTS"), *TrainSetting.model_fields),
+    "kept": lambda: (*resolve_name("planner.advice.wish:EFFECTS"), *TrainSetting.model_fields),
 }  # fmt: skip
 
 
@@ -169,7 +168,8 @@ def declared(kind: type[BaseModel]) -> Any:
 
 def _parameter(field: dataclasses.Field[Any]) -> click.Parameter:
     """The option or argument of a dataclass's field, from its type as it is written."""
-    said, kind = field.metadata["option"], str(field.type).removesuffix(" | None")
+    written = field.type if isinstance(field.type, str) else formatannotation(field.type)
+    said, kind = field.metadata["option"], written.removesuffix(" | None")
     several, is_needed = kind.startswith("tuple"), field.default is dataclasses.MISSING
     if not said.is_argument:
         return _option(field.name, said, kind, field.default, several)

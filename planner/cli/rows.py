@@ -1,7 +1,5 @@
 """What the commands that estimate take alike: a model, its settings as rows of a grid, the GPUs."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -2,8 +2,6 @@
 other libraries, and ours for them (`vocabulary.json`).
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import json

@@ -1,7 +1,5 @@
 """Files that people give us, read within bounds, and files of ours, written whole or not at all."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

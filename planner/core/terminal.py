@@ -2,8 +2,6 @@
 collector in a process that ends with its answer.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -4,8 +4,6 @@ What torch allocates moves with its versions. Laws that differ name the version 
 and ask `torch_version()`, which reads the installed package's metadata and imports nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

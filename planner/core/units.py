@@ -1,7 +1,5 @@
 """Bytes, seconds and shares as people write and read them. Inside, a size is an `int`."""
 
-from __future__ import annotations
-
 import re
 from numbers import Integral
 

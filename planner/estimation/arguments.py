@@ -3,8 +3,6 @@
 All raise UsageError where a value has no such form.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from os import PathLike

@@ -3,8 +3,6 @@ only in what hardly moves memory share one recorded step. And the largest batch 
 Imports no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

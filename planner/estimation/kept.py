@@ -1,7 +1,5 @@
 """A predicted setting to go on from, in the JSON of `planner estimate` and `planner advise`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar

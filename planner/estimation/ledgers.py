@@ -9,8 +9,6 @@ optimizer.py; other models have no published one here, and only what any trainin
 Imports no torch: steps are recorded in a process of their own (`planner.recording.recordings`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

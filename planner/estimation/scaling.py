@@ -1,7 +1,5 @@
 """Estimates on several devices, beside one: what they reach together, and what of it is lost."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What makes the real module of any model. Imports no torch before a library or a factory does."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

@@ -3,8 +3,6 @@
 `LibrarySpec.resolve` refuses them, a search leaves them out, `emit` does not write them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.core.errors import UnsupportedError

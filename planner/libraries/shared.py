@@ -1,7 +1,5 @@
 """What several libraries' Swins are built of on shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ Nothing is downloaded: a class has the sizes of its default configuration, a fol
 `config.json`, and a Swin of the hub those that are kept here. Needs torch and transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

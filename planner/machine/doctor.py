@@ -5,8 +5,6 @@ Reading is one thing and judging another: `planner.machine.findings` says what f
 that somebody recorded is judged as this one is.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -3,8 +3,6 @@
 Each yields findings of one name; docs/troubleshooting.md has a row for each name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

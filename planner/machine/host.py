@@ -6,8 +6,6 @@ Documentation/admin-guide/cgroup-v2.rst: cpu.max, memory.max; cgroup-v1: cpu.cfs
 memory.limit_in_bytes).
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

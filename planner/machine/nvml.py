@@ -3,8 +3,6 @@
 Every question answers None where the library, the device or the driver has no answer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

@@ -5,8 +5,6 @@ there. A driver that answers is not enough: torch may be built for a newer one, 
 the card at hand. The builds of torch that a driver and a card allow stand below.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

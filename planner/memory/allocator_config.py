@@ -5,8 +5,6 @@ c10/cuda/CUDAAllocatorConfig.h (torch 2.9 to 2.15). What few set is not modelled
 allocator has it, in a program on an emulated GPU.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

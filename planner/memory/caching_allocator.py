@@ -14,8 +14,6 @@ is returned only in favour of its own stream. Streams are numbered; 0 is the one
 Sizes and addresses are counted in units of 512 B, the smallest block.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 

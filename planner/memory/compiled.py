@@ -4,8 +4,6 @@ The ledger of a compiled step is recorded (`planner.recording`). Without it the 
 bounds the compiled one. Imports no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count

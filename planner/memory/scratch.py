@@ -6,8 +6,6 @@ bytes. Laws are quoted from ATen's launches (torch 2.13 and 2.15) and from CUB, 
 requests that torch's own CUDA code makes (tests/memory/test_scratch.py).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace

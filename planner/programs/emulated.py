@@ -1,7 +1,5 @@
 """What the processes of an emulated program wrote down, read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ def test_a_step_fits_a_4090(emulate):
     assert run.fits, run
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

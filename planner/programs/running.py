@@ -1,8 +1,6 @@
 """A command on an emulated machine, from its start until nothing of it is left; and the largest
 batch of a program that fits, by running it with other values."""
 
-from __future__ import annotations
-
 import math
 import os
 import select

@@ -1,8 +1,6 @@
 """What a snapshot of torch's caching allocator says: what is alive, who asked for it, what is free
 and why a request failed."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

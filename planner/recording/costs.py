@@ -1,8 +1,6 @@
 """What an operation computes and moves on a device; and, of one rank of many, what it hands over
 and where what is computed waits for it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

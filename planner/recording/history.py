@@ -5,8 +5,6 @@ ended, and the module that was running. It belongs to a thread; what autograd's 
 outside of any module bears none.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from bisect import bisect_right

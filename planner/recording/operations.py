@@ -5,8 +5,6 @@ that torch compiled does not run under one: so memory is recorded over steps wit
 on phases, and the requests of one are named by the other's operations.
 """
 
-from __future__ import annotations
-
 import ctypes
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ It is the step that a probe measures, but that large weights have no values: the
 written, so that a model of any size takes next to no memory of the host.
 """
 
-from __future__ import annotations
-
 import base64
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Advice as an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from planner.advice.advising import Advice, Way

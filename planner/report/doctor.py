@@ -1,7 +1,5 @@
 """What the doctor found: the findings first, the worst on top, then what was read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from planner.core.units import format_bytes

@@ -1,7 +1,5 @@
 """Estimates as answers: one in full, or a row for each of several."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """From estimates and searches to one page, and to its file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """A person's own program as an answer: what an emulated one needed, and why one ended."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

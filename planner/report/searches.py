@@ -1,7 +1,5 @@
 """What a search found: as a terminal says it, and as a page with the probes that prove it."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A predicted step as a page: the answer that a terminal prints, and what can only be drawn."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter

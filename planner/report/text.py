@@ -2,8 +2,6 @@
 in words, the same in every table and sentence.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Where the time of a step goes, and what a training takes and costs: in a line, in tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.core.units import format_bytes, format_few, format_rate, format_seconds

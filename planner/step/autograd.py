@@ -4,8 +4,6 @@
 functions/accumulate_grad.h).
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Sequence
 from sys import getrefcount

@@ -6,8 +6,6 @@ input_buffer.cpp): nodes run by descending sequence number, gradients of leaves 
 incoming gradients die when it returns, its saved tensors right after.
 """
 
-from __future__ import annotations
-
 import heapq
 import weakref
 from collections import deque

@@ -4,8 +4,6 @@ FLOPs count a multiply-add as two. Under autocast the operands are cast down fir
 weight before input, as the arguments of the C++ call are evaluated.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import NamedTuple
 

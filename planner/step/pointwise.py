@@ -4,8 +4,6 @@ Each function stands for the call of the same name in PyTorch; what it saves and
 allocates follow tools/autograd/derivatives.yaml and FunctionsManual.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from math import prod
 from typing import NamedTuple

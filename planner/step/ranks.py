@@ -16,8 +16,6 @@ After torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp 
 torch/distributed/fsdp/_fully_shard of torch 2.15.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Operations that only look at a storage differently, and those that move elements about."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

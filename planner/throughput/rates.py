@@ -6,8 +6,6 @@ are of an A100, an H200 and an H100; those of GDDR of an RTX 3090, and of an RTX
 the forward only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -6,8 +6,6 @@ result waits for it in turn, and that wait is what communication costs. While bo
 each other down. Legend: n ranks.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

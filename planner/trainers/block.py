@@ -3,8 +3,6 @@
 The block names the setting and builds the model; no other byte of the file is written here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from typing import Any

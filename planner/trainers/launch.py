@@ -2,8 +2,6 @@
 its data: the measured loader, or Swin's usual one, and what of it a trainer has no word for.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 

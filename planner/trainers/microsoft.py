@@ -7,8 +7,6 @@ whatever MODEL.NUM_CLASSES says; it validates with the training batch; its SGD i
 and norms are not decayed; the model is always wrapped in DDP, and needs CUDA.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner.core.schema import SwinConfig, TrainSetting

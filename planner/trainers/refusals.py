@@ -1,7 +1,5 @@
 """What a trainer cannot run or say of a model and a setting: each a law with its way out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple

@@ -4,8 +4,6 @@ its step in another trainer's loop, and only the block of `train.py` is written 
 To add one: a `Trainer`, and a line in `TRAINERS`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from functools import partial

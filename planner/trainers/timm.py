@@ -11,8 +11,6 @@ Any other model of timm that maps images to logits is named, and its recipe is t
 what the setting asks.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner.core.schema import NamedModel, SwinConfig

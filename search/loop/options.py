@@ -1,8 +1,6 @@
 """What a search may be asked, beyond the model: each option is declared once, in `SearchOptions`,
 from which `tune` and the command both take it. A result keeps what is not a default."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

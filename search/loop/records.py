@@ -2,8 +2,6 @@
 each, appended and never rewritten; and who is at it or at a GPU, as two are in each other's way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """What to probe next: Optuna asks, and that whose probe should gain most per second answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 

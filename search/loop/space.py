@@ -1,8 +1,6 @@
 """The settings worth probing for a model on a device: finite, listed, each with a stable id. They
 differ in axes: fields of a setting, each with the values that it may take on the device."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ with 0 bytes; what the whole device's use grew by follows other processes too; a
 a process may hold more than the device has.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -6,8 +6,6 @@ it used itself. A control group that hides the machine's own counts hides other 
 only.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -3,8 +3,6 @@ and answers with progress and one outcome; and how an end without an outcome is 
 What errors say is known to `planner.core.failures`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import uuid

@@ -5,8 +5,6 @@ What the data's part says is measured with the very file that the person gets. W
 the step's result stands, with a note.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

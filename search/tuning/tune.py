@@ -1,7 +1,5 @@
 """tune(): the one public entry. Finds the fastest setting for a model on a device by running it."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

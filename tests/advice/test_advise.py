@@ -1,7 +1,5 @@
 """Advice says what estimates say: of every row, and of the wish."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

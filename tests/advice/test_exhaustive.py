@@ -1,7 +1,5 @@
 """Few choices are estimated at their own batch: the answer is that of estimating all of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

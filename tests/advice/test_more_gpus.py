@@ -1,7 +1,5 @@
 """What `planner advise` says of more GPUs: twice as many, and weights shared among them."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -9,8 +9,6 @@ a source are assumptions, like those of tests/benchmarks/simulated_draws.py.
 T tokens of a stage, C its channels, M its window's side, B batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -6,8 +6,6 @@ rows those count whose time is the device's: a host that is late makes the other
 scipy, no torch.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

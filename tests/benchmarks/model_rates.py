@@ -10,8 +10,6 @@ channels last or in fp32 entered none: what is said of such convolutions holds t
 Below them stand whole steps that were measured on an H200 and an H100 (`tests/truth/*/rows.jsonl`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import defaultdict

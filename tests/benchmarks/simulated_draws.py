@@ -6,8 +6,6 @@ assumption, about as wide as published measurements differ from datasheets: a dr
 and says nothing of any device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -5,8 +5,6 @@ kind of kernel, a fusion and matmuls that are a device's own. With the planner's
 planner's seconds (tests/search/test_simulated.py). n operations of a step, B batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache

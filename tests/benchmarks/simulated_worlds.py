@@ -14,8 +14,6 @@ one who knows the best setting of each compile mode, and not which mode is best:
 compiling cost.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """The command line as a shell sees it: status, standard output and standard error apart."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

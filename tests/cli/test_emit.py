@@ -1,7 +1,5 @@
 """`planner emit`, through the real command line."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`planner estimate` as it is typed: what it prints, and what it says of a mistake."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`planner explain` as it is typed."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """What --help shows: groups of commands, options under headings, examples that run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -2,8 +2,6 @@
 traceback, hangs, or has another exit status than those that are documented; and nothing of a file
 becomes a page's HTML or steers a terminal."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,8 +1,6 @@
 """How a search is shown: the live table on a real pseudo-terminal, plain lines, and neither. What
 rich draws and erases is rich's."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`planner report`: what it draws, and what it refuses before anything is estimated."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`planner tune` through the real command: real probes of a tiny Swin on the CPU, and bad input."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

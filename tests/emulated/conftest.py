@@ -1,7 +1,5 @@
 """Programs that run on an emulated GPU: they print one line of JSON, and `run` gives its value."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

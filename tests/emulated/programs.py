@@ -7,8 +7,6 @@ each: its peak, or what it raised.
 Legend: B batch, C channels, T steps or tokens, H heads, D width.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@
 keeps what failed in table.json; truth/TABLES.md shows it, held by test_programs.py.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The commands as a user runs them, on emulated GPUs: what they find and what they say."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What is concluded from how a program ended: the cause that is plain to see, and no other."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

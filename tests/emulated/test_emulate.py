@@ -1,7 +1,5 @@
 """`planner emulate`: programs as people write them, unchanged, on emulated GPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """An emulated machine as a value: from the catalogue, and what it refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """torch's own CUDA code on an emulated GPU: what it allocates, refuses and says."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal

@@ -1,8 +1,6 @@
 """Each small program of `programs.py` runs on a card of each capability that torch has kernels
 for, and what is not emulated says so."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Lightning and accelerate over several ranks send objects by NCCL, and the emulat
 bytes: those are run on the CPU (`tests/trainers/test_running.py`).
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """What a program on an emulated GPU is told to need: the laws, without a device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import IO, Any
 

@@ -1,8 +1,6 @@
 """Recorded machines: files of `tests/environment/machines/`, each with the findings that are
 `expected`. They were read by nvidia-smi, and written anew in what NVML tells."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What each judge says: of recorded machines, and where none shows it, of one that is changed."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What torch says of the GPUs, from a process that ends: a real one, and a stand-in for torch."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

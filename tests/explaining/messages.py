@@ -6,8 +6,6 @@ issue, a pull request or a thread of that repository. The others say whose words
 answered (`verdict`). `says` and `silent` are what the ways out must and must not say.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

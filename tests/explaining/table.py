@@ -3,8 +3,6 @@
 python -m tests.explaining.table
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

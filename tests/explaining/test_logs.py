@@ -1,7 +1,5 @@
 """Logs: every message that is recognised, in every dress that logs put on it."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import random

@@ -1,7 +1,5 @@
 """Snapshots of the allocator: histories that the slow allocator made, with stacks put on them."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A training held against its plan: what is counted in a loop, and which differences are told."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

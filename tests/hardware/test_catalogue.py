@@ -5,8 +5,6 @@ a whole multiple of it that the architecture fixes. A sparse figure taken for a 
 GeForce rate with fp16 accumulation, is off by a factor of two and fails.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What cannot run is refused first: in an estimate, in a search and where it is emitted."""
 
-from __future__ import annotations
-
 import pytest
 
 from planner import SwinConfig, TrainSetting, estimate, largest_batch

@@ -1,7 +1,5 @@
 """The real modules: each library builds, runs, attends and checkpoints as it was asked to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The published names, held against the libraries themselves where they can be built."""
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Our own Swin beside timm's, on the same weights."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal, NamedTuple
 

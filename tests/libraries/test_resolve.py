@@ -1,7 +1,5 @@
 """From what a person calls a model to its configuration."""
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap

@@ -5,8 +5,6 @@ several changes: together they show each version, attention, precision and kind 
 and what else of a model changes the events.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests of an allocator: `n >= 0` asks for n bytes, `~index` releases request `index`."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """PYTORCH_ALLOC_CONF, read as torch reads it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

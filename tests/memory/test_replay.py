@@ -2,8 +2,6 @@
 whatever is asked (what it serves from where, torch's own says: tests/emulated/test_on_torch.py);
 and one walk over a ledger, by hand."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

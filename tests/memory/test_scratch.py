@@ -4,8 +4,6 @@ The figures were taken on an emulated GPU under torch 2.13.0+cu130 and 2.15.0+cu
 both): `torch.cuda.memory._snapshot()` after the operation named.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from planner import estimate

@@ -3,8 +3,6 @@
 Legend: B batch, N tokens, S side of an image or a latent.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import diffusers

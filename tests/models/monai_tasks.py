@@ -3,8 +3,6 @@
 Legend: B batch, S side of a volume.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -11,8 +11,6 @@ within the rounding of an allocation, refused where the planner says why, else w
 step is within if both lie in the range that is stated of recorded compiled steps.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Legend: B batch, C channels, N tokens, D their width, S side of an image or a volume.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -3,8 +3,6 @@
 Mark what uses it `browser`. Without Chromium or playwright it skips, with the reason.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

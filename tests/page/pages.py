@@ -1,7 +1,5 @@
 """A page with every kind of part, of which others wrote every text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from plotly import graph_objects

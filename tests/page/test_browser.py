@@ -1,8 +1,6 @@
 """The pages of `planner report` as a person uses them, in Chromium: looks, clicks, keys, copying,
 print; of an estimate, several, and a search."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

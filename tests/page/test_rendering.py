@@ -1,7 +1,5 @@
 """What is in a page is what it was given, as text, whoever wrote it."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """One warm process for all tests of a session."""
 
-from __future__ import annotations
-
 import pytest
 
 from planner.core.errors import PlannerError

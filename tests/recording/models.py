@@ -1,7 +1,5 @@
 """Small models for the warm process, which imports them by name; most of them break."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """A recorded ledger beside torch's own peaks of a step, in a process of its own, that nothing
 watched: to the byte the same, allocated and reserved."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import subprocess

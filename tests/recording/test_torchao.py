@@ -1,7 +1,5 @@
 """What torchao does in a step, recorded: optimizers on the host, and moments in 8 bits."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

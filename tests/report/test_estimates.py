@@ -1,7 +1,5 @@
 """Answers say what an estimate holds, and nothing it does not; the first screen what decides."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the page shows of searches, of several subjects, and of both, is what the records hold."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the page draws of a step is what its ledger and its estimate say."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator

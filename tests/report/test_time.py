@@ -1,7 +1,5 @@
 """Where the time goes, as text: every second once, the largest first, each kind with its bounds."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 

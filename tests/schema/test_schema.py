@@ -1,7 +1,5 @@
 """What a person may say of a model and a setting, of a size and a duration, and where it ends."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

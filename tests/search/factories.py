@@ -1,7 +1,5 @@
 """Models with faults, for probes: each is a `package.module:factory` of a user's."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

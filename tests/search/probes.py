@@ -1,7 +1,5 @@
 """Requests for probes of `tests.search.factories`, small enough for a test."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner.core.schema import FactoryModel, TrainSetting

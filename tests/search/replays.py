@@ -1,7 +1,5 @@
 """A recorded table in place of a device: a search runs over it, charged its seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median

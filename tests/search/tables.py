@@ -1,7 +1,5 @@
 """Invented tables for tests: not measurements, but with the shape of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

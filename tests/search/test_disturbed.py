@@ -1,8 +1,6 @@
 """What was throttled or disturbed is probed again where it matters, and then does not count; a
 probe that other processes left no memory says nothing of its setting."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from math import log

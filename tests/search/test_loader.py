@@ -1,7 +1,5 @@
 """`find_loader` and `planner data`: the walk over real loaders, and what stops it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

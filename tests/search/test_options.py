@@ -1,8 +1,6 @@
 """What a search was asked comes back: from what its result keeps, and from the command it shows.
 What `tune` is asked: by the command and from Python, whatever is no question is one error."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,8 +1,6 @@
 """The prior of a search: from an estimate, a generic one, recorded in another process and kept;
 and what a probe says of what is like it."""
 
-from __future__ import annotations
-
 from math import log
 from pathlib import Path
 

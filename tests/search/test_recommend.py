@@ -1,7 +1,5 @@
 """What is recommended: measured, within the budget, the plainest among equals."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Sequence
 from typing import Any

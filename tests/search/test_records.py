@@ -1,8 +1,6 @@
 """Records on disk: whole or not there, read up to a fault, safe from torn lines and full disks. A
 search that is read from whatever it left, and the live panel of one that goes on."""
 
-from __future__ import annotations
-
 import io
 import json
 import resource

@@ -1,7 +1,5 @@
 """The sampler over invented tables: they find the best, in few probes, and repeat nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """However a tuner is ended, what it measured is recommended, and nothing of it is left."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

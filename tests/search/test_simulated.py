@@ -4,8 +4,6 @@ Eight devices of one pair, by seed: a small version of tests/benchmarks/simulate
 whole searches on machines that refuse what is fastest end with the best of the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random

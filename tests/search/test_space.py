@@ -1,7 +1,5 @@
 """The candidates: finite, valid, with stable ids."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

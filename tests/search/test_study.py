@@ -1,7 +1,5 @@
 """The study: filled from records, shared by tuners, and files that are not ours."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """tune() over an invented device, interrupted, and with nothing that fits."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

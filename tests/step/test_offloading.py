@@ -1,7 +1,5 @@
 """Saved activations in the host's memory: on shapes, recorded, and with data over a false link."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

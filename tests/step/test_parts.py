@@ -1,7 +1,5 @@
 """Parts of a step on shapes, each by itself: repeats, frames, attention's backward."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

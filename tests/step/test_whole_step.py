@@ -3,8 +3,6 @@
 Shown with torch 2.13.0 and timm 1.0.31 over a small native and a small timm model.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

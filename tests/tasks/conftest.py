@@ -1,7 +1,5 @@
 """A module `mine` of the user's: some tasks and modules."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A task by example: one real batch is made any size, or it is said why not. And what is compiled
 as a setting says; nothing is compiled."""
 
-from __future__ import annotations
-
 from collections import UserDict, namedtuple
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A LightningModule is a task by its `training_step`."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a factory may return, each recorded; and what is said of a step that keeps no contract."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Probes run in this process; tests/cli/test_tune.py has one in a process of its own.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

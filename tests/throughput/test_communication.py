@@ -5,8 +5,6 @@ all-reduce of 1e6 bytes between two ranks (factor 1) takes a millisecond. The de
 `test_prediction`: 1e6 bytes take it a millisecond too.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

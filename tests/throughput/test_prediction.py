@@ -4,8 +4,6 @@ The device below does 1e12 FLOP/s in fp32, ten times that in bf16, and moves 1e9
 an operation of 1e9 FLOPs takes a millisecond and one of 1e6 bytes does too.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Models and settings that many tests of emit share."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

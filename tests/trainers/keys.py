@@ -3,8 +3,6 @@
 Facts, one list a trainer; each says where it was read.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 # huggingface/pytorch-image-models train.py at aa4b585 (timm 1.0.29.dev0): the `dest` of arguments,

@@ -1,7 +1,5 @@
 """A launch line of several ranks, followed with a deadline; nothing of it is left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """What every trainer has in common: reading a result, refusing, estimating anew, saying so."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

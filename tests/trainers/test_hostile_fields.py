@@ -1,7 +1,5 @@
 """Code in every text field of a result that `planner emit` reads: none of it reaches a program."""
 
-from __future__ import annotations
-
 import ast
 import json
 import shlex

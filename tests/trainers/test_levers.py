@@ -1,7 +1,5 @@
 """Each lever and each trainer: the file changes with it, or it is refused, and alike everywhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

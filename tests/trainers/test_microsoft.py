@@ -1,7 +1,5 @@
 """The YAML in yacs, merged into the key tree of the authors' config.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Each trainer for real, on the CPU, by the launch line of what is emitted: two epochs over made
 pictures; and what was ended after the first goes on to what was not ended."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """args.yaml against train.py's recorded arguments and the factories that timm installs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`train.py` as a module, each piece once; and emitted: the probed file but for its block."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

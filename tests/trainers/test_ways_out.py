@@ -4,8 +4,6 @@ A way out is `--set FIELD=VALUE …` or `--for TRAINER, …`. What is pasted may
 law, as a setting may break several, which then names a way out to a file.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any

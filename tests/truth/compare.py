@@ -1,7 +1,5 @@
 """Records held against the estimate: errors, their median and worst."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median

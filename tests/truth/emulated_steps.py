@@ -6,8 +6,6 @@
 Nothing runs here: both read what tests/truth/emulated/ keeps (tests/truth/README.md).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Sequence

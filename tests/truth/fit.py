@@ -5,8 +5,6 @@ A quarter of all settings is held out: it judges a fit and never enters it. What
 datasheet's figures is fitted by `python -m tests.benchmarks.fit_rates`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

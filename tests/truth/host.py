@@ -5,8 +5,6 @@ With --law the processor seconds of emulated steps (`host_steps.json`: torch 2.1
 AMD EPYC, 2026-11-29; the median of nine steps, of three runs the least) beside the law's.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Sequence

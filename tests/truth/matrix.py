@@ -1,7 +1,5 @@
 """The rows that are to be measured: a YAML file of groups, each a small grid, in order."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ ConvNeXt is facebookresearch/ConvNeXt @06f7b05 models/convnext.py, HiViT is zhan
 @2718339 supervised/models/hivit.py, both as MzeroMiko/VMamba @9fd253f analyze/utils.py builds them.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial

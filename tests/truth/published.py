@@ -7,8 +7,6 @@ no setting has (no optimizer, gradients that nobody clears, the first step) are 
 ledger: which phases of which step count. Nothing is added by hand.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -6,8 +6,6 @@
 A record is on disk as soon as it is known; the same command goes on where it stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import time

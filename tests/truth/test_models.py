@@ -3,8 +3,6 @@ GPU, held to the estimate and to TABLES.md. One by default, three in CI, a sampl
 release.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from importlib.util import find_spec

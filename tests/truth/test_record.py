@@ -1,7 +1,5 @@
 """A matrix measured and resumed; and the quarter of its rows that enters no fit."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

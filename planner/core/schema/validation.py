@@ -2,8 +2,6 @@
 fields have in common: figures that anybody may have written, faults between them, options.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

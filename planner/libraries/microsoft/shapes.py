@@ -6,8 +6,6 @@ what a local keeps alive is memory. B batch, H W feature map, L = H*W tokens, C 
 an image, N tokens a window. Without their optional fused window kernel.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting

@@ -5,8 +5,6 @@ what a local keeps alive is memory. B batch, H W feature map, C channels, nW win
 N tokens a window.
 """
 
-from __future__ import annotations
-
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.libraries import shared
 from planner.libraries.maps import (

@@ -1,7 +1,5 @@
 """The emulated libraries, built once by the system's C compiler and kept in the user's cache."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

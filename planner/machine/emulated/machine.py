@@ -5,8 +5,6 @@ for the few whose results steer a training. So memory is what torch would alloca
 each piece of work is taken to cost what the catalogue's rates say, of which nothing was measured.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -5,8 +5,6 @@ date and versions (`python -m tests.truth.fit FILE` prints them). Where an archi
 none, the quoted ones below are assumed; the estimate says so and widens its range.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -8,8 +8,6 @@ it used, and each that failed needs a cause. A precision or an attention is blam
 that was said to have it mostly runs it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import erf, exp, hypot, inf, log, prod, sqrt

@@ -5,8 +5,6 @@ An estimate where there is one, else a generic guess of the trade-off's shape. `
 how far either may be off; `posterior.py` corrects them by the probes.
 """
 
-from __future__ import annotations
-
 from bisect import bisect
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 One meter for CUDA and one for the CPU, alike to the code that trains. Imported by the worker only.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

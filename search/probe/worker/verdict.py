@@ -1,8 +1,6 @@
 """What ended a probe, or shaped it, says of its setting: an error, the precision that a device has,
 what the compiler did."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading

@@ -7,8 +7,6 @@ Ranks must take the same steps, or one of them waits for ever in a collective. S
 would decide by its own clock, all decide together.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import os

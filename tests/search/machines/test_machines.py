@@ -1,7 +1,5 @@
 """Machines at one study, as docs/many-gpus.md shows them: nothing is probed twice, all agree."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

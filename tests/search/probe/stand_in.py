@@ -1,8 +1,6 @@
 """What a fork server imports so that a worker does what `PLANNER_TEST_CODE` says, in place of a
 training. It speaks as a worker does, and imports no torch."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """Which card "cuda:0" is and whether torch can use it, by a stand-in for the driver's library and
 one for what torch answers; and what is believed of a driver's figures."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

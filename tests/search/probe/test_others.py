@@ -1,8 +1,6 @@
 """Others on the device: a failure says what they held and took. What several ranks measured,
 as one; and what a probe trains with: its precision, what the compiler is told."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec

@@ -1,8 +1,6 @@
 """The parts of a probe that run no worker: intervals, what its processes start from, whether the
 machine was quiet, and how a failure is recognised."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import subprocess

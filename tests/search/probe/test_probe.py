@@ -1,7 +1,5 @@
 """Probes in processes of their own: real ones, and stand-ins for workers that end otherwise."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,8 +1,6 @@
 """When steps are timed, for how long and in which state of the device, by a clock that stands; what
 the compiler does beside compiling, and what the readings of a device's clocks sum to."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import Counter
