@@ -173,7 +173,6 @@ def _taken(device: str, used_before: int) -> int | None:
     return None
 
 
-WORK = "search.probe.worker.worker:work"
 # A rank that lost another says so within a moment; that one's own end may take longer to be told
 # (a stack to print, a core to write). So long it is waited for.
 CAUSE_SECONDS = 5.0
@@ -226,7 +225,7 @@ class Attendance:
         with _pipes(len(self.orders)) as (reading, writing):
             self.ranks = [_Rank(fd) for fd in reading]
             given = [order.model_dump_json() for order in self.orders]
-            with self.server.fork(WORK, given, writing) as workers:
+            with self.server.fork(self.server.work, given, writing) as workers:
                 outcomes = self._attend(workers)
                 if outcomes[0].status == "measured":
                     on_measured(outcomes)
@@ -416,14 +415,17 @@ def shared_flags(flags: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
 
 # What every eager probe imports; the first optimizer of a process would import torch._dynamo.
-STEP_MODULES = ("search.probe.worker.measure", "torch._dynamo", "search.probe.worker.worker")
+STEP_MODULES = ("search.probe.worker.measure", "torch._dynamo")
 # Of ranks too: FSDP's part of torch takes a second more.
 WORLD_MODULES = (*STEP_MODULES, "torch.distributed.fsdp")
 
 
 class ForkServer(WarmProcess):
     """It imports `modules` and the library of `model`; a factory of the user's runs in the worker
-    alone. Workers have the environment and the current directory of the moment it was made."""
+    alone. Workers have the environment and the current directory of the moment it was made, and do
+    `work`."""
+
+    work = "search.probe.worker.measure:work"
 
     def __init__(self, model: Model | None = None, modules: Sequence[str] = STEP_MODULES) -> None:
         library = library_modules(str(getattr(model, "library", "")))

@@ -1,17 +1,21 @@
 """A short real training run: build, warm up, time whole optimizer steps, read memory.
 
-Runs in the worker alone. Any failure of the model ends as an outcome, never as an exception.
+Runs in the worker alone, a process forked from one that has imported torch: it trains, answers on
+its own channel and waits to be ended. What user code prints goes to standard output and error and
+cannot reach the channel. Any failure of the model ends as an outcome, never as an exception.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import random
+import signal
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -31,9 +35,19 @@ from search.probe.protocol import (
     ProgressMessage,
     RankPlace,
     Report,
+    WorkOrder,
     shorten,
 )
 from search.probe.worker.meter import Mark, Meter, make_meter
+from search.probe.worker.subject import (
+    StepPhases,
+    WatchedTraining,
+    any_of,
+    build_training,
+    join,
+    refuse_unsupported,
+    touch_libraries,
+)
 from search.probe.worker.verdict import (
     CompileWatch,
     NonFiniteError,
@@ -44,15 +58,6 @@ from search.probe.worker.verdict import (
     is_compile_failure,
     lost_others,
     read_memory,
-)
-from search.probe.worker.worker import (
-    StepPhases,
-    WatchedTraining,
-    any_of,
-    build_training,
-    join,
-    refuse_unsupported,
-    touch_libraries,
 )
 
 # CUDA graphs (reduce-overhead, max-autotune) are run once, recorded once and replayed from then on:
@@ -345,3 +350,15 @@ def _release_flags(before: int, after: int) -> list[str]:
         f"{format_bytes(before)} were reserved after compiling, and {format_bytes(before - after)} "
         "of them given back before timing"
     ]
+
+
+def work(channel: int, given: str) -> NoReturn:
+    """Trains as a `WorkOrder` says. It never ends by itself: what a library or the user's code does
+    at exit is not the probe's, and the end of one rank is a fault to the others."""
+    faulthandler.enable()  # a fatal signal leaves its stack
+    order = WorkOrder.model_validate_json(given)
+    report = Report(channel, 0 if order.place is None else order.place.rank)
+    report.enter("import")
+    report.say(measure(order.request, order.deadline, report, order.place))
+    while True:
+        signal.pause()

@@ -7,12 +7,16 @@ import subprocess
 import sys
 from typing import Any
 
-from search.probe.worker import worker
+from search.probe.parent import ForkServer
 
 CODE = "PLANNER_TEST_CODE"
 MODULES = ("tests.search.probe.stand_in",)
 # A child in a session of its own that ignores SIGTERM, and a grandchild.
 SLEEPER = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.fork(); time.sleep(600)"
+
+
+class StandIn(ForkServer):
+    work = "tests.search.probe.stand_in:work"
 
 
 def work(channel: int, given: str) -> None:
@@ -29,6 +33,3 @@ def work(channel: int, given: str) -> None:
 
     exec(os.environ[CODE], {**globals(), **locals()})
     os._exit(0)
-
-
-worker.work = work  # type: ignore[assignment]

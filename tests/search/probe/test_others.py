@@ -17,11 +17,11 @@ from planner.training import zero
 from planner.training.building import set_precision
 from search.probe import parent
 from search.probe.device import MemoryInUse
-from search.probe.parent import ForkServer, put_together, run_probe
+from search.probe.parent import put_together, run_probe
 from search.probe.protocol import OutcomeMessage, ProbeRequest, Report
-from search.probe.worker import measure, meter, verdict, worker
+from search.probe.worker import measure, meter, subject, verdict
 from search.probe.worker.meter import Crowding
-from tests.search.probe.stand_in import CODE, MODULES
+from tests.search.probe.stand_in import CODE, MODULES, StandIn
 from tests.search.probes import AMPLE_SECONDS, request_of
 
 CARD = DeviceInfo(kind="cuda", name="Card", total_bytes=24 * GIB, capability=(8, 6))
@@ -93,7 +93,7 @@ def test_for_a_worker_that_cannot_say_it_the_driver_is_asked(
     request = request_of("Tiny").model_copy(update={"device": "cuda:0"})
     monkeypatch.setenv(CODE, "os.abort()")
     monkeypatch.setenv(parent.THREADS, "1")  # for which the memory would be asked too
-    with ForkServer(modules=MODULES) as server:
+    with StandIn(modules=MODULES) as server:
         record = parent.run_probe(request, deadline_seconds=AMPLE_SECONDS, fork_server=server)
     assert record.status == "crashed"
     assert (record.free_bytes, record.taken_bytes) == (22 * GIB, taken * GIB)
@@ -207,5 +207,5 @@ def test_compiler_is_told_what_emitted_files_tell_it(monkeypatch: pytest.MonkeyP
     """dynamic=None would compile anew for a last batch of another size, and then for any size."""
     told: dict[str, Any] = {}
     monkeypatch.setattr(torch, "compile", lambda module, **said: told.update(said) or module)
-    worker.build_training(request_of("Tiny", compile="reduce-overhead"))
+    subject.build_training(request_of("Tiny", compile="reduce-overhead"))
     assert told == {"mode": "reduce-overhead", "dynamic": False}

@@ -21,7 +21,7 @@ from search.probe import protocol
 from search.probe.device import versions
 from search.probe.parent import TAIL_BYTES, ForkServer, ProbeEvent, run_probe
 from search.probe.protocol import ProbeRequest
-from tests.search.probe.stand_in import CODE, MODULES
+from tests.search.probe.stand_in import CODE, MODULES, StandIn
 from tests.search.probes import AMPLE_SECONDS, request_of
 
 PHASES = [
@@ -151,7 +151,7 @@ def stand_in(code: str, setting: dict[str, Any] | None = None, **how: Any) -> Me
     request = request_of("Tiny", **(setting or {}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CODE, code)
-        with ForkServer(modules=MODULES) as server:
+        with StandIn(modules=MODULES) as server:
             return run_probe(request, deadline_seconds=AMPLE_SECONDS, fork_server=server, **how)
 
 
@@ -223,11 +223,10 @@ def test_an_interrupt_ends_the_worker() -> None:
 
 
 PARENT = """
-from search.probe.parent import ForkServer
 from search.probe.parent import run_probe
 from tests.search.probes import request_of
-from tests.search.probe.stand_in import MODULES
-run_probe(request_of("Tiny"), deadline_seconds=300, fork_server=ForkServer(modules=MODULES),
+from tests.search.probe.stand_in import MODULES, StandIn
+run_probe(request_of("Tiny"), deadline_seconds=300, fork_server=StandIn(modules=MODULES),
           on_event=lambda event: print(event.phase, flush=True))
 """
 
@@ -249,7 +248,7 @@ def test_a_fork_server_that_is_gone_is_started_anew_and_a_late_one_is_not_awaite
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(CODE, "answer()")
-    with ForkServer(modules=MODULES) as server:
+    with StandIn(modules=MODULES) as server:
         server._process.kill()
         server._process.wait()
         for _ in range(2):
@@ -264,6 +263,6 @@ def test_a_server_that_has_touched_cuda_is_not_forked(monkeypatch: pytest.Monkey
     """It starts again without what touched it. A stand-in for torch says whether a fork is bad."""
     monkeypatch.setenv(CODE, "say(type='outcome', status='measured', message=str(sys.modules.keys()"
                        " & {'tests.search.probe.touches_cuda'}), step_seconds=[1.0])")  # fmt: skip
-    with ForkServer(modules=(*MODULES, "tests.search.probe.touches_cuda")) as server:
+    with StandIn(modules=(*MODULES, "tests.search.probe.touches_cuda")) as server:
         found = run_probe(request_of("Tiny"), deadline_seconds=300, fork_server=server)
     assert (found.status, found.message) == ("measured", "set()")

@@ -1,21 +1,17 @@
-"""The process of one probe, forked from one that has imported torch: it trains, answers on its own
-channel and waits to be ended. What user code prints goes to standard output and error and cannot
-reach the channel.
+"""What a probe trains: a module with its optimizer, its batch and its compiler, in the phases of a
+step, beside the other ranks.
 
-What it trains: a module with its optimizer, its batch and its compiler, in the phases of a step.
 Ranks must take the same steps, or one of them waits for ever in a collective. So whatever a rank
 would decide by its own clock, all decide together.
 """
 
-import faulthandler
 import importlib
 import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -26,22 +22,8 @@ from planner.training import building
 from planner.training.building import recipe_of
 from planner.training.step import Training
 from planner.training.tasks import task_for
-from search.probe.protocol import ProbeRequest, RankPlace, Report, WorkOrder, backend_of
+from search.probe.protocol import ProbeRequest, RankPlace, backend_of
 from search.probe.worker.verdict import NonFiniteError
-
-
-def work(channel: int, given: str) -> NoReturn:
-    """Trains as a `WorkOrder` says. It never ends by itself: what a library or the user's code does
-    at exit is not the probe's, and the end of one rank is a fault to the others."""
-    faulthandler.enable()  # a fatal signal leaves its stack
-    order = WorkOrder.model_validate_json(given)
-    report = Report(channel, 0 if order.place is None else order.place.rank)
-    report.enter("import")
-    from search.probe.worker.measure import measure
-
-    report.say(measure(order.request, order.deadline, report, order.place))
-    while True:
-        signal.pause()
 
 
 class WatchedTraining(Training):
