@@ -17,11 +17,9 @@ from planner.advice.space import (
 from planner.advice.table import Found, Table, search
 from planner.advice.ways import (
     Bottleneck,
-    Card,
     Fall,
     MoreGpus,
     bottleneck,
-    larger_cards,
     more_gpus,
     treated,
     waterfall,
@@ -130,7 +128,6 @@ class Advice:
     front: tuple[Way, ...]
     waterfall: tuple[Fall, ...]
     bottleneck: Bottleneck
-    cards: tuple[Card, ...]
     more_gpus: tuple[MoreGpus, ...]
     levers: tuple[LeverState, ...]
     left_out: tuple[str, ...]
@@ -250,7 +247,6 @@ class _Advising:
             front=tuple(self._way(choice) for choice in found.front),
             waterfall=waterfall(wish, self.table, goal) if goal else (),
             bottleneck=waits_for,
-            cards=larger_cards(wish, self.table, found.best, budget),
             more_gpus=more_gpus(wish, self.table, found.best, self.training),
             levers=tuple(_lever_states(wish, offered, best, found.best, waits_for)),
             left_out=(
@@ -426,5 +422,6 @@ def what_is_left_out(wish: Wish, offered: Offered, failed: list[PlannerError]) -
         "beyond checkpointing, compile and the micro-batch, changes are combined one at a time, "
         f"and only with checkpointing {' or '.join(PLAINLY_COMBINED)}"
     )
+    yield "other cards: a way's command with --gpu all in place of --gpu or --memory"
     if set(wish.allow) == set(FAITHFUL):
         yield "other optimizers, pure-bf16 and fp8 (--allow recipe), adapters (--allow adapters)"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from planner.advice.advising import Advice, Way
 from planner.advice.space import NO_RECORDING
-from planner.advice.ways import WORTH, Bottleneck, Fall, Treatment
+from planner.advice.ways import Bottleneck, Fall, Treatment
 from planner.advice.wish import NOT_COMPARED
 from planner.core.units import format_bytes, format_range, format_seconds
 from planner.report.estimates import (
@@ -46,7 +46,6 @@ def advice_answer(advice: Advice, asked: str = ASKED) -> list[doc.Part]:
         *([doc.Folded(second[1], second[0])] if second[0] else []),
         *_front(advice),
         doc.Folded("what limits it", [doc.Text(_bottleneck(advice)), *time_parts(found)]),
-        *_cards(advice),
         *_more(advice),
         *notes("what was tried", _levers(advice)),
         doc.Folded("commands", list(_commands(advice))),
@@ -250,11 +249,6 @@ def _bottleneck(advice: Advice) -> str:
 
 def _treatments(found: Bottleneck, advice: Advice) -> str:
     if not found.treatments:
-        rates = [card.rate for card in advice.cards if card.rate is not None and card.fits]
-        best = advice.recommended
-        is_card = best is not None and max(rates, default=0.0) > WORTH * best.images_per_second
-        if is_card and not _unrecorded(advice):
-            return "Nothing that was tried makes it faster still: the next step is a larger card."
         waits = f": it waits for the {found.largest}" if found.largest == "host" else ""
         return f"Nothing that was tried makes it faster still{waits}."
     said = "; ".join(_treatment(t, advice) for t in found.treatments)
@@ -264,23 +258,6 @@ def _treatments(found: Bottleneck, advice: Advice) -> str:
 def _treatment(treatment: Treatment, advice: Advice) -> str:
     rate = f"{_all(treatment.images_per_second, advice)} {advice.unit}/s"
     return f"{_changes(treatment.changes)} ({rate}, {treatment.why})"
-
-
-def _cards(advice: Advice) -> list[doc.Part]:
-    if not advice.cards:
-        return []
-    rows: list[list[doc.Cell]] = [
-        [
-            card.name,
-            doc.Number(card.memory_bytes, format_bytes(card.memory_bytes)),
-            "yes" if card.plain_fits else "no",
-            _all(card.plain_rate if card.plain_fits else None, advice),
-            _all(card.rate if card.fits else None, advice),
-        ]
-        for card in advice.cards
-    ]
-    headers = ["larger card", "has", "fits as it stands", f"{advice.unit}/s", "as recommended"]
-    return [doc.Folded("larger cards", [doc.Table(headers, rows)])]
 
 
 def _rate_of(rate: float | None) -> doc.Number:
