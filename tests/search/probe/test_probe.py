@@ -247,13 +247,15 @@ def test_a_killed_parent_leaves_no_orphan(phase: bytes) -> None:
 def test_a_fork_server_that_is_gone_is_started_anew_and_a_late_one_is_not_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(CODE, "answer()")
+    """A server is known to live once a worker's end is told, which comes after its start; an answer
+    may come before that, and then the server is ended with the worker."""
+    monkeypatch.setenv(CODE, "")
     with StandIn(modules=MODULES) as server:
         server._process.kill()
         server._process.wait()
         for _ in range(2):
             found = run_probe(request_of("Tiny"), deadline_seconds=300, fork_server=server)
-            assert found.status == "measured", found.message
+            assert "exit status 0" in found.message
         os.kill(server.pid, signal.SIGSTOP)
         late = run_probe(request_of("Tiny"), deadline_seconds=0.5, fork_server=server)
         assert (late.status, late.phase) == ("timed_out", "start")
