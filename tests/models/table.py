@@ -60,11 +60,7 @@ def rows_of(models: Sequence[str], compiled: bool) -> list[Row]:
 
 
 def library_of(row: Row | MeasurementRecord) -> str:
-    """A task is one's own, unless it is in the file of a library's tasks."""
-    if not isinstance(row.model, FactoryModel):
-        return row.model.library
-    file = row.model.parts[0].rpartition(".")[2]
-    return file.removesuffix("_tasks") if file.endswith("_tasks") else "own"
+    return "own" if isinstance(row.model, FactoryModel) else row.model.library
 
 
 def run(models: Sequence[str], path: Path, compiled: bool = False) -> None:

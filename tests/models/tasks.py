@@ -1,4 +1,5 @@
-"""Tasks of one's own, small and as people train them: what no library has by a name.
+"""Tasks of one's own, small and as people train them: what no library has by a name. The last two
+train models of other packages, which are imported where they are built.
 
 Legend: B batch, C channels, N tokens, D their width, S side of an image or a volume.
 """
@@ -519,3 +520,63 @@ class Latents(nn.Module):
 class Perceiver(Images):
     def module(self) -> nn.Module:
         return Latents()
+
+
+class TextToImage:
+    """Stable Diffusion's U-Net of diffusers, which attends to tokens [B, 16, 64] of a text, to the
+    noise that a scheduler added to latents."""
+
+    def __init__(self) -> None:
+        import diffusers
+
+        self.scheduler = diffusers.DDPMScheduler()
+
+    def module(self) -> nn.Module:
+        import diffusers
+
+        return diffusers.UNet2DConditionModel(
+            sample_size=16, block_out_channels=(32, 64), layers_per_block=1,
+            norm_num_groups=8, attention_head_dim=4, cross_attention_dim=64,
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        )  # fmt: skip
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        return {
+            "latents": torch.randn(size, 4, 16, 16, device=device),
+            "classes": torch.randint(10, (size,), device=device),
+            "text": torch.randn(size, 16, 64, device=device),
+            "pooled": torch.randn(size, 64, device=device),
+        }
+
+    def loss(self, module: nn.Module, batch: Any) -> Tensor:
+        latents = batch["latents"]
+        noise = torch.randn_like(latents)
+        times = torch.randint(1000, (len(latents),), device=latents.device)
+        noised = self.scheduler.add_noise(latents, noise, times)
+        return F.mse_loss(module(noised, times, batch["text"]).sample.float(), noise)
+
+
+class UNETR:
+    """monai's, to a class of each place of volumes [B, 1, S, S, S], by Dice and cross-entropy."""
+
+    side, classes = 32, 3
+
+    def module(self) -> nn.Module:
+        from monai.networks import nets
+
+        return nets.UNETR(
+            1, self.classes, (self.side,) * 3, feature_size=8, hidden_size=96, mlp_dim=192,
+            num_heads=4,
+        )  # fmt: skip
+
+    def batch(self, size: int, device: torch.device) -> Any:
+        shape = (size, 1, *(self.side,) * 3)
+        volumes = torch.randn(shape, device=device)
+        return volumes, torch.randint(self.classes, shape, device=device)
+
+    def loss(self, module: nn.Module, batch: Any) -> Tensor:
+        from monai.losses import DiceCELoss
+
+        volumes, places = batch
+        return DiceCELoss(to_onehot_y=True, softmax=True)(module(volumes), places)
