@@ -245,9 +245,6 @@ def _beside_a_pool(found: Estimate, more: int) -> Estimate:
     )
 
 
-RETRIED = "run only if torch frees cached memory, which slows at least the first steps"
-
-
 def largest_batch(
     model: ModelLike,
     setting: SettingLike | None = None,
@@ -257,15 +254,13 @@ def largest_batch(
     allocator: str | AllocatorConfig | None = None,
     recorded: bool = False,
     link: str | None = None,
-    retries: bool = False,
     surely: bool = False,
     **overrides: Any,
 ) -> Estimate | None:
     """The estimate at a batch up to `ceiling` that fits, of which the next does not, or None where
     none does; with sdpa no larger one than its kernel takes, with fp8 only multiples of 16.
-    `allocator` None means torch's defaults; with `retries` a step fits, too, that runs only where
-    the allocator frees cached memory; all else is as `planner.estimate` takes it. With `surely` it
-    is one of which even the upper end of what is expected fits.
+    `allocator` None means torch's defaults; all else is as `planner.estimate` takes it. With
+    `surely` it is one of which even the upper end of what is expected fits.
 
     What is live rises with the batch; what the allocator keeps beside it goes up and down, so that
     a larger batch may fit, too. Raises UnsupportedError without a budget.
@@ -292,9 +287,8 @@ def largest_batch(
     @cache
     def at(batch: int) -> Estimate:
         return estimate_ledger(
-            config, setting_at(batch), ledger_at(batch), device, memory, allocator, link=link,
-            retries=retries,
-        )  # fmt: skip
+            config, setting_at(batch), ledger_at(batch), device, memory, allocator, link=link
+        )
 
     def spare_bytes(batch: int) -> int:
         """What is left of the budget, in the worst case with `surely`; less than 0 where it does
@@ -323,12 +317,11 @@ def kind_of(setting: TrainSetting) -> str:
 @dataclass(frozen=True)
 class Largest:
     """The largest batch of a setting: `sure` surely fits, `best` does by the figures, None where
-    none does, and `most` runs where torch frees cached memory."""
+    none does."""
 
     model: Model
     setting: ResolvedSetting
     best: Estimate | None
-    most: int
     sure: Estimate | None = None
 
     @property
@@ -337,10 +330,9 @@ class Largest:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of its batches: one that surely fits (0: none), the largest that does by the figures, and
-        the largest that runs with retries."""
+        """One that surely fits (0: none), and the largest that does by the figures."""
         surely = self.sure.setting.batch_size if self.sure else 0
-        return {"surely": surely, "probably": self.batch_size, "retries": self.most}
+        return {"surely": surely, "probably": self.batch_size}
 
     def as_json(self) -> dict[str, Any]:
         """As `planner estimate --max-batch --json` prints it."""
@@ -348,7 +340,6 @@ class Largest:
             "precision": self.setting.precision,
             "checkpointing": self.setting.checkpointing,
             "largest_batch_size": self.batch_size,
-            "largest_with_retries": self.most,
             "estimate": self.best,
         }
 
@@ -357,18 +348,16 @@ def find_largest(
     model: Model, setting: ResolvedSetting, gpu: Gpu | None, memory_bytes: int | None,
     allocator: AllocatorConfig | None, recorded: bool, link: str | None, training: Training | None,
 ) -> Largest:  # fmt: skip
-    """The largest batches that fit, with what a whole training costs, and the largest that runs."""
+    """The largest batches that fit, with how long a whole training takes."""
     find = partial(
         largest_batch, model, setting, gpu, memory_bytes, allocator=allocator, recorded=recorded,
         link=link,
     )  # fmt: skip
-    best, most = find(), find(retries=True)
-    sizes = [one.setting.batch_size for one in (best, most) if one]
-    sure = best
+    sure = best = find()
     if best and not best.fits_surely:
         sure = find(ceiling=best.setting.batch_size, surely=True)
     best, sure = (one and one.with_cost(training) for one in (best, sure))
-    return Largest(model, setting, best, max(sizes, default=0), sure)
+    return Largest(model, setting, best, sure)
 
 
 def largest_notes(found: Sequence[Largest]) -> list[str]:
@@ -397,8 +386,7 @@ def _nothing_fits(one: Largest) -> str:
     if setting.optimizer_family != "sgd":
         ways.append("--optimizer sgd")
     least = f"batch {batch_unit(setting)} fits"
-    more = f" Batches up to {one.most} {RETRIED}." if one.most else ""
-    return f"Not even {least} with {kind_of(setting)}. Try {', '.join(ways)}.{more}"
+    return f"Not even {least} with {kind_of(setting)}. Try {', '.join(ways)}."
 
 
 def runs_at_1(

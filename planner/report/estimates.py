@@ -10,7 +10,6 @@ from typing import Any
 
 from planner.core.schema import TrainSetting
 from planner.core.units import format_bytes, format_range, format_seconds
-from planner.estimation.device_estimator import RETRIED
 from planner.estimation.estimate import Estimate
 from planner.estimation.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
 from planner.memory.compiled import has_known_graphs
@@ -285,10 +284,9 @@ def rows_answer(
     marked = [rows.index(best) for best in alike[:1]]
     best_of = (alike or sorted(rows, key=lambda row: row.estimate.device_total_bytes))[0].estimate
     lead = _lead_of_largest(alike[0]) if sizes else _lead(rows, alike)
-    of_sizes = f"The largest batches; those with retries {RETRIED}:" if sizes else ""
     return [
         doc.Text("\n".join([lead, _common(found), *said])),
-        _table(rows, first, caption=of_sizes, marked=marked),
+        _table(rows, first, caption="The largest batches:" if sizes else "", marked=marked),
         *([doc.Copyable(then(best_of), "Next")] if then(best_of) else []),
         doc.Folded("memory of each", [_table(rows, [*keys, *_memory(rows), *own])]),
         *_steps(rows, keys, own),
