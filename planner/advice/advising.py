@@ -164,7 +164,6 @@ def advise(
     link: str | None = None,
     epochs: float | None = None,
     images_per_epoch: int | None = None,
-    price_per_hour: float | None = None,
     recorded: bool = False,
     **overrides: Any,
 ) -> Advice:
@@ -176,8 +175,8 @@ def advise(
     `keep` names fields of the setting that stay as they are, or effects that are not wanted
     (rounding, recipe, learning-rate, adapters); `allow` effects that are otherwise used only where
     nothing else fits (recipe), or not at all (adapters). `link` is what joins several GPUs
-    (`world_size`), as `planner.estimate` takes it. `epochs`, `images_per_epoch` and
-    `price_per_hour` give every way a `cost`, as there. With `recorded` steps that
+    (`world_size`), as `planner.estimate` takes it. `epochs`, of
+    `images_per_epoch`, gives every way a `cost`, as there. With `recorded` steps that
     are not tried without are recorded too, which takes minutes.
     Raises UsageError for what is unknown or cannot be read, UnsupportedError for a wish that the
     model's library or the card cannot run.
@@ -187,7 +186,7 @@ def advise(
         global_batch=global_batch, keep=keep, allow=allow, allocator=allocator,
         link=link, overrides=overrides,
     )  # fmt: skip
-    training = read_training(epochs, images_per_epoch, price_per_hour, wish.gpu)
+    training = read_training(epochs, images_per_epoch, wish.gpu)
     title = str(model) if isinstance(model, str | PathLike) else wish.model.title
     of_model = {k: v for k, v in overrides.items() if k not in TrainSetting.model_fields}
     if isinstance(model, FactoryModel):

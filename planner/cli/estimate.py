@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 # Options that have no effect where several GPUs are ranked, or the largest batch is sought.
 NOT_RANKED = {
     "--memory": "each GPU is judged by its own memory",
-    "--price-per-hour": "each GPU has its own price",
     **dict.fromkeys(("--gpus", "--link", "--max-batch"), "name one GPU, or omit it"),
 }
 NOT_LARGEST = {
@@ -353,8 +352,7 @@ def advise(request: AdviseRequest) -> int:
         request.model, gpu=gpu, memory_bytes=request.memory, batch_size=batch_size,
         global_batch=request.global_batch, keep=_words(request.keep),
         allow=_words(request.allow), allocator=request.allocator, link=request.link,
-        epochs=request.epochs, images_per_epoch=request.images_per_epoch,
-        price_per_hour=request.price_per_hour, recorded=request.recorded,
+        epochs=request.epochs, images_per_epoch=request.images_per_epoch, recorded=request.recorded,
         **{**request.fields.model, **of_setting},
     )  # fmt: skip
     answer(request, advice, lambda: advice_answer(advice))

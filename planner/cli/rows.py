@@ -29,15 +29,14 @@ DEVICE, TRAINING = "Device", "Whole training"  # headings of --help
 
 
 class Costed(Request):
-    """What a whole training is, for its hours and its price."""
+    """What a whole training is, for its hours."""
 
     epochs: float | None = option("Predict the hours of N epochs.", "N", TRAINING)
     images_per_epoch: int | None = option("By default ImageNet-1k's.", "N", TRAINING)
-    price_per_hour: float | None = option("Price of one GPU: predict the cost.", "X", TRAINING)
 
     def training(self, gpu: Gpu | None) -> Training | None:
         """What is to be trained, None where nothing was said. Raises UsageError."""
-        return read_training(self.epochs, self.images_per_epoch, self.price_per_hour, gpu)
+        return read_training(self.epochs, self.images_per_epoch, gpu)
 
 
 class OnDevice(Request):

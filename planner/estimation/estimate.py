@@ -118,7 +118,7 @@ class Estimate:
         return self.fits and self.high_bytes <= self.budget_bytes
 
     def with_cost(self, training: Training | None) -> Estimate:
-        """The same, with what a whole training costs, where that is asked."""
+        """The same, with how long a whole training takes, where that is asked."""
         return replace(self, cost=cost_of(training, self.throughput))
 
     def as_json(self) -> dict[str, Any]:
@@ -142,7 +142,6 @@ def estimate(
     link: str | None = None,
     epochs: float | None = None,
     images_per_epoch: int | None = None,
-    price_per_hour: float | None = None,
     **overrides: Any,
 ) -> Estimate:
     """The memory and time of one training step, without running it.
@@ -155,12 +154,12 @@ def estimate(
     The budget is `memory_bytes` (or a text as 24GiB), else the GPU's memory, else none and `fits`
     is None. `allocator` are the caching allocator's options; None are those that torch would find
     in this environment. `link` is what joins several GPUs, as `planner estimate --link` takes it.
-    With `epochs`, of `images_per_epoch` (None: ImageNet-1k's), the estimate has a `cost`: the hours
-    of a whole training on `gpu`, and their price at `price_per_hour` of one GPU.
+    With `epochs`, of `images_per_epoch` (None: ImageNet-1k's), the estimate has a `cost`: how long
+    a whole training on `gpu` takes.
     Raises UsageError for what is unknown, UnsupportedError for what the library cannot do.
     """
     device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
-    training = read_training(epochs, images_per_epoch, price_per_hour, device)
+    training = read_training(epochs, images_per_epoch, device)
     config, chosen = choose(model, setting, device, overrides)
     ledger = step_ledger(config, chosen, recorded, device)
     found = estimate_ledger(

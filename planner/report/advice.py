@@ -21,10 +21,10 @@ from planner.report.page import contents as doc
 from planner.report.text import describe_setting, in_words
 from planner.report.time import (
     bound_text,
-    cost_cells,
-    cost_headers,
-    cost_notes,
-    cost_text,
+    hours_cells,
+    hours_headers,
+    hours_notes,
+    hours_text,
     time_parts,
 )
 
@@ -121,14 +121,14 @@ def _way(way: Way, advice: Advice) -> str:
     text = f"{_changes(way.changes)}.\n  Needs {needs_text(found)}; "
     text += f"{rate_text(time, advice.unit)}; {format_seconds(time.step_seconds)} a step; "
     text += _result(way.effects)
-    return f"{text}; {cost_text(found.cost)}." if found.cost else f"{text}."
+    return f"{text}; {hours_text(found.cost)}." if found.cost else f"{text}."
 
 
 def _ways(advice: Advice) -> list[doc.Part]:
     if not advice.ways:
         return []
     costs = [way.estimate.cost for way in advice.ways]
-    priced = [doc.Text("\n".join(said)) for said in [cost_notes(costs, advice.unit)] if said]
+    priced = [doc.Text("\n".join(said)) for said in [hours_notes(costs, advice.unit)] if said]
     return [ways_table(advice, "Ways that fit"), *priced]
 
 
@@ -140,7 +140,7 @@ def ways_table(advice: Advice, said: str) -> doc.Table:
             _all(way.images_per_second, advice),
             _needs(way),
             *([] if all_fit else [verdict_of(way.estimate)]),
-            *cost_cells(way.estimate.cost),
+            *hours_cells(way.estimate.cost),
             ", ".join(way.effects),
             _own(way, advice),
         ]
@@ -148,7 +148,7 @@ def ways_table(advice: Advice, said: str) -> doc.Table:
     ]
     costs = [way.estimate.cost for way in advice.ways]
     headers = ["way", f"{advice.unit}/s", "needs", *([] if all_fit else ["fits"])]
-    headers += [*cost_headers(costs), "affects", "setting"]
+    headers += [*hours_headers(costs), "affects", "setting"]
     common = _common(advice)
     said = f"{said}{f', all with {_changes(common)}' if common else ''}:"
     return doc.Table(headers, rows, said, [0], FIRST_WAYS)
@@ -276,7 +276,7 @@ def _more(advice: Advice) -> list[doc.Part]:
             ("" if more.images_per_second else "at least ") + format_bytes(more.device_total_bytes),
             _rate_of(rate),
             doc.Number(rate, f"{rate / all_of_best:.2f} ×" if rate and best else ""),
-            *cost_cells(more.cost),
+            *hours_cells(more.cost),
             in_words(dict(more.in_place_of)),
         ]
         for more in found
@@ -284,7 +284,7 @@ def _more(advice: Advice) -> list[doc.Part]:
         for all_of_best in [best.images_per_second * best.setting.world_size if best else 1.0]
     ]
     headers = ["GPUs", "by", "batch", "fits", "needs", f"{advice.unit}/s",
-               "gain", *cost_headers([more.cost for more in found]),
+               "gain", *hours_headers([more.cost for more in found]),
                "without"]  # fmt: skip
     said = "As it stands: batch and memory of each GPU, images of all, gain over the recommended."
     return [doc.Folded("more GPUs", [doc.Table(headers, rows, said)])] if rows else []

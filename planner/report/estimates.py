@@ -18,10 +18,10 @@ from planner.report.text import describe_setting, in_words
 from planner.report.time import (
     LEFT_OUT,
     bound_text,
-    cost_cells,
-    cost_headers,
-    cost_notes,
-    cost_text,
+    hours_cells,
+    hours_headers,
+    hours_notes,
+    hours_text,
     time_facts,
     time_parts,
     training_text,
@@ -189,7 +189,7 @@ def _rate(estimate: Estimate) -> list[str]:
 
 def _cost(estimate: Estimate) -> list[str]:
     cost, unit = estimate.cost, estimate.unit
-    return [f"{training_text(cost)} {unit}: {cost_text(cost)}; {LEFT_OUT}."] if cost else []
+    return [f"{training_text(cost)} {unit}: {hours_text(cost)}; {LEFT_OUT}."] if cost else []
 
 
 def _title(key: str, setting: TrainSetting) -> str:
@@ -439,9 +439,9 @@ def _figures(rows: Sequence[Row]) -> list[Column]:
         found.append(("between", lambda row: between_text(row.estimate)))
     if any(e.fits is not None for e in estimates) and not sizes:
         found.append(("fits", lambda row: verdict_of(row.estimate)))
-    costs = cost_headers([e.cost for e in estimates])
+    costs = hours_headers([e.cost for e in estimates])
     return found + [
-        (of, lambda row, n=n: cost_cells(row.estimate.cost)[n]) for n, of in enumerate(costs)
+        (of, lambda row, n=n: hours_cells(row.estimate.cost)[n]) for n, of in enumerate(costs)
     ]
 
 
@@ -535,7 +535,7 @@ def range_notes(found: Sequence[Estimate]) -> list[str]:
     """What the rates of several rest on, and what a whole training's figures are of."""
     bases = dict.fromkeys(e.throughput.basis for e in found if e.throughput is not None)
     return [*(f"images/s: {basis}" for basis in bases),
-            *cost_notes([e.cost for e in found], found[0].unit)]  # fmt: skip
+            *hours_notes([e.cost for e in found], found[0].unit)]  # fmt: skip
 
 
 def _of_rows(lines: Sequence[Sequence[str]]) -> list[str]:

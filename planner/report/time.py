@@ -1,6 +1,6 @@
-"""Where the time of a step goes, and what a training takes and costs: in a line, in tables."""
+"""Where the time of a step goes, and how long a training takes: in a line, in tables."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from planner.core.units import format_bytes, format_few, format_rate, format_seconds
 from planner.report.page.contents import Cell, Number, Part, Table
@@ -83,60 +83,30 @@ def _between(low: float, high: float) -> str:
     return f"{format_seconds(low)} to {format_seconds(high)}"
 
 
-def cost_text(cost: Cost) -> str:
-    """`4.1 h (3.0–6.3), which costs 82 (60–126) at 8 × 2.5 an hour`."""
-    text = hours_text(cost)
-    if cost.price_per_hour is not None:
-        text += f", which costs {price_text(cost)} at {_hourly(cost)} an hour"
-    return text
-
-
 def hours_text(cost: Cost) -> str:
-    high = None if cost.high_seconds is None else cost.high_seconds / _HOUR
-    return _range(cost.seconds / _HOUR, cost.low_seconds / _HOUR, high, " h")
+    """`4.1 h (3.0–6.3)`; `at least` where nobody knows how much it may be."""
+    least = format_few(cost.low_seconds / _HOUR)
+    high = cost.high_seconds
+    ends = f"{least} at least" if high is None else f"{least}–{format_few(high / _HOUR)}"
+    return f"{format_few(cost.seconds / _HOUR)} h ({ends})"
 
 
-def price_text(cost: Cost) -> str:
-    if cost.price is None or cost.low_price is None:
-        return ""
-    return _range(cost.price, cost.low_price, cost.high_price)
+def hours_headers(costs: Iterable[Cost | None]) -> list[str]:
+    """The column of a table whose rows have these."""
+    return ["hours"] if any(costs) else []
 
 
-def cost_headers(costs: Sequence[Cost | None]) -> list[str]:
-    """The columns of a table whose rows have these."""
-    known = [cost for cost in costs if cost is not None]
-    priced = [cost for cost in known if cost.price_per_hour is not None]
-    return [*(["hours"] if known else []), *(["price"] if priced else [])]
-
-
-def cost_cells(cost: Cost | None) -> list[str]:
-    if cost is None:
-        return []
-    return [hours_text(cost), *([price_text(cost)] if cost.price_per_hour is not None else [])]
+def hours_cells(cost: Cost | None) -> list[str]:
+    return [] if cost is None else [hours_text(cost)]
 
 
 def training_text(cost: Cost) -> str:
     return f"{cost.epochs:g} epochs of {cost.images_per_epoch:,}"
 
 
-def cost_notes(costs: Iterable[Cost | None], unit: str) -> list[str]:
-    """What the columns of a table mean: hours, and a price."""
-    one = next((cost for cost in costs if cost is not None), None)
-    if one is None:
-        return []
-    text = f"Hours: {training_text(one)} {unit}, by the predicted rate and its range, {LEFT_OUT}"
-    if one.price_per_hour is not None:
-        text += f". Price: {one.price_per_hour:g} an hour for each GPU"
-    return [f"{text}."]
-
-
-def _hourly(cost: Cost) -> str:
-    several = f"{cost.devices} × " if cost.devices > 1 else ""
-    return f"{several}{cost.price_per_hour:g}"
-
-
-def _range(value: float, low: float, high: float | None, unit: str = "") -> str:
-    """The value and its range; `at least` where nobody knows how much it may be."""
-    least = format_few(low)
-    ends = f"{least} at least" if high is None else f"{least}–{format_few(high)}"
-    return f"{format_few(value)}{unit} ({ends})"
+def hours_notes(costs: Iterable[Cost | None], unit: str) -> list[str]:
+    """What the column means."""
+    return [
+        f"Hours: {training_text(cost)} {unit}, by the predicted rate and its range, {LEFT_OUT}."
+        for cost in filter(None, costs)
+    ][:1]

@@ -1,5 +1,5 @@
 """A predicted step: its seconds, its rate, of one device and of all, and what both rest on; and how
-long a whole training takes at that rate, and what it costs. Imports no torch."""
+long a whole training takes at that rate. Imports no torch."""
 
 from __future__ import annotations
 
@@ -162,31 +162,24 @@ _MOST = 1e12  # of anything
 
 @dataclass(frozen=True)
 class Training:
-    """`epochs` of `images_per_epoch` (or clips, or samples), and the `price_per_hour` of one GPU,
-    in any currency."""
+    """`epochs` of `images_per_epoch` (or clips, or samples)."""
 
     epochs: float
     images_per_epoch: int = IMAGENET_IMAGES
-    price_per_hour: float | None = None
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A whole training on all `devices` together: its `seconds`, and its `price`, in the currency
-    of the price per hour of one GPU, None where none was named. The ends of both ranges are those
-    of the predicted rate; the high one is None where the rate is only bounded from above. Only what
-    a step takes is counted: not validation, compilation, or a loader that is slower."""
+    """A whole training on all `devices` together: its `seconds`. The ends of the range are those of
+    the predicted rate; the high one is None where the rate is only bounded from above. Only what a
+    step takes is counted: not validation, compilation, or a loader that is slower."""
 
     epochs: float
     images_per_epoch: int
     devices: int
-    price_per_hour: float | None
     seconds: float
     low_seconds: float
     high_seconds: float | None
-    price: float | None
-    low_price: float | None
-    high_price: float | None
 
 
 def cost_of(training: Training | None, predicted: Throughput | None) -> Cost | None:
@@ -196,27 +189,14 @@ def cost_of(training: Training | None, predicted: Throughput | None) -> Cost | N
     seconds = training.epochs * training.images_per_epoch / predicted.all_images_per_second
     off, is_bounded = predicted.uncertainty, predicted.is_whole and predicted.uncertainty < 1
     ends = seconds, seconds / (1 + off), seconds / (1 - off) if is_bounded else None
-    hourly = training.price_per_hour
-    prices = [
-        None if hourly is None or end is None else end / 3600 * predicted.devices * hourly
-        for end in ends
-    ]
-    return Cost(
-        training.epochs, training.images_per_epoch, predicted.devices, hourly, *ends, *prices
-    )
+    return Cost(training.epochs, training.images_per_epoch, predicted.devices, *ends)
 
 
 def read_training(
-    epochs: float | None,
-    images_per_epoch: int | None,
-    price_per_hour: float | None,
-    gpu: Gpu | None,
+    epochs: float | None, images_per_epoch: int | None, gpu: Gpu | None
 ) -> Training | None:
     """What is to be trained, None where nothing of it was said. Raises UsageError."""
-    given = {
-        "--epochs": epochs, "--images-per-epoch": images_per_epoch,
-        "--price-per-hour": price_per_hour,
-    }  # fmt: skip
+    given = {"--epochs": epochs, "--images-per-epoch": images_per_epoch}
     said = {name: value for name, value in given.items() if value is not None}
     for name, value in said.items():
         if isinstance(value, bool) or not (isfinite(value) and 0 < value <= _MOST):
@@ -227,8 +207,7 @@ def read_training(
         return None
     if epochs is None:
         raise UsageError(
-            f"{' and '.join(said)} {'are' if len(said) > 1 else 'is'} of a whole training, and its "
-            "length was not said.",
+            "--images-per-epoch is of a whole training, and its length was not said.",
             "Add --epochs 300.",
         )
     if gpu is None:
@@ -236,4 +215,4 @@ def read_training(
             "how long a training takes depends on the GPU, and none was named.",
             'Add --gpu "RTX 3090".',
         )
-    return Training(epochs, images_per_epoch or IMAGENET_IMAGES, price_per_hour)
+    return Training(epochs, images_per_epoch or IMAGENET_IMAGES)

@@ -22,7 +22,7 @@ from planner.core.schema import MeasurementRecord, NamedModel, TrainSetting
 from planner.ledger.ledger import Computed, OperationKind
 from planner.machine.hardware import all_gpus, find_gpu
 from planner.machine.hardware.gpu import Gpu
-from planner.report.time import cost_text
+from planner.report.time import hours_text
 from planner.throughput.prediction import (
     Operation,
     device_seconds,
@@ -350,41 +350,36 @@ def test_an_operation_counts_as_what_takes_most_of_it() -> None:
     assert took.matrix_flops == 6e9
 
 
-# A whole training takes what its images take, and costs what its GPUs cost for so long.
+# A whole training takes what its images take.
 
 # 8 GPUs of 1,000 images/s: 28.8 million images an hour. Within 20% either way that is up to 34.56
 # and down to 23.04 million.
 EIGHT_CARDS = Throughput(0.064, 1000.0, "a card", 0.2, devices=8)
-TRAINING = Training(epochs=288, images_per_epoch=1_000_000, price_per_hour=2.5)
+TRAINING = Training(epochs=288, images_per_epoch=1_000_000)
 
 
 def cost_at(predicted: Throughput = EIGHT_CARDS, training: Training = TRAINING) -> Cost:
     return cost_of(training, predicted)
 
 
-def test_hours_and_price_are_those_of_all_devices_with_the_range_of_the_rate() -> None:
+def test_hours_are_those_of_all_devices_with_the_range_of_the_rate() -> None:
     one = cost_at(replace(EIGHT_CARDS, devices=1))
     assert (one.seconds, one.low_seconds, one.high_seconds) == pytest.approx(
         (288_000, 240_000, 360_000)
     )
-    assert (one.price, one.low_price, one.high_price) == pytest.approx((200, 500 / 3, 250))
-    assert cost_text(one) == "80 h (67–100), which costs 200 (167–250) at 2.5 an hour"
+    assert hours_text(one) == "80 h (67–100)"
 
 
 def test_of_several_devices_whose_exchange_is_not_known_only_the_least_is() -> None:
     cost = cost_at()
     assert cost.seconds == pytest.approx(36_000)
-    assert (cost.high_seconds, cost.high_price) == (None, None)
-    assert cost_text(cost) == (
-        "10 h (8.3 at least), which costs 200 (167 at least) at 8 × 2.5 an hour"
-    )
+    assert cost.high_seconds is None
+    assert hours_text(cost) == "10 h (8.3 at least)"
 
 
-def test_without_a_price_there_are_hours_and_without_a_rate_nothing() -> None:
+def test_an_epoch_is_of_imagenet_and_without_a_rate_there_are_no_hours() -> None:
     cost = cost_at(replace(EIGHT_CARDS, devices=1), Training(epochs=1))
     assert cost.images_per_epoch == IMAGENET_IMAGES
-    assert cost.price is None
-    assert "cost" not in cost_text(cost)
     assert cost_of(TRAINING, None) is None
     assert cost_of(None, EIGHT_CARDS) is None
 
@@ -392,14 +387,14 @@ def test_without_a_price_there_are_hours_and_without_a_rate_nothing() -> None:
 def test_estimates_ways_and_more_gpus_have_it_and_the_command_says_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    line = "estimate native:swin_tiny --gpu a100-sxm-80gb --gpus 1,2 --epochs 9 --price-per-hour 2"
+    line = "estimate native:swin_tiny --gpu a100-sxm-80gb --gpus 1,2 --epochs 9"
     assert main([*line.split(), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    alone = estimate("native:swin_tiny", gpu="a100-sxm-80gb", epochs=9, price_per_hour=2)
+    alone = estimate("native:swin_tiny", gpu="a100-sxm-80gb", epochs=9)
     assert rows[0]["cost"] == to_json(alone.cost)
     assert rows[1]["cost"]["devices"] == 2
     ways = advise(
-        "native:swin_tiny", gpu="a100-sxm-80gb", batch_size=64, epochs=9, price_per_hour=2,
+        "native:swin_tiny", gpu="a100-sxm-80gb", batch_size=64, epochs=9,
         keep=("checkpointing", "offload", "attention", "activation_memory_budget"),
     )  # fmt: skip
     assert ways.plain.estimate.cost == alone.cost
@@ -410,7 +405,7 @@ def test_estimates_ways_and_more_gpus_have_it_and_the_command_says_the_same(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--gpu a100-sxm-80gb --price-per-hour 2", "its length was not said"),
+        ("--gpu a100-sxm-80gb --images-per-epoch 2", "its length was not said"),
         ("--gpu a100-sxm-80gb --epochs 0", "above 0"),
         ("--memory 24GiB --epochs 3", "depends on the GPU"),
     ],
