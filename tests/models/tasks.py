@@ -29,10 +29,9 @@ class Block(nn.Module):
         )
         self.modulate = nn.Linear(WIDTH, 6 * WIDTH) if conditioned else None
 
-    def attend(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        source = x if context is None else context
+    def attend(self, x: Tensor) -> Tensor:
         query = self.query(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        key, value = self.key_value(source).unflatten(-1, (2 * self.key_heads, -1)).chunk(2, dim=-2)
+        key, value = self.key_value(x).unflatten(-1, (2 * self.key_heads, -1)).chunk(2, dim=-2)
         found = F.scaled_dot_product_attention(
             query, key.transpose(1, 2), value.transpose(1, 2),
             is_causal=self.causal, enable_gqa=self.key_heads != HEADS,
@@ -41,7 +40,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> Tensor:
         if self.modulate is None:
-            x = x + self.attend(self.norms[0](x), condition)
+            x = x + self.attend(self.norms[0](x))
             return x + self.mlp(self.norms[1](x))
         assert condition is not None
         parts = self.modulate(F.silu(condition)).unsqueeze(1).chunk(6, dim=-1)
@@ -225,39 +224,6 @@ class Critic(Images):
         return F.softplus(-real).mean() + F.softplus(false).mean()
 
 
-class Variational(nn.Module):
-    """An encoder to means and spreads of latents, and a decoder by nearest upsampling."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        down, up = list[nn.Module](), list[nn.Module]()
-        for a, b in pairwise((3, 32, 64, 128)):
-            down += [nn.Conv2d(a, b, 3, 2, 1), nn.GroupNorm(8, b), nn.SiLU()]
-        for a, b in pairwise((128, 64, 32, 16)):
-            up += [nn.Upsample(scale_factor=2), nn.Conv2d(a, b, 3, 1, 1), nn.GroupNorm(8, b)]
-            up += [nn.SiLU()]
-        self.encoder = nn.Sequential(*down, nn.Conv2d(128, 16, 1))
-        self.decoder = nn.Sequential(nn.Conv2d(8, 128, 1), *up, nn.Conv2d(16, 3, 3, 1, 1))
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        mean, log = self.encoder(images).chunk(2, dim=1)
-        latents = mean + torch.randn_like(mean) * (log / 2).exp()
-        return self.decoder(latents), mean, log
-
-
-class Autoencoder(Images):
-    """Reconstruction and the divergence of its latents."""
-
-    def module(self) -> nn.Module:
-        return Variational()
-
-    def loss(self, module: nn.Module, batch: Any) -> Tensor:
-        images, _ = batch
-        made, mean, log = module(images)
-        divergence = (mean.square() + log.exp() - 1 - log).mean()
-        return F.l1_loss(made, images) + 0.1 * divergence
-
-
 class Vision(nn.Module):
     """A small vision transformer: images [B, 3, 64, 64] to [B, outputs]."""
 
@@ -371,49 +337,6 @@ class Decoder:
         return list(module.layers)
 
 
-class Listening(nn.Module):
-    """Samples [B, 1, N] through strided convolutions and a Conformer's depthwise ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (1, 32, 64, WIDTH)
-        self.down = nn.Sequential(
-            *(nn.Sequential(nn.Conv1d(a, b, 10, 5), nn.GELU()) for a, b in pairwise(widths))
-        )
-        self.layers = nn.ModuleList(Block() for _ in range(2))
-        self.depthwise = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv1d(WIDTH, 2 * WIDTH, 1), nn.GLU(1),
-                nn.Conv1d(WIDTH, WIDTH, 31, padding=15, groups=WIDTH), nn.BatchNorm1d(WIDTH),
-                nn.SiLU(), nn.Conv1d(WIDTH, WIDTH, 1),
-            )
-            for _ in range(2)
-        )  # fmt: skip
-        self.head = nn.Linear(WIDTH, 32)
-
-    def forward(self, samples: Tensor) -> Tensor:
-        x = self.down(samples).mT
-        for layer, depthwise in zip(self.layers, self.depthwise, strict=True):
-            x = layer(x)
-            x = x + depthwise(x.mT).mT
-        return self.head(x)
-
-
-class Speech:
-    """A letter for each frame, by its cross-entropy."""
-
-    def module(self) -> nn.Module:
-        return Listening()
-
-    def batch(self, size: int, device: torch.device) -> Any:
-        letters = torch.randint(32, (size, 62), device=device)
-        return torch.randn(size, 1, 8000, device=device), letters
-
-    def loss(self, module: nn.Module, batch: Any) -> Tensor:
-        samples, letters = batch
-        return F.cross_entropy(module(samples).flatten(0, 1), letters.flatten())
-
-
 class Cloud(nn.Module):
     """PointNet: points [B, 3, N] to logits."""
 
@@ -438,88 +361,6 @@ class Points(Images):
     def batch(self, size: int, device: torch.device) -> Any:
         classes = torch.randint(CLASSES, (size,), device=device)
         return torch.randn(size, 3, 1024, device=device), classes
-
-
-class Rows(nn.Module):
-    """DLRM's: embeddings of categories, their products with each other, and numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(5000, 32, mode="sum") for _ in range(8))
-        self.numbers = nn.Sequential(nn.Linear(13, 64), nn.ReLU(), nn.Linear(64, 32))
-        self.top = nn.Sequential(nn.Linear(32 + 36, 128), nn.ReLU(), nn.Linear(128, 1))
-        row, column = torch.tril_indices(9, 9, -1).unbind()
-        self.pairs: Tensor
-        self.register_buffer("pairs", row * 9 + column)
-
-    def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
-        dense = self.numbers(numbers)
-        found = [dense, *(t(categories[:, i]) for i, t in enumerate(self.tables))]
-        stacked = torch.stack(found, dim=1)
-        products = (stacked @ stacked.mT).flatten(1).index_select(1, self.pairs)
-        return self.top(torch.cat([dense, products], dim=1))
-
-
-class Tabular:
-    unit = "rows"
-
-    def module(self) -> nn.Module:
-        return Rows()
-
-    def batch(self, size: int, device: torch.device) -> Any:
-        categories = torch.randint(5000, (size, 8, 3), device=device)
-        clicked = torch.rand(size, 1, device=device).round()
-        return torch.randn(size, 13, device=device), categories, clicked
-
-    def loss(self, module: nn.Module, batch: Any) -> Tensor:
-        numbers, categories, clicked = batch
-        return F.binary_cross_entropy_with_logits(module(numbers, categories), clicked)
-
-
-class Field:
-    """NeRF's: 64 places along each ray to a density and a colour, composed."""
-
-    unit = "rays"
-
-    def module(self) -> nn.Module:
-        layers = list[nn.Module]()
-        for a, b in pairwise((39, 128, 128, 128)):
-            layers += [nn.Linear(a, b), nn.ReLU(inplace=True)]
-        return nn.Sequential(*layers, nn.Linear(128, 4))
-
-    def batch(self, size: int, device: torch.device) -> Any:
-        return torch.randn(size, 64, 3, device=device), torch.rand(size, 3, device=device)
-
-    def loss(self, module: nn.Module, batch: Any) -> Tensor:
-        places, colours = batch
-        waves = [places, *(f(places * 2**i) for i in range(6) for f in (torch.sin, torch.cos))]
-        found = module(torch.cat(waves, dim=-1))
-        opacity = 1 - torch.exp(-F.relu(found[..., 3]) / 64)
-        light = torch.cumprod(1 - opacity + 1e-10, dim=1).roll(1, 1)
-        return F.mse_loss((found[..., :3].sigmoid() * (opacity * light)[..., None]).sum(1), colours)
-
-
-class Latents(nn.Module):
-    """Few latents read many tokens, again and again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.latents = nn.Parameter(torch.zeros(1, 32, WIDTH))
-        self.lift = nn.Linear(48, WIDTH)
-        self.layers = nn.ModuleList(Block() for _ in range(DEPTH))
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, images: Tensor) -> Tensor:
-        tokens = self.lift(F.unfold(images, 4, stride=4).mT)
-        x = self.latents.repeat(len(images), 1, 1)
-        for index, layer in enumerate(self.layers):
-            x = layer(x, None if index % 2 else tokens)
-        return self.head(x.mean(1))
-
-
-class Perceiver(Images):
-    def module(self) -> nn.Module:
-        return Latents()
 
 
 class TextToImage:
