@@ -36,12 +36,12 @@ from planner.memory.allocator_config import RECORDED_AS, AllocatorConfig
 from planner.trainers.launch import loader_heading, loader_warnings
 from planner.trainers.plan import Emitted, Plan, Trainer, one_line, refuse
 from planner.trainers.refusals import (
-    lever_refusals,
     parallel_reasons,
     parallel_refusals,
     parallel_setting,
     port_model,
     setting_refusals,
+    word_refusals,
 )  # fmt: skip
 from planner.trainers.registry import TARGETS, TRAINERS, find_trainer
 
@@ -266,8 +266,8 @@ def _write(trainer: Trainer, plan: Plan, changed: bool, device: DeviceInfo | Non
     run = parallel_setting(trainer, told)
     planned = replace(plan, model=trained, setting=run)
     several = parallel_refusals(trainer, planned, TRAINERS.values())
-    levers = lever_refusals(trainer, planned)
-    refuse(title, [*faults, *several, *levers, *trainer.refusals(planned)])
+    unsaid = word_refusals(trainer, planned)
+    refuse(title, [*faults, *several, *unsaid, *trainer.refusals(planned)])
     reasons = []
     if moved:
         assert isinstance(trained, SwinConfig)

@@ -24,6 +24,7 @@ from planner.trainers.launch import (
     train_loader,
 )
 from planner.trainers.plan import Plan, Refusal, Trainer, Written, refused, way_out
+from planner.trainers.refusals import IN_THE_LOOP, IN_THE_STEP
 
 FILENAME = "swin_microsoft.yaml"
 _DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_dataset
@@ -178,7 +179,7 @@ TRAINER = Trainer(
     title="microsoft's main.py",
     filename=FILENAME,
     write=write,
-    expresses=(),
+    lacks=(*IN_THE_STEP, *IN_THE_LOOP, "compile", "ema", "memory_format", "pure-bf16"),
     refusals=refusals,
     library="microsoft",
     always_ddp=True,

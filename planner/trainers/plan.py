@@ -173,8 +173,9 @@ class Trainer:
     """A trainer that `emit` can write for; each has a file of its own.
 
     `name` is what --for takes, `filename` the usual name of what is written. `library` is the one
-    whose Swin it builds, or None where it trains any module. `expresses` names the levers that it
-    can express (None: all), and the others are refused; `refusals` are what else it cannot express.
+    whose Swin it builds, or None where it trains any module. `lacks` names fields that it
+    has no words for (but for the default, and checkpointing blocks), and precisions, some only `on
+    a CPU`; `refusals` are what else it cannot express.
 
     `reads` says how it reads pictures where it does by itself. `parallel` are the parallelisms that
     it can run; `sums_each`: it sums gradients in every micro-batch. `trains_named`: it also trains
@@ -185,7 +186,7 @@ class Trainer:
     title: str
     filename: str
     write: Callable[[Plan], Written]
-    expresses: tuple[str, ...] | None
+    lacks: tuple[str, ...] = ()
     refusals: Callable[[Plan], list[Refusal]] = lambda plan: []
     library: Library | None = None
     always_ddp: bool = False

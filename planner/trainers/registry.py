@@ -15,15 +15,8 @@ from planner.estimation.ledgers import fine_tunes, learning_rate_note
 from planner.trainers.block import filled, own_factory, published_weights
 from planner.trainers.launch import launch, nodes_notes, torchrun
 from planner.trainers.microsoft import TRAINER as MICROSOFT
-from planner.trainers.plan import (
-    WRITTEN_BY,
-    Parallel,
-    Plan,
-    Refusal,
-    Trainer,
-    Written,
-    refused,
-)
+from planner.trainers.plan import WRITTEN_BY, Parallel, Plan, Refusal, Trainer, Written, refused
+from planner.trainers.refusals import IN_THE_LOOP
 from planner.trainers.timm import TRAINER as TIMM
 from planner.training.setting import FOLDER, configuration
 
@@ -150,43 +143,31 @@ def _lightning_refusals(plan: Plan) -> list[Refusal]:
     return refused((clips and setting.precision == "fp16", law, change))
 
 
-def _deepspeed_refusals(plan: Plan) -> list[Refusal]:
-    """Its bf16.enabled adds fp32 copies of the weights."""
-    low = plan.setting.precision == "pure-bf16"
-    return refused((low, "its pure bf16 keeps fp32 copies of the weights", "precision=bf16"))
-
-
-IN_A_SCRIPT = (
-    "compile", "compile_scope", "activation_memory_budget", "offload",
-    "checkpointing-in-parts", "frozen_stages", "lora_rank", "memory_format", "cudnn_benchmark",
-    "bf16-on-cpu",
-)  # fmt: skip
-"""The levers that a loop of another trainer's leaves to `train.py`."""
 SYNC = frozenset(("gradient_sync",))
 _FSDP = SYNC | {"fsdp_reshard"}
 PYTORCH = Trainer(
-    "pytorch", "the PyTorch script", "train.py", partial(write, "train.py"), None, task_refusals,
+    "pytorch", "the PyTorch script", "train.py", partial(write, "train.py"),
+    refusals=task_refusals,
     parallel={"ddp": Parallel(SYNC), "fsdp": Parallel(_FSDP), "hsdp": Parallel(_FSDP)},
 )  # fmt: skip
 ACCELERATE = Trainer(
     "accelerate", "accelerate", "train_accelerate.py", write_accelerate,
-    (*IN_A_SCRIPT, "optimizer_in_backward", "offload_optimizer", "zero_grad_to_none", "pure-bf16",
-     "fp8", "fp16-on-cpu"),
+    ("ema",),
     # accelerator.py and state.py look for FSDP where there is no `cpu` only.
     parallel={"ddp": Parallel(SYNC), "fsdp": Parallel(_FSDP, needs_gpu=True)},
 )  # fmt: skip
 LIGHTNING = Trainer(
     "lightning", "Lightning's Trainer", "train_lightning.py", partial(write, "train_lightning.py"),
-    (*IN_A_SCRIPT, "pure-bf16", "fp8"), _lightning_refusals,
+    (*IN_THE_LOOP, "ema", "fp16 on a CPU"), _lightning_refusals,
 )  # fmt: skip
 TRANSFORMERS = Trainer(
     "transformers", "transformers' Trainer", "train_transformers.py",
     partial(write, "train_transformers.py"),
-    (*IN_A_SCRIPT, "pure-bf16", "fp8"), parallel={"ddp": Parallel(SYNC)},
+    (*IN_THE_LOOP, "ema", "fp16 on a CPU"), parallel={"ddp": Parallel(SYNC)},
 )  # fmt: skip
 DEEPSPEED_TRAINER = Trainer(
-    "deepspeed", "DeepSpeed", "train_deepspeed.py", write_deepspeed, (*IN_A_SCRIPT, "ema"),
-    _deepspeed_refusals,
+    "deepspeed", "DeepSpeed", "train_deepspeed.py", write_deepspeed,
+    (*IN_THE_LOOP, "pure-bf16", "fp8", "fp16 on a CPU"),  # its bf16.enabled adds fp32 copies
     parallel={stage: Parallel() for stage in sorted(DEEPSPEED)},
 )  # fmt: skip
 TRAINERS: Mapping[str, Trainer] = {

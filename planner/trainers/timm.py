@@ -19,6 +19,7 @@ from planner.estimation.ledgers import Recipe, learning_rate_note, rounded
 from planner.libraries.timm.spec import PUBLISHED
 from planner.trainers.launch import OLDER_PILLOW, launch, nodes_notes, torchrun, train_loader
 from planner.trainers.plan import Parallel, Plan, Refusal, Trainer, Written, refused
+from planner.trainers.refusals import IN_THE_LOOP, IN_THE_STEP
 
 FILENAME = "args.yaml"
 
@@ -301,7 +302,7 @@ TRAINER = Trainer(
     title="timm's train.py",
     filename=FILENAME,
     write=write,
-    expresses=("compile", "ema", "memory_format", "pure-bf16", "bf16-on-cpu", "fp16-on-cpu"),
+    lacks=(*IN_THE_STEP, *IN_THE_LOOP),
     refusals=refusals,
     library="timm",
     # train.py: NativeDDP with torch's own options, and `no_sync` where it accumulates.

@@ -1,4 +1,4 @@
-"""Each lever and each trainer: the file changes with it, or it is refused, and alike everywhere."""
+"""Each field and each trainer: the file changes with it, or it is refused, and alike everywhere."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,7 @@ import pytest
 from planner.core.errors import UnsupportedError
 from planner.core.schema import DeviceInfo, TrainSetting
 from planner.trainers.emission import emit_setting
-from planner.trainers.plan import Emitted, Trainer
-from planner.trainers.refusals import LEVERS, Lever
+from planner.trainers.plan import Emitted
 from planner.trainers.registry import TARGETS, TRAINERS
 from tests.covering import chosen_of
 from tests.trainers.cases import GIB, tiny
@@ -19,7 +18,7 @@ PAGE = (Path(__file__).parents[2] / "docs/trainers.md").read_text(encoding="utf-
 CPU = DeviceInfo(kind="cpu", name="a processor", total_bytes=16 * GIB)
 COMPILED = {"compile": "default"}
 ASKED: dict[str, list[dict[str, Any]]] = {
-    "checkpointing-in-parts": [
+    "checkpointing": [
         {"checkpointing": kind} for kind in ("blocks:1", "blocks:every-2", "selective", "stages")
     ],
     "offload": [{"offload": "activations"}],
@@ -36,68 +35,62 @@ ASKED: dict[str, list[dict[str, Any]]] = {
     "cudnn_benchmark": [{"cudnn_benchmark": False}],
     "pure-bf16": [{"precision": "pure-bf16"}],
     "fp8": [{"precision": "fp8"}],
-    "bf16-on-cpu": [{"precision": "bf16"}],
-    "fp16-on-cpu": [{"precision": "fp16"}],
+    "fp16 on a CPU": [{"precision": "fp16"}],
 }
-
-
-def expresses(trainer: Trainer, lever: Lever) -> bool:
-    return trainer.expresses is None or lever.name in trainer.expresses
-
-
-BY_NAME = {lever.name: lever for lever in LEVERS}
-# Each trainer with each answer, and each lever with each answer.
+# Each trainer with each answer, and each word with each answer.
 CASES = chosen_of(
     [
-        (target, lever.name, index, expresses(TRAINERS[target], lever))
-        for lever in LEVERS
+        (target, word, index, word not in TRAINERS[target].lacks)
+        for word in ASKED
         for target in TARGETS
-        for index in range(len(ASKED[lever.name]))
-        if target != "microsoft" or not lever.name.endswith("-on-cpu")  # it needs CUDA for all
+        for index in range(len(ASKED[word]))
+        if target != "microsoft" or word != "fp16 on a CPU"  # it needs CUDA for all
     ],
     pairs=[(0, 3), (1, 3)],
 )
 
 
-def emitted(target: str, lever: Lever, fields: dict[str, Any]) -> Emitted:
+def field_of(word: str) -> str:
+    return word if word in TrainSetting.model_fields else "precision"
+
+
+def emitted(target: str, word: str, fields: dict[str, Any]) -> Emitted:
     """For a model of the trainer's library, of a data set's classes, which main.py asks for."""
     library = "timm" if target == "timm" else "native"
     setting = TrainSetting(**{"batch_size": 16, "precision": "fp32", **fields})
-    device = CPU if lever.name.endswith("-on-cpu") else None
     model = tiny(library, num_classes=1000)
-    return emit_setting(model, setting, target, device=device)
+    return emit_setting(model, setting, target, device=CPU if word.endswith("CPU") else None)
 
 
-def written(target: str, lever: Lever, fields: dict[str, Any]) -> str:
-    result = emitted(target, lever, fields)
+def written(target: str, word: str, fields: dict[str, Any]) -> str:
+    result = emitted(target, word, fields)
     return "".join((result.text, *result.modules.values()))
 
 
-@pytest.mark.parametrize(("target", "name", "index", "is_expressed"), CASES)
-def test_a_lever_is_in_the_file_or_refused(
-    target: str, name: str, index: int, is_expressed: bool
+@pytest.mark.parametrize(("target", "word", "index", "is_expressed"), CASES)
+def test_a_field_is_in_the_file_or_refused(
+    target: str, word: str, index: int, is_expressed: bool
 ) -> None:
-    trainer, lever, fields = TRAINERS[target], BY_NAME[name], ASKED[name][index]
+    fields, field = ASKED[word][index], field_of(word)
     if is_expressed:
-        without = {**fields, **dict(re.findall(r"(\w+)=(\S+)", lever.change))}
-        assert written(target, lever, fields) != written(target, lever, without)
+        without = COMPILED if "compile" in fields and word != "compile" else {}
+        assert written(target, word, fields) != written(target, word, without)
         return
     with pytest.raises(UnsupportedError) as raised:
-        emitted(target, lever, fields)
-    value = str(fields.get(lever.field)).lower()
-    assert raised.value.message.startswith(trainer.title)
-    assert f"it {lever.law} ({lever.field}={value})" in raised.value.message
-    assert f"--set {lever.field}=" in raised.value.way_out  # pasted in test_ways_out.py
+        emitted(target, word, fields)
+    assert raised.value.message.startswith(TRAINERS[target].title)
+    assert f"it has no word for {field}={str(fields[field]).lower()}" in raised.value.message
+    assert f"--set {field}=" in raised.value.way_out  # pasted in test_ways_out.py
     assert "--for pytorch" in raised.value.way_out
 
 
-def test_each_lever_has_one_law() -> None:
-    assert [lever.name for lever in LEVERS] == list(ASKED)
+def test_each_word_that_a_trainer_lacks_is_asked() -> None:
+    assert {word for trainer in TRAINERS.values() for word in trainer.lacks} == set(ASKED)
 
 
 def test_the_page_says_what_each_trainer_cannot_express() -> None:
     for trainer in TRAINERS.values():
-        lacks = [f"`{x.name}`" for x in LEVERS if not expresses(trainer, x)]
         section = PAGE.partition(f"\n## {trainer.name}\n")[2].partition("\n## ")[0]
-        line = f"- **Cannot express**: {', '.join(lacks) or 'nothing of these'}."
+        lacks = ", ".join(f"`{word}`" for word in trainer.lacks) or "nothing of these"
+        line = f"- **Cannot express**: {lacks}."
         assert line in re.sub(r"\s+", " ", section), line
