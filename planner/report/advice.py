@@ -7,26 +7,10 @@ from planner.advice.space import NO_RECORDING
 from planner.advice.ways import Bottleneck, Fall, Treatment
 from planner.advice.wish import NOT_COMPARED
 from planner.core.units import format_bytes, format_range, format_seconds
-from planner.report.estimates import (
-    NOT_RECORDED,
-    narrower,
-    needs_text,
-    notes,
-    rate_text,
-    total_text,
-    verdict_of,
-    verdict_text,
-)
+from planner.report import estimates
+from planner.report import time as timing
 from planner.report.page import contents as doc
 from planner.report.text import describe_setting, in_words
-from planner.report.time import (
-    bound_text,
-    hours_cells,
-    hours_headers,
-    hours_notes,
-    hours_text,
-    time_parts,
-)
 
 FIRST_WAYS = 6  # of a first screen
 _CALLED = {"memory format": "channels_last", "memory budget": "compile's activation memory budget"}
@@ -45,11 +29,11 @@ def advice_answer(advice: Advice, asked: str = ASKED) -> list[doc.Part]:
         *([doc.Text(_next(asked))] if advice.recommended else []),
         *([doc.Folded(second[1], second[0])] if second[0] else []),
         *_front(advice),
-        doc.Folded("what limits it", [doc.Text(_bottleneck(advice)), *time_parts(found)]),
+        doc.Folded("what limits it", [doc.Text(_bottleneck(advice)), *timing.time_parts(found)]),
         *_more(advice),
-        *notes("what was tried", _levers(advice)),
+        *estimates.notes("what was tried", _levers(advice)),
         doc.Folded("commands", list(_commands(advice))),
-        *notes("left out", advice.left_out),
+        *estimates.notes("left out", advice.left_out),
     ]  # fmt: skip
 
 
@@ -61,9 +45,10 @@ def _as_it_stands(advice: Advice) -> Iterator[str]:
         may_fit = near.low_bytes <= advice.budget_bytes
         yield (
             f"{'Probably nothing' if may_fit else 'Nothing'} fits in "
-            f"{format_bytes(advice.budget_bytes)}: the nearest way needs {needs_text(near)}."
+            f"{format_bytes(advice.budget_bytes)}: the nearest way needs "
+            f"{estimates.needs_text(near)}."
         )
-    yield verdict_text(plain.estimate, " as it stands")
+    yield estimates.verdict_text(plain.estimate, " as it stands")
     with_enough = "" if plain.estimate.fits else " with enough memory"
     setting = describe_setting(plain.setting, advice.model)
     yield f"{setting}: {_all(plain.images_per_second, advice)} {advice.unit}/s{with_enough}."
@@ -93,7 +78,7 @@ def _answer(advice: Advice) -> Iterator[str]:
         yield f"Not tried without --record (some minutes, once): {', '.join(unrecorded)}."
     shown = best or advice.nearest
     if shown is not None and shown.estimate.as_eager:
-        yield narrower(shown.estimate)
+        yield estimates.narrower(shown.estimate)
 
 
 def _standing(best: Way, advice: Advice) -> str:
@@ -118,18 +103,18 @@ def _unrecorded(advice: Advice) -> list[str]:
 def _way(way: Way, advice: Advice) -> str:
     found, time = way.estimate, way.estimate.throughput
     assert time is not None, "advice has rates"
-    text = f"{_changes(way.changes)}.\n  Needs {needs_text(found)}; "
-    text += f"{rate_text(time, advice.unit)}; {format_seconds(time.step_seconds)} a step; "
+    text = f"{_changes(way.changes)}.\n  Needs {estimates.needs_text(found)}; "
+    text += f"{estimates.rate_text(time, advice.unit)}; "
+    text += f"{format_seconds(time.step_seconds)} a step; "
     text += _result(way.effects)
-    return f"{text}; {hours_text(found.cost)}." if found.cost else f"{text}."
+    return f"{text}; {timing.hours_text(found.cost)}." if found.cost else f"{text}."
 
 
 def _ways(advice: Advice) -> list[doc.Part]:
     if not advice.ways:
         return []
-    costs = [way.estimate.cost for way in advice.ways]
-    priced = [doc.Text("\n".join(said)) for said in [hours_notes(costs, advice.unit)] if said]
-    return [ways_table(advice, "Ways that fit"), *priced]
+    hours = timing.hours_notes([way.estimate.cost for way in advice.ways], advice.unit)
+    return [ways_table(advice, "Ways that fit"), *map(doc.Text, hours)]
 
 
 def ways_table(advice: Advice, said: str) -> doc.Table:
@@ -139,8 +124,8 @@ def ways_table(advice: Advice, said: str) -> doc.Table:
             doc.count_cell(number),
             _all(way.images_per_second, advice),
             _needs(way),
-            *([] if all_fit else [verdict_of(way.estimate)]),
-            *hours_cells(way.estimate.cost),
+            *([] if all_fit else [estimates.verdict_of(way.estimate)]),
+            *timing.hours_cells(way.estimate.cost),
             ", ".join(way.effects),
             _own(way, advice),
         ]
@@ -148,7 +133,7 @@ def ways_table(advice: Advice, said: str) -> doc.Table:
     ]
     costs = [way.estimate.cost for way in advice.ways]
     headers = ["way", f"{advice.unit}/s", "needs", *([] if all_fit else ["fits"])]
-    headers += [*hours_headers(costs), "affects", "setting"]
+    headers += [*timing.hours_headers(costs), "affects", "setting"]
     common = _common(advice)
     said = f"{said}{f', all with {_changes(common)}' if common else ''}:"
     return doc.Table(headers, rows, said, [0], FIRST_WAYS)
@@ -211,7 +196,7 @@ def _fall(fall: Fall) -> list[doc.Cell]:
     needs, added = format_bytes(fall.num_bytes), fall.added_seconds
     more = "+-"[fall.saved_bytes > 0] + format_bytes(abs(fall.saved_bytes))
     if fall.as_eager:
-        needs, more = format_range(fall.low_bytes, fall.high_bytes), NOT_RECORDED
+        needs, more = format_range(fall.low_bytes, fall.high_bytes), estimates.NOT_RECORDED
     return [
         _changes(fall.changes),
         doc.Number(fall.num_bytes, needs),
@@ -233,12 +218,12 @@ def _front(advice: Advice) -> list[doc.Part]:
 
 
 def _needs(way: Way) -> doc.Number:
-    return doc.Number(way.estimate.device_total_bytes, total_text(way.estimate))
+    return doc.Number(way.estimate.device_total_bytes, estimates.total_text(way.estimate))
 
 
 def _bottleneck(advice: Advice) -> str:
     found = advice.bottleneck
-    lines = [f"{bound_text(found.whose, found.bound_seconds)}."]
+    lines = [f"{timing.bound_text(found.whose, found.bound_seconds)}."]
     if found.peak_share is not None and found.model_share is not None:
         more = found.peak_share - found.model_share
         again = f", and what is computed again {more:.0%}" if more > 0.005 else ""
@@ -276,7 +261,7 @@ def _more(advice: Advice) -> list[doc.Part]:
             ("" if more.images_per_second else "at least ") + format_bytes(more.device_total_bytes),
             _rate_of(rate),
             doc.Number(rate, f"{rate / all_of_best:.2f} ×" if rate and best else ""),
-            *hours_cells(more.cost),
+            *timing.hours_cells(more.cost),
             in_words(dict(more.in_place_of)),
         ]
         for more in found
@@ -284,7 +269,7 @@ def _more(advice: Advice) -> list[doc.Part]:
         for all_of_best in [best.images_per_second * best.setting.world_size if best else 1.0]
     ]
     headers = ["GPUs", "by", "batch", "fits", "needs", f"{advice.unit}/s",
-               "gain", *hours_headers([more.cost for more in found]),
+               "gain", *timing.hours_headers([more.cost for more in found]),
                "without"]  # fmt: skip
     said = "As it stands: batch and memory of each GPU, images of all, gain over the recommended."
     return [doc.Folded("more GPUs", [doc.Table(headers, rows, said)])] if rows else []

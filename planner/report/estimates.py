@@ -13,19 +13,9 @@ from planner.core.units import format_bytes, format_range, format_seconds
 from planner.estimation.estimate import Estimate
 from planner.estimation.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
 from planner.memory.compiled import has_known_graphs
+from planner.report import time as timing
 from planner.report.page import contents as doc
 from planner.report.text import describe_setting, in_words
-from planner.report.time import (
-    LEFT_OUT,
-    bound_text,
-    hours_cells,
-    hours_headers,
-    hours_notes,
-    hours_text,
-    time_facts,
-    time_parts,
-    training_text,
-)
 from planner.throughput.result import Throughput, is_slower
 
 NOT_RECORDED = "not recorded"
@@ -128,7 +118,7 @@ def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) ->
     what = f"{estimate.model.title}, {estimate.num_parameters:,} parameters: "
     what += describe_setting(estimate.setting, estimate.model)
     time = estimate.throughput
-    limits = [] if time is None else [f"{bound_text('the step', time.bound_seconds)}."]
+    limits = [] if time is None else [f"{timing.bound_text('the step', time.bound_seconds)}."]
     place, _, _ = estimate.peak_at.partition(" (")  # without torch's name of the operation
     unrecorded = [narrower(estimate)] if estimate.as_eager else []
     compiled = "of the step without compile " if estimate.as_eager else ""
@@ -188,8 +178,10 @@ def _rate(estimate: Estimate) -> list[str]:
 
 
 def _cost(estimate: Estimate) -> list[str]:
-    cost, unit = estimate.cost, estimate.unit
-    return [f"{training_text(cost)} {unit}: {hours_text(cost)}; {LEFT_OUT}."] if cost else []
+    if estimate.cost is None:
+        return []
+    what, hours = timing.training_text(estimate.cost), timing.hours_text(estimate.cost)
+    return [f"{what} {estimate.unit}: {hours}; {timing.LEFT_OUT}."]
 
 
 def _title(key: str, setting: TrainSetting) -> str:
@@ -240,8 +232,8 @@ def _time(estimate: Estimate) -> list[doc.Part]:
     if predicted is None:
         return []
     basis = doc.Text(f"±{predicted.uncertainty:.0%}: {predicted.basis}.")
-    facts = doc.Facts(time_facts(predicted, estimate.unit, is_shown_as_running(estimate)))
-    return [doc.Folded("time", [basis, facts, *time_parts(predicted)])]
+    facts = doc.Facts(timing.time_facts(predicted, estimate.unit, is_shown_as_running(estimate)))
+    return [doc.Folded("time", [basis, facts, *timing.time_parts(predicted)])]
 
 
 _SPREAD = ("world_size", "nodes", "parallelism")  # have columns of their own
@@ -439,9 +431,10 @@ def _figures(rows: Sequence[Row]) -> list[Column]:
         found.append(("between", lambda row: between_text(row.estimate)))
     if any(e.fits is not None for e in estimates) and not sizes:
         found.append(("fits", lambda row: verdict_of(row.estimate)))
-    costs = hours_headers([e.cost for e in estimates])
+    costs = timing.hours_headers([e.cost for e in estimates])
     return found + [
-        (of, lambda row, n=n: hours_cells(row.estimate.cost)[n]) for n, of in enumerate(costs)
+        (of, lambda row, n=n: timing.hours_cells(row.estimate.cost)[n])
+        for n, of in enumerate(costs)
     ]
 
 
@@ -535,7 +528,7 @@ def range_notes(found: Sequence[Estimate]) -> list[str]:
     """What the rates of several rest on, and what a whole training's figures are of."""
     bases = dict.fromkeys(e.throughput.basis for e in found if e.throughput is not None)
     return [*(f"images/s: {basis}" for basis in bases),
-            *hours_notes([e.cost for e in found], found[0].unit)]  # fmt: skip
+            *timing.hours_notes([e.cost for e in found], found[0].unit)]  # fmt: skip
 
 
 def _of_rows(lines: Sequence[Sequence[str]]) -> list[str]:

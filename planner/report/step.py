@@ -24,19 +24,7 @@ from planner.memory.scratch import on_device
 from planner.report.advice import advice_answer
 from planner.report.estimates import estimate_answer, is_shown_as_running, peak_text
 from planner.report.page import contents as doc
-from planner.report.page.plotting import (
-    BLUE,
-    GREEN,
-    GREY,
-    LIMIT,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    bars,
-    new_figure,
-    plot_text,
-)
+from planner.report.page import plotting
 from planner.report.time import seconds_and_share
 from planner.throughput.prediction import step_costs
 from planner.throughput.result import Spent
@@ -46,8 +34,9 @@ STACK: tuple[Category, ...] = (
     "parameters", "buffers", "optimizer_state", "gradients", "activations", "temporaries",
 )  # fmt: skip
 COLOURS: dict[Category, str] = {
-    "parameters": BLUE, "buffers": GREY, "optimizer_state": SKY, "gradients": GREEN,
-    "activations": ORANGE, "temporaries": VERMILION,
+    "parameters": plotting.BLUE, "buffers": plotting.GREY,
+    "optimizer_state": plotting.SKY, "gradients": plotting.GREEN,
+    "activations": plotting.ORANGE, "temporaries": plotting.VERMILION,
 }  # fmt: skip
 NO_CARD = "Time is predicted for a card, and none is named: pass --gpu NAME, as --gpu rtx4090."
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -172,7 +161,7 @@ def step_group(step: Step, key: str, title: str = "") -> doc.Group:
     costs = costs_of(step) if estimate.throughput is not None else ()
     alive = alive_at_peak(step.ledger, course.live)
     chart = doc.Chart(
-        f"{key}-memory-chart", new_figure([]), _said(step, course), 545, "timeline",
+        f"{key}-memory-chart", plotting.new_figure([]), _said(step, course), 545, "timeline",
         timeline_data(course, limit_of(step)), _by_phase(course),
     )  # fmt: skip
     sections.append(doc.Section("memory", "Memory over the step", [chart, *_notes(step, course)]))
@@ -300,7 +289,8 @@ def timeline_data(course: Course, limit: int | None = None) -> dict[str, Any]:
         "scale_bytes": course.scale[0],
         "scale": course.scale[1],
         "stack": course.stack,
-        "colours": {**{c: COLOURS[c] for c in course.stack}, "allocator": PURPLE, "limit": LIMIT},
+        "colours": {c: COLOURS[c] for c in course.stack}
+        | {"allocator": plotting.PURPLE, "limit": plotting.LIMIT},
         "peak": live.peak,
         "limit_bytes": limit,
         "series": {
@@ -315,7 +305,7 @@ def timeline_data(course: Course, limit: int | None = None) -> dict[str, Any]:
             {"name": name, "start": phase.start, "stop": phase.stop}
             for name, phase in zip(course.phases, live.phases, strict=True)
         ],
-        "words": list(map(plot_text, known)),
+        "words": list(map(plotting.plot_text, known)),
     }
 
 
@@ -426,4 +416,5 @@ def _time_chart(costs: Sequence[Spent], key: str) -> list[doc.Part]:
     for cost in costs:
         sums[f"{cost.phase}: {cost.kind}"] += 1e3 * cost.seconds  # type: ignore[assignment]
     said = "Milliseconds of the step by phase and kind of operation, what takes most first."
-    return [bars(f"{key}-time", said, dict(sums.most_common()), "milliseconds")] if costs else []
+    milliseconds = dict(sums.most_common())
+    return [plotting.bars(f"{key}-time", said, milliseconds, "milliseconds")] if costs else []

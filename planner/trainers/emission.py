@@ -8,16 +8,8 @@ from os import PathLike
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from planner.core import files
 from planner.core.errors import UnsupportedError, UsageError, shorten
-from planner.core.files import (
-    MAX_RESULT_BYTES,
-    TUNE_RESULT,
-    NoFileError,
-    named_path,
-    parse_json,
-    read_text,
-    to_json,
-)
 from planner.core.schema import (
     DeviceInfo,
     FactoryModel,
@@ -33,16 +25,9 @@ from planner.estimation.arguments import ModelLike, SettingLike, read_model, rea
 from planner.estimation.kept import Predicted, is_predicted, read_predicted
 from planner.machine.hardware.gpu import check_device_precision
 from planner.memory.allocator_config import RECORDED_AS, AllocatorConfig
+from planner.trainers import refusals
 from planner.trainers.launch import loader_heading, loader_warnings
 from planner.trainers.plan import Emitted, Plan, Trainer, one_line, refuse
-from planner.trainers.refusals import (
-    parallel_reasons,
-    parallel_refusals,
-    parallel_setting,
-    port_model,
-    setting_refusals,
-    word_refusals,
-)  # fmt: skip
 from planner.trainers.registry import TARGETS, TRAINERS, find_trainer
 
 if TYPE_CHECKING:
@@ -81,12 +66,12 @@ def emit(
     if isinstance(result, str | Path):
         result, source = read_json(result)
     elif is_dataclass(result):
-        source, result = type(result).__name__, to_json(result)
+        source, result = type(result).__name__, files.to_json(result)
     elif not isinstance(result, Recommendation | Mapping | Sequence):
         way_out = "Pass what planner.estimate, planner.advise or search.tune returned, or a path."
         raise UsageError(f"{shorten(result)} is no result.", way_out)
     elif not isinstance(result, Recommendation | Mapping):
-        result = to_json(result)
+        result = files.to_json(result)
     path = PurePath(output) if output is not None else None
     if is_predicted(result):
         predicted = read_predicted(result, source, way)
@@ -195,18 +180,18 @@ def read_result(path: str | PathLike[str]) -> Recommendation:
 
 def read_json(path: str | PathLike[str]) -> tuple[Any, str]:
     """What is in a result's file, and the path of that."""
-    file = named_path(path, "result")
+    file = files.named_path(path, "result")
     if file.is_dir():
-        file = file / TUNE_RESULT
+        file = file / files.TUNE_RESULT
     try:
-        text = read_text(file, MAX_RESULT_BYTES)
-    except NoFileError:
+        text = files.read_text(file, files.MAX_RESULT_BYTES)
+    except files.NoFileError:
         raise UsageError(
             f"{file} does not exist.",
-            f"`planner tune MODEL --output DIR` writes {TUNE_RESULT} into DIR.",
+            f"`planner tune MODEL --output DIR` writes {files.TUNE_RESULT} into DIR.",
         ) from None
     try:
-        return parse_json(text, str(file)), str(file)
+        return files.parse_json(text, str(file)), str(file)
     except UsageError as error:
         raise UsageError(
             error.message,
@@ -257,16 +242,18 @@ def _write(trainer: Trainer, plan: Plan, changed: bool, device: DeviceInfo | Non
             law = f"{title} takes images -> logits, and no estimate tells whether {name} does."
             way_out = f"Run 'planner tune {name}' first, which does, or use --for {TASK_TRAINER}."
         raise UnsupportedError(law, way_out)
-    trained = port_model(plan.model, library, title) if library and not named else plan.model
+    trained = (
+        refusals.port_model(plan.model, library, title) if library and not named else plan.model
+    )
     moved = trained is not plan.model
     if device is not None:
         check_device_precision(device, plan.setting.precision)
-    faults = setting_refusals(trained, plan.setting)
+    faults = refusals.setting_refusals(trained, plan.setting)
     told = plan.setting if named else plan.setting.with_recipe(isinstance(trained, SwinConfig))
-    run = parallel_setting(trainer, told)
+    run = refusals.parallel_setting(trainer, told)
     planned = replace(plan, model=trained, setting=run)
-    several = parallel_refusals(trainer, planned, TRAINERS.values())
-    unsaid = word_refusals(trainer, planned)
+    several = refusals.parallel_refusals(trainer, planned, TRAINERS.values())
+    unsaid = refusals.word_refusals(trainer, planned)
     refuse(title, [*faults, *several, *unsaid, *trainer.refusals(planned)])
     reasons = []
     if moved:
@@ -275,7 +262,7 @@ def _write(trainer: Trainer, plan: Plan, changed: bool, device: DeviceInfo | Non
         reasons.append(f"the setting was found for {probed}, and this is {trained.library}'s Swin")
     if changed:
         reasons.append(f"the setting was changed after the {plan.known_by}")
-    reasons += parallel_reasons(trainer, plan.setting, run)
+    reasons += refusals.parallel_reasons(trainer, plan.setting, run)
     judged = _judge(trained, planned, device, reasons) if reasons else ()
     loads = loader_warnings(trainer, planned)
     heading = (*plan.heading, *judged, *loader_heading(planned), *loads)
