@@ -55,13 +55,13 @@ def format_rate(rate: float | None) -> str:
     return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
 
 
-def format_bytes(count: int, digits: int = 2) -> str:
+def format_bytes(count: int) -> str:
     """Bytes in the largest binary unit that keeps the figure at 1 or more: `1.25 GiB`."""
     size = float(abs(count))
     sign = "-" if count < 0 else ""
     for name, scale in (("TiB", 1024**4), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if size >= scale:
-            return f"{sign}{size / scale:.{digits}f} {name}"
+            return f"{sign}{size / scale:.2f} {name}"
     return f"{sign}{int(size)} B"
 
 

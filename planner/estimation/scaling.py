@@ -3,40 +3,27 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any
 
 from planner.core.errors import refuse_if
-from planner.core.schema import Model, ResolvedSetting, SwinConfig, TrainSetting
+from planner.core.schema import Model, ResolvedSetting, TrainSetting
 from planner.core.schema.setting import ALONE
 from planner.estimation.estimate import Estimate
-from planner.estimation.ledgers import BASE_LR, BASE_LR_IMAGES, learning_rate, rounded, step_ledger
+from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware.gpu import Gpu, lacks
 from planner.memory.compiled import is_compiled
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import rates_for
-
-LINEAR_SOURCE = (
-    "Linear: microsoft/Swin-Transformer @00f2800, main.py, as Goyal et al. 2017 (arXiv 1706.02677)"
-)
-ROOT_SOURCE = "Square root: Malladi et al. 2022 (arXiv 2205.10287), for Adam and its kin"
 
 
 @dataclass(frozen=True)
 class Scaled:
     """An estimate of several devices. `efficiency` is their rate over that of as many that each
     work alone, at the images of the first row's device; None where no rate is predicted, or not
-    what they exchange.
-
-    The learning rate is Swin's published one (AdamW, 5e-4 for 512 images) for the global batch,
-    by the linear rule that Swin's own training follows and by the square root's; None for another
-    model or optimizer.
-    """
+    what they exchange."""
 
     estimate: Estimate
     efficiency: float | None
-    linear_rate: float | None
-    root_rate: float | None
 
     def as_json(self) -> dict[str, Any]:
         """As `planner estimate --json` prints it, under "scaling"."""
@@ -45,7 +32,6 @@ class Scaled:
             "gpus": setting.world_size, "nodes": setting.nodes,
             "global_batch": setting.global_batch, "efficiency": self.efficiency,
             "all_images_per_second": predicted.all_images_per_second if predicted else None,
-            "learning_rate": {"linear": self.linear_rate, "square_root": self.root_rate},
         }  # fmt: skip
 
 
@@ -109,10 +95,7 @@ def _alone(row: Estimate, gpu: Gpu | None, recorded: bool) -> tuple[float | None
 
 
 def _scaled(estimate: Estimate, alone: float | None) -> Scaled:
-    predicted, setting = estimate.throughput, estimate.setting
-    efficiency = None
+    predicted, efficiency = estimate.throughput, None
     if predicted is not None and alone and predicted.is_whole:
         efficiency = predicted.images_per_second / alone
-    linear = learning_rate(setting) if isinstance(estimate.model, SwinConfig) else None
-    root = None if linear is None else BASE_LR * sqrt(setting.global_batch / BASE_LR_IMAGES)
-    return Scaled(estimate, efficiency, linear, None if root is None else rounded(root))
+    return Scaled(estimate, efficiency)

@@ -11,7 +11,7 @@ from typing import Any
 from planner.core.schema import TrainSetting
 from planner.core.units import format_bytes, format_range, format_seconds
 from planner.estimation.estimate import Estimate
-from planner.estimation.scaling import LINEAR_SOURCE, ROOT_SOURCE, Scaled
+from planner.estimation.scaling import Scaled
 from planner.memory.compiled import has_known_graphs
 from planner.report import time as timing
 from planner.report.page import contents as doc
@@ -481,7 +481,7 @@ def _memory(rows: Sequence[Row]) -> list[Column]:
 
 
 def _steps(rows: Sequence[Row], keys: list[Column], own: list[Column]) -> list[doc.Part]:
-    """The step of each; of several devices what they lose, and the learning rates."""
+    """The step of each; of several devices what they lose."""
     if not any(row.rate for row in rows):
         return []
     columns: list[Column] = [*keys, ("step", _step)]
@@ -494,11 +494,6 @@ def _steps(rows: Sequence[Row], keys: list[Column], own: list[Column]) -> list[d
         lines.append(
             f"Efficiency: against as many GPUs that each work by themselves{why}. "
             "Exposed: the part of a step in which a GPU only waits for the others."
-        )
-    if any(row.scaled and row.scaled.linear_rate is not None for row in rows):
-        columns += [(f"lr ({name})", partial(_learning_rate, name)) for name in ("linear", "root")]
-        lines.append(
-            f"Learning rates start from 5e-4 for 512 images. {LINEAR_SOURCE}. {ROOT_SOURCE}."
         )
     return [
         doc.Folded("step of each", [_table(rows, [*columns, *own]), doc.Text("\n".join(lines))])
@@ -517,11 +512,6 @@ def _exposed(row: Row) -> doc.Cell:
         return doc.Number(None, "")
     sent = predicted.communication
     return doc.seconds_cell(sent.exposed_seconds) if sent else doc.Number(None, "not known")
-
-
-def _learning_rate(name: str, row: Row) -> doc.Cell:
-    value = getattr(row.scaled, f"{name}_rate", None)
-    return doc.Number(value, "" if value is None else f"{value:.3g}")
 
 
 def range_notes(found: Sequence[Estimate]) -> list[str]:

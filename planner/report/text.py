@@ -112,17 +112,17 @@ def _fitted(line: str) -> str:
     return wrapped(line, indent or ("  " if "  " in line else ""))  # the rest of a row of a table
 
 
-def command_text(command: str, indent: str = "  ") -> str:
+def command_text(command: str) -> str:
     """A command to be pasted: on a terminal that is narrower, before options, with a backslash."""
-    if len(indent) + len(command) <= width() or not sys.stdout.isatty():
-        return f"{indent}{command}"
-    lines, room = [""], width() - 2 * len(indent) - 2
+    if 2 + len(command) <= width() or not sys.stdout.isatty():
+        return f"  {command}"
+    lines, room = [""], width() - 6
     for part in command.replace(" | ", " |\0").replace(" --", "\0--").split("\0"):
         if lines[-1] and len(lines[-1]) + 1 + len(part) > room:
             lines.append(part)
         else:
             lines[-1] = f"{lines[-1]} {part}".strip()
-    return f" \\\n{2 * indent}".join([f"{indent}{lines[0]}", *lines[1:]])
+    return "  " + " \\\n    ".join(lines)
 
 
 def table_text(

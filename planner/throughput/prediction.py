@@ -310,11 +310,11 @@ class _Step:
         """What the recorded micro-batches sum to, for all of the step's."""
         return amount * (self.setting.accumulate / self.recorded if phase in COMPILED_PHASES else 1)
 
-    def line(self, exchanges: Exchanges | None, kind: type[Timeline] = Timeline) -> Timeline:
+    def line(self, exchanges: Exchanges | None) -> Timeline:
         """A step in the middle of a training, run."""
         traffic = Traffic(exchanges, self.setting) if exchanges is not None else None
         events = exchanges.events if exchanges is not None else ()
-        line = kind(self.rates.asynchronous, self.setting.precision == "fp16", traffic)
+        line = Timeline(self.rates.asynchronous, self.setting.precision == "fp16", traffic)
         if self.rates.asynchronous:
             # The step counted starts with the host as far ahead as it got.
             line.run(self.operations, events)

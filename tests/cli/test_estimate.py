@@ -130,15 +130,6 @@ def test_a_global_batch_is_split_over_gpus_and_micro_batches(tiny: str) -> None:
     assert {f["scaling"]["global_batch"] for f in found} == {64}
 
 
-def test_the_learning_rate_follows_the_global_batch_by_two_rules(tiny: str) -> None:
-    """Swin's own: 5e-4 for 512 images."""
-    found = rows(tiny, *A100, "--gpus", "1,4", "--batch-size", "128")
-    assert [f["scaling"]["learning_rate"]["linear"] for f in found] == [1.25e-4, 5e-4]
-    assert found[0]["scaling"]["learning_rate"]["square_root"] == 2.5e-4
-    without = rows(tiny, "--gpus", "4", "--optimizer", "sgd")[0]
-    assert without["scaling"]["learning_rate"] == {"linear": None, "square_root": None}
-
-
 def test_some_gpus_are_ranked_and_the_fastest_that_fits_is_the_answer(tiny: str) -> None:
     text = invoke(tiny, "--gpu", "t4,RTX 3090, h100 sxm", "--batch-size", "4096").stdout
     assert text.startswith("The fastest that fits is h100-sxm-80gb, bf16: ")
