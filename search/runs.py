@@ -14,18 +14,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from planner.core import files
 from planner.core.errors import PlannerError, UsageError, as_text, printable, refuse_if, shorten
-from planner.core.files import (
-    MAX_RESULT_BYTES,
-    TUNE_PROBES,
-    TUNE_RESULT,
-    check_output,
-    named_path,
-    parse_json,
-    read_text,
-    unwritable,
-    write_output,
-)
 from planner.core.schema import MeasurementRecord, Model, ResolvedSetting
 from planner.core.schema.record import Recommendation
 from planner.core.units import format_seconds
@@ -147,14 +137,14 @@ def step_of(
 
 def check_target(target: str) -> None:
     """Raises UsageError where a target is neither a run nor a model."""
-    path = named_path(target, "target")
+    path = files.named_path(target, "target")
     refuse_storage(target)
     if is_run(target) or ":" in target:  # LIBRARY:NAME and factories say themselves what is wrong
         return
     if path.suffix == ".json" and path.is_file():
         shown = shorten(as_text(target))
         refuse_if(
-            is_predicted(parse_json(read_text(path, MAX_RESULT_BYTES), shown)),
+            is_predicted(files.parse_json(files.read_text(path, files.MAX_RESULT_BYTES), shown)),
             f"{shown} holds an estimate or advice, and a page draws a run or a model.",
             "Write: planner report MODEL, with the options of 'planner estimate'.",
         )
@@ -203,7 +193,7 @@ def check_page(output: str | os.PathLike[str], force: bool = False) -> Path:
     Raises as `check_output`, and PlannerError where a file is there that is no page of ours and
     `force` does not say to replace it.
     """
-    path = check_output(output, "a page", (".html", ".htm"))
+    path = files.check_output(output, "a page", (".html", ".htm"))
     shown = shorten(as_text(str(path)))
     try:
         if path.exists() and not path.is_file():
@@ -214,7 +204,7 @@ def check_page(output: str | os.PathLike[str], force: bool = False) -> Path:
                 "Name another file, or remove this one ('planner report --force' replaces it).",
             )
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise files.unwritable(path, error) from None
     return path
 
 
@@ -227,7 +217,7 @@ def _is_anothers(path: Path) -> bool:
 
 def write_page(page: Page, output: str | os.PathLike[str], force: bool = False) -> Path:
     """Writes the page, whole or not at all. Raises what `check_page` raises."""
-    return write_output(check_page(output, force), page_html(page).encode())
+    return files.write_output(check_page(output, force), page_html(page).encode())
 
 
 STORAGES = (".db", ".journal", ".log")
@@ -251,10 +241,10 @@ def is_run(target: str) -> bool:
 
 def _is_result(path: Path) -> bool:
     """Whether a JSON file is a recommendation."""
-    if path.name == TUNE_RESULT:
+    if path.name == files.TUNE_RESULT:
         return True
     try:
-        data = parse_json(read_text(path, MAX_RESULT_BYTES), str(path))
+        data = files.parse_json(files.read_text(path, files.MAX_RESULT_BYTES), str(path))
     except UsageError:
         return False
     return isinstance(data, dict) and "num_probes" in data
@@ -289,11 +279,11 @@ def read_run(target: str | Path) -> Run:
             return None
 
     found, file = None, None
-    if path.is_dir() or path.name in (TUNE_RESULT, TUNE_PROBES):
+    if path.is_dir() or path.name in (files.TUNE_RESULT, files.TUNE_PROBES):
         path = path if path.is_dir() else path.parent
-        if (path / TUNE_RESULT).exists():
-            found = tried(lambda: read_result(path / TUNE_RESULT))
-        file = tried(lambda: read_records(path / TUNE_PROBES))
+        if (path / files.TUNE_RESULT).exists():
+            found = tried(lambda: read_result(path / files.TUNE_RESULT))
+        file = tried(lambda: read_records(path / files.TUNE_PROBES))
     elif not path.exists():
         raise UsageError(f"{path} does not exist.", _WAY_OUT)
     elif path.suffix == ".json":
@@ -305,7 +295,7 @@ def read_run(target: str | Path) -> Run:
     records = file.records if file is not None else ()
     if found or records:
         return make_run(str(path), found, records, faults)
-    law = "\n".join(faults) or f"{path} holds no search: no {TUNE_RESULT}, no probes."
+    law = "\n".join(faults) or f"{path} holds no search: no {files.TUNE_RESULT}, no probes."
     raise UsageError(law, _WAY_OUT)
 
 
@@ -317,8 +307,8 @@ def make_run(
     faults = [*faults]
     if found and not records and (records := cited(found)):
         faults.append(
-            f"{TUNE_PROBES} was not read: only the {len(records)} probes that the recommendation "
-            "cites are shown."
+            f"{files.TUNE_PROBES} was not read: only the {len(records)} probes that the "
+            "recommendation cites are shown."
         )
     if records and (mixture := describe_mixture(records)):
         faults.append(mixture)

@@ -18,19 +18,10 @@ import pynvml
 from planner import __version__
 from planner.core.errors import UsageError
 from planner.core.files import MAX_RESULT_BYTES, parse_json, read_text
-from planner.machine import nvml
+from planner.machine import nvml, torch_build
 from planner.machine.hardware.gpu import DetectedGpu, recognise_gpu, visible_gpus
 from planner.machine.host import ROOT, Host, read_host, text_of
 from planner.machine.nvml import NvmlDevice, NvmlProcess
-from planner.machine.torch_build import (
-    INDEX,
-    TorchBuild,
-    as_text,
-    ask_torch,
-    driver_runs,
-    fitting_build,
-    has_code_for,
-)
 from planner.memory.allocator_config import VARIABLES as ALLOCATOR_VARIABLES
 
 FACTS_FORMAT = 2  # 1 held the texts of nvidia-smi
@@ -103,7 +94,7 @@ class Facts:
     recorded machine comes from, "" where it was read here."""
 
     host: Host
-    torch: TorchBuild
+    torch: torch_build.TorchBuild
     cards: tuple[Card, ...] = ()
     driver: str = ""
     driver_error: str = ""
@@ -151,7 +142,7 @@ class Facts:
 
 def read_facts(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> Facts:
     """Asks everything. Takes the seconds that importing torch takes in another process."""
-    torch = ask_torch(environ)
+    torch = torch_build.ask_torch(environ)
     # A driver on which torch hangs would hang here as well, where nothing can end it.
     hangs = [why for why in (torch.error, *torch.failed.values()) if "took over" in why]
     return Facts(
@@ -266,12 +257,16 @@ def install_line(facts: Facts) -> str:
         return ""
     there = "" if torch.error else "pip uninstall --yes torch torchvision && "
     if not (facts.driver or facts.cards):
-        return f"{there}pip install torch torchvision --index-url {INDEX}/cpu"
-    build = fitting_build(facts.driver, facts.capability, torch.version, facts.is_windows)
+        return f"{there}pip install torch torchvision --index-url {torch_build.INDEX}/cpu"
+    build = torch_build.fitting_build(
+        facts.driver, facts.capability, torch.version, facts.is_windows
+    )
     if build is None:
         return ""
-    release = as_text(build.release)
-    return f'{there}pip install "torch=={release}.*" torchvision --index-url {INDEX}/{build.tag}'
+    torch_of = f"torch=={torch_build.as_text(build.release)}.*"
+    return (
+        f'{there}pip install "{torch_of}" torchvision --index-url {torch_build.INDEX}/{build.tag}'
+    )
 
 
 def _needs_another(facts: Facts) -> bool:
@@ -282,6 +277,8 @@ def _needs_another(facts: Facts) -> bool:
         return True
     if torch.cuda is None:
         return bool(facts.visible)
-    too_old = driver_runs(facts.driver, torch.cuda, facts.is_windows) is False
-    lacking = any(not has_code_for(gpu.capability, torch.arch_list) for gpu in torch.gpus)
+    too_old = torch_build.driver_runs(facts.driver, torch.cuda, facts.is_windows) is False
+    lacking = any(
+        not torch_build.has_code_for(gpu.capability, torch.arch_list) for gpu in torch.gpus
+    )
     return lacking or (too_old and not torch.available)

@@ -10,18 +10,9 @@ from typing import Literal, NamedTuple
 
 from planner.core.errors import PlannerError, alternatives
 from planner.core.units import GIB, MIB, format_bytes
+from planner.machine import torch_build
 from planner.machine.doctor import Card, Facts
 from planner.machine.hardware.gpu import DISTURBING_REASONS
-from planner.machine.torch_build import (
-    NEWEST_TORCH,
-    OLDEST_TORCH,
-    as_text,
-    driver_runs,
-    fitting_build,
-    has_machine_code_for,
-    minimum_driver,
-    why_not_usable,
-)
 from planner.memory.allocator_config import VARIABLES as ALLOCATOR_VARIABLES
 from planner.memory.allocator_config import parse_allocator_config
 
@@ -77,8 +68,8 @@ def judge(facts: Facts) -> list[Finding]:
 
 def _driver(facts: Facts) -> Found:
     torch, driver, cuda = facts.torch, facts.driver, facts.torch.cuda or ""
-    needed = minimum_driver(cuda, facts.is_windows)
-    too_old = driver_runs(driver, cuda, facts.is_windows) is False or (
+    needed = torch_build.minimum_driver(cuda, facts.is_windows)
+    too_old = torch_build.driver_runs(driver, cuda, facts.is_windows) is False or (
         not driver and "too old" in torch.reason
     )
     if too_old and not torch.available:  # else by NVIDIA's forward compatibility package
@@ -94,9 +85,14 @@ def _driver(facts: Facts) -> Found:
 
 def what_to_install(facts: Facts, otherwise: str) -> str:
     """Which published build of torch works here as the driver is, else `otherwise`."""
-    build = fitting_build(facts.driver, facts.capability, facts.torch.version, facts.is_windows)
+    build = torch_build.fitting_build(
+        facts.driver, facts.capability, facts.torch.version, facts.is_windows
+    )
     if build is None:
-        low, high = as_text(OLDEST_TORCH), as_text(NEWEST_TORCH)
+        low, high = (
+            torch_build.as_text(torch_build.OLDEST_TORCH),
+            torch_build.as_text(torch_build.NEWEST_TORCH),
+        )
         return f"{otherwise}: no published build of torch {low} to {high} works with both."
     return f"Install {build}. Or: {otherwise[0].lower()}{otherwise[1:]}."
 
@@ -132,7 +128,7 @@ def _device(facts: Facts) -> Found:
         )  # fmt: skip
     elif (
         torch.cuda and facts.cards and not torch.available and not torch.error
-        and driver_runs(facts.driver, torch.cuda, facts.is_windows) is not False
+        and torch_build.driver_runs(facts.driver, torch.cuda, facts.is_windows) is not False
     ):  # fmt: skip
         why = torch.reason or "; ".join(torch.failed.values()) or "it finds no GPU"
         yield Finding(
@@ -429,13 +425,13 @@ def _torch(facts: Facts) -> Found:
         )  # fmt: skip
     for index, gpu in enumerate(torch.gpus):
         evidence = f"torch.cuda.get_arch_list(): {', '.join(torch.arch_list) or 'nothing'}"
-        if why := why_not_usable(torch, index):
+        if why := torch_build.why_not_usable(torch, index):
             yield Finding(
                 "fault", name, f"cuda:{index}: {why}", evidence, "nothing runs on that card",
                 what_to_install(facts, "Build torch for it") if "no code" in why else
                 "CUDA_LAUNCH_BLOCKING=1 python train.py names the kernel; sudo dmesg | grep Xid.",
             )  # fmt: skip
-        elif torch.cuda and not has_machine_code_for(gpu.capability, torch.arch_list):
+        elif torch.cuda and not torch_build.has_machine_code_for(gpu.capability, torch.arch_list):
             yield Finding(
                 "warning", name, f"cuda:{index}: this torch has only PTX for {gpu.name}", evidence,
                 "the driver compiles each kernel at its first use, and those tuned for the card "

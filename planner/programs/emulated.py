@@ -11,18 +11,7 @@ from typing import Any
 from planner.core.files import opened_whole, read_pickle
 from planner.core.units import format_bytes
 from planner.machine.hardware.overheads import CONTEXT_BYTES_HIGH
-from planner.programs import inside
-from planner.programs.snapshots import (
-    NO_STACK,
-    Blocks,
-    Entry,
-    alive_at_end,
-    alive_at_peak,
-    grouped,
-    place_of,
-    python_frames,
-    stack_of,
-)
+from planner.programs import inside, snapshots
 
 BACKWARD = "backward: gradients and temporaries"
 NO_PYTHON = "autograd's own thread, where Python has no stack"
@@ -52,7 +41,7 @@ class Moment:
     phase: str
     module: str
     where: str
-    groups: tuple[Blocks, ...]
+    groups: tuple[snapshots.Blocks, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +114,7 @@ class Growth:
 
     from_step: int
     to_step: int
-    groups: tuple[Blocks, ...]
+    groups: tuple[snapshots.Blocks, ...]
 
     @property
     def bytes_per_step(self) -> int:
@@ -349,7 +338,9 @@ def _process(path: Path, record: dict[str, Any]) -> EmulatedProcess:
 
 
 def _growth(path: Path, step: int) -> Growth:
-    before, now = (_groups(alive_at_end(_snapshot(path, name))) for name in ("settled", "grown"))
+    before, now = (
+        _groups(snapshots.alive_at_end(_snapshot(path, name))) for name in ("settled", "grown")
+    )
     settled = {(group.category, group.where): group.num_bytes for group in before}
     more = [
         replace(group, num_bytes=group.num_bytes - settled.get((group.category, group.where), 0))
@@ -361,7 +352,7 @@ def _growth(path: Path, step: int) -> Growth:
 def _peak(path: Path, device: int, figures: dict[str, Any]) -> DevicePeak:
     snapshot = _snapshot(path, f"peak{device}")
     return DevicePeak(
-        **figures, device=device, **_placed(snapshot, *alive_at_peak(snapshot, device))
+        **figures, device=device, **_placed(snapshot, *snapshots.alive_at_peak(snapshot, device))
     )
 
 
@@ -371,30 +362,33 @@ def _failed(path: Path, figures: dict[str, Any], steps: Steps) -> OutOfMemory:
     return OutOfMemory(
         **figures, grown_bytes=grown([line for line in steps if line[0] < figures["step"]]),
         is_expandable=any(segment.get("is_expandable") for segment in snapshot["segments"]),
-        **_placed(snapshot, alive_at_end(snapshot, device), request),
+        **_placed(snapshot, snapshots.alive_at_end(snapshot, device), request),
     )  # fmt: skip
 
 
-def _placed(snapshot: Mapping[str, Any], alive: Iterable[Entry], request: Entry) -> dict[str, Any]:
+def _placed(
+    snapshot: Mapping[str, Any], alive: Iterable[snapshots.Entry], request: snapshots.Entry
+) -> dict[str, Any]:
     """What was alive, and the module and the line of a request: of backward, where Python has no
     stack, the line that called it."""
     mark = request.get("user_metadata", "")
     known = ("", False, ())
     module, is_backward, caller = snapshot["marks"][int(mark)] if mark.isdigit() else known
-    stack = stack_of(request) or python_frames(caller)
-    category, where = _in_backward(place_of(stack))
+    stack = snapshots.stack_of(request) or snapshots.python_frames(caller)
+    category, where = _in_backward(snapshots.place_of(stack))
     if theirs := [frame for frame in stack if "/site-packages/" not in frame[0]]:
-        where = place_of(theirs)[1]
+        where = snapshots.place_of(theirs)[1]
     phase = "backward" if is_backward else PHASES.get(category, ELSE)
     return {"module": module, "phase": phase, "where": where, "groups": _groups(alive)}
 
 
-def _groups(alive: Iterable[Entry]) -> tuple[Blocks, ...]:
+def _groups(alive: Iterable[snapshots.Entry]) -> tuple[snapshots.Blocks, ...]:
     return tuple(
-        Blocks(*_in_backward((g.category, g.where)), g.num_bytes, g.count) for g in grouped(alive)
+        snapshots.Blocks(*_in_backward((g.category, g.where)), g.num_bytes, g.count)
+        for g in snapshots.grouped(alive)
     )
 
 
 def _in_backward(place: tuple[str, str]) -> tuple[str, str]:
     """All of the program's history is there: only autograd's thread has no stack."""
-    return (BACKWARD, NO_PYTHON) if place[0] == NO_STACK else place
+    return (BACKWARD, NO_PYTHON) if place[0] == snapshots.NO_STACK else place

@@ -22,19 +22,11 @@ from planner import __version__
 from planner.core.errors import UsageError
 from planner.core.schema import DeviceInfo, TrainSetting
 from planner.core.units import GIB, MIB
-from planner.machine import nvml
+from planner.machine import nvml, torch_build
 from planner.machine.emulated import is_emulated
 from planner.machine.hardware.gpu import DetectedGpu, cpu_name, read_device, visible_gpus
 from planner.machine.hardware.overheads import CONTEXT_BYTES
 from planner.machine.host import memory_room
-from planner.machine.torch_build import (
-    TorchBuild,
-    TorchGpu,
-    ask_torch,
-    bus_ordered,
-    installed_build,
-    why_not_usable,
-)
 from planner.memory.allocator_config import RECORDED_AS, environment_options
 
 # Packages whose versions decide what a probe measures.
@@ -72,12 +64,12 @@ def why_no_gpu(index: int = 0) -> str | None:
     A driver that answers is not enough: torch may be built for a newer one, or without code for the
     card. So torch is asked, once, in a process that ends.
     """
-    build = installed_build()
+    build = torch_build.installed_build()
     if build is None:
         return "torch is not installed"
     if build == "cpu":
         return "this torch is built for the CPU only"
-    return why_not_usable(_ask_torch(index), index)
+    return torch_build.why_not_usable(_ask_torch(index), index)
 
 
 def why_no_segments(device: str) -> str:
@@ -186,7 +178,7 @@ def worker_environment() -> dict[str, str]:
     GPUs are numbered in PCI order, as nvidia-smi does and as `describe_device` reads them, unless
     the environment says otherwise already.
     """
-    environment = bus_ordered(os.environ)
+    environment = torch_build.bus_ordered(os.environ)
     paths = [path or str(Path.cwd()) for path in sys.path]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return environment
@@ -200,17 +192,17 @@ def _versions(packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    if installed_build() not in (None, "cpu"):
-        found["cuda"] = str(installed_build())
+    if torch_build.installed_build() not in (None, "cpu"):
+        found["cuda"] = str(torch_build.installed_build())
     return tuple(found.items())
 
 
 @lru_cache(maxsize=1)
 def _libraries() -> tuple[tuple[str, str], ...]:
     """The versions of cuDNN and NCCL: told by torch, which decides what it loads."""
-    if installed_build() in (None, "cpu"):
+    if torch_build.installed_build() in (None, "cpu"):
         return ()
-    return tuple(ask_torch(worker_environment(), ()).libraries.items())
+    return tuple(torch_build.ask_torch(worker_environment(), ()).libraries.items())
 
 
 # Variables that change which kernels run, what they keep or how they are timed: probes under
@@ -256,7 +248,7 @@ def _driver_device(index: int) -> nvml.NvmlDevice | None:
     return found if memory is None or agree(memory.total, gpu.total_bytes) else None
 
 
-def _is_named(device: nvml.NvmlDevice, gpu: TorchGpu) -> bool:
+def _is_named(device: nvml.NvmlDevice, gpu: torch_build.TorchGpu) -> bool:
     """Whether a driver's device has the UUID that torch tells; where one of them tells none, it is
     taken to be so."""
     theirs, ours = (device.uuid or "").casefold(), gpu.uuid.casefold()
@@ -269,9 +261,9 @@ def _nvml_gpus() -> tuple[DetectedGpu, ...]:
 
 
 @lru_cache(maxsize=8)
-def _ask_torch(index: int) -> TorchBuild:
+def _ask_torch(index: int) -> torch_build.TorchBuild:
     """What torch says of its devices, and whether it can run on that with `index`."""
-    return ask_torch(worker_environment(), (index,))
+    return torch_build.ask_torch(worker_environment(), (index,))
 
 
 def ask_process(arguments: Sequence[str], deadline_seconds: float) -> dict[str, Any] | None:

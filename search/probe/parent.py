@@ -33,15 +33,6 @@ from search.probe.device import (
     versions,
     worker_environment,
 )
-from search.probe.protocol import (
-    ANSWERS,
-    OutcomeMessage,
-    ProbeRequest,
-    ProgressMessage,
-    RankPlace,
-    WorkOrder,
-    backend_of,
-)
 
 # How long a driver may take to give back the memory of a process that has ended: a judgement.
 RELEASE_SECONDS = 3.0
@@ -63,7 +54,7 @@ class ProbeEvent:
 
 
 def run_probe(
-    request: ProbeRequest,
+    request: protocol.ProbeRequest,
     *,
     deadline_seconds: float,
     device: DeviceInfo | None = None,
@@ -97,13 +88,13 @@ def run_probe(
             elapsed = time.monotonic() - started
             on_event(ProbeEvent(phase, elapsed, num_steps, step_seconds))
 
-    def hear(answer: ProgressMessage) -> None:
+    def hear(answer: protocol.ProgressMessage) -> None:
         tell(answer.phase, answer.num_steps, answer.step_seconds)
 
-    def whole(outcomes: Sequence[OutcomeMessage]) -> OutcomeMessage:
+    def whole(outcomes: Sequence[protocol.OutcomeMessage]) -> protocol.OutcomeMessage:
         return put_together(outcomes, devices) if len(outcomes) > 1 else outcomes[0]
 
-    def measured(outcomes: Sequence[OutcomeMessage]) -> None:
+    def measured(outcomes: Sequence[protocol.OutcomeMessage]) -> None:
         if on_result is not None:
             on_result(record_of(whole(outcomes)))
 
@@ -113,7 +104,7 @@ def run_probe(
         rank_places(len(devices), rank_threads(len(devices))) as places,
     ):
         orders = [
-            WorkOrder(
+            protocol.WorkOrder(
                 request=request.model_copy(update={"device": each}),
                 deadline=started + deadline_seconds, place=place if is_world else None,
             )
@@ -128,7 +119,11 @@ def run_probe(
 
 
 def _record(
-    request: ProbeRequest, device: DeviceInfo, date: str, started: float, outcome: OutcomeMessage
+    request: protocol.ProbeRequest,
+    device: DeviceInfo,
+    date: str,
+    started: float,
+    outcome: protocol.OutcomeMessage,
 ) -> MeasurementRecord:
     step_seconds = median(outcome.step_seconds) if outcome.step_seconds else None
     return MeasurementRecord(
@@ -142,14 +137,15 @@ def _record(
         probe_seconds=time.monotonic() - started,
         **{
             name: getattr(outcome, name)
-            for name in MeasurementRecord.model_fields.keys() & OutcomeMessage.model_fields.keys()
+            for name in MeasurementRecord.model_fields.keys()
+            & protocol.OutcomeMessage.model_fields.keys()
         },
     )
 
 
 def _crowded(
-    outcome: OutcomeMessage, before: Mapping[str, MemoryInUse | None], has_ended: bool
-) -> OutcomeMessage:
+    outcome: protocol.OutcomeMessage, before: Mapping[str, MemoryInUse | None], has_ended: bool
+) -> protocol.OutcomeMessage:
     """`outcome` with what others had left free of its GPUs, and took since: of the worst of them.
     Of a worker that may still live, what it holds is not told from others'."""
     known = {device: memory for device, memory in before.items() if memory is not None}
@@ -195,7 +191,7 @@ class _Rank:
     errors_fd: int
     phase: str = "start"
     errors: bytes = b""
-    outcome: OutcomeMessage | None = None
+    outcome: protocol.OutcomeMessage | None = None
 
     def read_errors(self) -> None:
         """What there is, but no more than so many times: somebody may write for ever."""
@@ -209,17 +205,19 @@ class Attendance:
     ended. `hear` is told where the first is."""
 
     def __init__(
-        self, orders: Sequence[WorkOrder], deadline_seconds: float, server: ForkServer,
-        hear: Callable[[ProgressMessage], None],
+        self, orders: Sequence[protocol.WorkOrder], deadline_seconds: float, server: ForkServer,
+        hear: Callable[[protocol.ProgressMessage], None],
     ) -> None:  # fmt: skip
         self.orders, self.server, self.hear = orders, server, hear
         self.deadline_seconds = deadline_seconds
         self.is_world = orders[0].place is not None
-        self.failed: dict[int, OutcomeMessage] = {}  # in the order in which it was heard
+        self.failed: dict[int, protocol.OutcomeMessage] = {}  # in the order in which it was heard
         self.has_ended = False  # for certain
         self.kernel_kills = protocol.count_kernel_kills()
 
-    def run(self, on_measured: Callable[[Sequence[OutcomeMessage]], None]) -> list[OutcomeMessage]:
+    def run(
+        self, on_measured: Callable[[Sequence[protocol.OutcomeMessage]], None]
+    ) -> list[protocol.OutcomeMessage]:
         """What each worker measured, which `on_measured` is told before they end; where one has
         failed, how, and nothing else."""
         with _pipes(len(self.orders)) as (reading, writing):
@@ -232,7 +230,7 @@ class Attendance:
             self.has_ended = workers.are_gone
         return outcomes
 
-    def _attend(self, workers: Workers) -> list[OutcomeMessage]:
+    def _attend(self, workers: Workers) -> list[protocol.OutcomeMessage]:
         limit = self.orders[0].deadline
         while not (self._is_decided() or workers.are_gone):
             left = max(0.0, limit - time.monotonic())
@@ -258,24 +256,24 @@ class Attendance:
             self._settle(number, self._judge(number, wait_status))
             return
         try:
-            answer = ANSWERS.validate_json(said)
+            answer = protocol.ANSWERS.validate_json(said)
         except ValidationError:  # the model's own code has written it
             return
-        if isinstance(answer, OutcomeMessage):
+        if isinstance(answer, protocol.OutcomeMessage):
             self._settle(answer.rank, answer)
             return
         self.ranks[answer.rank].phase = answer.phase
         if answer.rank == 0:
             self.hear(answer)
 
-    def _settle(self, number: int, outcome: OutcomeMessage) -> None:
+    def _settle(self, number: int, outcome: protocol.OutcomeMessage) -> None:
         """Its first word counts."""
         if self.ranks[number].outcome is None:
             self.ranks[number].outcome = outcome
             if outcome.status != "measured":
                 self.failed[number] = outcome
 
-    def _judge(self, number: int, wait_status: int | None) -> OutcomeMessage:
+    def _judge(self, number: int, wait_status: int | None) -> protocol.OutcomeMessage:
         """The outcome of one that has ended without any."""
         rank = self.ranks[number]
         rank.read_errors()
@@ -286,7 +284,9 @@ class Attendance:
             words = protocol.last_words(errors)
             status, message = protocol.judge_death(wait_status, words, self.kernel_kills)
         lost = failures.is_lost_peer(errors)
-        return OutcomeMessage(status=status, message=message, phase=rank.phase, lost_others=lost)
+        return protocol.OutcomeMessage(
+            status=status, message=message, phase=rank.phase, lost_others=lost
+        )
 
     def _is_decided(self) -> bool:
         """Whether one failed by itself, or all have measured. One that failed for others' sake
@@ -298,7 +298,7 @@ class Attendance:
     def _cause(self) -> int | None:
         return next((n for n, outcome in self.failed.items() if not outcome.lost_others), None)
 
-    def _blame(self) -> OutcomeMessage:
+    def _blame(self) -> protocol.OutcomeMessage:
         """What ended the probe: the first that failed by itself, else the first that lost others,
         of which none has said why."""
         cause = self._cause()
@@ -309,7 +309,7 @@ class Attendance:
         said = f"rank {number} of {len(self.ranks)}: {outcome.message}"
         return outcome.model_copy(update={"message": said})
 
-    def _late(self) -> OutcomeMessage:
+    def _late(self) -> protocol.OutcomeMessage:
         """Where each was at the deadline; the probe's phase is that of the one behind."""
         by_phase: dict[str, list[str]] = {}
         for number, rank in sorted(enumerate(self.ranks), key=lambda r: _position(r[1].phase)):
@@ -321,7 +321,9 @@ class Attendance:
                 for phase, ranks in by_phase.items()
             )
         message = f"not done after {self.deadline_seconds:g} s{where}"
-        return OutcomeMessage(status="timed_out", phase=next(iter(by_phase)), message=message)
+        return protocol.OutcomeMessage(
+            status="timed_out", phase=next(iter(by_phase)), message=message
+        )
 
 
 def _position(phase: str) -> int:
@@ -353,13 +355,13 @@ def rank_devices(device: str, setting: TrainSetting) -> tuple[str, ...]:
 
 
 @contextmanager
-def rank_places(size: int, threads: int | None = None) -> Iterator[tuple[RankPlace, ...]]:
+def rank_places(size: int, threads: int | None = None) -> Iterator[tuple[protocol.RankPlace, ...]]:
     """The place of each rank, while this lasts. They find each other by a file that only lives in
     this process's memory: no port that somebody else may take, nothing to delete."""
     descriptor = os.memfd_create("planner-world")
     store = f"/proc/{os.getpid()}/fd/{descriptor}"
     try:
-        yield tuple(RankPlace(rank=r, store=store, threads=threads) for r in range(size))
+        yield tuple(protocol.RankPlace(rank=r, store=store, threads=threads) for r in range(size))
     finally:
         os.close(descriptor)
 
@@ -370,7 +372,9 @@ _LARGEST = (
 )  # fmt: skip
 
 
-def put_together(outcomes: Sequence[OutcomeMessage], devices: Sequence[str]) -> OutcomeMessage:
+def put_together(
+    outcomes: Sequence[protocol.OutcomeMessage], devices: Sequence[str]
+) -> protocol.OutcomeMessage:
     """The outcome of a probe whose ranks have all measured, rank 0 first: each step as long as on
     its slowest rank, each peak the highest."""
     steps = zip(*(o.step_seconds for o in outcomes), strict=False)  # all have taken the same
@@ -392,12 +396,12 @@ def put_together(outcomes: Sequence[OutcomeMessage], devices: Sequence[str]) -> 
                 )
                 for rank, (outcome, device) in enumerate(zip(outcomes, devices, strict=True))
             ),
-            "world": WorldInfo(world_size=len(devices), backend=backend_of(devices[0])),
+            "world": WorldInfo(world_size=len(devices), backend=protocol.backend_of(devices[0])),
         }
     )
 
 
-def _largest(outcomes: Sequence[OutcomeMessage], name: str) -> float | None:
+def _largest(outcomes: Sequence[protocol.OutcomeMessage], name: str) -> float | None:
     figures = (getattr(outcome, name) for outcome in outcomes)
     return max((figure for figure in figures if figure is not None), default=None)
 

@@ -27,38 +27,10 @@ from planner.training.building import own_part, set_precision
 from planner.training.step import Training
 from planner.training.tasks.contract import WRITE_A_TASK
 from planner.training.tasks.making import GivenTask
+from search.probe import protocol
 from search.probe.evidence import HURRIED, QuietWatch, StopRule
-from search.probe.protocol import (
-    CONTRACT,
-    OutcomeMessage,
-    ProbeRequest,
-    ProgressMessage,
-    RankPlace,
-    Report,
-    WorkOrder,
-    shorten,
-)
+from search.probe.worker import subject, verdict
 from search.probe.worker.meter import Mark, Meter, make_meter
-from search.probe.worker.subject import (
-    StepPhases,
-    WatchedTraining,
-    any_of,
-    build_training,
-    join,
-    refuse_unsupported,
-    touch_libraries,
-)
-from search.probe.worker.verdict import (
-    CompileWatch,
-    NonFiniteError,
-    causes,
-    check_matrix_units,
-    classify,
-    end_workers,
-    is_compile_failure,
-    lost_others,
-    read_memory,
-)
 
 # CUDA graphs (reduce-overhead, max-autotune) are run once, recorded once and replayed from then on:
 # two more steps than eager needs until every step is alike.
@@ -74,8 +46,11 @@ _PROGRESS_SECONDS = 0.5
 
 
 def measure(
-    request: ProbeRequest, deadline: float, report: Report, place: RankPlace | None = None
-) -> OutcomeMessage:
+    request: protocol.ProbeRequest,
+    deadline: float,
+    report: protocol.Report,
+    place: protocol.RankPlace | None = None,
+) -> protocol.OutcomeMessage:
     """Carry out one probe, or one rank of it, until `deadline` (an instant of `time.monotonic`);
     how it ended. A failure is described outside of its handler: its traceback holds frames, and so
     tensors."""
@@ -85,16 +60,16 @@ def measure(
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         if run.meter is not None:
             run.meter.lift_cap()
-        status, message = classify(error, read_memory(request.device))
-        phase, lost = _phase_of(error, run, status), lost_others(error)
+        status, message = verdict.classify(error, verdict.read_memory(request.device))
+        phase, lost = _phase_of(error, run, status), verdict.lost_others(error)
         crowding = run.crowding()
         # What disturbed the run until it failed: the failure may be due to it.
         flags = dict.fromkeys([*run.flags, *(run.meter.flags() if run.meter is not None else [])])
     if status == "crashed" and phase == "forward" and run.was_given_images and not lost:
-        message = f"{shorten(message)}\n{WRITE_A_TASK}"
-    return OutcomeMessage(
+        message = f"{protocol.shorten(message)}\n{WRITE_A_TASK}"
+    return protocol.OutcomeMessage(
         status=status,
-        message=shorten(message),
+        message=protocol.shorten(message),
         phase=phase,
         unit=run.unit,
         flags=tuple(flags),
@@ -104,9 +79,11 @@ def measure(
 
 
 def _phase_of(error: BaseException, run: Run, status: ProbeStatus) -> str:
-    if status == "unsupported" and any(isinstance(link, ContractError) for link in causes(error)):
-        return CONTRACT
-    if any(is_compile_failure(link) for link in causes(error)):
+    if status == "unsupported" and any(
+        isinstance(link, ContractError) for link in verdict.causes(error)
+    ):
+        return protocol.CONTRACT
+    if any(verdict.is_compile_failure(link) for link in verdict.causes(error)):
         return "compile"
     return run.phases.current if run.in_step else run.report.phase
 
@@ -115,35 +92,35 @@ def _phase_of(error: BaseException, run: Run, status: ProbeStatus) -> str:
 class Run:
     """One probe: what is known of it so far, so that a failure can tell it too."""
 
-    request: ProbeRequest
+    request: protocol.ProbeRequest
     deadline: float
-    report: Report
+    report: protocol.Report
     flags: list[str] = field(default_factory=list)
-    phases: StepPhases = field(default_factory=StepPhases)
+    phases: subject.StepPhases = field(default_factory=subject.StepPhases)
     in_step: bool = False
     meter: Meter | None = None
     unit: str | None = None
     was_given_images: bool = False  # a module of the user's: images may not be what it takes
-    compiling: CompileWatch | None = None
+    compiling: verdict.CompileWatch | None = None
     warmup: list[float] = field(default_factory=list)  # seconds of each of its first steps
-    place: RankPlace | None = None
+    place: protocol.RankPlace | None = None
     group: Any = None  # of ranks that agree
 
-    def set_up(self) -> tuple[WatchedTraining, Meter]:
+    def set_up(self) -> tuple[subject.WatchedTraining, Meter]:
         """The training on its device, warm: its next step is like all that follow."""
         request = self.request
-        refuse_unsupported(request)
+        subject.refuse_unsupported(request)
         set_precision(request.setting)
         random.seed(0)
         torch.manual_seed(0)
         self.report.enter("device")
         meter = self._prepare_device()
-        check_matrix_units(request)
-        self.compiling = CompileWatch() if request.setting.compiles else None
+        verdict.check_matrix_units(request)
+        self.compiling = verdict.CompileWatch() if request.setting.compiles else None
         if request.memory_cap_bytes is not None:
             meter.impose_cap(request.memory_cap_bytes)
         self.report.enter("build")
-        training = build_training(request)
+        training = subject.build_training(request)
         self.unit = training.task.unit if isinstance(training.task, GivenTask) else None
         self.was_given_images = isinstance(request.model, FactoryModel) and self.unit is None
         self.phases.accumulate = request.setting.accumulate
@@ -166,15 +143,15 @@ class Run:
             self.meter = make_meter(request.device)
         if place is not None and place.threads is not None:
             torch.set_num_threads(place.threads)
-        touch_libraries(request)
+        subject.touch_libraries(request)
         if place is not None:
             self.report.enter("join")
-            self.group = join(request, place)
+            self.group = subject.join(request, place)
         if self.meter is None:
             self.meter = make_meter(request.device)
         return self.meter
 
-    def outcome(self) -> OutcomeMessage:
+    def outcome(self) -> protocol.OutcomeMessage:
         request = self.request
         training, meter = self.set_up()
         compiling = self.compiling
@@ -199,7 +176,7 @@ class Run:
         self._check(training, meter)
         # What the warm-up took longer than as many steady steps.
         compile_seconds = max(0.0, sum(self.warmup) - len(self.warmup) * median(samples))
-        return OutcomeMessage(
+        return protocol.OutcomeMessage(
             status="measured",
             step_seconds=tuple(round(seconds, 9) for seconds in samples),
             peak_allocated_bytes=use.peak_allocated,
@@ -216,7 +193,7 @@ class Run:
         """What others left and took of the device's memory, in the fields of an outcome."""
         return {} if self.meter is None else asdict(self.meter.crowding())
 
-    def _warm_up(self, training: WatchedTraining, meter: Meter) -> list[float]:
+    def _warm_up(self, training: subject.WatchedTraining, meter: Meter) -> list[float]:
         """Whole steps until all that is lazy has happened; their wall times in seconds.
 
         The optimizer makes its state in the first executed step, so the second is the first that
@@ -237,7 +214,11 @@ class Run:
         rule = StopRule(self.request, time.monotonic(), self.deadline)
         while executed < wanted and len(seconds) < wanted + _SCALE_WARMUP_STEPS:
             # This step and a timed one must still be possible.
-            if executed and not compiled and any_of(self.group, rule.is_ending(max(seconds), 2)):
+            if (
+                executed
+                and not compiled
+                and subject.any_of(self.group, rule.is_ending(max(seconds), 2))
+            ):
                 self.flags.append(f"{HURRIED} warmed up for {executed} of {wanted} steps")
                 break
             scale = _loss_scale(training)
@@ -250,14 +231,14 @@ class Run:
         self.in_step = training.watching = False
         return seconds
 
-    def _step(self, training: WatchedTraining, meter: Meter) -> float:
+    def _step(self, training: subject.WatchedTraining, meter: Meter) -> float:
         """One step by itself; its wall time in seconds."""
         started = time.perf_counter()
         training.step(self.phases)
         meter.synchronize()
         return time.perf_counter() - started
 
-    def _settle(self, training: WatchedTraining, meter: Meter, warm_seconds: float) -> None:
+    def _settle(self, training: subject.WatchedTraining, meter: Meter, warm_seconds: float) -> None:
         """Brings the device into the state in which a training will find it.
 
         What compiling left there goes: its processes, and the memory that the benchmarks of its
@@ -266,18 +247,20 @@ class Run:
         """
         least = 0
         if self.request.setting.compiles:
-            self.flags += end_workers()
+            self.flags += verdict.end_workers()
             released = meter.release_cache()
             if released is not None:
                 self.flags += _release_flags(*released)
                 least = _RELEASED_WARMUP_STEPS
         self.in_step = True
         steps = 0
-        while any_of(self.group, steps < least or warm_seconds < self.request.warmup_seconds):
+        while subject.any_of(
+            self.group, steps < least or warm_seconds < self.request.warmup_seconds
+        ):
             self.report.enter("warm-up")
             took = self._step(training, meter)
             steps, warm_seconds = steps + 1, warm_seconds + took
-            if any_of(self.group, time.monotonic() + took >= self.deadline):
+            if subject.any_of(self.group, time.monotonic() + took >= self.deadline):
                 break
         self.in_step = False
 
@@ -287,9 +270,9 @@ class Run:
         two shared cores, torch 2.13, 2026-11)."""
         if self.place is not None and len(samples) % max(1, len(samples) // 20):
             return False
-        return any_of(self.group, rule.is_enough(samples))
+        return subject.any_of(self.group, rule.is_enough(samples))
 
-    def _time(self, training: WatchedTraining, meter: Meter, rule: StopRule) -> list[float]:
+    def _time(self, training: subject.WatchedTraining, meter: Meter, rule: StopRule) -> list[float]:
         """Seconds of each whole optimizer step, back to back.
 
         Steps are marked on the device, and at most `meter.in_flight` are queued ahead of the one
@@ -307,7 +290,7 @@ class Run:
                 meter.observe()
             if samples and time.monotonic() - told >= _PROGRESS_SECONDS:
                 told = time.monotonic()
-                self.report.say(ProgressMessage(
+                self.report.say(protocol.ProgressMessage(
                     phase="measure", num_steps=len(samples), step_seconds=median(samples)
                 ))  # fmt: skip
         while len(marks) > 1:
@@ -315,7 +298,7 @@ class Run:
         self.in_step = False
         return samples
 
-    def _check(self, training: WatchedTraining, meter: Meter) -> None:
+    def _check(self, training: subject.WatchedTraining, meter: Meter) -> None:
         """Whether the training is still sound after the timed steps.
 
         A loss that is no number leaves weights that are none, but under a GradScaler, which skips
@@ -323,7 +306,7 @@ class Run:
         """
         norms = torch._foreach_norm([own_part(p).detach() for p in training.parameters])
         if not torch.isfinite(torch.stack([n.float() for n in norms])).all().item():
-            raise NonFiniteError("weights are not finite after the timed steps")
+            raise verdict.NonFiniteError("weights are not finite after the timed steps")
         if training.scaler is not None:
             training.watching = True
             self._step(training, meter)
@@ -356,8 +339,8 @@ def work(channel: int, given: str) -> NoReturn:
     """Trains as a `WorkOrder` says. It never ends by itself: what a library or the user's code does
     at exit is not the probe's, and the end of one rank is a fault to the others."""
     faulthandler.enable()  # a fatal signal leaves its stack
-    order = WorkOrder.model_validate_json(given)
-    report = Report(channel, 0 if order.place is None else order.place.rank)
+    order = protocol.WorkOrder.model_validate_json(given)
+    report = protocol.Report(channel, 0 if order.place is None else order.place.rank)
     report.enter("import")
     report.say(measure(order.request, order.deadline, report, order.place))
     while True:
