@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ PAGE = (Path(__file__).parents[1] / "docs/levers.md").read_text(encoding="utf-8"
 TEXT = " ".join(PAGE.split())
 TECHNIQUES = (Path(__file__).parent / "techniques.md").read_text(encoding="utf-8")
 ALLOCATOR = 'native:swin_tiny --batch-size 64 --gpu "RTX 3090" --allocator'
-OFFLOADED = 'native:swin_base --batch-size 64 --gpu "RTX 4090"'
-IN_PARTS = ("none", "blocks:every-2", "blocks:6", "selective", "blocks")
 Found = dict[str, Any]
 
 
@@ -41,12 +40,66 @@ def size(name: str) -> Callable[[Found], str]:
 
 
 def rate(found: Found) -> str:
-    return f"{found['throughput']['images_per_second']:.0f}"
+    return f"{found['throughput']['images_per_second']:,.0f}"
 
 
 def assert_row(*cells: str) -> None:
     row = f"| {' | '.join(cells)} |"
     assert row in PAGE, row
+
+
+TOTAL, SAVED = size("device_total_bytes"), size("saved_activation_bytes")
+
+
+def pinned(found: Found) -> str:
+    return size("pinned_host_bytes")(found) if found["pinned_host_bytes"] else "-"
+
+
+def state(found: Found) -> str:
+    return format_bytes(found["breakdown"]["optimizer_state"])
+
+
+def total_and_rate(found: Found) -> tuple[str, str]:
+    return TOTAL(found), rate(found)
+
+
+# Of each table a command, and what it says in each of the columns; its rows by what is added.
+TABLES: list[tuple[str, list[Callable[[Found], str]], dict[str, str]]] = [
+    (
+        'native:swin_base --batch-size 64 --gpu "RTX 4090"', [TOTAL, rate, SAVED, pinned],
+        {"neither": "", "`--checkpointing blocks`": "--checkpointing blocks",
+         "`--set offload=activations`": "--set offload=activations"},
+    ),
+    (
+        'native:swin_base_384 --batch-size 32 --gpu "RTX 4090" --checkpointing',
+        [SAVED, TOTAL, rate],
+        {kind: kind for kind in ("none", "blocks:every-2", "blocks:6", "selective", "blocks")},
+    ),
+    (
+        "timm:swin_large_patch4_window7_224 --batch-size 8 --gpu a100-sxm-80gb",
+        [state, SAVED, TOTAL, rate],
+        {f"`{typed}`".replace("--set ", "") if typed else "none": typed for typed in (
+            "", "--set frozen_stages=2", "--set frozen_stages=3", "--set lora_rank=8",
+            "--set lora_rank=8 --precision pure-bf16", "--set lora_rank=8 --checkpointing blocks",
+        )},
+    ),
+    (
+        "native:swin_tiny --gpu h100-sxm-80gb --batch-size 32", [rate],
+        {"compiled block by block": "--compile default --set compile_scope=blocks",
+         "not compiled": "", "compiled whole": "--compile default"},
+    ),
+]  # fmt: skip
+ROWS = [
+    first_of(*((typed, columns, *row) for row in rows.items())) for typed, columns, rows in TABLES
+]
+
+
+@pytest.mark.parametrize(("typed", "columns", "label", "more"), chain.from_iterable(ROWS))
+def test_a_row_is_what_its_command_prints(
+    typed: str, columns: list[Callable[[Found], str]], label: str, more: str
+) -> None:
+    found = estimated(f"{typed} {more}")
+    assert_row(label, *(column(found) for column in columns))
 
 
 def test_the_allocator_s_options() -> None:
@@ -60,31 +113,6 @@ def test_the_allocator_s_options() -> None:
     first, *others = (size("device_total_bytes")(estimated(way)) for way in ways)
     (plain,) = set(others)
     assert f"This Swin-T needs {first}, and {plain} with torch's defaults" in TEXT
-
-
-@pytest.mark.parametrize(
-    ("label", "options"),
-    first_of(
-        ("neither", ""),
-        ("`--checkpointing blocks`", "--checkpointing blocks"),
-        ("`--set offload=activations`", "--set offload=activations"),
-    ),
-)
-def test_activations_in_host_memory(label: str, options: str) -> None:
-    found = estimated(f"{OFFLOADED} {options}")
-    pinned = size("pinned_host_bytes")(found) if found["pinned_host_bytes"] else "-"
-    assert_row(label, *total_and_rate(found), size("saved_activation_bytes")(found), pinned)
-
-
-@pytest.mark.parametrize("checkpointing", first_of(*IN_PARTS))
-def test_blocks_in_parts(checkpointing: str) -> None:
-    typed = "native:swin_base_384 --batch-size 32 --gpu 'RTX 4090' --checkpointing"
-    found = estimated(f"{typed} {checkpointing}")
-    assert_row(checkpointing, size("saved_activation_bytes")(found), *total_and_rate(found))
-
-
-def total_and_rate(found: Found) -> tuple[str, str]:
-    return size("device_total_bytes")(found), rate(found)
 
 
 FAMILIES = ("adamw-8bit", "adamw", "adamw-fused", "lion", "adafactor", "sgd")
@@ -123,36 +151,6 @@ def test_the_optimizer_in_host_memory() -> None:
     assert f"it needs {total}, and {pinned} of pinned host memory" in TEXT
 
 
-@pytest.mark.parametrize(
-    "options",
-    first_of(
-        "", "--set frozen_stages=2", "--set frozen_stages=3", "--set lora_rank=8",
-        "--set lora_rank=8 --precision pure-bf16", "--set lora_rank=8 --checkpointing blocks",
-    ),
-)  # fmt: skip
-def test_adapters_and_frozen_stages(options: str) -> None:
-    found = estimated(
-        f"timm:swin_large_patch4_window7_224 --batch-size 8 --gpu a100-sxm-80gb {options}"
-    )
-    state = format_bytes(found["breakdown"]["optimizer_state"])
-    saved = size("saved_activation_bytes")(found)
-    label = f"`{options}`".replace("--set ", "") if options else "none"
-    assert_row(label, state, saved, *total_and_rate(found))
-
-
-@pytest.mark.parametrize(
-    ("label", "options"),
-    first_of(
-        ("compiled block by block", "--compile default --set compile_scope=blocks"),
-        ("not compiled", ""),
-        ("compiled whole", "--compile default"),
-    ),
-)
-def test_compilation_block_by_block(label: str, options: str) -> None:
-    found = estimated(f"native:swin_tiny --gpu h100-sxm-80gb --batch-size 32 {options}")
-    assert_row(label, f"{found['throughput']['images_per_second']:,.0f}")
-
-
 def test_what_guides_recommend() -> None:
     whole = estimated("native:swin_large --batch-size 1 --precision fp32")
     live, total = (size(name)(whole) for name in ("peak_live_bytes", "device_total_bytes"))
@@ -176,6 +174,4 @@ def test_eight_bit_matrix_products(precision: str, compiled: str) -> None:
         "timm:swin_tiny_patch4_window7_224 --batch-size 64 --gpu h100-sxm-80gb "
         f"--precision {precision} --compile {compiled} {recorded}"
     )
-    total, saved = (size(n)(found) for n in ("device_total_bytes", "saved_activation_bytes"))
-    rounded = f"{found['throughput']['images_per_second']:,.0f}"
-    assert_row(precision, compiled, total, saved, rounded)
+    assert_row(precision, compiled, TOTAL(found), SAVED(found), rate(found))

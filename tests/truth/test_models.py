@@ -17,12 +17,10 @@ pytest.importorskip("timm")
 pytest.importorskip("torchvision")
 pytest.importorskip("transformers")
 
-from planner.core.files import parse_yaml, read_text
 from planner.core.schema import MeasurementRecord
-from planner.core.units import MIB
 from search.loop.records import read_records
 from tests.models.table import COMPILED, LISTED, TRUTH, Verdict, judge, library_of, run
-from tests.truth.matrix import MatrixFile
+from tests.truth.matrix import read_matrix
 
 RECORDS = sorted(TRUTH.glob("*.jsonl"))[-1]
 TABLES = Path(__file__).parent / "TABLES.md"
@@ -58,12 +56,9 @@ def shown() -> tuple[dict[str, list[int]], dict[Step, str]]:
 
 
 def test_every_step_of_the_list_is_recorded_and_measured() -> None:
-    groups = MatrixFile.model_validate(parse_yaml(read_text(LISTED, MIB), LISTED.name)).groups
     wanted = {
-        (model, precision, group.setting.get("checkpointing", "none"))
-        for group in groups
-        for model in group.models
-        for precision in group.grid["precision"]
+        (row.model.title, row.setting.precision, row.setting.checkpointing)
+        for row in read_matrix(LISTED)
     }
     assert set(records()) == wanted
     assert {record.status for record in records().values()} == {"measured"}
@@ -130,8 +125,8 @@ def test_the_compiled_steps_of_the_list_are_recorded_and_shown() -> None:
         f"| {len(rows)} other models, compiled | the same | allocated {median(allocated):.1f}% "
         f"median, {max(allocated)}% worst; reserved {max(reserved)}% worst |"
     ) in page
-    (group,) = MatrixFile.model_validate(parse_yaml(read_text(COMPILED, MIB), COMPILED.name)).groups
-    assert set(compiled_records()) == set(group.models) == set(shown)
+    listed = {row.model.title for row in read_matrix(COMPILED)}
+    assert set(compiled_records()) == listed == set(shown)
     assert set(shown.values()) == {"within"}
     for record in compiled_records().values():
         assert record.status == "measured"
