@@ -1,6 +1,5 @@
 """`planner emit`, through the real command line."""
 
-import io
 from pathlib import Path
 
 import pytest
@@ -107,15 +106,3 @@ def test_a_link_is_not_followed_unasked(result: Path, capsys: pytest.CaptureFixt
     assert main(arguments) == 1
     assert real.read_text() == before
     assert "--force" in capsys.readouterr().err
-
-
-def test_a_prediction_is_read_from_a_pipe(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert main(["estimate", "native:swin_tiny", "--gpu", "rtx 3090", "--json"]) == 0
-    piped = io.TextIOWrapper(io.BytesIO(capsys.readouterr().out.encode()))
-    monkeypatch.setattr("sys.stdin", piped)
-    assert main(["emit", "-", "--for", "pytorch"]) == 0
-    out, err = capsys.readouterr()
-    assert "predicted and not measured" in out
-    assert "Warning: Predicted, not measured: " in err

@@ -17,8 +17,7 @@ from planner.core.schema import DeviceInfo, TrainSetting
 from planner.machine.emulated import EmulatedMachine, started
 from planner.trainers.emission import emit_setting
 from tests.emulated.conftest import RTX_3090
-from tests.trainers.cases import GIB, make_pictures, tiny
-from tests.trainers.ranks import follow
+from tests.trainers.cases import GIB, follow, make_pictures, tiny
 
 pytestmark = [pytest.mark.emulated, pytest.mark.timeout(400)]
 CUDA = DeviceInfo(kind="cuda", name="NVIDIA GeForce RTX 3090", total_bytes=24 * GIB)

@@ -28,8 +28,6 @@ def test_a_reported_log_is_answered_right_or_not_at_all() -> None:
             reported.missed, reported.possible,
         ), reported.source  # fmt: skip
         assert not reported.healthy or outcome == "out of kind", reported.source
-    assert sum(not reported.healthy for reported in REPORTED) >= 150
-    assert sum(reported.healthy for reported in REPORTED) >= 25
 
 
 def test_each_versions_message_is_read_to_the_figure() -> None:

@@ -62,34 +62,29 @@ class Images:
         return F.cross_entropy(module(images), classes)
 
 
-def double(inputs: int, outputs: int, volume: bool) -> nn.Sequential:
+def double(inputs: int, outputs: int) -> nn.Sequential:
     """Two convolutions of a U-Net, each normalized."""
-    convolution = nn.Conv3d if volume else nn.Conv2d
-    norm = nn.InstanceNorm3d if volume else nn.BatchNorm2d
     layers: list[nn.Module] = []
     for channels in (inputs, outputs):
-        layers += [convolution(channels, outputs, 3, padding=1, bias=False), norm(outputs)]
-        layers += [nn.LeakyReLU(0.01, inplace=True) if volume else nn.ReLU(inplace=True)]
+        layers.append(nn.Conv2d(channels, outputs, 3, padding=1, bias=False))
+        layers += [nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
 
 
 class Segmenting(nn.Module):
-    """A U-Net of three levels: [B, C, S, S(, S)] to a class for each place."""
+    """A U-Net of three levels: [B, 3, S, S] to a class for each place."""
 
-    def __init__(self, inputs: int, volume: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.pool = F.max_pool3d if volume else F.max_pool2d
-        widths = (inputs, 16, 32, 64)
-        self.down = nn.ModuleList(double(a, b, volume) for a, b in pairwise(widths))
-        opposite = nn.ConvTranspose3d if volume else nn.ConvTranspose2d
-        self.up = nn.ModuleList(opposite(c, c // 2, 2, stride=2) for c in (64, 32))
-        self.merge = nn.ModuleList(double(c, c // 2, volume) for c in (64, 32))
-        self.head = (nn.Conv3d if volume else nn.Conv2d)(16, CLASSES, 1)
+        self.down = nn.ModuleList(double(a, b) for a, b in pairwise((3, 16, 32, 64)))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(c, c // 2, 2, stride=2) for c in (64, 32))
+        self.merge = nn.ModuleList(double(c, c // 2) for c in (64, 32))
+        self.head = nn.Conv2d(16, CLASSES, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         kept = []
         for index, down in enumerate(self.down):
-            x = down(self.pool(x, 2) if index else x)
+            x = down(F.max_pool2d(x, 2) if index else x)
             kept.append(x)
         for up, merge, skip in zip(self.up, self.merge, kept[-2::-1], strict=True):
             x = merge(torch.cat([up(x), skip], dim=1))
@@ -100,7 +95,7 @@ class UNet(Images):
     """Cross-entropy and Dice over a class of each pixel."""
 
     def module(self) -> nn.Module:
-        return Segmenting(3, volume=False)
+        return Segmenting()
 
     def batch(self, size: int, device: torch.device) -> Any:
         places = torch.randint(CLASSES, (size, self.side, self.side), device=device)
@@ -114,20 +109,6 @@ class UNet(Images):
         both = (shares * wanted).sum(dims)
         dice = 1 - (2 * both + 1) / (shares.sum(dims) + wanted.sum(dims) + 1)
         return F.cross_entropy(logits, classes) + dice.mean()
-
-
-class UNet3D(UNet):
-    """The same of volumes [B, 1, S, S, S]."""
-
-    side = 32
-
-    def module(self) -> nn.Module:
-        return Segmenting(1, volume=True)
-
-    def batch(self, size: int, device: torch.device) -> Any:
-        volume = (self.side,) * 3
-        places = torch.randint(CLASSES, (size, *volume), device=device)
-        return torch.randn(size, 1, *volume, device=device), places
 
 
 class Denoiser(nn.Module):

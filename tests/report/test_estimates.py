@@ -1,5 +1,8 @@
-"""Answers say what an estimate holds, and nothing it does not; the first screen what decides."""
+"""Answers say what an estimate holds, and nothing it does not; the first screen what decides. Where
+the time goes is told by every second once, and what is printed fits its terminal."""
 
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,12 @@ from planner.core.units import format_bytes, format_range
 from planner.estimation.estimate import Estimate, estimate
 from planner.estimation.scaling import scaled
 from planner.machine.hardware import find_gpu
+from planner.report import text as terminal
 from planner.report.estimates import estimate_answer, verdict_text
 from planner.report.page.contents import Folded, Table, Text
 from planner.report.text import parts_text
-from planner.throughput.result import Throughput
+from planner.report.time import bound_text, shares, time_parts
+from planner.throughput.result import Accounts, Part, Throughput
 from tests.answers import advice_text, estimate_text, rows_text
 
 MIB, GIB = 1024**2, 1024**3
@@ -123,3 +128,65 @@ def test_an_answer_that_rests_on_no_trace_says_how_to_make_one() -> None:
     first = parts_text(estimate_answer(found, lambda _: ""))
     assert f"needs {format_range(found.low_bytes, found.high_bytes)} of" in first
     assert "--record narrows the range" in " ".join(first.split())
+
+
+# Where the time goes, as text: every second once, the largest first, each kind with its bounds.
+
+
+class Step(Accounts):
+    parts = (
+        Part("forward", "matmul", "matrix units", 0.010),
+        Part("backward", "matmul", "bandwidth", 0.005),
+        Part("backward", "matmul", "matrix units", 0.015),
+        Part("backward", "copy", "bandwidth", 0.060),
+        Part("optimizer", "pointwise", "kernel starts", 0.0101),
+    )
+
+
+def test_a_line_names_the_largest_first_and_leaves_out_what_is_tiny() -> None:
+    assert bound_text("the step", Step().bound_seconds) == (
+        "What limits the step, in shares of its time: bandwidth 65%, matrix units 25%, kernel "
+        "starts 10%"
+    )
+    assert shares({"a": 1.0, "b": 0.004}) == "a 100%"
+
+
+def test_tables_say_what_bounds_each_kind_over_all_phases() -> None:
+    rows = [line.split(maxsplit=4) for line in parts_text(time_parts(Step())).splitlines()]
+    assert ["backward", "80", "ms", "79.9%"] in rows
+    assert ["matmul", "30", "ms", "30.0%", "matrix units 83%, bandwidth 17%"] in rows
+
+
+# What is printed fits the terminal it is printed on, and is whole where there is none.
+
+COMMAND = (
+    "planner estimate timm:swin_large_patch4_window7_224 --batch-size 64 --compile reduce-overhead "
+    "--set memory_format=channels_last --gpu rtx-3090 --json | planner tune --from - --trials 3"
+)
+ROWS = [["1", "183", "9.11–20.71 GiB", "checkpointing selective, compile reduce-overhead"]] * 2
+HEADERS = ("way", "images/s", "device\ntotal", "check-\npointing")
+
+
+@pytest.fixture(params=[60, 80, 100, 200])
+def columns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", str(request.param))
+    return int(request.param)
+
+
+def test_a_broken_command_is_the_command(columns: int) -> None:
+    text = terminal.command_text(COMMAND)
+    assert shlex.split(text.replace("\\\n", " ")) == shlex.split(COMMAND)
+
+
+def test_a_table_that_is_too_wide_breaks_its_longest_text(columns: int) -> None:
+    lines = terminal.table_text(ROWS, HEADERS).splitlines()
+    rows = lines[3:]  # below two lines of headers and the rule
+    assert len(rows) == len(ROWS) * (2 if columns < 80 else 1)
+    assert all("9.11–20.71 GiB" in row for row in rows[:: len(rows) // len(ROWS)])
+
+
+def test_without_a_terminal_everything_is_whole() -> None:
+    assert terminal.width() == terminal.WIDTH
+    assert terminal.command_text(COMMAND) == f"  {COMMAND}"
+    assert "---" in terminal.table_text([["x" * 300]], ["name"])

@@ -1,15 +1,22 @@
-"""Models and settings that many tests of emit share."""
+"""Models and settings that many tests of emit share; and a launch line of several ranks, followed
+with a deadline: nothing of it is left behind."""
 
 import contextlib
 import importlib
 import io
+import os
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.schema.record import DataResult, Feeding, LoaderRun, LoaderSetting, Recommendation
+from planner.machine.supervisor import descendants
 from planner.trainers.plan import Emitted
 
 GIB = 1024**3
@@ -96,3 +103,35 @@ def make_pictures(folder: Path, training: int = 6, validation: int = 4, classes:
             colour[name % 3] += 120
             image.new("RGB", (40, 40), tuple(colour)).save(file)
     return folder
+
+
+SECONDS = 240.0  # a launcher and two ranks import torch, on a busy machine
+
+
+def follow(command: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """(the exit code, everything that was printed) of `command`, run in `folder`.
+
+    It ends with its launcher, whoever holds its output still. Past the deadline, or if the test
+    itself is stopped, every process below it ends: torchrun's ranks lead sessions of their own, so
+    they are found by their parents.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        started = subprocess.Popen(
+            command, cwd=folder, env=environment, start_new_session=True,
+            stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            started.wait(SECONDS)
+        finally:
+            for process in sorted((*descendants(started.pid), started.pid), reverse=True):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            started.wait()
+        output.seek(0)
+        return started.returncode, output.read()
+
+
+def free_port() -> int:
+    """One that nobody listened on a moment ago."""
+    with socket.create_server(("localhost", 0)) as found:
+        return int(found.getsockname()[1])

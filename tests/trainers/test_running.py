@@ -16,8 +16,7 @@ import pytest
 
 from planner.core.schema import DeviceInfo, FactoryModel, NamedModel, TrainSetting
 from planner.trainers.emission import emit, emit_setting
-from tests.trainers.cases import GIB, loaded, make_pictures, recommendation, tiny
-from tests.trainers.ranks import follow, free_port
+from tests.trainers.cases import GIB, follow, free_port, loaded, make_pictures, recommendation, tiny
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torchvision")

@@ -63,7 +63,6 @@ def test_every_step_of_the_list_is_recorded_and_measured() -> None:
     assert set(records()) == wanted
     assert {record.status for record in records().values()} == {"measured"}
     assert all(record.device.emulated for record in records().values())
-    assert len({model for model, *_ in wanted}) >= 120
 
 
 def test_the_tables_count_what_is_recorded() -> None:
