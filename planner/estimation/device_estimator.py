@@ -229,19 +229,15 @@ def _any_batch(setting: TrainSetting) -> TrainSetting:
 
 def _beside_a_pool(found: Estimate, more: int) -> Estimate:
     """`found` with `more` bytes that cannot come from the pool of its graphs."""
-    total = found.device_total_bytes + more
     temporaries = found.breakdown["temporaries"] + more
-    spare = None if found.budget_bytes is None else found.budget_bytes - total
     return replace(
         found,
         breakdown={**found.breakdown, "temporaries": temporaries},
         peak_allocated_bytes=found.peak_allocated_bytes + more,
         peak_reserved_bytes=found.peak_reserved_bytes + more,
-        device_total_bytes=total,
+        device_total_bytes=found.device_total_bytes + more,
         low_bytes=found.low_bytes + more,
         high_bytes=found.high_bytes + more,
-        fits=None if spare is None else spare >= 0,
-        headroom_bytes=spare,
     )
 
 

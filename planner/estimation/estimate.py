@@ -91,9 +91,7 @@ class Estimate:
     peak_reserved_bytes: int
     device_total_bytes: int
     peak_at: str
-    fits: bool | None
     budget_bytes: int | None
-    headroom_bytes: int | None
     low_bytes: int
     high_bytes: int
     assumed: tuple[str, ...] = ()
@@ -111,11 +109,21 @@ class Estimate:
     is_task: bool = False
 
     @property
+    def headroom_bytes(self) -> int | None:
+        """What the budget has beyond the need; None where none was named."""
+        return None if self.budget_bytes is None else self.budget_bytes - self.device_total_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the budget is enough; None where none was named."""
+        return None if self.headroom_bytes is None else self.headroom_bytes >= 0
+
+    @property
     def fits_surely(self) -> bool | None:
         """Whether even the upper end of what is expected fits; None where nothing was named."""
-        if self.fits is None or self.budget_bytes is None:
+        if self.budget_bytes is None:
             return None
-        return self.fits and self.high_bytes <= self.budget_bytes
+        return max(self.device_total_bytes, self.high_bytes) <= self.budget_bytes
 
     def with_cost(self, training: Training | None) -> Estimate:
         """The same, with how long a whole training takes, where that is asked."""
@@ -123,7 +131,8 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """The object that `planner estimate --json` prints: sizes are integers in bytes."""
-        found = {**vars(self), "parameters": self.num_parameters, "fits_surely": self.fits_surely}
+        verdict = {n: getattr(self, n) for n in ("fits", "fits_surely", "headroom_bytes")}
+        found = {**vars(self), "parameters": self.num_parameters, **verdict}
         ends = {name: found.pop(name) for name in ("low_bytes", "high_bytes")}
         names = ("path", "operation", "bytes")
         largest = [dict(zip(names, one, strict=True)) for one in self.largest_at_peak]
@@ -262,9 +271,7 @@ def estimate_ledger(
         peak_reserved_bytes=reserved,
         device_total_bytes=total,
         peak_at=describe_instant(peak, setting),
-        fits=None if budget is None else total <= budget,
         budget_bytes=budget,
-        headroom_bytes=None if budget is None else budget - total,
         low_bytes=low + outside.context_low_bytes + communication.low_bytes,
         high_bytes=(
             high + outside.context_high_bytes + communication.high_bytes + convolutions.high_bytes
@@ -442,16 +449,11 @@ def on_line(low: TrainSetting, high: TrainSetting, setting: TrainSetting) -> Com
 def combined(by: Combine, setting: TrainSetting, like: Estimate, *of: Estimate) -> Estimate:
     """`like`, with the figures that `by` makes of those `of` others."""
     figures = {name: _mixed(by, *(getattr(one, name) for one in of)) for name in _BYTES}
-    total, budget = figures["device_total_bytes"], like.budget_bytes
     times = [one.throughput for one in of if one.throughput is not None]
     time = like.throughput
     if time is not None and len(times) == len(of):
         time = combined_time(by, setting, time, *times)
-    return replace(
-        like, setting=setting, throughput=time, **figures,
-        fits=None if budget is None else total <= budget,
-        headroom_bytes=None if budget is None else budget - total,
-    )  # fmt: skip
+    return replace(like, setting=setting, throughput=time, **figures)
 
 
 def combined_time(

@@ -35,7 +35,7 @@ def make(**changes: Any) -> Estimate:
     """An estimate of 1000 MiB, as likely 950 to 1100."""
     found = estimate("native:swin_tiny", batch_size=2, gpu="rtx-3090")
     values: dict[str, Any] = {
-        "fits": None, "budget_bytes": None, "throughput": None, "device_total_bytes": 1000 * MIB,
+        "budget_bytes": None, "throughput": None, "device_total_bytes": 1000 * MIB,
         "low_bytes": 950 * MIB, "high_bytes": 1100 * MIB,
     }  # fmt: skip
     return replace(found, **(values | changes))
@@ -73,16 +73,16 @@ def test_a_first_screen_leaves_out_what_is_folded_and_says_how_to_see_it() -> No
 
 
 def test_a_verdict_says_what_is_needed_of_what_there_is() -> None:
-    def said(fits: bool, budget_bytes: int) -> str:
-        return verdict_text(make(fits=fits, budget_bytes=budget_bytes))
+    def said(budget_bytes: int) -> str:
+        return verdict_text(make(budget_bytes=budget_bytes))
 
     needs = "needs 1000.00 MiB (950.00 MiB–1.07 GiB) of"
-    assert said(True, 2 * GIB) == f"Fits: {needs} 2.00 GiB."
-    assert said(True, 1050 * MIB) == f"Probably fits: {needs} 1.03 GiB."
-    assert said(False, 960 * MIB) == f"Probably does not fit: {needs} 960.00 MiB."
-    assert said(False, 900 * MIB) == f"Does not fit: {needs} 900.00 MiB."
+    assert said(2 * GIB) == f"Fits: {needs} 2.00 GiB."
+    assert said(1050 * MIB) == f"Probably fits: {needs} 1.03 GiB."
+    assert said(960 * MIB) == f"Probably does not fit: {needs} 960.00 MiB."
+    assert said(900 * MIB) == f"Does not fit: {needs} 900.00 MiB."
     assert "--gpu" in verdict_text(make())
-    like = verdict_text(make(gpu=None, fits=True, budget_bytes=2 * GIB))
+    like = verdict_text(make(gpu=None, budget_bytes=2 * GIB))
     assert like == f"Fits: {needs} 2.00 GiB; an A100's kernels are assumed."
     assert "GiB); an A100's kernels are assumed. No memory was named: " in verdict_text(
         make(gpu=None)
