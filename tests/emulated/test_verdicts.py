@@ -119,7 +119,7 @@ def test_what_rises_steadily_grows_and_what_rises_once_or_ever_less_does_not(
         assert grown(jumps, 1) == pytest.approx(rate / every, rel=0.2, abs=1)
     for at in ends:
         assert not grown([(step, rate * (step > at)) for step in ends], 1)
-    assert not grown([(step, int(rate * (1 - 2.0**-step))) for step in ends], 1)
+    assert not grown([(step, rate - (rate >> step)) for step in ends], 1)
 
 
 def test_the_page_says_what_the_terminal_says() -> None:

@@ -244,9 +244,8 @@ def test_the_page_has_every_finding() -> None:
 
 
 def test_this_machine_is_read_and_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from planner.machine import doctor
 
-    monkeypatch.setattr(doctor, "ask_torch", lambda _: recorded("a100").torch)
+    monkeypatch.setattr(torch_build, "ask_torch", lambda _: recorded("a100").torch)
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: 580\nGCC\n")
     facts = read_facts({"NCCL_DEBUG": "INFO", "HOME": "/", "OMP_NUM_THREADS": "1"}, tmp_path)
@@ -256,7 +255,7 @@ def test_this_machine_is_read_and_judged(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert facts.host.num_cpus >= facts.host.usable_cpus >= 1
     assert (facts.host.memory_bytes or 0) >= (facts.host.available_bytes or 0) > 0
     hangs = replace(facts.torch, failed={"torch.cuda.is_available()": "it took over 120 s"})
-    monkeypatch.setattr(doctor, "ask_torch", lambda _: hangs)
+    monkeypatch.setattr(torch_build, "ask_torch", lambda _: hangs)
     monkeypatch.setattr("planner.machine.nvml.driver_version", lambda: pytest.fail("it hangs"))
     assert "not asked" in read_facts({}, tmp_path).driver_error
 

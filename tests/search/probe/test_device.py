@@ -47,7 +47,7 @@ Machine = Callable[..., None]
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, driver: None) -> Iterator[Machine]:
     """A machine with the two cards of the stand-in library and a torch that has these GPUs."""
-    monkeypatch.setattr(device, "installed_build", lambda: "13.0")
+    monkeypatch.setattr(device.torch_build, "installed_build", lambda: "13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def forget() -> None:
@@ -57,7 +57,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, driver: None) -> Iterator[Machine]:
     def be(*gpus: TorchGpu, says: str = "", **build: object) -> None:
         given = {"version": "2.13.0+cu130", "cuda": "13.0", "available": True, **build}
         told = TorchBuild(**given, gpus=gpus)  # type: ignore[arg-type]
-        monkeypatch.setattr(device, "ask_torch", lambda environ, tried: told)
+        monkeypatch.setattr(device.torch_build, "ask_torch", lambda environ, tried: told)
         monkeypatch.setenv("FAKE_NVML", says)
         forget()
 

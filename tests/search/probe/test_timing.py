@@ -174,7 +174,7 @@ def test_compilers_leftovers_go_before_timing(
         training: Any = Steps(5.0)
         monkeypatch.setattr(measure, "time", training)
         monkeypatch.setattr(
-            measure, "end_workers", lambda log=training.log: log.append("end") or []
+            measure.verdict, "end_workers", lambda log=training.log: log.append("end") or []
         )
         run = measure.Run(request(compiled=True), 1e9, report)
         run._settle(training, Device(training.log, before * GIB, 3 * GIB), 0.0)
