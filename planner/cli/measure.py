@@ -113,11 +113,10 @@ def tune(request: TuneRequest) -> int:
     from search.tuning import tune as tuning
 
     asked = keywords(request)
-    named = request.model or asked["model"].title
     unwritten: ResultNotWrittenError | None = None
     with handle_signals(*SIGNALS) as interrupts:
         try:
-            with show_on(f"planner tune {named}", request.quiet) as show:
+            with show_on(request.quiet) as show:
                 found = tuning.tune(**asked, on_progress=show.hear)
         except KeyboardInterrupt:
             tell("Error: interrupted before anything was found.")

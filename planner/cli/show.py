@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +17,7 @@ from planner.core.files import to_json
 from planner.core.terminal import has_live_terminal
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.text import Text
 
     from planner.cli.options import Json
     from planner.report.page.contents import Part
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 YES, MAYBE = ("Fits", "Recommended"), ("Fits for", "Probably fits")
 NO = ("Probably does not", "Does not fit", "Nothing fits", "Probably nothing")
 WAY_OUT, ENDING = "Ctrl-C ends with the best so far", "ending: what was measured is kept"
+ECHO = 4  # columns for the ^C that a terminal echoes: where it wraps, rich erases a row too few
 
 
 def tell(text: str) -> None:
@@ -61,77 +61,66 @@ def answer(request: Json, data: Any, shown: Callable[[], str | Sequence[Part]]) 
 
 
 class Show:
-    """Keeps where a search stands; unless quiet, says a line when a probe begins or ends."""
+    """A search's progress: a line when a probe begins and one when it has ended. Where it `is_live`
+    the start stays below them while its probe runs, with what its worker is at and how long it has
+    been at it."""
 
-    says_starts = True
-
-    def __init__(self, heading: str = "", quiet: bool = False) -> None:
-        from search.runs import Status
-
-        self.status, self.quiet = Status(heading=heading, way_out=WAY_OUT), quiet
+    def __init__(self, quiet: bool = False, is_live: bool = False) -> None:
+        self.quiet, self.is_live = quiet, is_live
+        self.begun, self.doing, self.at = "", "preparing", time.monotonic()
 
     def hear(self, progress: Progress) -> None:
         """A search has come further."""
-        from search.loop.prober import progress_line
-        from search.runs import after
+        from search.loop.prober import progress_line, step_line
 
         line = progress_line(progress)
-        if line and (progress.kind != "start" or self.says_starts):
-            self.say(line)
-        self.status = after(self.status, progress, time.monotonic())
-
-    def say(self, line: str) -> None:
-        """What nobody can read (a closed terminal, a full disk) does not end the search: its
-        results are in files."""
-        with suppress(OSError):
-            if not self.quiet:
+        if progress.kind == "step":
+            self.doing = step_line(progress)
+        elif progress.kind == "start":
+            self.begun, self.doing, self.at = line, "start", time.monotonic()
+        elif progress.kind == "end":
+            self.begun, self.doing, self.at = "", "choosing the next probe", time.monotonic()
+        if line and not self.quiet and not (self.is_live and progress.kind == "start"):
+            with suppress(OSError):  # who cannot read it (a full disk) has the results in files
                 tell(line)
 
-
-class LiveTable(Show):
-    """Ended probes as lines that scroll away, and under them a table, which rich draws and erases.
-    Standard output is left alone; what others print on standard error are lines too."""
-
-    says_starts = False
-
-    def __init__(self, heading: str = "") -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        super().__init__(heading)
-        self.console = Console(stderr=True)
-        self.live = Live(self, console=self.console, transient=True, redirect_stdout=False)
-
-    def __rich_console__(
-        self, console: Console, options: ConsoleOptions
-    ) -> Iterator[RenderableType]:
-        from search.loop.prober import is_ending
-        from search.runs import live_panel
-
-        drawn = replace(self.status, way_out=ENDING) if is_ending() else self.status
-        yield live_panel(drawn, time.monotonic(), console.width)
-
-    def say(self, line: str) -> None:
-        """A line in place of the table, which moves down; the search goes on where nobody sees."""
+    def drawn(self, width: int) -> Text:
+        """What runs, on two lines of at most `width` columns: never markup, nothing that steers."""
         from rich.text import Text
 
-        with suppress(OSError):
-            self.console.print(Text(printable(line)))
+        from search.loop.prober import is_ending
+
+        what, *rest = self.begun.split(" · ")
+        passed, way_out = f"{time.monotonic() - self.at:.0f} s", ENDING if is_ending() else WAY_OUT
+        lines = [what, " · ".join((self.doing, passed, *rest, way_out))]
+        texts = [Text(printable(" ".join(line.split())), no_wrap=True) for line in lines if line]
+        for text in texts:
+            text.truncate(width, overflow="ellipsis")
+        return Text("\n").join(texts)
 
 
 @contextmanager
-def show_on(heading: str, quiet: bool = False) -> Iterator[Show]:
-    """What shows a search's progress: a live table where a person watches, else lines."""
-    if quiet or not has_live_terminal(os.environ):
-        yield Show(heading, quiet)
+def show_on(quiet: bool = False) -> Iterator[Show]:
+    """What shows a search's progress. Where a person watches, rich draws what runs, and erases it;
+    standard output is left alone, and what others print on standard error are lines above."""
+    show = Show(quiet, not quiet and has_live_terminal(os.environ))
+    if not show.is_live:
+        yield show
         return
-    table = LiveTable(heading)
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(stderr=True)
+    live = Live(
+        get_renderable=lambda: show.drawn(console.width - ECHO), console=console, transient=True,
+        redirect_stdout=False,
+    )  # fmt: skip
     with suppress(OSError):
-        table.live.start(refresh=True)
-        table.console.show_cursor()  # a shell wants it back where Ctrl-Z stops this
+        live.start(refresh=True)
+        console.show_cursor()  # a shell wants it back where Ctrl-Z stops this
     try:
-        yield table
+        yield show
     finally:
         with suppress(OSError):  # a terminal that is gone needs it erased no more
             sys.stderr.flush()  # half a line of others', which would come after all that follows
-            table.live.stop()
+            live.stop()

@@ -1,4 +1,4 @@
-"""How a search is shown: the live table on a real pseudo-terminal, plain lines, and neither. What
+"""How a search is shown: what is drawn on a real pseudo-terminal, plain lines, and neither. What
 rich draws and erases is rich's."""
 
 import io
@@ -13,11 +13,15 @@ from pathlib import Path
 
 import click
 import pytest
+from rich.cells import cell_len
 
 from planner.cli import main
 from planner.cli.show import Show, show_on
 from planner.core import terminal
+from planner.core.schema import TrainSetting
 from planner.core.terminal import has_live_terminal, shows_seconds
+from search.loop.prober import Progress
+from search.loop.space import candidate
 
 TYPED = (sys.executable, "-m", "tests.search.typed", "native:swin_tiny")
 ON_A_TERMINAL = {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "24"}
@@ -51,9 +55,9 @@ def test_it_shows_what_runs_the_best_so_far_and_how_to_end_it(tmp_path: Path) ->
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode(errors="replace"))
 
     for pattern in (
-        "probe 1 of 7: batch", "waiting", "probe 2 of 7", "1 of 7 probes",
-        "Ctrl-C ends with the best so far", r"best +[0-9.]+ images/s, [0-9.]+ [GM]iB: batch ",
-        r"(?s)starting · (\d+) s of .*starting · (?!\1 )\d+ s of ",  # while nothing happens
+        "probe 1 of 7: batch", "waiting", "probe 2 of 7: batch",
+        r"start · .* · best [0-9.]+ images/s", "Ctrl-C ends with the best so far",
+        r"(?s)start · (\d+) s .*start · (?!\1 )\d+ s ",  # while nothing happens
     ):  # fmt: skip
         while not re.search(pattern, said()):
             written += os.read(terminal, 1 << 16)
@@ -63,21 +67,31 @@ def test_it_shows_what_runs_the_best_so_far_and_how_to_end_it(tmp_path: Path) ->
             written += os.read(terminal, 1 << 16)
     except OSError:  # its other end is closed
         assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
-    assert "╭" not in said().partition("Recommended for native:swin_tiny")[2]
+    assert "Ctrl-C" not in said().partition("Recommended for native:swin_tiny")[2]
     assert written.rfind(b"\x1b[?25l") < written.rfind(b"\x1b[?25h"), "the cursor is hidden"
     assert termios.tcgetattr(terminal) == before
     os.close(terminal)
 
 
-def test_a_table_only_where_a_person_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_line_is_drawn_but_where_a_person_watches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert has_live_terminal({"TERM": "xterm"})
     for environment in ({}, {"TERM": "dumb"}, {"TERM": "xterm", "CI": "true"}):
         assert not has_live_terminal(environment)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert not has_live_terminal({"TERM": "xterm"})
-    with show_on("planner tune") as show:
-        assert type(show) is Show
+    with show_on() as show:
+        assert not show.is_live
+
+
+def test_what_is_drawn_is_no_wider_than_asked_and_no_markup() -> None:
+    """rich erases a frame by the height of the one that it drew before; a wrap is a row more."""
+    show, setting = Show(is_live=True), TrainSetting(batch_size=8)
+    show.hear(Progress("start", phase="[red]a\x1b[2J\r\n\x9bm", candidate=candidate(setting)))
+    whole, *cut = (show.drawn(width).plain for width in (300, 40, 8))
+    assert whole.startswith(r"[[red]a\x1b[2J \x9bm] probe 0: batch 8")
+    for text, width in zip(cut, (40, 8), strict=True):
+        assert [cell_len(line) <= width for line in text.split("\n")] == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Records on disk: whole or not there, read up to a fault, safe from torn lines and full disks. A
 search that is read from whatever it left, and the live panel of one that goes on."""
 
-import io
 import json
 import resource
 import subprocess
@@ -10,21 +9,17 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from rich.cells import cell_len
-from rich.console import Console
 
 from planner.core.errors import UsageError
 from planner.core.schema import TrainSetting
-from search.loop.prober import Progress
 from search.loop.records import (
     append_records,
     format_record,
     read_records,
 )
-from search.loop.space import candidate
-from search.runs import Status, describe_mixture, is_run, live_panel, read_run
+from search.runs import describe_mixture, is_run, read_run
 from tests.search.replays import leave_run
 from tests.search.tables import invented_table, make_record
 
@@ -166,39 +161,3 @@ def test_what_holds_nothing_is_refused(tmp_path: Path, content: str) -> None:
     empty.mkdir()
     with pytest.raises(UsageError, match="holds no search"):
         read_run(empty)
-
-
-TEXT = st.text(max_size=80)
-SECONDS = st.none() | st.floats(0, 1e6)
-RECORD = st.none() | st.just(make_record(TrainSetting(batch_size=8)))
-PROBES = st.builds(
-    Progress, kind=st.sampled_from(("start", "end")), phase=TEXT, best=RECORD, record=RECORD,
-    candidate=st.just(candidate(TrainSetting(batch_size=8))), probe=st.integers(1, 10**6),
-    num_probes=st.none() | st.integers(1, 99), seconds_left=SECONDS, deadline_seconds=SECONDS,
-)  # fmt: skip
-STANDINGS = st.builds(
-    Status, heading=TEXT, way_out=TEXT, last=st.none() | PROBES, at=st.floats(0, 1e6), doing=TEXT
-)
-
-
-def shown(status: Status, width: int = 100) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    with console.capture() as captured:
-        console.print(live_panel(status, 100.0, width))
-    return captured.get()
-
-
-@settings(max_examples=40, deadline=None)
-@given(STANDINGS, st.integers(24, 220))
-def test_it_is_never_wider_than_the_terminal_and_always_as_high(status: Status, width: int) -> None:
-    """rich erases a frame by the height of the one that it drew before."""
-    lines = shown(status, width).splitlines()
-    assert len(lines) == 6
-    for line in lines:
-        assert line.isprintable()  # nothing of others steers the terminal
-        assert cell_len(line) <= width
-
-
-def test_names_of_others_are_text() -> None:
-    text = shown(Status(heading="[red]a[/red] :smile: \x1b[2J\r\n\x9bm"))
-    assert r"[red]a[/red] :smile: \x1b[2J \x9bm" in text
