@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     pytest's own files, and the allocator has its defaults.
 
     torch computes on one thread, in what tests start too. The models are so small that a second
-    thread only spins: the twin steps of `trainers/test_pytorch.py` took 8 times the CPU seconds.
+    thread only spins: the twin steps of trainers took 8 times the CPU seconds.
 
     Hypothesis draws the same examples each time, and no property is held to the 200 ms that it
     gives an example: a busy machine takes longer.

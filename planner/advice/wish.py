@@ -343,13 +343,12 @@ def read_wish(
     config, plain = choose(model, setting, device, _split_batch(given, global_batch))
     is_fixed = global_batch is not None or "batch_size" in given or "learning rate" in kept
     is_fixed = is_fixed or isinstance(setting, TrainSetting) or "batch_size" in (setting or {})
-    chosen = allocator_here(allocator)
     return Wish(
         model=config,
         plain=_as_said(plain, setting, given),
         gpu=device,
         memory_bytes=memory,
-        allocator=chosen,
+        allocator=allocator_here(allocator),
         share=plain.batch_size * plain.accumulate if is_fixed else None,
         keep=kept,
         allow=allowed,
@@ -359,10 +358,11 @@ def read_wish(
 
 def _split_batch(given: Mapping[str, Any], global_batch: int | None) -> dict[str, Any]:
     """A global batch, over the devices and the micro-batches that were named beside it."""
-    if global_batch is None:
-        return dict(given)
-    gpus, parts = (int(given.get(field, 1)) for field in ("world_size", "accumulate"))
-    return {**given, "batch_size": share_of(global_batch, gpus, parts, "batch_size" in given)}
+    gpus, parts = (str(given.get(field, 1)) for field in ("world_size", "accumulate"))
+    if global_batch is None or not (gpus + parts).isdecimal():
+        return dict(given)  # what is no number is said where all fields are checked
+    share = share_of(global_batch, int(gpus), int(parts), "batch_size" in given)
+    return {**given, "batch_size": share}
 
 
 def _as_said(
@@ -410,8 +410,5 @@ def _allowed(names: Iterable[str]) -> frozenset[Effect]:
 
 def _words(names: Iterable[str]) -> list[str]:
     """Of a text, those between its commas."""
-    return [_word(name) for name in (names.split(",") if isinstance(names, str) else names)]
-
-
-def _word(name: str) -> str:
-    return name.strip().casefold().replace("_", "-").replace(" ", "-")
+    given = names.split(",") if isinstance(names, str) else names
+    return [name.strip().casefold().replace("_", "-").replace(" ", "-") for name in given]

@@ -71,11 +71,11 @@ class Show:
 
     def hear(self, progress: Progress) -> None:
         """A search has come further."""
-        from search.loop.prober import progress_line, step_line
+        from search.loop.prober import progress_line
 
         line = progress_line(progress)
         if progress.kind == "step":
-            self.doing = step_line(progress)
+            self.doing = progress.phase + f": {progress.num_steps} steps" * bool(progress.num_steps)
         elif progress.kind == "start":
             self.begun, self.doing, self.at = line, "start", time.monotonic()
         elif progress.kind == "end":

@@ -1,5 +1,5 @@
 """What each Python process of an emulated program writes down: steps, peaks, and torch's own
-snapshots of its allocator at them, which `reading.py` reads.
+snapshots of its allocator at them, which `emulated.py` reads.
 
 A copy of this file lies as `sitecustomize.py` before all else that the program imports, in whatever
 Python it runs: so it needs the standard library only, and looks at torch once the program has

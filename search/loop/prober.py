@@ -153,13 +153,6 @@ def progress_line(progress: Progress) -> str:
     return " · ".join(parts)
 
 
-def step_line(step: Progress) -> str:
-    """What a worker is at: `measure: 12 steps so far, 101 ms each`."""
-    if step.step_seconds is None:
-        return step.phase
-    return f"{step.phase}: {step.num_steps} steps so far, {format_seconds(step.step_seconds)} each"
-
-
 def rate_text(record: MeasurementRecord) -> str:
     """What a probe that was measured reached."""
     return f"{record.images_per_second or 0:.4g} {record.counts}/s"

@@ -218,7 +218,7 @@ class Candidate:
         return self.setting.batch_size * self.setting.accumulate
 
 
-# "finalists": what was disturbed, once more; or the best, with other options of the allocator.
+# "finalists": what was disturbed, once more.
 Phase = Literal["calibrate", "search", "finalists", "baseline"]
 
 

@@ -86,8 +86,7 @@ def tune(
         nodes: How many machines these stand for; more than one only on the CPU.
         memory_bytes: Emulate a smaller device: bytes, or text such as `24GiB`.
         allocator: Options of the caching allocator for every probe, in place of those in this
-            environment. Where neither says any, probes on CUDA run with expandable segments, and
-            what is recommended is probed once without them.
+            environment. Where neither says any, probes on CUDA run with expandable segments.
         headroom: Share of the memory to leave free.
         batch_size: The micro-batch, or several to try; None searches it.
         global_batch: Micro-batch × accumulation × world, held exactly.

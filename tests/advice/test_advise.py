@@ -11,10 +11,12 @@ from click.testing import CliRunner
 from planner import advise
 from planner.advice.advising import Advice
 from planner.advice.table import Table
-from planner.advice.wish import ALLOWED, FAITHFUL, LEVERS, Choice, read_wish
+from planner.advice.wish import ALLOCATOR, ALLOWED, FAITHFUL, LEVERS, Choice, effects, read_wish
 from planner.cli import cli, main
 from planner.core.errors import UnsupportedError, UsageError
 from planner.core.schema import NamedModel, TrainSetting
+from planner.estimation.estimate import choose
+from planner.machine.hardware import find_gpu
 from tests.answers import advice_text
 from tests.steps import TINY, TINY_FIELDS
 
@@ -424,3 +426,13 @@ def test_what_cannot_be_estimated_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.recommended is not None
     (said,) = (line for line in found.left_out if "cannot be estimated" in line)
     assert "ZeroDivisionError" in said
+
+
+def test_each_lever_has_the_effect_that_a_setting_with_it_has() -> None:
+    """`effects` compares settings, and knows nothing of the levers."""
+    gpu = find_gpu("rtx-4090")
+    model, plain = choose("native:swin_tiny", None, gpu, {"precision": "fp32"})
+    for lever in LEVERS:
+        for change in lever.changes(model, plain, gpu):
+            fields = {field: value for field, value in change.items() if field != ALLOCATOR}
+            assert lever.effect in effects(plain.model_copy(update=fields), plain), lever.name

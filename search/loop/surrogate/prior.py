@@ -53,7 +53,7 @@ EIGHT_BIT_SECONDS = 85.0
 AGAIN_SHARE = 0.09
 # And what a graph takes of which most kernels are found there: the same in another mode. 42 of 62 s
 # on an H200 (crowded.jsonl); of the processor's time 41% on a CPU and 51% beside an emulated GPU
-# (tests/benchmarks/second_compile.py, torch 2.14, 2026-11-26).
+# (torch 2.14, 2026-11-26).
 ALIKE_SHARE = 0.7
 
 
