@@ -194,13 +194,14 @@ class PlannerSampler(BaseSampler):
     ) -> Iterator[int]:  # fmt: skip
         """What shows how a device does what was not tried on it, while it is cheap: an eager step
         in another precision than the first probes', which may be emulated, and one with each
-        attention in the best's. Then once more what one unlucky probe has closed. And what no later
-        probe could show, as `left` would not be enough for it: a compile mode."""
+        attention in the best's. Then once more what one unlucky probe has closed; what the fastest
+        eager setting becomes under a compiler; and what no later probe could show, as `left` would
+        not be enough for it: a compile mode."""
         tried, ran = list(self.posterior.records), list(self.posterior.ran())
         modes, precisions = self.values["compile"], self.values["precision"]
         attentions = self.values["attention"]
         known = [i for i in tried if predicted.excluded[i] and i not in self.posterior.close]
-        sure = allowed & (predicted.fits >= SAFE)
+        fits = allowed & (predicted.fits >= SAFE)
         worth = predicted.log_rate + np.log(np.maximum(predicted.runs, 1e-9))
         strange = precisions != precisions[ran[0]]
         eager = (precisions == precisions[best]) & (modes == "off")
@@ -209,21 +210,20 @@ class PlannerSampler(BaseSampler):
         has_run = [i for i in ran if i in known]
         if not strange[has_run].any() and strange[tried].sum() < MAX_FAILURES:
             scouts.insert(0, strange & (modes == "off"))
-        cheap = sure & (seconds <= SCOUT_SHARE * left)
+        cheap = fits & (seconds <= SCOUT_SHARE * left)
         yield from (_argmax(worth, these & cheap) for these in scouts if (these & cheap).any())
         worth = worth - FIRST_COST * np.log(seconds)  # a batch nearly as fast shows it sooner
+        sure = fits & (seconds <= min(MODE_SHARE * self.given_seconds or np.inf, left))
         better = sure & (predicted.log_rate > np.log(MUCH_BETTER * best_rate))
-        better &= seconds <= min(MODE_SHARE * self.given_seconds or np.inf, left)
         untried = np.setdiff1d(modes, modes[tried])
         for these in self._closed(tried, (better & np.isin(modes, untried)).any()):
             if (these & better).any():
                 yield _argmax(worth, these & better)
-        fast = self._compiled_twins(best_rate) & sure & (seconds <= left)
-        fast &= seconds <= (MODE_SHARE * self.given_seconds or np.inf)
-        if fast.any():
-            yield _argmax(worth, fast)
+        compiled = self._never_compiled(best_rate) & sure
+        if compiled.any():
+            yield _argmax(worth, compiled)
         for mode in untried:
-            at = sure & (modes == mode)
+            at = fits & (modes == mode)
             if at.any():
                 index = _argmax(worth, at)
                 if left / LAST_CALL < seconds[index] <= MODE_SHARE * self.given_seconds:
@@ -244,7 +244,7 @@ class PlannerSampler(BaseSampler):
         good = usable & (predicted.fits >= SURE_TO_FIT)
         return np.asarray(good[self.twins] & (self.twins != np.arange(len(self.twins))))
 
-    def _compiled_twins(self, best_rate: float) -> Mask:
+    def _never_compiled(self, best_rate: float) -> Mask:
         """What compiles the precision and attention of the fastest eager setting, where others were
         compiled and these never: a compiler may gain more of one precision than of another."""
         modes, none = self.values["compile"], np.zeros(len(self.space), dtype=bool)

@@ -299,7 +299,7 @@ class SwinTransformerBlockV2(SwinTransformerBlock):
 
 
 def build(device: Device, config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
-    """The authors' SwinTransformer or SwinTransformerV2, checkpointed as `module.py` does it."""
+    """The authors' SwinTransformer or SwinTransformerV2, checkpointed as `spec.py` does it."""
     block = SwinTransformerBlock if config.version == 1 else SwinTransformerBlockV2
     model = SwinTransformer(device, config, setting, block)
     if setting.checkpointing.startswith("stages"):

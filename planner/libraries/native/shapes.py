@@ -1,4 +1,4 @@
-"""Our own Swin Transformer on shapes: `module.py` beside this file, line by line.
+"""Our own Swin Transformer on shapes: `native_swin.py` beside this file, line by line.
 
 Legend as there: B batch, H W feature map in tokens, C channels, nW windows of one image, N tokens
 of one window, h heads, d channels of one head; G groups of S windows side by side = B * nW.

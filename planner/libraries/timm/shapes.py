@@ -344,7 +344,7 @@ class SwinTransformerV2(SwinTransformer):
 
 
 def build(device: Device, config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
-    """timm's SwinTransformer or SwinTransformerV2, checkpointed as `module.py` does it."""
+    """timm's SwinTransformer or SwinTransformerV2, checkpointed as `spec.py` does it."""
     kind = SwinTransformer if config.version == 1 else SwinTransformerV2
     model = kind(device, config, setting)
     if setting.checkpointing.startswith("stages"):
