@@ -18,9 +18,7 @@ from planner.advice.table import Found, Table, search
 from planner.advice.ways import (
     Bottleneck,
     Fall,
-    MoreGpus,
     bottleneck,
-    more_gpus,
     treated,
     waterfall,
 )
@@ -128,7 +126,6 @@ class Advice:
     front: tuple[Way, ...]
     waterfall: tuple[Fall, ...]
     bottleneck: Bottleneck
-    more_gpus: tuple[MoreGpus, ...]
     levers: tuple[LeverState, ...]
     left_out: tuple[str, ...]
 
@@ -246,7 +243,6 @@ class _Advising:
             front=tuple(self._way(choice) for choice in found.front),
             waterfall=waterfall(wish, self.table, goal) if goal else (),
             bottleneck=waits_for,
-            more_gpus=more_gpus(wish, self.table, found.best, self.training),
             levers=tuple(_lever_states(wish, offered, best, found.best, waits_for)),
             left_out=(
                 *(self._on_host(found.nearest) if found.nearest else ()),

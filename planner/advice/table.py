@@ -25,7 +25,6 @@ from planner.estimation.estimate import (
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
 from planner.libraries.limits import batch_unit
-from planner.machine.hardware import Gpu
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.compiled import has_known_graphs
 from planner.recording import recordings
@@ -56,20 +55,17 @@ class Table:
     the wish lets steps be compiled, at any other. Raises PlannerError for a choice without a step.
     """
 
-    def __init__(self, wish: Wish, like: Table | None = None) -> None:
-        """`like` is that of the same model, whose recordings are shared."""
+    def __init__(self, wish: Wish) -> None:
         self.wish = wish
-        # Other cards are compared by what this one asks for: their kernels' scratch differs.
-        self.card: Gpu | None = like.card if like else wish.gpu
-        self.answers = like is not None
+        self.answers = False  # then nothing lies between
         self.is_on_shapes = is_on_shapes(wish.model, wish.sample.setting)
         self.rates: DeviceRates = rates_for(wish.rated, wish.model)
         self.unrecorded: list[ResolvedSetting] = []  # whose compiled steps were asked for
         self.failed: dict[Choice, PlannerError] = {}  # what a search left out, and why
         self._resolved: dict[TrainSetting, ResolvedSetting] = {}
-        self._ledgers: dict[object, Ledger] = like._ledgers if like else {}
+        self._ledgers: dict[object, Ledger] = {}
         # Of what is compiled, the batch and the parts that it was recorded at.
-        self._compiled: dict[TrainSetting, tuple[int, int]] = like._compiled if like else {}
+        self._compiled: dict[TrainSetting, tuple[int, int]] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -96,7 +92,7 @@ class Table:
         if setting.compile == "off":
             between = self._between(choice, of_bytes=True)
             first = self.resolved(between[1][0].setting) if between else setting
-            failed = record_ledgers([(self.wish.model, first, self.card)])[0]
+            failed = record_ledgers([(self.wish.model, first, self.wish.gpu)])[0]
             if failed is not None:
                 raise failed
             return True
@@ -118,7 +114,9 @@ class Table:
             first = goals[0].setting
             at = {"batch_size": first.batch_size, "accumulate": min(first.accumulate, 2)}
             steps = [ResolvedSetting(one.model_copy(update=at)) for one in asked[:MAX_COMPILED]]
-        record_ledgers([(self.wish.model, s, self.card) for s in steps], limit_seconds=MAX_SECONDS)
+        record_ledgers(
+            [(self.wish.model, s, self.wish.gpu) for s in steps], limit_seconds=MAX_SECONDS
+        )
         self._forget()
         known = [setting for setting in steps if self._is_recorded(setting)]
         self._compiled |= {_any_batch(one): (one.batch_size, one.accumulate) for one in known}
@@ -129,7 +127,7 @@ class Table:
         """Estimates each at its own batch; whether any lay between others."""
         between = [choice for choice in choices if self.lies_between(choice)]
         settings = [self.resolved(choice.setting) for choice in between]
-        record_ledgers([(self.wish.model, s, self.card) for s in settings], recorded=False)
+        record_ledgers([(self.wish.model, s, self.wish.gpu) for s in settings], recorded=False)
         self._settled.update(between)
         for choice in between:
             self._batches.setdefault(_arm(choice), set()).add(choice.setting.batch_size)
@@ -290,7 +288,7 @@ class Table:
         """Whether its ledger is kept; of a step on shapes, the compiled one's."""
         if self.is_on_shapes and not has_known_graphs(setting):
             return False
-        step = recordings.step_of(self.wish.model, setting, self.card)
+        step = recordings.step_of(self.wish.model, setting, self.wish.gpu)
         if not self._is_kept.get(step):
             self._is_kept[step] = isinstance(recordings.find(step), Ledger)
         return self._is_kept[step]
@@ -303,7 +301,7 @@ class Table:
             while len(self._ledgers) >= MAX_LEDGERS:
                 del self._ledgers[next(iter(self._ledgers))]
             self._ledgers[key] = step_ledger(
-                self.wish.model, setting, recorded=not self.is_on_shapes, gpu=self.card
+                self.wish.model, setting, recorded=not self.is_on_shapes, gpu=self.wish.gpu
             )
         return self._ledgers[key]
 

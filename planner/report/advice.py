@@ -30,7 +30,6 @@ def advice_answer(advice: Advice, asked: str = ASKED) -> list[doc.Part]:
         *([doc.Folded(second[1], second[0])] if second[0] else []),
         *_front(advice),
         doc.Folded("what limits it", [doc.Text(_bottleneck(advice)), *timing.time_parts(found)]),
-        *_more(advice),
         *estimates.notes("what was tried", _levers(advice)),
         doc.Folded("commands", list(_commands(advice))),
         *estimates.notes("left out", advice.left_out),
@@ -247,32 +246,6 @@ def _treatment(treatment: Treatment, advice: Advice) -> str:
 
 def _rate_of(rate: float | None) -> doc.Number:
     return doc.Number(rate, "" if rate is None else f"{rate:,.0f}")
-
-
-def _more(advice: Advice) -> list[doc.Part]:
-    """As it stands, on each of so many GPUs: what it needs, and how fast all of them are."""
-    best, found = advice.recommended, advice.more_gpus
-    rows: list[list[doc.Cell]] = [
-        [
-            doc.count_cell(more.gpus),
-            f"{more.parallelism}{f' over {more.link}' if more.link else ''}",
-            doc.count_cell(more.batch_size),
-            "yes" if more.fits else "no",
-            ("" if more.images_per_second else "at least ") + format_bytes(more.device_total_bytes),
-            _rate_of(rate),
-            doc.Number(rate, f"{rate / all_of_best:.2f} ×" if rate and best else ""),
-            *timing.hours_cells(more.cost),
-            in_words(dict(more.in_place_of)),
-        ]
-        for more in found
-        for rate in [more.images_per_second if more.fits else None]
-        for all_of_best in [best.images_per_second * best.setting.world_size if best else 1.0]
-    ]
-    headers = ["GPUs", "by", "batch", "fits", "needs", f"{advice.unit}/s",
-               "gain", *timing.hours_headers([more.cost for more in found]),
-               "without"]  # fmt: skip
-    said = "As it stands: batch and memory of each GPU, images of all, gain over the recommended."
-    return [doc.Folded("more GPUs", [doc.Table(headers, rows, said)])] if rows else []
 
 
 def _levers(advice: Advice) -> Iterator[str]:

@@ -384,7 +384,7 @@ def test_an_epoch_is_of_imagenet_and_without_a_rate_there_are_no_hours() -> None
     assert cost_of(None, EIGHT_CARDS) is None
 
 
-def test_estimates_ways_and_more_gpus_have_it_and_the_command_says_the_same(
+def test_estimates_and_ways_have_it_and_the_command_says_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     line = "estimate native:swin_tiny --gpu a100-sxm-80gb --gpus 1,2 --epochs 9"
@@ -399,7 +399,6 @@ def test_estimates_ways_and_more_gpus_have_it_and_the_command_says_the_same(
     )  # fmt: skip
     assert ways.plain.estimate.cost == alone.cost
     assert to_json(ways.recommended)["cost"]["seconds"] < alone.cost.seconds
-    assert ways.more_gpus[0].cost.devices == 2
 
 
 @pytest.mark.parametrize(
