@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from planner.core.errors import UnsupportedError
 from planner.core.schema import DeviceInfo, Model, ResolvedSetting, SwinConfig, TrainSetting
 from planner.core.schema.model import MAX_SIZE
-from planner.core.schema.setting import ALONE, GRAPH_MODES
+from planner.core.schema.setting import GRAPH_MODES
 from planner.estimation.arguments import (
     ModelLike,
     SettingLike,
@@ -92,7 +92,7 @@ class DeviceEstimator:
         steps: dict[ResolvedSetting, None] = {}
         bare: dict[ResolvedSetting, None] = {}
         for setting in (few for ladder in ladders.values() for few in few_batches(ladder)):
-            for each in dict.fromkeys((setting, on_one_device(setting))):
+            for each in dict.fromkeys((setting, setting.on_one_device())):
                 if is_on_shapes(model, each):
                     continue
                 with suppress(UnsupportedError):
@@ -102,7 +102,7 @@ class DeviceEstimator:
 
     def __call__(self, model: Model, setting: TrainSetting) -> Estimate | None:
         as_it_runs = self._as_it_runs(setting)
-        for stand_in in dict.fromkeys((as_it_runs, on_one_device(as_it_runs))):
+        for stand_in in dict.fromkeys((as_it_runs, as_it_runs.on_one_device())):
             with suppress(UnsupportedError):
                 return replace(self._call(model, stand_in), setting=setting)
         return None
@@ -192,11 +192,6 @@ class DeviceEstimator:
             seconds = phases.get("optimizer", 0.0)
             self._optimizers[model, at] = seconds, growth_within(ledger, "optimizer")
         return self._optimizers[model, at]
-
-
-def on_one_device(setting: TrainSetting) -> TrainSetting:
-    """The step of one device by itself."""
-    return setting.model_copy(update=ALONE)
 
 
 def _bare(setting: TrainSetting) -> TrainSetting:

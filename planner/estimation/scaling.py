@@ -7,7 +7,6 @@ from typing import Any
 
 from planner.core.errors import refuse_if
 from planner.core.schema import Model, ResolvedSetting, TrainSetting
-from planner.core.schema.setting import ALONE
 from planner.estimation.estimate import Estimate
 from planner.estimation.ledgers import step_ledger
 from planner.machine.hardware.gpu import Gpu, lacks
@@ -73,18 +72,13 @@ def on_gpus(
     return found, said
 
 
-def on_one_device(setting: TrainSetting) -> ResolvedSetting:
-    """The same step, on one device by itself."""
-    return ResolvedSetting(setting.model_copy(update=ALONE))
-
-
 def _like(setting: TrainSetting) -> TrainSetting:
-    return on_one_device(setting).model_copy(update={"batch_size": 1})
+    return setting.on_one_device().model_copy(update={"batch_size": 1})
 
 
 def _alone(row: Estimate, gpu: Gpu | None, recorded: bool) -> tuple[float | None, bool]:
     """Images per second of one device, and whether an eager step stands for a compiled one."""
-    setting = on_one_device(row.setting)
+    setting = ResolvedSetting(row.setting.on_one_device())
     if setting == row.setting:
         return row.throughput.images_per_second if row.throughput else None, row.as_eager
     if gpu is None:

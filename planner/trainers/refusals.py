@@ -1,11 +1,11 @@
 """What a trainer cannot run or say of a model and a setting: each a law with its way out."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from planner.core.errors import UnsupportedError
 from planner.core.schema import FactoryModel, Library, Model, SwinConfig, TrainSetting
-from planner.core.schema.setting import ALONE, DEEPSPEED, SHARDED
+from planner.core.schema.setting import DEEPSPEED, SHARDED
 from planner.libraries.limits import SettingFault, attention_limit, setting_limit
 from planner.libraries.names import find_library
 from planner.trainers.plan import Plan, Refusal, Trainer, refuse, way_out
@@ -113,11 +113,6 @@ def _other_precision(trainer: Trainer, plan: Plan) -> str:
     return "fp32"
 
 
-OPTIONS: Mapping[str, object] = {
-    name: ALONE[name] for name in ALONE if name not in ("world_size", "nodes", "parallelism")
-}
-
-
 def parallel_setting(trainer: Trainer, setting: TrainSetting) -> TrainSetting:
     """`setting` as `trainer` runs it: several devices that name no parallelism train under DDP."""
     updates = {}
@@ -155,11 +150,12 @@ def parallel_refusals(
         yield Refusal(law, f"Emit with --set {change} (not measured){also}.")
     elif setting.parallelism not in ("none", *DEEPSPEED):
         writes = trainer.parallel[setting.parallelism].writes
-        for name, default in OPTIONS.items():
-            value = getattr(setting, name)
+        words = {*writes, "world_size", "nodes", "parallelism"}
+        alone = setting.on_one_device()
+        for name, value in setting.differences(alone).items():
             is_moot = name == "gradient_sync" and (trainer.sums_each or setting.accumulate == 1)
-            if value != default and name not in writes and not is_moot:
-                yield _no_word(name, value, default)
+            if name not in words and not is_moot:
+                yield _no_word(name, value, getattr(alone, name))
     if setting.parallelism in SHARDED and setting.offload != "none":
         law = "offload=activations would take the gathered weights to the host as well"
         yield Refusal(law, "Emit with --set offload=none, or --set parallelism=ddp.")

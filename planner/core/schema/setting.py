@@ -105,12 +105,6 @@ def foreign_options(parallelism: str) -> frozenset[str]:
     return frozenset() if parallelism in SHARDED else frozenset(("fsdp_reshard",))
 
 
-# The fields of one device by itself.
-ALONE: Mapping[str, object] = {
-    name: info.default for name, info in Distribution.model_fields.items()
-}
-
-
 # The step of one device.
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "fp8"]
@@ -433,6 +427,11 @@ class TrainSetting(Distribution):
         """This setting without the compiler, and without what belongs to it."""
         plain = {field: type(self).model_fields[field].default for field in COMPILED_FIELDS}
         return self.model_copy(update={"compile": "off", **plain})
+
+    def on_one_device(self) -> TrainSetting:
+        """The step of one device by itself."""
+        alone = {field: info.default for field, info in Distribution.model_fields.items()}
+        return self.model_copy(update=alone)
 
     def with_recipe(self, of_swin: bool) -> TrainSetting:
         """This setting with the loss and the clipping that it leaves open: a Swin's are those of
