@@ -23,8 +23,8 @@ from planner.estimation.arguments import (
     read_memory,
 )
 from planner.estimation.estimate import choose, estimate_ledger
-from planner.estimation.kept import is_predicted
 from planner.estimation.ledgers import step_ledger
+from planner.estimation.predicted import is_predicted
 from planner.libraries.names import CONFIG_SUFFIXES, resolve_model
 from planner.machine.hardware import Gpu
 from planner.memory.allocator_config import AllocatorConfig

@@ -9,21 +9,19 @@ from planner.advice.flags import command, device_flags, flags
 from planner.advice.space import (
     NO_RECORDING,
     PLAINLY_COMBINED,
-    Offered,
-    Refusal,
+    Combinations,
+    combine_levers,
     may_need_resorts,
-    offer,
 )
-from planner.advice.table import Found, Table, search
+from planner.advice.table import Ranking, Table, rank
 from planner.advice.ways import (
     Bottleneck,
-    Fall,
-    bottleneck,
-    treated,
+    WaterfallStep,
+    apply_treatments,
+    find_bottleneck,
     waterfall,
 )
 from planner.advice.wish import (
-    ALLOCATOR,
     ALLOWED,
     EFFECTS,
     FAITHFUL,
@@ -68,23 +66,28 @@ class Way:
         return self.estimate.throughput.images_per_second
 
     def as_json(self) -> dict[str, Any]:
-        found = self.estimate
         names = ("unit", "is_task", "allocator", "device_total_bytes", "low_bytes", "high_bytes",
                  "fits", "fits_surely", "as_eager", "cost")  # fmt: skip
-        uncertainty = found.throughput and found.throughput.uncertainty
+        time = self.estimate.throughput
         own = {name: value for name, value in vars(self).items() if name != "estimate"}
+        of_estimate = {name: getattr(self.estimate, name) for name in names}
         return {
-            **own, **{name: getattr(found, name) for name in names}, "changes": dict(self.changes),
-            "images_per_second": self.images_per_second, "rate_uncertainty": uncertainty,
+            **own, **of_estimate, "changes": dict(self.changes),
+            "images_per_second": self.images_per_second,
+            "rate_uncertainty": time and time.uncertainty,
         }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class LeverState:
-    """What became of a lever: `recommended`, `adopted` (it costs nothing), `not needed`, `kept` (by
-    your wish), `not allowed` (it changes the result), `not tried` or `not available`, then for
-    `reasons`. Of one that would make the recommended faster it is why not. Where nothing fits it is
-    `in the nearest` or `not enough`."""
+    """What became of a lever.
+
+    Its `state` is `recommended`, `adopted` (it costs nothing), `not needed`, `does not pay`, `kept`
+    (by your wish), `already in your setting`, `left to the library`, `not allowed` (it changes the
+    result), `not tried` or `not available`; of a lever that would make the recommended setting
+    faster, why it is not in it; where nothing fits `in the nearest` or `not enough`. `reasons` say
+    why.
+    """
 
     name: str
     effect: Effect
@@ -98,16 +101,20 @@ class Advice:
     """What `planner advise` answers. All sizes in bytes, times in seconds, rates in images per
     second of one device; predicted, nothing measured.
 
-    `share` are the images of a step on one device that every way sees, None where that was free.
-    `plain` is the wish as it stands. `recommended` is the best way that fits, None where nothing
-    does; then `nearest` needs least, `missing_bytes` more than there are. Of ways that the rates'
-    uncertainty cannot tell from the fastest the best fits surely, if one does, and its images of a
-    step are nearest to the wish's; `fastest` is the fastest by the figures, where that is another.
-    `surely` is the fastest way whose upper end fits, where the recommended's does not. `ways` are
-    the best of each way to save memory, the recommended first and then by speed; `front` the way
-    from fast to small, each the fastest that needs so little, in steps of 5% of the memory and down
-    to 70% of the speed; `waterfall` leads from `plain` to `recommended` (or `nearest`). `rated` is
-    the card whose rates order the ways. `left_out` says what was not looked at.
+    - `rated`: the card whose rates order the ways.
+    - `share`: the images of a step on one device that every way sees; None where that was free.
+    - `plain`: the wish as it stands.
+    - `recommended`: the best way that fits; None where nothing does. Of the ways that the rates'
+      uncertainty cannot tell from the fastest, it is one that fits surely, if any does, and whose
+      images of a step are nearest to the wish's.
+    - `fastest`: the fastest way by the figures, where that is another.
+    - `surely`: the fastest way whose upper end fits, where the recommended's does not.
+    - `nearest`: where nothing fits, the way that needs least; `missing_bytes` more than there are.
+    - `ways`: the best of each way to save memory, the recommended first and then by speed.
+    - `front`: from fast to small, each the fastest that needs so little, in steps of 5% of the
+      memory and down to 70% of the speed.
+    - `waterfall`: leads from `plain` to `recommended` (or `nearest`).
+    - `left_out`: what was not looked at.
     """
 
     computed = ("fits",)
@@ -124,21 +131,21 @@ class Advice:
     missing_bytes: int
     ways: tuple[Way, ...]
     front: tuple[Way, ...]
-    waterfall: tuple[Fall, ...]
+    waterfall: tuple[WaterfallStep, ...]
     bottleneck: Bottleneck
     levers: tuple[LeverState, ...]
     left_out: tuple[str, ...]
 
     def __repr__(self) -> str:
-        """In a line: all of it would fill a hundred pages of a notebook."""
-        found = "recommended" if self.recommended else "nothing fits, nearest"
+        """One line: all of it would fill a hundred pages of a notebook."""
+        verdict = "recommended" if self.recommended else "nothing fits, nearest"
         best = self.recommended or self.nearest or self.plain
         rate = f"{best.images_per_second:.4g} {self.unit}/s predicted"
-        return f"<Advice, {found}: {best.command!r}, {rate}>"
+        return f"<Advice, {verdict}: {best.command!r}, {rate}>"
 
     @property
     def unit(self) -> str:
-        """What an item of a batch is called."""
+        """What an item of a batch is called: images, or items."""
         return self.plain.estimate.unit
 
     @property
@@ -166,15 +173,17 @@ def advise(
 ) -> Advice:
     """The fastest ways to train `model` in a memory, from estimates alone.
 
-    `model`, `setting`, `gpu`, `memory_bytes`, `allocator` and `overrides` are as `planner.estimate`
-    takes them. `batch_size` (on one device) or `global_batch` (of all) are the images that an
-    optimizer step must see, in micro-batches as they fit; with neither the fastest batch is sought.
-    `keep` names fields of the setting that stay as they are, or effects that are not wanted
-    (rounding, recipe, learning-rate, adapters); `allow` effects that are otherwise used only where
-    nothing else fits (recipe), or not at all (adapters). `link` is what joins several GPUs
-    (`world_size`), as `planner.estimate` takes it. `epochs`, of
-    `images_per_epoch`, gives every way a `cost`, as there. With `recorded` steps that
-    are not tried without are recorded too, which takes minutes.
+    `model`, `setting`, `gpu`, `memory_bytes`, `allocator`, `link`, `epochs`, `images_per_epoch`
+    and `overrides` are as `planner.estimate` takes them.
+
+    - `batch_size` (on one device) or `global_batch` (on all): the images that an optimizer step
+      must see, in micro-batches that fit; with neither the fastest batch is searched for.
+    - `keep`: fields of the setting that stay as they are, or effects that are not wanted (rounding,
+      recipe, learning-rate, adapters).
+    - `allow`: effects that are otherwise used only where nothing else fits (recipe), or not at all
+      (adapters).
+    - `recorded`: records steps too that are not tried otherwise, which takes minutes.
+
     Raises UsageError for what is unknown or cannot be read, UnsupportedError for a wish that the
     model's library or the card cannot run.
     """
@@ -190,19 +199,19 @@ def advise(
         of_model |= _own_fields(model)
     options = allocator if isinstance(allocator, str) else None
     rounds = MAX_ROUNDS if recorded else 0
-    return _Advising(wish, title, of_model, options, training, rounds).advice()
+    return _Advisor(wish, title, of_model, options, training, rounds).advice()
 
 
 def _own_fields(model: FactoryModel) -> dict[str, str]:
-    """What of a factory's fields is not as by default, as it is typed."""
+    """The fields of a factory that are not as by default, as they are typed."""
     plain = FactoryModel(factory=model.factory)
-    found = ((name, value) for name, value in model if value != getattr(plain, name))
-    return {name: "x".join(map(str, v)) if isinstance(v, tuple) else str(v) for name, v in found}
+    own = ((name, value) for name, value in model if value != getattr(plain, name))
+    return {name: "x".join(map(str, v)) if isinstance(v, tuple) else str(v) for name, v in own}
 
 
 @dataclass
-class _Advising:
-    """One wish being answered."""
+class _Advisor:
+    """Answers one wish."""
 
     wish: Wish
     title: str
@@ -219,13 +228,16 @@ class _Advising:
         plain = self._way(Choice(self.wish.plain))
         budget = plain.estimate.budget_bytes
         assert budget is not None, "a GPU or a memory was named"
-        wish, offered, found = self._search(budget)
-        self.table.answer()
-        self._treat(found)
-        goal = found.best or found.nearest
-        best = goal or Choice(wish.plain)
-        nearest = self._shown(found.nearest)
-        waits_for = bottleneck(self.wish, self.table, best, found.best)
+        wish, combinations, ranking = self._search(budget)
+        self.table.stop_interpolating()
+        self._treat(ranking)
+        goal = ranking.best or ranking.nearest
+        choice = goal or Choice(wish.plain)
+        bottleneck = find_bottleneck(self.wish, self.table, choice, choice == ranking.best)
+        recommended, fastest, surely, nearest = (
+            self._way(named) if named else None
+            for named in (ranking.best, ranking.fastest, ranking.surely, ranking.nearest)
+        )
         need = nearest.estimate.device_total_bytes if nearest else 0
         return Advice(
             model=wish.model,
@@ -234,151 +246,142 @@ class _Advising:
             budget_bytes=budget,
             share=wish.share,
             plain=plain,
-            recommended=self._shown(found.best),
-            fastest=self._shown(found.fastest),
-            surely=self._shown(found.surely),
+            recommended=recommended,
+            fastest=fastest,
+            surely=surely,
             nearest=nearest,
             missing_bytes=max(0, need - budget),
-            ways=tuple(self._way(choice) for choice in found.ways),
-            front=tuple(self._way(choice) for choice in found.front),
+            ways=tuple(self._way(choice) for choice in ranking.ways),
+            front=tuple(self._way(choice) for choice in ranking.front),
             waterfall=waterfall(wish, self.table, goal) if goal else (),
-            bottleneck=waits_for,
-            levers=tuple(_lever_states(wish, offered, best, found.best, waits_for)),
+            bottleneck=bottleneck,
+            levers=tuple(
+                _lever_state(lever, wish, combinations, choice, bottleneck) for lever in LEVERS
+            ),
             left_out=(
-                *(self._on_host(found.nearest) if found.nearest else ()),
-                *what_is_left_out(wish, offered, list(self.table.failed.values())),
+                *(self._optimizer_on_host(ranking.nearest) if ranking.nearest else ()),
+                *what_is_left_out(wish, combinations, list(self.table.failed.values())),
             ),
         )
 
-    def _on_host(self, nearest: Choice) -> Iterator[str]:
+    def _search(self, budget_bytes: int) -> tuple[Wish, Combinations, Ranking]:
+        """Ranks the combinations: without last resorts, then with them where they may be better;
+        where nothing fits at all, with another recipe. Compiles what that asks for, and begins
+        again."""
+        wish, table = self.wish, self.table
+        combinations = combine_levers(wish, table)
+        ranking = rank(table, combinations.choices, budget_bytes)
+        if may_need_resorts(wish, table, combinations, ranking):
+            combinations = combine_levers(wish, table, resorts=True)
+            ranking = rank(table, combinations.choices, budget_bytes)
+        if ranking.fastest is None and "recipe" not in wish.allow | wish.keep:
+            wish = wish.allowing("recipe")
+            combinations = combine_levers(wish, table, resorts=True)
+            ranking = rank(table, combinations.choices, budget_bytes)
+        goals = [choice for choice in (ranking.best, ranking.nearest) if choice]
+        if self.rounds and table.compile_steps(goals):
+            self.rounds -= 1
+            return self._search(budget_bytes)
+        return wish, combinations, ranking
+
+    def _treat(self, ranking: Ranking) -> None:
+        """Gives the best every lever that nothing is against. The fastest, and the fastest that
+        fits surely, stay beside it only where they are another choice."""
+        if ranking.best is None or ranking.fastest is None:
+            return
+        ranking.best = best = apply_treatments(self.wish, self.table, ranking.best)
+        ranking.ways = [best, *(choice for choice in ranking.ways[1:] if choice != best)]
+        if self.table.rate(ranking.fastest) <= self.table.rate(best):
+            ranking.fastest = None
+        if self.table.estimate(best).fits_surely:
+            ranking.surely = None
+
+    def _optimizer_on_host(self, nearest: Choice) -> Iterator[str]:
         """Where nothing fits: what `nearest` needs with its optimizer on the host. It is no way
         among the others, as nobody predicts its time."""
         how = "state" if nearest.setting.accumulate > 1 else "state-and-gradients"
         updates = {"offload_optimizer": how, "clip_grad": False}
         if updates.keys() & self.wish.keep:
             return
-        said = "an optimizer on the host, whose time is not predicted: with --set "
-        said += f"offload_optimizer={how} --set clip_grad=false the nearest "
+        line = (
+            "an optimizer on the host, whose time is not predicted: with --set "
+            f"offload_optimizer={how} --set clip_grad=false the nearest "
+        )
         try:
             choice = self.wish.apply(nearest, updates)
             if self.table.has_step(choice):
-                found = self.table.at(choice)
-                fits = "fits" if found.fits_surely else "may fit" if found.fits else "does not fit"
-                yield f"{said}needs {format_range(found.low_bytes, found.high_bytes)}, which {fits}"
+                need = self.table.estimate(choice)
+                fits = "fits" if need.fits_surely else "may fit" if need.fits else "does not fit"
+                yield f"{line}needs {format_range(need.low_bytes, need.high_bytes)}, which {fits}"
         except PlannerError as error:
             if error.message == NOT_COMPARED:
-                yield f"{said}is {NOT_COMPARED}"
-
-    def _search(self, budget: int) -> tuple[Wish, Offered, Found]:
-        """First without last resorts, where these cannot be better; where nothing fits at all, with
-        another recipe."""
-        wish, table = self.wish, self.table
-        offered = offer(wish, table)
-        found = search(table, offered.choices, budget)
-        if may_need_resorts(wish, table, offered, found):
-            offered = offer(wish, table, resorts=True)
-            found = search(table, offered.choices, budget)
-        if found.fastest is None and "recipe" not in wish.allow | wish.keep:
-            wish = wish.allowing("recipe")
-            offered = offer(wish, table, resorts=True)
-            found = search(table, offered.choices, budget)
-        goals = [choice for choice in (found.best, found.nearest) if choice]
-        if self.rounds and table.compile_steps(goals):
-            self.rounds -= 1
-            return self._search(budget)
-        return wish, offered, found
-
-    def _treat(self, found: Found) -> None:
-        """Gives the best every lever that nothing is against; beside it stays only what it is not
-        itself: the fastest, and the fastest that fits surely."""
-        if found.best is None or found.fastest is None:
-            return
-        found.best = best = treated(self.wish, self.table, found.best)
-        found.ways = [best, *(choice for choice in found.ways[1:] if choice != best)]
-        if self.table.rate(found.fastest) <= self.table.rate(best):
-            found.fastest = None
-        if self.table.at(best).fits_surely:
-            found.surely = None
-
-    def _shown(self, choice: Choice | None) -> Way | None:
-        return self._way(choice) if choice else None
-
-    def _effects(self, setting: TrainSetting) -> tuple[str, ...]:
-        """Batch norm sees a micro-batch: of another size it is another model's step."""
-        plain = self.wish.plain
-        found, eager = effects(setting, plain), Choice(plain.uncompiled())
-        if setting.batch_size == plain.batch_size or not self.table.has_step(eager):
-            return found
-        names = self.table.operation_names(eager)
-        if not any("batch_norm" in name for name in names):
-            return found
-        return ("batch norm", *(effect for effect in found if effect != "nothing"))
+                yield f"{line}is {NOT_COMPARED}"
 
     def _way(self, choice: Choice) -> Way:
-        wish, estimate = self.wish, self.table.at(choice)
+        wish, estimate = self.wish, self.table.estimate(choice)
         setting = choice.setting
         if estimate.setting.optimizer == OWN_OPTIMIZER:
             setting = setting.model_copy(update={"optimizer": OWN_OPTIMIZER})
         chosen = flags(choice, self.allocator, wish)
-        changes = dict(choice.setting.differences(wish.plain))
-        if choice.expandable:
-            changes["allocator"] = "expandable_segments:True"
         return Way(
             setting=setting,
             estimate=estimate.with_cost(self.training),
-            changes=tuple(changes.items()),
+            changes=tuple(choice.differences(wish.plain).items()),
             effects=self._effects(choice.setting),
             flags=chosen,
             command=command(self.title, self.of_model, device_flags(wish), chosen),
         )
 
-
-def _lever_states(
-    wish: Wish, offered: Offered, best: Choice, goal: Choice | None, waits_for: Bottleneck
-) -> Iterable[LeverState]:
-    """`best` is what is recommended (`goal`) or, where nothing fits, the nearest."""
-    faster = {treatment.lever: treatment.why for treatment in waits_for.treatments}
-    changed = set(best.setting.differences(wish.plain))
-    if best.expandable:
-        changed.add("allocator")
-    reasons: dict[str, list[Refusal]] = {}
-    for refusal in offered.refusals:
-        reasons.setdefault(refusal.lever, []).append(refusal)
-    for lever in LEVERS:
-        refused = reasons.get(lever.name, [])
-        said = tuple(f"{', '.join(r.values)}: {r.reason}" for r in refused)
-        possible = wish.changes(lever, wish.sample)
-        is_refused = sum(len(r.values) for r in refused) >= len(possible)
-        if lever.effect not in wish.allow:
-            option = next(name for name, effect in ALLOWED.items() if effect == lever.effect)
-            state, said = "not allowed", (f"{EFFECTS[lever.effect]}: --allow {option}",)
-        elif not possible or (lever.name == "allocator" and _has_segments(wish)):
-            state, said = _without_change(lever, wish)
-        elif changed & set(lever.fields) and _is_used(lever, possible, best):
-            state = "recommended" if goal else "in the nearest"
-            said = () if is_refused else said  # beside what the recommended changes as well
-        elif is_refused and {r.reason for r in refused} == {NO_RECORDING}:
-            state, said = "not tried", (NO_RECORDING,)
-        elif is_refused:
-            state = "not available"
-        elif lever.name in offered.adopted:
-            state = "adopted"
-        elif goal and lever.name in faster:
-            state = faster[lever.name]
-        else:
-            unused = "not needed" if goal else "not enough"
-            state = "does not pay" if lever.role in ("adopt", "either") else unused
-        yield LeverState(lever.name, lever.effect, lever.says, state, said)
+    def _effects(self, setting: TrainSetting) -> tuple[str, ...]:
+        """What a setting changes in the result. Batch norm normalises over a micro-batch: at
+        another size the model's step is another."""
+        plain = self.wish.plain
+        changed, eager = effects(setting, plain), Choice(plain.uncompiled())
+        if setting.batch_size == plain.batch_size or not self.table.has_step(eager):
+            return changed
+        if not any("batch_norm" in name for name in self.table.operation_names(eager)):
+            return changed
+        return ("batch norm", *(effect for effect in changed if effect != "nothing"))
 
 
-def _has_segments(wish: Wish) -> bool:
-    return wish.allocator is not None and wish.allocator.expandable_segments
+def _lever_state(
+    lever: Lever, wish: Wish, combinations: Combinations, choice: Choice, bottleneck: Bottleneck
+) -> LeverState:
+    """What became of a lever in `choice`, which is recommended or, where nothing fits, the
+    nearest."""
+    goes_on = bottleneck.setting_is_recommended
+    refusals = [refusal for refusal in combinations.refusals if refusal.lever == lever.name]
+    reasons = tuple(f"{', '.join(r.values)}: {r.reason}" for r in refusals)
+    possible = wish.changes(lever, wish.sample)
+    is_refused = sum(len(refusal.values) for refusal in refusals) >= len(possible)
+    faster = {treatment.lever: treatment.why for treatment in bottleneck.treatments}
+    if lever.effect not in wish.allow:
+        option = next(name for name, effect in ALLOWED.items() if effect == lever.effect)
+        state, reasons = "not allowed", (f"{EFFECTS[lever.effect]}: --allow {option}",)
+    elif not possible or (lever.name == "allocator" and wish.has_expandable_segments):
+        state, reasons = _state_without_change(lever, wish)
+    elif _is_used(lever, possible, choice, wish):
+        state = "recommended" if goes_on else "in the nearest"
+        reasons = () if is_refused else reasons  # beside what the choice changes as well
+    elif is_refused and {refusal.reason for refusal in refusals} == {NO_RECORDING}:
+        state, reasons = "not tried", (NO_RECORDING,)
+    elif is_refused:
+        state = "not available"
+    elif lever.name in combinations.adopted:
+        state = "adopted"
+    elif goes_on and lever.name in faster:
+        state = faster[lever.name]
+    elif lever.role in ("adopt", "either"):
+        state = "does not pay"
+    else:
+        state = "not needed" if goes_on else "not enough"
+    return LeverState(lever.name, lever.effect, lever.says, state, reasons)
 
 
-def _without_change(lever: Lever, wish: Wish) -> tuple[str, tuple[str, ...]]:
-    """The state of a lever that changes nothing, and why, but where it is set."""
+def _state_without_change(lever: Lever, wish: Wish) -> tuple[str, tuple[str, ...]]:
+    """The state of a lever that changes nothing in this wish, and the reasons."""
     setting = wish.sample.setting
-    if lever.name == "allocator" and _has_segments(wish):
+    if lever.name == "allocator" and wish.has_expandable_segments:
         return "already in your setting", ()
     if any(True for _ in lever.changes(wish.model, setting, wish.rated)):
         return "kept", ()
@@ -389,26 +392,31 @@ def _without_change(lever: Lever, wish: Wish) -> tuple[str, tuple[str, ...]]:
     return "already in your setting", ()
 
 
-def _is_used(lever: Lever, possible: Iterable[Updates], best: Choice) -> bool:
-    """Whether one of the changes of a lever is in `best`: fields may have several levers."""
+def _is_used(lever: Lever, possible: Iterable[Updates], choice: Choice, wish: Wish) -> bool:
+    """Whether a choice has one of the changes of a lever. A field may belong to several levers."""
+    if not choice.differences(wish.plain).keys() & set(lever.fields):
+        return False
     if lever.role == "micro-batch":
         return True
     return any(
-        all(best.expandable if f == ALLOCATOR else getattr(best.setting, f) == value
-            for f, value in updates.items())
+        all(choice.value(field) == value for field, value in updates.items())
         for updates in possible
-    )  # fmt: skip
+    )
 
 
-def what_is_left_out(wish: Wish, offered: Offered, failed: list[PlannerError]) -> Iterable[str]:
-    """A line for each."""
-    if offered.adopted:
-        yield f"ways without {', '.join(offered.adopted)}, which cost neither memory nor time"
+def what_is_left_out(
+    wish: Wish, combinations: Combinations, failed: list[PlannerError]
+) -> Iterator[str]:
+    """A line for each thing that was not looked at."""
+    if combinations.adopted:
+        adopted = ", ".join(combinations.adopted)
+        yield f"ways without {adopted}, which cost neither memory nor time"
     if failed:
         first = failed[0].message.partition("\n")[0]
         yield f"{len(failed)} of the choices, which cannot be estimated; the first as {first}"
-    if offered.held_back:
-        yield f"ways with {', '.join(offered.held_back)}: no faster than what is recommended"
+    if combinations.held_back:
+        held_back = ", ".join(combinations.held_back)
+        yield f"ways with {held_back}: no faster than what is recommended"
     yield (
         "max-autotune and max-autotune-no-cudagraphs: their kernels are tuned on the device; "
         "compile_scope: it changes how long compiling takes"

@@ -2,19 +2,16 @@
 device waits for, and which lever treats it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from planner.advice.table import Table
-from planner.advice.wish import ALLOCATOR, LEVERS, Choice, Effect, Lever, Wish, effects
+from planner.advice.wish import LEVERS, Choice, Effect, Lever, Updates, Wish, effects
 from planner.core.errors import PlannerError
 from planner.machine.hardware.gpu import peak_flops
 from planner.throughput.result import Accounts, Part
 
-FOR_SPEED = (
-    "precision", "fused optimizer", "optimizer in backward", "pure bf16", "fp8", "compile"
-)  # fmt: skip
 WORTH = 1.01  # times as fast: what gains less is not named
 
 
@@ -57,99 +54,98 @@ class Bottleneck(Accounts):
         return max(seconds, key=seconds.__getitem__)
 
 
-def bottleneck(wish: Wish, table: Table, choice: Choice, goal: Choice | None) -> Bottleneck:
-    """Of `choice`, which is `goal` where there is one."""
-    time = table.at(choice).throughput
+def find_bottleneck(wish: Wish, table: Table, choice: Choice, is_recommended: bool) -> Bottleneck:
+    """What the step of `choice` waits for, and what would treat it."""
+    time = table.estimate(choice).throughput
     assert time is not None, "there are rates"
     model_share = None
     peak = peak_flops(wish.gpu, choice.setting.precision) if wish.gpu else None
     if peak is not None:
-        # Without what checkpointing computes again.
-        plain = choice.setting.model_copy(update={"checkpointing": "none", "offload": "none"})
-        flops = table.matrix_flops(Choice(plain, choice.expandable))
-        model_share = flops / time.step_seconds / peak
+        without_recomputation = choice.updated({"checkpointing": "none", "offload": "none"})
+        model_share = table.matrix_flops(without_recomputation) / time.step_seconds / peak
     return Bottleneck(
-        setting_is_recommended=choice == goal,
+        setting_is_recommended=is_recommended,
         step_seconds=time.step_seconds,
         parts=time.parts,
         peak_share=time.peak_share,
         model_share=model_share,
-        treatments=tuple(t for _, t in _treatments(wish, table, choice)),
+        treatments=tuple(t for _, t in _find_treatments(wish, table, choice)),
     )
 
 
-def treated(wish: Wish, table: Table, choice: Choice) -> Choice:
-    """A choice that fits, with every lever that makes it faster, is allowed and fits as surely: the
-    search combines few."""
+def apply_treatments(wish: Wish, table: Table, choice: Choice) -> Choice:
+    """A choice that fits, with every lever that makes it faster, is allowed and fits as surely: a
+    ranking looks at few combinations."""
     while True:
-        found = (changed for changed, treatment in _treatments(wish, table, choice)
-                 if not treatment.why)  # fmt: skip
-        better = next(found, None)
+        treatments = _find_treatments(wish, table, choice)
+        better = next((changed for changed, treatment in treatments if not treatment.why), None)
         if better is None:
             return choice
         choice = better
 
 
-def _treatments(wish: Wish, table: Table, choice: Choice) -> list[tuple[Choice, Treatment]]:
-    """Single changes of any lever that make `choice` faster, the fastest first; one each, rather
-    one that nothing is against."""
+def _find_treatments(
+    wish: Wish, table: Table, choice: Choice
+) -> Sequence[tuple[Choice, Treatment]]:
+    """The best single change of each lever that makes `choice` faster, the fastest first. Of one
+    lever, a change with nothing against it is better than a faster one."""
     best: dict[str, tuple[Choice, Treatment]] = {}
     rate = table.rate(choice)
     for lever in LEVERS:
-        for changed, updates in _changed(wish, table, choice, lever):
+        for changed, updates in _speed_changes(wish, table, choice, lever):
             faster = table.rate(changed)
             if faster < rate * WORTH:
                 continue
-            found = Treatment(
+            treatment = Treatment(
                 lever.name,
-                updates,
+                tuple(updates.items()),
                 effects(changed.setting, wish.plain),
                 faster,
-                bool(table.at(changed).fits),
-                _why_not(wish, table, choice, changed, lever),
+                bool(table.estimate(changed).fits),
+                _reason_against(wish, table, choice, changed, lever),
             )
-            known = best.get(lever.name)
-            if known is None or _rank(found) > _rank(known[1]):
-                best[lever.name] = changed, found
+            if lever.name not in best or _merit(treatment) > _merit(best[lever.name][1]):
+                best[lever.name] = changed, treatment
     return sorted(best.values(), key=lambda pair: -pair[1].images_per_second)
 
 
-def _rank(treatment: Treatment) -> tuple[bool, float]:
+def _merit(treatment: Treatment) -> tuple[bool, float]:
     return not treatment.why, treatment.images_per_second
 
 
-def _why_not(wish: Wish, table: Table, choice: Choice, changed: Choice, lever: Lever) -> str:
-    """Why `choice` is recommended and not what `lever` makes of it; empty where nothing is against
-    it. What the choice changes already is no reason."""
-    if not table.at(changed).fits:
+def _reason_against(wish: Wish, table: Table, choice: Choice, changed: Choice, lever: Lever) -> str:
+    """Why `choice` is recommended and not what `lever` makes of it; "" where nothing is against
+    it. An effect that the choice has already is no reason."""
+    if not table.estimate(changed).fits:
         return "does not fit"
-    if table.at(choice).fits_surely and not table.at(changed).fits_surely:
+    if table.estimate(choice).fits_surely and not table.estimate(changed).fits_surely:
         return "may not fit"
     if lever.effect in wish.allow:
         return ""
-    known = lever.effect in effects(choice.setting, wish.plain)
-    return f"changes {lever.effect}{' further' if known else ''}"
+    has_effect = lever.effect in effects(choice.setting, wish.plain)
+    return f"changes {lever.effect}{' further' if has_effect else ''}"
 
 
-def _changed(
+def _speed_changes(
     wish: Wish, table: Table, choice: Choice, lever: Lever
-) -> Iterable[tuple[Choice, tuple[tuple[str, object], ...]]]:
-    """What one more lever makes of a choice; only those that are for speed."""
-    if lever.name not in FOR_SPEED:
-        return
-    for updates in wish.changes(lever, choice):
+) -> Iterator[tuple[Choice, Updates]]:
+    """What a lever for speed makes of a choice; nothing of any other lever."""
+    for updates in wish.changes(lever, choice) if lever.is_for_speed else ():
         with suppress(PlannerError):
             changed = wish.apply(choice, updates)
             if table.has_step(changed):
-                yield changed, tuple(updates.items())
+                yield changed, updates
 
 
 @dataclass(frozen=True)
-class Fall:
-    """One lever on the way. `num_bytes` is what the device needs with it and all before it,
-    `saved_bytes` how much less that is than before it; `seconds` is what the images of the wish's
-    step take then, `added_seconds` how much more than before. `levers` are several where one of
-    them cannot be without the other."""
+class WaterfallStep:
+    """One lever on the way from the wish to the recommendation.
+
+    `num_bytes` is what the device needs with it and all levers before it, `saved_bytes` how much
+    less that is than before; `seconds` is what the images of the wish's step take then,
+    `added_seconds` how much more than before. `levers` are several where a setting with only one
+    of them cannot run.
+    """
 
     levers: tuple[str, ...]
     changes: tuple[tuple[str, object], ...]
@@ -162,53 +158,44 @@ class Fall:
     as_eager: bool
 
 
-def waterfall(wish: Wish, table: Table, goal: Choice) -> tuple[Fall, ...]:
+def waterfall(wish: Wish, table: Table, goal: Choice) -> tuple[WaterfallStep, ...]:
     """The levers in which `goal` is not the wish, in the order of `LEVERS`. What they save adds up
     to the difference of the two, in bytes and in seconds."""
-    falls: list[Fall] = []
-    here = Choice(wish.plain)
-    before = _cost(wish, table, here)
-    names: list[str] = []
-    changes: list[tuple[str, object]] = []
+    steps: list[WaterfallStep] = []
+    choice = Choice(wish.plain)
+    num_bytes, seconds = _bytes_and_seconds(wish, table, choice)
+    levers: list[str] = []
+    changes: dict[str, object] = {}  # of levers that cannot run without the next
     done: set[str] = set()
     for lever in LEVERS:
-        fields = [f for f in lever.fields if f not in done]
-        after, changed = _towards(here, goal, fields)
-        if not changed:
+        updates = {
+            field: goal.value(field)
+            for field in lever.fields
+            if field not in done and goal.value(field) != choice.value(field)
+        }
+        if not updates:
             continue
-        done |= {field for field, _ in changed}
-        names.append(lever.name)
-        changes += changed
-        here = after
-        if not _runs(wish, here):
+        done |= updates.keys()
+        levers.append(lever.name)
+        changes |= updates
+        choice = choice.updated(updates)
+        if not _can_run(wish, choice):
             continue
-        cost = _cost(wish, table, here)
-        saved, added = before[0] - cost[0], cost[1] - before[1]
-        there = table.at(here)
-        between = there.low_bytes, there.high_bytes, there.as_eager
-        falls.append(Fall(tuple(names), tuple(changes), cost[0], saved, cost[1], added, *between))
-        before, names, changes = cost, [], []
-    assert here == goal, "every field of a goal belongs to a lever"
-    return tuple(falls)
+        now_bytes, now_seconds = _bytes_and_seconds(wish, table, choice)
+        estimate = table.estimate(choice)
+        steps.append(
+            WaterfallStep(
+                tuple(levers), tuple(changes.items()),
+                now_bytes, num_bytes - now_bytes, now_seconds, now_seconds - seconds,
+                estimate.low_bytes, estimate.high_bytes, estimate.as_eager,
+            )
+        )  # fmt: skip
+        num_bytes, seconds, levers, changes = now_bytes, now_seconds, [], {}
+    assert choice == goal, "every field of a goal belongs to a lever"
+    return tuple(steps)
 
 
-def _towards(
-    here: Choice, goal: Choice, fields: list[str]
-) -> tuple[Choice, list[tuple[str, object]]]:
-    """`here` with these fields as `goal` has them, and what that changes."""
-    changed = [
-        (field, getattr(goal.setting, field))
-        for field in fields
-        if field != ALLOCATOR and getattr(here.setting, field) != getattr(goal.setting, field)
-    ]
-    expandable = goal.expandable if ALLOCATOR in fields else here.expandable
-    said: list[tuple[str, object]] = list(changed)
-    if expandable != here.expandable:
-        said.append((ALLOCATOR, "expandable_segments:True"))
-    return Choice(here.setting.model_copy(update=dict(changed)), expandable), said
-
-
-def _runs(wish: Wish, choice: Choice) -> bool:
+def _can_run(wish: Wish, choice: Choice) -> bool:
     try:
         wish.apply(choice, {})
     except PlannerError:
@@ -216,6 +203,7 @@ def _runs(wish: Wish, choice: Choice) -> bool:
     return True
 
 
-def _cost(wish: Wish, table: Table, choice: Choice) -> tuple[int, float]:
+def _bytes_and_seconds(wish: Wish, table: Table, choice: Choice) -> tuple[int, float]:
+    """The device's bytes, and the seconds that the images of the wish's step take."""
     images = wish.plain.batch_size * wish.plain.accumulate
-    return table.at(choice).device_total_bytes, images / table.rate(choice)
+    return table.estimate(choice).device_total_bytes, images / table.rate(choice)

@@ -1,10 +1,10 @@
 """What a person asks for (a model, the images of a step, a memory, and what must stay), and the
 levers: what may be changed in a setting so that a step needs less memory or less time.
 
-To add one, add a function that yields its changes and a line in `LEVERS`. A change is a mapping of
-fields of a setting to their new values; the field `allocator` stands for the caching allocator's
-options. A change may be one that the model, the card or this version cannot have: whoever tries it
-finds out, and says why.
+To add a lever, write a function that yields its changes, a line in `LEVERS`, and what it does to
+the result in `effects`. A change maps fields of a setting to new values; the pseudo-field
+`allocator` stands for the caching allocator's options. A lever may offer a change that the model,
+the card or this version cannot run: whoever applies the change finds that out and says why.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EFFECTS: Mapping[Effect, str] = {
     "recipe": "other updates of the weights: another recipe, to be tuned",
     "trained part": "only part of the weights is trained",
 }
-# Those that a search may use unasked; the others with --allow.
+# The effects that a search may use unasked; --allow adds the others.
 FAITHFUL: tuple[Effect, ...] = ("nothing", "rounding", "learning rate")
 ALLOCATOR = "allocator"  # the pseudo-field
 EXPANDABLE = "expandable_segments:True"
@@ -51,11 +51,17 @@ Changes = Callable[[Model, TrainSetting, Gpu | None], Iterable[Updates]]
 
 @dataclass(frozen=True)
 class Lever:
-    """`role` says how a search uses it: an "adopt" lever is tried on the wish by itself and taken
-    where it costs neither bytes nor seconds; a "search" lever is combined with all others, a
-    "resort" too where it may be better than what fits without; what is "either" is adopted or,
-    where it does not cost both, combined; the micro-batch is free within the images of a step. A
-    waterfall shows what becomes of `fields` as its doing."""
+    """Something that may be changed in a setting. Its `role` is how a search uses it:
+
+    - "adopt": tried on the wish by itself, and adopted where it costs neither bytes nor seconds;
+    - "search": combined with all other levers;
+    - "resort": combined too, but only where it may be better than what fits without it;
+    - "either": adopted, or combined unless it costs both bytes and seconds;
+    - "micro-batch": free within the images of a step.
+
+    A waterfall attributes every change of `fields` to the lever. `is_for_speed`: the lever treats
+    what the device waits for.
+    """
 
     name: str
     fields: tuple[str, ...]
@@ -63,29 +69,30 @@ class Lever:
     role: Role
     says: str
     changes: Changes
+    is_for_speed: bool = False
 
 
-def _others(field: str, *values: object) -> Changes:
-    """The changes of `field` to each of `values`, but for the one that it has."""
+def _other_values(field: str, *values: object) -> Changes:
+    """The changes of `field` to each of `values` but the one that it has."""
     return lambda _, setting, __: [{field: v} for v in values if v != getattr(setting, field)]
 
 
-def _precision(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+def _lower_precisions(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
     half = "fp16" if gpu is not None and not gpu.has_bf16 else "bf16"
     order = ("fp32", "tf32", half)
     if setting.precision in order:
         yield from ({"precision": p} for p in order[order.index(setting.precision) + 1 :])
 
 
-def _attention(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    """Of another model than a Swin, whose steps are recorded, only away from eager."""
-    known: tuple[str, ...] = ("eager", "sdpa")
+def _other_attentions(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    """A model that is no Swin, whose steps are recorded, is only led away from eager attention."""
+    attentions: tuple[str, ...] = ("eager", "sdpa")
     if not isinstance(model, SwinConfig):
-        known = known[1:] if setting.attention == "eager" else ()
+        attentions = ("sdpa",) if setting.attention == "eager" else ()
     elif setting.attention == "library":
         default = find_library(model.library).default_attention(model)
-        known = tuple(a for a in known if a != default)
-    yield from ({"attention": a} for a in known if a != setting.attention)
+        attentions = tuple(a for a in attentions if a != default)
+    yield from ({"attention": a} for a in attentions if a != setting.attention)
 
 
 def _fused_optimizer(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
@@ -93,26 +100,27 @@ def _fused_optimizer(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterat
         yield {"optimizer": f"{setting.optimizer_family}-fused"}
 
 
-def _checkpointing(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    """From what saves least to what saves most. The first blocks hold most activations: of the
-    first k those before the longest stage, and half of all. Stages are as their blocks."""
+def _checkpointings(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    """From the one that saves least to the one that saves most. The first blocks hold most
+    activations, so `blocks:k` is offered for the blocks before the longest stage and for half of
+    all. Whole stages save what their blocks save."""
     values = ["none", "blocks"]
     if isinstance(model, SwinConfig):
         depths = model.depths
-        first, half = sum(depths[: depths.index(max(depths))]), sum(depths) // 2
-        parts = sorted({k for k in (first, half) if 0 < k < sum(depths)})
-        values = ["none", "selective", *(f"blocks:{k}" for k in parts), "blocks"]
+        before_longest, half = sum(depths[: depths.index(max(depths))]), sum(depths) // 2
+        counts = sorted({k for k in (before_longest, half) if 0 < k < sum(depths)})
+        values = ["none", "selective", *(f"blocks:{k}" for k in counts), "blocks"]
     yield from ({"checkpointing": v} for v in values if v != setting.checkpointing)
 
 
-def _compile(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    """max-autotune and its kin differ from these in tuned kernels only, which no estimate knows."""
-    plain = {"compile_scope": "model", "activation_memory_budget": 1.0}
+def _compile_modes(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    """max-autotune and max-autotune-no-cudagraphs differ from these two modes only in kernels that
+    are tuned on the device, which no estimate knows."""
     for mode in ("default", "reduce-overhead"):
         if mode != setting.compile:
             yield {"compile": mode}
     if setting.compile != "off":
-        yield {"compile": "off", **plain}
+        yield {"compile": "off", "compile_scope": "model", "activation_memory_budget": 1.0}
 
 
 def _memory_budget(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
@@ -142,8 +150,8 @@ def _frozen_stages(model: Model, setting: TrainSetting, gpu: Gpu | None) -> Iter
     yield from ({"frozen_stages": n} for n in range(setting.frozen_stages + 1, last))
 
 
-def _micro_batch(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
-    """The fewest parts, as an example: a search tries every divisor."""
+def _fewest_micro_batches(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[Updates]:
+    """One example: a search tries every divisor."""
     for parts in range(2, setting.batch_size + 1):
         if setting.batch_size % parts == 0:
             yield {
@@ -155,64 +163,62 @@ def _micro_batch(_: Model, setting: TrainSetting, gpu: Gpu | None) -> Iterator[U
 # In the order in which a waterfall applies them.
 LEVERS: tuple[Lever, ...] = (
     Lever("precision", ("precision",), "rounding", "adopt",
-          "16 bits where they are enough", _precision),
+          "16 bits where they are enough", _lower_precisions, is_for_speed=True),
     Lever("fused optimizer", ("optimizer",), "nothing", "adopt",
-          "one kernel for the update, without temporaries", _fused_optimizer),
+          "one kernel for the update, without temporaries", _fused_optimizer, is_for_speed=True),
     Lever("allocator", (ALLOCATOR,), "nothing", "adopt",
           "segments that grow in place of new ones", lambda *_: [{ALLOCATOR: EXPANDABLE}]),
     Lever("memory format", ("memory_format",), "nothing", "adopt",
           "the layout of images and feature maps",
-          _others("memory_format", "channels_last", "contiguous")),
+          _other_values("memory_format", "channels_last", "contiguous")),
     Lever("attention", ("attention",), "rounding", "either",
-          "one kernel, or one per operation", _attention),
+          "one kernel, or one per operation", _other_attentions),
     Lever("other optimizers", ("optimizer",), "recipe", "search",
           "less state per weight", _other_optimizers),
     Lever("pure bf16", ("precision",), "recipe", "search",
           "weights and optimizer state in bf16 too: small updates are lost",
-          _others("precision", "pure-bf16")),
+          _other_values("precision", "pure-bf16"), is_for_speed=True),
     Lever("fp8", ("precision",), "recipe", "search",
-          "linear layers multiply in 8 bits", _eight_bits),
+          "linear layers multiply in 8 bits", _eight_bits, is_for_speed=True),
     Lever("adapters", ("lora_rank", "lora_targets"), "trained part", "search",
           "low-rank adapters in place of the weights", _adapters),
     Lever("frozen stages", ("frozen_stages",), "trained part", "search",
           "the first stages are not trained", _frozen_stages),
     Lever("optimizer in backward", ("optimizer_in_backward",), "nothing", "search",
-          "each gradient is used and freed at once", _others("optimizer_in_backward", True)),
+          "each gradient is used and freed at once", _other_values("optimizer_in_backward", True),
+          is_for_speed=True),
     Lever("offload", ("offload",), "nothing", "resort",
-          "saved activations wait in the host's memory", _others("offload", "activations", "none")),
+          "saved activations wait in the host's memory",
+          _other_values("offload", "activations", "none")),
     Lever("checkpointing", ("checkpointing",), "nothing", "search",
-          "activations are computed again in backward", _checkpointing),
+          "activations are computed again in backward", _checkpointings),
     Lever("accumulation", ("batch_size", "accumulate"), "nothing", "micro-batch",
-          "the images of a step in smaller micro-batches", _micro_batch),
+          "the images of a step in smaller micro-batches", _fewest_micro_batches),
     Lever("memory budget", ("activation_memory_budget",), "rounding", "search",
           "the compiler recomputes what is cheap", _memory_budget),
     Lever("compile", ("compile", "compile_scope", "activation_memory_budget"), "rounding", "search",
-          "pointwise chains become one kernel", _compile),
+          "pointwise chains become one kernel", _compile_modes, is_for_speed=True),
 )  # fmt: skip
 
 
 def effects(setting: TrainSetting, plain: TrainSetting) -> tuple[Effect, ...]:
-    """What changes for the result when `setting` is run in place of `plain`."""
-    found: set[Effect] = set()
-    changed = setting.differences(plain)
-    for field in ("compile", "attention", "activation_memory_budget"):
-        if field in changed:
-            found.add("rounding")
-    if "precision" in changed:
-        found.add("recipe" if setting.precision in ("pure-bf16", "fp8") else "rounding")
-    is_8bit = setting.optimizer_implementation == "8bit"
-    was_8bit = plain.optimizer_implementation == "8bit"
-    if setting.optimizer_family != plain.optimizer_family or is_8bit != was_8bit:
-        found.add("recipe")
-    if {"lora_rank", "lora_targets", "frozen_stages"} & changed.keys():
-        found.add("trained part")
-    if setting.global_batch != plain.global_batch:
-        found.add("learning rate")
-    return tuple(e for e in EFFECTS if e in found) or ("nothing",)
+    """What changes in the result when `setting` is run in place of `plain`."""
+    changed = setting.differences(plain).keys()
+    is_8bit, was_8bit = (s.optimizer_implementation == "8bit" for s in (setting, plain))
+    has_other_updates = setting.optimizer_family != plain.optimizer_family or is_8bit != was_8bit
+    has_new_precision = "precision" in changed
+    is_lossy = setting.precision in ("pure-bf16", "fp8")
+    happens: dict[Effect, bool] = {
+        "rounding": bool({"compile", "attention", "activation_memory_budget"} & changed)
+        or (has_new_precision and not is_lossy),
+        "learning rate": setting.global_batch != plain.global_batch,
+        "recipe": has_other_updates or (has_new_precision and is_lossy),
+        "trained part": bool({"lora_rank", "lora_targets", "frozen_stages"} & changed),
+    }
+    return tuple(effect for effect in EFFECTS if happens.get(effect)) or ("nothing",)
 
 
-# Whose rates order the ways where only a memory is named.
-REFERENCE = "a100-sxm-80gb"
+REFERENCE = "a100-sxm-80gb"  # by its rates ways are ordered where only a memory is named
 SAMPLE_BATCH = 64
 ALLOWED: Mapping[str, Effect] = {"recipe": "recipe", "adapters": "trained part"}
 NOT_COMPARED = "recorded, and so not compared: ask 'planner estimate'"
@@ -230,14 +236,33 @@ class Choice:
     setting: TrainSetting
     expandable: bool = False
 
+    def value(self, field: str) -> object:
+        """The value of a field of the setting, or of the pseudo-field `allocator`."""
+        if field == ALLOCATOR:
+            return EXPANDABLE if self.expandable else None
+        return getattr(self.setting, field)
+
+    def differences(self, plain: TrainSetting) -> dict[str, object]:
+        """The fields, the pseudo-field too, in which this is not `plain`, with their values."""
+        allocator = {ALLOCATOR: EXPANDABLE} if self.expandable else {}
+        return {**self.setting.differences(plain), **allocator}
+
+    def updated(self, updates: Updates) -> Choice:
+        """This choice with other values, unchecked; of the pseudo-field any value but None."""
+        fields = {field: value for field, value in updates.items() if field != ALLOCATOR}
+        expandable = updates.get(ALLOCATOR, self.value(ALLOCATOR)) is not None
+        return Choice(self.setting.model_copy(update=fields), expandable)
+
 
 @dataclass(frozen=True)
 class Wish:
-    """`plain` is the setting as a person would run it. `share` are the images of one optimizer step
-    on one device that every way must see, None where the batch is free. `keep` are fields that stay
-    as they are, `allow` the effects that are welcome. `gpu` is None where only a memory was named:
-    `rated` is then the card by whose rates ways are ordered. `link` joins several of them, as
-    `planner estimate --link` takes it."""
+    """What a person asks for.
+
+    `plain` is the setting as that person would run it. Every way must see the images of `share` in
+    one optimizer step on one device; None where the batch is free. `keep` are the fields that stay
+    as they are, `allow` the effects that are welcome. `gpu` is None where only a memory was named.
+    `link` joins several GPUs, as `planner estimate --link` takes it.
+    """
 
     model: Model
     plain: TrainSetting
@@ -251,16 +276,21 @@ class Wish:
 
     @property
     def rated(self) -> Gpu:
+        """The card by whose rates ways are ordered."""
         return self.gpu or find_gpu(REFERENCE)
 
     @property
     def is_splittable(self) -> bool:
-        """Whether the images of a step may be split into micro-batches otherwise."""
+        """Whether the images of a step may be split into other micro-batches."""
         return self.share is not None and not self.keep & {"batch_size", "accumulate"}
 
     @property
+    def has_expandable_segments(self) -> bool:
+        return self.allocator is not None and self.allocator.expandable_segments
+
+    @property
     def sample(self) -> Choice:
-        """The wish at a micro-batch that everything takes, on which levers are tried."""
+        """The wish at a micro-batch that every lever takes: on it levers are tried."""
         if "batch_size" in self.keep or (self.share is not None and not self.is_splittable):
             return Choice(self.plain)
         batch = min(self.plain.batch_size, SAMPLE_BATCH)
@@ -268,18 +298,17 @@ class Wish:
         return Choice(self.plain.model_copy(update={"batch_size": batch, "accumulate": parts}))
 
     def distance(self, choice: Choice) -> float:
-        """How far the images of a step are from those of the wish: 0 where they are the same."""
-        plain, setting = self.plain, choice.setting
-        images = setting.batch_size * setting.accumulate
-        return abs(log(images / (plain.batch_size * plain.accumulate)))
+        """How far the images of a step are from the wish's: 0 where they are the same."""
+        images = choice.setting.batch_size * choice.setting.accumulate
+        return abs(log(images / (self.plain.batch_size * self.plain.accumulate)))
 
     def config(self, choice: Choice) -> AllocatorConfig | None:
         """The caching allocator's options under `choice`."""
         if not choice.expandable:
             return self.allocator
         base = self.allocator or AllocatorConfig()
-        said = base.source or "the options given"
-        source = f"{said}, and expandable segments" if self.allocator else "expandable segments"
+        options = base.source or "the options given"
+        source = f"{options}, and expandable segments" if self.allocator else "expandable segments"
         return replace(base, expandable_segments=True, source=source)
 
     def allowing(self, effect: Effect) -> Wish:
@@ -287,33 +316,33 @@ class Wish:
         return replace(self, allow=self.allow | {effect})
 
     def changes(self, lever: Lever, choice: Choice) -> list[Updates]:
-        """What `lever` may change in `choice` without touching what is to be kept."""
+        """The changes of `lever` to `choice` that touch nothing that is to be kept."""
         if lever.effect in self.keep:
             return []
-        found = lever.changes(self.model, choice.setting, self.rated)
-        return [updates for updates in found if not self._touches(updates, choice)]
+        updates = lever.changes(self.model, choice.setting, self.rated)
+        return [one for one in updates if not self._touches_what_is_kept(one, choice)]
 
-    def _touches(self, updates: Updates, choice: Choice) -> bool:
+    def _touches_what_is_kept(self, updates: Updates, choice: Choice) -> bool:
         fields = self.keep & updates.keys()
-        return any(f == ALLOCATOR or updates[f] != getattr(choice.setting, f) for f in fields)
+        return any(f == ALLOCATOR or updates[f] != choice.value(f) for f in fields)
 
     def apply(self, choice: Choice, updates: Updates) -> Choice:
-        """`choice` with `updates`. Raises UsageError or UnsupportedError where that cannot be."""
+        """`choice` with `updates`. Raises UsageError or UnsupportedError where that cannot run."""
         from pydantic import ValidationError
 
-        fields = {k: v for k, v in updates.items() if k != ALLOCATOR}
+        changed = choice.updated(updates)
         try:
-            setting = TrainSetting.model_validate({**choice.setting.model_dump(), **fields})
+            setting = TrainSetting.model_validate(changed.setting.model_dump())
         except ValidationError as error:
-            said = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-            raise UnsupportedError(said) from None
+            message = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+            raise UnsupportedError(message) from None
         self.resolved(setting)
         if is_on_shapes(self.model, choice.setting) and not is_on_shapes(self.model, setting):
             raise UnsupportedError(NOT_COMPARED)
-        return Choice(setting, choice.expandable or ALLOCATOR in updates)
+        return replace(changed, setting=setting)
 
     def resolved(self, setting: TrainSetting) -> ResolvedSetting:
-        """As the model's library runs it. Raises UnsupportedError where it does not."""
+        """The setting as the model's library runs it. Raises UnsupportedError where it does not."""
         check_precision(self.gpu, setting.precision)
         return resolve(self.model, setting)[1]
 
@@ -332,20 +361,21 @@ def read_wish(
     overrides: Mapping[str, Any],
     link: str | None = None,
 ) -> Wish:
-    """Raises UsageError for what cannot be read, UnsupportedError for what cannot be."""
+    """The wish that the arguments of `planner.advise` mean. Raises UsageError for what cannot be
+    read, UnsupportedError for what cannot run."""
     device, memory = read_gpu(gpu), read_memory(memory_bytes)
     if device is None and memory is None:
         raise UsageError("advice needs a memory to fit into.", "Add --gpu NAME or --memory SIZE.")
-    kept, allowed = _kept(keep), _allowed(allow)
-    given = dict(overrides)
+    kept, allowed = _read_kept(keep), _read_allowed(allow)
+    fields = dict(overrides)
     if batch_size is not None:
-        given["batch_size"] = batch_size
-    config, plain = choose(model, setting, device, _split_batch(given, global_batch))
-    is_fixed = global_batch is not None or "batch_size" in given or "learning rate" in kept
+        fields["batch_size"] = batch_size
+    config, plain = choose(model, setting, device, _with_share(fields, global_batch))
+    is_fixed = global_batch is not None or "batch_size" in fields or "learning rate" in kept
     is_fixed = is_fixed or isinstance(setting, TrainSetting) or "batch_size" in (setting or {})
     return Wish(
         model=config,
-        plain=_as_said(plain, setting, given),
+        plain=plain.model_copy(update={"attention": _named_attention(setting, fields)}),
         gpu=device,
         memory_bytes=memory,
         allocator=allocator_here(allocator),
@@ -356,59 +386,58 @@ def read_wish(
     )
 
 
-def _split_batch(given: Mapping[str, Any], global_batch: int | None) -> dict[str, Any]:
-    """A global batch, over the devices and the micro-batches that were named beside it."""
-    gpus, parts = (str(given.get(field, 1)) for field in ("world_size", "accumulate"))
+def _with_share(fields: Mapping[str, Any], global_batch: int | None) -> dict[str, Any]:
+    """`fields` with one device's micro-batch of a global batch, split over the devices and the
+    micro-batches that are named beside it."""
+    gpus, parts = (str(fields.get(field, 1)) for field in ("world_size", "accumulate"))
     if global_batch is None or not (gpus + parts).isdecimal():
-        return dict(given)  # what is no number is said where all fields are checked
-    share = share_of(global_batch, int(gpus), int(parts), "batch_size" in given)
-    return {**given, "batch_size": share}
+        return dict(fields)  # where all fields are checked, the one that is no number is named
+    share = share_of(global_batch, int(gpus), int(parts), "batch_size" in fields)
+    return {**fields, "batch_size": share}
 
 
-def _as_said(
-    resolved: TrainSetting, setting: SettingLike | None, given: Mapping[str, Any]
-) -> TrainSetting:
-    """The setting with its attention as it was said: `library`, where nothing was."""
-    said: object = given.get("attention")
-    if said is None and isinstance(setting, TrainSetting):
-        said = setting.attention
-    elif said is None and isinstance(setting, Mapping):
-        said = setting.get("attention")
-    return resolved.model_copy(update={"attention": said or "library"})
+def _named_attention(setting: SettingLike | None, fields: Mapping[str, Any]) -> object:
+    """The attention that a person named; `library` where none was."""
+    attention: object = fields.get("attention")
+    if attention is None and isinstance(setting, TrainSetting):
+        attention = setting.attention
+    elif attention is None and isinstance(setting, Mapping):
+        attention = setting.get("attention")
+    return attention or "library"
 
 
-def _kept(names: Iterable[str]) -> frozenset[str]:
+def _read_kept(names: Iterable[str]) -> frozenset[str]:
     fields = {field for lever in LEVERS for field in lever.fields}
     known = sorted({*fields, *KEPT_EFFECTS})
-    shown = {lever.name.replace(" ", "-"): lever.fields for lever in LEVERS}
-    shown |= {"expandable-segments": ("allocator",), "batch": ("batch_size",)}
-    shown["offload-activations"] = shown["offload"]
-    kept = set()
-    for name in _words(names):
+    synonyms = {lever.name.replace(" ", "-"): lever.fields for lever in LEVERS}
+    synonyms |= {"expandable-segments": ("allocator",), "batch": ("batch_size",)}
+    synonyms["offload-activations"] = synonyms["offload"]
+    kept: set[str] = set()
+    for name in _split_names(names):
         if name.replace("-", "_") in (*TrainSetting.model_fields, *fields):
             kept.add(name.replace("-", "_"))
         elif name in KEPT_EFFECTS:
             kept.add(KEPT_EFFECTS[name])
-        elif name in shown:
-            kept.update(shown[name])
+        elif name in synonyms:
+            kept.update(synonyms[name])
         else:
             way_out = f"Keep any of: {', '.join(known)}."
             raise unknown_name("field or effect to keep", name, known, way_out)
     return frozenset(kept)
 
 
-def _allowed(names: Iterable[str]) -> frozenset[Effect]:
-    found: set[Effect] = set(FAITHFUL)
-    for name in _words(names):
+def _read_allowed(names: Iterable[str]) -> frozenset[Effect]:
+    allowed: set[Effect] = set(FAITHFUL)
+    for name in _split_names(names):
         if name not in ALLOWED:
             raise unknown_name(
                 "effect to allow", name, ALLOWED, f"Allow any of: {', '.join(ALLOWED)}."
             )
-        found.add(ALLOWED[name])
-    return frozenset(found)
+        allowed.add(ALLOWED[name])
+    return frozenset(allowed)
 
 
-def _words(names: Iterable[str]) -> list[str]:
-    """Of a text, those between its commas."""
-    given = names.split(",") if isinstance(names, str) else names
-    return [name.strip().casefold().replace("_", "-").replace(" ", "-") for name in given]
+def _split_names(names: Iterable[str]) -> list[str]:
+    """The names, each in lower case with hyphens; a text is split at its commas."""
+    texts = names.split(",") if isinstance(names, str) else names
+    return [text.strip().casefold().replace("_", "-").replace(" ", "-") for text in texts]

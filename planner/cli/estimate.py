@@ -127,9 +127,9 @@ def _recorded(request: EstimateRequest, rows: list[Row]) -> list[Row]:
     left = [row for row in rows if row not in errors]
     if not left:
         raise next(iter(errors.values()))
-    from planner.estimation.device_estimator import kind_of
+    from planner.estimation.device_estimator import describe_kind
 
-    said = (f"Without {kind_of(s)}: {error.message}\n" for (_, _, s), error in errors.items())
+    said = (f"Without {describe_kind(s)}: {error.message}\n" for (_, _, s), error in errors.items())
     for line in dict.fromkeys(said):
         tell(line) if request.as_json else say(line)
     return left

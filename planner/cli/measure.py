@@ -17,7 +17,7 @@ from planner.core.schema.model import MAX_SIZE
 from planner.core.schema.record import MAX_WORKERS
 from planner.core.schema.validation import option, switch
 from planner.estimation.arguments import read_model
-from planner.estimation.kept import is_predicted, read_predicted
+from planner.estimation.predicted import is_predicted, read_predicted
 from planner.libraries.names import resolve_model
 from planner.machine.nvml import devices
 from search import check_platform
@@ -173,7 +173,7 @@ def keywords(request: TuneRequest) -> dict[str, Any]:
         f"{found.source} is for {found.where}, and no GPU answers here: 'planner doctor' says why.",
         "Add --device cuda:0 if torch finds it, or --device cpu, whose times are not a card's.",
     )
-    how = f"is not probed first: it {found.lacks}" if found.lacks else "is probed first"
-    tell(f"From {found.source}, the setting predicted at {found.said} on {found.where} {how}.")
+    how = f"is not probed first: it {found.shortfall}" if found.shortfall else "is probed first"
+    tell(f"From {found.source}, the setting predicted at {found.summary} on {found.where} {how}.")
     model = model or read_model(found.model, of_model)
     return {"model": model, **begin_at(found, typed, held)}

@@ -1,6 +1,6 @@
-"""What the Python interface takes: the forms in which people naturally say a thing, made into ours.
+"""The arguments of the Python interface, read in each form in which people naturally write them.
 
-All raise UsageError where a value has no such form.
+Every reader raises UsageError where a value has no such form.
 """
 
 import os
@@ -23,22 +23,22 @@ from planner.recording.recordings import forget_changed
 
 ModelLike = str | PathLike[str] | Mapping[str, Any] | Model
 SettingLike = Mapping[str, Any] | TrainSetting
-# Of every kind of model: those of a Swin first, then what others have besides.
+# The fields of every kind of model: a Swin's first, then what others have besides.
 MODEL_FIELDS = tuple(
     dict.fromkeys((*SwinConfig.model_fields, *NamedModel.model_fields, *FactoryModel.model_fields))
 )
 ALL_FIELDS = (*MODEL_FIELDS, *TrainSetting.model_fields)
-# What the command line calls otherwise.
+# The command line's names for some keywords.
 _KEYWORDS = {"memory": "memory_bytes={}", "gpus": "world_size={}, parallelism='ddp'"}
 MAX_NEAR = 5  # fields that an unknown one may have meant
 
 
 def read_model(model: ModelLike, overrides: Mapping[str, Any]) -> Model:
-    """From a name, a file's path, the fields of a SwinConfig or a NamedModel, or a model."""
-    found = _read_model(model, overrides)
-    if isinstance(found, FactoryModel):
-        forget_changed(found)
-    return found
+    """A model from a name, the path of a file, its fields, or a model."""
+    read = _read_model(model, overrides)
+    if isinstance(read, FactoryModel):
+        forget_changed(read)
+    return read
 
 
 def _read_model(model: ModelLike, overrides: Mapping[str, Any]) -> Model:
@@ -65,8 +65,8 @@ def read_setting(
     defaults: Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
 ) -> TrainSetting:
-    """From a setting with `overrides`, or from its fields over `defaults`. Several devices that
-    come without a parallelism run ddp, as on the command line."""
+    """A setting from a setting with `overrides`, or from fields over `defaults`. Several devices
+    without a parallelism run ddp, as on the command line."""
     if setting is not None and not isinstance(setting, TrainSetting | Mapping):
         raise UsageError(
             f"a setting is a TrainSetting or a mapping of its fields, not {shorten(setting)}."
@@ -75,17 +75,17 @@ def read_setting(
     if isinstance(setting, TrainSetting):
         if not fields:
             return setting
-        base, said = setting.model_dump(), setting.model_fields_set
+        base, named = setting.model_dump(), setting.model_fields_set
     else:
-        base, said = dict(defaults), set()
+        base, named = dict(defaults), set()
         fields = {**(setting or {}), **fields}
-    if str(fields.get("world_size", 1)) != "1" and "parallelism" not in said:
+    if str(fields.get("world_size", 1)) != "1" and "parallelism" not in named:
         fields.setdefault("parallelism", "ddp")
     return parse(TrainSetting, {**base, **fields}, "the setting")
 
 
 def read_gpu(gpu: str | Gpu | None) -> Gpu | None:
-    """From a name of the catalogue, or a GPU."""
+    """A GPU from a name of the catalogue, or from a GPU."""
     if gpu is None or isinstance(gpu, Gpu):
         return gpu
     if isinstance(gpu, str):
@@ -94,14 +94,14 @@ def read_gpu(gpu: str | Gpu | None) -> Gpu | None:
 
 
 def read_memory(memory: int | str | None) -> int | None:
-    """From bytes, or a text as 24GiB."""
+    """Bytes from a number of bytes, or from a text as 24GiB."""
     if memory is None:
         return None
     return parse_bytes(memory) if isinstance(memory, str) else check_memory(memory)
 
 
 def read_allocator(allocator: str | AllocatorConfig | None) -> AllocatorConfig | None:
-    """From options, or a text as expandable_segments:True."""
+    """Options from options, or from a text as expandable_segments:True."""
     if allocator is None or isinstance(allocator, AllocatorConfig):
         return allocator
     if isinstance(allocator, str):
@@ -110,12 +110,12 @@ def read_allocator(allocator: str | AllocatorConfig | None) -> AllocatorConfig |
 
 
 def allocator_here(allocator: str | AllocatorConfig | None) -> AllocatorConfig | None:
-    """Those that were given, else those that torch would find in this environment."""
+    """The options that were given, else those that torch would find in this environment."""
     return environment_allocator(os.environ) if allocator is None else read_allocator(allocator)
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:
-    """Raises UsageError for what is a field of neither a model nor a setting."""
+    """Raises UsageError for a field that neither a model nor a setting has."""
     for field, value in fields.items():
         if field in _KEYWORDS:
             raise UsageError(
@@ -127,8 +127,8 @@ def check_fields(fields: Mapping[str, Any]) -> None:
 
 
 def unknown_field(field: str, value: object, before: str = "") -> UsageError:
-    """The error for a field of neither a model nor a setting that was set to `value`: our word for
-    another library's, which is typed with `before` it, else the nearest fields."""
+    """The error for a field, set to `value`, that neither a model nor a setting has. It names our
+    word for another library's, typed with `before` it; else the nearest fields."""
     message = f"{shorten(field)}: no such field of a model or a setting."
     word = find_word(field)
     if word is not None:
@@ -139,8 +139,8 @@ def unknown_field(field: str, value: object, before: str = "") -> UsageError:
 
 
 def share_of(global_batch: int, devices: int, micro_batches: int, is_sized: bool = False) -> int:
-    """The images of each micro-batch on each device. Raises UsageError where that is no number, and
-    where it was said besides."""
+    """The images of each micro-batch on each device. Raises UsageError where they do not divide,
+    and where a batch size was given besides (`is_sized`)."""
     law = "--batch-size is of each GPU, and --global-batch of all together."
     refuse_if(is_sized, law, "Give one of the two.")
     parts = devices * micro_batches

@@ -1,5 +1,5 @@
-"""Estimates of a whole space of settings for the device at hand, in seconds: settings that differ
-only in what hardly moves memory share one recorded step. And the largest batch that fits.
+"""Estimates of a whole space of settings for the device at hand, made in seconds, since settings
+that differ only in what hardly moves memory share one step; and the largest batch that fits.
 Imports no torch.
 """
 
@@ -38,21 +38,22 @@ Key = tuple[Model, TrainSetting]
 
 
 class DeviceEstimator:
-    """Estimates settings for `device`, by the catalogue's rates: of a device that is not in it, its
-    memory alone.
+    """Estimates settings for `device` by the catalogue's rates; of a device that is not in the
+    catalogue only the memory. `allocator` are the caching allocator's options that a probe will
+    run with; None are torch's defaults.
 
-    `allocator` are the caching allocator's options that a probe will run with; None are torch's
-    defaults.
+    Whose memory stands for another setting's:
 
-    What settings are given of another's memory: a compiled one that of the eager one, which is what
-    it may need at most unless it is checkpointed and compiled whole (torch's partitioner may then
-    recompute all blocks at once, torch 2.13), and with CUDA graphs besides what the optimizer needs
-    for its step, since their pool is not given back to it; tf32 that of fp32; fp16 that of bf16,
-    which keeps as many bytes; a fused optimizer that of the one in many kernels, which needs more
-    while it steps. Their times are the shared step's, corrected for precision, compilation and the
-    optimizer.
-    Where only a parallelism is not modelled, one device's estimate stands for it. None for any
-    other setting that is not (which can still be probed).
+    - the eager step's for a compiled one, which needs at most as much unless it is checkpointed and
+      compiled whole (torch's partitioner may then recompute all blocks at once, torch 2.13); with
+      CUDA graphs it needs besides what the optimizer takes for its step, since the graphs' pool is
+      not given back to it;
+    - fp32's for tf32, and bf16's for fp16, which keeps as many bytes;
+    - an optimizer in many kernels for the fused one, which needs less while it steps.
+
+    The times are the shared step's, corrected for precision, compilation and the optimizer. One
+    device's estimate stands for a parallelism that is not modelled. Any other setting that is not
+    modelled has no estimate (None), and can still be probed.
     """
 
     def __init__(
@@ -71,101 +72,99 @@ class DeviceEstimator:
         self, model: Model, settings: Iterable[TrainSetting], limit_seconds: float | None = None,
         say: Callable[[str], None] | None = None,
     ) -> str:  # fmt: skip
-        """Records what estimates of `settings` rest on, where there is no step on shapes: each step
-        at few batches (`few_batches`). Returns why not even one of them can be estimated, "" where
-        one can.
+        """Records the steps that estimates of `settings` rest on, each at few batches, where there
+        is no step on shapes. Returns why not even one of them can be estimated, "" where one can.
 
         Only what was recorded here is estimated later: no estimate begins a recording.
         """
-        wanted = self.steps_of(model, settings)
-        requests = [(model, one, self.gpu) for one in wanted]
-        errors = record_ledgers(requests, say, limit_seconds)
-        if not wanted or any(self._is_known(model, one) for one in wanted):
+        steps = self.steps_of(model, settings)
+        errors = record_ledgers([(model, step, self.gpu) for step in steps], say, limit_seconds)
+        if not steps or any(self._is_recorded(model, step) for step in steps):
             return ""
         return next((e.message for e in errors if e is not None), "no step was recorded in time")
 
     def steps_of(self, model: Model, settings: Iterable[TrainSetting]) -> list[ResolvedSetting]:
-        """What is recorded for estimates of `settings`; none of what is on shapes."""
+        """The steps that are recorded for estimates of `settings`; none that are on shapes."""
         ladders: dict[TrainSetting, list[TrainSetting]] = {}
         for setting in settings:
-            ladders.setdefault(_any_batch(setting), []).append(self._as_it_runs(setting))
+            ladders.setdefault(_without_batch(setting), []).append(self._as_it_runs(setting))
         steps: dict[ResolvedSetting, None] = {}
-        bare: dict[ResolvedSetting, None] = {}
-        for setting in (few for ladder in ladders.values() for few in few_batches(ladder)):
-            for each in dict.fromkeys((setting, setting.on_one_device())):
-                if is_on_shapes(model, each):
+        optimizer_steps: dict[ResolvedSetting, None] = {}
+        for setting in (rung for ladder in ladders.values() for rung in few_batches(ladder)):
+            for candidate in dict.fromkeys((setting, setting.on_one_device())):
+                if is_on_shapes(model, candidate):
                     continue
                 with suppress(UnsupportedError):
-                    steps[resolve(model, self.shared_setting(each))[1]] = None
-                    bare[resolve(model, _bare(each))[1]] = None
-        return list({**steps, **bare})
+                    steps[resolve(model, self.shared_setting(candidate))[1]] = None
+                    optimizer_steps[resolve(model, _optimizer_step(candidate))[1]] = None
+        return list({**steps, **optimizer_steps})
 
     def __call__(self, model: Model, setting: TrainSetting) -> Estimate | None:
         as_it_runs = self._as_it_runs(setting)
         for stand_in in dict.fromkeys((as_it_runs, as_it_runs.on_one_device())):
             with suppress(UnsupportedError):
-                return replace(self._call(model, stand_in), setting=setting)
+                return replace(self._estimate(model, stand_in), setting=setting)
         return None
 
     def _as_it_runs(self, setting: TrainSetting) -> TrainSetting:
-        """On a CPU an offload moves nothing: its tensors are on the host already."""
+        """The setting as this device runs it: on a CPU an offload moves nothing, since its tensors
+        are on the host already."""
         if self.device.kind != "cpu":
             return setting
         return setting.model_copy(update={"offload": "none", "offload_optimizer": "none"})
 
-    def _call(self, model: Model, setting: TrainSetting) -> Estimate:
+    def _estimate(self, model: Model, setting: TrainSetting) -> Estimate:
         shared = self.shared_setting(setting)
         if (model, shared) not in self._shared:
-            self._shared[model, shared] = self._estimate(model, shared)
-        found = self._shared[model, shared]
-        if isinstance(found, UnsupportedError):
-            raise found
-        estimate, ledger = found
+            self._shared[model, shared] = self._estimate_shared(model, shared)
+        result = self._shared[model, shared]
+        if isinstance(result, UnsupportedError):
+            raise result
+        estimate, ledger = result
         if shared == setting:
             return estimate
         if setting.compile in GRAPH_MODES:
-            estimate = _beside_a_pool(estimate, self._of_optimizer(model, setting)[1])
+            estimate = _add_beside_graphs(estimate, self._optimizer_cost(model, setting)[1])
         time = self._timed(model, setting, estimate, ledger)
         return replace(estimate, setting=setting, throughput=time)
 
     def shared_setting(self, setting: TrainSetting) -> TrainSetting:
-        """The setting whose recorded step stands for that of `setting`."""
-        alike = {"tf32": "fp32"}
+        """The setting whose step stands for that of `setting`."""
+        stands_for = {"tf32": "fp32"}
         if (self.device.capability or (0, 0)) >= (8, 0):
-            alike["fp16"] = "bf16"
-        changes = {"precision": alike.get(setting.precision, setting.precision)}
+            stands_for["fp16"] = "bf16"
+        changes = {"precision": stands_for.get(setting.precision, setting.precision)}
         if setting.optimizer_implementation != "8bit":
             changes["optimizer"] = setting.optimizer_family
         return setting.uncompiled().model_copy(update=changes)
 
-    def _estimate(
+    def _estimate_shared(
         self, model: Model, setting: TrainSetting
     ) -> tuple[Estimate, Ledger] | UnsupportedError:
         try:
             config, chosen = choose(model, setting, self.gpu, {})
             ledger = self._ledger(config, chosen)
-            rates = self._rates(config)
-            found = estimate_ledger(
-                config, chosen, ledger, self.gpu, allocator=self.allocator, rates=rates
-            )
-            return found, ledger
+            return estimate_ledger(
+                config, chosen, ledger, self.gpu, allocator=self.allocator,
+                rates=self._rates(config),
+            ), ledger  # fmt: skip
         except UnsupportedError as error:
             return error
 
-    def _is_known(self, model: Model, setting: ResolvedSetting) -> bool:
+    def _is_recorded(self, model: Model, setting: ResolvedSetting) -> bool:
         return isinstance(recordings.find(recordings.step_of(model, setting, self.gpu)), Ledger)
 
     def _ledger(self, model: Model, setting: ResolvedSetting) -> Ledger:
         """Raises UnsupportedError for a step that would have to be recorded."""
-        if not is_on_shapes(model, setting) and not self._is_known(model, setting):
+        if not is_on_shapes(model, setting) and not self._is_recorded(model, setting):
             raise UnsupportedError("it was not recorded")
         return step_ledger(model, setting, gpu=self.gpu)
 
     def _timed(
         self, model: Model, setting: TrainSetting, shared: Estimate, ledger: Ledger
     ) -> Throughput | None:
-        """The time of the shared step, run in the precision and the compile mode of `setting`; its
-        optimizer's part made that of the implementation. What its seconds go into is not said."""
+        """The time of the shared step in the precision and the compile mode of `setting`, with the
+        seconds of its optimizer's implementation; without the parts of which it is the sum."""
         rates = self._rates(model)
         if rates is None:
             return None
@@ -173,28 +172,27 @@ class DeviceEstimator:
         time = step_time(ledger, plain, rates, exchanges_of(ledger, plain, self.gpu))
         seconds = time.step_seconds
         if plain != setting:
-            own, other = (self._of_optimizer(model, s)[0] for s in (setting, plain))
+            own, other = (self._optimizer_cost(model, s)[0] for s in (setting, plain))
             seconds += time.phase_seconds.get("optimizer", 0.0) * (own / other - 1 if other else 0)
         images = setting.batch_size * setting.accumulate
         return Throughput(seconds, images / seconds, time.basis, time.uncertainty)
 
     def _rates(self, model: Model) -> DeviceRates | None:
-        """Surer of a Swin than of another model."""
         return None if self.gpu is None else rates_for(self.gpu, model)
 
-    def _of_optimizer(self, model: Model, setting: TrainSetting) -> tuple[float, int]:
-        """(seconds, bytes) that the optimizer takes within its step: at a small batch, with which
-        it has nothing to do. 0 seconds without rates."""
-        at = _bare(setting)
-        if (model, at) not in self._optimizers:
-            ledger, rates = self._ledger(*choose(model, at, self.gpu, {})), self._rates(model)
-            phases = step_time(ledger, at, rates).phase_seconds if rates else {}
+    def _optimizer_cost(self, model: Model, setting: TrainSetting) -> tuple[float, int]:
+        """(seconds, bytes) that the optimizer takes for its step, whatever the batch. 0 seconds
+        without rates."""
+        step = _optimizer_step(setting)
+        if (model, step) not in self._optimizers:
+            ledger, rates = self._ledger(*choose(model, step, self.gpu, {})), self._rates(model)
+            phases = step_time(ledger, step, rates).phase_seconds if rates else {}
             seconds = phases.get("optimizer", 0.0)
-            self._optimizers[model, at] = seconds, growth_within(ledger, "optimizer")
-        return self._optimizers[model, at]
+            self._optimizers[model, step] = seconds, growth_within(ledger, "optimizer")
+        return self._optimizers[model, step]
 
 
-def _bare(setting: TrainSetting) -> TrainSetting:
+def _optimizer_step(setting: TrainSetting) -> TrainSetting:
     """A small step with the optimizer of `setting`, to see only that: precision matters to an
     optimizer only where the parameters themselves are kept in it."""
     changes = {
@@ -208,31 +206,31 @@ SettingT = TypeVar("SettingT", bound=TrainSetting)
 
 
 def few_batches(ladder: Sequence[SettingT]) -> list[SettingT]:
-    """Settings that differ in their batch: those that are estimated, evenly from the smallest to
-    the largest. A step is affine in its batch, and its peak the largest of such, so that on the
-    lines between them no peak is below its estimate. A step of one image is unlike all others (its
-    strides are)."""
-    known = sorted(ladder, key=lambda setting: setting.batch_size)
-    known = [setting for setting in known if setting.batch_size > 1] or known
-    places = (round(n * (len(known) - 1) / (FEW_BATCHES - 1)) for n in range(FEW_BATCHES))
-    return [known[place] for place in dict.fromkeys(places)]
+    """Of settings that differ only in their batch, those that are estimated: evenly from the
+    smallest batch to the largest. The bytes of a step are affine in its batch and its peak is the
+    largest of them, so that between two estimates no peak lies above the line through them. A
+    batch of 1 is left out: its tensors have other strides."""
+    rungs = sorted(ladder, key=lambda setting: setting.batch_size)
+    rungs = [setting for setting in rungs if setting.batch_size > 1] or rungs
+    places = (round(n * (len(rungs) - 1) / (FEW_BATCHES - 1)) for n in range(FEW_BATCHES))
+    return [rungs[place] for place in dict.fromkeys(places)]
 
 
-def _any_batch(setting: TrainSetting) -> TrainSetting:
+def _without_batch(setting: TrainSetting) -> TrainSetting:
     return setting.model_copy(update={"batch_size": 1, "accumulate": 1})
 
 
-def _beside_a_pool(found: Estimate, more: int) -> Estimate:
-    """`found` with `more` bytes that cannot come from the pool of its graphs."""
-    temporaries = found.breakdown["temporaries"] + more
+def _add_beside_graphs(estimate: Estimate, num_bytes: int) -> Estimate:
+    """`estimate` with bytes that cannot come from the pool of its CUDA graphs."""
+    temporaries = estimate.breakdown["temporaries"] + num_bytes
     return replace(
-        found,
-        breakdown={**found.breakdown, "temporaries": temporaries},
-        peak_allocated_bytes=found.peak_allocated_bytes + more,
-        peak_reserved_bytes=found.peak_reserved_bytes + more,
-        device_total_bytes=found.device_total_bytes + more,
-        low_bytes=found.low_bytes + more,
-        high_bytes=found.high_bytes + more,
+        estimate,
+        breakdown={**estimate.breakdown, "temporaries": temporaries},
+        peak_allocated_bytes=estimate.peak_allocated_bytes + num_bytes,
+        peak_reserved_bytes=estimate.peak_reserved_bytes + num_bytes,
+        device_total_bytes=estimate.device_total_bytes + num_bytes,
+        low_bytes=estimate.low_bytes + num_bytes,
+        high_bytes=estimate.high_bytes + num_bytes,
     )
 
 
@@ -248,22 +246,22 @@ def largest_batch(
     surely: bool = False,
     **overrides: Any,
 ) -> Estimate | None:
-    """The estimate at a batch up to `ceiling` that fits, of which the next does not, or None where
-    none does; with sdpa no larger one than its kernel takes, with fp8 only multiples of 16.
-    `allocator` None means torch's defaults; all else is as `planner.estimate` takes it. With
-    `surely` it is one of which even the upper end of what is expected fits.
+    """The estimate at the largest batch found up to `ceiling` that fits while the next does not;
+    None where none fits. With sdpa it is at most the batch that its kernel takes, with fp8 a
+    multiple of 16. With `surely` even the upper end of its range fits. `allocator` None means
+    torch's defaults; all else is as `planner.estimate` takes it.
 
-    What is live rises with the batch; what the allocator keeps beside it goes up and down, so that
-    a larger batch may fit, too. Raises UnsupportedError without a budget.
+    The live bytes rise with the batch; what the allocator keeps beside them goes up and down, so
+    that a still larger batch may fit too. Raises UnsupportedError without a budget.
     """
     device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), read_allocator(allocator)
     if device is None and memory is None:
         raise UnsupportedError(
             "the largest batch needs a memory size to fit into.", "Add --gpu NAME or --memory SIZE."
         )
-    config, wanted = read_choice(model, setting, device, overrides)
-    unit = batch_unit(wanted)
-    config, resolved = resolve(config, wanted.model_copy(update={"batch_size": unit}))
+    config, chosen = read_choice(model, setting, device, overrides)
+    unit = batch_unit(chosen)
+    config, resolved = resolve(config, chosen.model_copy(update={"batch_size": unit}))
     if resolved.attention == "sdpa" and isinstance(config, SwinConfig):
         ceiling = min(ceiling, largest_sdpa_batch(config, resolved) or ceiling)
     ceiling //= unit  # from here on batches count units
@@ -276,39 +274,40 @@ def largest_batch(
         return resolved.model_copy(update={"batch_size": batch * unit})
 
     @cache
-    def at(batch: int) -> Estimate:
+    def estimate_at(batch: int) -> Estimate:
         return estimate_ledger(
             config, setting_at(batch), ledger_at(batch), device, memory, allocator, link=link
         )
 
     def spare_bytes(batch: int) -> int:
-        """What is left of the budget, in the worst case with `surely`; less than 0 where it does
-        not fit."""
-        found = at(batch)
-        need = found.high_bytes if surely else found.device_total_bytes
-        spare = (found.budget_bytes or 0) - need
-        return spare if found.fits else min(spare, -1)
+        """What is left of the budget, with `surely` in the worst case; negative where the batch
+        does not fit."""
+        estimate = estimate_at(batch)
+        need = estimate.high_bytes if surely else estimate.device_total_bytes
+        spare = (estimate.budget_bytes or 0) - need
+        return spare if estimate.fits else min(spare, -1)
 
-    found = 0
+    largest = 0
     if ceiling >= 2 and spare_bytes(2) >= 0:
-        found = sought(spare_bytes, 2, 16, ceiling + 1)
+        largest = find_crossing(spare_bytes, 2, 16, ceiling + 1)
     elif ceiling and runs_at_1(config, resolved, recorded, device) and spare_bytes(1) >= 0:
-        found = 1
-    if not found:
+        largest = 1
+    if not largest:
         return None
-    ended = [f"batches above {ceiling * unit:,} are not looked at"] if found == ceiling else []
-    return replace(at(found), assumed=(*at(found).assumed, *ended))
+    estimate = estimate_at(largest)
+    end = [f"batches above {ceiling * unit:,} are not looked at"] if largest == ceiling else []
+    return replace(estimate, assumed=(*estimate.assumed, *end))
 
 
-def kind_of(setting: TrainSetting) -> str:
-    """What tells the rows of a table apart that nobody chose."""
+def describe_kind(setting: TrainSetting) -> str:
+    """What tells the rows of --max-batch apart whose precision or checkpointing nobody chose."""
     return f"{setting.precision}, checkpointing {setting.checkpointing}"
 
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest batch of a setting: `sure` surely fits, `best` does by the figures, None where
-    none does."""
+    """The largest batch of a setting: `best` fits by the figures, `sure` even at the upper end of
+    its range; None where no batch does."""
 
     model: Model
     setting: ResolvedSetting
@@ -321,7 +320,7 @@ class Largest:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """One that surely fits (0: none), and the largest that does by the figures."""
+        """The largest batches that surely and that probably fit; 0 where none does."""
         surely = self.sure.setting.batch_size if self.sure else 0
         return {"surely": surely, "probably": self.batch_size}
 
@@ -339,7 +338,7 @@ def find_largest(
     model: Model, setting: ResolvedSetting, gpu: Gpu | None, memory_bytes: int | None,
     allocator: AllocatorConfig | None, recorded: bool, link: str | None, training: Training | None,
 ) -> Largest:  # fmt: skip
-    """The largest batches that fit, with how long a whole training takes."""
+    """The largest batches that fit, with how long a whole `training` takes."""
     find = partial(
         largest_batch, model, setting, gpu, memory_bytes, allocator=allocator, recorded=recorded,
         link=link,
@@ -347,28 +346,27 @@ def find_largest(
     sure = best = find()
     if best and not best.fits_surely:
         sure = find(ceiling=best.setting.batch_size, surely=True)
-    best, sure = (one and one.with_cost(training) for one in (best, sure))
+    best, sure = (estimate and estimate.with_cost(training) for estimate in (best, sure))
     return Largest(model, setting, best, sure)
 
 
-def largest_notes(found: Sequence[Largest]) -> list[str]:
-    """What is to be said of them: what fits nowhere, and what a larger batch would take."""
-    notes = [_nothing_fits(one) for one in found if one.best is None]
-    bound = [
-        one.batch_size for one in found
-        if one.best and one.setting.attention == "sdpa" and isinstance(one.model, SwinConfig)
-        and one.batch_size == largest_sdpa_batch(one.model, one.setting)
+def largest_notes(rows: Sequence[Largest]) -> list[str]:
+    """Which settings fit at no batch, and where sdpa's kernel takes no larger one."""
+    notes = [_nothing_fits(row.setting) for row in rows if row.best is None]
+    limits = [
+        row.batch_size for row in rows
+        if row.best and row.setting.attention == "sdpa" and isinstance(row.model, SwinConfig)
+        and row.batch_size == largest_sdpa_batch(row.model, row.setting)
     ]  # fmt: skip
-    if bound:
+    if limits:
         notes.append(
-            f"Batch {bound[0]} is all that sdpa takes, however much memory there is: its kernel "
+            f"Batch {limits[0]} is all that sdpa takes, however much memory there is: its kernel "
             f"takes {SDPA_WINDOWS:,} windows. --attention eager takes more."
         )
     return notes
 
 
-def _nothing_fits(one: Largest) -> str:
-    setting = one.setting
+def _nothing_fits(setting: TrainSetting) -> str:
     ways = ["a smaller image or model"]
     if setting.checkpointing == "none":
         ways.insert(0, "--checkpointing blocks")
@@ -376,28 +374,29 @@ def _nothing_fits(one: Largest) -> str:
         ways.insert(0, "--precision bf16")
     if setting.optimizer_family != "sgd":
         ways.append("--optimizer sgd")
-    least = f"batch {batch_unit(setting)} fits"
-    return f"Not even {least} with {kind_of(setting)}. Try {', '.join(ways)}."
+    smallest = batch_unit(setting)
+    return f"Not even batch {smallest} fits with {describe_kind(setting)}. Try {', '.join(ways)}."
 
 
 def runs_at_1(
     model: Model, setting: ResolvedSetting, recorded: bool = False, gpu: Gpu | None = None
 ) -> bool:
-    """Whether the step runs at a batch of 1: batch norm over nothing but the batch does not."""
+    """Whether the step runs at a batch of 1, at which batch norm over the batch alone fails."""
     at_1 = ResolvedSetting(setting.model_copy(update={"batch_size": 1}))
     return record_ledgers([(model, at_1, gpu)], recorded=recorded)[0] is None
 
 
-def sought(spare_bytes: Callable[[int], int], low: int, guess: int, end: int) -> int:
-    """The last number from `low`, which leaves 0 or more, and below `end` that does, of which the
-    next leaves less: time after time where a line crosses 0, or halfway."""
-    known, high = {low: spare_bytes(low)}, end
+def find_crossing(spare_bytes: Callable[[int], int], low: int, guess: int, end: int) -> int:
+    """A number from `low` and below `end` at which `spare_bytes` is 0 or more, and at the next less
+    than 0; it is 0 or more at `low`. Each guess lies where the line through the last two crosses
+    0; every third halves the interval."""
+    spare, high = {low: spare_bytes(low)}, end
     while high - low > 1:
         guess = min(max(guess, low + 1), high - 1)
-        known[guess] = spare_bytes(guess)
-        fall = known[low] - known[guess]
-        crossing = low + known[low] * (guess - low) // fall if fall > 0 else 4 * guess
-        low, high = (guess, high) if known[guess] >= 0 else (low, guess)
-        is_bounded = high < end and len(known) % 3 == 0
+        spare[guess] = spare_bytes(guess)
+        fall = spare[low] - spare[guess]
+        crossing = low + spare[low] * (guess - low) // fall if fall > 0 else 4 * guess
+        low, high = (guess, high) if spare[guess] >= 0 else (low, guess)
+        is_bounded = high < end and len(spare) % 3 == 0
         guess = (low + high) // 2 if is_bounded else crossing
     return low

@@ -69,16 +69,20 @@ from planner.throughput.timeline import communication_basis, exchanges_of
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ledger judged. All sizes in bytes; `breakdown` is what is live at the peak instant.
+    """What a training step needs of a device. All sizes in bytes.
 
-    Where `num_alloc_retries` is not 0, the step fits only since the allocator frees cached memory
-    so often before steps recur; what is reserved is what it reserves then, and `high_bytes` is
-    still of what it would reserve if there were more. `as_eager`: the step is compiled and not
-    recorded, so that the bytes are the eager step's and only `low_bytes` and `high_bytes` say
-    what it needs. `cost` is of a whole training, where one was asked for. `gpu` is a name of
-    the catalogue, None where none was named; `allocator` are the caching allocator's options, None
-    for torch's. `unit` is what an item of the batch is called, and `is_task` whether a task of
-    one's own makes it: else images go in and logits come out.
+    - `breakdown`: what is live at the peak instant, by category, and what comes on top.
+    - `low_bytes`, `high_bytes`: the device's need is expected to lie between these.
+    - `num_alloc_retries`: how often the caching allocator frees cached memory before steps recur.
+      Where it is not 0, the step fits only because of that: reserved bytes are those it reserves
+      then, and `high_bytes` is still of what it would reserve if there were more.
+    - `as_eager`: the step is compiled and was not recorded. The bytes are the eager step's; only
+      `low_bytes` and `high_bytes` say what the compiled one needs.
+    - `cost`: of a whole training, where one was asked for.
+    - `gpu`: a name of the catalogue; None where none was named.
+    - `allocator`: the caching allocator's options; None for torch's defaults.
+    - `unit`: what an item of the batch is called. `is_task`: a task of the user's makes the batch;
+      otherwise images go in and logits come out.
     """
 
     model: Model
@@ -110,34 +114,34 @@ class Estimate:
 
     @property
     def headroom_bytes(self) -> int | None:
-        """What the budget has beyond the need; None where none was named."""
+        """The budget less the need; None where no budget was named."""
         return None if self.budget_bytes is None else self.budget_bytes - self.device_total_bytes
 
     @property
     def fits(self) -> bool | None:
-        """Whether the budget is enough; None where none was named."""
+        """Whether the budget is enough; None where no budget was named."""
         return None if self.headroom_bytes is None else self.headroom_bytes >= 0
 
     @property
     def fits_surely(self) -> bool | None:
-        """Whether even the upper end of what is expected fits; None where nothing was named."""
+        """Whether even `high_bytes` fit; None where no budget was named."""
         if self.budget_bytes is None:
             return None
         return max(self.device_total_bytes, self.high_bytes) <= self.budget_bytes
 
     def with_cost(self, training: Training | None) -> Estimate:
-        """The same, with how long a whole training takes, where that is asked."""
+        """This estimate, with how long a whole `training` takes."""
         return replace(self, cost=cost_of(training, self.throughput))
 
     def as_json(self) -> dict[str, Any]:
         """The object that `planner estimate --json` prints: sizes are integers in bytes."""
         verdict = {n: getattr(self, n) for n in ("fits", "fits_surely", "headroom_bytes")}
-        found = {**vars(self), "parameters": self.num_parameters, **verdict}
-        ends = {name: found.pop(name) for name in ("low_bytes", "high_bytes")}
+        fields = {**vars(self), "parameters": self.num_parameters, **verdict}
+        ends = {name: fields.pop(name) for name in ("low_bytes", "high_bytes")}
         names = ("path", "operation", "bytes")
-        largest = [dict(zip(names, one, strict=True)) for one in self.largest_at_peak]
-        del found["num_parameters"]
-        return {**found, "largest_at_peak": largest, "uncertainty": ends}
+        largest = [dict(zip(names, tensor, strict=True)) for tensor in self.largest_at_peak]
+        del fields["num_parameters"]
+        return {**fields, "largest_at_peak": largest, "uncertainty": ends}
 
 
 def estimate(
@@ -155,39 +159,45 @@ def estimate(
 ) -> Estimate:
     """The memory and time of one training step, without running it.
 
-    `model` is `LIBRARY:NAME`, `package.module:factory`, a configuration file, a `SwinConfig` or its
-    fields. A Swin of ours is estimated on shapes or, with `recorded`, by torch's own code on an
-    emulated GPU, as every other model is: that needs torch once, and is kept. `setting` defaults to
-    batch 64, bf16 autocast (fp16 where `gpu` has no bf16), adamw. `overrides` are fields of either;
-    a `world_size` without a `parallelism` runs ddp.
-    The budget is `memory_bytes` (or a text as 24GiB), else the GPU's memory, else none and `fits`
-    is None. `allocator` are the caching allocator's options; None are those that torch would find
-    in this environment. `link` is what joins several GPUs, as `planner estimate --link` takes it.
-    With `epochs`, of `images_per_epoch` (None: ImageNet-1k's), the estimate has a `cost`: how long
-    a whole training on `gpu` takes.
+    - `model`: `LIBRARY:NAME`, `package.module:factory`, a configuration file, a `SwinConfig` or
+      its fields.
+    - `setting`: defaults to batch 64, bf16 autocast (fp16 where `gpu` has no bf16), adamw.
+    - `gpu`: a name of the catalogue. `memory_bytes`: the budget, in bytes or as text (24GiB); else
+      it is the GPU's memory; else there is none, and `fits` is None.
+    - `allocator`: the caching allocator's options; None means those that torch would find in this
+      environment.
+    - `recorded`: a Swin of native, timm or microsoft is estimated on shapes unless this is set;
+      every other model is recorded: torch's own code runs on an emulated GPU. That needs torch
+      once, and is kept.
+    - `link`: what joins several GPUs, as `planner estimate --link` takes it.
+    - `epochs`, of `images_per_epoch` (None: ImageNet-1k's): gives the estimate a `cost`, how long
+      a whole training on `gpu` takes.
+    - `overrides`: fields of the model or the setting; a `world_size` without a `parallelism` runs
+      ddp.
+
     Raises UsageError for what is unknown, UnsupportedError for what the library cannot do.
     """
     device, memory, allocator = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
     training = read_training(epochs, images_per_epoch, device)
     config, chosen = choose(model, setting, device, overrides)
     ledger = step_ledger(config, chosen, recorded, device)
-    found = estimate_ledger(
+    return estimate_ledger(
         config, chosen, ledger, device, memory, allocator, link=link, retries=True
-    )
-    return found.with_cost(training)
+    ).with_cost(training)
 
 
 def choose(
     model: ModelLike, setting: SettingLike | None, gpu: Gpu | None, overrides: Mapping[str, Any]
 ) -> tuple[Model, ResolvedSetting]:
-    """The architecture and the setting meant, the setting resolved for the model's library."""
+    """The model and the setting that the arguments of `estimate` mean, the setting resolved for
+    the model's library."""
     return resolve(*read_choice(model, setting, gpu, overrides))
 
 
 def read_choice(
     model: ModelLike, setting: SettingLike | None, gpu: Gpu | None, overrides: Mapping[str, Any]
 ) -> tuple[Model, TrainSetting]:
-    """The architecture and the setting meant, as they were given."""
+    """The model and the setting that the arguments of `estimate` mean, not resolved."""
     check_fields(overrides)
     of_setting = {k: v for k, v in overrides.items() if k in TrainSetting.model_fields}
     of_model = {k: v for k, v in overrides.items() if k not in of_setting}
@@ -197,7 +207,8 @@ def read_choice(
 
 
 def resolve(model: Model, setting: TrainSetting) -> tuple[Model, ResolvedSetting]:
-    """The setting as the model's library will run it; that of any other model stays as it is.
+    """The setting as the model's library will run it. A model of no library of ours changes
+    nothing in it but the recipe.
 
     Raises UsageError and UnsupportedError.
     """
@@ -228,10 +239,10 @@ def estimate_ledger(
 ) -> Estimate:
     """What a ledger means on a device: totals, verdict, range, and what they rest on.
 
-    `allocator` None means torch's defaults. Time is predicted by `rates`, or by those of the
-    catalogue's `gpu`; what several devices exchange, by `link` (None: what `gpu` usually has).
-    `time` is what these say of the step, where it is known already.
-    With `retries` a step fits, too, that runs only where the allocator frees cached memory.
+    `allocator` None means torch's defaults. `rates` predict the time (None: those of `gpu`), and
+    `link` what several devices exchange (None: what `gpu` usually has); `time` is their prediction
+    where the caller has it already. With `retries` a step fits too if it runs only because the
+    allocator frees cached memory.
     """
     outside = overheads_for(gpu, ledger.environment, is_known=was_emulated(config, setting))
     communication = communication_memory(setting)
@@ -277,7 +288,7 @@ def estimate_ledger(
             high + outside.context_high_bytes + communication.high_bytes + convolutions.high_bytes
         ),
         assumed=(
-            *_torch_here(gpu),
+            *_torch_notes(gpu),
             *outside.basis,
             *communication.basis,
             _allocator_basis(allocator),
@@ -293,7 +304,7 @@ def estimate_ledger(
             *left_out_of(basis, setting),
             *([] if time is None else [f"of the time: {', '.join(time.left_out)}"]),
         ),
-        throughput=time and _of_peak(time, gpu, setting),
+        throughput=time and _with_peak_share(time, gpu, setting),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
         pinned_host_bytes=pinned.pinned_bytes + pinned_by_optimizer(ledger).pinned_bytes,
@@ -306,11 +317,11 @@ def estimate_ledger(
     )
 
 
-def _torch_here(gpu: Gpu | None) -> Iterator[str]:
-    if said := why_untried(installed_torch()):
-        yield f"torch allocates as it did before: {said}"
-    if gpu is not None and (said := lacking_kernels(gpu.capability)):
-        yield f"a torch that runs on this card: {said}"
+def _torch_notes(gpu: Gpu | None) -> Iterator[str]:
+    if reason := why_untried(installed_torch()):
+        yield f"torch allocates as it did before: {reason}"
+    if gpu is not None and (reason := lacking_kernels(gpu.capability)):
+        yield f"a torch that runs on this card: {reason}"
 
 
 def _basis(config: Model, setting: TrainSetting, ledger: Ledger, outside: Overheads) -> Basis:
@@ -325,14 +336,14 @@ def _breakdown(
     """Bytes at the peak instant by category, and what comes on top of live bytes."""
     breakdown: dict[str, int] = {c: memory.peak.by_category.get(c, 0) for c in CATEGORIES}
     workspace = outside.num_workspaces * outside.workspace_bytes + memory.workspace_bytes
-    beside = memory.peak_reserved_bytes - memory.live.peak_bytes - workspace
-    several = communication.num_bytes > 0
-    return breakdown | {
+    breakdown |= {
         "workspace": workspace,
-        "allocator_overhead": beside,
+        "allocator_overhead": memory.peak_reserved_bytes - memory.live.peak_bytes - workspace,
         "cuda_context": outside.context_bytes,
-        **({"communication": communication.num_bytes} if several else {}),
     }
+    if communication.num_bytes:
+        breakdown["communication"] = communication.num_bytes
+    return breakdown
 
 
 def _range(
@@ -343,23 +354,22 @@ def _range(
     reserved: tuple[int, int],
     ledger: Ledger,
 ) -> tuple[int, int]:
-    """Between these the reserved bytes are expected to lie: around those of the device, and those
-    of one that has memory enough.
+    """The two ends between which the reserved bytes are expected to lie. `reserved` are those on
+    the device, and those on a device that has memory enough.
 
-    Where the eager step stands for a compiled one, its checkpointing may come to nothing
-    (`may_recompute_at_once`). Below an activation memory budget of 1 it may save as much less.
+    Where the eager step stands for a compiled one, checkpointing may save nothing
+    (`may_recompute_at_once`), and an activation memory budget below 1 may save its whole share.
     """
-    least, most = reserved[0] - ledger.doubtful_bytes, reserved[1] + ledger.late_bytes
+    low, high = reserved[0] - ledger.doubtful_bytes, reserved[1] + ledger.late_bytes
     if setting.offload_optimizer == "state-and-gradients":
-        most += leaving_bytes(ledger)
+        high += leaving_bytes(ledger)
     if basis is BOUNDED:
-        least -= int((1 - setting.activation_memory_budget) * live.saved_bytes)
-    at_once = basis is BOUNDED and may_recompute_at_once(setting)
-    if at_once and isinstance(config, SwinConfig):
-        unchecked = setting.model_copy(update={"checkpointing": "none"})
-        whole = step_ledger(config, find_library(config.library).resolve(config, unchecked))
-        most += steady_step(whole).saved_bytes - live.saved_bytes
-    return int(least * basis.low), int(most * basis.high)
+        low -= int((1 - setting.activation_memory_budget) * live.saved_bytes)
+        if may_recompute_at_once(setting) and isinstance(config, SwinConfig):
+            unchecked = setting.model_copy(update={"checkpointing": "none"})
+            whole = step_ledger(config, find_library(config.library).resolve(config, unchecked))
+            high += steady_step(whole).saved_bytes - live.saved_bytes
+    return int(low * basis.low), int(high * basis.high)
 
 
 def _allocator_basis(config: AllocatorConfig | None) -> str:
@@ -369,16 +379,16 @@ def _allocator_basis(config: AllocatorConfig | None) -> str:
 
 def _retries_basis(within: MemoryProfile, lacking: int) -> str:
     if within.retries_each_step:
-        how = f"{_times(within.retries_each_step)} a step, which is slower"
+        how = f"{_in_words(within.retries_each_step)} a step, which is slower"
     else:
-        how = f"{_times(within.num_alloc_retries)} in its first steps, which are slower"
+        how = f"{_in_words(within.num_alloc_retries)} in its first steps, which are slower"
     return (
         f"runs only by freeing cached memory {how}: {format_bytes(lacking)} more would let it run "
         "without"
     )
 
 
-def _times(number: int) -> str:
+def _in_words(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
@@ -404,8 +414,8 @@ def _pinned_basis(pinned: Pinned, setting: TrainSetting) -> Iterator[str]:
     )
 
 
-def _of_peak(time: Throughput, gpu: Gpu | None, setting: TrainSetting) -> Throughput:
-    """`time` with the share of the GPU's peak that its arithmetic is, where that has one."""
+def _with_peak_share(time: Throughput, gpu: Gpu | None, setting: TrainSetting) -> Throughput:
+    """`time` with the share of the GPU's peak FLOP/s at which it computes, if the peak is known."""
     peak = None if gpu is None else peak_flops(gpu, setting.precision)
     share = None if peak is None else time.matrix_flops / time.step_seconds / peak
     return replace(time, peak_share=share)
@@ -429,10 +439,10 @@ def describe_instant(peak: Instant, setting: TrainSetting) -> str:
     return text
 
 
-# Estimates of a step at a batch where it was not judged, from those at others.
+# The estimate of a step at one batch, from its estimates at others.
 
-Combine = Callable[..., float]
-# Of an estimate, what follows from the batch; the verdict follows from these.
+Combine = Callable[..., float]  # one figure, from that figure at each of the other batches
+# The figures of an estimate that follow from the batch; the verdict follows from these.
 _BYTES = (
     "breakdown", "saved_activation_bytes", "peak_live_bytes", "peak_allocated_bytes",
     "peak_reserved_bytes", "device_total_bytes", "low_bytes", "high_bytes", "live_bytes",
@@ -441,40 +451,46 @@ _BYTES = (
 
 
 def on_line(low: TrainSetting, high: TrainSetting, setting: TrainSetting) -> Combine:
-    """Of a figure at two batches that at the batch of `setting`."""
+    """A figure at the batch of `setting`, from the figure at two batches: on the line through
+    them."""
     share = (setting.batch_size - low.batch_size) / (high.batch_size - low.batch_size)
     return lambda a, b: a + (b - a) * share
 
 
-def combined(by: Combine, setting: TrainSetting, like: Estimate, *of: Estimate) -> Estimate:
-    """`like`, with the figures that `by` makes of those `of` others."""
-    figures = {name: _mixed(by, *(getattr(one, name) for one in of)) for name in _BYTES}
-    times = [one.throughput for one in of if one.throughput is not None]
-    time = like.throughput
-    if time is not None and len(times) == len(of):
-        time = combined_time(by, setting, time, *times)
-    return replace(like, setting=setting, throughput=time, **figures)
+def combined(
+    combine: Combine, setting: TrainSetting, base: Estimate, *estimates: Estimate
+) -> Estimate:
+    """`base`, with the figures that `combine` makes of those of `estimates`."""
+    figures = {
+        name: _combine_bytes(combine, *(getattr(e, name) for e in estimates)) for name in _BYTES
+    }
+    times = [e.throughput for e in estimates if e.throughput is not None]
+    time = base.throughput
+    if time is not None and len(times) == len(estimates):
+        time = combined_time(combine, setting, time, *times)
+    return replace(base, setting=setting, throughput=time, **figures)
 
 
 def combined_time(
-    by: Combine, setting: TrainSetting, like: Throughput, *of: Throughput
+    combine: Combine, setting: TrainSetting, base: Throughput, *times: Throughput
 ) -> Throughput:
-    """The parts of its seconds are those of `like`, stretched."""
-    seconds = max(by(*(one.step_seconds for one in of)), 1e-9)
-    stretch = seconds / like.step_seconds
+    """`base`, with the seconds that `combine` makes of `times`, and its parts stretched to them."""
+    seconds = max(combine(*(time.step_seconds for time in times)), 1e-9)
+    stretch = seconds / base.step_seconds
     return replace(
-        like,
+        base,
         step_seconds=seconds,
         images_per_second=setting.batch_size * setting.accumulate / seconds,
-        parts=tuple(part._replace(seconds=part.seconds * stretch) for part in like.parts),
-        matrix_flops=by(*(one.matrix_flops for one in of)),
-        host_seconds=by(*(one.host_seconds for one in of)),
-        uncertainty=max(one.uncertainty for one in of),
+        parts=tuple(part._replace(seconds=part.seconds * stretch) for part in base.parts),
+        matrix_flops=combine(*(time.matrix_flops for time in times)),
+        host_seconds=combine(*(time.host_seconds for time in times)),
+        uncertainty=max(time.uncertainty for time in times),
     )
 
 
-def _mixed(by: Combine, *of: Any) -> Any:
-    if isinstance(of[0], Mapping):
-        names = dict.fromkeys(name for one in of for name in one)
-        return {name: _mixed(by, *(one.get(name, 0) for one in of)) for name in names}
-    return max(0, round(by(*of)))
+def _combine_bytes(combine: Combine, *values: Any) -> Any:
+    """Whole bytes, never fewer than 0; of mappings key by key."""
+    if isinstance(values[0], Mapping):
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {k: _combine_bytes(combine, *(value.get(k, 0) for value in values)) for k in keys}
+    return max(0, round(combine(*values)))

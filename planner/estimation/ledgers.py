@@ -1,6 +1,6 @@
-"""What an estimate stands on: the ledger of any model and setting at a batch, from the step on
-shapes or from a recording; the recipe that goes with a setting, stated once for every trainer; and
-what is left out, in words: a figure is worth what is known to be missing from it.
+"""What an estimate stands on, in three parts: the ledger of any model and setting at a batch, from
+the step on shapes or from a recording; the recipe that goes with a setting, stated once for every
+trainer; and what an estimate leaves out, in words.
 
 A setting says how a step runs; a recipe says what is learned. That of a Swin is its authors', read
 in microsoft/Swin-Transformer @f82860b, config.py (where each figure's key stands beside it) and
@@ -37,12 +37,13 @@ def step_ledger(
 ) -> Ledger:
     """The events of building the model and of its first two optimizer steps.
 
-    Of a `SwinConfig` on shapes, unless `recorded`; of any other model recorded on a card like
-    `gpu`. A compiled step is recorded, or on shapes the recording that is kept; where there is
-    none, it is the eager step, which `planner.memory.compiled` says how far to trust. At most
-    `RECORDED_MICRO_BATCHES` micro-batches are recorded, since the third repeats the second.
-    On several GPUs it is that of one rank: in closed form on shapes, recorded of torch's own DDP
-    and FSDP2 and DeepSpeed's own ZeRO.
+    A `SwinConfig` runs on shapes unless `recorded` is set; any other model is recorded on a card
+    like `gpu`. On shapes a compiled step is the recording of it that is kept; where none is, the
+    eager step stands for it (`planner.memory.compiled` says how far to trust that). At most
+    `RECORDED_MICRO_BATCHES` micro-batches are recorded, since the third repeats the second. On
+    several GPUs the ledger is one rank's: a closed form on shapes; recorded, torch's own DDP and
+    FSDP2, and DeepSpeed's own ZeRO.
+
     Raises PlannerError for what cannot be recorded.
     """
     if is_on_shapes(model, setting, recorded):
@@ -55,9 +56,10 @@ def step_ledger(
 
 
 def _kept_compiled(config: SwinConfig, setting: ResolvedSetting, gpu: Gpu | None) -> Ledger | None:
-    known = has_known_graphs(setting)
-    found = recordings.find(recordings.step_of(config, setting, gpu)) if known else None
-    return found if isinstance(found, Ledger) else None
+    if not has_known_graphs(setting):
+        return None
+    ledger = recordings.find(recordings.step_of(config, setting, gpu))
+    return ledger if isinstance(ledger, Ledger) else None
 
 
 def _eager_on_shapes(config: SwinConfig, setting: ResolvedSetting) -> Ledger:
@@ -67,7 +69,7 @@ def _eager_on_shapes(config: SwinConfig, setting: ResolvedSetting) -> Ledger:
 
 
 def _recorder(config: SwinConfig, setting: ResolvedSetting) -> Recorder:
-    """What does not change the events shares a recording."""
+    """Settings whose events are the same share a recorder."""
     alone = {"world_size": 1, "nodes": 1} if setting.parallelism in ("none", "ddp") else {}
     parts = min(setting.accumulate, RECORDED_MICRO_BATCHES)
     updates = {"batch_size": 1, "accumulate": parts, **alone}
@@ -76,15 +78,17 @@ def _recorder(config: SwinConfig, setting: ResolvedSetting) -> Recorder:
 
 
 def is_on_shapes(model: Model, setting: TrainSetting, recorded: bool = False) -> bool:
-    """Whether the ledger comes from the step on shapes: at once, and without torch. Recorded are
-    what torchao does (linear layers that multiply in 8 bits, `adamw-8bit`, optimizers on the host),
-    optimizers that have no step there, ZeRO, and what of FSDP2 has no closed form, as a block that
-    is checkpointed reentrantly and gathers its weights twice."""
+    """Whether the ledger comes from the step on shapes: at once, and without torch.
+
+    Other than that are recorded: what torchao does (linear layers that multiply in 8 bits,
+    `adamw-8bit`, optimizers on the host), optimizers without a step on shapes, ZeRO, and steps
+    under FSDP2 that have no closed form, as those of a block that is checkpointed reentrantly and
+    gathers its weights twice."""
     if not isinstance(model, SwinConfig) or recorded or not has_step(setting):
         return False
     reentrant = find_library(model.library).reentrant
-    twice = setting.parallelism in SHARDED and setting.checkpointing in reentrant
-    return is_closed_form(setting) and not twice
+    gathers_twice = setting.parallelism in SHARDED and setting.checkpointing in reentrant
+    return is_closed_form(setting) and not gathers_twice
 
 
 def record_ledgers(
@@ -93,23 +97,22 @@ def record_ledgers(
     limit_seconds: float | None = None,
     recorded: bool = True,
 ) -> list[PlannerError | None]:
-    """Records what of `requests` is not known, for at most `limit_seconds`; for each of them the
-    error that it ended with. What is on shapes is left out unless `recorded`. `say` is told how
-    long it takes (standard error, without one)."""
+    """Records the steps of `requests` that are not kept, for at most `limit_seconds`, and returns
+    for each request the error that it ended with. Steps on shapes are left out unless `recorded`.
+    `say` hears how long it takes (None: standard error)."""
     steps = {r: recordings.step_of(*r) for r in requests if not is_on_shapes(r[0], r[1], recorded)}
     recordings.record(list(steps.values()), say, limit_seconds)
-    found = [recordings.find(steps[r]) if r in steps else None for r in requests]
-    return [one if isinstance(one, PlannerError) else None for one in found]
+    results = [recordings.find(steps[r]) if r in steps else None for r in requests]
+    return [result if isinstance(result, PlannerError) else None for result in results]
 
 
 @lru_cache(MAX_HELD)
-def _on_shapes(config: SwinConfig, alike: ResolvedSetting, torch: tuple[int, int]) -> Recorder:
-    """The first batch is recorded as it is, all others are read off one recording of HUGE. What is
-    recorded differs with the version of `torch`."""
-    build = find_library(config.library).on_shapes(config, alike)
+def _on_shapes(config: SwinConfig, setting: ResolvedSetting, torch: tuple[int, int]) -> Recorder:
+    """The recorder of a step at any batch; what it records differs with the version of `torch`."""
+    build = find_library(config.library).on_shapes(config, setting)
 
     def record(batch_size: int) -> Ledger:
-        at_batch = alike.model_copy(update={"batch_size": batch_size})
+        at_batch = setting.model_copy(update={"batch_size": batch_size})
         return record_training(build, config, at_batch)
 
     return Recorder(record)
@@ -129,12 +132,14 @@ WORKERS = 8  # DATA.NUM_WORKERS
 class Recipe:
     """What a trainer is told beside the setting. Lengths are in epochs.
 
-    `learning_rate` is for the setting's global batch, None where none is published: its user sets
-    it. It rises from `warmup_start` of it over `warmup_epochs`, and falls by half a cosine to
-    `final_share`. `weight_decay` is of matrices and kernels (`train.decay_groups`). `clip_norm` is
-    None where gradients are not clipped. `smoothing`, `mixup` and `cutmix` are 0 where they are
-    off; where both mix, each batch draws one of the two by `switch`. `augmentation` is None where
-    pictures are cropped and flipped only.
+    - `learning_rate`: for the setting's global batch; None where none is published, and the user
+      sets it. It rises from the share `warmup_start` of it over `warmup_epochs`, and falls by half
+      a cosine to the share `final_share`.
+    - `weight_decay`: of matrices and kernels (`train.decay_groups`).
+    - `clip_norm`: None where gradients are not clipped.
+    - `smoothing`, `mixup`, `cutmix`: 0 where they are off. Where both of the latter are on, each
+      batch draws one of the two with the probability `switch`.
+    - `augmentation`: None where pictures are only cropped and flipped.
     """
 
     learning_rate: float | None
@@ -157,14 +162,12 @@ class Recipe:
 
 
 def recipe_of(setting: TrainSetting, model: Model) -> Recipe:
-    """The recipe that goes with `setting`: what it says, else what the authors of `model` did.
-
-    Decay is AdamW's only. Frozen stages and adapters train as `fine_tuning` says.
-    """
+    """The recipe that goes with `setting`: what the setting says, else what the authors of `model`
+    did. Only AdamW has weight decay. Frozen stages and adapters are trained by `fine_tuning`."""
     of_swin = isinstance(model, SwinConfig)
     setting = setting.with_recipe(of_swin)
     mixes = setting.loss == "soft-target"
-    found = Recipe(
+    recipe = Recipe(
         learning_rate=learning_rate(setting) if of_swin else None,
         weight_decay=0.05 if setting.optimizer_family == "adamw" else 0.0,  # TRAIN.WEIGHT_DECAY
         clip_norm=CLIP_NORM if setting.clip_grad else None,
@@ -173,11 +176,11 @@ def recipe_of(setting: TrainSetting, model: Model) -> Recipe:
         cutmix=1.0 if mixes else 0.0,  # AUG.CUTMIX
         augmentation=Augmentation() if of_swin else None,
     )
-    return fine_tuning(found) if fine_tunes(setting) else found
+    return fine_tuning(recipe) if fine_tunes(setting) else recipe
 
 
 def fine_tunes(setting: TrainSetting) -> bool:
-    """Whether a part of the model stays as it was."""
+    """Whether a setting trains only a part of the model."""
     return bool(setting.frozen_stages or setting.lora_rank)
 
 
@@ -212,7 +215,7 @@ def learning_rate(setting: TrainSetting) -> float | None:
 
 
 def rounded(value: float) -> float:
-    """Six digits: a rate as a person would write it."""
+    """`value` with six digits: a rate as a person would write it."""
     return float(f"{value:.6g}")
 
 
@@ -253,41 +256,41 @@ def left_out(
     capability: tuple[int, int] | None = None,
     is_recorded: bool = False,
 ) -> list[str]:
-    """One line each. `kernels` of attention run in the step of a model that was recorded; None is
-    the `capability` of no GPU in particular. A recording has what a closed form has not."""
-    found = [convolutions.left_out]
+    """What an estimate leaves out, a line each. `kernels` are the kernels of fused attention that
+    a recorded step runs; `capability` is None where no GPU was named."""
+    lines = [convolutions.left_out]
     if setting.lora_rank and setting.attention == "sdpa":
-        found.append(f"{_CUDNN_ATTENTION} the position bias is not trained, as with LoRA")
+        lines.append(f"{_CUDNN_ATTENTION} the position bias is not trained, as with LoRA")
     if kernels and setting.autocast_dtype and (capability is None or capability[0] in (9, 10)):
-        found.append(f"{_CUDNN_ATTENTION} no mask is trained")
+        lines.append(f"{_CUDNN_ATTENTION} no mask is trained")
     if "flash" in kernels and capability is not None and capability < (8, 0):
-        found.append(
+        lines.append(
             f"that flash attention, which is counted, does not run on capability "
             f"{capability[0]}.{capability[1]}: the memory-efficient kernel does in fp16, and the "
             "plain formula in bf16, which keeps the scores of all tokens"
         )
     if setting.optimizer_implementation == "8bit":
-        found.append(
+        lines.append(
             "what adamw-8bit compiles at its first step: one kernel for each shape of weights, in "
             "memory of the host"
         )
     if setting.parallelism != "none" and setting.world_size == 1:
-        found.append(NCCL_ALONE)
+        lines.append(NCCL_ALONE)
     if setting.parallelism in SHARDED and not is_recorded:
-        found.append(
+        lines.append(
             "a table of CUDA's copy out of what FSDP2 gathers, which its number of multiprocessors "
             "sizes: some tens of KiB, freed at once (aten/src/ATen/native/cuda/TensorShape.cu)"
         )
     if setting.parallelism == "none" and setting.world_size > 1:
-        found.append(
+        lines.append(
             "communication between devices (NCCL's buffers, gradient buckets): "
             "--parallelism ddp counts them"
         )
-    return found
+    return lines
 
 
 def fused_attention(ledger: Ledger) -> set[FusedAttention]:
-    """The kernels of attention that run in a step."""
+    """The kernels of fused attention that a step runs."""
     names = {operation.name for _, operation in ledger.operations()}
-    known: tuple[FusedAttention, ...] = ("flash", "efficient")
-    return {kernel for kernel in known if any(f"product_{kernel}_att" in name for name in names)}
+    kernels: tuple[FusedAttention, ...] = ("flash", "efficient")
+    return {k for k in kernels if any(f"product_{k}_att" in name for name in names)}

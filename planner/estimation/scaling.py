@@ -1,4 +1,4 @@
-"""Estimates on several devices, beside one: what they reach together, and what of it is lost."""
+"""Estimates on several devices beside one: the rate that they reach together, and what is lost."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,9 +17,8 @@ from planner.throughput.rates import rates_for
 
 @dataclass(frozen=True)
 class Scaled:
-    """An estimate of several devices. `efficiency` is their rate over that of as many that each
-    work alone, at the images of the first row's device; None where no rate is predicted, or not
-    what they exchange."""
+    """An estimate of several devices. `efficiency` is their rate over that of as many devices that
+    each work alone; None where no rate is predicted, or not what they exchange."""
 
     estimate: Estimate
     efficiency: float | None
@@ -35,26 +34,27 @@ class Scaled:
 
 
 def scaled(estimates: Sequence[Estimate], gpu: Gpu | None, recorded: bool = False) -> list[Scaled]:
-    """Each of `estimates`, rows of a grid, beside one device that runs the step of the row with
-    the fewest devices among its like by itself."""
+    """Each of `estimates` beside one device alone. Of the estimates that differ only in their
+    devices and batch, that device runs the step of the one with the fewest devices."""
     alone: dict[TrainSetting, tuple[float | None, bool]] = {}
-    found = []
+    rows = []
     for estimate in estimates:
-        like = _like(estimate.setting)
-        if like not in alone:
-            rows = [e for e in estimates if _like(e.setting) == like]
-            alone[like] = _alone(min(rows, key=lambda e: e.setting.world_size), gpu, recorded)
-        rate, is_eager = alone[like]
-        found.append(_scaled(estimate, rate if is_eager == estimate.as_eager else None))
-    return found
+        group = _group(estimate.setting)
+        if group not in alone:
+            members = [e for e in estimates if _group(e.setting) == group]
+            fewest = min(members, key=lambda e: e.setting.world_size)
+            alone[group] = _rate_alone(fewest, gpu, recorded)
+        rate, is_eager = alone[group]
+        rows.append(_scaled(estimate, rate if is_eager == estimate.as_eager else None))
+    return rows
 
 
 def on_gpus(
     rows: Sequence[tuple[Model, ResolvedSetting]], gpus: Sequence[Gpu]
 ) -> tuple[list[tuple[Gpu | None, Model, ResolvedSetting]], list[str]]:
-    """`rows` on each GPU that has their precision, fp16 where it has no bf16; and which have not, a
-    line for each precision. Raises UsageError where none has."""
-    found: list[tuple[Gpu | None, Model, ResolvedSetting]] = []
+    """`rows` on each GPU that has their precision, in fp16 where the GPU has no bf16; and a line
+    for each precision that some GPUs lack. Raises UsageError where all do."""
+    on_each: list[tuple[Gpu | None, Model, ResolvedSetting]] = []
     without: dict[str, dict[str, None]] = {}
     for (model, setting), gpu in itertools.product(rows, gpus):
         if lacks(gpu, setting.precision):
@@ -62,22 +62,23 @@ def on_gpus(
             if setting.precision != "bf16":
                 continue
             setting = setting.model_copy(update={"precision": "fp16"})
-        found.append((gpu, model, setting))
-    said = []
+        on_each.append((gpu, model, setting))
+    notes = []
     for precision, cards in without.items():
         instead = "fp16 instead" if precision == "bf16" else "left out"
         named = ", ".join(cards) if len(cards) < 9 else f"{len(cards)} cards ('planner gpus')"
-        said.append(f"Without {precision}, and so {instead}: {named}.")
-    refuse_if(not found, " ".join(said), "Choose another --precision, or another GPU.")
-    return found, said
+        notes.append(f"Without {precision}, and so {instead}: {named}.")
+    refuse_if(not on_each, " ".join(notes), "Choose another --precision, or another GPU.")
+    return on_each, notes
 
 
-def _like(setting: TrainSetting) -> TrainSetting:
+def _group(setting: TrainSetting) -> TrainSetting:
     return setting.on_one_device().model_copy(update={"batch_size": 1})
 
 
-def _alone(row: Estimate, gpu: Gpu | None, recorded: bool) -> tuple[float | None, bool]:
-    """Images per second of one device, and whether an eager step stands for a compiled one."""
+def _rate_alone(row: Estimate, gpu: Gpu | None, recorded: bool) -> tuple[float | None, bool]:
+    """The images per second of one device by itself, and whether an eager step stands for a
+    compiled one."""
     setting = ResolvedSetting(row.setting.on_one_device())
     if setting == row.setting:
         return row.throughput.images_per_second if row.throughput else None, row.as_eager

@@ -418,7 +418,7 @@ def _of_snapshot(name: str, reading: SnapshotReading) -> Explanation:
 
 def _predicted(plan: Any, card: Gpu | None, allocator: str | None) -> Estimate:
     from planner.estimation.estimate import Estimate, estimate
-    from planner.estimation.kept import Predicted, is_predicted, read_predicted
+    from planner.estimation.predicted import Predicted, is_predicted, read_predicted
     from planner.machine.hardware.gpu import recognise_gpu
     from planner.trainers.emission import as_result, read_json
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 from planner.core.errors import PlannerError, UsageError, shorten
 from planner.core.files import SNAPSHOT_ENDINGS, check_output
 from planner.core.units import parse_bytes
-from planner.estimation.device_estimator import sought
+from planner.estimation.device_estimator import find_crossing
 from planner.machine import supervisor
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
 from planner.machine.emulated.machine import CONFIGURATION
@@ -265,7 +265,7 @@ def vary(
         while value and spare_bytes(value) < 0:
             value = 0 if runs[value].lacks_context else value // 2
         if value:
-            sought(spare_bytes, value, 2 * value, min([MAX_VALUE, *runs.keys() - {value}]))
+            find_crossing(spare_bytes, value, 2 * value, min([MAX_VALUE, *runs.keys() - {value}]))
     except PlannerError as error:
         if len(runs) < 2:
             raise

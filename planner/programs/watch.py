@@ -261,7 +261,7 @@ def differences(seen: Seen, planned: Planned | None) -> dict[str, str]:
 def read_plan(plan: object) -> Planned:
     """What is to be expected of one device. Raises UsageError for what is no plan."""
     from planner.core.files import named_path, to_json
-    from planner.estimation.kept import is_predicted, read_predicted
+    from planner.estimation.predicted import is_predicted, read_predicted
     from planner.trainers.emission import as_result, read_json
 
     data, source = to_json(plan), "the plan"

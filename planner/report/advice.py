@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from planner.advice.advising import Advice, Way
 from planner.advice.space import NO_RECORDING
-from planner.advice.ways import Bottleneck, Fall, Treatment
+from planner.advice.ways import Bottleneck, Treatment, WaterfallStep
 from planner.advice.wish import NOT_COMPARED
 from planner.core.units import format_bytes, format_range, format_seconds
 from planner.report import estimates
@@ -190,7 +190,7 @@ def _waterfall(advice: Advice) -> list[doc.Part]:
     return [doc.Table(headers, rows, f"From your setting to the {goal}, change by change:")]
 
 
-def _fall(fall: Fall) -> list[doc.Cell]:
+def _fall(fall: WaterfallStep) -> list[doc.Cell]:
     """What is needed and taken with it, each with its sign against the row above."""
     needs, added = format_bytes(fall.num_bytes), fall.added_seconds
     more = "+-"[fall.saved_bytes > 0] + format_bytes(abs(fall.saved_bytes))

@@ -22,7 +22,7 @@ from planner.core.schema.record import RESULT_FORMAT, Recommendation
 from planner.core.schema.setting import COMPILED_FIELDS, foreign_options
 from planner.core.units import format_bytes
 from planner.estimation.arguments import ModelLike, SettingLike, read_model, read_setting
-from planner.estimation.kept import Predicted, is_predicted, read_predicted
+from planner.estimation.predicted import Predicted, is_predicted, read_predicted
 from planner.machine.hardware.gpu import check_device_precision
 from planner.memory.allocator_config import RECORDED_AS, AllocatorConfig
 from planner.trainers import refusals
@@ -108,13 +108,13 @@ def _plan_of_predicted(
 ) -> Plan:
     """Raises UnsupportedError where it does not fit as it was predicted."""
     setting = _changed(found.setting, changes)
-    if found.lacks and setting == found.setting:
+    if found.shortfall and setting == found.setting:
         raise UnsupportedError(
-            f"there is nothing to emit: {found.model.title} with this setting {found.lacks}.",
+            f"there is nothing to emit: {found.model.title} with this setting {found.shortfall}.",
             "`planner advise` with the same model and GPU lists ways that fit.",
         )
     over = ", whose upper end does not fit" if found.may_exceed else ""
-    said = f"{found.said} on {found.where}{over}"
+    said = f"{found.summary} on {found.where}{over}"
     heading = [f"planner: {one_line(found.model.title)}, predicted and not measured: {said}."]
     changed = setting.differences(found.setting)
     if changed:

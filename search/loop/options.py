@@ -24,7 +24,7 @@ from planner.core.schema.setting import SEVERAL, Count, Distribution
 from planner.core.schema.validation import CrossFieldError, Fault, Option
 from planner.core.units import MAX_SECONDS, parse_percent, parse_seconds
 from planner.estimation.arguments import read_allocator, read_memory, read_setting
-from planner.estimation.kept import Predicted
+from planner.estimation.predicted import Predicted
 from search.loop.space import AXES, TOLERANCE, Restriction, read_values
 
 MANY = 1 << 40
@@ -256,7 +256,7 @@ def begin_at(
         "memory_bytes": found.memory_bytes,
         "allocator": found.allocator,
         "global_batch": share and share * setting.world_size,
-        "start": None if found.lacks else setting.model_dump(include={*AXES, "batch_size"}),
+        "start": None if found.shortfall else setting.model_dump(include={*AXES, "batch_size"}),
     }
     given = {name: value for name, value in limits.items() if value is not None}
     return {**given, **typed, "base": parse(TrainSetting, base, found.source)}

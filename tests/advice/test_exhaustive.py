@@ -8,7 +8,7 @@ import pytest
 
 from planner import TrainSetting
 from planner.advice.advising import advise
-from planner.advice.space import offer
+from planner.advice.space import combine_levers
 from planner.advice.table import FRONT_END, FRONT_STEP, Table
 from planner.advice.wish import Choice, Wish, read_wish
 from planner.cli import main
@@ -40,7 +40,7 @@ def every_estimate(
     """All that the search may choose from, each by `planner.estimate`, but for what fits only by
     the allocator's retries, which is not advised."""
     read = wish_of(model, wish)
-    choices = offer(read, Table(read), resorts).choices
+    choices = combine_levers(read, Table(read), resorts).choices
     expandable = parse_allocator_config("expandable_segments:True")
     found = [
         (choice, estimate(

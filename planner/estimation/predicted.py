@@ -18,14 +18,14 @@ from planner.machine.hardware.gpu import Gpu
 T = TypeVar("T")
 
 
-def _in(part: str, name: str, field: str) -> Any:
+def _field(part: str, name: str, field: str) -> Any:
     """`field` of a way, which an estimate has as `name` in its `part`."""
     default: Any = None if part == "throughput" else ...
     return Field(default, validation_alias=AliasChoices(field, AliasPath(part, name)))
 
 
 class _Figures(BaseModel):
-    """What is read of an estimate or a way, whose other fields are for people."""
+    """The fields that are read of an estimate or a way; their others are for people."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
@@ -40,17 +40,17 @@ class _Figures(BaseModel):
     fits: bool | None
     device_total_bytes: int
     as_eager: bool = False
-    low_bytes: int = _in("uncertainty", "low_bytes", "low_bytes")
-    high_bytes: int = _in("uncertainty", "high_bytes", "high_bytes")
-    images_per_second: float | None = _in("throughput", "images_per_second", "images_per_second")
-    rate_uncertainty: float | None = _in("throughput", "uncertainty", "rate_uncertainty")
+    low_bytes: int = _field("uncertainty", "low_bytes", "low_bytes")
+    high_bytes: int = _field("uncertainty", "high_bytes", "high_bytes")
+    images_per_second: float | None = _field("throughput", "images_per_second", "images_per_second")
+    rate_uncertainty: float | None = _field("throughput", "uncertainty", "rate_uncertainty")
 
 
 @dataclass(frozen=True)
 class Predicted:
     """A setting and what was predicted of it, nothing measured. Sizes in bytes, the rate in images
-    per second of one device. `share` are the images that a step on one device must see, None where
-    that is free; `source` is what was read, in words."""
+    per second of one device. `source` names what was read. A step on one device must see the
+    images of `share`; None where that is free."""
 
     source: str
     figures: _Figures
@@ -63,7 +63,7 @@ class Predicted:
 
     @property
     def setting(self) -> TrainSetting:
-        """As the model's library runs it."""
+        """The setting as the model's library runs it."""
         return self.figures.setting
 
     @property
@@ -72,7 +72,7 @@ class Predicted:
 
     @property
     def memory_bytes(self) -> int | None:
-        """What was to be fitted into, where that is not the GPU's own memory."""
+        """The budget, where that is not the GPU's own memory."""
         budget = self.figures.budget_bytes
         return None if self.gpu and budget == self.gpu.memory_bytes else budget
 
@@ -87,37 +87,34 @@ class Predicted:
         return f"{self.gpu.name}{'' if within is None else f' within {format_bytes(within)}'}"
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """What was predicted, with its range."""
-        told = self.figures
-        memory = f"{format_bytes(told.low_bytes)} to {format_bytes(told.high_bytes)}"
-        memory = (
-            f"{memory} (its compiled step was not recorded)"
-            if told.as_eager
-            else f"{format_bytes(told.device_total_bytes)} ({memory})"
-        )
-        if told.images_per_second is None:
+        figures = self.figures
+        memory = f"{format_bytes(figures.low_bytes)} to {format_bytes(figures.high_bytes)}"
+        if figures.as_eager:
+            memory = f"{memory} (its compiled step was not recorded)"
+        else:
+            memory = f"{format_bytes(figures.device_total_bytes)} ({memory})"
+        if figures.images_per_second is None:
             return memory
         each = " on each" if self.setting.world_size > 1 else ""
-        return (
-            f"{told.images_per_second:,.0f} {told.unit}/s{each} ±{told.rate_uncertainty or 0:.0%}, "
-            f"{memory}"
-        )
+        rate = f"{figures.images_per_second:,.0f} {figures.unit}/s{each}"
+        return f"{rate} ±{figures.rate_uncertainty or 0:.0%}, {memory}"
 
     @property
     def may_exceed(self) -> bool:
-        """Whether the upper end of what is expected does not fit."""
+        """Whether the upper end of the range does not fit."""
         budget = self.figures.budget_bytes
         return budget is not None and self.figures.high_bytes > budget
 
     @property
-    def lacks(self) -> str:
-        """Why it does not fit, a clause; "" where it does or nobody asked."""
-        told = self.figures
-        if told.fits is not False or told.budget_bytes is None:
+    def shortfall(self) -> str:
+        """Why the setting does not fit, a clause; "" where it does, or there is no budget."""
+        figures = self.figures
+        if figures.fits is not False or figures.budget_bytes is None:
             return ""
-        need, has = format_bytes(told.device_total_bytes), format_bytes(told.budget_bytes)
-        return f"is predicted to take {need}, which does not fit in {has}"
+        need, budget = format_bytes(figures.device_total_bytes), format_bytes(figures.budget_bytes)
+        return f"is predicted to take {need}, which does not fit in {budget}"
 
 
 def is_predicted(data: object) -> bool:
@@ -128,44 +125,44 @@ def is_predicted(data: object) -> bool:
 
 
 def read_predicted(data: Any, source: str, way: int | None = None) -> Predicted:
-    """The setting that an answer holds; of several, number `way`, counted from 1; of advice that is
-    not told which, the recommended one.
+    """The setting in an answer's JSON; of several, number `way`, counted from 1. Without a number
+    it is the recommended way of advice, and the only row of estimates.
 
-    Raises UsageError: fields that do not fit, or no such way; UnsupportedError where nothing fits.
+    Raises UsageError where fields do not fit or there is no such way, UnsupportedError where the
+    answer holds no setting that fits.
     """
     if isinstance(data, Mapping) and "ways" in data:
-        return _way_of_advice(data, source, way)
+        return _read_way(data, source, way)
     rows = data if isinstance(data, Sequence) else [data]
     rows = [row.get("estimate", row) for row in rows]  # of --max-batch
     rows = [row for row in rows if row is not None]
     if not rows:
         raise UnsupportedError(f"{source} holds no setting that fits.")
-    found = [_predicted(row, source) for row in rows]
-    if way is None and len(found) > 1:
+    settings = [_read_figures(row, source) for row in rows]
+    if way is None and len(settings) > 1:
         raise UsageError(
-            f"{source} holds {len(found)} settings: {'; '.join(_differing(found))}.",
+            f"{source} holds {len(settings)} settings: {'; '.join(_differences(settings))}.",
             "Choose one with --way N.",
         )
-    return _numbered(found, way or 1, source)
+    return _number(settings, way or 1, source)
 
 
-def _way_of_advice(advice: Mapping[str, Any], source: str, way: int | None) -> Predicted:
+def _read_way(advice: Mapping[str, Any], source: str, way: int | None) -> Predicted:
     shared = {key: advice.get(key) for key in ("model", "gpu", "rated", "budget_bytes")}
     ways, best = advice["ways"], advice.get("recommended")
     if not ways or not isinstance(ways, Sequence) or best is None:
         nearest = advice.get("nearest")
-        near = nearest.get("command") if isinstance(nearest, Mapping) else None
-        raise UnsupportedError(
-            f"{source} holds no way that fits.", f"The nearest is that of: {near}" if near else ""
-        )
-    chosen = best if way is None else _numbered(ways, way, source)
+        command = nearest.get("command") if isinstance(nearest, Mapping) else None
+        way_out = f"The nearest is that of: {command}" if command else ""
+        raise UnsupportedError(f"{source} holds no way that fits.", way_out)
+    chosen = best if way is None else _number(ways, way, source)
     if not isinstance(chosen, Mapping):
         raise UsageError(f"{source} is no answer of `planner advise`: a way is no JSON object.")
     share = advice.get("share")
-    return _predicted({**shared, **chosen}, source, share if isinstance(share, int) else None)
+    return _read_figures({**shared, **chosen}, source, share if isinstance(share, int) else None)
 
 
-def _numbered(rows: Sequence[T], way: int, source: str) -> T:
+def _number(rows: Sequence[T], way: int, source: str) -> T:
     if not 1 <= way <= len(rows):
         raise UsageError(
             f"{source} holds {len(rows)} settings, and --way {way} is not one of them.",
@@ -174,19 +171,19 @@ def _numbered(rows: Sequence[T], way: int, source: str) -> T:
     return rows[way - 1]
 
 
-def _predicted(fields: Mapping[str, Any], source: str, share: int | None = None) -> Predicted:
-    told = parse(_Figures, fields, source)
-    read_allocator(told.allocator)
-    model, setting = resolve(told.model, told.setting)
-    figures = told.model_copy(update={"model": model, "setting": setting})
-    return Predicted(source, figures, find_gpu(told.gpu) if told.gpu else None, share)
+def _read_figures(fields: Mapping[str, Any], source: str, share: int | None = None) -> Predicted:
+    figures = parse(_Figures, fields, source)
+    read_allocator(figures.allocator)
+    model, setting = resolve(figures.model, figures.setting)
+    figures = figures.model_copy(update={"model": model, "setting": setting})
+    return Predicted(source, figures, find_gpu(figures.gpu) if figures.gpu else None, share)
 
 
-def _differing(found: Sequence[Predicted]) -> list[str]:
-    """`1 is batch_size=32`: of each what not all have."""
+def _differences(settings: Sequence[Predicted]) -> list[str]:
+    """For each setting `1 is batch_size=32`: the fields in which not all are alike."""
     rows = [
-        {"model": row.model.title, "gpu": row.figures.gpu, **row.setting.model_dump()}
-        for row in found
+        {"model": one.model.title, "gpu": one.figures.gpu, **one.setting.model_dump()}
+        for one in settings
     ]
     fields = [f for f in rows[0] if any(row[f] != rows[0][f] for row in rows)] or ["model"]
     return [f"{n} is {', '.join(f'{f}={row[f]}' for f in fields)}" for n, row in enumerate(rows, 1)]
