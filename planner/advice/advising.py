@@ -1,7 +1,7 @@
 """`planner.advise`: from a wish to advice. Imports no torch, but where a model must be recorded."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -251,8 +251,8 @@ class _Advisor:
             surely=surely,
             nearest=nearest,
             missing_bytes=max(0, need - budget),
-            ways=tuple(self._way(choice) for choice in ranking.ways),
-            front=tuple(self._way(choice) for choice in ranking.front),
+            ways=tuple(map(self._way, ranking.ways)),
+            front=tuple(map(self._way, ranking.front)),
             waterfall=waterfall(wish, self.table, goal) if goal else (),
             bottleneck=bottleneck,
             levers=tuple(
@@ -275,7 +275,7 @@ class _Advisor:
             combinations = combine_levers(wish, table, resorts=True)
             ranking = rank(table, combinations.choices, budget_bytes)
         if ranking.fastest is None and "recipe" not in wish.allow | wish.keep:
-            wish = wish.allowing("recipe")
+            wish = replace(wish, allow=wish.allow | {"recipe"})
             combinations = combine_levers(wish, table, resorts=True)
             ranking = rank(table, combinations.choices, budget_bytes)
         goals = [choice for choice in (ranking.best, ranking.nearest) if choice]
@@ -409,14 +409,12 @@ def what_is_left_out(
 ) -> Iterator[str]:
     """A line for each thing that was not looked at."""
     if combinations.adopted:
-        adopted = ", ".join(combinations.adopted)
-        yield f"ways without {adopted}, which cost neither memory nor time"
+        yield f"ways without {', '.join(combinations.adopted)}, which cost neither memory nor time"
     if failed:
         first = failed[0].message.partition("\n")[0]
         yield f"{len(failed)} of the choices, which cannot be estimated; the first as {first}"
     if combinations.held_back:
-        held_back = ", ".join(combinations.held_back)
-        yield f"ways with {held_back}: no faster than what is recommended"
+        yield f"ways with {', '.join(combinations.held_back)}: no faster than what is recommended"
     yield (
         "max-autotune and max-autotune-no-cudagraphs: their kernels are tuned on the device; "
         "compile_scope: it changes how long compiling takes"

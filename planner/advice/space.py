@@ -123,8 +123,7 @@ def _free_change(
     The bytes are those alive at the peak, since it is luck what the allocator's rounding makes of
     another step; of a change of the allocator itself they are the device's."""
     is_allocator = ALLOCATOR in lever.fields
-    allocator = wish.config(base)
-    if is_allocator and allocator is not None and allocator.expandable_segments:
+    if is_allocator and (base.expandable or wish.has_expandable_segments):
         return None
 
     def num_bytes(choice: Choice) -> int:

@@ -179,7 +179,9 @@ def waterfall(wish: Wish, table: Table, goal: Choice) -> tuple[WaterfallStep, ..
         levers.append(lever.name)
         changes |= updates
         choice = choice.updated(updates)
-        if not _can_run(wish, choice):
+        try:
+            wish.apply(choice, {})
+        except PlannerError:  # it cannot run without the next lever
             continue
         now_bytes, now_seconds = _bytes_and_seconds(wish, table, choice)
         estimate = table.estimate(choice)
@@ -193,14 +195,6 @@ def waterfall(wish: Wish, table: Table, goal: Choice) -> tuple[WaterfallStep, ..
         num_bytes, seconds, levers, changes = now_bytes, now_seconds, [], {}
     assert choice == goal, "every field of a goal belongs to a lever"
     return tuple(steps)
-
-
-def _can_run(wish: Wish, choice: Choice) -> bool:
-    try:
-        wish.apply(choice, {})
-    except PlannerError:
-        return False
-    return True
 
 
 def _bytes_and_seconds(wish: Wish, table: Table, choice: Choice) -> tuple[int, float]:

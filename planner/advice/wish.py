@@ -206,13 +206,12 @@ def effects(setting: TrainSetting, plain: TrainSetting) -> tuple[Effect, ...]:
     changed = setting.differences(plain).keys()
     is_8bit, was_8bit = (s.optimizer_implementation == "8bit" for s in (setting, plain))
     has_other_updates = setting.optimizer_family != plain.optimizer_family or is_8bit != was_8bit
-    has_new_precision = "precision" in changed
     is_lossy = setting.precision in ("pure-bf16", "fp8")
     happens: dict[Effect, bool] = {
         "rounding": bool({"compile", "attention", "activation_memory_budget"} & changed)
-        or (has_new_precision and not is_lossy),
+        or ("precision" in changed and not is_lossy),
         "learning rate": setting.global_batch != plain.global_batch,
-        "recipe": has_other_updates or (has_new_precision and is_lossy),
+        "recipe": has_other_updates or ("precision" in changed and is_lossy),
         "trained part": bool({"lora_rank", "lora_targets", "frozen_stages"} & changed),
     }
     return tuple(effect for effect in EFFECTS if happens.get(effect)) or ("nothing",)
@@ -310,10 +309,6 @@ class Wish:
         options = base.source or "the options given"
         source = f"{options}, and expandable segments" if self.allocator else "expandable segments"
         return replace(base, expandable_segments=True, source=source)
-
-    def allowing(self, effect: Effect) -> Wish:
-        """The same wish, where that effect is welcome too."""
-        return replace(self, allow=self.allow | {effect})
 
     def changes(self, lever: Lever, choice: Choice) -> list[Updates]:
         """The changes of `lever` to `choice` that touch nothing that is to be kept."""
