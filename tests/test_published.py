@@ -16,7 +16,7 @@ import pytest
 
 from planner.core.schema import TrainSetting
 from planner.throughput import rates
-from planner.throughput.result import APART
+from planner.throughput.result import MIN_RATIO
 from tests.benchmarks import fit_rates, model_rates
 from tests.steps import needs
 from tests.truth.compare import accuracy_of
@@ -45,8 +45,8 @@ def test_each_row_says_where_it_stands_and_what_was_assumed() -> None:
 
 COMMITTED = {
     "bandwidth GDDR": rates.BANDWIDTH_SHARE["GDDR"],
-    "bytes a clock Ampere": rates.MOVED_BYTES["Ampere"],
-    "bytes a clock Hopper": rates.MOVED_BYTES["Hopper"],
+    "bytes a clock Ampere": rates.EAGER_BYTES_PER_CLOCK["Ampere"],
+    "bytes a clock Hopper": rates.EAGER_BYTES_PER_CLOCK["Hopper"],
     "reduction": rates.REDUCTION_SHARE,
     "fp32 matmul": rates.FP32_MATMUL_SHARE[""],
     "fp32 matmul Hopper": rates.FP32_MATMUL_SHARE["Hopper"],
@@ -190,7 +190,9 @@ def predicted(row_id: str) -> float:
 def test_what_is_faster_by_a_tenth_is_predicted_to_be_faster(card: str) -> None:
     timed = [r for r in rows().values() if r.gpu == card and r.why_time_is_only_listed is None]
     pairs = [(a, b) for a, b in permutations(timed, 2) if a.span == b.span]
-    faster = [(a.id, b.id) for a, b in pairs if a.images_per_second > APART * b.images_per_second]
+    faster = [
+        (a.id, b.id) for a, b in pairs if a.images_per_second > MIN_RATIO * b.images_per_second
+    ]
     assert len(faster) > 10
     wrong = [(a, b) for a, b in faster if predicted(a) <= predicted(b)]
     assert not wrong

@@ -31,7 +31,7 @@ from planner.recording import recordings
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import rates_for
 from planner.throughput.result import Throughput, is_slower
-from planner.throughput.timeline import exchanges_of
+from planner.throughput.timeline import find_exchanges
 
 SMALLEST_BATCH = 8  # estimated where the batch is free, beside SAMPLE_BATCH
 FEW_PARTS = RECORDED_MICRO_BATCHES, RECORDED_MICRO_BATCHES + 1  # from which times of more follow
@@ -245,7 +245,7 @@ class Table:
             times = [self._time(other) for other in choices]
             return combined_time(combine, setting, times[-1], *times)
         ledger = self._ledger(setting)
-        exchanges = exchanges_of(ledger, setting, self.wish.rated, self.wish.link)
+        exchanges = find_exchanges(ledger, setting, self.wish.rated, self.wish.link)
         return step_time(ledger, setting, self.rates, exchanges)
 
     def _interpolation(self, choice: Choice, of_bytes: bool = False) -> Interpolation | None:

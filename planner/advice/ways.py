@@ -10,7 +10,7 @@ from planner.advice.table import Table
 from planner.advice.wish import LEVERS, Choice, Effect, Lever, Updates, Wish, effects
 from planner.core.errors import PlannerError
 from planner.machine.hardware.gpu import peak_flops
-from planner.throughput.result import Accounts, Part
+from planner.throughput.result import Breakdown, Part
 
 WORTH = 1.01  # times as fast: what gains less is not named
 
@@ -29,12 +29,12 @@ class Treatment:
 
 
 @dataclass(frozen=True)
-class Bottleneck(Accounts):
+class Bottleneck(Breakdown):
     """Where the seconds of a step go: its `parts` sum to `step_seconds`. `peak_share` is the
     share of the card's peak FLOP/s at which the step's matrix products run, recomputed ones
     included; `model_share` counts only those that the model needs (model FLOP utilisation)."""
 
-    computed = (*Accounts.computed, "largest")
+    computed = (*Breakdown.computed, "largest")
     setting_is_recommended: bool
     step_seconds: float
     parts: tuple[Part, ...]

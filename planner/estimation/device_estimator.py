@@ -31,7 +31,7 @@ from planner.recording import recordings
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import DeviceRates, rates_for
 from planner.throughput.result import Throughput, Training
-from planner.throughput.timeline import exchanges_of
+from planner.throughput.timeline import find_exchanges
 
 FEW_BATCHES = 4
 Key = tuple[Model, TrainSetting]
@@ -169,7 +169,7 @@ class DeviceEstimator:
         if rates is None:
             return None
         plain = setting.model_copy(update={"optimizer": shared.setting.optimizer})
-        time = step_time(ledger, plain, rates, exchanges_of(ledger, plain, self.gpu))
+        time = step_time(ledger, plain, rates, find_exchanges(ledger, plain, self.gpu))
         seconds = time.step_seconds
         if plain != setting:
             own, other = (self._optimizer_cost(model, s)[0] for s in (setting, plain))

@@ -63,8 +63,8 @@ from planner.memory.scratch import (
 )
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import DeviceRates, rates_for
-from planner.throughput.result import Cost, Throughput, Training, cost_of, read_training
-from planner.throughput.timeline import communication_basis, exchanges_of
+from planner.throughput.result import Cost, Throughput, Training, read_training, training_cost
+from planner.throughput.timeline import communication_basis, find_exchanges
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Estimate:
 
     def with_cost(self, training: Training | None) -> Estimate:
         """This estimate, with how long a whole `training` takes."""
-        return replace(self, cost=cost_of(training, self.throughput))
+        return replace(self, cost=training_cost(training, self.throughput))
 
     def as_json(self) -> dict[str, Any]:
         """The object that `planner estimate --json` prints: sizes are integers in bytes."""
@@ -265,7 +265,7 @@ def estimate_ledger(
     low, high = _range(config, setting, basis, live, (reserved, plain.peak_reserved_bytes), ledger)
     if rates is None and gpu is not None:
         rates = rates_for(gpu, config)
-    exchanges = None if rates is None else exchanges_of(ledger, setting, gpu, link)
+    exchanges = None if rates is None else find_exchanges(ledger, setting, gpu, link)
     if time is None and rates is not None:
         time = step_time(ledger, setting, rates, exchanges)
     pinned = pinned_memory(ledger) if setting.offload != "none" else Pinned()

@@ -123,6 +123,9 @@ class Computed(NamedTuple):
     path: str
 
 
+Operation = tuple[str, Computed]  # with its phase first
+
+
 class Sent(NamedTuple):
     """The host hands a collective over: `num_bytes` of the whole array (as nccl-tests counts: of an
     all-gather what comes out, of a reduce-scatter what goes in), in `dtype`. The devices of `group`
@@ -282,7 +285,7 @@ class Ledger:
             found[kind].append(index)
         return found
 
-    def operations(self, step: int = 1) -> Iterator[tuple[str, Computed]]:
+    def operations(self, step: int = 1) -> Iterator[Operation]:
         """(phase, operation) of optimizer step `step`, in order; phase is forward, backward,
         optimizer or zero_grad, and optimizer too where it steps in backward."""
         events: Sequence[Any] = self.events

@@ -26,8 +26,8 @@ from planner.report.estimates import estimate_answer, is_shown_as_running, peak_
 from planner.report.page import contents as doc
 from planner.report.page import plotting
 from planner.report.time import seconds_and_share
-from planner.throughput.prediction import step_costs
-from planner.throughput.result import Spent
+from planner.throughput.prediction import call_parts
+from planner.throughput.result import CallPart
 
 # From the bottom of a picture to its top: what stays, then what comes and goes.
 STACK: tuple[Category, ...] = (
@@ -366,7 +366,7 @@ def alive_at_peak(ledger: Ledger, live: LiveBytes) -> list[tuple[str, Category, 
     ]
 
 
-def _modules(alive: Sequence[tuple[str, Category, int]], costs: Sequence[Spent]) -> doc.Part:
+def _modules(alive: Sequence[tuple[str, Category, int]], costs: Sequence[CallPart]) -> doc.Part:
     """Bytes at the peak and seconds of the step, by module; a module's are those within it too."""
     held, spent = Counter[str](), Counter[str]()
     for path, _, size in alive:
@@ -404,13 +404,13 @@ def modules_of(path: str) -> list[str]:
     return found[:_DEPTH] if path else ["in no module"]
 
 
-def costs_of(step: Step) -> tuple[Spent, ...]:
+def costs_of(step: Step) -> tuple[CallPart, ...]:
     """The seconds of the estimate's step, by operation and module; none where no GPU is named."""
     found, gpu = step.estimate, step.gpu
-    return step_costs(step.ledger, found.model, found.setting, gpu, step.link) if gpu else ()
+    return call_parts(step.ledger, found.model, found.setting, gpu, step.link) if gpu else ()
 
 
-def _time_chart(costs: Sequence[Spent], key: str) -> list[doc.Part]:
+def _time_chart(costs: Sequence[CallPart], key: str) -> list[doc.Part]:
     """What takes most, by phase and kind."""
     sums = Counter[str]()
     for cost in costs:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from planner.core.units import format_bytes, format_few, format_rate, format_seconds
 from planner.report.page.contents import Cell, Number, Part, Table
-from planner.throughput.result import Accounts, Cost, Throughput
+from planner.throughput.result import Breakdown, Cost, Throughput
 
 _HOUR = 3600  # seconds
 LEFT_OUT = "without validation, compiling, and a loader that is slower than the step"
@@ -31,14 +31,14 @@ def ranked(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(seconds.items(), key=lambda item: -item[1])
 
 
-def time_parts(step: Accounts) -> list[Part]:
+def time_parts(step: Breakdown) -> list[Part]:
     """Seconds and share of each phase, then of each kind of operation with what limits it."""
     total = sum(step.phase_seconds.values())
     phases: list[list[Cell]] = [
         [name, *seconds_and_share(seconds, total)] for name, seconds in ranked(step.phase_seconds)
     ]
     kinds: list[list[Cell]] = [
-        [name, *seconds_and_share(seconds, total), shares(step.bounds_of(name))]
+        [name, *seconds_and_share(seconds, total), shares(step.bound_seconds_of(name))]
         for name, seconds in ranked(step.kind_seconds)
     ]
     return [

@@ -1,5 +1,5 @@
-"""A predicted step: its seconds, its rate, of one device and of all, and what both rest on; and how
-long a whole training takes at that rate. Imports no torch."""
+"""A predicted step: its seconds and its rate, of one device and of all, what they rest on and what
+the devices exchange; and how long a whole training takes at that rate. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from planner.core.errors import UsageError, shorten
 from planner.machine.hardware.gpu import Gpu
 
-if TYPE_CHECKING:
-    from planner.throughput.timeline import Communication
-
-# What the device is busy with, or waits for, by `bound_seconds`: an operation counts whole as that
-# which takes most of it.
-BANDWIDTH, MATRIX_UNITS, STARTS = "bandwidth", "matrix units", "kernel starts"
-LINK = "link to the host"
-WAITING = "waiting for the host"  # the entry of `kind_seconds` in which the device is idle
-OTHERS = "waiting for other devices"  # and that in which it waits for a collective
-HOST, BETWEEN = "host", "link between devices"  # what bounds these
+# The bounds of `bound_seconds`: what keeps the device busy. The seconds of an operation all count
+# under the bound that takes most of them.
+BANDWIDTH, MATRIX_UNITS, KERNEL_STARTS = "bandwidth", "matrix units", "kernel starts"
+HOST_LINK = "link to the host"
+# The kinds of `kind_seconds` in which the device is idle: it waits for the host, or for a
+# collective. Then what bounds these two.
+HOST_WAIT, COLLECTIVE_WAIT = "waiting for the host", "waiting for other devices"
+HOST, DEVICE_LINK = "host", "link between devices"
 
 
 class Part(NamedTuple):
-    """Seconds of a step that one kind of operation takes in one phase, and what bounds it."""
+    """The seconds of a step that one kind of operation takes in one phase, under one bound."""
 
     phase: str
     kind: str
@@ -36,9 +34,9 @@ class Part(NamedTuple):
         return self._asdict()
 
 
-class Spent(NamedTuple):
-    """Seconds of a step that one operation takes in one module and phase, all its calls together;
-    what it waits for has neither `name` nor `path`."""
+class CallPart(NamedTuple):
+    """The seconds of a step that all calls of one operation take in one module and phase. A wait
+    has neither `name` nor `path`."""
 
     phase: str
     kind: str
@@ -48,55 +46,75 @@ class Spent(NamedTuple):
     path: str = ""
 
 
-class Accounts:
-    """The same seconds, summed three ways. A mixin of what has `parts`."""
+class Breakdown:
+    """The seconds of `parts`, summed by phase, by kind and by bound: a mixin."""
 
     computed: tuple[str, ...] = ("phase_seconds", "kind_seconds", "bound_seconds")
     parts: tuple[Part, ...]
 
     @property
     def phase_seconds(self) -> Mapping[str, float]:
-        return _sums((part.phase, part.seconds) for part in self.parts)
+        return _sum_by_name((part.phase, part.seconds) for part in self.parts)
 
     @property
     def kind_seconds(self) -> Mapping[str, float]:
-        return _sums((part.kind, part.seconds) for part in self.parts)
+        return _sum_by_name((part.kind, part.seconds) for part in self.parts)
 
     @property
     def bound_seconds(self) -> Mapping[str, float]:
-        return _sums((part.bound, part.seconds) for part in self.parts)
+        return _sum_by_name((part.bound, part.seconds) for part in self.parts)
 
-    def bounds_of(self, kind: str) -> Mapping[str, float]:
-        """What bounds the operations of one kind."""
-        return _sums((part.bound, part.seconds) for part in self.parts if part.kind == kind)
+    def bound_seconds_of(self, kind: str) -> Mapping[str, float]:
+        """The seconds of one kind of operation, by bound."""
+        return _sum_by_name((part.bound, part.seconds) for part in self.parts if part.kind == kind)
 
 
-def _sums(entries: Iterable[tuple[str, float]]) -> Mapping[str, float]:
+def _sum_by_name(entries: Iterable[tuple[str, float]]) -> Mapping[str, float]:
     sums: dict[str, float] = defaultdict(float)
     for name, seconds in entries:
         sums[name] += seconds
     return dict(sums)
 
 
-# Times as long: rates closer than this are not told apart. Of published rates on one card, those
-# that differ by a tenth are all predicted in their order (tests/test_published.py).
-APART = 1.1
+@dataclass(frozen=True)
+class Communication:
+    """What one optimizer step exchanges, as one device sees it.
+
+    `seconds` is the sum over its collectives, with nothing beside them; `exposed_seconds` the part
+    during which the device does nothing else; `sent_bytes` what the device sends to its neighbour
+    in a ring. `alone_seconds` is the time of the same step without communication. `low_seconds` and
+    `high_seconds` are the step's range, by that of its links.
+    """
+
+    link: str
+    seconds: float
+    exposed_seconds: float
+    sent_bytes: int
+    alone_seconds: float
+    low_seconds: float
+    high_seconds: float
+
+
+# The least ratio of two predicted rates that count as different. Published rates on one card that
+# differ by a tenth are all predicted in their order (tests/test_published.py).
+MIN_RATIO = 1.1
 
 
 @dataclass(frozen=True)
-class Throughput(Accounts):
+class Throughput(Breakdown):
     """A predicted optimizer step in seconds and images/s; `basis` says what the rates rest on.
 
     `uncertainty` is relative: 0.35 means that either figure may be off by 35% either way.
     The seconds of its `parts` (by phase, kind of operation, and what bounds it: host, bandwidth,
-    matrix units, kernel starts, links), where it has any, sum to `step_seconds`; `host_seconds` is
-    what the host needs to issue the step. `matrix_flops` are the step's FLOPs on matrix units,
-    recomputed ones too; `peak_share` the share that they are of the named GPU's peak; `launches`
-    are its kernels. `images_per_second` are those of one of `devices`. `communication` is what they
-    exchange, where that is known. With `host_updates` the host updates weights, which is left out.
+    matrix units, kernel starts, links), where it has any, sum to `step_seconds`. `host_seconds` is
+    the host's time to issue the step. `matrix_flops` counts the step's FLOPs on matrix units,
+    recomputed ones too; `peak_share` is their rate's share of the named GPU's peak; `launches`
+    counts its kernels. `images_per_second` is the rate of one of `devices`. `communication` is what
+    they exchange, where that is known. With `host_updates` the host updates the weights, whose time
+    is left out.
     """
 
-    computed = (*Accounts.computed, "all_images_per_second")
+    computed = (*Breakdown.computed, "all_images_per_second")
     step_seconds: float
     images_per_second: float
     basis: str
@@ -112,52 +130,53 @@ class Throughput(Accounts):
 
     @property
     def all_images_per_second(self) -> float:
-        """Of all devices together."""
+        """The rate of all devices together."""
         return self.devices * self.images_per_second
 
     @property
     def device_seconds(self) -> float:
-        """What the device would take if it waited for nobody."""
-        waits = self.kind_seconds
-        return self.step_seconds - waits.get(WAITING, 0.0) - waits.get(OTHERS, 0.0)
+        """The time of the step if the device never waited."""
+        by_kind = self.kind_seconds
+        return self.step_seconds - by_kind.get(HOST_WAIT, 0.0) - by_kind.get(COLLECTIVE_WAIT, 0.0)
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What takes time as well, and is not counted."""
-        found = ["loading the data", "clocks falling under sustained load"]
+        """What else takes time, and is not counted."""
+        omissions = ["loading the data", "clocks falling under sustained load"]
         if self.devices > 1 and self.communication is None:
-            found.append("communication between devices")
+            omissions.append("communication between devices")
         if self.host_updates:
-            found.append(
+            omissions.append(
                 "the update of weights on the host, whose processor's rate nobody measured: the "
                 "step takes at least what is predicted"
             )
-        return tuple(found)
+        return tuple(omissions)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds what devices exchange, and all updates; else the rate is an upper
+        """Whether the step counts all communication and all updates; if not, its rate is an upper
         bound."""
         return not self.host_updates and (self.devices == 1 or self.communication is not None)
 
 
-def is_slower(one: Throughput, fastest: Throughput) -> bool:
-    """Whether a step is slower than another on the same card, whatever the card's rates are within
-    their uncertainty: both have the same rates, so that what both wait for alike cancels out, and
-    less than APART counts for nothing."""
-    more: dict[str, float] = defaultdict(float)  # seconds of an image, by what bounds them
-    for step, sign in ((one, 1), (fastest, -1)):
-        for bound, seconds in step.bound_seconds.items():
-            more[bound] += sign * seconds / (step.images_per_second * step.step_seconds)
-    doubt = max(one.uncertainty, fastest.uncertainty) * sum(map(abs, more.values()))
-    is_apart = one.images_per_second * APART < fastest.images_per_second
-    return is_apart and sum(more.values()) > doubt
+def is_slower(step: Throughput, fastest: Throughput) -> bool:
+    """Whether `step` is slower than `fastest` on the same card, whatever the card's rates are
+    within their uncertainty. Both have the same rates, so that the seconds that they share cancel
+    out. A ratio below MIN_RATIO counts for nothing."""
+    excess: dict[str, float] = defaultdict(float)  # seconds per image, by bound
+    for throughput, sign in ((step, 1), (fastest, -1)):
+        num_images = throughput.images_per_second * throughput.step_seconds
+        for bound, seconds in throughput.bound_seconds.items():
+            excess[bound] += sign * seconds / num_images
+    doubt = max(step.uncertainty, fastest.uncertainty) * sum(map(abs, excess.values()))
+    is_distinct = step.images_per_second * MIN_RATIO < fastest.images_per_second
+    return is_distinct and sum(excess.values()) > doubt
 
 
 # A whole training.
 
 IMAGENET_IMAGES = 1_281_167  # ImageNet-1k's training split, what an epoch means unless said
-_MOST = 1e12  # of anything
+_MAX_COUNT = 1e12  # of epochs, or of images
 
 
 @dataclass(frozen=True)
@@ -170,9 +189,9 @@ class Training:
 
 @dataclass(frozen=True)
 class Cost:
-    """A whole training on all `devices` together: its `seconds`. The ends of the range are those of
-    the predicted rate; the high one is None where the rate is only bounded from above. Only what a
-    step takes is counted: not validation, compilation, or a loader that is slower."""
+    """The `seconds` of a whole training on all `devices` together. The range follows from that of
+    the predicted rate; its high end is None where the rate is only bounded from above. Only the
+    steps count: not validation, compilation, or a loader that is slower than they are."""
 
     epochs: float
     images_per_epoch: int
@@ -182,28 +201,38 @@ class Cost:
     high_seconds: float | None
 
 
-def cost_of(training: Training | None, predicted: Throughput | None) -> Cost | None:
-    """None without either."""
-    if training is None or predicted is None:
+def training_cost(training: Training | None, throughput: Throughput | None) -> Cost | None:
+    """The cost of `training` at the rate of `throughput`; None without either."""
+    if training is None or throughput is None:
         return None
-    seconds = training.epochs * training.images_per_epoch / predicted.all_images_per_second
-    off, is_bounded = predicted.uncertainty, predicted.is_whole and predicted.uncertainty < 1
-    ends = seconds, seconds / (1 + off), seconds / (1 - off) if is_bounded else None
-    return Cost(training.epochs, training.images_per_epoch, predicted.devices, *ends)
+    seconds = training.epochs * training.images_per_epoch / throughput.all_images_per_second
+    uncertainty = throughput.uncertainty
+    low_seconds, high_seconds = seconds / (1 + uncertainty), None
+    if throughput.is_whole and uncertainty < 1:
+        high_seconds = seconds / (1 - uncertainty)
+    return Cost(
+        training.epochs,
+        training.images_per_epoch,
+        throughput.devices,
+        seconds,
+        low_seconds,
+        high_seconds,
+    )
 
 
 def read_training(
     epochs: float | None, images_per_epoch: int | None, gpu: Gpu | None
 ) -> Training | None:
-    """What is to be trained, None where nothing of it was said. Raises UsageError."""
-    given = {"--epochs": epochs, "--images-per-epoch": images_per_epoch}
-    said = {name: value for name, value in given.items() if value is not None}
-    for name, value in said.items():
-        if isinstance(value, bool) or not (isfinite(value) and 0 < value <= _MOST):
+    """The training that the two options describe; None without either. Raises UsageError."""
+    for option, value in (("--epochs", epochs), ("--images-per-epoch", images_per_epoch)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not (isfinite(value) and 0 < value <= _MAX_COUNT):
             raise UsageError(
-                f"{name} takes a number above 0, not {shorten(value)}.", f"For example {name} 300."
+                f"{option} takes a number above 0, not {shorten(value)}.",
+                f"For example {option} 300.",
             )
-    if not said:
+    if epochs is None and images_per_epoch is None:
         return None
     if epochs is None:
         raise UsageError(

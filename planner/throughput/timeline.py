@@ -1,9 +1,12 @@
-"""What a step exchanges with other devices, as a second timeline beside the device's.
+"""The timelines of a step: the host's, the device's, and that of the collectives beside them.
 
-The devices of a group (a communicator) carry collectives out one after the other, in the order in
-which the host hands them over. One that follows what was computed waits for it; what needs its
-result waits for it in turn, and that wait is what communication costs. While both go on they slow
-each other down. Legend: n ranks.
+First what a step exchanges and over which links, then `Traffic`, the collectives in flight, then
+`Timeline`, which runs a step.
+
+The devices of a group (a communicator) run collectives one after the other, in the order in which
+the host issues them. A collective that follows a computation waits for it; a computation that needs
+the collective's result waits in turn, and that wait is what communication costs. Computing and
+communicating at the same time slow each other down.
 """
 
 from collections import defaultdict, deque
@@ -17,17 +20,17 @@ from planner.core.schema.setting import Group
 from planner.ledger.ledger import Exchanged, Ledger, Sent
 from planner.machine.hardware.fabric import Fabric, bus_factor, find_fabric, has_usual_link
 from planner.machine.hardware.gpu import Gpu
-from planner.throughput.result import HOST, WAITING
+from planner.throughput.result import HOST, HOST_WAIT
 
-# How much longer computing and communicating take while both go on. Published of A100: 1.1256
+# How many times as long computing and communicating take while both go on. Published for the A100
 # (PKU-DAIR/Hetu-Galvatron @cea12ff, hardware_configs/overlap_coefficient.json).
 CONTENTION = 1.1256
 
 
 @dataclass(frozen=True)
 class Exchanges:
-    """The collectives of a step (`Ledger.exchanges`), the links they cross, and what overlapping
-    costs. `scale` is what every collective takes more than its link says."""
+    """The collectives of a step (`Ledger.exchanges`), the links that they cross, and the cost of
+    overlapping. Every collective takes `scale` times as long as its link says."""
 
     events: tuple[Exchanged, ...]
     fabric: Fabric
@@ -35,31 +38,13 @@ class Exchanges:
     scale: float = 1.0
 
 
-@dataclass(frozen=True)
-class Communication:
-    """What one optimizer step exchanges, as one device sees it.
-
-    `seconds` are those of its collectives one after the other, with nothing beside them;
-    `exposed_seconds` those in which it does nothing else; `sent_bytes` what it sends to its
-    neighbour in a ring. `alone_seconds` are those of the same step if nothing were exchanged.
-    """
-
-    link: str
-    seconds: float
-    exposed_seconds: float
-    sent_bytes: int
-    alone_seconds: float
-    low_seconds: float
-    high_seconds: float
-
-
-def exchanges_of(
+def find_exchanges(
     ledger: Ledger, setting: TrainSetting, gpu: Gpu | None, link: str | None = None
 ) -> Exchanges | None:
-    """What a step exchanges over `link`, or over what joins several of `gpu` as a rule; None where
-    it exchanges nothing, or nobody says over what.
+    """The exchanges of a step over `link`, or over the usual link between several of `gpu`; None
+    where the step exchanges nothing, or the link is unknown.
 
-    Raises UsageError: an unknown link, or one that joins fewer.
+    Raises UsageError: no such link, or one that joins fewer devices.
     """
     if setting.world_size == 1 or (gpu is None and link is None):
         return None
@@ -68,13 +53,11 @@ def exchanges_of(
         return None
     if link is None and gpu is not None and not has_usual_link(gpu):
         return None
-
-    of_node = setting.devices_per_node
-    return Exchanges(events, find_fabric(gpu, setting.nodes, link, of_node))
+    return Exchanges(events, find_fabric(gpu, setting.nodes, link, setting.devices_per_node))
 
 
 def communication_basis(exchanges: Exchanges | None, setting: TrainSetting) -> list[str]:
-    """What the time of communication rests on, one line each."""
+    """The sources and assumptions of the communication's time, one line each."""
     if exchanges is None:
         return []
     fabric = exchanges.fabric
@@ -99,63 +82,64 @@ def _compiled_basis(setting: TrainSetting) -> list[str]:
     ]
 
 
-def group_of(setting: TrainSetting, group: Group) -> tuple[int, int, int]:
-    """The ranks of a group, the machines they are on, and how many such groups share the network of
-    a machine. Ranks count through one machine after the other; a set of shards is of neighbours."""
-    world, shards = setting.world_size, setting.shard_size
-    of_node = setting.devices_per_node
-    if group == "shard" and shards > 1:
-        return shards, -(-shards // of_node), 1
+def group_layout(setting: TrainSetting, group: Group) -> tuple[int, int, int]:
+    """The number of ranks in a group, the number of machines that they are on, and how many such
+    groups share the network of a machine. Ranks are numbered machine by machine; the ranks that
+    shard one copy of the model are neighbours."""
+    num_shards = setting.shard_size
+    per_node = setting.devices_per_node
+    if group == "shard" and num_shards > 1:
+        return num_shards, -(-num_shards // per_node), 1
     if group == "replicate":
         copies = setting.num_copies
-        return copies, min(setting.nodes, copies), min(shards, of_node)
-    return world, setting.nodes, 1
+        return copies, min(setting.nodes, copies), min(num_shards, per_node)
+    return setting.world_size, setting.nodes, 1
 
 
 def collective_seconds(exchanges: Exchanges, sent: Sent, setting: TrainSetting) -> float:
-    """Of one collective with nothing beside it."""
-    groups = group_of(setting, sent.group)
-    took = exchanges.fabric.seconds(sent.collective, sent.num_bytes, *groups)
-    return exchanges.scale * took
+    """The time of one collective with nothing beside it."""
+    layout = group_layout(setting, sent.group)
+    return exchanges.scale * exchanges.fabric.seconds(sent.collective, sent.num_bytes, *layout)
 
 
 def sent_bytes(sent: Sent, setting: TrainSetting) -> float:
-    """What each device sends of a collective, in a ring."""
-    ranks = group_of(setting, sent.group)[0]
+    """The bytes that each device sends for a collective, in a ring."""
+    ranks = group_layout(setting, sent.group)[0]
     return bus_factor(sent.collective, ranks) * sent.num_bytes if ranks > 1 else 0.0
 
 
-def after_regions(
+def delay_to_region_ends(
     exchanges: Iterable[Exchanged], phases: Sequence[str], regions: Sequence[str | None]
 ) -> tuple[Exchanged, ...]:
-    """`exchanges` of a compiled step: a region hands over what it computed as it returns, so that
-    nothing is sent or awaited within one."""
-    found = []
+    """The exchanges of a compiled step. A region hands over its results as it returns, so that
+    each exchange within a region moves to the region's end."""
+    delayed = []
     for exchange in exchanges:
         place = exchange.place
         while 0 < place < len(regions) and regions[place] is not None:
             if (regions[place], phases[place]) != (regions[place - 1], phases[place - 1]):
                 break
             place += 1
-        found.append(exchange._replace(place=place))
-    return tuple(found)
+        delayed.append(exchange._replace(place=place))
+    return tuple(delayed)
 
 
 @dataclass(eq=False)
-class _Flying:
-    """A collective that was handed over; `left` are its seconds with nothing beside it."""
+class _PendingCollective:
+    """A collective that was issued, the time from which it may run, and the seconds that it still
+    takes with nothing beside it."""
 
     handle: int
     ready: float
-    left: float
+    seconds_left: float
 
 
 @dataclass(eq=False)
 class _Communicator:
-    """What one group was handed; `clock` is when it did what it has done."""
+    """The pending collectives of one group; `clock` is the end of what it has done."""
 
     clock: float = 0.0
-    queue: deque[_Flying] = field(default_factory=deque)
+    queue: deque[_PendingCollective] = field(default_factory=deque)
 
     @property
     def next_start(self) -> float:
@@ -163,109 +147,109 @@ class _Communicator:
 
 
 class Traffic:
-    """The collectives in flight, as the device's clock goes on."""
+    """The collectives in flight, as the device's clock advances. `end_times` holds, by handle, when
+    each collective of this step ended."""
 
     def __init__(self, exchanges: Exchanges, setting: TrainSetting) -> None:
         self.exchanges = exchanges
         self.setting = setting
         self.groups: dict[Group, _Communicator] = {}
-        self.done: dict[int, float] = {}
-        self.is_flying = False
+        self.end_times: dict[int, float] = {}
+        self.has_pending = False
         self._seconds: dict[tuple[object, ...], float] = {}
 
-    def begin(self) -> None:
-        """A step: its handles are those of the step before."""
-        self.finish()
-        self.done.clear()
-
-    def finish(self) -> None:
-        """All that is in flight, with nothing computed beside it."""
+    def begin_step(self) -> None:
+        """Ends what the step before left in flight; this step has the same handles."""
         for communicator in self.groups.values():
             while communicator.queue:
-                self._finish(communicator)
-        self.is_flying = False
+                self._finish_first(communicator)
+        self.has_pending = False
+        self.end_times.clear()
 
-    def send(self, sent: Sent, ready: float) -> None:
-        """A collective that can start at `ready`."""
+    def issue(self, sent: Sent, ready: float) -> None:
+        """Queues a collective that may start at `ready`."""
         key = sent[1:3], sent.group
         if key not in self._seconds:
             self._seconds[key] = collective_seconds(self.exchanges, sent, self.setting)
         communicator = self.groups.setdefault(sent.group, _Communicator())
-        communicator.queue.append(_Flying(sent.handle, ready, self._seconds[key]))
-        self.is_flying = True
+        communicator.queue.append(_PendingCollective(sent.handle, ready, self._seconds[key]))
+        self.has_pending = True
 
-    def awaited(self, handle: int, now: float) -> float:
-        """When collective `handle` is there, if the device does nothing from `now` on."""
+    def wait_for(self, handle: int, now: float) -> float:
+        """The time at which collective `handle` is done, if the device idles from `now` on."""
         self._idle_until(now)
         for communicator in self.groups.values():
-            while any(flying.handle == handle for flying in communicator.queue):
-                self._finish(communicator)
-        self._look()
-        return max(now, self.done.get(handle, now))
+            while any(pending.handle == handle for pending in communicator.queue):
+                self._finish_first(communicator)
+        self._update_pending()
+        return max(now, self.end_times.get(handle, now))
 
-    def computed(self, now: float, busy: float) -> float:
-        """When what takes the device `busy` seconds by itself is done, from `now` on."""
+    def compute(self, now: float, busy: float) -> float:
+        """The time at which the device has done, from `now` on, what takes it `busy` seconds with
+        nothing beside it."""
         self._idle_until(now)
-        slower = self.exchanges.contention
+        contention = self.exchanges.contention
         while busy > 0:
             active = [c for c in self.groups.values() if c.next_start <= now]
-            coming = min(
+            next_start = min(
                 (c.next_start for c in self.groups.values() if c not in active), default=inf
             )
             if not active:
-                alone = min(busy, coming - now)
-                now, busy = now + alone, busy - alone
-                if coming == inf:
+                part = min(busy, next_start - now)
+                now, busy = now + part, busy - part
+                if next_start == inf:
                     break
                 continue
-            part = min(busy, (coming - now) / slower, *(c.queue[0].left for c in active))
-            now, busy = now + part * slower, busy - part
+            seconds_left = (communicator.queue[0].seconds_left for communicator in active)
+            part = min(busy, (next_start - now) / contention, *seconds_left)
+            now, busy = now + part * contention, busy - part
             for communicator in active:
-                self._progress(communicator, part, now)
-        self._look()
+                self._advance(communicator, part, now)
+        self._update_pending()
         return now
 
     def _idle_until(self, now: float) -> None:
-        """The device computes nothing until `now`: collectives take what they take."""
+        """The device computes nothing until `now`: nothing slows the collectives down."""
         for communicator in self.groups.values():
             while communicator.next_start < now:
-                part = min(communicator.queue[0].left, now - communicator.next_start)
-                self._progress(communicator, part, communicator.next_start + part)
+                part = min(communicator.queue[0].seconds_left, now - communicator.next_start)
+                self._advance(communicator, part, communicator.next_start + part)
 
-    def _progress(self, communicator: _Communicator, part: float, now: float) -> None:
-        flying = communicator.queue[0]
-        flying.left -= part
+    def _advance(self, communicator: _Communicator, part: float, now: float) -> None:
+        """The first collective has done `part` of its seconds by `now`."""
+        pending = communicator.queue[0]
+        pending.seconds_left -= part
         communicator.clock = now
-        if flying.left <= 1e-12:
+        if pending.seconds_left <= 1e-12:
             communicator.queue.popleft()
-            self.done[flying.handle] = now
+            self.end_times[pending.handle] = now
 
-    def _finish(self, communicator: _Communicator) -> None:
-        flying = communicator.queue[0]
-        self._progress(communicator, flying.left, communicator.next_start + flying.left)
+    def _finish_first(self, communicator: _Communicator) -> None:
+        seconds_left = communicator.queue[0].seconds_left
+        self._advance(communicator, seconds_left, communicator.next_start + seconds_left)
 
-    def _look(self) -> None:
-        self.is_flying = any(communicator.queue for communicator in self.groups.values())
+    def _update_pending(self) -> None:
+        self.has_pending = any(communicator.queue for communicator in self.groups.values())
 
 
-# Host and device side by side: the host issues operations ahead, the device waits if it is late.
-# Beside the device, what it exchanges with others goes on.
+# Host and device side by side: the host issues operations ahead, and the device waits where the
+# host is late. Collectives run beside the device.
 
 
 class Priced(NamedTuple):
-    """What one operation costs the host to issue and the device to do, in seconds."""
+    """The seconds that one operation costs the host to issue and the device to run."""
 
     phase: str
-    account: tuple[str, ...]  # what its seconds are counted as: phase, kind, bound …
+    account: tuple[str, ...]  # the key that its seconds count under: phase, kind, bound …
     issue: float
     busy: float
 
 
 class Timeline:
-    """Host and device clocks in seconds, and where the device's time went in what was `run`.
+    """Host and device clocks in seconds, and the accounts of the device's time.
 
     `asynchronous`: the host runs ahead. `reads_scale`: GradScaler reads found_inf on the host
-    before it lets the optimizer step. `exposed` is the device's wait for others, by (phase,
+    before it lets the optimizer step. `exposed` is the device's wait for other devices, by (phase,
     micro-batch).
     """
 
@@ -279,71 +263,69 @@ class Timeline:
         self.accounts: dict[tuple[str, ...], float] = defaultdict(float)
         self.issuing: dict[str, float] = defaultdict(float)
         self.exposed: dict[tuple[str, int], float] = defaultdict(float)
-        self._gathering: set[int] = set()  # handles of weights that the host asked for ahead
-        self._gathered: deque[float] = deque(maxlen=2)  # when the last of them were there
+        self._gathering: set[int] = set()  # handles of weights that the host gathers ahead
+        self._gather_ends: deque[float] = deque(maxlen=2)  # of the last gathered weights
 
-    def begin(self) -> None:
-        """What is `run` from here on counts."""
+    def clear_accounts(self) -> None:
+        """Only what runs from here on counts."""
         for account in (self.accounts, self.issuing, self.exposed):
             account.clear()
 
     def run(self, operations: Sequence[Priced], exchanges: Sequence[Exchanged] = ()) -> None:
-        """A step, from where the clocks stand."""
+        """Runs a step, from where the clocks stand."""
         self.phase = ""
         if self.traffic is not None:
-            self.traffic.begin()
-        done = 0
+            self.traffic.begin_step()
+        start = 0
         for exchange in exchanges:
-            self._run(operations[done : exchange.place])
-            done = exchange.place
-            self._exchange(exchange)
-        self._run(operations[done:] if done else operations)
+            self._run_operations(operations[start : exchange.place])
+            start = exchange.place
+            self._run_exchange(exchange)
+        self._run_operations(operations[start:] if start else operations)
 
-    def _run(self, operations: Sequence[Priced]) -> None:
+    def _run_operations(self, operations: Sequence[Priced]) -> None:
         accounts, issuing, asynchronous = self.accounts, self.issuing, self.asynchronous
         traffic = self.traffic
         for phase, key, issue, busy in operations:
             if phase != self.phase:
-                self._enter(phase)
+                self.phase = phase
+                if phase == "optimizer" and self.reads_scale:
+                    self.host = max(self.host, self.device)
             self.host += issue
             issuing[phase] += issue
             if self.host > self.device:
-                accounts[phase, WAITING, HOST] += self.host - self.device
+                accounts[phase, HOST_WAIT, HOST] += self.host - self.device
                 self.device = self.host
-            if traffic is not None and traffic.is_flying:
-                busy = traffic.computed(self.device, busy) - self.device
+            if traffic is not None and traffic.has_pending:
+                busy = traffic.compute(self.device, busy) - self.device
             self.device += busy
             accounts[key] += busy
             if not asynchronous:
                 self.host = self.device
 
-    def _exchange(self, exchange: Exchanged) -> None:
+    def _run_exchange(self, exchange: Exchanged) -> None:
         assert self.traffic is not None, "there is a link"
         event = exchange.event
         if isinstance(event, Sent):
-            self.traffic.send(event, self._ready(event))
+            self.traffic.issue(event, self._ready_time(event))
             return
-        there = self.traffic.awaited(event.handle, self.device)
-        if there > self.device:
-            self.exposed[exchange.phase, exchange.micro_batch] += there - self.device
-            self.device = there
+        end = self.traffic.wait_for(event.handle, self.device)
+        if end > self.device:
+            self.exposed[exchange.phase, exchange.micro_batch] += end - self.device
+            self.device = end
         if event.handle in self._gathering:
             self._gathering.remove(event.handle)
-            self._gathered.append(self.device)
+            self._gather_ends.append(self.device)
         if not self.asynchronous:
             self.host = self.device
 
-    def _ready(self, sent: Sent) -> float:
-        """When a collective may start. Weights that are gathered ahead wait until the unit before
-        the last one has its own, whose buffer they take: `FSDPParamGroup.wait_for_unshard`
+    def _ready_time(self, sent: Sent) -> float:
+        """The time from which a collective may run. Weights that are gathered ahead wait until the
+        unit before the last one has its weights, whose buffer they take:
+        `FSDPParamGroup.wait_for_unshard`
         (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py)."""
         if sent.follows:
             return max(self.host, self.device)
         self._gathering.add(sent.handle)
-        is_behind = len(self._gathered) == self._gathered.maxlen
-        return max(self.host, self._gathered[0]) if is_behind else self.host
-
-    def _enter(self, phase: str) -> None:
-        self.phase = phase
-        if phase == "optimizer" and self.reads_scale:
-            self.host = max(self.host, self.device)
+        is_full = len(self._gather_ends) == self._gather_ends.maxlen
+        return max(self.host, self._gather_ends[0]) if is_full else self.host

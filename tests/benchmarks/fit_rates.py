@@ -18,9 +18,10 @@ from planner.core.schema import MeasurementRecord, Model, SwinConfig, TrainSetti
 from planner.core.torch_version import as_of
 from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
+from planner.ledger.ledger import Operation
 from planner.machine.hardware import Gpu
 from planner.report.text import describe_setting
-from planner.throughput.prediction import Operation, device_seconds, predict_step
+from planner.throughput.prediction import device_seconds, predict_step
 from planner.throughput.rates import BANDWIDTH_SHARE, DeviceRates, memory_kind, rates_for
 from search.loop.records import read_records
 from tests.truth.compare import accuracy_of, gpu_of

@@ -23,9 +23,10 @@ from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import NamedModel, TrainSetting, parse
 from planner.estimation.estimate import resolve
 from planner.estimation.ledgers import step_ledger
+from planner.ledger.ledger import Operation
 from planner.libraries.names import resolve_model
 from planner.machine.hardware import find_gpu
-from planner.throughput.prediction import Operation, predict_step
+from planner.throughput.prediction import predict_step
 from planner.throughput.rates import rates_for
 from planner.throughput.result import Throughput
 from search.loop.records import read_records

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.estimation.estimate import choose
 from planner.estimation.ledgers import step_ledger
-from planner.ledger.ledger import Computed
-from planner.throughput.prediction import Operation, is_over_list, recomputed
+from planner.ledger.ledger import Computed, Operation
+from planner.throughput.prediction import is_over_list, mark_recomputed
 from planner.throughput.rates import DeviceRates
 
 Array = NDArray[np.float64]
@@ -112,7 +112,7 @@ def record_step(model: SwinConfig, setting: TrainSetting) -> Recorded:
 
 def _hosts(operations: list[Operation], setting: TrainSetting) -> Iterator[str]:
     """What each costs the host, by the name that `DeviceRates.host_seconds` has for it."""
-    again = recomputed(operations, [None] * len(operations))
+    again = mark_recomputed(operations, [None] * len(operations))
     for (phase, operation), is_again in zip(operations, again, strict=True):
         if is_over_list(operation):
             yield "list"

@@ -20,7 +20,7 @@ from planner.report.estimates import estimate_answer, verdict_text
 from planner.report.page.contents import Folded, Table, Text
 from planner.report.text import parts_text
 from planner.report.time import bound_text, shares, time_parts
-from planner.throughput.result import Accounts, Part, Throughput
+from planner.throughput.result import Breakdown, Part, Throughput
 from tests.answers import advice_text, estimate_text, rows_text
 
 MIB, GIB = 1024**2, 1024**3
@@ -133,7 +133,7 @@ def test_an_answer_that_rests_on_no_trace_says_how_to_make_one() -> None:
 # Where the time goes, as text: every second once, the largest first, each kind with its bounds.
 
 
-class Step(Accounts):
+class Step(Breakdown):
     parts = (
         Part("forward", "matmul", "matrix units", 0.010),
         Part("backward", "matmul", "bandwidth", 0.005),

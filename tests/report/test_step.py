@@ -37,7 +37,7 @@ from planner.report.step import (
     step_group,
     timeline_data,
 )
-from planner.throughput.result import OTHERS, WAITING
+from planner.throughput.result import COLLECTIVE_WAIT, HOST_WAIT
 from tests.page.browser import looking_at, until
 
 SWIN = "timm:swin_tiny_patch4_window7_224"
@@ -129,7 +129,7 @@ def test_every_second_stands_once_by_operation_and_in_the_chart(fields: dict[str
     time, costs = step.estimate.throughput, costs_of(step)
     assert time is not None
     assert sum(cost.seconds for cost in costs) == pytest.approx(time.step_seconds)
-    assert all(bool(cost.name) == (cost.kind not in (WAITING, OTHERS)) for cost in costs)
+    assert all(bool(cost.name) == (cost.kind not in (HOST_WAIT, COLLECTIVE_WAIT)) for cost in costs)
     for part in time.parts:
         of_part = [cost.seconds for cost in costs if cost[:3] == part[:3]]
         of_time = [other.seconds for other in time.parts if other[:3] == part[:3]]

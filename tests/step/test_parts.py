@@ -13,12 +13,8 @@ from planner.machine.hardware import find_gpu
 from planner.step.matmul import backward_scratch
 from planner.step.tensor import _callers_keep_arguments
 from planner.step.training import Training, record_training
-from planner.throughput.prediction import (
-    fuse_operations,
-    predict_step,
-    regions_of,
-    with_updates_last,
-)
+from planner.throughput.fusion import find_regions, fuse_operations, move_updates_last
+from planner.throughput.prediction import predict_step
 from planner.throughput.rates import rates_for
 from tests.step.test_whole_step import ONE_BLOCK, small
 from tests.steps import (
@@ -188,7 +184,7 @@ def test_updates_follow_a_compiled_backward() -> None:
     backwards = []
     for setting in (setting_of({}), in_backward({})):
         ledger, _ = of_shapes(setting, small())
-        ordered = with_updates_last(list(ledger.operations()), setting)
-        ordered, _ = fuse_operations(ordered, regions_of(ordered, setting))
+        ordered = move_updates_last(list(ledger.operations()), setting)
+        ordered, _ = fuse_operations(ordered, find_regions(ordered, setting))
         backwards.append([operation for phase, operation in ordered if phase == "backward"])
     assert backwards[0] == backwards[1]

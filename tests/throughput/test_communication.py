@@ -16,8 +16,8 @@ from planner.core.schema.setting import Group
 from planner.ledger.ledger import Awaited, Computed, Event, Ledger, Marked, Sent
 from planner.machine.hardware.fabric import Curve, Fabric, Link
 from planner.throughput.prediction import predict_step
-from planner.throughput.result import OTHERS, WAITING, Throughput
-from planner.throughput.timeline import Exchanges, group_of
+from planner.throughput.result import COLLECTIVE_WAIT, HOST_WAIT, Throughput
+from planner.throughput.timeline import Exchanges, group_layout
 from tests.throughput.test_prediction import DEVICE, MS, moving, slow_host
 
 ROUND = Link(
@@ -67,7 +67,7 @@ def test_all_but_the_last_bucket_hide_behind_backward() -> None:
     """1 ms forward, three times 2 ms backward; buckets of 1 ms: the last one is exposed."""
     took = predict(ledger(*buckets(1e6, 1e6, 1e6)))
     assert took.step_seconds == pytest.approx(8 * MS)
-    assert took.kind_seconds[OTHERS] == pytest.approx(1 * MS)
+    assert took.kind_seconds[COLLECTIVE_WAIT] == pytest.approx(1 * MS)
     assert took.phase_seconds["backward"] == pytest.approx(7 * MS)
     communication = took.communication
     assert communication.exposed_seconds == pytest.approx(1 * MS)
@@ -97,7 +97,7 @@ def test_weights_are_gathered_while_the_unit_before_computes() -> None:
     assert slow_link.step_seconds == pytest.approx(12 * MS)
     slow_device = predict(ledger(*gathers(4, 1e6, 3e6)))
     assert slow_device.step_seconds == pytest.approx(12 * MS)
-    assert OTHERS not in slow_device.kind_seconds
+    assert COLLECTIVE_WAIT not in slow_device.kind_seconds
 
 
 def test_weights_are_gathered_no_more_than_two_units_ahead() -> None:
@@ -109,14 +109,14 @@ def test_weights_are_gathered_no_more_than_two_units_ahead() -> None:
         events += [ahead, Awaited(unit), work(compute)]
     took = predict(ledger(*events, Marked("forward", 1)))
     assert took.step_seconds == pytest.approx(19 * MS)
-    assert took.kind_seconds[OTHERS] == pytest.approx(6 * MS)
+    assert took.kind_seconds[COLLECTIVE_WAIT] == pytest.approx(6 * MS)
 
 
 def test_a_host_that_is_late_sends_late() -> None:
     """Each operation takes the host 4 ms: a gather is sent as late as what needs it."""
     took = predict(ledger(*gathers(2, 1e6, 1e6)), host_seconds=slow_host(4 * MS).host_seconds)
     assert took.step_seconds == pytest.approx(8 * MS)
-    assert took.kind_seconds[WAITING] > 5 * MS
+    assert took.kind_seconds[HOST_WAIT] > 5 * MS
 
 
 def test_computing_and_communicating_slow_each_other_down() -> None:
@@ -156,7 +156,7 @@ def test_a_compiled_region_sends_as_it_returns() -> None:
     """Compiled as a whole, backward hands over all gradients at its end."""
     made = ledger(*buckets(1e6, 1e6, 1e6))
     compiled = TWO.model_copy(update={"compile": "default"})
-    assert predict(made, compiled).kind_seconds[OTHERS] == pytest.approx(3 * MS)
+    assert predict(made, compiled).kind_seconds[COLLECTIVE_WAIT] == pytest.approx(3 * MS)
 
 
 def test_blocks_that_are_compiled_send_between_them() -> None:
@@ -166,7 +166,7 @@ def test_blocks_that_are_compiled_send_between_them() -> None:
     events += [Awaited(0), Awaited(1), Marked("backward", 1)]
     setting = TWO.model_copy(update={"compile": "default", "compile_scope": "blocks"})
     took = predict(ledger(*events), setting, region_seconds=0.0)
-    assert took.kind_seconds[OTHERS] == pytest.approx(1 * MS)
+    assert took.kind_seconds[COLLECTIVE_WAIT] == pytest.approx(1 * MS)
 
 
 def test_the_range_is_that_of_the_link() -> None:
@@ -193,10 +193,10 @@ def test_a_step_takes_what_it_computes_and_what_is_exposed(sizes: list[int], slo
 
 def test_groups_lie_in_machines_one_after_the_other() -> None:
     eight = TrainSetting(world_size=16, nodes=2, parallelism="hsdp")
-    assert group_of(eight, "world") == (16, 2, 1)
-    assert group_of(eight, "shard") == (8, 1, 1)
-    assert group_of(eight, "replicate") == (2, 2, 8)
+    assert group_layout(eight, "world") == (16, 2, 1)
+    assert group_layout(eight, "shard") == (8, 1, 1)
+    assert group_layout(eight, "replicate") == (2, 2, 8)
     plain = TrainSetting(world_size=16, nodes=2, parallelism="ddp")
-    assert group_of(plain, "replicate") == group_of(plain, "shard") == (16, 2, 1)
+    assert group_layout(plain, "replicate") == group_layout(plain, "shard") == (16, 2, 1)
     whole = TrainSetting(world_size=16, nodes=2, parallelism="fsdp")
-    assert group_of(whole, "shard") == (16, 2, 1)
+    assert group_layout(whole, "shard") == (16, 2, 1)

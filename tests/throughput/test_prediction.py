@@ -19,17 +19,12 @@ from planner import advise, estimate
 from planner.cli import main
 from planner.core.files import to_json
 from planner.core.schema import MeasurementRecord, NamedModel, TrainSetting
-from planner.ledger.ledger import Computed, OperationKind
+from planner.ledger.ledger import Computed, Operation, OperationKind
 from planner.machine.hardware import all_gpus, find_gpu
 from planner.machine.hardware.gpu import Gpu
 from planner.report.time import hours_text
-from planner.throughput.prediction import (
-    Operation,
-    device_seconds,
-    fuse_operations,
-    predict_step,
-    regions_of,
-)
+from planner.throughput.fusion import find_regions, fuse_operations
+from planner.throughput.prediction import device_seconds, predict_step
 from planner.throughput.rates import (
     HOST_SPREAD,
     KIND_UNCERTAINTY,
@@ -39,7 +34,7 @@ from planner.throughput.rates import (
     rates_for,
     window_attention_flops,
 )
-from planner.throughput.result import IMAGENET_IMAGES, WAITING, Cost, Throughput, Training, cost_of
+from planner.throughput.result import HOST_WAIT, Cost, Throughput, Training, training_cost
 from search.loop.records import read_records
 from tests.truth.compare import predicted_step
 
@@ -130,9 +125,9 @@ def test_small_batches_are_bound_by_the_host_and_large_ones_are_not() -> None:
     small = step(*[("forward", moving(1e5))] * 10, rates=rates)
     large = step(*[("forward", moving(1e7))] * 10, rates=rates)
     assert small.step_seconds == pytest.approx(10 * MS)
-    assert small.kind_seconds[WAITING] == pytest.approx(9 * MS)
+    assert small.kind_seconds[HOST_WAIT] == pytest.approx(9 * MS)
     assert large.step_seconds == pytest.approx(100 * MS)
-    assert large.kind_seconds.get(WAITING, 0.0) < 0.1 * large.step_seconds
+    assert large.kind_seconds.get(HOST_WAIT, 0.0) < 0.1 * large.step_seconds
     assert large.host_seconds == pytest.approx(10 * MS)
 
 
@@ -167,7 +162,7 @@ def test_accumulation_repeats_all_but_the_optimizer() -> None:
 def fused_whole(operations: list[Operation]) -> list[Operation]:
     """As where the model is compiled whole."""
     whole = TrainSetting(compile="default")
-    return fuse_operations(operations, regions_of(operations, whole))[0]
+    return fuse_operations(operations, find_regions(operations, whole))[0]
 
 
 def test_fusion_joins_chains_and_keeps_matrix_work_and_the_optimizer_apart() -> None:
@@ -323,7 +318,7 @@ def test_only_what_was_measured_alike_narrows_the_uncertainty() -> None:
     for update in ({"compile": "default"}, {"attention": "sdpa"}, {"precision": "tf32"}):
         assert rates.uncertainty_of(eager.model_copy(update=update), {}) == wide
     assert rates_for(find_gpu("rtx-4090")).uncertainty_of(eager, {}) == wide
-    half = {"matmul": 1.0, WAITING: 1.0}  # for a host that nobody knows
+    half = {"matmul": 1.0, HOST_WAIT: 1.0}  # for a host that nobody knows
     spread = HOST_SPREAD - 1
     assert rates.uncertainty_of(eager, half, 2.0) == pytest.approx(max(wide, spread))
     # Another model is known as well as the kinds of operations that it spends its time on.
@@ -346,7 +341,7 @@ def test_an_operation_counts_as_what_takes_most_of_it() -> None:
     assert took.bound_seconds["matrix units"] == pytest.approx(7 * MS)
     assert took.bound_seconds["bandwidth"] == pytest.approx((6 + 2 + 8 + 2) * MS)
     assert took.bound_seconds["kernel starts"] == pytest.approx((1 + 2 + 2) * MS)
-    assert took.bound_seconds.get("host", 0.0) == pytest.approx(took.kind_seconds.get(WAITING, 0.0))
+    assert took.bound_seconds.get("host", 0) == pytest.approx(took.kind_seconds.get(HOST_WAIT, 0))
     assert took.matrix_flops == 6e9
 
 
@@ -359,7 +354,7 @@ TRAINING = Training(epochs=288, images_per_epoch=1_000_000)
 
 
 def cost_at(predicted: Throughput = EIGHT_CARDS, training: Training = TRAINING) -> Cost:
-    return cost_of(training, predicted)
+    return training_cost(training, predicted)
 
 
 def test_hours_are_those_of_all_devices_with_the_range_of_the_rate() -> None:
@@ -379,9 +374,9 @@ def test_of_several_devices_whose_exchange_is_not_known_only_the_least_is() -> N
 
 def test_an_epoch_is_of_imagenet_and_without_a_rate_there_are_no_hours() -> None:
     cost = cost_at(replace(EIGHT_CARDS, devices=1), Training(epochs=1))
-    assert cost.images_per_epoch == IMAGENET_IMAGES
-    assert cost_of(TRAINING, None) is None
-    assert cost_of(None, EIGHT_CARDS) is None
+    assert cost.images_per_epoch == 1_281_167
+    assert training_cost(TRAINING, None) is None
+    assert training_cost(None, EIGHT_CARDS) is None
 
 
 def test_estimates_and_ways_have_it_and_the_command_says_the_same(

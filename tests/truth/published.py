@@ -31,7 +31,7 @@ from planner.core.torch_version import as_of
 from planner.core.units import GIB, MIB
 from planner.estimation.estimate import estimate_ledger, resolve
 from planner.estimation.ledgers import step_ledger
-from planner.ledger.ledger import Allocated, Computed, Freed, Ledger, Marked, Tagged
+from planner.ledger.ledger import Allocated, Computed, Freed, Ledger, Marked, Operation, Tagged
 from planner.libraries.names import find_library, resolve_model
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
@@ -41,7 +41,7 @@ from planner.step.engine import AutocastScope
 from planner.step.nn import name_modules
 from planner.step.tensor import Device
 from planner.step.training import BuildOnShapes, make_batch
-from planner.throughput.prediction import Operation, predict_step
+from planner.throughput.prediction import predict_step
 from planner.throughput.rates import DeviceRates, rates_for
 from tests.memory.requests import played
 from tests.truth.compare import accuracy_of, is_swin
