@@ -61,7 +61,12 @@ _FIELDS = (
     "batch_size", "num_parameters", "notes", "doubtful_bytes", "late_bytes", "unit",
     "own_optimizer", "is_recorded",
 )  # fmt: skip
-_ERRORS = (PlannerError, ContractError, UnsupportedError, UsageError)
+_ERRORS: tuple[type[PlannerError], ...] = (
+    PlannerError,
+    ContractError,
+    UnsupportedError,
+    UsageError,
+)
 
 
 # A PlannerError is how a recording ended; a plain dict is what a library says of a model's name.
@@ -154,7 +159,8 @@ def decode(data: bytes, key: Key) -> Kept | None:
             return None
         body = json.loads(zlib.decompressobj().decompress(packed, _MAX_LEDGER_BYTES))
         if "error" in body:
-            return _error(*body["error"])
+            kind, message, way_out = body["error"]
+            return {error.__name__: error for error in _ERRORS}[kind](message, way_out)
         return dict(body["found"]) if "found" in body else _unpack(body)
     except (ValueError, KeyError, IndexError, TypeError, StopIteration, zlib.error):
         return None
@@ -192,11 +198,6 @@ def _unpack(body: dict[str, Any]) -> Ledger:
             events.append(kind(*fields))
     kept = {name: body[name] for name in _FIELDS}
     return Ledger(tuple(events), **{**kept, "notes": tuple(body["notes"])})
-
-
-def _error(kind: str, message: str, way_out: str) -> PlannerError:
-    found: PlannerError = {c.__name__: c for c in _ERRORS}[kind](message, way_out)
-    return found
 
 
 def _path(key: Key) -> Path:
