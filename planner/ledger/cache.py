@@ -61,12 +61,7 @@ _FIELDS = (
     "batch_size", "num_parameters", "notes", "doubtful_bytes", "late_bytes", "unit",
     "own_optimizer", "is_recorded",
 )  # fmt: skip
-_ERRORS: tuple[type[PlannerError], ...] = (
-    PlannerError,
-    ContractError,
-    UnsupportedError,
-    UsageError,
-)
+_ERRORS = (PlannerError, ContractError, UnsupportedError, UsageError)
 
 
 # A PlannerError is how a recording ended; a plain dict is what a library says of a model's name.
@@ -112,7 +107,7 @@ def store(key: Key, kept: Kept) -> None:
         write_whole(path, encode(key, kept))
         _evict(path.parent)
     except OSError as error:
-        _say_once(f"Recordings cannot be kept in {path.parent}: {error.strerror or error}.")
+        _warn_once(f"Recordings cannot be kept in {path.parent}: {error.strerror or error}.")
 
 
 def entries() -> list[Entry]:
@@ -159,8 +154,7 @@ def decode(data: bytes, key: Key) -> Kept | None:
             return None
         body = json.loads(zlib.decompressobj().decompress(packed, _MAX_LEDGER_BYTES))
         if "error" in body:
-            kind, message, way_out = body["error"]
-            return {error.__name__: error for error in _ERRORS}[kind](message, way_out)
+            return _error(*body["error"])
         return dict(body["found"]) if "found" in body else _unpack(body)
     except (ValueError, KeyError, IndexError, TypeError, StopIteration, zlib.error):
         return None
@@ -200,6 +194,11 @@ def _unpack(body: dict[str, Any]) -> Ledger:
     return Ledger(tuple(events), **{**kept, "notes": tuple(body["notes"])})
 
 
+def _error(kind: str, message: str, way_out: str) -> PlannerError:
+    error: PlannerError = {c.__name__: c for c in _ERRORS}[kind](message, way_out)
+    return error
+
+
 def _path(key: Key) -> Path:
     text = json.dumps(key, sort_keys=True)
     return folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}{SUFFIX}"
@@ -224,13 +223,9 @@ def _files(where: Path) -> Iterator[tuple[float, int, Path]]:
                 yield stat.st_mtime, stat.st_size, path
 
 
-_said: set[str] = set()
-
-
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        print(text, file=sys.stderr)
+@cache
+def _warn_once(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 # What a recorded step depends on: the key that it is kept under.
