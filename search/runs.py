@@ -31,14 +31,14 @@ from planner.memory.allocator_config import AllocatorConfig
 from planner.report.page.contents import Page
 from planner.report.page.rendering import is_page, page_html
 from planner.report.pages import Subject, make_page
-from planner.report.searches import Run, cited
-from planner.report.step import Step
+from planner.report.searches import Run, cited_records
+from planner.report.step import PredictedStep
 from planner.report.text import describe_setting
 from planner.trainers.emission import read_result
 from search.loop.records import read_records
 from search.probe.evidence import is_disturbed, is_feasible, rate_interval
 
-Target = ModelLike | Run | Step
+Target = ModelLike | Run | PredictedStep
 _SNIFFED = 2000  # bytes of a file, in which a page says that it is one
 MOST_SUBJECTS = 100  # that one page compares: more is a table of `planner estimate`
 WHAT_A_RUN_IS = (
@@ -84,7 +84,7 @@ def write_report(
         check_options({"gpu": gpu, **options}, names)
     subjects: list[Subject] = []
     for target in listed:
-        if isinstance(target, Run | Step):
+        if isinstance(target, Run | PredictedStep):
             subjects.append(target)
         elif isinstance(target, str | os.PathLike) and is_run(os.fspath(target)):
             subjects.append(read_run(os.fspath(target)))
@@ -104,14 +104,14 @@ def report_estimate(
     recorded: bool = False,
     link: str | None = None,
     **overrides: Any,
-) -> Step:
+) -> PredictedStep:
     """An estimate with what it was made of, for `write_report`; takes what `planner.estimate`
     takes."""
     device, memory, options = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
     config, chosen = choose(model, setting, device, overrides)
     step = step_of(config, chosen, device, memory, options, link, recorded)
     typed = {name: str(value) for name, value in overrides.items() if name in MODEL_FIELDS}
-    return replace(step, said=model if isinstance(model, str) else "", fields=typed)
+    return replace(step, model_text=model if isinstance(model, str) else "", fields=typed)
 
 
 def step_of(
@@ -122,11 +122,11 @@ def step_of(
     allocator: AllocatorConfig | None,
     link: str | None,
     recorded: bool,
-) -> Step:
+) -> PredictedStep:
     """One estimate."""
     ledger = step_ledger(model, setting, recorded, gpu)
     found = estimate_ledger(model, setting, ledger, gpu, memory_bytes, allocator, link=link)
-    return Step(found, ledger, gpu, allocator, link, memory_bytes)
+    return PredictedStep(found, ledger, gpu, allocator, link, memory_bytes)
 
 
 def check_target(target: str) -> None:
@@ -299,7 +299,7 @@ def make_run(
 ) -> Run:  # fmt: skip
     """A search that recommends what was `found`, None while it runs."""
     faults = [*faults]
-    if found and not records and (records := cited(found)):
+    if found and not records and (records := cited_records(found)):
         faults.append(
             f"{files.TUNE_PROBES} was not read: only the {len(records)} probes that the "
             "recommendation cites are shown."

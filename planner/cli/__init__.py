@@ -217,10 +217,10 @@ def _instead(option: str, command: click.Command) -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    from planner.report.text import fitted
+    from planner.report.text import fit_to_terminal
 
     with suppress(OSError):  # nobody can be told
-        click.echo(fitted(f"Error: {printable(message)}"), err=True)
+        click.echo(fit_to_terminal(f"Error: {printable(message)}"), err=True)
     return status
 
 

@@ -56,7 +56,7 @@ def command(request: EmulateRequest) -> int:
       planner emulate --gpu a100-sxm-80gb --gpus 4 -- torchrun --nproc-per-node 4 train.py
     """
     from planner.programs.running import InterruptedRun, emulate
-    from planner.report.pages import made_now
+    from planner.report.pages import make_footer
     from planner.report.programs import emulated_page, emulation_text
     from search.runs import check_page, write_page
 
@@ -85,7 +85,7 @@ def command(request: EmulateRequest) -> int:
             return interrupts.exit_status
     told(run, "\n")
     if request.report is not None:
-        say(f"\nWrote {write_page(emulated_page(run, made_now()), request.report)}.")
+        say(f"\nWrote {write_page(emulated_page(run, make_footer()), request.report)}.")
     return run.status if run.fits else run.status or 1
 
 

@@ -35,7 +35,7 @@ from planner.throughput.result import Training
 if TYPE_CHECKING:
     from planner.estimation.scaling import Scaled
     from planner.report.page.contents import Part
-    from planner.report.step import Step
+    from planner.report.step import PredictedStep
 
 # Options that have no effect where several GPUs are ranked, or the largest batch is sought.
 NOT_RANKED = {
@@ -271,14 +271,14 @@ def report(request: ReportRequest) -> None:
         check_target(target)
     typed = {flag: value for flag, value in request.typed.items() if flag not in OF_PAGE}
     check_options(typed, request.targets)
-    shown: list[str | Step] = []
+    shown: list[str | PredictedStep] = []
     for target in request.targets:
         shown += [target] if is_run(target) else _steps(target, request)
     written = write_report(shown, request.output, title=request.title or "", force=request.force)
     say(f"Wrote {written}.")
 
 
-def _steps(model: str, request: ReportRequest) -> list[Step]:
+def _steps(model: str, request: ReportRequest) -> list[PredictedStep]:
     """The estimates that the options mean: one for each GPU and each combination of values, of all
     GPUs the fastest that fits first."""
     from search.runs import step_of
@@ -299,7 +299,7 @@ def _steps(model: str, request: ReportRequest) -> list[Step]:
         step_of(config, setting, gpu, request.memory_bytes, request.config, link, recorded)
         for gpu, config, setting in rows
     ]
-    steps = [replace(step, said=model, fields=of_model) for step in steps]
+    steps = [replace(step, model_text=model, fields=of_model) for step in steps]
     return sorted(steps, key=lambda step: rank(step.estimate)) if is_ranked else steps
 
 

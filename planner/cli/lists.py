@@ -13,14 +13,14 @@ from planner.machine.hardware.gpu import matching_gpus
 from planner.machine.torch_build import lacking_kernels
 from planner.report.page.contents import Facts, Folded, Number, Part, Table, Text
 from planner.report.text import (
-    ANY,
-    OF_CACHE,
-    OF_GPUS,
-    OF_MODELS,
-    RATES,
-    by_architecture,
+    ANY_MODEL,
+    CACHE_HEADERS,
+    GPU_HEADERS,
+    MODEL_HEADERS,
+    UNITS,
     cache_row,
     gpu_row,
+    gpus_by_architecture,
     model_row,
     names_answer,
 )
@@ -45,9 +45,9 @@ def gpus(request: GpusRequest) -> None:
     text = " ".join(request.name)  # find_gpu says what is near
     of_each = (gpu for name in request.name for gpu in matching_gpus(name) or [find_gpu(name)])
     found = matching_gpus(text) or tuple(dict.fromkeys(of_each)) if text else all_gpus()
-    parts: list[Part] = [by_architecture(found)]
+    parts: list[Part] = [gpus_by_architecture(found)]
     if text or request.detail:
-        parts = [Table(OF_GPUS, [gpu_row(gpu) for gpu in found]), Text(RATES)]
+        parts = [Table(GPU_HEADERS, [gpu_row(gpu) for gpu in found]), Text(UNITS)]
     one = found[0].name if text else "NAME"
     lines = [f"Next: 'planner estimate MODEL --gpu {one}' says whether a model fits."]
     if text:
@@ -99,10 +99,10 @@ def models(request: ModelsRequest) -> None:
                   for n, of in listed.items()]  # fmt: skip
         table = Table(("library", "Swins", "for example"), counts)
     parts: list[Part] = [
-        Text(f"{ANY}\nThese Swins are estimated without torch:"),
+        Text(f"{ANY_MODEL}\nThese Swins are estimated without torch:"),
         table,
         Text(f"Next: 'planner estimate {found[0][0]} --gpu NAME' says whether it fits."),
-        Folded("all of them and their shapes", [Table(OF_MODELS, rows)]),
+        Folded("all of them and their shapes", [Table(MODEL_HEADERS, rows)]),
     ]
     data = [{"model": name, **config.model_dump(mode="json")} for name, config in found]
     answer(request, data, lambda: parts)
@@ -133,7 +133,7 @@ def cache(request: CacheRequest) -> None:
     size = format_bytes(sum(entry.num_bytes for entry, _ in found))
     said = f"{_counted(len(found))} in {where}: {size} of at most "
     said += f"{format_bytes(kept.MAX_CACHE_BYTES)}; the least recently used go first."
-    table = Table(OF_CACHE, [cache_row(entry, age) for entry, age in found])
+    table = Table(CACHE_HEADERS, [cache_row(entry, age) for entry, age in found])
     keys = ("file", "key", "bytes", "unused_seconds")
     rows = [(str(entry.path), entry.key, entry.num_bytes, age) for entry, age in found]
     shown: list[Part] = [table, Text(said)]

@@ -37,10 +37,10 @@ def tell(text: str) -> None:
 def say(text: str = "") -> None:
     """Lines for a person, no wider than the terminal; names and messages of others cannot steer it
     by them. Their first is bold on a terminal, and coloured where it is a verdict."""
-    from planner.report.text import fitted
+    from planner.report.text import fit_to_terminal
 
     bare = text.lstrip("\n")
-    first, newline, rest = fitted(printable(bare)).partition("\n")
+    first, newline, rest = fit_to_terminal(printable(bare)).partition("\n")
     plain = {"NO_COLOR", "CI"} & {n for n, v in os.environ.items() if v}
     if newline and sys.stdout.isatty() and not plain and os.environ.get("TERM", "dumb") != "dumb":
         of_verdicts = {MAYBE: "yellow", YES: "green", NO: "red"}.items()

@@ -1,4 +1,4 @@
-"""What the doctor found: the findings first, the worst on top, then what was read."""
+"""The doctor's report: its findings, the worst first, and then the facts of the machine."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,19 +14,19 @@ def facts_text(facts: Facts) -> str:
 
 
 def facts_answer(facts: Facts) -> list[doc.Part]:
-    """The findings, what to type, the cards, and what else was read of one machine."""
+    """The findings on one machine, what to type, its cards, and its other facts."""
     findings = judge(facts)
     parts = [doc.Text(f"A recorded machine: {facts.source}")] if facts.source else []
-    parts.append(doc.Text(_verdict(findings)))
-    for message in dict.fromkeys(found.message for found in findings):
-        first, *others = (found for found in findings if found.message == message)
-        head = f"{first.level}: {first.subject} {message}.".replace("  ", " ")
-        if others:
-            head += f" The same of {', '.join(other.subject for other in others)}."
-        told = {"read": first.evidence, "cost": first.cost, "next": first.next_step}
-        rows = (f"  {name}  {text}" for name, text in told.items())
-        parts.append(doc.Text("\n".join([head, *rows])))
-    typed = [doc.Copyable(line, "To type") for line in filter(None, [install_line(facts)])]
+    parts.append(doc.Text(_summary(findings)))
+    for message in dict.fromkeys(finding.message for finding in findings):
+        first, *other_findings = (finding for finding in findings if finding.message == message)
+        heading = f"{first.level}: {first.subject} {message}.".replace("  ", " ")
+        if other_findings:
+            heading += f" The same of {', '.join(other.subject for other in other_findings)}."
+        lines = {"read": first.evidence, "cost": first.cost, "next": first.next_step}
+        rows = (f"  {name}  {text}" for name, text in lines.items())
+        parts.append(doc.Text("\n".join([heading, *rows])))
+    commands = [doc.Copyable(line, "To type") for line in filter(None, [install_line(facts)])]
     shown = facts.visible
     cards: list[list[doc.Cell]] = [
         [
@@ -40,23 +40,23 @@ def facts_answer(facts: Facts) -> list[doc.Part]:
     ]  # fmt: skip
     headers = ("device", "name", "memory", "in use", "capability", "PCIe", "NVLinks")
     table = doc.Table(headers, cards, first=len(cards))
-    return [*parts, *typed, table, doc.Facts(list(_read(facts)))]
+    return [*parts, *commands, table, doc.Facts(list(_fact_pairs(facts)))]
 
 
-def _verdict(findings: Sequence[Finding]) -> str:
+def _summary(findings: Sequence[Finding]) -> str:
     counts = [(level, sum(f.level == level for f in findings)) for level in LEVELS]
-    told = ", ".join(f"{n} {level}{'s' if n != 1 else ''}" for level, n in counts if n)
+    counts_text = ", ".join(f"{n} {level}{'s' if n != 1 else ''}" for level, n in counts if n)
     if any(finding.level == "fault" for finding in findings):
-        return f"Something must be fixed first: {told}."
+        return f"Something must be fixed first: {counts_text}."
     lacking = next((f for f in findings if f.cost == NO_GPU), None)
     if lacking is not None:
-        first = f"No GPU is visible here: everything would run on the CPU ({told})."
-        return f"{first} Next: {lacking.next_step[0].lower()}{lacking.next_step[1:]}"
-    found = f"Nothing needs fixing ({told})." if told else "No problems found."
-    return f"{found} Next: 'planner tune MODEL' finds the fastest setting."
+        problem = f"No GPU is visible here: everything would run on the CPU ({counts_text})."
+        return f"{problem} Next: {lacking.next_step[0].lower()}{lacking.next_step[1:]}"
+    result = f"Nothing needs fixing ({counts_text})." if counts_text else "No problems found."
+    return f"{result} Next: 'planner tune MODEL' finds the fastest setting."
 
 
-def _read(facts: Facts) -> Iterator[tuple[str, str]]:
+def _fact_pairs(facts: Facts) -> Iterator[tuple[str, str]]:
     torch, host = facts.torch, facts.host
     yield "driver:", facts.driver or "none"
     build = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "the CPU"
@@ -71,5 +71,5 @@ def _read(facts: Facts) -> Iterator[tuple[str, str]]:
     memory = format_bytes(host.memory_bytes) if host.memory_bytes is not None else "unknown"
     system = facts.system.get("description", "unknown")
     processors = f"processors {host.cpus:g} of {host.num_cpus}"
-    said = f"{system}, {processors}, memory {memory}{shm}, container {facts.container or 'none'}"
-    yield "host:", said
+    text = f"{system}, {processors}, memory {memory}{shm}, container {facts.container or 'none'}"
+    yield "host:", text

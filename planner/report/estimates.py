@@ -1,4 +1,6 @@
-"""Estimates as answers: one in full, or a row for each of several."""
+"""Estimates for a terminal and a page: one in full (`estimate_answer`), or several as rows of a
+table (`rows_answer`).
+"""
 
 import re
 from collections import Counter
@@ -15,13 +17,13 @@ from planner.estimation.scaling import Scaled
 from planner.memory.compiled import has_known_graphs
 from planner.report import time as timing
 from planner.report.page import contents as doc
-from planner.report.text import describe_setting, in_words
+from planner.report.text import describe_fields, describe_setting
 from planner.throughput.result import Throughput, is_slower
 
 NOT_RECORDED = "not recorded"
-LIKE = "; an A100's kernels are assumed"  # what `overheads_for` takes where no GPU is named
-NARROWER = "Compile is not recorded: --record narrows the range, in one to three minutes."
-# The order people add up in: tensors first, then what PyTorch and the driver put around them.
+ASSUMED_GPU = "; an A100's kernels are assumed"  # as `overheads_for` does where no GPU is named
+RECORDING_HELPS = "Compile is not recorded: --record narrows the range, in one to three minutes."
+# In the order in which people add up: tensors first, then what PyTorch and the driver add to them.
 BREAKDOWN_ROWS = {
     "parameters": "parameters",
     "buffers": "buffers",
@@ -34,46 +36,46 @@ BREAKDOWN_ROWS = {
     "cuda_context": "CUDA context",
     "communication": "NCCL's own buffers",
 }
-NUM_NAMED = 5  # of those, on a first screen
-MAX_NOTES = 10  # of what several rows assume
-Column = tuple[str, Callable[["Row"], doc.Cell]]
-Next = Callable[[Estimate], str]  # the command that goes on from an estimate, "" for none
+NUM_NAMED = 5  # categories of the breakdown on a first screen; the others are summed up
+MAX_NOTES = 10  # notes under a table of several rows
+Column = tuple[str, Callable[["Row"], doc.Cell]]  # its header, and the cell of a row
+NextCommand = Callable[[Estimate], str]  # the command that goes on from an estimate, "" for none
 
 
-def verdict_of(estimate: Estimate) -> doc.Verdict:
-    """The word, and what it rests on: `Needs 5.00 GiB (4.73–5.27 GiB) of 23.52 GiB.`"""
-    return doc.Verdict(_kind(estimate), _why(estimate))
+def estimate_verdict(estimate: Estimate) -> doc.Verdict:
+    """Whether it fits, and the reason: `Needs 5.00 GiB (4.73–5.27 GiB) of 23.52 GiB.`"""
+    return doc.Verdict(_verdict_kind(estimate), _verdict_reason(estimate))
 
 
 def verdict_text(estimate: Estimate, when: str = "") -> str:
-    """The same as one sentence: `Fits: needs 5.00 GiB (4.73–5.27 GiB) of 23.52 GiB.`"""
-    found = verdict_of(estimate)
-    return f"{found.word}{when}: {found.text[0].lower()}{found.text[1:]}"
+    """The verdict as one sentence: `Fits: needs 5.00 GiB (4.73–5.27 GiB) of 23.52 GiB.`"""
+    verdict = estimate_verdict(estimate)
+    return f"{verdict.word}{when}: {verdict.text[0].lower()}{verdict.text[1:]}"
 
 
 def is_shown_as_running(estimate: Estimate) -> bool:
-    """Whether a rate may stand for it: what does not fit does not run."""
+    """Whether to show a rate: a step that does not fit does not run."""
     return estimate.fits is not False
 
 
 def total_text(estimate: Estimate) -> str:
-    """The device total; of a compiled step that was not recorded between what it is expected."""
+    """The device total, or its range for a compiled step that was not recorded."""
     if estimate.as_eager:
-        return between_text(estimate)
+        return range_text(estimate)
     return format_bytes(estimate.device_total_bytes)
 
 
-def between_text(estimate: Estimate) -> str:
+def range_text(estimate: Estimate) -> str:
     return format_range(estimate.low_bytes, estimate.high_bytes)
 
 
 def needs_text(estimate: Estimate) -> str:
     """`5.00 GiB (4.73–5.27 GiB)`"""
-    total, between = total_text(estimate), between_text(estimate)
-    return total if total == between else f"{total} ({between})"
+    total, total_range = total_text(estimate), range_text(estimate)
+    return total if total == total_range else f"{total} ({total_range})"
 
 
-def _kind(estimate: Estimate) -> doc.VerdictKind:
+def _verdict_kind(estimate: Estimate) -> doc.VerdictKind:
     if estimate.fits is None or estimate.budget_bytes is None:
         return "unknown"
     if estimate.fits:
@@ -81,10 +83,10 @@ def _kind(estimate: Estimate) -> doc.VerdictKind:
     return "unlikely" if estimate.low_bytes <= estimate.budget_bytes else "no"
 
 
-def _why(estimate: Estimate) -> str:
+def _verdict_reason(estimate: Estimate) -> str:
     text, budget = f"Needs {needs_text(estimate)}", estimate.budget_bytes
     text += "" if budget is None else f" of {format_bytes(budget)}"
-    text += "" if estimate.gpu else LIKE
+    text += "" if estimate.gpu else ASSUMED_GPU
     if budget is None:
         text += ". No memory was named: pass --gpu NAME or --memory SIZE"
     elif estimate.num_alloc_retries:
@@ -92,83 +94,76 @@ def _why(estimate: Estimate) -> str:
     return f"{text}."
 
 
-def narrower(estimate: Estimate) -> str:
-    """What narrows the range of a compiled step whose ledger is that of the eager one."""
+def narrowing_advice(estimate: Estimate) -> str:
+    """How to narrow the range of a compiled step that is estimated by the eager step's ledger."""
     if has_known_graphs(estimate.setting):
-        return NARROWER
+        return RECORDING_HELPS
     return "Only 'planner tune' narrows the range: this compiled step cannot be recorded."
 
 
 def peak_text(estimate: Estimate) -> str:
-    """Where its peak is: `backward of layers.3.blocks.1.mlp.fc1, in torch's mm kernel`."""
+    """The place of the peak: `backward of layers.3.blocks.1.mlp.fc1, in torch's mm kernel`."""
     return re.sub(r" \((\w+)\)", r", in torch's \1 kernel", estimate.peak_at)
 
 
-def estimate_answer(estimate: Estimate, then: Next, said: Sequence[str] = ()) -> list[doc.Part]:
-    """The verdict, the rate, what it is of, where the bytes and the seconds go, and what to type
-    next; folded, all the rest. `said` is what else is to be known first."""
-    total = estimate.device_total_bytes
-    sizes = sorted(estimate.breakdown.items(), key=lambda item: -item[1])
-    rest = sum(num_bytes for _, num_bytes in sizes[NUM_NAMED:])
+def estimate_answer(
+    estimate: Estimate, next_command: NextCommand, remarks: Sequence[str] = ()
+) -> list[doc.Part]:
+    """The verdict, the rate, the model and its setting, where the bytes and the seconds go, and
+    what to type next; folded, all else. `remarks` are further lines of the first paragraph."""
+    largest_sizes = sorted(estimate.breakdown.items(), key=lambda item: -item[1])
+    sizes = dict(largest_sizes[:NUM_NAMED])
+    sizes["other"] = sum(num_bytes for _, num_bytes in largest_sizes[NUM_NAMED:])
+    in_order = {key: estimate.breakdown.get(key, 0) for key in BREAKDOWN_ROWS}
     inputs = {"aten.randn": f"input {estimate.unit}"}
     largest = [
         (path or inputs.get(label, "in no module"), label.removeprefix("aten."), doc.bytes_cell(n))
         for path, label, n in estimate.largest_at_peak
     ]
-    what = f"{estimate.model.title}, {estimate.num_parameters:,} parameters: "
-    what += describe_setting(estimate.setting, estimate.model)
+    subject = f"{estimate.model.title}, {estimate.num_parameters:,} parameters: "
+    subject += describe_setting(estimate.setting, estimate.model)
+    unrecorded = [narrowing_advice(estimate)] if estimate.as_eager else []
+    lines = [*_rate_lines(estimate), subject, *_cost_lines(estimate), *unrecorded, *remarks]
     time = estimate.throughput
     limits = [] if time is None else [f"{timing.bound_text('the step', time.bound_seconds)}."]
     place, _, _ = estimate.peak_at.partition(" (")  # without torch's name of the operation
-    unrecorded = [narrower(estimate)] if estimate.as_eager else []
     compiled = "of the step without compile " if estimate.as_eager else ""
+    caption = f"Where the {format_bytes(estimate.device_total_bytes)} {compiled}go (peak: {place})"
     return [
-        verdict_of(estimate),
-        doc.Text("\n".join([*_rate(estimate), what, *_cost(estimate), *unrecorded, *said])),
-        doc.Table(
-            ("", "", ""),
-            [
-                *(_share(_title(key, estimate.setting), n, total) for key, n in sizes[:NUM_NAMED]),
-                *([_share("everything else", rest, total)] if rest else []),
-            ],
-            f"Where the {format_bytes(total)} {compiled}go (peak: {place})",
-        ),
-        doc.Text("\n".join([_in_script(estimate), *limits])),
-        *([doc.Copyable(then(estimate), "Next")] if then(estimate) else []),
+        estimate_verdict(estimate),
+        doc.Text("\n".join(lines)),
+        doc.Table(("", "", ""), _breakdown_rows(estimate, sizes), caption),
+        doc.Text("\n".join([_script_figures(estimate), *limits])),
+        *([doc.Copyable(next_command(estimate), "Next")] if next_command(estimate) else []),
         doc.Folded("memory at the peak in full", [
             doc.Text(f"The peak is in {peak_text(estimate)}."),
-            doc.Table(
-                ("", "", ""),
-                [_share(title, estimate.breakdown[key], total)
-                 for key in BREAKDOWN_ROWS if estimate.breakdown.get(key)
-                 for title in [_title(key, estimate.setting)]],
-            ),
+            doc.Table(("", "", ""), _breakdown_rows(estimate, in_order)),
             totals_table(estimate),
         ]),
         *([doc.Folded("largest tensors", [doc.Table(("", "", ""), largest)])] if largest else []),
-        *_time(estimate),
-        *notes("assumed", estimate.assumed),
-        *notes("left out", estimate.left_out),
+        *_time_part(estimate),
+        *folded_notes("assumed", estimate.assumed),
+        *folded_notes("left out", estimate.left_out),
     ]  # fmt: skip
 
 
-def notes(title: str, lines: Iterable[str]) -> list[doc.Part]:
-    """What an answer rests on, where it rests on anything."""
+def folded_notes(title: str, lines: Iterable[str]) -> list[doc.Part]:
+    """The lines of notes that belong to an answer, folded; nothing if there are none."""
     text = "\n".join(f"- {line}" for line in lines)
     return [doc.Folded(title, [doc.Text(text)])] if text else []
 
 
 def rate_text(predicted: Throughput, unit: str) -> str:
     """`1,132 images/s, likely 736–1,528`; `8,151 images/s on 8 GPUs (1,019 each), likely …`"""
-    rate, off, gpus = predicted.all_images_per_second, predicted.uncertainty, predicted.devices
-    on = f" on {gpus} GPUs ({rate / gpus:,.0f} each)" if gpus > 1 else ""
+    rate, error, gpus = predicted.all_images_per_second, predicted.uncertainty, predicted.devices
+    devices = f" on {gpus} GPUs ({rate / gpus:,.0f} each)" if gpus > 1 else ""
     return (
-        f"{'' if predicted.is_whole else 'up to '}{rate:,.0f} {unit}/s{on}, "
-        f"likely {rate * (1 - off):,.0f}–{rate * (1 + off):,.0f}"
+        f"{'' if predicted.is_whole else 'up to '}{rate:,.0f} {unit}/s{devices}, "
+        f"likely {rate * (1 - error):,.0f}–{rate * (1 + error):,.0f}"
     )
 
 
-def _rate(estimate: Estimate) -> list[str]:
+def _rate_lines(estimate: Estimate) -> list[str]:
     predicted = estimate.throughput
     if predicted is None:
         return []
@@ -177,33 +172,35 @@ def _rate(estimate: Estimate) -> list[str]:
     return [f"{text}; {format_seconds(predicted.step_seconds)} a step. Predicted, not measured."]
 
 
-def _cost(estimate: Estimate) -> list[str]:
+def _cost_lines(estimate: Estimate) -> list[str]:
     if estimate.cost is None:
         return []
-    what, hours = timing.training_text(estimate.cost), timing.hours_text(estimate.cost)
-    return [f"{what} {estimate.unit}: {hours}; {timing.LEFT_OUT}."]
+    training, hours = timing.training_text(estimate.cost), timing.hours_text(estimate.cost)
+    return [f"{training} {estimate.unit}: {hours}; {timing.LEFT_OUT}."]
 
 
-def _title(key: str, setting: TrainSetting) -> str:
-    if key == "gradients" and setting.parallelism == "ddp":
-        return "gradients, DDP buckets"
-    return BREAKDOWN_ROWS[key]
+def _breakdown_rows(estimate: Estimate, sizes: Mapping[str, int]) -> list[list[doc.Cell]]:
+    """Each category of `sizes` with its bytes and its share of the total, unless it is empty."""
+    titles = {**BREAKDOWN_ROWS, "other": "everything else"}
+    if estimate.setting.parallelism == "ddp":
+        titles["gradients"] = "gradients, DDP buckets"
+    return [
+        [titles[key], doc.bytes_cell(size), doc.share_cell(size, estimate.device_total_bytes)]
+        for key, size in sizes.items() if size
+    ]  # fmt: skip
 
 
-def _share(title: str, part: int, whole: int) -> tuple[doc.Cell, ...]:
-    return title, doc.bytes_cell(part), doc.share_cell(part, whole)
-
-
-def _in_script(estimate: Estimate) -> str:
+def _script_figures(estimate: Estimate) -> str:
     if estimate.as_eager:
         return "In your script: not known of a compiled step that is not recorded."
     sizes = {"allocated": estimate.peak_allocated_bytes, "reserved": estimate.peak_reserved_bytes}
-    said = (f"max_memory_{name} {format_bytes(size)}" for name, size in sizes.items())
-    return f"In your script: {', '.join(said)}."
+    figures = (f"max_memory_{name} {format_bytes(size)}" for name, size in sizes.items())
+    return f"In your script: {', '.join(figures)}."
 
 
 def totals_table(estimate: Estimate) -> doc.Table:
-    """The four totals, each with what it adds to the one before, and how sure the last is."""
+    """The four totals, each with what it adds to the one before; the saved activations; and the
+    pinned memory of the host."""
     outside = "CUDA context" + (", NCCL" if "communication" in estimate.breakdown else "")
     stages = [
         ("peak live", estimate.peak_live_bytes, "tensors alive at once"),
@@ -212,22 +209,23 @@ def totals_table(estimate: Estimate) -> doc.Table:
         ("device total", estimate.device_total_bytes, f"{outside} (as nvidia-smi)"),
     ]
     rows: list[Sequence[doc.Cell]] = []
-    before = 0
+    previous = 0
     for name, num_bytes, adds in stages:
-        more = f"+ {format_bytes(num_bytes - before)}" if before else ""
-        rows.append((name, doc.bytes_cell(num_bytes), doc.Number(num_bytes - before, more), adds))
-        before = num_bytes
+        more = num_bytes - previous
+        text = f"+ {format_bytes(more)}" if previous else ""
+        rows.append((name, doc.bytes_cell(num_bytes), doc.Number(more, text), adds))
+        previous = num_bytes
     saved = "from forward to backward, of one micro-batch"
     none = doc.Number(None, "")
     rows.append(("saved", doc.bytes_cell(estimate.saved_activation_bytes), none, saved))
     if estimate.pinned_host_bytes:
         needs = "the optimizer" if estimate.setting.offload_optimizer != "none" else "backward"
-        held = f"of the host's memory, for what {needs} needs"
-        rows.append(("pinned", doc.bytes_cell(estimate.pinned_host_bytes), none, held))
+        purpose = f"of the host's memory, for what {needs} needs"
+        rows.append(("pinned", doc.bytes_cell(estimate.pinned_host_bytes), none, purpose))
     return doc.Table(("total", "size", "more", "which adds"), rows)
 
 
-def _time(estimate: Estimate) -> list[doc.Part]:
+def _time_part(estimate: Estimate) -> list[doc.Part]:
     predicted = estimate.throughput
     if predicted is None:
         return []
@@ -236,95 +234,100 @@ def _time(estimate: Estimate) -> list[doc.Part]:
     return [doc.Folded("time", [basis, facts, *timing.time_parts(predicted)])]
 
 
-_SPREAD = ("world_size", "nodes", "parallelism")  # have columns of their own
+_COLUMN_FIELDS = ("world_size", "nodes", "parallelism")  # these have columns of their own
 
 
 @dataclass(frozen=True)
 class Row:
-    """One of several estimates: `apart` are the fields that tell it from the others, `scaled` is
-    what it is beside one device, `sizes` are the largest batches of its kind."""
+    """One of several estimates. `differences` holds the fields that distinguish it from the others,
+    `scaled` compares it with one device, and `sizes` are the largest batches of its kind."""
 
     estimate: Estimate
-    apart: dict[str, object] = field(default_factory=dict)
+    differences: dict[str, object] = field(default_factory=dict)
     scaled: Scaled | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def own(self) -> str:
-        """What it is, among the others."""
-        elsewhere = (*_SPREAD, *(["batch_size"] if self.sizes else []))
-        return in_words({f: v for f, v in self.apart.items() if f not in elsewhere})
+    def label(self) -> str:
+        """The differences that no column of their own shows: `batch 32, compile default`."""
+        shown = (*_COLUMN_FIELDS, *(["batch_size"] if self.sizes else []))
+        return describe_fields({f: v for f, v in self.differences.items() if f not in shown})
 
     @property
     def rate(self) -> float:
-        """That of all its devices; 0 where none is predicted."""
+        """The rate of all devices together; 0 where no rate is predicted."""
         predicted = self.estimate.throughput
         return predicted.all_images_per_second if predicted else 0.0
 
 
 def rows_answer(
-    found: Sequence[Estimate], then: Next, said: Sequence[str] = (),
+    estimates: Sequence[Estimate], next_command: NextCommand, remarks: Sequence[str] = (),
     scaled: Sequence[Scaled] = (), sizes: Sequence[Mapping[str, int]] = (),
 ) -> list[doc.Part]:  # fmt: skip
-    """Which of several to take, what all have in common, a row for each, and what to type next;
-    folded, their other figures and what they rest on."""
-    rows = _rows(found, scaled or repeat(None), sizes or repeat({}))
-    alike = _alike(rows)
-    keys = _keys(rows)
-    own: list[Column] = [("setting", lambda row: row.own)] if any(row.own for row in rows) else []
-    first = [*keys, *_figures(rows), *own]
-    marked = [rows.index(best) for best in alike[:1]]
-    best_of = (alike or sorted(rows, key=lambda row: row.estimate.device_total_bytes))[0].estimate
-    lead = _lead_of_largest(alike[0]) if sizes else _lead(rows, alike)
+    """Which of several estimates to take, what they have in common, a row for each, and what to
+    type next; folded, their other figures and their notes. `scaled` and `sizes` hold one entry for
+    each estimate, as `Row` does."""
+    rows = _rows(estimates, scaled or repeat(None), sizes or repeat({}))
+    fastest = _equally_fast(rows)
+    keys = _key_columns(rows)
+    has_labels = any(row.label for row in rows)
+    labels: list[Column] = [("setting", lambda row: row.label)] if has_labels else []
+    columns = [*keys, *_figure_columns(rows), *labels]
+    marked = [rows.index(row) for row in fastest[:1]]
+    best = fastest[0] if fastest else min(rows, key=lambda row: row.estimate.device_total_bytes)
+    command = next_command(best.estimate)
+    lead = _largest_batch_lead(best) if sizes else _lead(rows, fastest)
     return [
-        doc.Text("\n".join([lead, _common(found), *said])),
-        _table(rows, first, caption="The largest batches:" if sizes else "", marked=marked),
-        *([doc.Copyable(then(best_of), "Next")] if then(best_of) else []),
-        doc.Folded("memory of each", [_table(rows, [*keys, *_memory(rows), *own])]),
-        *_steps(rows, keys, own),
-        *notes("how sure the figures are", range_notes(found)),
-        *notes("assumed", _of_rows([e.assumed for e in found])),
-        *notes("left out", _of_rows([e.left_out for e in found])),
+        doc.Text("\n".join([lead, _common_text(estimates), *remarks])),
+        _table(rows, columns, caption="The largest batches:" if sizes else "", marked=marked),
+        *([doc.Copyable(command, "Next")] if command else []),
+        doc.Folded("memory of each", [_table(rows, [*keys, *_memory_columns(rows), *labels])]),
+        *_steps_part(rows, keys, labels),
+        *folded_notes("how sure the figures are", range_notes(estimates)),
+        *folded_notes("assumed", _merge_notes([e.assumed for e in estimates])),
+        *folded_notes("left out", _merge_notes([e.left_out for e in estimates])),
     ]
 
 
-def _rows(found: Sequence[Estimate], *beside: Iterable[Any]) -> list[Row]:
-    names = apart_fields([e.setting for e in found])
-    aparts = [{name: getattr(e.setting, name) for name in names} for e in found]
-    return list(map(Row, found, aparts, *beside))
+def _rows(estimates: Sequence[Estimate], *extras: Iterable[Any]) -> list[Row]:
+    fields = differing_fields([e.setting for e in estimates])
+    differences = [{name: getattr(e.setting, name) for name in fields} for e in estimates]
+    return list(map(Row, estimates, differences, *extras))
 
 
-def row_names(found: Sequence[Estimate]) -> list[str]:
-    """Each by what tells it apart: `rtx-4090, batch 32`; numbered where nothing does."""
-    rows = _rows(found)
-    names = [_name(row, rows) if len(rows) > 1 else row.estimate.model.title for row in rows]
+def row_names(estimates: Sequence[Estimate]) -> list[str]:
+    """A name for each estimate, by its differences: `rtx-4090, batch 32`; numbered where there are
+    none."""
+    rows = _rows(estimates)
+    names = [_row_name(row, rows) if len(rows) > 1 else row.estimate.model.title for row in rows]
     return [
         name if names.count(name) == 1 else f"{name} #{number}"
         for number, name in enumerate(names, start=1)
     ]
 
 
-def apart_fields(settings: Sequence[TrainSetting]) -> list[str]:
-    """The fields in which not all agree."""
+def differing_fields(settings: Sequence[TrainSetting]) -> list[str]:
+    """The fields in which the settings differ."""
     return [f for f in TrainSetting.model_fields if len({getattr(s, f) for s in settings}) > 1]
 
 
-def _alike(rows: Sequence[Row]) -> list[Row]:
-    """The fastest that fits, and what is as fast within the error: first what surely fits, then
-    what shards nothing, then the fastest. None where none fits, or no rate is known; of the largest
-    batches all are alike then, and the largest is first."""
-    fitting = [r for r in rows if r.estimate.fits is not False and (r.rate or r.sizes)]
-    fastest = max(fitting, key=lambda row: row.rate, default=None)
+def _equally_fast(rows: Sequence[Row]) -> list[Row]:
+    """The fastest row that fits, and those that are as fast within the error: first those that
+    surely fit, then those that shard nothing, then the fastest. Empty where no row fits or no rate
+    is known. Rows of largest batches without rates all count as equally fast, the largest first."""
+    candidates = [r for r in rows if r.estimate.fits is not False and (r.rate or r.sizes)]
+    fastest = max(candidates, key=lambda row: row.rate, default=None)
 
     def rank(row: Row) -> tuple[bool, bool, float, int]:
         setting, unsure = row.estimate.setting, row.estimate.fits_surely is False
         return unsure, setting.parallelism not in ("none", "ddp"), -row.rate, -setting.batch_size
 
-    return sorted((row for row in fitting if fastest and _is_as_fast(row, fastest)), key=rank)
+    return sorted((row for row in candidates if fastest and _is_as_fast(row, fastest)), key=rank)
 
 
 def _is_as_fast(row: Row, fastest: Row) -> bool:
-    """Whether the error cannot tell them apart; on other cards, whether both figures are equal."""
+    """Whether two rates are equal within the error; on different cards, whether they read the
+    same."""
     kind, other = ((e.gpu, e.model, e.setting.world_size) for e in (row.estimate, fastest.estimate))
     time, best = row.estimate.throughput, fastest.estimate.throughput
     if kind == other and time is not None and best is not None:
@@ -332,40 +335,43 @@ def _is_as_fast(row: Row, fastest: Row) -> bool:
     return f"{row.rate:,.0f}" == f"{fastest.rate:,.0f}"
 
 
-def _lead_of_largest(row: Row) -> str:
-    own = f" ({row.own}{', the fastest' if row.rate else ''})" if row.own else ""
-    sure, most = row.sizes["surely"], row.sizes["probably"]
-    if not sure:
-        return f"Probably fits: batch {most}{own}. No batch surely does."
-    return f"Surely fits: batch {sure}{own}." + f" Up to {most} probably fits." * (most > sure)
+def _largest_batch_lead(row: Row) -> str:
+    label = f" ({row.label}{', the fastest' if row.rate else ''})" if row.label else ""
+    surely, probably = row.sizes["surely"], row.sizes["probably"]
+    if not surely:
+        return f"Probably fits: batch {probably}{label}. No batch surely does."
+    more = f" Up to {probably} probably fits." if probably > surely else ""
+    return f"Surely fits: batch {surely}{label}.{more}"
 
 
-def _lead(rows: Sequence[Row], alike: Sequence[Row]) -> str:
+def _lead(rows: Sequence[Row], fastest: Sequence[Row]) -> str:
+    """The row to take, its rate, and the rows that are as fast; or why none can be named."""
     unit, judged = rows[0].estimate.unit, [r for r in rows if r.estimate.fits is not None]
-    fitting = [row for row in judged if row.estimate.fits]
-    if judged and not fitting:
-        least = min(rows, key=lambda row: row.estimate.device_total_bytes)
-        return f"None fits: {_name(least, rows)} needs least. {verdict_of(least.estimate).text}"
-    if not alike:
-        fit = f"{len(fitting)} of {len(rows)} fit" if judged else "Whether they fit is not known"
+    num_fitting = sum(bool(row.estimate.fits) for row in judged)
+    best = fastest[0] if fastest else min(rows, key=lambda row: row.estimate.device_total_bytes)
+    name, verdict = _row_name(best, rows), estimate_verdict(best.estimate).text
+    if judged and not num_fitting:
+        return f"None fits: {name} needs least. {verdict}"
+    if not fastest:
+        fit = f"{num_fitting} of {len(rows)} fit" if judged else "Whether they fit is not known"
         return f"{fit}. For images/s, name a card: --gpu NAME."
-    best, *alike = alike
+    if len(fastest) > 1 and all(map(_waits_for_host, fastest)):
+        return (
+            f"{len(fastest)} of {len(rows)} are equally fast, as they wait for the host: "
+            f"{best.rate:,.0f} {unit}/s (predicted).\nCompare them at a larger --batch-size. "
+            f"The first, {name}: {verdict}"
+        )
     share = best.scaled.efficiency if best.scaled else None
     devices = best.estimate.setting.world_size
-    of_one = f", {share:.0%} of {devices} × one GPU's" if share is not None and devices > 1 else ""
-    what = "best" if any(row.rate > best.rate for row in alike) else "fastest"
-    what += " that fits" if judged else ""
-    text = f"The {what} is {_name(best, rows)}: {best.rate:,.0f} {unit}/s{of_one} (predicted)."
-    text += f" {verdict_of(best.estimate).text}" if judged else ""
-    if alike:
-        more = f" and {len(alike) - 1} more" if alike[1:] else ""
-        text += f" Equal within the error: {_name(alike[0], rows)} ({alike[0].rate:,.0f}){more}."
-    if alike and all(map(_waits_for_host, (best, *alike))):
-        return (
-            f"{len(alike) + 1} of {len(rows)} are equally fast, as they wait for the host: "
-            f"{best.rate:,.0f} {unit}/s (predicted).\nCompare them at a larger --batch-size. "
-            f"The first, {_name(best, rows)}: {verdict_of(best.estimate).text}"
-        )
+    scaling = f", {share:.0%} of {devices} × one GPU's" if share is not None and devices > 1 else ""
+    superlative = "best" if any(row.rate > best.rate for row in fastest) else "fastest"
+    superlative += " that fits" if judged else ""
+    text = f"The {superlative} is {name}: {best.rate:,.0f} {unit}/s{scaling} (predicted)."
+    text += f" {verdict}" if judged else ""
+    if len(fastest) > 1:
+        others = f" and {len(fastest) - 2} more" if fastest[2:] else ""
+        second = fastest[1]
+        text += f" Equal within the error: {_row_name(second, rows)} ({second.rate:,.0f}){others}."
     return text
 
 
@@ -374,71 +380,70 @@ def _waits_for_host(row: Row) -> bool:
     return time is not None and time.host_seconds > 0.999 * time.step_seconds
 
 
-def _name(row: Row, rows: Sequence[Row]) -> str:
-    columns = _keys(rows)
-    named = [
+def _row_name(row: Row, rows: Sequence[Row]) -> str:
+    columns = _key_columns(rows)
+    values = [
         f"{text} {name[:-1] if text == '1' else name}" if name in ("gpus", "nodes") else text
         for name, show in columns if (text := str(show(row))) != "none"
     ]  # fmt: skip
-    return ", ".join(filter(None, [*named, row.own])) or "the first"
+    return ", ".join(filter(None, [*values, row.label])) or "the first"
 
 
-def _common(found: Sequence[Estimate]) -> str:
-    first, apart = found[0], apart_fields([e.setting for e in found])
-    title = f"{first.model.title}, " if len({e.model for e in found}) == 1 else ""
-    like = "" if first.gpu else LIKE
-    text = f"All: {title}{describe_setting(first.setting, first.model, without=apart)}{like}."
-    rates = [e.throughput for e in found if e.throughput is not None]
+def _common_text(estimates: Sequence[Estimate]) -> str:
+    first, differing = estimates[0], differing_fields([e.setting for e in estimates])
+    title = f"{first.model.title}, " if len({e.model for e in estimates}) == 1 else ""
+    setting = describe_setting(first.setting, first.model, without=differing)
+    text = f"All: {title}{setting}{'' if first.gpu else ASSUMED_GPU}."
+    rates = [e.throughput for e in estimates if e.throughput is not None]
     if rates:
-        least, most = (f"{f(rate.uncertainty for rate in rates):.0%}" for f in (min, max))
+        low, high = (f"{f(rate.uncertainty for rate in rates):.0%}" for f in (min, max))
         text += f" {first.unit[0].upper()}{first.unit[1:]}/s: predicted, not measured, "
-        text += f"±{most}." if least == most else f"±{least} to ±{most}."
-    eager = next((narrower(one) for one in found if one.as_eager), "")
+        text += f"±{high}." if low == high else f"±{low} to ±{high}."
+    eager = next((narrowing_advice(estimate) for estimate in estimates if estimate.as_eager), "")
     return f"{text} {eager}".rstrip()
 
 
-def _table(rows: Sequence[Row], columns: Sequence[Column], **said: Any) -> doc.Table:
+def _table(rows: Sequence[Row], columns: Sequence[Column], **options: Any) -> doc.Table:
     shown = [[show(row) for _, show in columns] for row in rows]
-    return doc.Table([name for name, _ in columns], shown, **said)
+    return doc.Table([name for name, _ in columns], shown, **options)
 
 
-def _keys(rows: Sequence[Row]) -> list[Column]:
+def _key_columns(rows: Sequence[Row]) -> list[Column]:
     """What a row is of, but for the rest of its setting."""
     estimates = [row.estimate for row in rows]
-    found: list[Column] = []
+    columns: list[Column] = []
     if len({e.model for e in estimates}) > 1:
-        found.append(("model", lambda row: row.estimate.model.title))
+        columns.append(("model", lambda row: row.estimate.model.title))
     if len({e.gpu for e in estimates}) > 1:
-        found.append(("gpu", lambda row: row.estimate.gpu or ""))
+        columns.append(("gpu", lambda row: row.estimate.gpu or ""))
     if any(e.setting.world_size > 1 for e in estimates):
-        found.append(("gpus", lambda row: doc.count_cell(row.estimate.setting.world_size)))
+        columns.append(("gpus", lambda row: doc.count_cell(row.estimate.setting.world_size)))
         if len({e.setting.nodes for e in estimates}) > 1:
-            found.append(("nodes", lambda row: doc.count_cell(row.estimate.setting.nodes)))
-        found.append(("parallelism", lambda row: row.estimate.setting.parallelism))
-    return found
+            columns.append(("nodes", lambda row: doc.count_cell(row.estimate.setting.nodes)))
+        columns.append(("parallelism", lambda row: row.estimate.setting.parallelism))
+    return columns
 
 
-def _figures(rows: Sequence[Row]) -> list[Column]:
-    """Those of a first screen: rates are of all devices, memory of each."""
+def _figure_columns(rows: Sequence[Row]) -> list[Column]:
+    """The figures on a first screen: rates of all devices together, memory of each."""
     estimates, sizes = [row.estimate for row in rows], rows[0].sizes
-    found: list[Column] = [(name, partial(_size, name)) for name in sizes]
+    columns: list[Column] = [(name, partial(_size_cell, name)) for name in sizes]
     if any(row.rate for row in rows):
-        found.append((f"{estimates[0].unit}/s", _rate_cell))
+        columns.append((f"{estimates[0].unit}/s", _rate_cell))
     if any(row.scaled and row.scaled.efficiency is not None for row in rows):
-        found.append(("efficiency", _efficiency))
-    found.append(("needs", _needs))
-    if not _keys(rows) and not sizes:
-        found.append(("between", lambda row: between_text(row.estimate)))
+        columns.append(("efficiency", _efficiency_cell))
+    columns.append(("needs", _needs_cell))
+    if not _key_columns(rows) and not sizes:
+        columns.append(("between", lambda row: range_text(row.estimate)))
     if any(e.fits is not None for e in estimates) and not sizes:
-        found.append(("fits", lambda row: verdict_of(row.estimate)))
-    costs = timing.hours_headers([e.cost for e in estimates])
-    return found + [
-        (of, lambda row, n=n: timing.hours_cells(row.estimate.cost)[n])
-        for n, of in enumerate(costs)
+        columns.append(("fits", lambda row: estimate_verdict(row.estimate)))
+    return columns + [
+        (header, lambda row: timing.hours_cells(row.estimate.cost)[0])
+        for header in timing.hours_headers([e.cost for e in estimates])
     ]
 
 
-def _size(name: str, row: Row) -> doc.Cell:
+def _size_cell(name: str, row: Row) -> doc.Cell:
     return doc.count_cell(row.sizes[name])
 
 
@@ -448,85 +453,85 @@ def _rate_cell(row: Row) -> doc.Cell:
     return doc.Number(row.rate, f"{bound}{row.rate:,.0f}" if row.rate else "")
 
 
-def _needs(row: Row) -> doc.Cell:
+def _needs_cell(row: Row) -> doc.Cell:
     estimate = row.estimate
     text = NOT_RECORDED if estimate.as_eager else total_text(estimate)
     return doc.Number(estimate.device_total_bytes, text)
 
 
-def _efficiency(row: Row) -> doc.Cell:
+def _efficiency_cell(row: Row) -> doc.Cell:
     share = row.scaled.efficiency if row.scaled else None
     return doc.Number(share, "" if share is None else f"{share:.0%}")
 
 
-def _memory(rows: Sequence[Row]) -> list[Column]:
-    """Between what it is expected, and the parts of it, where the step itself is known."""
+def _memory_columns(rows: Sequence[Row]) -> list[Column]:
+    """The range of the total, the card's memory, and the parts of the total, which are unknown for
+    a compiled step that was not recorded."""
 
     def column(name: str, size: Callable[[Estimate], int]) -> Column:
         def show(row: Row) -> doc.Cell:
-            found = row.estimate
-            return doc.Number(None, NOT_RECORDED) if found.as_eager else doc.bytes_cell(size(found))
+            if row.estimate.as_eager:
+                return doc.Number(None, NOT_RECORDED)
+            return doc.bytes_cell(size(row.estimate))
 
         return name, show
 
-    has: Column = ("has", lambda row: doc.bytes_cell(row.estimate.budget_bytes or 0))
-    between: Column = ("between", lambda row: between_text(row.estimate))
+    budget: Column = ("has", lambda row: doc.bytes_cell(row.estimate.budget_bytes or 0))
+    between: Column = ("between", lambda row: range_text(row.estimate))
     return [
         between,
-        *([has] if any(row.estimate.budget_bytes for row in rows) else []),
+        *([budget] if any(row.estimate.budget_bytes for row in rows) else []),
         column("saved", lambda e: e.saved_activation_bytes),
         column("allocated", lambda e: e.peak_allocated_bytes),
         column("reserved", lambda e: e.peak_reserved_bytes),
     ]
 
 
-def _steps(rows: Sequence[Row], keys: list[Column], own: list[Column]) -> list[doc.Part]:
-    """The step of each; of several devices what they lose."""
+def _steps_part(rows: Sequence[Row], keys: list[Column], labels: list[Column]) -> list[doc.Part]:
+    """The step time of each row; for several devices also what they lose by exchanging data."""
     if not any(row.rate for row in rows):
         return []
-    columns: list[Column] = [*keys, ("step", _step)]
+    columns: list[Column] = [*keys, ("step", _step_cell)]
     lines = []
     if any(row.scaled for row in rows):
         batch = lambda row: doc.count_cell(row.estimate.setting.global_batch)  # noqa: E731
-        columns += [("exposed", _exposed), ("global batch", batch)]
+        columns += [("exposed", _exposed_cell), ("global batch", batch)]
         above = any(r.scaled and (r.scaled.efficiency or 0) >= 1.005 for r in rows)
-        why = " (above 100%: each updates only its share of the weights)" if above else ""
+        reason = " (above 100%: each updates only its share of the weights)" if above else ""
         lines.append(
-            f"Efficiency: against as many GPUs that each work by themselves{why}. "
+            f"Efficiency: against as many GPUs that each work by themselves{reason}. "
             "Exposed: the part of a step in which a GPU only waits for the others."
         )
-    return [
-        doc.Folded("step of each", [_table(rows, [*columns, *own]), doc.Text("\n".join(lines))])
-    ]
+    table = _table(rows, [*columns, *labels])
+    return [doc.Folded("step of each", [table, doc.Text("\n".join(lines))])]
 
 
-def _step(row: Row) -> doc.Cell:
+def _step_cell(row: Row) -> doc.Cell:
     predicted = row.estimate.throughput
     return doc.seconds_cell(predicted.step_seconds if predicted else None)
 
 
-def _exposed(row: Row) -> doc.Cell:
-    """Of a step, in which devices only wait for each other."""
+def _exposed_cell(row: Row) -> doc.Cell:
+    """The seconds of a step in which devices only wait for each other."""
     predicted = row.estimate.throughput
     if predicted is None or row.estimate.setting.world_size == 1:
         return doc.Number(None, "")
-    sent = predicted.communication
-    return doc.seconds_cell(sent.exposed_seconds) if sent else doc.Number(None, "not known")
+    exchange = predicted.communication
+    return doc.seconds_cell(exchange.exposed_seconds) if exchange else doc.Number(None, "not known")
 
 
-def range_notes(found: Sequence[Estimate]) -> list[str]:
-    """What the rates of several rest on, and what a whole training's figures are of."""
-    bases = dict.fromkeys(e.throughput.basis for e in found if e.throughput is not None)
+def range_notes(estimates: Sequence[Estimate]) -> list[str]:
+    """The bases of the predicted rates, and the training that the hours are of."""
+    bases = dict.fromkeys(e.throughput.basis for e in estimates if e.throughput is not None)
     return [*(f"images/s: {basis}" for basis in bases),
-            *timing.hours_notes([e.cost for e in found], found[0].unit)]  # fmt: skip
+            *timing.hours_notes([e.cost for e in estimates], estimates[0].unit)]  # fmt: skip
 
 
-def _of_rows(lines: Sequence[Sequence[str]]) -> list[str]:
-    """What the rows rest on, each once; the JSON of each has its own."""
-    counts = Counter(line for of_row in lines for line in dict.fromkeys(of_row))
-    found = [f"{'some rows: ' * (n < len(lines))}{line}" for line, n in counts.items()]
-    more = len(found) - MAX_NOTES
-    return [
-        *found[:MAX_NOTES],
-        *([f"{more} more, of some rows: one setting by itself shows its own"] if more > 0 else []),
-    ]
+def _merge_notes(notes_of_rows: Sequence[Sequence[str]]) -> list[str]:
+    """The notes of all rows, each once. The JSON of each row has its own."""
+    counts = Counter(note for notes in notes_of_rows for note in dict.fromkeys(notes))
+    merged = [f"{'some rows: ' * (n < len(notes_of_rows))}{note}" for note, n in counts.items()]
+    if (hidden := len(merged) - MAX_NOTES) > 0:
+        text = f"{hidden} more, of some rows: one setting by itself shows its own"
+        return [*merged[:MAX_NOTES], text]
+    return merged

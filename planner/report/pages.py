@@ -1,4 +1,7 @@
-"""From estimates and searches to one page, and to its file."""
+"""The page of one estimate or search, or of several compared.
+
+A subject is one of either: a `PredictedStep` or a `Run`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,125 +14,138 @@ from planner.core.units import GIB, format_bytes, format_rate
 from planner.estimation.device_estimator import largest_batch
 from planner.estimation.ledgers import is_on_shapes
 from planner.machine.hardware import recognise_gpu
-from planner.report.estimates import is_shown_as_running, row_names, rows_answer, verdict_of
+from planner.report.estimates import estimate_verdict, is_shown_as_running, row_names, rows_answer
 from planner.report.page import contents as doc
-from planner.report.page.plotting import bars
-from planner.report.searches import Run, interval_text, run_group, so_far
-from planner.report.step import Step, step_group
+from planner.report.page.plotting import bar_chart
+from planner.report.searches import Run, interval_text, progress_text, run_group
+from planner.report.step import PredictedStep, step_group
 from planner.report.text import describe_setting
 
-Subject = Step | Run
-# Beyond so many subjects a page compares them all, and shows these only one by one: it stays under
-# 5 MB, and readable.
-MOST_GROUPS = 6
+Subject = PredictedStep | Run
+# A page compares all of its subjects, and shows at most so many one by one: it stays under 5 MB,
+# and readable.
+MAX_GROUPS = 6
 
 
-def made_now() -> str:
-    """By what a page is made, and when."""
+def make_footer() -> str:
+    """The version that makes a page, and the time."""
     return f"planner {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M UTC}"
 
 
 def make_page(subjects: Sequence[Subject], title: str = "") -> doc.Page:
     """The page of one subject, or of several side by side."""
     if len(subjects) == 1:
-        (one,) = subjects
-        group = step_group(with_more(one), "g1") if isinstance(one, Step) else run_group(one, "g1")
-        return doc.Page(title or _title(one), "", [group], made_now())
-    steps = [subject for subject in subjects if isinstance(subject, Step)]
+        (subject,) = subjects
+        if isinstance(subject, PredictedStep):
+            subject = add_alternatives(subject)
+        group = _subject_group(subject, "g1")
+        return doc.Page(title or _page_title(subject), "", [group], make_footer())
+    steps = [subject for subject in subjects if isinstance(subject, PredictedStep)]
     runs = [subject for subject in subjects if isinstance(subject, Run)]
     names = iter(row_names([step.estimate for step in steps]))
     titles = [s.place if isinstance(s, Run) else next(names) for s in subjects]
     groups = [
-        step_group(one, f"g{n}", named) if isinstance(one, Step) else run_group(one, f"g{n}", named)
-        for n, (one, named) in enumerate(zip(subjects, titles, strict=True), start=1)
-        if n <= MOST_GROUPS
+        _subject_group(subject, f"g{n}", name)
+        for n, (subject, name) in enumerate(zip(subjects, titles, strict=True), start=1)
+        if n <= MAX_GROUPS
     ]
-    beside = [*_steps_beside(steps), *_runs_beside(runs)]
+    comparisons = [*_compare_steps(steps), *_compare_runs(runs)]
     if steps and runs:
-        beside.append(_predicted_and_measured(steps, runs))
-    if left := titles[MOST_GROUPS:]:
-        said = (
-            f"{len(left)} more are compared above, and not shown one by one, so that the page "
-            f"stays small. Name fewer, {MOST_GROUPS} at most, to see these too: {'; '.join(left)}."
+        comparisons.append(_compare_predictions(steps, runs))
+    if others := titles[MAX_GROUPS:]:
+        text = (
+            f"{len(others)} more are compared above, and not shown one by one, so that the page "
+            f"stays small. Name fewer, {MAX_GROUPS} at most, to see these too: {'; '.join(others)}."
         )
-        beside.append(doc.Section("left-out", "Not shown one by one", [doc.Text(said)]))
-    is_folded = max(len(steps), len(runs)) > 1  # they are compared: of one kind, or of both
-    folded = [replace(group, folded=is_folded) for group in groups]
-    whole = [doc.Group("beside", "Side by side", beside), *folded]
-    return doc.Page(title or _several_title(steps, runs), "", whole, made_now())
+        comparisons.append(doc.Section("left-out", "Not shown one by one", [doc.Text(text)]))
+    # One estimate and one run stay open; of several of a kind the comparison is what one reads.
+    is_folded = max(len(steps), len(runs)) > 1
+    groups = [replace(group, folded=is_folded) for group in groups]
+    groups.insert(0, doc.Group("beside", "Side by side", comparisons))
+    return doc.Page(title or _several_title(steps, runs), "", groups, make_footer())
 
 
-def with_more(step: Step) -> Step:
-    """A step with the largest batch that fits and, where it does not fit itself, what fits in its
-    place. Of a model that is recorded neither: every batch and every way takes a moment."""
+def _subject_group(subject: Subject, key: str, title: str = "") -> doc.Group:
+    if isinstance(subject, Run):
+        return run_group(subject, key, title)
+    return step_group(subject, key, title)
+
+
+def add_alternatives(step: PredictedStep) -> PredictedStep:
+    """The step with the largest batch that fits and, where it does not fit itself, advice on what
+    does. A step that must be recorded gets neither: each batch and each way would take a moment."""
     estimate = step.estimate
     model, setting = estimate.model, estimate.setting
     if estimate.budget_bytes is None or not is_on_shapes(model, setting):
         return step
-    best = largest_batch(
+    largest = largest_batch(
         model, setting, step.gpu, step.memory_bytes, allocator=step.allocator, link=step.link
     )
     advice = None if estimate.fits else advise(
         model, setting, gpu=step.gpu, memory_bytes=step.memory_bytes, allocator=step.allocator,
         link=step.link, batch_size=setting.batch_size * setting.accumulate,
     )  # fmt: skip
-    return replace(step, largest=best, advice=advice)
+    return replace(step, largest=largest, advice=advice)
 
 
-def _title(subject: Subject) -> str:
-    """What it is of, and of an estimate whether it fits."""
+def _page_title(subject: Subject) -> str:
+    """The subject of a page, with the rate of a search, or whether an estimate fits."""
     if isinstance(subject, Run):
-        found, best = subject.found, subject.best
-        if found is None or found.setting is None or best is None:
+        result, best = subject.result, subject.best
+        if result is None or result.setting is None or best is None:
             return f"Search: {subject.place}"
         rate = format_rate(best.world_images_per_second)
-        return f"{found.model.title} on {found.device.title}: {rate} {subject.unit}/s"
+        return f"{result.model.title} on {result.device.title}: {rate} {subject.unit}/s"
     estimate = subject.estimate
-    fits = verdict_of(estimate).word.lower()
+    fits = estimate_verdict(estimate).word.lower()
     if estimate.fits is None:
         fits = f"needs {format_bytes(estimate.device_total_bytes)}"
     return f"{subject.title}: batch {estimate.setting.batch_size} {fits}"
 
 
-def _several_title(steps: Sequence[Step], runs: Sequence[Run]) -> str:
+def _several_title(steps: Sequence[PredictedStep], runs: Sequence[Run]) -> str:
     counts = [(len(steps), "estimate"), (len(runs), "run")]
-    counted = " and ".join(f"{n} {what}{'s' if n > 1 else ''}" for n, what in counts if n)
+    counted = " and ".join(f"{n} {noun}{'s' if n > 1 else ''}" for n, noun in counts if n)
     models = {step.estimate.model.title for step in steps}
     models |= {run.records[0].model.title if run.records else run.place for run in runs}
     return f"{counted} of {models.pop()}" if len(models) == 1 else f"{counted} side by side"
 
 
-def _steps_beside(steps: Sequence[Step]) -> list[doc.Section]:
-    """A row for each, as a terminal prints it, and two charts."""
+def _compare_steps(steps: Sequence[PredictedStep]) -> list[doc.Section]:
+    """The table of estimates that a terminal prints, and charts of rate and memory."""
     if len(steps) < 2:
         return []
-    found = [step.estimate for step in steps]
-    first, *rest = doc.sections_of(rows_answer(found, lambda _: ""), "Estimates compared")
-    names = row_names(found)
-    ran = {
-        name: time for name, one in zip(names, found, strict=True)
-        if (time := one.throughput) is not None and is_shown_as_running(one)
-    }  # fmt: skip
-    needs = {name: one.device_total_bytes / GIB for name, one in zip(names, found, strict=True)}
+    estimates = [step.estimate for step in steps]
+    answer = rows_answer(estimates, lambda _: "")
+    first, *others = doc.make_sections(answer, "Estimates compared")
+    named = dict(zip(row_names(estimates), estimates, strict=True))
+    needs = {name: estimate.device_total_bytes / GIB for name, estimate in named.items()}
     charts: list[doc.Part] = [
-        bars("beside-memory", "Memory needed, of what each card has.", needs, "GiB",
-             [(one.low_bytes / GIB, one.high_bytes / GIB) for one in found],
-             [one.budget_bytes and one.budget_bytes / GIB for one in found])
+        bar_chart("beside-memory", "Memory needed, of what each card has.", needs, "GiB",
+                  [(e.low_bytes / GIB, e.high_bytes / GIB) for e in estimates],
+                  [e.budget_bytes and e.budget_bytes / GIB for e in estimates])
     ]  # fmt: skip
-    if ran:
-        rates = {name: time.all_images_per_second for name, time in ran.items()}
-        within = [(r * (1 - t.uncertainty), r * (1 + t.uncertainty))
-                  for r, t in zip(rates.values(), ran.values(), strict=True)]  # fmt: skip
-        said = (
+    running = {
+        name: e.throughput for name, e in named.items()
+        if e.throughput is not None and is_shown_as_running(e)
+    }  # fmt: skip
+    if running:
+        rates = {name: time.all_images_per_second for name, time in running.items()}
+        ranges = [
+            (rates[name] * (1 - time.uncertainty), rates[name] * (1 + time.uncertainty))
+            for name, time in running.items()
+        ]
+        text = (
             "How fast each that may fit is predicted to be. Where ranges overlap, either may win."
         )
-        charts.insert(0, bars("beside-rate", said, rates, f"{found[0].unit}/s", within))
-    more = [doc.Folded(section.title, section.parts) for section in rest]
-    return [replace(first, key="estimates", parts=[*first.parts, *charts, *more])]
+        charts.insert(0, bar_chart("beside-rate", text, rates, f"{estimates[0].unit}/s", ranges))
+    folded = [doc.Folded(section.title, section.parts) for section in others]
+    return [replace(first, key="estimates", parts=[*first.parts, *charts, *folded])]
 
 
-def _runs_beside(runs: Sequence[Run]) -> list[doc.Section]:
-    """What each search recommends, and what it was measured with; the fastest is set apart."""
+def _compare_runs(runs: Sequence[Run]) -> list[doc.Section]:
+    """A row for each search: what it recommends, and where that was measured. The fastest is
+    marked."""
     if len(runs) < 2:
         return []
     rates = [(r.best and r.best.world_images_per_second) or 0.0 for r in runs]
@@ -138,44 +154,44 @@ def _runs_beside(runs: Sequence[Run]) -> list[doc.Section]:
         [
             run.place,
             doc.rate_cell(rate or None),
-            interval_text(run.interval_of(best)) if best else "-",
+            interval_text(run.rate_interval(best)) if best else "-",
             doc.bytes_cell(best.used_bytes if best else None),
             doc.Number(gain, f"{gain:.2f} ×" if gain else "-"),
             doc.count_cell(len(run.records)),
-            describe_setting(best.setting, best.model) if best else so_far(run),
+            describe_setting(best.setting, best.model) if best else progress_text(run),
             f"{best.device.title}, torch {best.versions.get('torch', '?')}" if best else "-",
         ]
         for run, rate in zip(runs, rates, strict=True)
-        for best, gain in [(run.best, run.found.gain if run.found else None)]
+        for best, gain in [(run.best, run.result.gain if run.result else None)]
     ]
     headers = ["run", f"{runs[0].unit}/s", "of each device, 95% range", "memory", "plain default",
                "probes", "setting", "measured on"]  # fmt: skip
-    said = "What each run recommends; of one that still runs, the best so far."
+    caption = "What each run recommends; of one that still runs, the best so far."
     if not same_work:
-        said += " They are of different models: their rates cannot be compared."
+        caption += " They are of different models: their rates cannot be compared."
     marked = [rates.index(max(rates))] if same_work else []
-    return [doc.Section("runs", "Runs compared", [doc.Table(headers, rows, said, marked)])]
+    return [doc.Section("runs", "Runs compared", [doc.Table(headers, rows, caption, marked)])]
 
 
-def _predicted_and_measured(steps: Sequence[Step], runs: Sequence[Run]) -> doc.Section:
-    """Estimates beside what runs measured of the same model and setting."""
+def _compare_predictions(steps: Sequence[PredictedStep], runs: Sequence[Run]) -> doc.Section:
+    """Each estimate beside the probes of the same model and setting."""
     rows: list[list[doc.Cell]] = [
         [
             step.estimate.model.title,
             describe_setting(step.estimate.setting, step.estimate.model),
             f"{run.place}, {record.device.name}",
             doc.bytes_cell(needs), doc.bytes_cell(record.used_bytes),
-            _off(needs, record.used_bytes), doc.rate_cell(rate),
+            _error_cell(needs, record.used_bytes), doc.rate_cell(rate),
             doc.rate_cell(record.world_images_per_second),
-            _off(rate, record.world_images_per_second),
+            _error_cell(rate, record.world_images_per_second),
         ]
-        for step in steps for run in runs for record in run.records if is_of(record, step)
+        for step in steps for run in runs for record in run.records if is_probe_of(record, step)
         for needs, time in [(step.estimate.device_total_bytes, step.estimate.throughput)]
         for rate in [time.all_images_per_second if time else None]
     ]  # fmt: skip
     headers = ["model", "setting", "run", "memory predicted", "measured", "off",
                "rate predicted", "measured", "off"]  # fmt: skip
-    said = (
+    caption = (
         "Probes of exactly the settings that are estimated on this page. On a CPU memory is what "
         "the process grew by, which is not what a GPU would hold."
     )
@@ -184,12 +200,12 @@ def _predicted_and_measured(steps: Sequence[Step], runs: Sequence[Run]) -> doc.S
         "that a run recommends, with --gpu of its card, to compare the two."
     )
     return doc.Section("measured", "Predicted against measured",
-                   [doc.Table(headers, rows, said) if rows else doc.Text(none)])  # fmt: skip
+                   [doc.Table(headers, rows, caption) if rows else doc.Text(none)])  # fmt: skip
 
 
-def is_of(record: MeasurementRecord, step: Step) -> bool:
+def is_probe_of(record: MeasurementRecord, step: PredictedStep) -> bool:
     """Whether a probe measured a step's model and setting, on its card where one is named. A record
-    may leave the attention to the library, where an estimate names it."""
+    may leave the attention to the library where the estimate names it."""
     setting, device = record.setting, record.device
     if setting.attention == "library":
         setting = setting.model_copy(update={"attention": step.estimate.setting.attention})
@@ -198,6 +214,6 @@ def is_of(record: MeasurementRecord, step: Step) -> bool:
     return record.status == "measured" and is_same and is_there
 
 
-def _off(predicted: float | None, measured: float | None) -> doc.Number:
-    off = predicted / measured - 1 if predicted and measured else None
-    return doc.Number(off, "-" if off is None else f"{off:+.1%}")
+def _error_cell(predicted: float | None, measured: float | None) -> doc.Number:
+    error = predicted / measured - 1 if predicted and measured else None
+    return doc.Number(error, "-" if error is None else f"{error:+.1%}")

@@ -1,4 +1,6 @@
-"""A person's own program as an answer: what an emulated one needed, and why one ended."""
+"""A person's own program, for a terminal and a page: what it needed on an emulated GPU
+(`emulation_answer`, `variation_answer`), and why it ended (`explanation_text`).
+"""
 
 import re
 import shlex
@@ -27,16 +29,16 @@ MAX_GROUPS = 7  # with the verdict and the rest on a first screen; JSON has all
 NEXT = "Next: --vary ARG, as --vary --batch-size, finds the largest value that fits: some minutes."
 MANY_FORWARDS = 4  # more than a step of several models has before its backward
 NOT_EMULATED = re.compile(r"CU\w+_NOT_SUPPORTED|operation not supported|No execution plans support")
-BY_VALUES = "AssertionError", "ValueError", "IndexError", "KeyError", "ZeroDivisionError"
+VALUE_ERRORS = "AssertionError", "ValueError", "IndexError", "KeyError", "ZeroDivisionError"
 
 
-def _said(key: str) -> doc.Text:
+def _sentence_part(key: str) -> doc.Text:
     return doc.Text(sentence(f"emulated: {key}"))
 
 
-def _sizes(found: object) -> dict[str, int]:
-    """What is known of it in bytes, by name."""
-    return {name: getattr(found, name) for name in dir(found) if name.endswith("_bytes")}
+def _byte_fields(record: object) -> dict[str, int]:
+    """The fields and properties of a record that are in bytes, by name."""
+    return {name: getattr(record, name) for name in dir(record) if name.endswith("_bytes")}
 
 
 def emulation_text(run: EmulatedRun) -> str:
@@ -48,155 +50,158 @@ def variation_text(variation: Variation) -> str:
 
 
 def emulation_answer(run: EmulatedRun) -> list[doc.Part]:
-    """Whether it fits, the peak and what was alive then, each rank, and what grew."""
+    """Whether a program fits, its peak and what was alive then, each rank, and what grew."""
     fullest = run.fullest
     parts: list[doc.Part] = [doc.Text("\n".join(verdict_lines(run)))]
-    parts += [_said("selects")] if run.selects else []
+    parts += [_sentence_part("selects")] if run.selects else []
     if run.out_of_memory is not None:
-        parts.append(_alive(run.out_of_memory.groups, "Alive when it ran out of memory:"))
+        parts.append(_alive_table(run.out_of_memory.groups, "Alive when it ran out of memory:"))
     elif fullest is not None and fullest.fullest is not None:
-        parts.append(_alive(fullest.fullest.groups, f"Alive at the peak of {title_of(fullest)}:"))
+        title = f"Alive at the peak of {process_title(fullest)}:"
+        parts.append(_alive_table(fullest.fullest.groups, title))
     if sum(bool(p.peaks) for p in run.processes) > 1:
-        parts.append(_processes(run.processes))
+        parts.append(_process_table(run.processes))
     if run.fits and run.retries:
         parts.append(doc.Text(f"{run.retries} {sentence('emulated: retries').lower()}"))
     for process in run.processes:
-        if (grown := process.growth) is not None:
-            size, who = format_bytes(grown.bytes_per_step), title_of(process)
-            steps: dict[str, Any] = {"first": grown.from_step, "last": grown.to_step}
-            said = sentence("emulated: grew", process=who, size=size, **steps)
-            parts += [doc.Text(said), _alive(grown.groups, size="more")]
+        if (growth := process.growth) is not None:
+            size, name = format_bytes(growth.bytes_per_step), process_title(process)
+            steps: dict[str, Any] = {"first": growth.from_step, "last": growth.to_step}
+            text = sentence("emulated: grew", process=name, size=size, **steps)
+            parts += [doc.Text(text), _alive_table(growth.groups, size="more")]
     faults = sorted({fault for process in run.processes for fault in process.faults})
     parts += [doc.Text(f"Our record of it may miss something: {fault}") for fault in faults]
-    return [*parts, _said("caveat"), *([doc.Text(NEXT)] if run.fits else [])]
+    return [*parts, _sentence_part("caveat"), *([doc.Text(NEXT)] if run.fits else [])]
 
 
-def emulated_page(run: EmulatedRun, made: str = "") -> doc.Page:
-    """The same answer. `made` as a `Page`'s."""
+def emulated_page(run: EmulatedRun, footer: str = "") -> doc.Page:
+    """The answer on a run as a page, with its footer."""
     kinds: dict[bool | None, doc.VerdictKind] = {True: "fits", False: "no", None: "unknown"}
     program = doc.Copyable(shlex.join(run.command), "The program")
-    sections = doc.sections_of([doc.Verdict(kinds[run.fits]), *emulation_answer(run), program])
+    sections = doc.make_sections([doc.Verdict(kinds[run.fits]), *emulation_answer(run), program])
     title = f"{' '.join(run.command[:3])} on {run.gpu}"
-    return doc.Page(title, "", [doc.Group("run", "", sections)], made)
+    return doc.Page(title, "", [doc.Group("run", "", sections)], footer)
 
 
 def variation_answer(variation: Variation) -> list[doc.Part]:
+    """The largest value of an argument with which a program fits, and a row for each that ran."""
     rows: list[list[doc.Cell]] = []
-    ended = variation.next_larger if variation.last_line is not None else None
+    ended_value = variation.next_larger if variation.last_line is not None else None
     for value, run in sorted(variation.runs.items()):
         peak = run.fullest.fullest if run.fullest else None
-        sure = "yes" if run.fits_surely else "probably"
-        fits = "not known" if value == ended else sure if run.fits_so_far else "no"
+        surely = "yes" if run.fits_surely else "probably"
+        fits = "not known" if value == ended_value else surely if run.fits_so_far else "no"
         used, retries = (peak.used_bytes, peak.retries) if peak else (None, None)
         rows.append([doc.count_cell(value), fits, doc.bytes_cell(used), doc.count_cell(retries)])
-    words: dict[str, Any] = {"argument": variation.argument, "largest": variation.largest}
-    if variation.last_line is not None:
-        first = _ended_early(variation, variation.last_line)
-    elif (run := next(iter(variation.runs.values()))).lacks_context:
-        first = _no_context(run)
-    elif not variation.largest:
-        first = f"Not even {variation.argument} 1 surely fits."
-    elif all(run.fits_surely for run in variation.runs.values()):
-        first = sentence("emulated: vary all fit", **words)
-    else:
-        first = sentence("emulated: vary", **words, next=variation.next_larger)
-    doubts = variation.runs[variation.largest].doubts if variation.largest else ()
+    figures: dict[str, Any] = {"argument": variation.argument, "largest": variation.largest}
     runs = variation.runs.values()
-    most = max((value for value, run in variation.runs.items() if run.fits_so_far), default=0)
-    if most > variation.largest:
-        first += sentence("emulated: vary probably", most=most)
+    if variation.last_line is not None:
+        verdict = _ended_early(variation, variation.last_line)
+    elif (run := next(iter(runs))).lacks_context:
+        verdict = _no_context(run)
+    elif not variation.largest:
+        verdict = f"Not even {variation.argument} 1 surely fits."
+    elif all(run.fits_surely for run in runs):
+        verdict = sentence("emulated: vary all fit", **figures)
+    else:
+        verdict = sentence("emulated: vary", **figures, next=variation.next_larger)
+    doubts = variation.runs[variation.largest].doubts if variation.largest else ()
+    fitting = {value: run for value, run in variation.runs.items() if run.fits_so_far}
+    if (largest := max(fitting, default=0)) > variation.largest:
+        verdict += sentence("emulated: vary probably", most=largest)
     return [
-        doc.Text(first),
+        doc.Text(verdict),
         *(doc.Text(f"But {doubt}.") for doubt in doubts),
-        *([_said("selects")] if any(run.selects for run in runs) else []),
+        *([_sentence_part("selects")] if any(run.selects for run in runs) else []),
         doc.Table((variation.argument, "fits", "device total", "retries"), rows, first=len(rows)),
-        *([_said("retries")] if any(run.fits_so_far and run.retries for run in runs) else []),
-        _said("caveat"),
+        *([_sentence_part("retries")] if any(run.retries for run in fitting.values()) else []),
+        _sentence_part("caveat"),
     ]
 
 
 def _ended_early(variation: Variation, last_line: str) -> str:
+    """What is known where the run of the next larger value ended before its steps did."""
     value = variation.next_larger
-    largest = f"{variation.argument} {variation.largest} is the largest"
+    known = f"{variation.argument} {variation.largest} is the largest"
     return sentence(
-        "emulated: vary ended", known=largest if variation.largest else "No value is", value=value,
-        ended=_ended(variation.runs[value]),
+        "emulated: vary ended", known=known if variation.largest else "No value is", value=value,
+        ended=_ending_text(variation.runs[value]),
         said=f", and said last: {printable(last_line)}" if last_line else ", and said nothing.",
     )  # fmt: skip
 
 
 def verdict_lines(run: EmulatedRun) -> list[str]:
-    """Lines: whether it fits, by how much, and where the peak is."""
+    """Whether a run fits, by how much, and where its peak is."""
     failed, peak = run.out_of_memory, run.fullest.fullest if run.fullest else None
     if failed is not None and failed.is_absurd:
         times = failed.requested_bytes // failed.total_bytes
-        where = place_of(failed)
-        return [sentence("emulated: absurd", _sizes(failed), times=times, where=where)]
+        place = place_text(failed)
+        return [sentence("emulated: absurd", _byte_fields(failed), times=times, where=place)]
     if failed is not None:
-        return _does_not_fit(run, failed)
+        return _out_of_memory_lines(run, failed)
     if run.lacks_context:
         return [_no_context(run)]
     if not run.is_recorded:
         return [sentence("emulated: not recorded", status=run.status)]
     if peak is None:
         key = "no step" if run.processes or run.status else "no GPU"
-        return [sentence(f"emulated: {key}", status=run.status), *_error(run)]
+        return [sentence(f"emulated: {key}", status=run.status), *_error_lines(run)]
     total, spare = format_bytes(peak.total_bytes), format_bytes(peak.spare_bytes)
     used = f"{format_bytes(peak.used_bytes)} at most, {spare} to spare"
-    more = _error(run)
-    if run.doubts or run.is_cut:
-        first = f"Fits for the {run.steps} steps that were run, in {total} of {run.gpu}: {used}."
-        if run.is_cut:
-            such = "" if any(p.is_evaluated for p in run.processes) else ", such as an evaluation"
-            more = [sentence("emulated: not run", such=such)]
-        more[:0] = [f"Not known beyond: {doubt}." for doubt in run.doubts]
+    ended, errors = _ending_text(run), _error_lines(run)
+    if not run.fits_so_far and not (run.steps or run.status):
+        lines = [sentence("emulated: no optimizer", used=used), *errors]
+    elif not run.fits_so_far:
+        reason = ", and the second step is the first with all of an optimizer's state"
+        reason = "" if run.error else reason
+        early = sentence("emulated: ended early", ended=ended, why=reason, used=used)
+        lines = [early, *errors]
+    elif run.doubts or run.is_cut:
+        fits = f"Fits for the {run.steps} steps that were run, in {total} of {run.gpu}: {used}."
+        example = "" if any(p.is_evaluated for p in run.processes) else ", such as an evaluation"
+        lines = [fits, *(f"Not known beyond: {doubt}." for doubt in run.doubts)]
+        lines += [sentence("emulated: not run", such=example)] if run.is_cut else errors
     else:
-        first = f"Fits in {total} of {run.gpu}: {used} ({_ended(run)})."
-        more += [f"Room is left for it, though {text}." for _, text in run.grows]
-    if not run.fits_so_far:
-        first = sentence("emulated: no optimizer", used=used)
-        if run.steps or run.status:
-            why = ", and the second step is the first with all of an optimizer's state"
-            why = "" if run.error else why
-            first = sentence("emulated: ended early", ended=_ended(run), why=why, used=used)
-        more = _error(run)
-    elif peak.spare_bytes < run.unsure_bytes:
-        more.append(f"Barely: a real CUDA context may take {format_bytes(run.unsure_bytes)} more.")
-    when = f"step {peak.step}" if peak.step <= run.steps else f"after step {run.steps}"
-    figures = sentence("emulated: figures", _sizes(peak), when=when, where=place_of(peak))
-    return [first, *more, figures]
+        lines = [f"Fits in {total} of {run.gpu}: {used} ({ended}).", *errors]
+        lines += [f"Room is left for it, though {text}." for _, text in run.grows]
+    if run.fits_so_far and peak.spare_bytes < run.unsure_bytes:
+        more = format_bytes(run.unsure_bytes)
+        lines.append(f"Barely: a real CUDA context may take {more} more.")
+    moment = f"step {peak.step}" if peak.step <= run.steps else f"after step {run.steps}"
+    figures = sentence("emulated: figures", _byte_fields(peak), when=moment, where=place_text(peak))
+    return [*lines, figures]
 
 
-def _error(run: EmulatedRun) -> list[str]:
-    """What it means that the program ended by, but for a want of memory."""
+def _error_lines(run: EmulatedRun) -> list[str]:
+    """The error that ended the program, and what it means; nothing for an out-of-memory."""
     if not run.error or "OutOfMemoryError" in run.error:
         return []
-    said = f"It ended by {printable(run.error).splitlines()[0].rstrip('.')}"
+    text = f"It ended by {printable(run.error).splitlines()[0].rstrip('.')}"
     if sign := next((sign for sign in SIGNS if sign.is_sure(run.error)), None):
-        return [f"{said}: {sign.means} {' '.join(sign.told())}"]
+        return [f"{text}: {sign.means} {' '.join(sign.told())}"]
     if NOT_EMULATED.search(run.error):
-        return [sentence("emulated: no such function", said=said)]
-    is_of_values = run.error.startswith(BY_VALUES)
-    return [sentence("emulated: by values", said=said) if is_of_values else f"{said}."]
+        return [sentence("emulated: no such function", said=text)]
+    is_of_values = run.error.startswith(VALUE_ERRORS)
+    return [sentence("emulated: by values", said=text) if is_of_values else f"{text}."]
 
 
 def _no_context(run: EmulatedRun) -> str:
-    return sentence("emulated: no context", _sizes(run), gpu=run.gpu)
+    return sentence("emulated: no context", _byte_fields(run), gpu=run.gpu)
 
 
-def _does_not_fit(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
-    words: dict[str, Any] = {"gpu": run.gpu, "step": failed.step, "ended": _ended(run)}
-    where = place_of(failed)
-    lines = [sentence("emulated: does not fit", _sizes(failed), where=where, **words)]
+def _out_of_memory_lines(run: EmulatedRun, failed: OutOfMemory) -> list[str]:
+    figures: dict[str, Any] = {"gpu": run.gpu, "step": failed.step, "ended": _ending_text(run)}
+    place = place_text(failed)
+    lines = [sentence("emulated: does not fit", _byte_fields(failed), where=place, **figures)]
     if not run.status and run.steps >= failed.step:  # what is after that is not what was asked
         times = "once" if failed.times == 1 else f"{failed.times} times"
-        lines.append(sentence("emulated: went on", times=times, ended=_ended(run)))
-    return [*lines, *_error(run), _by_kind(failed)]
+        lines.append(sentence("emulated: went on", times=times, ended=_ending_text(run)))
+    return [*lines, *_error_lines(run), _remedy_text(failed)]
 
 
-def _by_kind(failed: OutOfMemory) -> str:
-    """What helps any model, by the state of the allocator and what was alive."""
-    alive, sizes = max(sum(group.num_bytes for group in failed.groups), 1), _sizes(failed)
+def _remedy_text(failed: OutOfMemory) -> str:
+    """What would help any model, by the state of the allocator and by what was alive."""
+    alive, sizes = max(sum(group.num_bytes for group in failed.groups), 1), _byte_fields(failed)
     if failed.requested_bytes > failed.total_bytes:
         return sentence("emulated: one request")
     if failed.grown_bytes:
@@ -210,35 +215,35 @@ def _by_kind(failed: OutOfMemory) -> str:
     if failed.batch_bytes >= alive / 2 or not failed.groups:
         return sentence("emulated: batch", share=failed.batch_bytes / alive)
     first = failed.groups[0]
-    words: dict[str, Any] = {"count": first.count, "where": first.where}
-    return sentence("emulated: largest", share=first.num_bytes / alive, **words)
+    figures: dict[str, Any] = {"count": first.count, "where": first.where}
+    return sentence("emulated: largest", share=first.num_bytes / alive, **figures)
 
 
-def _ended(run: EmulatedRun) -> str:
+def _ending_text(run: EmulatedRun) -> str:
     steps = f"{run.steps} step{'' if run.steps == 1 else 's'}"
     is_told = run.status and not run.is_interrupted
     return f"{steps}, exit status {run.status}" if is_told else steps
 
 
-def place_of(found: DevicePeak | OutOfMemory) -> str:
+def place_text(peak: DevicePeak | OutOfMemory) -> str:
     """`backward of Net.layers.0.mlp, train.py:7 main`."""
-    if found.phase == ELSE:
-        return found.where
-    of = f" of {printable(found.module)}" if found.module else ""
-    return f"{found.phase}{of}, {found.where}"
+    if peak.phase == ELSE:
+        return peak.where
+    of_module = f" of {printable(peak.module)}" if peak.module else ""
+    return f"{peak.phase}{of_module}, {peak.where}"
 
 
-def title_of(process: EmulatedProcess) -> str:
+def process_title(process: EmulatedProcess) -> str:
     return f"process {process.pid}" if process.rank is None else f"rank {process.rank}"
 
 
-def _alive(groups: Sequence[Blocks], title: str = "", size: str = "memory") -> doc.Table:
+def _alive_table(groups: Sequence[Blocks], title: str = "", size: str = "memory") -> doc.Table:
     total = max(sum(group.num_bytes for group in groups), 1)
-    rest = groups[MAX_GROUPS:]
+    hidden = groups[MAX_GROUPS:]
     shown = [(g.num_bytes, g.count, g.category, g.where) for g in groups[:MAX_GROUPS]]
-    if rest:
-        num_bytes = sum(group.num_bytes for group in rest)
-        shown.append((num_bytes, sum(group.count for group in rest), "the rest", ""))
+    if hidden:
+        num_bytes = sum(group.num_bytes for group in hidden)
+        shown.append((num_bytes, sum(group.count for group in hidden), "the rest", ""))
     rows: list[list[doc.Cell]] = [
         [doc.bytes_cell(n), doc.Number(n, f"{n / total:.0%}"), doc.count_cell(count), what, where]
         for n, count, what, where in shown
@@ -247,12 +252,12 @@ def _alive(groups: Sequence[Blocks], title: str = "", size: str = "memory") -> d
     return doc.Table(headers, rows, title, first=len(rows))
 
 
-def _processes(processes: Sequence[EmulatedProcess]) -> doc.Table:
+def _process_table(processes: Sequence[EmulatedProcess]) -> doc.Table:
     rows: list[list[doc.Cell]] = [
         [
-            title_of(process), str(peak.device), doc.count_cell(process.steps),
+            process_title(process), str(peak.device), doc.count_cell(process.steps),
             *map(doc.bytes_cell, (peak.allocated_bytes, peak.reserved_bytes, peak.used_bytes)),
-            place_of(peak),
+            place_text(peak),
         ]
         for process in processes
         for peak in process.peaks
@@ -264,39 +269,40 @@ def _processes(processes: Sequence[EmulatedProcess]) -> doc.Table:
 MAX_WAYS = 3
 
 
-def explanation_text(found: Explanation) -> str:
-    """What would help, where that is known; what was seen, what it means and what to do; then what
-    was alive."""
-    relief = relief_parts(found.relief) if found.relief is not None else []
-    differs: list[doc.Part] = [doc.Text("\n".join(found.differs))]
-    total = found.seen.get("total_bytes") or (found.expected and found.expected.budget_bytes)
-    # Where the setting fits by prediction, no change of it is what helps first.
-    fits = bool(found.expected and total and found.expected.device_total_bytes <= total)
-    parts, last = (differs, relief) if fits else (relief, differs)
-    if not found.findings and found.kind == "log":
-        parts.append(doc.Text(sentence("nothing recognised", source=found.source)))
-    parts += [doc.Text("\n".join(_finding(one))) for one in found.findings]
+def explanation_text(explanation: Explanation) -> str:
+    """What would help, where that is known; what was seen in the log or snapshot, what it means and
+    what to do; then what was alive."""
+    relief = relief_parts(explanation.relief) if explanation.relief is not None else []
+    differences: list[doc.Part] = [doc.Text("\n".join(explanation.differs))]
+    expected = explanation.expected
+    total = explanation.seen.get("total_bytes") or (expected and expected.budget_bytes)
+    # Where the setting fits by prediction, a change of it is not what helps first.
+    fits = bool(expected and total and expected.device_total_bytes <= total)
+    parts, last = (differences, relief) if fits else (relief, differences)
+    if not explanation.findings and explanation.kind == "log":
+        parts.append(doc.Text(sentence("nothing recognised", source=explanation.source)))
+    parts += [doc.Text("\n".join(_finding_lines(finding))) for finding in explanation.findings]
     rows: list[list[doc.Cell]] = [
-        [name, doc.bytes_cell(found.seen[key])]
+        [name, doc.bytes_cell(explanation.seen[key])]
         for key, name in SAID["rows"].items()
-        if key in found.seen
+        if key in explanation.seen
     ]
-    parts.append(_table(("", ""), rows))
-    if found.snapshot is not None:
-        parts.append(doc.Text(sentence("free blocks", found.snapshot.figures)))
-        parts += _at_the_failure(found.snapshot, found.expected.breakdown if found.expected else {})
-    return parts_text([*parts, *last, doc.Text("\n".join(found.notes))])
+    parts.append(_whole_table(("", ""), rows))
+    if explanation.snapshot is not None:
+        parts.append(doc.Text(sentence("free blocks", explanation.snapshot.figures)))
+        parts += _failure_tables(explanation.snapshot, expected.breakdown if expected else {})
+    return parts_text([*parts, *last, doc.Text("\n".join(explanation.notes))])
 
 
-def _table(headers: Sequence[str], rows: list[list[doc.Cell]]) -> doc.Table:
-    """All of it: there is no other place to see more."""
+def _whole_table(headers: Sequence[str], rows: list[list[doc.Cell]]) -> doc.Table:
+    """A table with all of its rows on the first screen: there is no other place to see more."""
     return doc.Table(headers, rows, first=len(rows))
 
 
-def _finding(finding: Diagnosis) -> Iterator[str]:
+def _finding_lines(finding: Diagnosis) -> Iterator[str]:
     title = f"possibly {finding.kind}" if finding.apart else finding.kind
-    more = " and more" if finding.count >= MANY else ""
-    times = f" ({finding.count:,} times{more})" if finding.count > 1 else ""
+    or_more = " and more" if finding.count >= MANY else ""
+    times = f" ({finding.count:,} times{or_more})" if finding.count > 1 else ""
     ranks = f", rank {', '.join(map(str, finding.ranks))}" if finding.ranks else ""
     yield f"{title[0].upper()}{title[1:]}{times}{ranks}: {finding.means}"
     yield from (f"  line {number}: {text}" for number, text in finding.evidence)
@@ -305,28 +311,29 @@ def _finding(finding: Diagnosis) -> Iterator[str]:
         yield f"- To tell: {finding.apart}"
 
 
-def _at_the_failure(reading: SnapshotReading, predicted: Mapping[str, int]) -> Iterator[doc.Part]:
+def _failure_tables(reading: SnapshotReading, predicted: Mapping[str, int]) -> Iterator[doc.Part]:
     rows: list[list[doc.Cell]] = []
     for category, num_bytes in reading.categories.items():
-        said = sum(predicted.get(key, 0) for key in SAID["breakdown"].get(category, ()))
-        rows.append([category, doc.bytes_cell(num_bytes), doc.bytes_cell(said or None)])
-    yield _table(("alive", "seen", "predicted at the peak"), rows).filled()
+        predicted_bytes = sum(predicted.get(key, 0) for key in SAID["breakdown"].get(category, ()))
+        rows.append([category, doc.bytes_cell(num_bytes), doc.bytes_cell(predicted_bytes or None)])
+    yield _whole_table(("alive", "seen", "predicted at the peak"), rows).compact()
     if reading.categories.keys() != {NO_STACK}:
         places: list[list[doc.Cell]] = [
             [doc.bytes_cell(g.num_bytes), doc.count_cell(g.count), g.category, g.where]
             for g in reading.groups
         ]
-        yield _table(("bytes", "blocks", "what", "where"), places)
+        yield _whole_table(("bytes", "blocks", "what", "where"), places)
 
 
 def relief_parts(relief: Relief) -> list[doc.Part]:
-    need, advice = f"{format_bytes(relief.needed_bytes)} must become free", relief.advice
+    """How much memory must become free, and the ways that are predicted to free it."""
+    goal, advice = f"{format_bytes(relief.needed_bytes)} must become free", relief.advice
     if advice is None or relief.why_none:
-        return [doc.Text(f"{need}: {relief.why_none}.")]
-    now = format_bytes(advice.plain.estimate.device_total_bytes)
+        return [doc.Text(f"{goal}: {relief.why_none}.")]
+    total = format_bytes(advice.plain.estimate.device_total_bytes)
     rate = f"{format_rate(advice.plain.images_per_second)} {advice.unit}/s on {advice.rated}"
     rate += "" if advice.gpu else " (name yours with --gpu)"
-    said = f"{need}. As it is, it should need {now} and do {rate}; by prediction these free it"
-    table = ways_table(advice, said)
+    text = f"{goal}. As it is, it should need {total} and do {rate}; by prediction these free it"
+    table = ways_table(advice, text)
     first = doc.Copyable(advice.ways[0].command, "The first")
     return [replace(table, rows=table.rows[:MAX_WAYS]), first]

@@ -1,4 +1,7 @@
-"""What a search found: as a terminal says it, and as a page with the probes that prove it."""
+"""The result of a search, for a terminal (`recommendation_answer`) and for a page (`run_group`).
+
+The page also shows each probe: in charts of rate and memory, and in a table.
+"""
 
 import shlex
 from collections import Counter, defaultdict
@@ -12,150 +15,147 @@ from planner.core.errors import PlannerError, alternatives, printable
 from planner.core.schema import MeasurementRecord, SwinConfig
 from planner.core.schema.record import Recommendation
 from planner.core.units import GIB, format_bytes, format_rate, format_seconds
-from planner.report.estimates import apart_fields, notes
+from planner.report.estimates import differing_fields, folded_notes
 from planner.report.page import contents as doc
-from planner.report.page.plotting import (
-    BLUE,
-    GREEN,
-    GREY,
-    LIMIT,
-    PURPLE,
-    VERMILION,
-    new_figure,
-    plot_text,
-)
-from planner.report.text import describe_setting, in_words
+from planner.report.page import plotting
+from planner.report.page.plotting import new_figure, plot_text
+from planner.report.text import describe_fields, describe_setting
 from planner.trainers.emission import emit
 from planner.trainers.registry import TARGETS, TRAINERS
 
 Interval = tuple[float, float] | None
-IntervalOf = Callable[[MeasurementRecord], Interval]
-# What is said of these is on a first screen; the other notes are folded.
+RateInterval = Callable[[MeasurementRecord], Interval]
+# A note that contains one of these is on the first screen; the other notes are folded.
 FIRST_NOTES = ("learning rate", "record that was not kept", "Other processes hold")
-MAX_MESSAGE = 160  # characters in a table's cell; the file of records has all
-_FAR = 1.6  # a budget so many times the largest probe is told, not drawn: the probes would be dots
+MAX_MESSAGE = 160  # characters in a table's cell; the file of records has the whole message
+# A memory limit of more than 1.6 times the largest probe is written, not drawn: it would squeeze
+# the probes into a corner.
+_FAR = 1.6
 
 
 @dataclass(frozen=True)
 class Run:
-    """A search of settings, left at `place`: what was recommended (None while it runs), and every
-    probe in the order they ended. `best` is what it recommends, or else the best so far.
-    `interval_of` is where a record's rate lies, `disturbed` are the ids of those that something
-    slowed; `faults` say what could not be read, or does not belong together."""
+    """A search of settings that is kept at `place`: its `result` (None while it runs), and every
+    probe in the order in which they ended. `best` is the recommended probe, or else the best so
+    far. `rate_interval` gives the 95% interval of a record's rate. `disturbed` holds the ids of the
+    probes that something slowed, and `faults` say what could not be read or does not belong
+    together."""
 
     place: str
-    found: Recommendation | None
+    result: Recommendation | None
     records: tuple[MeasurementRecord, ...]
     best: MeasurementRecord | None
-    interval_of: IntervalOf
+    rate_interval: RateInterval
     faults: tuple[str, ...] = ()
     disturbed: frozenset[str] = frozenset()
 
     @property
     def budget_bytes(self) -> int | None:
-        """What a setting may take by the search, as the newest probe was judged. None where no
-        search asked."""
-        asked = (r.allowed_bytes for r in (*cited(self.found), *reversed(self.records)))
-        return next((n for n in asked if n is not None), None)
+        """The memory that the search allows a setting, by the newest probe. None where no search
+        set a limit."""
+        limits = (r.allowed_bytes for r in (*cited_records(self.result), *reversed(self.records)))
+        return next((n for n in limits if n is not None), None)
 
     @property
     def unit(self) -> str:
         """What a batch counts: images, unless all records are of another task."""
-        said = {r.counts for r in self.records if r.images_per_second} or {
-            r.counts for r in self.records
-        }
-        return said.pop() if len(said) == 1 else "images"
+        ran = [r for r in self.records if r.images_per_second]
+        units = {r.counts for r in ran or self.records}
+        return units.pop() if len(units) == 1 else "images"
 
-    def end_of(self, record: MeasurementRecord) -> str:
-        """How a probe ended, in words: "measured", "out of memory" …"""
+    def ending_of(self, record: MeasurementRecord) -> str:
+        """The way in which a probe ended, in words: "measured", "out of memory" …"""
         if record.cut_short:
             return "cut short by the budget"
         if record.inconclusive and not record.lost_device:
             return "held up by others"
-        used, budget = record.used_bytes, self.budget_bytes
-        if record.status == "measured" and budget is not None and (used or 0) > budget:
+        used, budget = record.used_bytes or 0, self.budget_bytes
+        if record.status == "measured" and budget is not None and used > budget:
             return "over the budget"
         return record.status.replace("_", " ")
 
 
-def cited(found: Recommendation | None) -> tuple[MeasurementRecord, ...]:
-    """The records that the recommendation itself holds, each once."""
-    held = (found.evidence, *found.runners_up, found.baseline) if found else ()
-    return tuple({repr(record): record for record in held if record is not None}.values())
+def cited_records(result: Recommendation | None) -> tuple[MeasurementRecord, ...]:
+    """The records that a result itself holds, each once."""
+    records = (result.evidence, *result.runners_up, result.baseline) if result else ()
+    return tuple({repr(record): record for record in records if record is not None}.values())
 
 
 def recommendation_answer(
-    found: Recommendation, interval_of: IntervalOf, then: str = ""
+    result: Recommendation, rate_interval: RateInterval, next_step: str = ""
 ) -> list[doc.Part]:
-    """The setting with its evidence, the others beside it, and what to type next; folded, what else
-    is to be known of the search."""
-    fed = feeding_lines(found) if found.feeding else []
-    ended = (
-        f"{count(found.num_probes, 'probe')} of {found.num_candidates} settings; ended "
-        f"because {found.stopped_because}.{_going_on(found)}"
+    """The recommended setting with its evidence, the runners-up, and what to type next; folded, the
+    other notes on the search."""
+    feeding_text = feeding_lines(result) if result.feeding else []
+    probes_text = (
+        f"{count_text(result.num_probes, 'probe')} of {result.num_candidates} settings; ended "
+        f"because {result.stopped_because}.{_continue_hint(result)}"
     )
-    table, close = _beside(found, interval_of)
-    first = [note for note in found.notes if any(word in note for word in FIRST_NOTES)]
-    rest = [note for note in found.notes if note not in first]
-    if (record := found.evidence) is not None:
-        steps = count(len(record.step_seconds), "step")
-        rest.append(f"Measured {_date(record)}, {steps} timed (probe {record.probe_id[:8]}).")
+    comparison, overlaps = _compare_probes(result, rate_interval)
+    first = [note for note in result.notes if any(word in note for word in FIRST_NOTES)]
+    folded = [note for note in result.notes if note not in first]
+    if (record := result.evidence) is not None:
+        steps = count_text(len(record.step_seconds), "step")
+        folded.append(f"Measured {_date(record)}, {steps} timed (probe {record.probe_id[:8]}).")
     return [
-        doc.Text("\n".join([*_recommended(found, interval_of), *fed])),
-        *table,
-        doc.Text("\n".join([*close, *first, ended])),
-        *([doc.Text(then)] if then else []),
-        *notes("notes", rest),
+        doc.Text("\n".join([*_recommendation_lines(result, rate_interval), *feeding_text])),
+        *comparison,
+        doc.Text("\n".join([*overlaps, *first, probes_text])),
+        *([doc.Text(next_step)] if next_step else []),
+        *folded_notes("notes", folded),
     ]
 
 
-def feeding_lines(found: Recommendation) -> list[str]:
-    """What the data cost: the loader by itself, and the emitted script's own thirty steps."""
-    fed, step = found.feeding, found.evidence
-    assert fed is not None, "asked for"
-    data = fed.data
+def feeding_lines(result: Recommendation) -> list[str]:
+    """What the data cost: the rate of the loader by itself, and of the emitted script's own thirty
+    steps."""
+    feeding, step = result.feeding, result.evidence
+    assert feeding is not None, "asked for"
+    data, fed_rate = feeding.data, feeding.images_per_second
     alone = f"{format_rate(data.images_per_second)} images/s by itself, bound by its {data.bound}"
     lines = [f"Fed from {data.location} by {data.setting.title}: {alone}."]
-    if fed.images_per_second is not None and fed.waited is not None:
+    if fed_rate is not None and feeding.waited is not None:
         step_rate = step.images_per_second if step is not None else None
-        share = f", {fed.images_per_second / step_rate:.0%} of the step alone" if step_rate else ""
+        share = f", {fed_rate / step_rate:.0%} of the step alone" if step_rate else ""
         lines.append(
-            f"  The emitted script trained {format_rate(fed.images_per_second)} images/s on them "
-            f"({fed.steps} steps, measured){share}; waiting for data {fed.waited:.0%} of the time."
+            f"  The emitted script trained {format_rate(fed_rate)} images/s on them "
+            f"({feeding.steps} steps, measured){share}; waiting for data {feeding.waited:.0%} of "
+            "the time."
         )
-    return [*lines, *(f"  {note}" for note in (*data.notes, *fed.notes))]
+    return [*lines, *(f"  {note}" for note in (*data.notes, *feeding.notes))]
 
 
-def _going_on(found: Recommendation) -> str:
-    """Where nothing ran its advice says what would help."""
-    if "the budget" in found.stopped_because and found.setting is not None:
+def _continue_hint(result: Recommendation) -> str:
+    """How to continue a search that stopped early. Where nothing ran, `result.advice` says what
+    would help instead."""
+    if "the budget" in result.stopped_because and result.setting is not None:
         return " Give a longer --budget to go on."
-    return " Run the same command to go on." if "interrupted" in found.stopped_because else ""
+    return " Run the same command to go on." if "interrupted" in result.stopped_because else ""
 
 
-def _recommended(found: Recommendation, interval_of: IntervalOf) -> list[str]:
-    record = found.evidence
-    if record is None or found.setting is None:
-        probes = count(found.num_probes, "probe")
-        return [f"Nothing to recommend after {probes}: {found.stopped_because}.", found.advice]
-    how = "memory measured, times predicted" if found.device.emulated else "measured"
-    where = "the CPU: " if found.device.kind == "cpu" else ""
-    gain = "no gain told" if found.baseline else "the plain default was not measured"
-    if found.baseline is not None and found.gain is not None:
-        gain = f"{found.gain:.2f} × the plain default"
+def _recommendation_lines(result: Recommendation, rate_interval: RateInterval) -> list[str]:
+    record = result.evidence
+    if record is None or result.setting is None:
+        probes = count_text(result.num_probes, "probe")
+        return [f"Nothing to recommend after {probes}: {result.stopped_because}.", result.advice]
+    basis = "memory measured, times predicted" if result.device.emulated else "measured"
+    place = "the CPU: " if result.device.kind == "cpu" else ""
+    gain = "no gain told" if result.baseline else "the plain default was not measured"
+    if result.baseline is not None and result.gain is not None:
+        gain = f"{result.gain:.2f} × the plain default"
     return [
-        f"Recommended for {found.model.title} on {where}{found.device.title} ({how}):",
-        f"  {rate_text(record, interval_of(record))}, {gain}, {memory_text(record)}",
-        f"  {describe_setting(found.setting, found.model)}",
+        f"Recommended for {result.model.title} on {place}{result.device.title} ({basis}):",
+        f"  {rate_text(record, rate_interval(record))}, {gain}, {memory_text(record)}",
+        f"  {describe_setting(result.setting, result.model)}",
     ]
 
 
 def rate_text(record: MeasurementRecord, interval: Interval) -> str:
-    """`1,261 images/s (1,229 to 1,293)`; of several devices what all reach together, first."""
+    """`1,261 images/s (1,229 to 1,293)`; for several devices the rate of all comes first."""
     text = f"{format_rate(record.images_per_second)} {record.counts}/s"
     if record.setting.world_size > 1:
-        every = f"{format_rate(record.world_images_per_second)} {record.counts}/s"
-        text = f"{every} of all {record.setting.world_size} devices; of each {text}"
+        total = f"{format_rate(record.world_images_per_second)} {record.counts}/s"
+        text = f"{total} of all {record.setting.world_size} devices; of each {text}"
     return f"{text} ({interval_text(interval)})" if interval else text
 
 
@@ -167,14 +167,17 @@ def memory_text(record: MeasurementRecord) -> str:
     return "memory unknown" if record.used_bytes is None else format_bytes(record.used_bytes)
 
 
-def _beside(found: Recommendation, interval_of: IntervalOf) -> tuple[list[doc.Part], list[str]]:
-    """The recommended, the others and the plain default, by what differs; and what is alike."""
-    if found.evidence is None:
+def _compare_probes(
+    result: Recommendation, rate_interval: RateInterval
+) -> tuple[list[doc.Part], list[str]]:
+    """A table of the recommended setting, the runners-up and the plain default, by the fields that
+    differ; and a line that names the rows whose rates overlap that of the first."""
+    if result.evidence is None:
         return [], []
-    baseline, records = found.baseline, [found.evidence, *found.runners_up]
+    baseline, records = result.baseline, [result.evidence, *result.runners_up]
     if baseline is not None and baseline not in records:
         records.append(baseline)
-    apart = apart_fields([record.setting for record in records])
+    fields = differing_fields([record.setting for record in records])
     rows: list[list[doc.Cell]] = [
         [
             str(rank),
@@ -183,134 +186,135 @@ def _beside(found: Recommendation, interval_of: IntervalOf) -> tuple[list[doc.Pa
                 record.setting.batch_size * record.setting.accumulate / rate if rate else None
             ),
             doc.bytes_cell(record.used_bytes),
-            in_words({field: getattr(record.setting, field) for field in apart})
+            describe_fields({field: getattr(record.setting, field) for field in fields})
             + (" (plain default)" if record == baseline else ""),
         ]
         for rank, record in enumerate(records, start=1)
         for rate in [record.images_per_second]
     ]
     headers = ("", f"{records[0].counts}/s", "step", "memory", "setting")
-    table = doc.Table(headers, rows, marked=(0,), first=3).filled()
-    return [table], _close(found, records, interval_of)
-
-
-def _close(found: Recommendation, records: list[MeasurementRecord], of: IntervalOf) -> list[str]:
-    """Which rows cannot be told from the recommended, the first."""
-    said = "overlap: take the simplest, or measure again with a new --output."
-    first, *spread = map(of, records)
-    near = [n for n, own in enumerate(spread, 2) if own and first and own[1] >= first[0]]
-    return [f"Rows {alternatives(map(str, [1, *near]), 'and')} {said}"] if near else []
+    table = doc.Table(headers, rows, marked=(0,), first=3).compact()
+    best, *others = map(rate_interval, records)
+    overlapping = [n for n, other in enumerate(others, 2) if other and best and other[1] >= best[0]]
+    if not overlapping:
+        return [table], []
+    numbers = alternatives(map(str, [1, *overlapping]), "and")
+    return [table], [
+        f"Rows {numbers} overlap: take the simplest, or measure again with a new --output."
+    ]
 
 
 def run_group(run: Run, key: str, title: str = "") -> doc.Group:
-    """All sections of a run. `key` is unique on the page: charts and anchors begin with it."""
+    """All sections of a run. `key` is unique on the page: its charts and anchors begin with it."""
     faults: list[doc.Part] = [doc.Text(fault, "warning") for fault in run.faults]
-    rest: list[doc.Section] = []
-    if run.found is None:
-        answer = doc.Section("answer", "Answer", [doc.Text(so_far(run), "lead"), *faults])
+    folded: list[doc.Section] = []
+    if run.result is None:
+        answer = doc.Section("answer", "Answer", [doc.Text(progress_text(run), "lead"), *faults])
     else:
-        answer, *rest = doc.sections_of(recommendation_answer(run.found, run.interval_of))
-        answer = replace(answer, parts=[*_tiles(run), *answer.parts, *_launch(run), *faults])
+        answer, *folded = doc.make_sections(recommendation_answer(run.result, run.rate_interval))
+        parts = [*_tile_facts(run), *answer.parts, *_launch_command(run), *faults]
+        answer = replace(answer, parts=parts)
     if not run.records:
-        return doc.Group(key, title, [answer, *rest])
-    probes: list[doc.Part] = [doc.Text(_ended(run)), _table(run)]
+        return doc.Group(key, title, [answer, *folded])
+    probes: list[doc.Part] = [doc.Text(_probes_summary(run)), _probe_table(run)]
     return doc.Group(key, title, [
-        answer, *_charts(run, key), *rest, doc.Section("probes", "Probes in order", probes),
-        doc.Section("environment", "Environment", _environment(run)),
+        answer, *_chart_sections(run, key), *folded,
+        doc.Section("probes", "Probes in order", probes),
+        doc.Section("environment", "Environment", _environment_facts(run)),
     ])  # fmt: skip
 
 
-def so_far(run: Run) -> str:
-    """The fastest of what was measured, where nothing is recommended (yet)."""
-    probes = count(len(run.records), "probe")
+def progress_text(run: Run) -> str:
+    """The fastest probe of a run that recommends nothing (yet)."""
+    probes = count_text(len(run.records), "probe")
     if run.best is None:
         return f"No recommendation yet: of {probes} none ran well."
     setting = describe_setting(run.best.setting, run.best.model)
-    rate = rate_text(run.best, run.interval_of(run.best))
+    rate = rate_text(run.best, run.rate_interval(run.best))
     return f"No recommendation yet. Best of {probes}: {setting}, {rate}, {memory_text(run.best)}."
 
 
-def _tiles(run: Run) -> list[doc.Part]:
+def _tile_facts(run: Run) -> list[doc.Part]:
     record, budget = run.best, run.budget_bytes
     if record is None:
         return []
-    of = ""
+    limit = ""
     if budget is not None:
-        kept = 1 - budget / (record.device.memory_cap_bytes or record.device.total_bytes)
-        of = f", of {format_bytes(budget)}: {kept:.0%} of the card is kept free"
+        free_share = 1 - budget / (record.device.memory_cap_bytes or record.device.total_bytes)
+        limit = f", of {format_bytes(budget)}: {free_share:.0%} of the card is kept free"
     rate = format_rate(record.world_images_per_second)
-    found = [(f"{run.unit}/s", rate), (f"memory{of}", memory_text(record))]
-    if run.found is not None and run.found.gain is not None:
-        found.append(("the plain default's rate", f"{run.found.gain:.2f} ×"))
-    return [doc.Facts(found, "tiles")]
+    tiles = [(f"{run.unit}/s", rate), (f"memory{limit}", memory_text(record))]
+    if run.result is not None and run.result.gain is not None:
+        tiles.append(("the plain default's rate", f"{run.result.gain:.2f} ×"))
+    return [doc.Facts(tiles, "tiles")]
 
 
-def _launch(run: Run) -> list[doc.Part]:
-    """How to start with it: the file of the trainer that builds the probed library's own model,
-    else the plain script."""
-    found = run.found
-    if found is None or found.setting is None:
+def _launch_command(run: Run) -> list[doc.Part]:
+    """The commands that start a training with the recommended setting: by the trainer that builds
+    the probed library's own model, or else by the plain script."""
+    result = run.result
+    if result is None or result.setting is None:
         return []
-    library = found.model.library if isinstance(found.model, SwinConfig) else None
-    own = [t for t in TARGETS if library is not None and TRAINERS[t].library == library]
-    for target in dict.fromkeys([*own, "pytorch"]):
+    library = result.model.library if isinstance(result.model, SwinConfig) else None
+    same_library = [t for t in TARGETS if library is not None and TRAINERS[t].library == library]
+    for target in dict.fromkeys([*same_library, "pytorch"]):
         try:
-            emitted = emit(found, target)
+            emitted = emit(result, target)
         except PlannerError:
             continue
-        words = ["planner", "emit", run.place, "--for", target, "--output", emitted.filename]
-        line = f"{shlex.join(words)}\n{emitted.launch}"
+        command = ["planner", "emit", run.place, "--for", target, "--output", emitted.filename]
+        text = f"{shlex.join(command)}\n{emitted.launch}"
         others = ", ".join(other for other in TARGETS if other != target)
-        return [doc.Copyable(line, f"Start training with {target} (or --for {others})")]
+        return [doc.Copyable(text, f"Start training with {target} (or --for {others})")]
     return []
 
 
-def _charts(run: Run, key: str) -> list[doc.Section]:
-    """Memory against rate, the probes in order, and axis by axis."""
+def _chart_sections(run: Run, key: str) -> list[doc.Section]:
+    """Charts of memory against rate, of the probes in order, and of one axis after another."""
     numbers = {id(r): n for n, r in enumerate(run.records, start=1) if r.images_per_second}
     ran = [r for r in run.records if id(r) in numbers]
-    within = [r for r in ran if run.end_of(r) == "measured"]
-    over = [r for r in ran if run.end_of(r) != "measured"]
+    allowed = [r for r in ran if run.ending_of(r) == "measured"]
+    oversized = [r for r in ran if run.ending_of(r) != "measured"]
 
-    def dots(x: Callable[[MeasurementRecord], object]) -> list[dict[str, Any]]:
-        grey = [_dots("over the memory limit", GREY, over, x)] if over else []
-        return [_dots("probe", BLUE, within, x), *grey]
+    def dots(x_value: Callable[[MeasurementRecord], object]) -> list[dict[str, Any]]:
+        blue = _dots_trace("probe", plotting.BLUE, allowed, x_value)
+        grey = [_dots_trace("over the memory limit", plotting.GREY, oversized, x_value)]
+        return [blue, *grey] if oversized else [blue]
 
     if not ran:
         return []
-    unit, of_each = run.unit, f"{run.unit}/s of each probe that ran"
+    unit, rates = run.unit, f"{run.unit}/s of each probe that ran"
     charts: list[doc.Part] = []
     if any(r.used_bytes for r in ran):
-        front = _dots("fastest for its memory", GREEN, _front(within), _gib)
-        figure = new_figure([*dots(_gib), front], **_titles("memory, GiB", unit))
-        said = f"Memory against {unit}/s: up is faster, left is smaller."
-        said = f"{said} {_name_points(run, figure)}"
-        charts.append(doc.Chart(f"{key}-front", figure, said))
-    x = [numbers[id(r)] for r in within]
-    look = {"name": "best so far", "line": {"color": VERMILION}}
-    best = _line(x, [*accumulate(map(_rate, within), max)], **look)
-    figure = new_figure([*dots(lambda r: numbers[id(r)]), best], **_titles("probe", unit))
-    said = f"{of_each.capitalize()}, in order, and the best so far."
-    charts.append(doc.Chart(f"{key}-order", figure, said))
+        front = _dots_trace("fastest for its memory", plotting.GREEN, _pareto_front(allowed), _gib)
+        figure = new_figure([*dots(_gib), front], **_axis_titles("memory, GiB", unit))
+        caption = f"Memory against {unit}/s: up is faster, left is smaller."
+        caption = f"{caption} {_mark_points(run, figure)}"
+        charts.append(doc.Chart(f"{key}-front", figure, caption))
+    rising = zip(allowed, accumulate(map(_rate, allowed), max), strict=True)
+    points = [(numbers[id(r)], rate) for r, rate in rising]
+    best = _line_trace(points, plotting.VERMILION, "best so far")
+    figure = new_figure([*dots(lambda r: numbers[id(r)]), best], **_axis_titles("probe", unit))
+    caption = f"{rates.capitalize()}, in order, and the best so far."
+    charts.append(doc.Chart(f"{key}-order", figure, caption))
     sections = [doc.Section("front", f"Memory against {unit}/s", charts)]
     parts: list[doc.Part] = []
-    for n, axis in enumerate(apart_fields([r.setting for r in run.records]), start=1):
+    for n, axis in enumerate(differing_fields([r.setting for r in run.records]), start=1):
         name = "batch" if axis == "batch_size" else axis.replace("_", " ")
-        if not (joined := _joined(ran, axis)):
+        if not (lines := _lines_along(ran, axis)):
             continue
-        figure = new_figure(
-            [*dots(partial(_value, axis=axis)), *joined], showlegend=False, **_titles(name, unit)
-        )
-        kind = "log" if axis == "batch_size" else None  # as plotly takes the values
+        traces = [*dots(partial(_value, axis=axis)), *lines]
+        figure = new_figure(traces, showlegend=False, **_axis_titles(name, unit))
+        kind = "log" if axis == "batch_size" else None  # None: plotly chooses by the values
         figure.update_xaxes(type=kind, categoryorder="category ascending")
-        said = f"{name}: {of_each}. Lines join those that differ in {name} only; any other two "
-        said += "differ in more." + " Grey: over the memory limit." * bool(over)
-        parts.append(doc.Chart(f"{key}-axes-{n}", figure, said, 300))
+        caption = f"{name}: {rates}. Lines join those that differ in {name} only; any other two "
+        caption += "differ in more." + " Grey: over the memory limit." * bool(oversized)
+        parts.append(doc.Chart(f"{key}-axes-{n}", figure, caption, 300))
     return [*sections, *([doc.Section("axes", "Axis by axis", parts)] if parts else [])]
 
 
-def _titles(x: str, unit: str) -> dict[str, Any]:
-    """Of both axes, as a figure's layout."""
+def _axis_titles(x: str, unit: str) -> dict[str, Any]:
+    """The titles of both axes, as a figure's layout."""
     titles = {"xaxis": x, "yaxis": f"{unit}/s"}
     return {axis: {"title": {"text": plot_text(text)}} for axis, text in titles.items()}
 
@@ -328,157 +332,164 @@ def _value(record: MeasurementRecord, axis: str) -> int | str:
     return value if type(value) is int else plot_text(str(value))
 
 
-def _dots(
+def _dots_trace(
     name: str, colour: str, records: Sequence[MeasurementRecord],
-    x: Callable[[MeasurementRecord], object],
+    x_value: Callable[[MeasurementRecord], object],
 ) -> dict[str, Any]:  # fmt: skip
-    """Records by their rates, as a trace."""
+    """A dot for each record: its `x_value`, and its rate."""
     hover = [plot_text(describe_setting(r.setting, r.model)) for r in records]
     return {
         "type": "scatter", "mode": "markers", "name": name, "marker": {"color": colour, "size": 9},
-        "x": [*map(x, records)], "y": [*map(_rate, records)], "hovertext": hover,
+        "x": [*map(x_value, records)], "y": [*map(_rate, records)], "hovertext": hover,
     }  # fmt: skip
 
 
-def _line(x: Sequence[object], y: Sequence[float], **look: Any) -> dict[str, Any]:
-    return {"type": "scatter", "mode": "lines", "line": {"color": GREY}, "x": x, "y": y, **look}
+def _line_trace(
+    points: Sequence[tuple[object, float]], colour: str = plotting.GREY, name: str | None = None
+) -> dict[str, Any]:
+    x, y = zip(*points, strict=True)
+    line = {"color": colour}
+    return {"type": "scatter", "mode": "lines", "line": line, "x": x, "y": y, "name": name}
 
 
-def _front(records: Sequence[MeasurementRecord]) -> list[MeasurementRecord]:
-    """Than which nothing else is both faster and smaller."""
-    found: list[MeasurementRecord] = []
+def _pareto_front(records: Sequence[MeasurementRecord]) -> list[MeasurementRecord]:
+    """The records that no other record beats in both rate and memory, the smallest first."""
+    front: list[MeasurementRecord] = []
     for r in sorted(records, key=lambda r: (r.used_bytes or 0, -_rate(r))):
-        if r.used_bytes and (not found or _rate(r) > _rate(found[-1])):
-            found.append(r)
-    return found
+        if r.used_bytes and (not front or _rate(r) > _rate(front[-1])):
+            front.append(r)
+    return front
 
 
-def _joined(records: Sequence[MeasurementRecord], axis: str) -> list[dict[str, Any]]:
-    """Lines between probes that differ in `axis` only."""
-    alike: defaultdict[object, dict[int | str, float]] = defaultdict(dict)
+def _lines_along(records: Sequence[MeasurementRecord], axis: str) -> list[dict[str, Any]]:
+    """Lines that join the probes that differ in `axis` only."""
+    rates: defaultdict[object, dict[int | str, float]] = defaultdict(dict)
     for r in records:
-        alike[r.setting.model_copy(update={axis: None})][_value(r, axis)] = _rate(r)
-    lines = [sorted(rates.items(), key=lambda at: f"{at[0]!s:>9}") for rates in alike.values()]
-    return [_line(*map(list, zip(*line, strict=True))) for line in lines if len(line) > 1]
+        rates[r.setting.model_copy(update={axis: None})][_value(r, axis)] = _rate(r)
+    lines = [sorted(line.items(), key=lambda item: f"{item[0]!s:>9}") for line in rates.values()]
+    return [_line_trace(line) for line in lines if len(line) > 1]
 
 
-def _name_points(run: Run, figure: Any) -> str:
-    """The recommended and the plain default by their shapes, and the budget; what is said of it."""
-    plain = run.found.baseline if run.found is not None else None
-    best = "recommended" if run.found is not None else "best so far"
+def _mark_points(run: Run, figure: Any) -> str:
+    """Mark the recommended probe and the plain default in `figure`, and draw the memory limit.
+    Returns the sentence that names the limit."""
+    plain = run.result.baseline if run.result is not None else None
+    title = "recommended" if run.result is not None else "best so far"
     for record, name, symbol, colour in (
-        (plain, "plain default", "square-x-open", PURPLE), (run.best, best, "star", VERMILION)
+        (plain, "plain default", "square-x-open", plotting.PURPLE),
+        (run.best, title, "star", plotting.VERMILION),
     ):  # fmt: skip
         if record is not None and record.used_bytes is not None:
-            said = f"{name}: {describe_setting(record.setting, record.model)}"
+            hover = f"{name}: {describe_setting(record.setting, record.model)}"
             figure.add_scatter(
                 name=name, x=[record.used_bytes / GIB], y=[record.images_per_second],
                 mode="markers", marker={"symbol": symbol, "size": 18, "color": colour},
-                hovertext=[plot_text(said)], hoverinfo="text",
+                hovertext=[plot_text(hover)], hoverinfo="text",
             )  # fmt: skip
     if run.budget_bytes is None:
         return ""
     is_far = run.budget_bytes > _FAR * max(r.used_bytes or 0 for r in run.records)
     if not is_far:
-        line = {"color": LIMIT, "dash": "dash"}
+        line = {"color": plotting.LIMIT, "dash": "dash"}
         figure.add_vline(run.budget_bytes / GIB, line=line, annotation_text="limit")
     return f"The memory limit is {format_bytes(run.budget_bytes)}{', far to the right' * is_far}."
 
 
-def _ended(run: Run) -> str:
-    """How many probes, how they ended, and in what time."""
-    ends = Counter(end for r in run.records if (end := run.end_of(r)) != "measured")
-    failed = "".join(f", {number} {end}" for end, number in ends.items())
-    spent = format_seconds(sum(record.probe_seconds for record in run.records))
+def _probes_summary(run: Run) -> str:
+    """How many probes there are, how they ended, and how long they took."""
+    endings = Counter(end for r in run.records if (end := run.ending_of(r)) != "measured")
+    failures = "".join(f", {number} {end}" for end, number in endings.items())
+    total = format_seconds(sum(record.probe_seconds for record in run.records))
     compiling = sum(record.compile_seconds or 0.0 for record in run.records)
     dates = sorted(_date(record) for record in run.records)  # ISO 8601 sorts as text
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    of_it = f", {format_seconds(compiling)} of it compiling" if compiling else ""
-    ran = len(run.records) - ends.total()
+    share = f", {format_seconds(compiling)} of it compiling" if compiling else ""
+    ran = len(run.records) - endings.total()
     return (
-        f"{count(len(run.records), 'probe')}: {ran} ran{failed}. Together they took {spent} "
-        f"({when} UTC){of_it}."
+        f"{count_text(len(run.records), 'probe')}: {ran} ran{failures}. Together they took {total} "
+        f"({when} UTC){share}."
     )
 
 
-def _table(run: Run) -> doc.Table:
+def _probe_table(run: Run) -> doc.Table:
     headers = ["probe", f"{run.unit}/s (95% range)", f"expected {run.unit}/s", "memory", "expected",
                "setting", "ended", "took (compiling)"]  # fmt: skip
     rows: list[list[doc.Cell]] = [
         [
             doc.count_cell(number),
-            _rate_cell(record.images_per_second, run.interval_of(record)),
+            _rate_cell(record.images_per_second, run.rate_interval(record)),
             _rate_cell(rate and rate[1], rate and rate[::2]),
             doc.bytes_cell(record.used_bytes),
             doc.bytes_cell(used and int(used[1])),
             describe_setting(record.setting, record.model),
-            "; ".join([_ended_text(run, record), *map(short, record.flags)]),
-            doc.Number(record.probe_seconds, _took(record)),
+            "; ".join([_ending_text(run, record), *map(shorten, record.flags)]),
+            doc.Number(record.probe_seconds, _duration_text(record)),
         ]
         for number, record in enumerate(run.records, start=1)
         for e in [record.expected]
         for rate, used in [(e.images_per_second, e.used_bytes) if e else (None, None)]
     ]
-    wanted = run.found.setting if run.found is not None else None
-    marked = [n for n, record in enumerate(run.records) if record.setting == wanted]
-    said = "Every probe. Those of the recommended setting are set apart."
-    return doc.Table(headers, rows, said if marked else "Every probe.", marked).filled()
+    recommended = run.result.setting if run.result is not None else None
+    marked = [n for n, record in enumerate(run.records) if record.setting == recommended]
+    caption = "Every probe. Those of the recommended setting are set apart."
+    return doc.Table(headers, rows, caption if marked else "Every probe.", marked).compact()
 
 
-def _ended_text(run: Run, record: MeasurementRecord) -> str:
-    """How a probe ended, where, and why: `out of memory in backward: …`."""
-    end = run.end_of(record)
-    where = f" in {short(record.phase, 40)}" if end != "measured" and record.phase else ""
-    why = f": {short(record.message)}" if record.message else ""
-    return f"{end}{where}{why}"
+def _ending_text(run: Run, record: MeasurementRecord) -> str:
+    """How, where and why a probe ended: `out of memory in backward: …`."""
+    ending = run.ending_of(record)
+    phase = f" in {shorten(record.phase, 40)}" if ending != "measured" and record.phase else ""
+    reason = f": {shorten(record.message)}" if record.message else ""
+    return f"{ending}{phase}{reason}"
 
 
-def _took(record: MeasurementRecord) -> str:
-    """`1 min 12 s (58.5 s)`, of it compiling."""
-    took, compiling = map(format_seconds, (record.probe_seconds, record.compile_seconds or 0.0))
-    return f"{took} ({compiling})" if record.compile_seconds else took
+def _duration_text(record: MeasurementRecord) -> str:
+    """`1 min 12 s (58.5 s)`: the probe's seconds, and those of compiling among them."""
+    duration, compiling = map(format_seconds, (record.probe_seconds, record.compile_seconds or 0.0))
+    return f"{duration} ({compiling})" if record.compile_seconds else duration
 
 
-def _rate_cell(rate: float | None, within: Interval) -> doc.Number:
+def _rate_cell(rate: float | None, interval: Interval) -> doc.Number:
     """`5,804 (5,764 to 5,841)`"""
-    return doc.Number(rate, format_rate(rate) + (f" ({interval_text(within)})" if within else ""))
+    text = f" ({interval_text(interval)})" if interval else ""
+    return doc.Number(rate, format_rate(rate) + text)
 
 
-def _environment(run: Run) -> list[doc.Part]:
-    """Where the newest probe ran, what disturbed some, and the options of the search."""
+def _environment_facts(run: Run) -> list[doc.Part]:
+    """Where the newest probe ran, what disturbed any probe, and the options of the search."""
     record = run.records[-1]
-    device, world = run.found.device if run.found else record.device, record.world
+    device, world = run.result.device if run.result else record.device, record.world
     memory = format_bytes(device.total_bytes)
     if device.memory_cap_bytes is not None:
         memory += f", capped at {format_bytes(device.memory_cap_bytes)}: a smaller one is emulated"
     facts = [("Device", device.title), ("Memory", memory), ("Driver", device.driver or "-")]
     if world is not None and world.world_size > 1:
-        over = "; ".join([world.backend, *world.links])
-        facts.append(("Ranks", f"{world.world_size} on {world.nodes} machines over {over}"))
+        links = "; ".join([world.backend, *world.links])
+        facts.append(("Ranks", f"{world.world_size} on {world.nodes} machines over {links}"))
     facts.append(("Software", ", ".join(f"{n} {v}" for n, v in sorted(record.versions.items()))))
     kinds = Counter(
-        short(flag.partition(":")[0], 60)
+        shorten(flag.partition(":")[0], 60)
         for r in run.records if r.probe_id in run.disturbed for flag in r.flags
     )  # fmt: skip
-    said = ", ".join(f"{flag} ({number})" for flag, number in kinds.most_common(5))
-    facts.append(("Disturbed by", said or "nothing, as far as was read"))
-    if run.found is not None and run.found.asked is not None:
-        asked = ", ".join(f"{name}={value!r}" for name, value in run.found.asked.items())
-        facts.append(("Asked", asked or "no option"))
+    disturbances = ", ".join(f"{flag} ({number})" for flag, number in kinds.most_common(5))
+    facts.append(("Disturbed by", disturbances or "nothing, as far as was read"))
+    if run.result is not None and run.result.asked is not None:
+        options = ", ".join(f"{name}={value!r}" for name, value in run.result.asked.items())
+        facts.append(("Asked", options or "no option"))
     return [doc.Facts(facts)]
 
 
 def _date(record: MeasurementRecord) -> str:
-    """`2026-11-20 19:36`, of a date in ISO 8601."""
+    """`2026-11-20 19:36`, from a date in ISO 8601."""
     return record.date[:16].replace("T", " ")
 
 
-def short(message: str, length: int = MAX_MESSAGE) -> str:
-    """A message as one line, no longer than a table bears."""
+def shorten(message: str, length: int = MAX_MESSAGE) -> str:
+    """A message as one line of at most `length` characters."""
     line = " ".join(printable(message[: 4 * length]).split())
     return line if len(line) <= length else f"{line[:length]}…"
 
 
-def count(number: int, one: str) -> str:
+def count_text(number: int, noun: str) -> str:
     """`1 probe`, `12 probes`."""
-    return f"{number:,} {one}{'s' * (number != 1)}"
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and how long a training takes: in a line, in tables."""
+"""Where a step's time goes, and how long a training takes: as sentences, facts and tables."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,38 +8,37 @@ from planner.throughput.result import Breakdown, Cost, Throughput
 
 _HOUR = 3600  # seconds
 LEFT_OUT = "without validation, compiling, and a loader that is slower than the step"
-# What is less than this share of a step is not named in a line.
-_LEAST_NAMED = 1 / 200
+_LEAST_NAMED = 1 / 200  # of a step: a sentence does not name a smaller share
 
 
 def bound_text(whose: str, seconds: Mapping[str, float]) -> str:
-    """What a step waits for, in the words of every command."""
-    return f"What limits {whose}, in shares of its time: {shares(seconds)}"
+    """`What limits the step, in shares of its time: bandwidth 61%, …`"""
+    return f"What limits {whose}, in shares of its time: {shares_text(seconds)}"
 
 
-def shares(seconds: Mapping[str, float]) -> str:
+def shares_text(seconds: Mapping[str, float]) -> str:
     """`bandwidth 61%, matrix units 30%`: the parts of a step, the largest first."""
     total = sum(seconds.values())
     return ", ".join(
         f"{name} {part / total:.0%}"
-        for name, part in ranked(seconds)
+        for name, part in largest_first(seconds)
         if part >= total * _LEAST_NAMED
     )
 
 
-def ranked(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
+def largest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(seconds.items(), key=lambda item: -item[1])
 
 
 def time_parts(step: Breakdown) -> list[Part]:
-    """Seconds and share of each phase, then of each kind of operation with what limits it."""
+    """A table of the phases, and one of the kinds of operation with what limits each."""
     total = sum(step.phase_seconds.values())
     phases: list[list[Cell]] = [
-        [name, *seconds_and_share(seconds, total)] for name, seconds in ranked(step.phase_seconds)
+        [name, *seconds_and_share(part, total)] for name, part in largest_first(step.phase_seconds)
     ]
     kinds: list[list[Cell]] = [
-        [name, *seconds_and_share(seconds, total), shares(step.bound_seconds_of(name))]
-        for name, seconds in ranked(step.kind_seconds)
+        [name, *seconds_and_share(part, total), shares_text(step.bound_seconds_of(name))]
+        for name, part in largest_first(step.kind_seconds)
     ]
     return [
         Table(("phase", "time", "share"), phases),
@@ -47,28 +46,30 @@ def time_parts(step: Breakdown) -> list[Part]:
     ]
 
 
-def time_facts(time: Throughput, unit: str, runs: bool = True) -> list[tuple[str, str]]:
-    """Where a step's seconds and its rate lie, if it `runs`; what the card does for them, and what
-    devices exchange."""
+def time_facts(time: Throughput, unit: str, is_running: bool = True) -> list[tuple[str, str]]:
+    """The ranges of a step's seconds and, if it `is_running`, of its rate; its kernels and its use
+    of the matrix units; and what the devices exchange."""
     low, high = 1 - time.uncertainty, 1 + time.uncertainty
     rate = time.images_per_second
-    facts = [("Step", _between(time.step_seconds * low, time.step_seconds * high))]
-    if runs:
-        between = f"{format_rate(rate * low)} to {format_rate(rate * high)} {unit}/s"
-        facts.append(("Rate of one device", between))
+    facts = [("Step", _seconds_range(time.step_seconds * low, time.step_seconds * high))]
+    if is_running:
+        rate_range = f"{format_rate(rate * low)} to {format_rate(rate * high)} {unit}/s"
+        facts.append(("Rate of one device", rate_range))
     if time.launches:
         facts.append(("Kernels", f"{time.launches:,} a step"))
     if time.peak_share is not None:
         share = f"{time.peak_share:.1%} of the card's FLOP/s in this precision"
         facts.append(("Matrix units", f"{time.matrix_flops / 1e12:,.3g} TFLOPs a step: {share}"))
-    sent = time.communication
-    if sent is not None:
-        exposed = f"{format_seconds(sent.exposed_seconds)} are exposed: the device waits for them"
+    exchange = time.communication
+    if exchange is not None:
+        exposed = f"of which {format_seconds(exchange.exposed_seconds)} are exposed"
+        sent = f"{format_bytes(exchange.sent_bytes)} a step over {exchange.link}"
+        text = f"{format_seconds(exchange.seconds)}, {exposed}: the device waits for them"
         facts += [
-            ("Sent by each device", f"{format_bytes(sent.sent_bytes)} a step over {sent.link}"),
-            ("Communication", f"{format_seconds(sent.seconds)}, of which {exposed}"),
-            ("Without communication", f"{format_seconds(sent.alone_seconds)} a step"),
-            ("By the link", _between(sent.low_seconds, sent.high_seconds)),
+            ("Sent by each device", sent),
+            ("Communication", text),
+            ("Without communication", f"{format_seconds(exchange.alone_seconds)} a step"),
+            ("By the link", _seconds_range(exchange.low_seconds, exchange.high_seconds)),
         ]
     elif time.devices > 1:
         facts.append(("Communication", "not counted: no link is named (--link)"))
@@ -79,20 +80,20 @@ def seconds_and_share(seconds: float, total: float) -> list[Number]:
     return [Number(seconds, format_seconds(seconds)), Number(seconds, f"{seconds / total:.1%}")]
 
 
-def _between(low: float, high: float) -> str:
+def _seconds_range(low: float, high: float) -> str:
     return f"{format_seconds(low)} to {format_seconds(high)}"
 
 
 def hours_text(cost: Cost) -> str:
-    """`4.1 h (3.0–6.3)`; `at least` where nobody knows how much it may be."""
-    least = format_few(cost.low_seconds / _HOUR)
+    """`4.1 h (3.0–6.3)`; `at least` where the upper end is unknown."""
+    low = format_few(cost.low_seconds / _HOUR)
     high = cost.high_seconds
-    ends = f"{least} at least" if high is None else f"{least}–{format_few(high / _HOUR)}"
-    return f"{format_few(cost.seconds / _HOUR)} h ({ends})"
+    hours_range = f"{low} at least" if high is None else f"{low}–{format_few(high / _HOUR)}"
+    return f"{format_few(cost.seconds / _HOUR)} h ({hours_range})"
 
 
 def hours_headers(costs: Iterable[Cost | None]) -> list[str]:
-    """The column of a table whose rows have these."""
+    """The header of the column of hours, if any row has a cost."""
     return ["hours"] if any(costs) else []
 
 
@@ -105,7 +106,7 @@ def training_text(cost: Cost) -> str:
 
 
 def hours_notes(costs: Iterable[Cost | None], unit: str) -> list[str]:
-    """What the column means."""
+    """A line that explains the column of hours."""
     return [
         f"Hours: {training_text(cost)} {unit}, by the predicted rate and its range, {LEFT_OUT}."
         for cost in filter(None, costs)

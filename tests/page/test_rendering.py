@@ -9,18 +9,9 @@ from pathlib import Path
 import pytest
 
 from planner.core.errors import printable
-from planner.report.page import rendering
-from planner.report.page.contents import (
-    VERDICTS,
-    Group,
-    Number,
-    Page,
-    Section,
-    Table,
-    Text,
-    Verdict,
-)
-from planner.report.page.plotting import CYCLE, LIMIT, MAX_LABEL, STEEL, bars, luminance, plot_text
+from planner.report.page import contents, rendering
+from planner.report.page.contents import Group, Number, Page, Section, Table, Text, Verdict
+from planner.report.page.plotting import CYCLE, LIMIT, MAX_LABEL, STEEL, bar_chart, plot_text
 from planner.report.page.rendering import page_html
 from planner.report.pages import make_page
 from search.runs import report_estimate
@@ -120,7 +111,8 @@ def test_plotly_is_its_makers_bundle_byte_for_byte() -> None:
 
 
 def test_a_chart_s_figures_are_a_table_without_a_script() -> None:
-    chart = bars("g1-c", "Rates", {"a": 1.5, "b": 20_000.0}, "images/s", [(1.0, 2.0), None], [3.0])
+    rates, ranges = {"a": 1.5, "b": 20_000.0}, [(1.0, 2.0), None]
+    chart = bar_chart("g1-c", "Rates", rates, "images/s", ranges, [3.0])
     root = read_page(page_html(page_of(chart)))
     found = root.one("details", **{"class": "figures unprinted"}).one("tbody").all("tr")
     assert [[cell.text for cell in row.all("td")] for row in found] == [
@@ -131,10 +123,10 @@ def test_a_chart_s_figures_are_a_table_without_a_script() -> None:
 
 
 def test_a_verdict_is_an_icon_a_word_and_a_kind() -> None:
-    cells = [[Verdict(kind)] for kind in VERDICTS]
+    cells = [[Verdict(kind)] for kind in contents.VERDICTS]
     root = read_page(page_html(page_of(Table(["Fits"], cells), Verdict("no", "By 2 GiB."))))
     said = {cell.attributes["class"]: cell.text for cell in root.one("tbody").all("td")}
-    assert len(set(said.values())) == len(said) == len(VERDICTS)
+    assert len(set(said.values())) == len(said) == len(contents.VERDICTS)
     assert root.one("p", **{"class": "verdict no"}).text == "✕Does not fit By 2 GiB."
 
 
@@ -154,6 +146,13 @@ def test_a_page_forbids_every_request_and_names_no_other_place() -> None:
         assert element.attributes.get("href", "#").startswith(("#", "data:"))
 
 
+def luminance(colour: str) -> float:
+    """The relative luminance of `#rrggbb`, as WCAG 2.2 defines it."""
+    shares = (int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
 def test_every_colour_of_a_chart_stands_out_from_every_ground() -> None:
     """WCAG 2.2, 1.4.11: a contrast of 3 with what lies beside it."""
     grounds = ("#ffffff", "#f5f7f9", "#171c22", "#0f1317")
@@ -164,6 +163,6 @@ def test_every_colour_of_a_chart_stands_out_from_every_ground() -> None:
 
 def test_a_column_of_which_no_row_says_anything_is_left_out() -> None:
     rows = [["a", Number(None, "-"), "-", Number(0, "0")], ["-", Number(None, "-"), "-", "-"]]
-    table = Table(["one", "two", "three", "four"], rows, "said", (1,)).filled()
+    table = Table(["one", "two", "three", "four"], rows, "said", (1,)).compact()
     assert table == Table(["one", "four"], [["a", Number(0, "0")], ["-", "-"]], "said", (1,))
-    assert Table(["one"], []).filled().headers == ["one"], "which says that there are no rows"
+    assert Table(["one"], []).compact().headers == ["one"], "which says that there are no rows"

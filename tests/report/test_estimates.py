@@ -19,7 +19,7 @@ from planner.report import text as terminal
 from planner.report.estimates import estimate_answer, verdict_text
 from planner.report.page.contents import Folded, Table, Text
 from planner.report.text import parts_text
-from planner.report.time import bound_text, shares, time_parts
+from planner.report.time import bound_text, shares_text, time_parts
 from planner.throughput.result import Breakdown, Part, Throughput
 from tests.answers import advice_text, estimate_text, rows_text
 
@@ -148,7 +148,7 @@ def test_a_line_names_the_largest_first_and_leaves_out_what_is_tiny() -> None:
         "What limits the step, in shares of its time: bandwidth 65%, matrix units 25%, kernel "
         "starts 10%"
     )
-    assert shares({"a": 1.0, "b": 0.004}) == "a 100%"
+    assert shares_text({"a": 1.0, "b": 0.004}) == "a 100%"
 
 
 def test_tables_say_what_bounds_each_kind_over_all_phases() -> None:
@@ -187,6 +187,6 @@ def test_a_table_that_is_too_wide_breaks_its_longest_text(columns: int) -> None:
 
 
 def test_without_a_terminal_everything_is_whole() -> None:
-    assert terminal.width() == terminal.WIDTH
+    assert terminal.line_width() == terminal.WIDTH
     assert terminal.command_text(COMMAND) == f"  {COMMAND}"
     assert "---" in terminal.table_text([["x" * 300]], ["name"])

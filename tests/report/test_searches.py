@@ -10,12 +10,12 @@ import pytest
 from planner.core.schema import DeviceInfo, MeasurementRecord, SwinConfig, TrainSetting
 from planner.core.units import GIB, format_bytes, format_rate
 from planner.machine.hardware import Gpu, find_gpu
-from planner.report.estimates import apart_fields
+from planner.report.estimates import differing_fields
 from planner.report.page.contents import Chart, Copyable, Facts, Number, Table, Text
 from planner.report.page.rendering import all_parts, page_html
-from planner.report.pages import is_of, make_page
+from planner.report.pages import is_probe_of, make_page
 from planner.report.searches import Run
-from planner.report.step import Step
+from planner.report.step import PredictedStep
 from planner.trainers.emission import emit
 from search.loop.options import read_options
 from search.loop.records import read_records
@@ -66,11 +66,11 @@ def trouble(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ])  # fmt: skip
 
 
-def html_of(*subjects: Step | Run) -> str:
+def html_of(*subjects: PredictedStep | Run) -> str:
     return page_html(make_page(subjects))
 
 
-def parts_of(kind: type, *subjects: Step | Run) -> Iterator[Any]:
+def parts_of(kind: type, *subjects: PredictedStep | Run) -> Iterator[Any]:
     return (part for part in all_parts(make_page(subjects)) if isinstance(part, kind))
 
 
@@ -79,16 +79,16 @@ def traces_of(run: Run, key: str) -> dict[str, Any]:
     return {trace["name"]: trace for trace in chart.figure.to_plotly_json()["data"]}
 
 
-def said_by(*subjects: Step | Run) -> str:
+def said_by(*subjects: PredictedStep | Run) -> str:
     return "\n".join(part.text for part in parts_of(Text, *subjects))
 
 
-def table_with(header: str, *subjects: Step | Run) -> Table:
+def table_with(header: str, *subjects: PredictedStep | Run) -> Table:
     return next(table for table in parts_of(Table, *subjects) if header in table.headers)
 
 
 def test_the_answer_says_setting_rate_memory_and_gain(grid: Run) -> None:
-    found, said = grid.found, said_by(grid)
+    found, said = grid.result, said_by(grid)
     assert found is not None
     assert found.evidence is not None
     assert "batch 128, bf16, adamw" in said
@@ -129,14 +129,14 @@ def test_the_table_has_every_probe_with_its_reason(trouble: Run) -> None:
         rate, memory = cells["images/s (95% range)"], cells["memory"]
         assert (rate.value, memory.value) == (record.images_per_second, record.used_bytes)
         assert record.message in cells["ended"]
-    assert trouble.found is not None
-    assert {trouble.records[i].setting for i in table.marked} == {trouble.found.setting}
+    assert trouble.result is not None
+    assert {trouble.records[i].setting for i in table.marked} == {trouble.result.setting}
 
 
 def test_the_options_of_a_search_are_said(grid: Run) -> None:
-    assert grid.found is not None
+    assert grid.result is not None
     asked = read_options({"restrict": {"precision": "bf16"}, "budget_seconds": 90}).kept
-    run = replace(grid, found=grid.found.model_copy(update={"asked": asked}))
+    run = replace(grid, result=grid.result.model_copy(update={"asked": asked}))
     facts = dict(fact for part in parts_of(Facts, run) for fact in part.pairs)
     assert facts["Asked"] == "restrict={'precision': ['bf16']}, budget_seconds=90.0"
 
@@ -145,9 +145,9 @@ def test_nothing_fits(tmp_path: Path) -> None:
     run = searched(
         tmp_path, [ended(r, "out_of_memory", "CUDA out of memory") for r in invented_table()[:9]]
     )
-    assert run.found is not None
-    assert run.found.setting is None
-    assert run.found.advice in said_by(run)
+    assert run.result is not None
+    assert run.result.setting is None
+    assert run.result.advice in said_by(run)
     assert html_of(run)
 
 
@@ -164,7 +164,7 @@ def test_one_probe_of_a_run_that_goes_on(status: str) -> None:
 def test_each_axis_has_its_probes_and_joins_those_that_differ_in_it_only() -> None:
     ran = [r for r in invented_table(wobble=0.0) if r.status == "measured"]
     charts = [chart for chart in parts_of(Chart, run_of(ran)) if "-axes-" in chart.key]
-    axes = apart_fields([record.setting for record in ran])
+    axes = differing_fields([record.setting for record in ran])
     for axis, chart in zip(axes, charts, strict=True):
         drawn, *lines = chart.figure.data
         assert len(drawn.x) == len(ran)
@@ -181,7 +181,7 @@ def test_each_axis_has_its_probes_and_joins_those_that_differ_in_it_only() -> No
 # Several subjects
 
 
-def step_with(batch: int = 8, gpu: Gpu | None = CARD, **fields: Any) -> Step:
+def step_with(batch: int = 8, gpu: Gpu | None = CARD, **fields: Any) -> PredictedStep:
     return report_estimate(MODEL, TrainSetting(batch_size=batch, **fields), gpu=gpu)
 
 
@@ -203,7 +203,7 @@ def test_runs_are_told_by_their_rates_memory_settings_and_probes() -> None:
 
 def test_an_estimate_stands_beside_the_probe_of_the_same_setting_on_its_card() -> None:
     step, run = step_with(8), run_of([measured(8), measured(16)])
-    assert [record.probe_id for record in run.records if is_of(record, step)] == ["probe-8"]
+    assert [record.probe_id for record in run.records if is_probe_of(record, step)] == ["probe-8"]
     (row,) = table_with("memory predicted", step, run).rows
     error, used = row[5], measured(8).used_bytes
     assert isinstance(error, Number)

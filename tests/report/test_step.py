@@ -27,14 +27,14 @@ from planner.report.page.contents import Chart, Number, Page, Table
 from planner.report.page.rendering import all_parts, page_html
 from planner.report.pages import make_page
 from planner.report.step import (
-    Course,
-    Step,
-    alive_at_peak,
-    costs_of,
-    limit_of,
-    modules_of,
-    step_course,
+    PredictedStep,
+    Timeline,
+    allocator_limit_bytes,
+    enclosing_modules,
+    operation_costs,
     step_group,
+    step_timeline,
+    storages_at_peak,
     timeline_data,
 )
 from planner.throughput.result import COLLECTIVE_WAIT, HOST_WAIT
@@ -50,7 +50,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @cache
-def swin_step(name: str, gpu: str | None = "rtx-4090", options: str = "", **fields: Any) -> Step:
+def swin_step(
+    name: str, gpu: str | None = "rtx-4090", options: str = "", **fields: Any
+) -> PredictedStep:
     card = find_gpu(gpu) if gpu else None
     allocator = parse_allocator_config(options) if options else None
     config, setting = choose(SWIN, None, card, {"batch_size": 8, **SETTINGS[name], **fields})
@@ -59,17 +61,17 @@ def swin_step(name: str, gpu: str | None = "rtx-4090", options: str = "", **fiel
 
 def step_of(
     config: Any, setting: Any, ledger: Ledger, card: Any = None, options: Any = None
-) -> Step:
+) -> PredictedStep:
     found = estimate_ledger(config, setting, ledger, card, None, options)
-    return Step(found, on_device(ledger, processors_of(card)), card, options)
+    return PredictedStep(found, on_device(ledger, processors_of(card)), card, options)
 
 
 @cache
-def course_of(name: str) -> Course:
-    return step_course(swin_step(name))
+def course_of(name: str) -> Timeline:
+    return step_timeline(swin_step(name))
 
 
-def parts_of(step: Step, kind: type) -> list[Any]:
+def parts_of(step: PredictedStep, kind: type) -> list[Any]:
     page = Page("t", "", [step_group(step, "g1")])
     return [part for part in all_parts(page) if isinstance(part, kind)]
 
@@ -101,15 +103,15 @@ def test_every_point_of_the_ledger_is_on_the_page(name: str) -> None:
 
 def test_options_reach_the_line_of_what_is_reserved() -> None:
     step = swin_step("plain", "rtx-4090", "expandable_segments:True")
-    assert max(step_course(step).reserved) == step.estimate.peak_reserved_bytes
+    assert max(step_timeline(step).reserved) == step.estimate.peak_reserved_bytes
     assert step.estimate.peak_reserved_bytes < swin_step("plain").estimate.peak_reserved_bytes
-    assert limit_of(step) > step.estimate.peak_reserved_bytes
+    assert allocator_limit_bytes(step) > step.estimate.peak_reserved_bytes
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_is_alive_sums_to_the_peak(name: str) -> None:
     step, course = swin_step(name), course_of(name)
-    alive = alive_at_peak(step.ledger, course.live)
+    alive = storages_at_peak(step.ledger, course.live)
     assert sum(size for _, _, size in alive) == step.estimate.peak_live_bytes
     breakdown = step.estimate.breakdown
     for category in CATEGORIES:
@@ -126,7 +128,7 @@ def test_what_is_alive_sums_to_the_peak(name: str) -> None:
 )  # fmt: skip
 def test_every_second_stands_once_by_operation_and_in_the_chart(fields: dict[str, Any]) -> None:
     step = swin_step("plain", "a100-sxm-80gb", **fields)
-    time, costs = step.estimate.throughput, costs_of(step)
+    time, costs = step.estimate.throughput, operation_costs(step)
     assert time is not None
     assert sum(cost.seconds for cost in costs) == pytest.approx(time.step_seconds)
     assert all(bool(cost.name) == (cost.kind not in (HOST_WAIT, COLLECTIVE_WAIT)) for cost in costs)
@@ -139,7 +141,7 @@ def test_every_second_stands_once_by_operation_and_in_the_chart(fields: dict[str
 
 
 def test_a_module_has_what_it_holds() -> None:
-    assert modules_of("layers.0.blocks.1.mlp.fc1") == [
+    assert enclosing_modules("layers.0.blocks.1.mlp.fc1") == [
         "layers.0", "layers.0.blocks.1", "layers.0.blocks.1.mlp"
     ]  # fmt: skip
     table = next(t for t in parts_of(swin_step("plain"), Table) if "module" in t.headers)
@@ -153,7 +155,7 @@ def test_a_module_has_what_it_holds() -> None:
         assert 0 < held <= (whole.value or 0)
 
 
-def hostile_step() -> Step:
+def hostile_step() -> PredictedStep:
     """A recorded model's ledger as a stranger may have named its modules."""
     path = "<img src=x onerror=alert(1)>.0\x1b[31m"
     events = [
@@ -179,7 +181,7 @@ def test_hostile_paths_are_shown_as_text() -> None:
 
 
 def test_the_command_on_the_page_estimates_the_same() -> None:
-    step = replace(swin_step("fsdp"), said=SWIN, fields={"num_classes": "1000"})
+    step = replace(swin_step("fsdp"), model_text=SWIN, fields={"num_classes": "1000"})
     words = shlex.split(step.command("estimate"))
     done = CliRunner().invoke(cli, [*words[1:], "--json"], catch_exceptions=False)
     expected = json.loads(json.dumps(to_json(step.estimate)))

@@ -124,7 +124,8 @@ def left(tmp_path: Path) -> Path:
 def test_a_folder_or_one_of_its_files_is_the_same_run(left: Path, name: str) -> None:
     assert is_run(str(left / name))
     named, folder = read_run(left / name), read_run(left)
-    assert (named.found, named.records, named.place) == (folder.found, folder.records, folder.place)
+    assert (named.result, named.place) == (folder.result, folder.place)
+    assert named.records == folder.records
 
 
 def test_a_torn_line_and_a_faulty_recommendation_are_said(left: Path) -> None:
@@ -134,7 +135,7 @@ def test_a_torn_line_and_a_faulty_recommendation_are_said(left: Path) -> None:
     (left / "recommendation.json").write_text('{"format": 99}')
     run = read_run(left)
     assert len(run.records) == whole - 1
-    assert run.found is None
+    assert run.result is None
     assert "result format 99" in run.faults[0]
     assert "is torn" in run.faults[1]
 

@@ -1,4 +1,7 @@
-"""What a page is made of. Every text is plain text, whoever wrote it: rendering escapes it."""
+"""The parts that answers and pages are made of: texts, facts, tables, charts, sections.
+
+Every text is plain text, whoever wrote it: rendering escapes it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; a `kind` sets it apart: "lead", "plain", "note" (smaller), "warning"."""
+    """A paragraph. Its `kind` sets its look: "lead", "plain", "note" (smaller), "warning"."""
 
     text: str
     kind: str = "plain"
@@ -23,8 +26,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Facts:
-    """Terms and what they are, in order. A `kind` sets them apart: "plain", or "tiles" (the three
-    to six figures that are to be seen first)."""
+    """Terms with their values, in order. The `kind` decides how they look: "plain", or "tiles" (the
+    three to six figures to see first)."""
 
     pairs: Sequence[tuple[str, str]]
     kind: str = "plain"
@@ -32,7 +35,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Number:
-    """A cell that sorts by `value` and reads as `text`; None is the least, and reads as "-"."""
+    """A cell that sorts by `value` and reads as `text`. None sorts first."""
 
     value: float | None
     text: str
@@ -42,8 +45,9 @@ class Number:
 
 
 VerdictKind = Literal["fits", "likely", "unlikely", "no", "unknown"]
-# The icon says the same as the colour, to those who see none, and the word says both.
-VERDICTS: Mapping[VerdictKind, tuple[str, str, str]] = {  # and whether it fits, in a cell of text
+# The icon, the words, and the text of a terminal's cell. The icon says what the colour does, for
+# those who see no colour.
+VERDICTS: Mapping[VerdictKind, tuple[str, str, str]] = {
     "fits": ("✓", "Fits", "yes"),
     "likely": ("≈", "Probably fits", "probably"),
     "unlikely": ("!", "Probably does not fit", "probably not"),
@@ -54,8 +58,8 @@ VERDICTS: Mapping[VerdictKind, tuple[str, str, str]] = {  # and whether it fits,
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether something fits, as a part of the page or as a cell; `text` says more, and is not
-    shown in a cell."""
+    """Whether something fits, as a part of the page or as a cell. A cell does not show `text`,
+    which says more."""
 
     kind: VerdictKind
     text: str = ""
@@ -94,9 +98,9 @@ def share_cell(share: float, whole: float = 1.0) -> Number:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headers, which sort when they are clicked. `marked` are the numbers of rows to be
-    set apart (the recommended one). `caption` says what it shows. It may have any number of rows:
-    a long one is shown a page of rows at a time, and on a terminal its `first` ones."""
+    """Rows under headers; a click on a header sorts them. `marked` are the indices of the rows to
+    highlight (the recommended one), and `caption` says what the table shows. A page shows a long
+    table a part at a time, and a terminal its `first` rows."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -104,22 +108,22 @@ class Table:
     marked: Sequence[int] = ()
     first: int = 9
 
-    def filled(self) -> Table:
-        """Without the columns of which no row says anything: all read "-"."""
-        kept = [n for n in range(len(self.headers)) if {str(row[n]) for row in self.rows} != {"-"}]
-        rows = [[row[n] for n in kept] for row in self.rows]
-        return replace(self, headers=[self.headers[n] for n in kept], rows=rows)
+    def compact(self) -> Table:
+        """The table without its empty columns: those where every row reads "-"."""
+        used = [n for n in range(len(self.headers)) if {str(row[n]) for row in self.rows} != {"-"}]
+        rows = [[row[n] for n in used] for row in self.rows]
+        return replace(self, headers=[self.headers[n] for n in used], rows=rows)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A plotly figure. `description` is what it shows for who cannot see it. Strings from others
-    (names of models, messages) go into a figure through `plotting.plot_text`.
+    """A plotly figure. `description` says what it shows, also to those who cannot see it. Strings
+    from others (names of models, messages) go into a figure through `plotting.plot_text`.
 
-    `table` has its figures, where those of its traces do not say them.
+    `table` has the figures of the chart, where its traces do not have them.
 
-    `script` names a file of `assets/` that makes more of the figure once it is drawn (a timeline
-    that resamples when it is zoomed), and `data` what that file needs: plain JSON values.
+    `script` names a file of `assets/` that extends the figure once it is drawn (a timeline that
+    resamples when it is zoomed), and `data` holds the plain JSON values that this file needs.
     """
 
     key: str
@@ -133,7 +137,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Copyable:
-    """A text to take away (a command, a file), with a button that copies it."""
+    """A text to copy (a command, a file), with a button that copies it."""
 
     text: str
     label: str = ""
@@ -141,7 +145,7 @@ class Copyable:
 
 @dataclass(frozen=True)
 class Folded:
-    """Parts that are shown when their `summary` is clicked; print shows them where `printed`."""
+    """Parts that a click on their `summary` shows. On paper they are shown if `printed`."""
 
     summary: str
     parts: Sequence[Part]
@@ -154,7 +158,7 @@ Part = Text | Verdict | Facts | Table | Chart | Copyable | Folded
 @dataclass(frozen=True)
 class Section:
     """A heading and its parts. `key` is its anchor: unique in its group, of letters and hyphens.
-    What is there to be copied is not `printed`."""
+    On paper a section is shown if `printed`."""
 
     key: str
     title: str
@@ -162,26 +166,25 @@ class Section:
     printed: bool = True
 
 
-def sections_of(parts: Sequence[Part], title: str = "Answer") -> list[Section]:
-    """An answer's parts as a page has them: what stands on a terminal's first screen under `title`,
-    and a section for each that is folded there."""
-    first = [part for part in parts if not isinstance(part, Folded)]
-    folded = [part for part in parts if isinstance(part, Folded)]
-    rest = [
-        Section(_key(each.summary), f"{each.summary[0].upper()}{each.summary[1:]}", each.parts)
-        for each in folded
-    ]
-    return [Section(_key(title), title, first), *rest]
+def make_sections(parts: Sequence[Part], title: str = "Answer") -> list[Section]:
+    """An answer's parts as sections of a page: the first screen of a terminal under `title`, and a
+    section for each part that is folded there."""
+    sections = [Section(_anchor(title), title, [p for p in parts if not isinstance(p, Folded)])]
+    for part in parts:
+        if isinstance(part, Folded):
+            heading = f"{part.summary[0].upper()}{part.summary[1:]}"
+            sections.append(Section(_anchor(part.summary), heading, part.parts))
+    return sections
 
 
-def _key(title: str) -> str:
+def _anchor(title: str) -> str:
     return re.sub(r"[^a-z]+", "-", title.partition("(")[0].lower()).strip("-")
 
 
 @dataclass(frozen=True)
 class Group:
-    """The sections of one subject: an estimate, a run. `title` is "" where a page has only one.
-    One that is `folded` is shown when its title is clicked, and printed where it is open."""
+    """The sections of one subject: an estimate, a run. `title` is "" if the page has one subject.
+    A click on its title shows a group that is `folded`; on paper it is shown if it is open."""
 
     key: str
     title: str
@@ -191,9 +194,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page. `lead` is its answer in a sentence or two; `made` says by what and when."""
+    """A whole page. `lead` is its answer in a sentence or two; `footer` says what made the page
+    and when."""
 
     title: str
     lead: str
     groups: Sequence[Group]
-    made: str = ""
+    footer: str = ""

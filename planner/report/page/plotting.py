@@ -11,12 +11,12 @@ from planner.report.page.contents import Cell, Chart, Number, Table
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-# The hues of Okabe and Ito's palette, told apart with every common colour blindness, in such
-# lightness that each has a contrast of 3 with the page's grounds, light and dark (WCAG 2.2,
-# 1.4.11): their sky, orange, purple and yellow are too light for white paper.
+# The hues of Okabe and Ito's palette, which people with any common colour blindness tell apart, in
+# such lightness that each has a contrast of 3 with the page's backgrounds, light and dark (WCAG
+# 2.2, 1.4.11): their own sky, orange, purple and yellow are too light for white paper.
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#2E97D1", "#008A62", "#C27A00"
 VERMILION, PURPLE, YELLOW, GREY = "#C8401A", "#B65C92", "#8F8300", "#808080"
-STEEL, LIMIT = "#6B7B8B", "#D62728"  # bars of one kind; what there is of memory
+STEEL, LIMIT = "#6B7B8B", "#D62728"  # bars of one kind; a memory limit
 CYCLE = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, YELLOW, GREY)
 
 # A legend above the drawing. Its empty title is a line for the buttons that appear at the right.
@@ -24,22 +24,13 @@ LEGEND_ABOVE = {
     "orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal",
     "maxheight": 0.8, "title": {"text": " ", "side": "top", "font": {"size": 18}},
 }  # fmt: skip
-# A longer label would leave no room for what it is of.
-MAX_LABEL = 300
+MAX_LABEL = 300  # characters: a longer label would leave no room for the drawing
 _BAR_PX, _AROUND_PX = 30, 70
 
 
-def luminance(colour: str) -> float:
-    """The relative luminance of `#rrggbb`, as WCAG 2.2 defines it."""
-    shares = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
-    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
 def plot_text(text: str) -> str:
-    """`text` as plotly shows it letter by letter: it reads a part of HTML (`<b>`, `<a>`) in every
-    label, and control characters are shown as escapes. A text of more than MAX_LABEL letters is
-    cut."""
+    """`text` for a label of plotly, which would read some HTML in it (`<b>`, `<a>`). Control
+    characters become escapes. A text of more than MAX_LABEL characters is cut."""
     shown = printable(text)
     if len(shown) > MAX_LABEL:
         shown = shown[: MAX_LABEL - 1] + "…"
@@ -47,8 +38,8 @@ def plot_text(text: str) -> str:
 
 
 def new_figure(traces: list[Any], **layout: Any) -> Figure:
-    """A figure without colours of its own for paper, text and lines: those are the theme's, which
-    the page applies. Raises PlannerError where plotly is missing."""
+    """A figure without its own colours for paper, text and lines: the page's theme sets those.
+    Raises PlannerError where plotly is missing."""
     try:
         from plotly.graph_objects import Figure
     except ImportError:
@@ -60,17 +51,18 @@ def new_figure(traces: list[Any], **layout: Any) -> Figure:
     return Figure(traces, {**look, **layout})
 
 
-def bars(
+def bar_chart(
     key: str,
-    said: str,
+    description: str,
     values: Mapping[str, float],
     unit: str,
-    within: Sequence[tuple[float, float] | None] = (),
+    ranges: Sequence[tuple[float, float] | None] = (),
     limits: Sequence[float | None] = (),
 ) -> Chart:
-    """A lying bar for each name, the first on top: where it may lie (`within`), and its limit."""
+    """A horizontal bar for each name, the first on top, with the range of its value and its
+    limit."""
     names, numbers = list(map(plot_text, values)), list(values.values())
-    ends = [found or (value, value) for value, found in zip(numbers, within, strict=False)]
+    ends = [interval or (value, value) for value, interval in zip(numbers, ranges, strict=False)]
     bar: dict[str, Any] = {
         "type": "bar", "orientation": "h", "y": names, "x": numbers, "name": "needed",
         "marker": {"color": STEEL}, "hovertemplate": "%{y}: %{x:,.4g}<extra></extra>",
@@ -95,4 +87,4 @@ def bars(
         for name, n in values.items()
     ]
     height = _AROUND_PX + _BAR_PX * len(names) + (60 if any(limits) else 0)
-    return Chart(key, figure, said, height, table=Table(["", unit], rows))
+    return Chart(key, figure, description, height, table=Table(["", unit], rows))

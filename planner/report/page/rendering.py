@@ -1,8 +1,7 @@
-"""A page as one HTML file that needs nothing else: style, scripts, plotly and data lie within.
+"""A page as one HTML file that contains all that it needs: style, scripts, plotly and data.
 
-Plotly's script and the figures are compressed.
-Browsers have unpacked gzip by themselves since 2023. A security policy in the page keeps it from
-asking anybody for anything.
+Plotly's script and the figures are compressed: browsers have unpacked gzip by themselves since
+2023. A security policy in the page forbids it every request.
 """
 
 from __future__ import annotations
@@ -27,74 +26,77 @@ _GENERATOR = "planner report"
 # Plotly's own smallest bundle, byte for byte as `npm pack plotly.js-basic-dist-min@4.1.1` has it
 # (MIT; tests/page holds its digest): the pip package has only the full one, 2 MB of every page.
 PLOTLY = "plotly-basic.min.js"
-# What it draws of ours; none by WebGL, which Chromium lacks without a GPU.
+# The kinds of trace in our figures. None needs WebGL, which Chromium lacks without a GPU.
 DRAWN = {"scatter", "bar"}
-WIDE = 24  # letters of a text that is broken into lines; a phone gives its column a line of its own
+# A text of more characters is broken into lines, and a phone gives its column a line of its own.
+WIDE = 24
 
 
 def page_html(page: doc.Page) -> str:
-    """The page, whole. Raises PlannerError where plotly is missing."""
+    """The HTML of a page. Raises PlannerError where plotly is missing."""
     charts = [part for part in all_parts(page) if isinstance(part, doc.Chart)]
     keys = [chart.key for chart in charts]
     assert len(keys) == len(set(keys)), "two charts of one key"
-    number = count(1).__next__  # of tables, for their anchors
+    number = count(1).__next__  # of each table, for its anchor
     content = _environment().get_template("content.html.j2").render(page=page, number=number)
     scripts = sorted({chart.script for chart in charts if chart.script})
-    drawn = {"charts": packed(_drawings(charts)), "plotly": packed(_asset(PLOTLY))} if keys else {}
+    packed = {"charts": pack(_drawings(charts)), "plotly": pack(_asset(PLOTLY))} if charts else {}
     names = ("page", "frame", "tables", *scripts)
     return _environment().get_template("page.html.j2").render(
-        page=page, generator=_GENERATOR, content=content, packed=drawn, style=_asset("page.css"),
-        first=_asset("first.js"), scripts=[_asset(f"{name}.js") for name in names],
+        page=page, generator=_GENERATOR, content=content, packed=packed,
+        style=_asset("page.css"), first=_asset("first.js"),
+        scripts=[_asset(f"{name}.js") for name in names],
     )  # fmt: skip
 
 
 def column_kinds(table: doc.Table) -> list[str]:
-    """Of each column "number", "wide" (a text of many letters is in it), or neither, ""."""
+    """The kind of each column: "number", "wide" (it has a text of more than WIDE characters), or
+    neither, ""."""
     return [
         "number" if any(isinstance(cell, doc.Number) for cell in column)
-        else "wide" if any(len(read(cell)) > WIDE for cell in column) else ""
+        else "wide" if any(len(cell_text(cell)) > WIDE for cell in column) else ""
         for _, *column in zip(table.headers, *table.rows, strict=True)
     ]  # fmt: skip
 
 
-def read(cell: doc.Cell) -> str:
-    """What a cell reads as."""
+def cell_text(cell: doc.Cell) -> str:
+    """The text of a cell."""
     if isinstance(cell, doc.Verdict):
         return f"{cell.icon} {cell.word}"
     return (printable(cell.text) or "-") if isinstance(cell, doc.Number) else printable(cell)
 
 
-def sorted_by(cell: doc.Number) -> str:
-    """What a number sorts by, as an attribute; "" for what is not known, or not finite."""
+def sort_key(cell: doc.Number) -> str:
+    """The value that a cell sorts by, as an HTML attribute; "" if it is unknown or not finite."""
     return "" if cell.value is None or not math.isfinite(cell.value) else repr(cell.value)
 
 
 def is_page(start: str) -> bool:
-    """Whether a file that begins with `start` is a page of ours: some 1,000 characters tell."""
+    """Whether a file that begins with `start` (some 1,000 characters) is a page of ours."""
     return f'<meta name="generator" content="{_GENERATOR}">' in start
 
 
 def all_parts(page: doc.Page) -> Iterator[doc.Part]:
-    """Every part, those within folds too."""
+    """Every part of a page, also those within folds."""
     for group in page.groups:
         for section in group.sections:
-            yield from _within(section)
+            yield from _nested_parts(section)
 
 
-def _within(whole: doc.Section | doc.Folded) -> Iterator[doc.Part]:
-    for part in whole.parts:
+def _nested_parts(parent: doc.Section | doc.Folded) -> Iterator[doc.Part]:
+    for part in parent.parts:
         yield part
         if isinstance(part, doc.Folded):
-            yield from _within(part)
+            yield from _nested_parts(part)
 
 
-def packed(text: str) -> str:
-    """Text compressed by gzip, in base64. The same text gives the same bytes."""
+def pack(text: str) -> str:
+    """`text` compressed by gzip, in base64. The same text gives the same result."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _drawings(charts: Sequence[doc.Chart]) -> str:
-    """Charts by key, as JSON. The look of a figure is the page's, and no figure brings its own."""
+    """The charts by key, as JSON. No figure keeps a template: the page decides how it looks."""
     from plotly.io.json import to_json_plotly
 
     drawings: dict[str, Any] = {}
@@ -116,19 +118,19 @@ def _asset(name: str) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, finalize=_shown,
+        trim_blocks=True, lstrip_blocks=True, finalize=_escape,
     )  # fmt: skip
-    made.tests["number"] = lambda cell: isinstance(cell, doc.Number)
-    made.tests["verdict"] = lambda cell: isinstance(cell, doc.Verdict)
-    made.filters["kinds"] = column_kinds
-    made.filters["kind"] = lambda part: type(part).__name__.lower()
-    made.filters["sorted_by"] = sorted_by
-    made.filters["read"] = read
-    return made
+    environment.tests["number"] = lambda cell: isinstance(cell, doc.Number)
+    environment.tests["verdict"] = lambda cell: isinstance(cell, doc.Verdict)
+    environment.filters["kinds"] = column_kinds
+    environment.filters["kind"] = lambda part: type(part).__name__.lower()
+    environment.filters["sort_key"] = sort_key
+    environment.filters["cell_text"] = cell_text
+    return environment
 
 
-def _shown(value: Any) -> Any:
-    """Control characters as escapes; what is marked as safe (style, scripts) stays as it is."""
+def _escape(value: Any) -> Any:
+    """Control characters as escapes. Text marked as safe (style, scripts) stays as it is."""
     return printable(value) if type(value) is str else value
