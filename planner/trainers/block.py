@@ -1,6 +1,6 @@
 """`train.py` for a plan: the file that was probed, with the block at its top filled in.
 
-The block names the setting and builds the model; no other byte of the file is written here.
+The block names the setting and builds the model. Every other byte of the file stays as it is.
 """
 
 import re
@@ -22,44 +22,45 @@ from planner.training.setting import FIELD, probed, step_values
 BEGINS = "# ---- What is trained, and how ----"
 ENDS = "# ---- The same in every file from here on ----"
 
-# In which fields a Swin of timm may differ from the published one whose weights it loads: timm fits
-# position biases to other windows and the patch embedding to other channels.
+# The fields in which a Swin of timm may differ from the published one whose weights it loads: timm
+# fits position biases to other windows and the patch embedding to other channels.
 _FREE = frozenset((
     "name", "num_classes", "image_size", "drop_rate", "attn_drop_rate", "drop_path_rate",
     "window_size", "in_channels",
 ))  # fmt: skip
 
 
-def filled(plan: Plan, comment: str) -> str:
-    """`train.py` of `plan`; `comment` is what the block says of itself, in lines behind `#`."""
+def fill_block(plan: Plan, comment: str) -> str:
+    """The text of `train.py` for `plan`, with `comment` (lines behind `#`) at the top of its
+    block."""
     text, values = probed(), script_values(plan)
     begin, end = text.index(BEGINS), text.index(ENDS)
-    title, fields, _, _, task, batches, own = text[begin:end].strip().split("\n\n\n")
+    title, fields, _, _, task, batches, dataset = text[begin:end].strip().split("\n\n\n")
     if plan.is_task:
-        task = f"def build_task() -> Any:\n{_task(plan)}"
-    if (factory := own_factory(plan)) is not None:
+        task = f"def build_task() -> Any:\n{_task_body(plan)}"
+    if (factory := dataset_factory(plan)) is not None:
         module, _, name = factory.partition(":")
-        own = f"def own_dataset() -> Any:\n{_imported(module, name)}    return {name}()"
+        dataset = f"def own_dataset() -> Any:\n{_import_lines(module, name)}    return {name}()"
     parts = (
         f"{title}\n\n{comment.rstrip()}",
-        "\n".join(_with_value(line, values) for line in fields.splitlines()),
+        "\n".join(_fill_field(line, values) for line in fields.splitlines()),
         f"SETTING = Setting()\nFINE_TUNING: dict[str, float] = {literal(_fine_tuning(plan))}",
-        f"def build_model(pretrained: bool = False) -> nn.Module:\n{_built(plan)}".rstrip(),
-        *(task, batches, own),
+        f"def build_model(pretrained: bool = False) -> nn.Module:\n{_model_body(plan)}".rstrip(),
+        *(task, batches, dataset),
     )
     return text[:begin] + "\n\n\n".join(parts) + f"\n\n\n{text[end:]}"
 
 
-def _with_value(line: str, values: Mapping[str, Any]) -> str:
-    found = FIELD.match(line)
-    if found is None or found[1] not in values:
+def _fill_field(line: str, values: Mapping[str, Any]) -> str:
+    match = FIELD.match(line)
+    if match is None or match[1] not in values:
         return line
-    return f"    {found[1]}: {found[2]} = {literal(values[found[1]])}{found[3]}"
+    return f"    {match[1]}: {match[2]} = {literal(values[match[1]])}{match[3]}"
 
 
 def script_values(plan: Plan) -> dict[str, Any]:
-    """The fields of `train.Setting`: those that the probe reads, and beside them the recipe, the
-    data and their loader. Imports no torch."""
+    """The values of `train.Setting`: those that a probe reads, the recipe, the data and their
+    loader. Imports no torch."""
     setting, recipe, model = plan.setting, plan.recipe, plan.model
     loader = train_loader(plan)
     values: dict[str, Any] = {
@@ -79,103 +80,103 @@ def script_values(plan: Plan) -> dict[str, Any]:
 
 
 def _recipe_values(recipe: Recipe) -> dict[str, Any]:
-    given = ("learning_rate", "weight_decay", "epochs", "warmup_epochs", "warmup_start",
+    names = ("learning_rate", "weight_decay", "epochs", "warmup_epochs", "warmup_start",
              "final_share", "smoothing", "mixup", "cutmix")  # fmt: skip
-    values = {name: getattr(recipe, name) for name in given}
-    augmentation = recipe.augmentation
-    if augmentation is not None:
-        same = ("auto_augment", "erasing", "interpolation", "crop_share")
-        values |= {name: getattr(augmentation, name) for name in same}
+    values = {name: getattr(recipe, name) for name in names}
+    if recipe.augmentation is not None:
+        for name in ("auto_augment", "erasing", "interpolation", "crop_share"):
+            values[name] = getattr(recipe.augmentation, name)
     return values
 
 
 def _fine_tuning(plan: Plan) -> dict[str, Any]:
-    """What --pretrained sets where a setting trains all of a published model: the authors' recipe
-    from the weights of ImageNet-22k."""
+    """The values that --pretrained sets where all of a published model is trained: the authors'
+    recipe for weights of ImageNet-22k. Empty where a setting fine-tunes in another way."""
     if published_weights(plan.model) is None or fine_tunes(plan.setting):
         return {}
     recipe = fine_tuning(plan.recipe)
-    tuned = {"epochs": recipe.epochs, "warmup_epochs": recipe.warmup_epochs}
+    durations = {"epochs": recipe.epochs, "warmup_epochs": recipe.warmup_epochs}
     rates = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay or None}
-    return {**tuned, **{name: value for name, value in rates.items() if value is not None}}
+    return {**durations, **{name: value for name, value in rates.items() if value is not None}}
 
 
-def _task(plan: Plan) -> str:
+def _task_body(plan: Plan) -> str:
     model = plan.model.model_dump(mode="json", exclude_none=True)
-    told = plan.setting.model_dump(mode="json", exclude_defaults=True)
+    setting = plan.setting.model_dump(mode="json", exclude_defaults=True)
     return (
         "    from planner.training.tasks import load_task\n\n"
-        f"    return load_task(\n        {literal(model)},\n        {literal(told)},\n    )"
+        f"    return load_task(\n        {literal(model)},\n        {literal(setting)},\n    )"
     )
 
 
-def own_factory(plan: Plan) -> str | None:
-    """MODULE:FACTORY of the user's Dataset, None where the script reads a folder of pictures."""
+def dataset_factory(plan: Plan) -> str | None:
+    """MODULE:FACTORY of the user's Dataset, or None where the script reads a folder of pictures."""
     if plan.fed is None or not plan.fed.is_factory:
         return None
     return plan.fed.location
 
 
-def _imported(module: str, name: str) -> str:
+def _import_lines(module: str, name: str) -> str:
     return (
         '    import sys\n\n    sys.path.insert(0, "")  # your module is found where you stand\n'
         f"    from {module} import {name.partition('.')[0]}\n\n"
     )
 
 
-def _built(plan: Plan) -> str:
+def _model_body(plan: Plan) -> str:
     """The body of `build_model`."""
     model, attention = plan.model, plan.setting.attention
     if plan.is_task:
         return "    raise NotImplementedError(SETTING.unit)  # the task makes it\n"
     if isinstance(model, FactoryModel):
         module, name = model.parts
-        return f"{_imported(module, name)}    model: nn.Module = {name}()\n    return model\n"
+        return f"{_import_lines(module, name)}    model: nn.Module = {name}()\n    return model\n"
     writers: Mapping[str, Callable[[Any, str], str]]
     if isinstance(model, NamedModel):
-        writers = {"timm": _timm_by_name, "torchvision": _torchvision, "transformers": _of_hub}
+        writers = {"timm": _write_named_timm, "torchvision": _write_torchvision,
+                   "transformers": _write_transformers}  # fmt: skip
     else:
-        writers = {"native": _native, "timm": _timm, "microsoft": _microsoft}
+        writers = {"native": _write_native, "timm": _write_timm, "microsoft": _write_microsoft}
     return writers[model.library](model, attention)
 
 
-def _native(model: SwinConfig, attention: str) -> str:
-    how = "eager" if attention == "eager" else "sdpa"
+def _write_native(model: SwinConfig, attention: str) -> str:
+    kernel = "eager" if attention == "eager" else "sdpa"
     config = _call("SwinConfig", native_arguments(model))
     return (
         "    from native_swin import SwinConfig, build_swin\n\n"
-        f"{_NO_WEIGHTS}    config = {config}\n    return build_swin(config, {literal(how)})\n"
+        f"{_NO_WEIGHTS}    config = {config}\n    return build_swin(config, {literal(kernel)})\n"
     )
 
 
-def _timm(model: SwinConfig, attention: str) -> str:
+def _write_timm(model: SwinConfig, attention: str) -> str:
     name, arguments = create_model_arguments(model)
     weights = published_weights(model)
-    loads = {"pretrained": _Name("pretrained")} if weights else {}
-    created = _call("timm.create_model", {**loads, **arguments}, (literal(weights or name),))
-    begin = f"    import timm\n\n{'' if weights else _NO_WEIGHTS}"
-    switch = _fused_attention(attention, model)
-    return f"{begin}    model: nn.Module = {created}\n{switch}"
+    if weights:
+        arguments = {"pretrained": _Source("pretrained"), **arguments}
+    created = _call("timm.create_model", arguments, (literal(weights or name),))
+    start = f"    import timm\n\n{'' if weights else _NO_WEIGHTS}"
+    return f"{start}    model: nn.Module = {created}\n{_attention_lines(attention, model)}"
 
 
-def _timm_by_name(model: NamedModel, attention: str) -> str:
-    """As `planner.libraries.timm.spec` builds it."""
-    given = {"in_chans": model.in_channels, "num_classes": model.num_classes}
-    loads = {"pretrained": _Name("pretrained"), **given}
-    created = _call("timm.create_model", loads, (literal(model.name), "**sized"))
+def _write_named_timm(model: NamedModel, attention: str) -> str:
+    """The model as `planner.libraries.timm.spec` builds it."""
+    shape = {"in_chans": model.in_channels, "num_classes": model.num_classes}
+    arguments = {"pretrained": _Source("pretrained"), **shape}
+    created = _call("timm.create_model", arguments, (literal(model.name), "**sized"))
     return (
         "    import timm\n\n"
         f"    weights = timm.models.get_pretrained_cfg({literal(model.name)})\n"
         "    fixed = weights is not None and weights.fixed_input_size\n"
         f'    sized = {{"img_size": {literal(model.image_size)}}} if fixed else {{}}\n'
-        f"    model: nn.Module = {created}\n{_fused_attention(attention, model)}"
+        f"    model: nn.Module = {created}\n{_attention_lines(attention, model)}"
     )
 
 
-def _fused_attention(attention: str, model: Model) -> str:
-    """The end of a model of timm's, which has a switch in each of its attentions."""
-    named = isinstance(model, NamedModel)
-    if attention == "library" or not (named or getattr(model, "version", 1) == 1):
+def _attention_lines(attention: str, model: Model) -> str:
+    """The last lines for a model of timm: they set the switch in each of its attentions."""
+    is_named = isinstance(model, NamedModel)
+    if attention == "library" or not (is_named or getattr(model, "version", 1) == 1):
         return "    return model\n"
     return (
         "    for module in model.modules():\n"
@@ -185,13 +186,15 @@ def _fused_attention(attention: str, model: Model) -> str:
     )
 
 
-def _torchvision(model: NamedModel, attention: str) -> str:
-    """As `planner.libraries.torchvision` builds it; `train.py` itself attends as asked."""
+def _write_torchvision(model: NamedModel, attention: str) -> str:
+    """The model as `planner.libraries.torchvision` builds it. `train.py` itself sets the
+    attention."""
     assert model.image_size is not None
-    told = {"vit": ("image_size", model.image_size[0]), "maxvit": ("input_size", model.image_size)}
-    sized = dict([told[kind]]) if (kind := model.name.partition("_")[0]) in told else {}
+    size = model.image_size
+    sizes: dict[str, Any] = {"vit": {"image_size": size[0]}, "maxvit": {"input_size": size}}
+    size_argument = sizes.get(model.name.partition("_")[0], {})
     name = literal(model.name)
-    created = _call("get_model", {"num_classes": model.num_classes, **sized}, (name,))
+    created = _call("get_model", {"num_classes": model.num_classes, **size_argument}, (name,))
     return (
         "    from torchvision.models import get_model, get_model_weights\n\n"
         f"    model: nn.Module = {created}\n"
@@ -204,8 +207,8 @@ def _torchvision(model: NamedModel, attention: str) -> str:
     )
 
 
-def _of_hub(model: NamedModel, attention: str) -> str:
-    """As `planner.libraries.transformers` builds it."""
+def _write_transformers(model: NamedModel, attention: str) -> str:
+    """The model as `planner.libraries.transformers` builds it."""
     if model.name not in HUB:
         raise unknown_name("Swin of transformers", model.name, HUB, "Name a factory of your own.")
     assert model.image_size is not None
@@ -228,7 +231,7 @@ def _of_hub(model: NamedModel, attention: str) -> str:
     )
 
 
-def _microsoft(model: SwinConfig, attention: str) -> str:
+def _write_microsoft(model: SwinConfig, attention: str) -> str:
     suffix, ending = ("", "") if model.version == 1 else ("_v2", "V2")
     created = _call(f"SwinTransformer{ending}", microsoft_arguments(model))
     return (
@@ -247,21 +250,22 @@ _NO_WEIGHTS = (
 
 
 def published_weights(model: Model) -> str | None:
-    """What timm calls weights that fit a Swin of its own; None where none do."""
+    """The timm name of the published weights that fit a Swin of timm, or None if there are none."""
     if not isinstance(model, SwinConfig) or model.name is None or model.library != "timm":
         return None
     published = find_library("timm").find(model.name)
-    differs = model.model_dump().items() - published.model_dump().items() if published else None
-    return model.name if differs is not None and dict(differs).keys() <= _FREE else None
+    differences = model.model_dump().items() - published.model_dump().items() if published else None
+    return model.name if differences is not None and dict(differences).keys() <= _FREE else None
 
 
-class _Name(str):
-    """Python source, no text."""
+class _Source(str):
+    """Python source, which `literal` does not quote."""
 
 
 def literal(value: Any) -> str:
-    """`value` as Python source, strings in double quotes; what does not print is escaped."""
-    if isinstance(value, _Name):
+    """`value` as Python source. Strings are in double quotes, and characters that do not print are
+    escaped."""
+    if isinstance(value, _Source):
         return str(value)
     if isinstance(value, str):
         if "\\" in value and '"' not in value and value.isprintable():
@@ -278,7 +282,7 @@ def literal(value: Any) -> str:
 
 
 def _call(name: str, arguments: Mapping[str, Any], positional: tuple[str, ...] = ()) -> str:
-    """`name(positional, key=value, …)`, one argument a line, to stand inside a function."""
+    """`name(positional, key=value, …)` with one argument a line, indented for a function's body."""
     lines = [f"        {p},\n" for p in positional]
     lines += [f"        {k}={literal(v)},\n" for k, v in arguments.items()]
     return f"{name}(\n{''.join(lines)}    )" if lines else f"{name}()"

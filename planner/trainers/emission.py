@@ -1,4 +1,6 @@
-"""A setting in a trainer's own terms: `emit` writes what `planner tune` found for one trainer."""
+"""A setting in a trainer's own terms: `emit` writes one that was tuned or predicted, `emit_setting`
+one of your own.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TARGETS", "Emitted", "as_result", "emit", "emit_setting", "read_json", "read_result"]
 
-TASK_TRAINER = "pytorch"  # the one that trains any task
+TASK_TRAINER = "pytorch"  # the only one that trains any task
 
 
 def emit(
@@ -46,20 +48,21 @@ def emit(
     changes: Mapping[str, Any] | None = None,
     output: str | PurePath | None = None,
 ) -> Emitted:
-    """A setting that was found, for `target`, one of `TARGETS`.
+    """The files that train with a tuned or predicted setting, for the trainer `target`, one of
+    `TARGETS`.
 
-    `result` is a Recommendation, an Estimate or an Advice; the JSON of one (of estimates several);
-    or the path of a file that holds it, or of the directory of `planner tune`. Of several
-    estimates, and of an Advice's `ways`, `way` chooses one, counted from 1; an Advice's recommended
-    one needs no number. `changes` are fields of TrainSetting to set otherwise.
-    What was only predicted is called so, in the file and in the warnings. A trainer of another
-    library trains that library's version of the model: it is estimated anew, and the file says that
-    it was not measured; so is a setting that trains under DDP. `output` is where you will write the
-    file, for its launch line.
+    `result` is a Recommendation, an Estimate or an Advice; or its JSON (also of several estimates);
+    or the path of a file that holds it, or of the directory of `planner tune`. `way` chooses one of
+    several estimates or of an Advice's `ways`, counted from 1; without it an Advice's
+    recommendation is taken. `changes` are fields of TrainSetting to change.
+
+    A prediction is called a prediction, in the file and in the warnings. A trainer of another
+    library trains that library's version of the model: then the memory is estimated anew, and the
+    file says that this was not measured; so it is with a setting that trains under DDP. `output` is
+    the path where you will write the file, for the launch command.
 
     Raises UsageError (unknown target, unreadable result, no such way, a bad change) and
-    UnsupportedError (nothing was found to fit, the trainer cannot express the setting, or it would
-    not fit).
+    UnsupportedError (no setting fits, the trainer cannot express the setting, or it would not fit).
     """
     trainer = find_trainer(target)
     source = "result"
@@ -75,65 +78,66 @@ def emit(
     path = PurePath(output) if output is not None else None
     if is_predicted(result):
         predicted = read_predicted(result, source, way)
-        plan = _plan_of_predicted(predicted, changes or {}, path)
-        changed = plan.setting != predicted.setting
-        return _write(trainer, plan, changed, _device_of(predicted))
+        plan = _make_predicted_plan(predicted, changes or {}, path)
+        is_changed = plan.setting != predicted.setting
+        return _emit(trainer, plan, is_changed, _predicted_device(predicted))
     if way is not None:
         raise UsageError(f"--way chooses among predicted settings, and {source} was measured.",
                          "Omit --way.")  # fmt: skip
-    found = result if isinstance(result, Recommendation) else as_result(result, source)
-    if found.setting is None or found.evidence is None:
+    recommendation = result if isinstance(result, Recommendation) else as_result(result, source)
+    if recommendation.setting is None or recommendation.evidence is None:
+        verb = "fitted" if recommendation.num_probes else "was probed"
         raise UnsupportedError(
-            f"there is nothing to emit: no setting of {found.model.title} "
-            f"{'fitted' if found.num_probes else 'was probed'} on {found.device.name}.",
-            found.advice or "Tune with a smaller batch, checkpointing or a smaller model.",
+            f"there is nothing to emit: no setting of {recommendation.model.title} {verb} on "
+            f"{recommendation.device.name}.",
+            recommendation.advice or "Tune with a smaller batch, checkpointing or a smaller model.",
         )
-    setting = _changed(found.setting, changes or {})
+    setting = _apply_changes(recommendation.setting, changes or {})
     plan = Plan(
-        found.model,
+        recommendation.model,
         setting,
-        _origin(found, setting),
-        device=found.device.kind,
-        allocator=found.evidence.versions.get(RECORDED_AS),
+        _origin_lines(recommendation, setting),
+        device=recommendation.device.kind,
+        allocator=recommendation.evidence.versions.get(RECORDED_AS),
         output=path,
-        unit=found.evidence.unit,
-        fed=found.feeding.data if found.feeding else None,
+        unit=recommendation.evidence.unit,
+        fed=recommendation.feeding.data if recommendation.feeding else None,
     )
-    changed = bool(setting.differences(found.setting))
-    return _write(trainer, plan, changed, found.device)
+    is_changed = bool(setting.differences(recommendation.setting))
+    return _emit(trainer, plan, is_changed, recommendation.device)
 
 
-def _plan_of_predicted(
-    found: Predicted, changes: Mapping[str, Any], output: PurePath | None
+def _make_predicted_plan(
+    predicted: Predicted, changes: Mapping[str, Any], output: PurePath | None
 ) -> Plan:
-    """Raises UnsupportedError where it does not fit as it was predicted."""
-    setting = _changed(found.setting, changes)
-    if found.shortfall and setting == found.setting:
-        raise UnsupportedError(
-            f"there is nothing to emit: {found.model.title} with this setting {found.shortfall}.",
-            "`planner advise` with the same model and GPU lists ways that fit.",
-        )
-    over = ", whose upper end does not fit" if found.may_exceed else ""
-    said = f"{found.summary} on {found.where}{over}"
-    heading = [f"planner: {one_line(found.model.title)}, predicted and not measured: {said}."]
-    changed = setting.differences(found.setting)
-    if changed:
-        heading.append(_changes_line(changed, "predicted"))
+    """The plan of a predicted setting. Raises UnsupportedError if it is predicted not to fit."""
+    setting = _apply_changes(predicted.setting, changes)
+    if predicted.shortfall and setting == predicted.setting:
+        law = f"{predicted.model.title} with this setting {predicted.shortfall}."
+        way_out = "`planner advise` with the same model and GPU lists ways that fit."
+        raise UnsupportedError(f"there is nothing to emit: {law}", way_out)
+    overflow = ", whose upper end does not fit" if predicted.may_exceed else ""
+    prediction = f"{predicted.summary} on {predicted.where}{overflow}"
+    title = one_line(predicted.model.title)
+    heading = [f"planner: {title}, predicted and not measured: {prediction}."]
+    differences = setting.differences(predicted.setting)
+    if differences:
+        heading.append(_changes_line(differences, "predicted"))
     return Plan(
-        found.model,
+        predicted.model,
         setting,
         tuple(heading),
-        allocator=found.allocator,
+        allocator=predicted.allocator,
         output=output,
-        unit=found.figures.unit if found.figures.is_task else None,
-        warnings=(f"Predicted, not measured: {said}. `planner tune` measures.",),
+        unit=predicted.figures.unit if predicted.figures.is_task else None,
+        warnings=(f"Predicted, not measured: {prediction}. `planner tune` measures.",),
         known_by="estimate",
     )
 
 
-def _device_of(found: Predicted) -> DeviceInfo | None:
-    """The device that was predicted for, as a probe on it would name it."""
-    gpu, budget = found.gpu, found.figures.budget_bytes
+def _predicted_device(predicted: Predicted) -> DeviceInfo | None:
+    """The device of a prediction, as a probe on it would describe it."""
+    gpu, budget = predicted.gpu, predicted.figures.budget_bytes
     if gpu is None:
         return DeviceInfo(kind="cuda", name="", total_bytes=budget) if budget is not None else None
     return DeviceInfo(
@@ -141,7 +145,7 @@ def _device_of(found: Predicted) -> DeviceInfo | None:
         name=(*gpu.device_names, gpu.title)[0],
         total_bytes=gpu.memory_bytes,
         capability=gpu.capability,
-        memory_cap_bytes=found.memory_bytes,
+        memory_cap_bytes=predicted.memory_bytes,
     )
 
 
@@ -153,20 +157,21 @@ def emit_setting(
     device: DeviceInfo | None = None,
     output: str | PurePath | None = None,
 ) -> Emitted:
-    """A model and a setting of your own, which nobody measured, for `target`. Raises as `emit`.
+    """The files that train a model with a setting of your own, which nobody measured, for the
+    trainer `target`.
 
-    `model` and `setting` are as `planner.estimate` takes them.
-    `device` is what it will train on: a CUDA device of any size where None is given.
+    `model` and `setting` are as `planner.estimate` takes them. `device` is the device that it will
+    train on; None is a CUDA device of any size. Raises the errors of `emit`.
     """
-    named = read_model(model, {})
+    parsed_model = read_model(model, {})
     plan = Plan(
-        named,
+        parsed_model,
         read_setting(setting, {}),
-        (f"planner: {one_line(named.title)}, with a setting that was not measured.",),
+        (f"planner: {one_line(parsed_model.title)}, with a setting that was not measured.",),
         device=device.kind if device is not None else "cuda",
         output=PurePath(output) if output is not None else None,
     )
-    return _write(find_trainer(target), plan, False, device)
+    return _emit(find_trainer(target), plan, False, device)
 
 
 def read_result(path: str | PathLike[str]) -> Recommendation:
@@ -179,7 +184,7 @@ def read_result(path: str | PathLike[str]) -> Recommendation:
 
 
 def read_json(path: str | PathLike[str]) -> tuple[Any, str]:
-    """What is in a result's file, and the path of that."""
+    """The content of a result's file, and the path of that file."""
     file = files.named_path(path, "result")
     if file.is_dir():
         file = file / files.TUNE_RESULT
@@ -200,6 +205,7 @@ def read_json(path: str | PathLike[str]) -> tuple[Any, str]:
 
 
 def as_result(data: object, source: str) -> Recommendation:
+    """The recommendation in parsed JSON that `source` names. Raises UsageError."""
     if not isinstance(data, Mapping):
         raise UsageError(f"{source} holds no recommendation: it is not a JSON object.")
     version = data.get("format")
@@ -217,79 +223,88 @@ def as_result(data: object, source: str) -> Recommendation:
     return parse(Recommendation, data, source)
 
 
-def _changed(setting: TrainSetting, changes: Mapping[str, Any]) -> TrainSetting:
-    """`setting` with `changes`. Where they take away a parallelism, the compiler or adapters, what
-    belongs to these goes too."""
+def _apply_changes(setting: TrainSetting, changes: Mapping[str, Any]) -> TrainSetting:
+    """`setting` with `changes`. A change that turns off a parallelism, the compiler or adapters
+    also resets the fields that belong to it."""
     if not changes:
         return setting
-    gone = set(COMPILED_FIELDS) if changes.get("compile") == "off" else set()
+    dropped = set(COMPILED_FIELDS) if changes.get("compile") == "off" else set()
     if str(changes.get("lora_rank")) == "0":
-        gone.add("lora_targets")
+        dropped.add("lora_targets")
     if "parallelism" in changes:
-        gone |= foreign_options(changes["parallelism"])
-    kept = setting.model_dump(exclude=gone)
-    return parse(TrainSetting, {**kept, **changes}, "--set")
+        dropped |= foreign_options(changes["parallelism"])
+    values = setting.model_dump(exclude=dropped)
+    return parse(TrainSetting, {**values, **changes}, "--set")
 
 
-def _write(trainer: Trainer, plan: Plan, changed: bool, device: DeviceInfo | None) -> Emitted:
-    title, library = trainer.title, trainer.library
-    model, name, named = plan.model, plan.model.title, trainer.names(plan)
-    is_ported = library is not None and not trainer.trains_named  # which says by itself what it is
-    if plan.is_task and trainer.name != TASK_TRAINER and not (named or is_ported):
-        law = f"{title} is written for images -> logits, and {name} has a step of its own."
-        way_out = f"Use --for {TASK_TRAINER}, whose script trains any task."
-        if isinstance(model, FactoryModel) and device is None:
-            law = f"{title} takes images -> logits, and no estimate tells whether {name} does."
-            way_out = f"Run 'planner tune {name}' first, which does, or use --for {TASK_TRAINER}."
-        raise UnsupportedError(law, way_out)
-    trained = (
-        refusals.port_model(plan.model, library, title) if library and not named else plan.model
-    )
-    moved = trained is not plan.model
+def _emit(trainer: Trainer, plan: Plan, is_changed: bool, device: DeviceInfo | None) -> Emitted:
+    """The files of a plan. `is_changed`: its setting is not the one that was found."""
+    title, library, is_named = trainer.title, trainer.library, trainer.can_name(plan)
+    # A trainer that builds a Swin of its library refuses any other model by itself (`port_model`).
+    builds_swin = library is not None and not trainer.trains_named
+    if plan.is_task and trainer.name != TASK_TRAINER and not (is_named or builds_swin):
+        raise _task_error(title, plan.model, device)
+    model = plan.model
+    if library and not is_named:
+        model = refusals.port_model(model, library, title)
     if device is not None:
         check_device_precision(device, plan.setting.precision)
-    faults = refusals.setting_refusals(trained, plan.setting)
-    told = plan.setting if named else plan.setting.with_recipe(isinstance(trained, SwinConfig))
-    run = refusals.parallel_setting(trainer, told)
-    planned = replace(plan, model=trained, setting=run)
-    several = refusals.parallel_refusals(trainer, planned, TRAINERS.values())
-    unsaid = refusals.word_refusals(trainer, planned)
-    refuse(title, [*faults, *several, *unsaid, *trainer.refusals(planned)])
+    setting = plan.setting if is_named else plan.setting.with_recipe(isinstance(model, SwinConfig))
+    setting = refusals.parallel_setting(trainer, setting)
+    planned = replace(plan, model=model, setting=setting)
+    refuse(title, [
+        *refusals.setting_refusals(model, plan.setting),
+        *refusals.parallel_refusals(trainer, planned, TRAINERS.values()),
+        *refusals.word_refusals(trainer, planned),
+        *trainer.refusals(planned),
+    ])  # fmt: skip
     reasons = []
-    if moved:
-        assert isinstance(trained, SwinConfig)
+    if model is not plan.model:
+        assert isinstance(model, SwinConfig)
         probed = one_line(plan.model.title)
-        reasons.append(f"the setting was found for {probed}, and this is {trained.library}'s Swin")
-    if changed:
+        reasons.append(f"the setting was found for {probed}, and this is {model.library}'s Swin")
+    if is_changed:
         reasons.append(f"the setting was changed after the {plan.known_by}")
-    reasons += refusals.parallel_reasons(trainer, plan.setting, run)
-    judged = _judge(trained, planned, device, reasons) if reasons else ()
-    loads = loader_warnings(trainer, planned)
-    heading = (*plan.heading, *judged, *loader_heading(planned), *loads)
+    reasons += refusals.parallel_reasons(trainer, plan.setting, setting)
+    unmeasured = _describe_unmeasured(model, planned, device, reasons) if reasons else ()
+    loader = loader_warnings(trainer, planned)
+    heading = (*plan.heading, *unmeasured, *loader_heading(planned), *loader)
     written = trainer.write(replace(planned, heading=heading))
     return Emitted(
         target=trainer.name,
         filename=trainer.filename,
         text=written.text,
-        launch=written.run,
-        warnings=(*plan.warnings, *judged, *loads, *written.notes),
+        launch=written.command,
+        warnings=(*plan.warnings, *unmeasured, *loader, *written.notes),
         modules=written.modules,
     )
 
 
-def _judge(
+def _task_error(title: str, model: Model, device: DeviceInfo | None) -> UnsupportedError:
+    """The error for a model with a step of its own, or of which nobody knows whether it has one."""
+    name = model.title
+    law = f"{title} is written for images -> logits, and {name} has a step of its own."
+    way_out = f"Use --for {TASK_TRAINER}, whose script trains any task."
+    if isinstance(model, FactoryModel) and device is None:
+        law = f"{title} takes images -> logits, and no estimate tells whether {name} does."
+        way_out = f"Run 'planner tune {name}' first, which does, or use --for {TASK_TRAINER}."
+    return UnsupportedError(law, way_out)
+
+
+def _describe_unmeasured(
     model: Model, plan: Plan, device: DeviceInfo | None, reasons: list[str]
 ) -> tuple[str, ...]:
-    """A warning of what was not measured and its estimated memory. Raises where it cannot fit."""
+    """A warning: why the setting was not measured, and its estimated memory. Raises
+    UnsupportedError where it cannot fit."""
     why = "; ".join(reasons)
     if not isinstance(model, SwinConfig):
         return (f"Not measured: {why}.",)
     try:
-        found = _estimate(model, plan, device)
+        estimated = _estimate(model, plan, device)
     except UnsupportedError as error:
         return (f"Not measured, nor estimated: {why}; {error.message}",)
-    total = format_bytes(found.device_total_bytes)
-    if found.fits is False:
+    total = format_bytes(estimated.device_total_bytes)
+    if estimated.fits is False:
         raise UnsupportedError(
             f"{why}: it is estimated to take {total} on a CUDA device, which does not fit.",
             "Emit with a smaller --set batch_size=N (and a larger accumulate), "
@@ -302,38 +317,38 @@ def _estimate(model: SwinConfig, plan: Plan, device: DeviceInfo | None) -> Estim
     from planner.estimation.estimate import estimate
     from planner.machine.hardware import recognise_gpu
 
-    chosen = plan.allocator or AllocatorConfig()
+    allocator = plan.allocator or AllocatorConfig()
     if device is None:
-        return estimate(model, plan.setting, allocator=chosen)
+        return estimate(model, plan.setting, allocator=allocator)
     gpu = recognise_gpu(device.name, device.total_bytes) if device.kind == "cuda" else None
     budget = device.memory_cap_bytes or device.total_bytes
-    return estimate(model, plan.setting, gpu=gpu, memory_bytes=budget, allocator=chosen)
+    return estimate(model, plan.setting, gpu=gpu, memory_bytes=budget, allocator=allocator)
 
 
-def _origin(found: Recommendation, setting: TrainSetting) -> tuple[str, ...]:
-    """Where the setting comes from: the probe, in a comment's lines."""
-    evidence = found.evidence
+def _origin_lines(recommendation: Recommendation, setting: TrainSetting) -> tuple[str, ...]:
+    """The probe that the setting comes from, as lines of a comment."""
+    evidence = recommendation.evidence
     assert evidence is not None
-    seen = evidence.images_per_second
-    rate = f"{seen:.1f} {one_line(evidence.counts)}/s" if seen else "no rate"
+    speed = evidence.images_per_second
+    rate = f"{speed:.1f} {one_line(evidence.counts)}/s" if speed else "no rate"
     peak = evidence.peak_allocated_bytes
     memory = f", {format_bytes(peak)} allocated at the peak" if peak is not None else ""
-    cap = found.device.memory_cap_bytes
+    cap = recommendation.device.memory_cap_bytes
     emulated = f" (capped at {format_bytes(cap)}: an emulation)" if cap is not None else ""
-    model, device = one_line(found.model.title), one_line(found.device.title)
+    model, device = one_line(recommendation.model.title), one_line(recommendation.device.title)
     torch = one_line(evidence.versions.get("torch", "unknown"))
-    if found.device.emulated:
+    if recommendation.device.emulated:
         rate += " (predicted, not measured)"
     lines = [
         f"planner: {model} on {device}{emulated}, probed {one_line(evidence.date)}:",
         f"{rate}{memory}, torch {torch}.",
     ]
-    changed = setting.differences(found.setting) if found.setting else {}
-    if changed:
-        lines.append(_changes_line(changed, "measured"))
+    differences = setting.differences(recommendation.setting) if recommendation.setting else {}
+    if differences:
+        lines.append(_changes_line(differences, "measured"))
     return tuple(lines)
 
 
-def _changes_line(changed: Mapping[str, Any], how: str) -> str:
-    said = ", ".join(f"{field}={value}" for field, value in changed.items())
-    return f"Changed since, and so not what was {how}: {said}."
+def _changes_line(differences: Mapping[str, Any], basis: str) -> str:
+    changes = ", ".join(f"{field}={value}" for field, value in differences.items())
+    return f"Changed since, and so not what was {basis}: {changes}."

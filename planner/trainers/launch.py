@@ -1,5 +1,5 @@
-"""The command that trains with an emitted file, the environment in front of it, and how it loads
-its data: the measured loader, or Swin's usual one, and what of it a trainer has no word for.
+"""The command that trains with an emitted file, with its environment; and the loader of its data:
+the measured one or Swin's usual one, and the notes on both.
 """
 
 import shlex
@@ -14,36 +14,35 @@ from planner.trainers.plan import Plan, Trainer, one_line
 PORT = 29500  # torchrun's and accelerate's own
 
 
-def launch(plan: Plan, command: str, variables: Mapping[str, str] | None = None) -> str:
-    """`command` behind its environment: the allocator's as it was probed, and `variables`. On the
-    CPU it says nothing of the allocator."""
-    given = dict(variables or {})
+def launch_line(plan: Plan, command: str, variables: Mapping[str, str] | None = None) -> str:
+    """`command` after its environment: that of the probed allocator (on a GPU) and `variables`."""
+    environment = dict(variables or {})
     if plan.allocator and plan.device == "cuda":
-        given = {ALLOCATOR_VARIABLES[0]: plan.allocator, **given}
-    words = [f"{name}={shlex.quote(value)}" for name, value in given.items()]
-    return " ".join((*words, command))
+        environment = {ALLOCATOR_VARIABLES[0]: plan.allocator, **environment}
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    return " ".join((*assignments, command))
 
 
-def torchrun(script: str, plan: Plan, arguments: str = "") -> str:
-    """The command that runs `script` (quoted already) on every device, of each machine.
+def torchrun_line(script: str, plan: Plan, arguments: str = "") -> str:
+    """The command that runs `script` (already quoted) on every device of a machine.
 
-    A standalone rendezvous takes a free port; of several machines one is HOST. A training that lost
-    a rank does not start again by itself.
+    On one machine the rendezvous takes a free port; of several machines one is HOST. A training
+    that lost a rank does not restart by itself.
     """
     setting = plan.setting
     if setting.parallelism == "none":
         return f"python {script} {arguments}".rstrip()
-    meeting = (
+    rendezvous = (
         f"--nnodes {setting.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:{PORT}"
         if setting.nodes > 1
         else "--standalone"
     )
-    each = f"--nproc-per-node {setting.devices_per_node} --max-restarts=0"
-    return f"torchrun {meeting} {each} {script} {arguments}".rstrip()
+    processes = f"--nproc-per-node {setting.devices_per_node} --max-restarts=0"
+    return f"torchrun {rendezvous} {processes} {script} {arguments}".rstrip()
 
 
-def nodes_notes(setting: TrainSetting) -> tuple[str, ...]:
-    """What several machines ask of whoever starts them."""
+def node_notes(setting: TrainSetting) -> tuple[str, ...]:
+    """How to start a training on several machines."""
     if setting.nodes == 1:
         return ()
     return (
@@ -52,35 +51,36 @@ def nodes_notes(setting: TrainSetting) -> tuple[str, ...]:
     )
 
 
-def tf32_notes(plan: Plan, why: str) -> tuple[str, ...]:
-    """What the variables of `tf32_environment` do, and `why` it is they that do it."""
+def tf32_notes(plan: Plan, reason: str) -> tuple[str, ...]:
+    """What the variables of `tf32_environment` do, with the `reason` for the one that turns TF32
+    on."""
     if plan.device == "cpu":
         return ()
     return {
         "fp32": ("NVIDIA_TF32_OVERRIDE=0 keeps convolutions in plain fp32 too.",),
-        "tf32": (f"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: {why}.",),
+        "tf32": (f"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 turns TF32 on: {reason}.",),
     }.get(plan.setting.precision, ())
 
 
-OLDER_PILLOW = (
+# Measured 2026-11-24 with timm 1.0.31: 9 of 5,000 pictures raise ValueError in Pillow 13.0.0. With
+# 12.3.0 and before no bits make a black picture.
+OLD_PILLOW = (
     "With pillow<13: timm's RandAugment posterizes to no bits at times, and Pillow 13 refuses that."
 )
-"""Measured 2026-11-24 with timm 1.0.31: 9 of 5,000 pictures raise ValueError in Pillow 13.0.0. With
-12.3.0 and before no bits make a black picture."""
-RESUMES = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
-"""For trainers whose checkpoints hold more than weights, and which load them as torch before 2.6
-did: from then on torch.load refuses all else unless told."""
-RESUMES_NOTE = (
+# For trainers whose checkpoints hold more than weights, and which load them as torch before 2.6
+# did: since then torch.load refuses anything but weights by default.
+RESUME_ENVIRONMENT = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
+RESUME_NOTE = (
     "Without TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 torch 2.6 and later refuse to load its checkpoints "
     "when training goes on from one: give it such files only as you trust."
 )
 
 
 def tf32_environment(plan: Plan) -> dict[str, str]:
-    """The variables that set TF32 where a trainer has no key for it.
+    """The environment variables that set TF32 where a trainer has no key for it.
 
     Quoted: pytorch aten/src/ATen/Context.h reads TORCH_ALLOW_TF32_CUBLAS_OVERRIDE for matrices
-    (convolutions are in TF32 unless told); NVIDIA's libraries read NVIDIA_TF32_OVERRIDE.
+    (convolutions use TF32 by default); NVIDIA's libraries read NVIDIA_TF32_OVERRIDE.
     """
     if plan.device == "cpu":
         return {}
@@ -90,10 +90,10 @@ def tf32_environment(plan: Plan) -> dict[str, str]:
 
 
 def train_loader(plan: Plan) -> LoaderSetting:
-    """How one process loads what it trains on.
+    """The loader of one process.
 
-    What was measured fed one process with the whole machine: several on it share its workers. The
-    usual eight are each process's own, as in Swin's published training.
+    A measured loader had the whole machine for one process, so several processes share its workers.
+    Each process has the usual eight workers to itself, as in Swin's published training.
     """
     setting = plan.setting
     if plan.loader is None:
@@ -104,16 +104,16 @@ def train_loader(plan: Plan) -> LoaderSetting:
 
 
 def loader_heading(plan: Plan) -> tuple[str, ...]:
-    """Where the loader's figures come from, a comment's line each; a task's loader is the user's,
-    and only what was measured is said of it."""
+    """Where the loader's figures come from, as lines of a comment. The loader of a task is the
+    user's: without a measurement there is nothing to say about it."""
     world, workers = plan.setting.world_size, train_loader(plan).workers
     if plan.fed is None or plan.loader is None:
-        shown = f"{workers} workers" if world == 1 else f"{workers} in each process"
-        usual = (
-            f"Loader: not measured. It has {shown}, as Swin's authors use; give it no more than "
+        count = f"{workers} workers" if world == 1 else f"{workers} in each process"
+        line = (
+            f"Loader: not measured. It has {count}, as Swin's authors use; give it no more than "
             "there are processors."
         )
-        return () if plan.is_task else (usual,)
+        return () if plan.is_task else (line,)
     lines = [_measured_heading(plan.fed)]
     if world > 1 and plan.loader.workers:
         lines.append(
@@ -123,17 +123,17 @@ def loader_heading(plan: Plan) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _measured_heading(fed: DataResult) -> str:
-    count = f"{fed.processors:g} processor{'s' if fed.processors > 1 else ''}"
-    day = f", {one_line(fed.date[:10])}" if fed.date else ""
+def _measured_heading(data: DataResult) -> str:
+    count = f"{data.processors:g} processor{'s' if data.processors > 1 else ''}"
+    day = f", {one_line(data.date[:10])}" if data.date else ""
     return (
-        f"Loader: {fed.setting.title}, measured at {fed.images_per_second:.1f} images/s on "
-        f"{count}, bound by its {fed.bound}{day}."
+        f"Loader: {data.setting.title}, measured at {data.images_per_second:.1f} images/s on "
+        f"{count}, bound by its {data.bound}{day}."
     )
 
 
 def loader_warnings(trainer: Trainer, plan: Plan) -> tuple[str, ...]:
-    """What of the measured loader `trainer` does otherwise: the law, and the way out."""
+    """A warning where `trainer` does not use the measured loader, with the way out."""
     if plan.loader is None or plan.is_task or trainer.reads is None:
         return ()
     return (

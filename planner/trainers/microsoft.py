@@ -1,10 +1,10 @@
 """microsoft/Swin-Transformer: a yacs YAML file for `main.py --cfg`.
 
-Keys are those of its config.py @f82860b; what it does by itself is read in main.py, optimizer.py,
-utils.py and data/build.py: autocast is fp16 only, with a GradScaler also in fp32; the learning rate
-is BASE_LR × batch × world × accumulation / 512; the classes are the data set's, 1000 or 21841,
-whatever MODEL.NUM_CLASSES says; it validates with the training batch; its SGD is Nesterov's; biases
-and norms are not decayed; the model is always wrapped in DDP, and needs CUDA.
+The keys are those of its config.py @f82860b. What the trainer does by itself was read in main.py,
+optimizer.py, utils.py and data/build.py: autocast is fp16 only, with a GradScaler also in fp32; the
+learning rate is BASE_LR × batch × world × accumulation / 512; the classes are those of the data
+set, 1000 or 21841, whatever MODEL.NUM_CLASSES says; it validates with the training batch; its SGD
+is Nesterov's; biases and norms are not decayed; the model is always wrapped in DDP, and needs CUDA.
 """
 
 from typing import Any
@@ -13,17 +13,17 @@ from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.record import Augmentation
 from planner.estimation.ledgers import BASE_LR, Recipe, learning_rate_note, rounded
 from planner.trainers.launch import (
-    OLDER_PILLOW,
-    RESUMES,
-    RESUMES_NOTE,
-    launch,
-    nodes_notes,
+    OLD_PILLOW,
+    RESUME_ENVIRONMENT,
+    RESUME_NOTE,
+    launch_line,
+    node_notes,
     tf32_environment,
     tf32_notes,
-    torchrun,
+    torchrun_line,
     train_loader,
 )
-from planner.trainers.plan import Plan, Refusal, Trainer, Written, refused, way_out
+from planner.trainers.plan import Plan, Refusal, Trainer, Written, list_refusals, way_out
 from planner.trainers.refusals import IN_THE_LOOP, IN_THE_STEP
 
 FILENAME = "swin_microsoft.yaml"
@@ -33,8 +33,8 @@ _DATA_SETS = {1000: "imagenet", 21841: "imagenet22K"}  # data/build.py, build_da
 def write(plan: Plan) -> Written:
     """`swin_microsoft.yaml`."""
     setting, recipe, loader = plan.setting, plan.recipe, train_loader(plan)
-    command = torchrun("main.py", plan, f"--cfg {plan.path(FILENAME)} --data-path DATA")
-    run = launch(plan, command, {**RESUMES, **tf32_environment(plan)})
+    run = torchrun_line("main.py", plan, f"--cfg {plan.path(FILENAME)} --data-path DATA")
+    command = launch_line(plan, run, {**RESUME_ENVIRONMENT, **tf32_environment(plan)})
     augmentation = recipe.augmentation
     assert augmentation is not None, "a Swin's authors have one"
     values = {
@@ -52,12 +52,12 @@ def write(plan: Plan) -> Written:
         "TEST": {"CROP": True},  # of build.py's 224 / 256, the recipe's share
         "AMP_ENABLE": setting.precision == "fp16",
     }
-    more = (
+    advice = (
         "DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg, in the authors' checkout.",
         "With timm==0.4.12, which their get_started.md asks for: later ones refuse its t_mul.",
-        OLDER_PILLOW,
+        OLD_PILLOW,
     )
-    return plan.keys(values, run, more, _notes(plan))
+    return plan.write_yaml(values, command, advice, _notes(plan))
 
 
 def _model_values(model: SwinConfig) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _train_values(plan: Plan) -> dict[str, Any]:
 
 
 def _augmentation_values(recipe: Recipe, augmentation: Augmentation) -> dict[str, Any]:
-    """They are config.py's own, but for the mixing that a setting leaves out."""
+    """The values of config.py, except for the mixing, which a setting may leave out."""
     return {
         "COLOR_JITTER": augmentation.color_jitter,
         "AUTO_AUGMENT": augmentation.auto_augment,
@@ -118,14 +118,14 @@ def _augmentation_values(recipe: Recipe, augmentation: Augmentation) -> dict[str
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """What it cannot express of the model and the setting."""
+    """What the trainer cannot express of the model and the setting."""
     on_cpu = (plan.device == "cpu", "main.py needs CUDA, and this was probed on the CPU", "")
-    return [*_model_refusals(plan.swin), *_setting_refusals(plan.setting), *refused(on_cpu)]
+    return [*_model_refusals(plan.swin), *_setting_refusals(plan.setting), *list_refusals(on_cpu)]
 
 
 def _model_refusals(model: SwinConfig) -> list[Refusal]:
     (height, width), drop = model.image_size, model.attn_drop_rate
-    found = refused(
+    found = list_refusals(
         (height != width, f"its data loader makes square images, not {height}x{width}", ""),
         (drop, f"config.py has no key for attn_drop_rate={drop:g}", ""),
     )
@@ -141,7 +141,7 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
 def _setting_refusals(setting: TrainSetting) -> list[Refusal]:
     is_sgd = setting.optimizer_family == "sgd"
     other = not is_sgd and setting.optimizer not in ("adamw", "adamw-foreach")
-    return refused(
+    return list_refusals(
         (setting.precision == "bf16", "its autocast is fp16 only, not bf16", "precision=fp16"),
         (is_sgd, "its sgd is Nesterov's, not the one that was probed", "optimizer=adamw"),
         (other, f"it has only torch's default adamw, not {setting.optimizer}", "optimizer=adamw"),
@@ -152,26 +152,26 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     model, setting = plan.swin, plan.setting
     rate = plan.recipe.learning_rate
     assert rate is not None, "only adamw is left"
-    found = [
-        *nodes_notes(setting),
+    notes = [
+        *node_notes(setting),
         "main.py scales the learning rate by itself: BASE_LR × "
         f"{setting.batch_size} × {setting.world_size} × {setting.accumulate} / 512 = {rate:g}. "
         "Do not change TRAIN.BASE_LR when the batch changes.",
         learning_rate_note(setting, plan.model),
         "main.py wraps the model in DDP even on one device, applies no weight decay to biases and "
         "norms, and keeps a GradScaler even in fp32.",
-        RESUMES_NOTE,
+        RESUME_NOTE,
     ]
     if setting.accumulate > 1:
-        found.append(
+        notes.append(
             f"What is left of an epoch's batches after whole steps of {setting.accumulate} is not "
             "learned from: main.py begins each epoch without gradients."
         )
     if model.image_size[0] <= 32:  # data/build.py, build_transform
-        found.append(
+        notes.append(
             "main.py resizes nothing to 32 pixels or fewer: its images must have that size."
         )
-    return (*found, *tf32_notes(plan, "main.py has no key for it"))
+    return (*notes, *tf32_notes(plan, "main.py has no key for it"))
 
 
 TRAINER = Trainer(
@@ -184,6 +184,6 @@ TRAINER = Trainer(
     library="microsoft",
     always_ddp=True,
     sums_each=True,  # no `no_sync`
-    # data/build.py: workers are neither told how much to prefetch, nor kept between epochs.
+    # data/build.py sets no prefetch factor, and keeps no workers between epochs.
     reads="timm 0.4.12's transforms, prefetch 2, new workers each epoch",
 )

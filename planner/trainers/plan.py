@@ -1,4 +1,4 @@
-"""What every trainer's file gets, and what it gives back."""
+"""What a trainer is, the plan that it gets, the files that it gives back, and what it refuses."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from planner.core.schema.record import DataResult, LoaderSetting
 from planner.core.schema.setting import Parallelism
 from planner.estimation.ledgers import Recipe, recipe_of
 
-# Comments of emitted files: what a file says of itself, in lines that can be nothing but comments.
-#
-# Names, dates and versions come from `recommendation.json`, which others may have written: each is
-# brought onto one line of printable characters before it stands behind a `#`.
+# The comments of emitted files. Names, dates and versions in them come from `recommendation.json`,
+# which others may have written: each is brought onto one line of printable characters, so that a
+# line behind `#` can be nothing but a comment.
 
 WRITTEN_BY = "Written by 'planner emit'"
+# The first lines of every file. No name of others is in them: Python looks for a file's encoding
+# in its first two lines.
 FIRST_LINES = f"# {WRITTEN_BY}, which replaces files that begin with this line.\n#\n"
-"""Of every file, ours to the letter: Python looks for a file's encoding in the first two lines."""
 _WIDTH = 98
-_LONGEST = 300
+_MAX_LENGTH = 300
 
 
-def one_line(text: str, longest: int = _LONGEST) -> str:
-    """`text` on one line: what does not print (newlines, NUL, surrogates …) is escaped."""
+def one_line(text: str, max_length: int = _MAX_LENGTH) -> str:
+    """`text` on one line: characters that do not print (newlines, NUL, surrogates …) are
+    escaped."""
     shown = "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
-        for c in text[: longest + 1]
+        for c in text[: max_length + 1]
     )
-    return shown if len(text) <= longest else f"{shown[:longest]}..."
+    return shown if len(text) <= max_length else f"{shown[:max_length]}..."
 
 
 def _paragraph(text: str, indent: str) -> list[str]:
-    return wrap(one_line(text, 1000), _WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [
-        ""
-    ]
+    line = one_line(text, 1000)
+    return wrap(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def is_ours(text: str) -> bool:
@@ -52,11 +52,9 @@ def is_ours(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Emitted:
-    """What to write into a trainer. `text` is a whole file, for which `filename` is the usual name.
-
-    `launch` is the command that trains with it. `modules` are further files, by name, that lie
-    beside it.
-    """
+    """The files of a setting for one trainer. `text` is a whole file with the usual name
+    `filename`, `launch` is the command that trains with it, and `modules` are the other files, by
+    name, that go into the same folder."""
 
     target: str
     filename: str
@@ -66,9 +64,9 @@ class Emitted:
     modules: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
-        """Writes every file into a folder, which it makes, and returns the path of the first.
+        """Write every file into `folder`, which is created if needed, and return the first path.
 
-        Replaces what lies there by these names. Raises OSError where it cannot be written.
+        Files of the same names are replaced. Raises OSError where a file cannot be written.
         """
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in {self.filename: self.text, **self.modules}.items():
@@ -78,14 +76,14 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model of the trainer's own library, the setting to run it with, and what is known of it.
+    """A model, the setting to train it with, and where both come from.
 
-    `heading` says where the setting comes from, a comment's line each. `device` is what was probed,
-    and `allocator` the configuration of torch's caching allocator there (None: its own). `output`
-    is where the file will be written, None where that is not known: then it is called by its usual
-    name. `unit` is what a task calls an item of its batch, None where images go in and logits come
-    out. `fed` is what was measured of the training data's loader. `warnings` are of where the
-    setting comes from, and `known_by` says what told of it.
+    `heading` says where the setting comes from, as lines of a comment. `device` is the kind of the
+    probed device, and `allocator` the configuration of torch's caching allocator there (None: its
+    default). `output` is the path where the file will be written, None if that is unknown: then a
+    command uses the usual name. `unit` is what a task calls an item of its batch, None for a step
+    from images to logits. `fed` is the measurement of the training data's loader. `warnings` are
+    about the origin of the setting, and `known_by` says whether a probe or an estimate gave it.
     """
 
     model: Model
@@ -101,68 +99,68 @@ class Plan:
 
     @property
     def loader(self) -> LoaderSetting | None:
-        """How the training data are loaded, None where that was not measured."""
+        """The measured loader of the training data, None where none was measured."""
         return self.fed.setting if self.fed is not None else None
 
     @property
     def swin(self) -> SwinConfig:
-        """The model of a trainer that builds it by itself (`port_model` has refused factories)."""
+        """The model, for a trainer that builds Swins only (`port_model` refuses all others)."""
         assert isinstance(self.model, SwinConfig)
         return self.model
 
     @property
     def is_task(self) -> bool:
-        """Whether its step is a task's: a factory's own, or that of a model of a library."""
+        """Whether its step is a task's: that of a factory, or of a model of a library."""
         if isinstance(self.model, NamedModel):
             return not self.model.is_plain
         return self.unit is not None
 
     @property
     def recipe(self) -> Recipe:
-        """What the trainer is told beside the setting."""
+        """The hyperparameters that a setting does not hold: rates, epochs, augmentation."""
         return recipe_of(self.setting, self.model)
 
     def path(self, usual: str) -> str:
-        """The file on a command line: where it is written, else its usual name."""
+        """The file, quoted for a command line: its output path, or else its usual name."""
         return shlex.quote(str(self.output or usual))
 
-    def comment(self, run: str, *more: str, notes: Iterable[str] = ()) -> str:
-        """The `#` lines above the file: where the setting comes from, how to run it, and what to
-        know of it."""
+    def comment(self, command: str, *advice: str, notes: Iterable[str] = ()) -> str:
+        """The `#` lines at the top of a file: where the setting comes from, the `command` that
+        trains with it, lines of `advice` on that command, and notes."""
         lines = [line for text in self.heading for line in _paragraph(text, "")]
-        lines += ["", f"Run: {one_line(run, 2000)}", *(one_line(line) for line in more)]
-        noted = [line for note in notes for line in _paragraph(f"- {note}", "  ")]
-        lines += ["", "Note:", *noted] if noted else []
+        lines += ["", f"Run: {one_line(command, 2000)}", *(one_line(line) for line in advice)]
+        note_lines = [line for note in notes for line in _paragraph(f"- {note}", "  ")]
+        lines += ["", "Note:", *note_lines] if note_lines else []
         return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
-    def keys(
-        self, values: Mapping[str, Any], run: str, more: Iterable[str], notes: tuple[str, ...]
+    def write_yaml(
+        self, values: Mapping[str, Any], command: str, advice: Iterable[str], notes: tuple[str, ...]
     ) -> Written:
         """A trainer's own keys as YAML, below the comment."""
-        above = FIRST_LINES + self.comment(run, *more, notes=notes)
-        return Written(above + yaml.safe_dump(values, sort_keys=False), run, notes)
+        comment = FIRST_LINES + self.comment(command, *advice, notes=notes)
+        return Written(comment + yaml.safe_dump(values, sort_keys=False), command, notes)
 
 
 class Written(NamedTuple):
-    """What a trainer writes of a plan: a whole file, the command that trains with it, and what to
-    know of both. `modules` are the files beside it."""
+    """What a trainer makes of a plan: the text of its file, the command that trains with it, notes
+    on both, and the files beside it by name (`modules`)."""
 
     text: str
-    run: str
+    command: str
     notes: tuple[str, ...]
     modules: dict[str, str] = {}  # noqa: RUF012
 
 
 class Refusal(NamedTuple):
-    """What a trainer cannot express (the law and the value), and the way out."""
+    """A setting that a trainer cannot express: the law with the value, and the way out."""
 
     law: str
     way_out: str
 
 
 class Parallel(NamedTuple):
-    """How a trainer runs one parallelism: the options (fields of a Distribution) that its files
-    say, and whether it does on GPUs only."""
+    """How a trainer supports one parallelism: the options (fields of a Distribution) that its files
+    can hold, and whether it needs GPUs."""
 
     writes: frozenset[str] = frozenset()
     needs_gpu: bool = False
@@ -170,16 +168,16 @@ class Parallel(NamedTuple):
 
 @dataclass(frozen=True)
 class Trainer:
-    """A trainer that `emit` can write for; each has a file of its own.
+    """A trainer that `emit` can write for.
 
-    `name` is what --for takes, `filename` the usual name of what is written. `library` is the one
-    whose Swin it builds, or None where it trains any module. `lacks` names fields that it
-    has no words for (but for the default, and checkpointing blocks), and precisions, some only `on
-    a CPU`; `refusals` are what else it cannot express.
+    `name` is the word that --for takes, `filename` the usual name of the file. `library` is the one
+    whose Swin it builds, or None if it trains any module. `lacks` names the fields for which it has
+    no word (their defaults, and checkpointing blocks, need none) and the precisions that it does
+    not have, some only `on a CPU`. `refusals` lists what else it cannot express of a plan.
 
-    `reads` says how it reads pictures where it does by itself. `parallel` are the parallelisms that
-    it can run; `sums_each`: it sums gradients in every micro-batch. `trains_named`: it also trains
-    any classifier of its library, given the name.
+    `reads` describes its loader, if it reads pictures in its own way. `parallel` holds the
+    parallelisms that it supports. `sums_each`: it sums gradients over devices in every micro-batch.
+    `trains_named`: it also trains any classifier of its library, given the name.
     """
 
     name: str
@@ -195,31 +193,31 @@ class Trainer:
     reads: str | None = None
     trains_named: bool = False
 
-    def names(self, plan: Plan) -> bool:
-        """Whether it trains the model of `plan` by its name alone, from images to logits."""
+    def can_name(self, plan: Plan) -> bool:
+        """Whether it trains the model of `plan` given only its name, from images to logits."""
         if not self.trains_named or not isinstance(plan.model, NamedModel):
             return False
         return plan.model.is_plain and plan.model.library == self.library
 
 
-def refused(*cases: tuple[object, str, str]) -> list[Refusal]:
-    """One for each of `cases` (whether it is asked, the law, what --set takes to do without)."""
-    return [Refusal(law, way_out(change)) for asked, law, change in cases if asked]
+def list_refusals(*cases: tuple[object, str, str]) -> list[Refusal]:
+    """The refusals among `cases`: (whether it applies, the law, what --set would take instead)."""
+    return [Refusal(law, way_out(change)) for is_refused, law, change in cases if is_refused]
 
 
 def refuse(trainer: str, refusals: Iterable[Refusal]) -> None:
-    """Raises UnsupportedError with every refusal and each one's way out, if there are any."""
-    given = list(refusals)
-    if not given:
+    """Raise UnsupportedError with all refusals and their ways out, if there are any."""
+    faults = list(refusals)
+    if not faults:
         return
-    laws = [refusal.law for refusal in given]
-    several = [f"{trainer} cannot express this setting:", *laws]
-    message = f"{trainer}: {laws[0]}" if len(laws) == 1 else "\n  ".join(several)
-    ways = dict.fromkeys(refusal.way_out for refusal in given)
+    laws = [refusal.law for refusal in faults]
+    lines = [f"{trainer} cannot express this setting:", *laws]
+    message = f"{trainer}: {laws[0]}" if len(laws) == 1 else "\n  ".join(lines)
+    ways = dict.fromkeys(refusal.way_out for refusal in faults)
     raise UnsupportedError(message, "\n".join(ways))
 
 
 def way_out(change: str = "") -> str:
-    """The ways out that always exist: another value (then unmeasured), or the plain script."""
+    """The ways out that always exist: another value, which is not measured, or the plain script."""
     script = "emit the plain script, which can: --for pytorch"
     return f"Emit with --set {change} (not measured), or {script}." if change else f"Or {script}."

@@ -1,7 +1,8 @@
-"""The trainers there are, and the files of those that run `train.py`: beside it lies one that runs
-its step in another trainer's loop, and only the block of `train.py` is written here.
+"""All trainers, and the files of those that run `train.py`: `train.py` itself, and beside it, for
+another trainer, `train_NAME.py`, which runs the same step in that trainer's loop.
 
-To add one: a `Trainer`, and a line in `TRAINERS`.
+Only the block at the top of `train.py` differs from the shipped files. To add a trainer, write a
+`Trainer` and add it to `TRAINERS`.
 """
 
 import json
@@ -12,10 +13,10 @@ from planner.core.errors import unknown_name
 from planner.core.schema import SwinConfig, TrainSetting
 from planner.core.schema.setting import DEEPSPEED, OWN_OPTIMIZER, SHARDED
 from planner.estimation.ledgers import fine_tunes, learning_rate_note
-from planner.trainers.block import filled, own_factory, published_weights
-from planner.trainers.launch import launch, nodes_notes, torchrun
+from planner.trainers.block import dataset_factory, fill_block, published_weights
+from planner.trainers.launch import launch_line, node_notes, torchrun_line
 from planner.trainers.microsoft import TRAINER as MICROSOFT
-from planner.trainers.plan import WRITTEN_BY, Parallel, Plan, Refusal, Trainer, Written, refused
+from planner.trainers.plan import WRITTEN_BY, Parallel, Plan, Refusal, Trainer, Written, way_out
 from planner.trainers.refusals import IN_THE_LOOP
 from planner.trainers.timm import TRAINER as TIMM
 from planner.training.setting import FOLDER, configuration
@@ -34,22 +35,24 @@ RECIPE_NOTE = (
 )
 
 
-def write(name: str, plan: Plan) -> Written:
-    """`train.py` of `plan`, and the file `name` that runs it, where that is another."""
+def write_script(name: str, plan: Plan) -> Written:
+    """The files of a plan whose file `name` is started by torchrun."""
     script = plan.path(name)
-    return _written(plan, name, lambda arguments: torchrun(script, plan, arguments))
+    return _script_files(plan, name, lambda arguments: torchrun_line(script, plan, arguments))
 
 
 def write_accelerate(plan: Plan) -> Written:
     setting, name = plan.setting, "train_accelerate.py"
-    if plan.device == "cpu" and setting.world_size > 1:  # whose launcher starts one, unless by mpi
-        return write(name, plan)
-    how = "--cpu " if plan.device == "cpu" else "--multi_gpu " if setting.world_size > 1 else ""
-    how += f"--num_processes {setting.world_size} --num_machines {setting.nodes}"
+    # On CPUs accelerate's launcher starts one process only, except by MPI.
+    if plan.device == "cpu" and setting.world_size > 1:
+        return write_script(name, plan)
+    options = "--cpu " if plan.device == "cpu" else "--multi_gpu " if setting.world_size > 1 else ""
+    options += f"--num_processes {setting.world_size} --num_machines {setting.nodes}"
     if setting.nodes > 1:
-        how += " --machine_rank RANK --main_process_ip HOST --main_process_port 29500"
-    command = f"accelerate launch {how} --mixed_precision no --dynamo_backend no {plan.path(name)}"
-    return _written(plan, name, lambda arguments: f"{command} {arguments}")
+        options += " --machine_rank RANK --main_process_ip HOST --main_process_port 29500"
+    options += " --mixed_precision no --dynamo_backend no"
+    command = f"accelerate launch {options} {plan.path(name)}"
+    return _script_files(plan, name, lambda arguments: f"{command} {arguments}")
 
 
 def write_deepspeed(plan: Plan) -> Written:
@@ -60,28 +63,27 @@ def write_deepspeed(plan: Plan) -> Written:
         f"deepspeed --no_local_rank {hosts}{count} {setting.devices_per_node} {plan.path(name)}"
     )
     variables = {"DS_ACCELERATOR": "cpu"} if plan.device == "cpu" else {}
-    written = _written(plan, name, lambda arguments: f"{command} {arguments}", variables)
-    values = {"comment": f"{WRITTEN_BY}. Run: {written.run}", **configuration(setting)}
+    written = _script_files(plan, name, lambda arguments: f"{command} {arguments}", variables)
+    values = {"comment": f"{WRITTEN_BY}. Run: {written.command}", **configuration(setting)}
     written.modules[CONFIGURATION] = json.dumps(values, indent=2) + "\n"
     return written
 
 
-def _written(
+def _script_files(
     plan: Plan, name: str, command: Callable[[str], str],
     variables: Mapping[str, str] | None = None,
 ) -> Written:  # fmt: skip
-    """The files of `plan`: `name`, which `command` starts with arguments behind `variables`, and
-    those beside it."""
-    setting, rated = plan.setting, plan.recipe.learning_rate is not None
-    is_own = setting.optimizer == OWN_OPTIMIZER
-    words = ["--steps 20"] if plan.is_task else [] if own_factory(plan) else ["DATA"]
+    """The files of `plan`: the file `name`, and those beside it. `command` makes the command that
+    starts it, of its arguments; `variables` are its environment."""
+    setting = plan.setting
+    arguments = ["--steps 20"] if plan.is_task else [] if dataset_factory(plan) else ["DATA"]
     if fine_tunes(setting) and published_weights(plan.model) is not None:
-        words.append("--pretrained")
-    if not rated and not is_own:
-        words.append("--lr LR")
-    run = launch(plan, command(" ".join(words)), variables)
+        arguments.append("--pretrained")
+    if plan.recipe.learning_rate is None and setting.optimizer != OWN_OPTIMIZER:
+        arguments.append("--lr LR")
+    line = launch_line(plan, command(" ".join(arguments)), variables)
     notes = _notes(plan)
-    text = filled(plan, plan.comment(run, notes=notes))
+    text = fill_block(plan, plan.comment(line, notes=notes))
     modules = {"train.py": text, "pictures.py": (FOLDER / "pictures.py").read_text("utf-8")}
     if plan.is_task:
         del modules["pictures.py"]
@@ -91,11 +93,11 @@ def _written(
         modules["native_swin.py"] = (_NATIVE / "native_swin.py").read_text("utf-8")
     if name != "train.py":
         modules[name] = (FOLDER / name).read_text("utf-8")
-    return Written(modules.pop(name), run, notes, modules)
+    return Written(modules.pop(name), line, notes, modules)
 
 
 def needs_levers(setting: TrainSetting) -> bool:
-    """Whether `train.py` takes something from `levers.py`."""
+    """Whether `train.py` imports `levers.py` for this setting."""
     return (
         setting.checkpointing != "none"
         or setting.offload != "none"
@@ -111,58 +113,60 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     setting, model = plan.setting, plan.model
     if plan.is_task:
         return () if setting.optimizer == OWN_OPTIMIZER else (TASK_NOTE,)
-    found = [learning_rate_note(setting, model), *nodes_notes(setting)]
+    notes = [learning_rate_note(setting, model), *node_notes(setting)]
     if fine_tunes(setting):
-        found.append(RECIPE_NOTE)
+        notes.append(RECIPE_NOTE)
         if published_weights(model) is None:
-            found.append(
+            notes.append(
                 f"{model.title} has no published weights under a name that its library loads: load "
                 "yours in build_model(), before what is frozen, or it stays random."
             )
     if setting.parallelism in DEEPSPEED:
-        found.append(
+        notes.append(
             "Buckets hold 25 MiB of fp32, as DDP's. DeepSpeed's own are of 500,000,000 elements: "
             "1 GB in 16 bits, 2 GB in fp32, whatever the model."
         )
-    return tuple(found)
+    return tuple(notes)
 
 
 def task_refusals(plan: Plan) -> list[Refusal]:
-    """One device only: how a task's module is called in parallel is the task's own matter."""
+    """Refuses several devices: only the task itself knows how its module is called in parallel."""
     law = f"the script of a task trains on one device, not on {plan.setting.world_size}"
-    way_out = "Emit with --set world_size=1, and wrap the module in DistributedDataParallel."
-    return [Refusal(law, way_out)] if plan.is_task and plan.setting.world_size > 1 else []
+    change = "Emit with --set world_size=1, and wrap the module in DistributedDataParallel."
+    return [Refusal(law, change)] if plan.is_task and plan.setting.world_size > 1 else []
 
 
 def _lightning_refusals(plan: Plan) -> list[Refusal]:
-    """It clips no fused optimizer in fp16 (plugins/precision/amp.py)."""
+    """Lightning clips no gradients of a fused optimizer in fp16 (plugins/precision/amp.py)."""
     setting = plan.setting
-    clips = bool(setting.clip_grad) and setting.optimizer_implementation == "fused"
+    is_fused = setting.optimizer_implementation == "fused"
+    if not (setting.clip_grad and is_fused and setting.precision == "fp16"):
+        return []
     law = f"it does not clip the gradients of a fused optimizer in fp16 ({setting.optimizer})"
-    change = f"optimizer={setting.optimizer_family}-foreach"
-    return refused((clips and setting.precision == "fp16", law, change))
+    return [Refusal(law, way_out(f"optimizer={setting.optimizer_family}-foreach"))]
 
 
 SYNC = frozenset(("gradient_sync",))
 _FSDP = SYNC | {"fsdp_reshard"}
 PYTORCH = Trainer(
-    "pytorch", "the PyTorch script", "train.py", partial(write, "train.py"),
+    "pytorch", "the PyTorch script", "train.py", partial(write_script, "train.py"),
     refusals=task_refusals,
     parallel={"ddp": Parallel(SYNC), "fsdp": Parallel(_FSDP), "hsdp": Parallel(_FSDP)},
 )  # fmt: skip
 ACCELERATE = Trainer(
     "accelerate", "accelerate", "train_accelerate.py", write_accelerate,
     ("ema",),
-    # accelerator.py and state.py look for FSDP where there is no `cpu` only.
+    # accelerator.py and state.py support FSDP only without `cpu`.
     parallel={"ddp": Parallel(SYNC), "fsdp": Parallel(_FSDP, needs_gpu=True)},
 )  # fmt: skip
 LIGHTNING = Trainer(
-    "lightning", "Lightning's Trainer", "train_lightning.py", partial(write, "train_lightning.py"),
+    "lightning", "Lightning's Trainer", "train_lightning.py",
+    partial(write_script, "train_lightning.py"),
     (*IN_THE_LOOP, "ema", "fp16 on a CPU"), _lightning_refusals,
 )  # fmt: skip
 TRANSFORMERS = Trainer(
     "transformers", "transformers' Trainer", "train_transformers.py",
-    partial(write, "train_transformers.py"),
+    partial(write_script, "train_transformers.py"),
     (*IN_THE_LOOP, "ema", "fp16 on a CPU"), parallel={"ddp": Parallel(SYNC)},
 )  # fmt: skip
 DEEPSPEED_TRAINER = Trainer(

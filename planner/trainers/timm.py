@@ -1,14 +1,14 @@
 """timm: `args.yaml` for its train.py (`python train.py -c args.yaml`).
 
-Keys are the `dest` names of train.py's argument parser, which `-c` sets as its defaults
+The keys are the `dest` names of train.py's argument parser, which `-c` sets as its defaults
 (huggingface/pytorch-image-models @aa4b585, timm 1.0.29.dev0; the package does not hold that file).
-What it does by itself, read there: TF32 and cuDNN benchmark on, labels smoothed by 0.1, weight
-decay 2e-5, a warm-up from 1e-5 whatever the batch, no auto-augment nor erasing, crops resized by
-bilinear or bicubic at random; `create_model` does not get `img_size`. Biases, norms and what a
-model's `no_weight_decay` names are not decayed.
+What train.py does by itself was read there: TF32 and cuDNN benchmark on, labels smoothed by 0.1,
+weight decay 2e-5, a warm-up from 1e-5 whatever the batch, no auto-augment nor erasing, crops
+resized by bilinear or bicubic at random; `create_model` does not get `img_size`. Biases, norms and
+what a model's `no_weight_decay` names are not decayed.
 
-Any other model of timm that maps images to logits is named, and its recipe is train.py's but for
-what the setting asks.
+A Swin is described in full. Any other model of timm that maps images to logits is only named, and
+its recipe is that of train.py, except for what the setting requests.
 """
 
 from typing import Any
@@ -17,8 +17,8 @@ from planner.core.schema import NamedModel, SwinConfig
 from planner.core.schema.setting import EMA_DECAY
 from planner.estimation.ledgers import Recipe, learning_rate_note, rounded
 from planner.libraries.timm.spec import PUBLISHED
-from planner.trainers.launch import OLDER_PILLOW, launch, nodes_notes, torchrun, train_loader
-from planner.trainers.plan import Parallel, Plan, Refusal, Trainer, Written, refused
+from planner.trainers.launch import OLD_PILLOW, launch_line, node_notes, torchrun_line, train_loader
+from planner.trainers.plan import Parallel, Plan, Refusal, Trainer, Written, list_refusals
 from planner.trainers.refusals import IN_THE_LOOP, IN_THE_STEP
 
 FILENAME = "args.yaml"
@@ -40,18 +40,18 @@ _OPTIMIZERS = {
 def write(plan: Plan) -> Written:
     """`args.yaml`."""
     model = plan.model
-    named = _named_values(model) if isinstance(model, NamedModel) else _model_values(plan.swin)
-    values = {**named, **_setting_values(plan)}
+    values = _named_values(model) if isinstance(model, NamedModel) else _model_values(plan.swin)
+    values |= _setting_values(plan)
     rate = "" if plan.recipe.learning_rate is not None else " --lr LR"
     arguments = f"-c {plan.path(FILENAME)} --data-dir DATA{rate}"
-    run = launch(plan, torchrun("train.py", plan, arguments), _environment(plan))
+    command = launch_line(plan, torchrun_line("train.py", plan, arguments), _environment(plan))
     layout = "DATA/train/CLASS/*.jpg and DATA/validation/CLASS/*.jpg; start it in timm's checkout."
-    more = (layout, OLDER_PILLOW) if plan.recipe.augmentation else (layout,)
-    return plan.keys(values, run, more, _notes(plan))
+    advice = (layout, OLD_PILLOW) if plan.recipe.augmentation else (layout,)
+    return plan.write_yaml(values, command, advice, _notes(plan))
 
 
 def create_model_arguments(model: SwinConfig) -> tuple[str, dict[str, Any]]:
-    """(the name, the other arguments) of `timm.create_model` that build `model`."""
+    """The name and the other arguments with which `timm.create_model` builds `model`."""
     name = _published_name(model)
     return name, {
         **({"in_chans": model.in_channels} if model.in_channels != 3 else {}),
@@ -64,7 +64,7 @@ def create_model_arguments(model: SwinConfig) -> tuple[str, dict[str, Any]]:
 
 def _model_values(model: SwinConfig) -> dict[str, Any]:
     name = _published_name(model)
-    overrides = {key: _listed(value) for key, value in _overrides(model, name).items()}
+    overrides = {key: _without_tuples(value) for key, value in _overrides(model, name).items()}
     height, width = model.image_size
     values: dict[str, Any] = {"model": name, "num_classes": model.num_classes}
     if height == width and model.in_channels == 3:
@@ -81,15 +81,15 @@ def _model_values(model: SwinConfig) -> dict[str, Any]:
 
 
 def _named_values(model: NamedModel) -> dict[str, Any]:
-    """As the probe built it (`planner.libraries.timm.spec`); drop path is the model's own."""
+    """The model as the probe built it (`planner.libraries.timm.spec`), with its own drop path."""
     assert model.image_size is not None
     size = [model.in_channels, *model.image_size]
     return {"model": model.name, "num_classes": model.num_classes, "input_size": size}
 
 
-def _listed(value: Any) -> Any:
-    """YAML has no tuples."""
-    return [_listed(item) for item in value] if isinstance(value, tuple) else value
+def _without_tuples(value: Any) -> Any:
+    """`value` with lists for its tuples, which YAML does not have."""
+    return [_without_tuples(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _setting_values(plan: Plan) -> dict[str, Any]:
@@ -121,10 +121,8 @@ def _setting_values(plan: Plan) -> dict[str, Any]:
 
 
 def _loader_values(plan: Plan) -> dict[str, Any]:
-    """`use_multi_epochs_loader` lets workers go on into the next epoch without a new start.
-
-    One worker at least: before timm 1.0.31 its persistent workers need one.
-    """
+    """The loader. `use_multi_epochs_loader` lets workers live on into the next epoch. There is at
+    least one worker, which the persistent workers of timm before 1.0.31 need."""
     loader = train_loader(plan)
     return {
         "workers": max(1, loader.workers),
@@ -150,7 +148,7 @@ def _optimizer_values(plan: Plan) -> dict[str, Any]:
 
 
 def _schedule_values(recipe: Recipe) -> dict[str, Any]:
-    """The rates of each optimizer step, also where train.py's own hold."""
+    """The learning rate of each optimizer step, also where it is the default of train.py."""
     values: dict[str, Any] = {
         "sched": "cosine",
         "sched_on_updates": True,
@@ -169,7 +167,8 @@ def _schedule_values(recipe: Recipe) -> dict[str, Any]:
 
 
 def _loss_values(plan: Plan) -> dict[str, Any]:
-    """Smoothing and mixing, clipping and averaging; of a named model what its setting asks."""
+    """Smoothing and mixing, clipping and averaging; for a named model only what its setting
+    requests."""
     setting, recipe = plan.setting, plan.recipe
     values: dict[str, Any] = {}
     if recipe.smoothing or not isinstance(plan.model, NamedModel):  # else train.py's own hold
@@ -184,117 +183,118 @@ def _loss_values(plan: Plan) -> dict[str, Any]:
 
 
 def _augmentation_values(recipe: Recipe) -> dict[str, Any]:
-    """Each mode and count as well: they are the authors', whatever train.py's come to be."""
-    asked = recipe.augmentation
-    if asked is None:
+    """The augmentation. The modes and counts are written too, so that they stay the authors' if
+    train.py changes its defaults."""
+    augmentation = recipe.augmentation
+    if augmentation is None:
         return {}
     return {
-        "aa": asked.auto_augment,
-        "color_jitter": asked.color_jitter,
-        "reprob": asked.erasing,
+        "aa": augmentation.auto_augment,
+        "color_jitter": augmentation.color_jitter,
+        "reprob": augmentation.erasing,
         "remode": "pixel",
         "recount": 1,
-        "train_interpolation": asked.interpolation,
-        "interpolation": asked.interpolation,
-        "crop_pct": asked.crop_share,
+        "train_interpolation": augmentation.interpolation,
+        "interpolation": augmentation.interpolation,
+        "crop_pct": augmentation.crop_share,
     }
 
 
 def refusals(plan: Plan) -> list[Refusal]:
-    """Optimizers that it has in other code."""
+    """The optimizers whose code in timm is not what was probed."""
     family, kind = plan.setting.optimizer_family, plan.setting.optimizer_implementation
-    bits = "its 8-bit optimizers are bitsandbytes', not torchao's adamw-8bit that was probed"
-    own = f"its {family} is timm's own, not the torch one that was probed"
-    return refused(
-        (kind == "8bit", bits, "optimizer=adamw"),
-        (family not in _OPTIMIZERS, own, "optimizer=adamw"),
+    law_8bit = "its 8-bit optimizers are bitsandbytes', not torchao's adamw-8bit that was probed"
+    law_family = f"its {family} is timm's own, not the torch one that was probed"
+    return list_refusals(
+        (kind == "8bit", law_8bit, "optimizer=adamw"),
+        (family not in _OPTIMIZERS, law_family, "optimizer=adamw"),
     )
 
 
 def _environment(plan: Plan) -> dict[str, str]:
-    found = {}
+    environment = {}
     if plan.setting.attention == "sdpa":
-        found["TIMM_FUSED_ATTN"] = "2"
+        environment["TIMM_FUSED_ATTN"] = "2"
     if plan.setting.attention == "eager" and isinstance(plan.model, NamedModel):
-        found["TIMM_FUSED_ATTN"] = "0"
+        environment["TIMM_FUSED_ATTN"] = "0"
     if plan.setting.precision == "fp32" and plan.device == "cuda":
-        found["NVIDIA_TF32_OVERRIDE"] = "0"
-    return found
+        environment["NVIDIA_TF32_OVERRIDE"] = "0"
+    return environment
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:
     setting = plan.setting
-    found = [learning_rate_note(setting, plan.model), *nodes_notes(setting)]
+    notes = [learning_rate_note(setting, plan.model), *node_notes(setting)]
     if setting.attention == "sdpa":
-        found.append(
+        notes.append(
             "Fused attention is off for Swin unless TIMM_FUSED_ATTN=2 is in the environment."
         )
     if setting.precision == "fp32" and plan.device == "cuda":
-        found.append(
+        notes.append(
             "train.py turns TF32 on: NVIDIA_TF32_OVERRIDE=0 in the environment keeps plain fp32."
         )
     if setting.compile != "off":
-        found.append(
+        notes.append(
             "train.py compiles without dynamic=False, which planner's step has: a batch of another "
             "size compiles again."
         )
     if plan.loader is not None and not plan.loader.workers:
-        found.append("It loads with 1 worker, not in the training process as was measured.")
-    own = _named_notes(plan) if isinstance(plan.model, NamedModel) else _swin_notes(plan)
-    return (*found, *own)
+        notes.append("It loads with 1 worker, not in the training process as was measured.")
+    model_notes = _named_notes(plan) if isinstance(plan.model, NamedModel) else _swin_notes(plan)
+    return (*notes, *model_notes)
 
 
 def _named_notes(plan: Plan) -> list[str]:
-    found = [
+    notes = [
         "This file does not set the schedule, weight decay, augmentation and the rest of a recipe: "
         "the defaults of train.py and of the model hold.",
         "train.py gives input_size to the data only: to train a model of one size, as a ViT is, at "
         "another, add model_kwargs: {img_size: [HEIGHT, WIDTH]}.",
     ]
     if plan.setting.checkpointing != "none":
-        found.append(
+        notes.append(
             "train.py checkpoints what the model's own set_grad_checkpointing does, and planner's "
             "step each repeated block: memory may differ."
         )
-    return found
+    return notes
 
 
 def _swin_notes(plan: Plan) -> list[str]:
     model, recipe = plan.swin, plan.recipe
-    found = [
+    notes = [
         f"{recipe.warmup_epochs} epochs of warm-up come before the "
         f"{recipe.epochs - recipe.warmup_epochs} of `epochs`."
     ]
     if model.version == 2 or isinstance(model.window_size, tuple):
         # Decay of logit_scale, a window for each of two stages, images that are not square.
-        found.append("Take timm 1.0.31 or later, and a checkout of that.")
-    return found
+        notes.append("Take timm 1.0.31 or later, and a checkout of that.")
+    return notes
 
 
 def _published_name(model: SwinConfig) -> str:
-    """The model's own timm name, or that of the published one with the least to override."""
+    """The model's own timm name, or that of the published model with the fewest overrides."""
     if model.library == "timm" and model.name is not None:
         name = model.name.partition(".")[0]  # a tag names weights, not a shape
         if name in PUBLISHED:
             return name
-    same = [name for name, found in PUBLISHED.items() if found.version == model.version]
-    return min(same, key=lambda name: len(_overrides(model, name)))
+    candidates = [name for name, config in PUBLISHED.items() if config.version == model.version]
+    return min(candidates, key=lambda name: len(_overrides(model, name)))
 
 
 def _overrides(model: SwinConfig, name: str) -> dict[str, Any]:
-    """The `create_model` arguments in which `model` is not what timm's `name` stands for."""
+    """The `create_model` arguments in which `model` differs from timm's `name`."""
     published = PUBLISHED[name]
-    found = {
+    overrides = {
         argument: getattr(model, field)
         for field, argument in _ARGUMENTS.items()
         if getattr(model, field) != getattr(published, field)
     }
     if model.version == 1:
-        found.pop("pretrained_window_sizes", None)
-    if isinstance(found.get("window_size"), tuple):
-        # One pair a stage: timm reads two bare numbers as one window's height and width.
-        found["window_size"] = tuple((window, window) for window in model.windows)
-    return found
+        overrides.pop("pretrained_window_sizes", None)
+    if isinstance(overrides.get("window_size"), tuple):
+        # A pair for each stage: timm reads two bare numbers as one window's height and width.
+        overrides["window_size"] = tuple((window, window) for window in model.windows)
+    return overrides
 
 
 TRAINER = Trainer(
