@@ -1,4 +1,4 @@
-"""What the processes of an emulated program wrote down, read."""
+"""An emulated run: what the processes of the program wrote down (`inside.py`), read and judged."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,16 +22,19 @@ ELSE = "else"
 FEWEST_STEPS = 2
 ABSURD = 100  # times the card: no program means to ask for so much
 ENDLESS = 1_000_000  # steps that no training has: what lasts for so many lasts
-EVEN, SLOWER = 0.3, 0.6  # what growth over the last third of steps has of that before, and at least
+# Growth is even where neither third of the steps has less than such a share of the other's.
+EVEN, SLOWER = 0.3, 0.6
 ALIVE, RESERVED = 2, 3  # columns of what a process wrote at the end of each step
 Steps = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """A device when a process had most of it, or ran out of it, in bytes. `step` counts the
-    optimizer's, from 1; `phase` (forward, backward, optimizer, else), `module` ("" where it is not
-    known) and `where`, a line, are those of the request that led to it; `groups` were alive."""
+    """A device at the moment when a process had most of it, or ran out of it; sizes in bytes.
+
+    `step` counts the optimizer's, from 1. `phase` (forward, backward, optimizer, else), `module`
+    ("" where it is not known) and the line `where` belong to the request that led to the moment;
+    `groups` were alive."""
 
     device: int
     total_bytes: int
@@ -46,9 +49,9 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePeak(Moment):
-    """`outside_bytes` lie outside of torch's allocator: its context, and what other processes hold.
-    `retries` counts how often the allocator had to empty its cache and ask again, which costs time
-    on a real card."""
+    """The moment when a process had most of a device. `outside_bytes` lie outside of torch's
+    allocator: the CUDA context, and what other processes hold. `retries` counts how often the
+    allocator had to empty its cache and ask again, which costs time on a real card."""
 
     name: str
     outside_bytes: int
@@ -65,9 +68,9 @@ class DevicePeak(Moment):
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory(Moment):
-    """The first of torch's out-of-memory errors, of `times`; the program may have gone on from it.
-    Before it steps had left `grown_bytes` more each (0: none). `forwards` of outermost modules had
-    no backward yet. `is_expandable` says whether segments could grow."""
+    """The first of torch's `times` out-of-memory errors; the program may have gone on after it.
+    Each step before it had left `grown_bytes` more (0: none). So many `forwards` of outermost
+    modules had had no backward yet. `is_expandable`: segments could grow."""
 
     times: int
     requested_bytes: int
@@ -90,27 +93,27 @@ class OutOfMemory(Moment):
 
     @property
     def is_fragmented(self) -> bool:
-        """Whether its free pieces would have been enough, were they one."""
+        """Whether the allocator's free pieces would have been enough, were they one."""
         enough = max(self.missing_bytes, self.reserved_bytes // 10)
         return self.unused_bytes >= enough and not (self.grown_bytes or self.is_expandable)
 
     @property
     def state_bytes(self) -> int:
-        """That were alive, whatever the batch."""
-        return self._alive("parameters and buffers", "optimizer state")
+        """The bytes alive that do not depend on the batch."""
+        return self._alive_bytes("parameters and buffers", "optimizer state")
 
     @property
     def batch_bytes(self) -> int:
-        """That were alive, and grow with the batch."""
-        return self._alive("forward: activations", "batches")
+        """The bytes alive that grow with the batch."""
+        return self._alive_bytes("forward: activations", "batches")
 
-    def _alive(self, *kinds: str) -> int:
+    def _alive_bytes(self, *kinds: str) -> int:
         return sum(group.num_bytes for group in self.groups if group.category in kinds)
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What was alive at the end of step `to_step` and not at that of `from_step`."""
+    """What was alive at the end of step `to_step`, and was not at the end of step `from_step`."""
 
     from_step: int
     to_step: int
@@ -123,11 +126,16 @@ class Growth:
 
 @dataclass(frozen=True)
 class EmulatedProcess:
-    """A process that initialised CUDA. `selects` says whether sizes of its tensors were values on
-    the device, which nothing computed. `faults` are those of our own record of it. Each step left
-    `grown_bytes` more alive, and reserved `grown_reserved_bytes` more (0: none). `is_trained` says
-    whether a parameter of its optimizers ever had a gradient, `is_evaluated` whether a model ran
-    without any, `is_cut` whether `--steps` ended it, `error` what did otherwise."""
+    """A process that initialised CUDA.
+
+    - `selects`: sizes of its tensors were values on the device, which nothing computed.
+    - `faults`: of our own code in the process.
+    - `grown_bytes`, `grown_reserved_bytes`: what each step added to the live and to the reserved
+      bytes (0: nothing).
+    - `is_trained`: a parameter of its optimizers had a gradient.
+    - `is_evaluated`: a model ran without gradients.
+    - `is_cut`: `--steps` ended it; `error`: what ended it otherwise.
+    """
 
     pid: int
     rank: int | None
@@ -146,7 +154,7 @@ class EmulatedProcess:
 
     @property
     def fullest(self) -> DevicePeak | None:
-        """The device of which it had most."""
+        """The device of which the process had most."""
         return max(self.peaks, key=lambda peak: peak.used_bytes, default=None)
 
     @property
@@ -156,10 +164,11 @@ class EmulatedProcess:
 
 @dataclass(frozen=True)
 class EmulatedRun:
-    """A command that ran on `gpus` emulated cards of one name, `in_use_bytes` of the first of which
-    somebody else held. `status` is its exit status. Each card has `memory_bytes`, of which each
-    process's CUDA context takes `context_bytes` (assumed). `is_recorded` says whether a Python of
-    the program loaded what writes its record."""
+    """A command that ran on emulated cards: `gpus` cards of one name.
+
+    `status` is its exit status. Each card has `memory_bytes`; somebody else held `in_use_bytes` of
+    the first, and the CUDA context of each process takes `context_bytes` (assumed). `is_recorded`:
+    a Python of the program loaded what writes its record."""
 
     emulated = True
     computed = ("emulated", "fits", "fits_so_far", "doubts", "is_cut", "steps")
@@ -176,29 +185,30 @@ class EmulatedRun:
 
     @property
     def fullest(self) -> EmulatedProcess | None:
-        """The process that came nearest to what its device has."""
+        """The process that used most of a device."""
         return max(self.processes, key=lambda process: process.used_bytes, default=None)
 
     @property
     def out_of_memory(self) -> OutOfMemory | None:
-        """The first that a process met."""
+        """The first process's out-of-memory error, if any process met one."""
         return next((p.out_of_memory for p in self.processes if p.out_of_memory), None)
 
     @property
     def free_bytes(self) -> int:
-        """Of the first card at the start: who holds some of it has a context there too."""
+        """What is free of the first card at the start. Whoever holds some of it has a context there
+        too."""
         return self.memory_bytes - (self.in_use_bytes and self.in_use_bytes + self.context_bytes)
 
     @property
     def lacks_context(self) -> bool:
-        """Nothing ran on a card, as what is free of it is less than a context."""
+        """Whether nothing ran on a card because less than a CUDA context is free there."""
         return self.free_bytes < self.context_bytes and not any(p.peaks for p in self.processes)
 
     @property
     def fits_so_far(self) -> bool | None:
-        """As far as it ran. None where no process made two steps on a GPU (the second is the first
-        that has an optimizer's state from its beginning), and where more was asked for than any
-        program means to."""
+        """Whether the program fits as far as it ran. None where no process made two steps on a GPU
+        (the second is the first that begins with an optimizer's state), and where it asked for more
+        than any program means to."""
         if self.out_of_memory is not None:
             return None if self.out_of_memory.is_absurd else False
         if self.lacks_context:
@@ -208,48 +218,50 @@ class EmulatedRun:
 
     @property
     def fits_surely(self) -> bool:
-        """As far as it ran, without retries, and with room for the largest of CUDA's contexts."""
+        """Whether it fits as far as it ran, without retries, and with room for the largest CUDA
+        context."""
         peak = self.fullest.fullest if self.fullest else None
         has_room = peak is not None and peak.spare_bytes >= self.unsure_bytes
         return bool(self.fits_so_far and not self.retries and has_room)
 
     @property
     def unsure_bytes(self) -> int:
-        """What a real CUDA context may take more."""
+        """The bytes that a real CUDA context may take beyond the assumed ones."""
         return CONTEXT_BYTES_HIGH - self.context_bytes
 
     @property
     def fits(self) -> bool | None:
-        """None too where something that was seen speaks against it."""
+        """Whether the training fits. None also where there are `doubts`."""
         return None if self.fits_so_far and self.doubts else self.fits_so_far
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What was seen that speaks against a step that fits being a training that does."""
+        """Why a training may not fit although its steps did."""
         stepped = [p for p in self.processes if p.steps]
-        found = []
+        doubts = []
         if any(not p.is_trained for p in stepped):
-            found.append(
+            doubts.append(
                 "no parameter of an optimizer had a gradient in any step, so nothing was trained, "
                 "and there was no optimizer state"
             )
-        found += [text for left, text in self.grows if left < ENDLESS]
+        doubts += [text for left, text in self.grows if left < ENDLESS]
         if self.status and not self.is_interrupted:
-            found.append(f"the program then ended with exit status {self.status}")
-        return tuple(found)
+            doubts.append(f"the program then ended with exit status {self.status}")
+        return tuple(doubts)
 
     @property
     def grows(self) -> list[tuple[int, str]]:
-        """For how many more steps there is room where memory grows most, and the sentence."""
-        found = []
+        """Where memory grows most, if it grows: for how many more steps there is room, and a
+        sentence that says so."""
+        rows = []
         for process in self.processes:
             live, reserved = process.grown_bytes, process.grown_reserved_bytes
             what, rate = ("live", live) if 2 * live >= reserved else ("reserved", reserved)
             if rate and process.fullest is not None:
                 left = process.fullest.spare_bytes // rate
-                said = f"{what} memory grows by {format_bytes(rate)} a step: if that goes on, "
-                found.append((left, f"{said}it runs out after about {left:,} more"))
-        return sorted(found)[:1]
+                text = f"{what} memory grows by {format_bytes(rate)} a step: if that goes on, "
+                rows.append((left, f"{text}it runs out after about {left:,} more"))
+        return sorted(rows)[:1]
 
     @property
     def is_cut(self) -> bool:
@@ -257,7 +269,7 @@ class EmulatedRun:
 
     @property
     def error(self) -> str:
-        """What a process ended by, the first of them."""
+        """The error that ended a process; the first one's."""
         return next((p.error for p in self.processes if p.error), "")
 
     @property
@@ -270,14 +282,14 @@ class EmulatedRun:
 
     @property
     def steps(self) -> int:
-        """That every process made which steps at all."""
+        """The fewest steps of a process that made any."""
         return min((p.steps for p in self.processes if p.steps), default=0)
 
 
-def grown(steps: Steps, column: int = ALIVE) -> int:
-    """Bytes a step by which what is held rises: evenly over the thirds of the steps since SETTLED,
-    by their medians. What rose once, as an average's copy does, or ever less, as with pictures of
-    random size, does not."""
+def growth_rate(steps: Steps, column: int = ALIVE) -> int:
+    """The bytes by which a column rises each step; 0 unless it rises evenly over the thirds of the
+    steps since SETTLED, by their medians. A column that rose once, as with the copy of an average,
+    or that rises ever less, as with pictures of random size, does not."""
     since = [(entry[0], entry[column]) for entry in steps if entry[0] >= inside.SETTLED]
     if len(since) < inside.LEAST_STEPS - inside.SETTLED:
         return 0
@@ -294,30 +306,31 @@ def grown(steps: Steps, column: int = ALIVE) -> int:
 
 
 def read_processes(folder: Path) -> tuple[EmulatedProcess, ...]:
-    """What processes wrote into `folder`, by rank; those without one last."""
-    found = (_process(path, json.loads(path.read_text())) for path in folder.glob("*.json"))
-    return tuple(sorted(found, key=lambda p: (p.rank is None, p.rank or 0, p.pid)))
+    """The processes that wrote into `folder`, by rank; those without a rank last."""
+    records = (_process(path, json.loads(path.read_text())) for path in folder.glob("*.json"))
+    return tuple(sorted(records, key=lambda p: (p.rank is None, p.rank or 0, p.pid)))
 
 
 def steps_of(path: Path) -> list[list[int]]:
-    """The lines of a process; the last may not be whole."""
+    """The columns of each whole line that a process wrote at the end of a step."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [list(map(int, line.split())) for line in lines]
 
 
 def keep_snapshots(folder: Path, processes: Iterable[EmulatedProcess], path: Path) -> None:
-    """Where each process ran out of memory, else at its last peak; of each rank its own file."""
+    """Copies the snapshot of each process, where it ran out of memory or else at its last peak, to
+    `path`; each rank has its own file."""
     for process in processes:
         peaks = sorted(folder.glob(f"{process.pid}-peak*"), key=lambda at: at.stat().st_mtime_ns)
-        found = [*peaks, *folder.glob(f"{process.pid}-{inside.OUT_OF_MEMORY}*")]
+        taken = [*peaks, *folder.glob(f"{process.pid}-{inside.OUT_OF_MEMORY}*")]
         rank = "" if process.rank is None else f"_rank{process.rank}"
-        for last in found[-1:]:
+        for last in taken[-1:]:
             with opened_whole(last) as packed, path.with_stem(path.stem + rank).open("wb") as file:
                 copyfileobj(packed, file)
 
 
 def _snapshot(path: Path, moment: str) -> dict[str, Any]:
-    """That the process of a record wrote at a moment."""
+    """The snapshot that the process of a record wrote at a moment."""
     file = path.with_name(f"{path.stem}-{moment}{inside.SNAPSHOT}")
     with opened_whole(file) as snapshot:
         return read_pickle(snapshot, file.name)
@@ -327,13 +340,13 @@ def _process(path: Path, record: dict[str, Any]) -> EmulatedProcess:
     names = "peaks", "out_of_memory", "grown_at", "faults"
     peaks, failed, grown_at, faults = (record.pop(name) for name in names)
     steps = steps_of(path.with_suffix(inside.STEPPED))
-    more = grown(steps)
+    more = growth_rate(steps)
     return EmulatedProcess(
         **record, faults=tuple(faults),
         peaks=tuple(_peak(path, int(device), figures) for device, figures in peaks.items()),
         out_of_memory=_failed(path, failed, steps) if failed else None,
         growth=_growth(path, grown_at) if more and grown_at else None,
-        grown_bytes=more, grown_reserved_bytes=grown(steps, RESERVED),
+        grown_bytes=more, grown_reserved_bytes=growth_rate(steps, RESERVED),
     )  # fmt: skip
 
 
@@ -351,29 +364,28 @@ def _growth(path: Path, step: int) -> Growth:
 
 def _peak(path: Path, device: int, figures: dict[str, Any]) -> DevicePeak:
     snapshot = _snapshot(path, f"peak{device}")
-    return DevicePeak(
-        **figures, device=device, **_placed(snapshot, *snapshots.alive_at_peak(snapshot, device))
-    )
+    moment = _moment(snapshot, *snapshots.alive_at_peak(snapshot, device))
+    return DevicePeak(**figures, device=device, **moment)
 
 
 def _failed(path: Path, figures: dict[str, Any], steps: Steps) -> OutOfMemory:
     snapshot, device = _snapshot(path, inside.OUT_OF_MEMORY), figures["device"]
     request = [e for e in snapshot["device_traces"][device] if e["action"] == "oom"][-1]
     return OutOfMemory(
-        **figures, grown_bytes=grown([line for line in steps if line[0] < figures["step"]]),
+        **figures, grown_bytes=growth_rate([line for line in steps if line[0] < figures["step"]]),
         is_expandable=any(segment.get("is_expandable") for segment in snapshot["segments"]),
-        **_placed(snapshot, snapshots.alive_at_end(snapshot, device), request),
+        **_moment(snapshot, snapshots.alive_at_end(snapshot, device), request),
     )  # fmt: skip
 
 
-def _placed(
+def _moment(
     snapshot: Mapping[str, Any], alive: Iterable[snapshots.Entry], request: snapshots.Entry
 ) -> dict[str, Any]:
-    """What was alive, and the module and the line of a request: of backward, where Python has no
-    stack, the line that called it."""
+    """The module, the phase and the line of a request, and what was alive. Backward has no Python
+    stack: its line is the one that called backward."""
     mark = request.get("user_metadata", "")
-    known = ("", False, ())
-    module, is_backward, caller = snapshot["marks"][int(mark)] if mark.isdigit() else known
+    unknown = ("", False, ())
+    module, is_backward, caller = snapshot["marks"][int(mark)] if mark.isdigit() else unknown
     stack = snapshots.stack_of(request) or snapshots.python_frames(caller)
     category, where = _in_backward(snapshots.place_of(stack))
     if theirs := [frame for frame in stack if "/site-packages/" not in frame[0]]:
@@ -390,5 +402,6 @@ def _groups(alive: Iterable[snapshots.Entry]) -> tuple[snapshots.Blocks, ...]:
 
 
 def _in_backward(place: tuple[str, str]) -> tuple[str, str]:
-    """All of the program's history is there: only autograd's thread has no stack."""
+    """A place, named after backward where it has no stack: the whole history of the program is
+    there, and only autograd's thread has none."""
     return (BACKWARD, NO_PYTHON) if place[0] == snapshots.NO_STACK else place

@@ -1,8 +1,8 @@
 """`planner.explain`: from a log or a snapshot to what happened and what to do.
 
-A log of any size is read line by line: only what may matter is looked at, and little is remembered.
-A request for memory that failed is read from torch's own message in the wordings of all its
-versions (`failures.json` has them with their sources), or made of a snapshot's figures.
+First the request for memory that failed, from torch's own message in the wordings of all its
+versions (`failures.json` has them with their sources) or from a snapshot's figures; then the log,
+which may have any size and is read in chunks; then the explanation, against a plan if there is one.
 """
 
 from __future__ import annotations
@@ -69,11 +69,14 @@ _MAX_TIMES_DEVICE = 16
 
 @dataclass(frozen=True)
 class FailedRequest:
-    """What is known of one, in bytes by name: `requested_bytes`, and where it is told `total_bytes`
-    and `free_bytes` of the `device`, `allocated_bytes` to tensors, `unused_bytes` that the
-    allocator holds and no tensor uses, `private_pool_bytes`, `process_bytes` (all that this process
-    holds, its context too), `other_bytes` (other processes) and `allowed_bytes` (a limit on the
-    process). `torch` are the versions that word it so; `is_cuda` is false of ROCm's, XPU's, NPU's.
+    """A request for memory that failed. `known` are its figures by name, in bytes.
+
+    `requested_bytes` is always known. The others are there where the source tells them:
+    `total_bytes` and `free_bytes` of the `device`; `allocated_bytes` to tensors; `unused_bytes`
+    that the allocator holds and no tensor uses; `private_pool_bytes`; `process_bytes` (all that
+    this process holds, its CUDA context too); `other_bytes` (other processes); `allowed_bytes` (a
+    limit on the process). `torch` are the first and last version that word the message so;
+    `is_cuda` is false for ROCm, XPU and NPU.
     """
 
     known: Mapping[str, int]
@@ -86,27 +89,30 @@ class FailedRequest:
 
     @property
     def figures(self) -> dict[str, int]:
-        """And what follows from them, where it is not nonsense (on Windows torch may hold more than
-        the device has, in the host's memory): what must be freed at least for the request, what
-        could be free if this torch freed all, what is held outside of it, what of that this process
-        holds beside it (the context, libraries), and the rest, which others do."""
+        """The known figures and what follows from them.
+
+        `missing_bytes` must be freed at least for the request; `could_be_free_bytes` would be free
+        if this torch freed all it holds; `outside_bytes` are held outside of it, of which this
+        process holds `beside_bytes` (the context, libraries) and others `rest_bytes`. A figure that
+        is not above 0 is left out: on Windows torch may hold more than the device has, in the
+        host's memory."""
         known, held = self.known, self.held_bytes
         allowed = max(known.get("allowed_bytes", MAX_MEMORY_BYTES) - held, 0)
         room = min(known.get("free_bytes", 0), allowed)
-        found = {"missing_bytes": known["requested_bytes"] - room}
+        derived = {"missing_bytes": known["requested_bytes"] - room}
         if known.keys() >= {"allocated_bytes", "process_bytes"}:
-            found["beside_bytes"] = known["process_bytes"] - held
+            derived["beside_bytes"] = known["process_bytes"] - held
         if known.keys() >= {"total_bytes", "free_bytes", "allocated_bytes"}:
-            found["could_be_free_bytes"] = known["free_bytes"] + held
-            found["outside_bytes"] = known["total_bytes"] - found["could_be_free_bytes"]
-            if "other_bytes" not in known and "beside_bytes" in found:
-                found["rest_bytes"] = found["outside_bytes"] - found["beside_bytes"]
-        return {**known, **{key: value for key, value in found.items() if value > 0}}
+            derived["could_be_free_bytes"] = known["free_bytes"] + held
+            derived["outside_bytes"] = known["total_bytes"] - derived["could_be_free_bytes"]
+            if "other_bytes" not in known and "beside_bytes" in derived:
+                derived["rest_bytes"] = derived["outside_bytes"] - derived["beside_bytes"]
+        return {**known, **{key: value for key, value in derived.items() if value > 0}}
 
     def ways_out(
         self, torch: Versions = failures.ANY_TORCH, is_windows: bool = False
     ) -> tuple[str, ...]:
-        """What the figures say and advise, most certain first, to whoever has one of these."""
+        """What to do by these figures, most certain first, with a torch between these versions."""
         figures = self.figures
         total = figures.get("total_bytes")
         bounds = {
@@ -122,24 +128,24 @@ def read_message(text: str) -> FailedRequest | None:
     """The figures of the first message in `text`; None where there is none."""
     sizes = {key: list(map(_size, pattern.finditer(text))) for key, pattern in _FIGURES.items()}
     listed = sizes.pop("listed_bytes")
-    found = {key: first[0] for key, first in sizes.items() if first}
-    if "requested_bytes" not in found:
+    known = {key: first[0] for key, first in sizes.items() if first}
+    if "requested_bytes" not in known:
         return None
-    if (reserved := found.pop("reserved_bytes", None)) is not None:
-        found["unused_bytes"] = max(reserved - found.get("allocated_bytes", 0), 0)
-    if found.get("process_bytes", 0) > _MAX_TIMES_DEVICE * found.get("total_bytes", 0):
-        del found["process_bytes"]
-    # torch lists processes by number; where none is called "this", the one that holds at least what
-    # torch does is (in a container its number is another).
+    if (reserved := known.pop("reserved_bytes", None)) is not None:
+        known["unused_bytes"] = max(reserved - known.get("allocated_bytes", 0), 0)
+    if known.get("process_bytes", 0) > _MAX_TIMES_DEVICE * known.get("total_bytes", 0):
+        del known["process_bytes"]
+    # torch lists processes by number. Where none is called "this", it is one that holds at least
+    # what torch holds (in a container its number is another).
     if listed:
-        held = FailedRequest(found).held_bytes
-        own = [] if "process_bytes" in found else [size for size in listed if size >= held]
+        held = FailedRequest(known).held_bytes
+        own = [] if "process_bytes" in known else [size for size in listed if size >= held]
         if own:
-            found["process_bytes"] = min(own)
-        if "process_bytes" in found:
-            found["other_bytes"] = sum(listed) - min(own, default=0)
-    worded = (torch for pattern, torch in _WORDINGS.items() if re.search(pattern, text))
-    return FailedRequest(found, next(worded, failures.ANY_TORCH), "CUDA out of memory" in text)
+            known["process_bytes"] = min(own)
+        if "process_bytes" in known:
+            known["other_bytes"] = sum(listed) - min(own, default=0)
+    versions = (torch for pattern, torch in _WORDINGS.items() if re.search(pattern, text))
+    return FailedRequest(known, next(versions, failures.ANY_TORCH), "CUDA out of memory" in text)
 
 
 def _size(match: re.Match[str]) -> int:
@@ -150,10 +156,12 @@ def _size(match: re.Match[str]) -> int:
 
 @dataclass
 class Diagnosis:
-    """Something that was recognised: its `kind`, what it means in a sentence, the lines that say so
-    (number from 1 and text; the first ones), how often it was there, in which ranks, the figures
-    read from it, and what to do. `apart` is empty where the lines cannot mean anything else;
-    otherwise it is only possible, and this is what would tell."""
+    """Something that was recognised: its `kind`, what it `means` in a sentence, and what to do.
+
+    `evidence` are the first lines that say so (number from 1, and text), `count` how many there
+    are, `ranks` the ranks that said so, `figures` what was read from them. `apart` is empty where
+    the lines cannot mean anything else; otherwise the diagnosis is only possible, and `apart` says
+    what would tell."""
 
     kind: str
     means: str
@@ -179,8 +187,8 @@ class Diagnosis:
 
 
 class LogReading:
-    """What was found: a finding of each kind, in the order of their first lines, and torch's first
-    message that has figures, with its rank (the later ones follow from it)."""
+    """Reads a log: a finding of each kind, in the order of their first lines, and torch's first
+    message that has figures, with its rank (later messages follow from it)."""
 
     def __init__(self) -> None:
         self.findings: dict[str, Diagnosis] = {}
@@ -188,7 +196,7 @@ class LogReading:
         self.rank: int | None = None
         self.torch: Versions = failures.ANY_TORCH
         self.is_windows = False
-        self._columns: dict[bytes, list[tuple[int, float]]] = {}  # the lines where each rose
+        self._columns: dict[bytes, list[tuple[int, float]]] = {}  # lines where it rose, and to what
 
     def read(self, file: IO[bytes]) -> LogReading:
         number = 1
@@ -199,25 +207,22 @@ class LogReading:
         return self
 
     def _read_chunk(self, number: int, chunk: bytes, ahead: bytes) -> None:
-        """A chunk has few of the words, and most of its lines none: plain words are found faster
-        than patterns. What a log says many thousand times is not counted to its end."""
-        counted = {kind for kind, found in self.findings.items() if found.count >= MANY}
+        """A chunk has few of the signs' words, and most of its lines none: plain words are found
+        faster than patterns. A kind that was counted MANY times is not looked for any more."""
+        counted = {kind for kind, finding in self.findings.items() if finding.count >= MANY}
         looked_for = (sign for sign in failures.SIGNS if sign.kind not in counted)
-        here = [(word, sign) for sign in looked_for for word in sign.words if word in chunk]
-        if here:
+        in_chunk = [(word, sign) for sign in looked_for for word in sign.words if word in chunk]
+        if in_chunk:
             lines = chunk.removesuffix(b"\n").split(b"\n")
             followed = lines + ahead.split(b"\n", _BETWEEN)[:_BETWEEN]
             for index, raw in enumerate(lines):
-                signs = {sign.kind: sign for word, sign in here if word in raw}
+                signs = {sign.kind: sign for word, sign in in_chunk if word in raw}
                 if signs:
                     self._see(number + index, followed[index : index + _BETWEEN], signs.values())
         self.is_windows |= b"\\site-packages\\" in chunk
-        if (
-            self.torch == failures.ANY_TORCH
-            and b"orch" in chunk
-            and (found := _TORCH.search(chunk))
-        ):
-            version = int(found[1]), int(found[2])
+        is_unknown = self.torch == failures.ANY_TORCH and b"orch" in chunk
+        if is_unknown and (release := _TORCH.search(chunk)):
+            version = int(release[1]), int(release[2])
             self.torch = version, version
         line, position = number, 0
         for match in _MEMORY.finditer(chunk):
@@ -231,44 +236,47 @@ class LogReading:
                 levels.append((line, size))
 
     def _see(self, number: int, lines: Sequence[bytes], signs: Iterable[Sign]) -> None:
-        """What the first of `lines` says. One that is sure takes the place of those that may be."""
+        """Notes the signs that the first of `lines` shows. A sure one replaces a possible one."""
         line = clean(lines[0])
         rank = rank_of(line)
         for sign in signs:
             is_sure = sign.is_sure(line)
             if is_sure is None:
                 continue
-            found = self.findings.get(sign.kind)
-            if found is None or (is_sure and found.apart):
-                found = Diagnosis(sign.kind, sign.means, apart="" if is_sure else sign.apart)
-                self.findings[sign.kind] = found
-            if is_sure or found.apart:
-                found.see(number, line, rank)
+            finding = self.findings.get(sign.kind)
+            if finding is None or (is_sure and finding.apart):
+                finding = Diagnosis(sign.kind, sign.means, apart="" if is_sure else sign.apart)
+                self.findings[sign.kind] = finding
+            if is_sure or finding.apart:
+                finding.see(number, line, rank)
             if sign.kind == OUT_OF_MEMORY and self.failed is None:
-                self.failed, self.rank = _message(map(clean, lines), rank), rank
+                self.failed, self.rank = _read_lines(map(clean, lines), rank), rank
                 if self.failed is not None:
-                    found.apart = ""  # no other words have these figures
+                    finding.apart = ""  # no other words have these figures
 
     def _judge(self) -> None:
-        """What only the whole log shows: its torch, what that has to offer, a memory that grew."""
+        """Notes what only the whole log shows: its torch, what to do with that torch, and a memory
+        that grew."""
         failed, out = self.failed, self.findings.get(OUT_OF_MEMORY)
         if failed is not None and not failed.torch[0] <= self.torch[0] <= failed.torch[1]:
             self.torch = failed.torch
         grew = BY_KIND[failures.GROWTH]
         for name, levels in self._columns.items():
-            if out is not None and not out.apart and _grow(levels, out.evidence[0][0]):
+            if out is not None and not out.apart and _has_grown(levels, out.evidence[0][0]):
                 shown = [(n, f"{name.decode()} {size:g}") for n, size in (levels[0], levels[-1])]
-                found = Diagnosis(grew.kind, grew.means, shown, len(levels), apart=grew.apart)
-                self.findings[grew.kind] = found
-        for found in self.findings.values():
-            found.todo = BY_KIND[found.kind].told(self.torch)
+                self.findings[grew.kind] = Diagnosis(
+                    grew.kind, grew.means, shown, len(levels), apart=grew.apart
+                )
+        for finding in self.findings.values():
+            finding.todo = BY_KIND[finding.kind].told(self.torch)
         if failed is not None and out is not None:
             out.figures, out.todo = failed.figures, failed.ways_out(self.torch, self.is_windows)
 
 
-def _message(lines: Iterable[str], rank: int | None) -> FailedRequest | None:
-    """The message of a rank that begins `lines`, between which those of other ranks may lie. They
-    were broken between words or within them: the reading that tells more is right."""
+def _read_lines(lines: Iterable[str], rank: int | None) -> FailedRequest | None:
+    """The message of a rank that begins at the first of `lines`; lines of other ranks may lie
+    between. A terminal broke it between words or within them: the reading that tells more is right.
+    """
     own = (_RANK.sub("", line) for line in lines if rank_of(line) in (rank, None))
     is_new = BY_KIND[OUT_OF_MEMORY].is_sure
     message = [next(own), *islice(takewhile(lambda line: is_new(line) is None, own), _FOLLOWING)]
@@ -276,10 +284,9 @@ def _message(lines: Iterable[str], rank: int | None) -> FailedRequest | None:
     return max(filter(None, readings), key=lambda reading: len(reading.known), default=None)
 
 
-def _grow(levels: Sequence[tuple[int, float]], until: int) -> bool:
-    """Whether a column rose in the second half of the lines as it did in the first. The highest so
-    far of sizes drawn at random rises ever more rarely: in the second half of n by ln 2 times on
-    average."""
+def _has_grown(levels: Sequence[tuple[int, float]], until: int) -> bool:
+    """Whether a column rose in the second half of the lines as in the first. The highest of sizes
+    drawn at random rises ever more rarely: in the second half of n by ln 2 times on average."""
     early = [size for line, size in levels if 2 * line <= levels[0][0] + until]
     if not early or len(levels) - len(early) < 3:
         return False
@@ -289,13 +296,13 @@ def _grow(levels: Sequence[tuple[int, float]], until: int) -> bool:
 
 def rank_of(line: str) -> int | None:
     """The rank that a launcher or torch put before a line, or that the line speaks of."""
-    found = _RANK.search(line)
-    return next((int(text) for text in found.groups() if text), None) if found else None
+    match = _RANK.search(line)
+    return next((int(text) for text in match.groups() if text), None) if match else None
 
 
 def clean(raw: bytes) -> str:
-    """Without progress bars' returns and doubled spaces. Those at the ends stay: a terminal breaks
-    a line where it is full."""
+    """A line as text, without progress bars' returns and doubled spaces. Spaces at its ends stay,
+    since a terminal breaks a line where it is full."""
     return _SPACES.sub(" ", raw[: 4 * _MAX_LINE].decode("utf-8", errors="replace")[:_MAX_LINE])
 
 
@@ -306,7 +313,7 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
         yield _ANSI.sub(b"", data) if b"\x1b" in data else data  # colours, also within a word
 
 
-# ---------------------------------------------------------------- what is said of it
+# ---------------------------------------------------------------- the explanation
 
 LARGE_CHANGES = "batch_size", "accumulate", "checkpointing", "compile", "offload"
 MAX_CARD_ERROR = 0.1  # of the memory: what a driver keeps for itself differs by less
@@ -317,8 +324,8 @@ _WHAT = "Name what the training printed, or a snapshot of torch's allocator."
 
 @dataclass(frozen=True)
 class Relief:
-    """`needed_bytes` must become free at least; `advice` says which ways to train the same free
-    them, and `why_none` why there are none."""
+    """At least `needed_bytes` must become free. `advice` has the ways of training the same model
+    that free them; `why_none` says why there are none."""
 
     needed_bytes: int
     advice: Advice | None = None
@@ -327,9 +334,9 @@ class Relief:
 
 @dataclass
 class Explanation:
-    """What was found in `source`. `seen` are the figures at the failure, by name, `expected` what
-    the plan's setting needs at its peak; `differs` says how they differ, `relief` which levers free
-    enough."""
+    """What happened, by `source`. `seen` are the figures at the failure, by name; `expected` is
+    what the plan's setting needs. `differs` says how the two differ, `relief` which ways free
+    enough memory."""
 
     source: str
     kind: Literal["log", "snapshot"]
@@ -349,22 +356,22 @@ def explain(
     gpu: str | Gpu | None = None,
     allocator: str | None = None,
 ) -> Explanation:
-    """What `source` (a log, a snapshot of torch's allocator; also gzipped, also a pipe; "-" is
-    standard input) says of a training that failed, and what to do.
+    """Why a training failed, and what to do.
 
-    `plan` is what was to be trained: an Estimate, a Recommendation, or the file or the folder of
-    one. What was seen is then held against what was predicted, on `gpu` and with `allocator` where
-    the plan does not say, and the levers that free enough are named. Raises UsageError for what
-    cannot be read.
+    `source` is a log or a snapshot of torch's allocator, also gzipped, also a pipe; "-" is standard
+    input. `plan` is what was to be trained: an Estimate, a Recommendation, or the file or folder of
+    one. What was seen is then compared with what was predicted, on `gpu` and with `allocator` where
+    the plan does not name them, and the ways that free enough memory are named. Raises UsageError
+    for what cannot be read.
     """
     from planner.estimation.arguments import read_gpu
 
-    card, found = read_gpu(gpu), _read(named_path(source, "source"))
+    card, explanation = read_gpu(gpu), _read(named_path(source, "source"))
     if plan is not None:
-        _compare(found, _predicted(plan, card, allocator))
-    elif found.seen:
-        found.notes.append(sentence("add a plan"))
-    return found
+        _compare(explanation, _estimate_plan(plan, card, allocator))
+    elif explanation.seen:
+        explanation.notes.append(sentence("add a plan"))
+    return explanation
 
 
 # ---------------------------------------------------------------- what each source says
@@ -379,44 +386,45 @@ def _read(path: Path) -> Explanation:
             head = file.read(4096)
             file.seek(0)
             if head.startswith(_PICKLE):
-                return _of_snapshot(name, read_snapshot(read_pickle(file, name), name))
+                return _explain_snapshot(name, read_snapshot(read_pickle(file, name), name))
             if head.startswith(_UTF16):
                 file = cast("IO[bytes]", codecs.EncodedFile(file, "utf-8", "utf-16", "replace"))
             elif b"\x00" in head:
                 raise ValueError("it is neither text nor a snapshot of torch's allocator")
-            return _of_log(name, LogReading().read(file))
+            return _explain_log(name, LogReading().read(file))
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{name} cannot be read: {reason}.", _WHAT) from None
 
 
-def _of_log(name: str, reading: LogReading) -> Explanation:
-    found = Explanation(name, "log", list(reading.findings.values()))
-    found.findings.sort(key=lambda finding: finding.evidence[0][0])
+def _explain_log(name: str, reading: LogReading) -> Explanation:
+    explanation = Explanation(name, "log", list(reading.findings.values()))
+    explanation.findings.sort(key=lambda finding: finding.evidence[0][0])
     if reading.failed is not None:
-        found.seen, ranks = reading.failed.figures, reading.findings[OUT_OF_MEMORY].ranks
+        explanation.seen = reading.failed.figures
+        ranks = reading.findings[OUT_OF_MEMORY].ranks
         if len(ranks) > 1:
             words = "" if reading.rank is None else f", rank {reading.rank}"
-            found.notes.append(sentence("ranks", ranks=len(ranks), rank=words))
-    return found
+            explanation.notes.append(sentence("ranks", ranks=len(ranks), rank=words))
+    return explanation
 
 
-def _of_snapshot(name: str, reading: SnapshotReading) -> Explanation:
-    found = Explanation(name, "snapshot", seen=reading.figures, snapshot=reading)
+def _explain_snapshot(name: str, reading: SnapshotReading) -> Explanation:
+    explanation = Explanation(name, "snapshot", seen=reading.figures, snapshot=reading)
     if "requested_bytes" in reading.figures:
         failed = FailedRequest(reading.figures)
-        found.seen = failed.figures
-        means, todo = sentence("snapshot failed", found.seen), failed.ways_out()
-        found.findings = [Diagnosis(OUT_OF_MEMORY, means, count=1, figures=found.seen, todo=todo)]
+        explanation.seen = seen = failed.figures
+        means, todo = sentence("snapshot failed", seen), failed.ways_out()
+        explanation.findings = [Diagnosis(OUT_OF_MEMORY, means, count=1, figures=seen, todo=todo)]
     if reading.categories.keys() == {NO_STACK}:
-        found.notes.append(sentence("no stacks"))
-    return found
+        explanation.notes.append(sentence("no stacks"))
+    return explanation
 
 
-# ---------------------------------------------------------------- held against a plan
+# ---------------------------------------------------------------- compared with a plan
 
 
-def _predicted(plan: Any, card: Gpu | None, allocator: str | None) -> Estimate:
+def _estimate_plan(plan: Any, card: Gpu | None, allocator: str | None) -> Estimate:
     from planner.estimation.estimate import Estimate, estimate
     from planner.estimation.predicted import Predicted, is_predicted, read_predicted
     from planner.machine.hardware.gpu import recognise_gpu
@@ -436,38 +444,39 @@ def _predicted(plan: Any, card: Gpu | None, allocator: str | None) -> Estimate:
     return estimate(plan.model, plan.setting, gpu=card, allocator=allocator)
 
 
-def _compare(found: Explanation, predicted: Estimate) -> None:
-    seen, peak = found.seen, predicted.peak_allocated_bytes
+def _compare(explanation: Explanation, predicted: Estimate) -> None:
+    seen, peak = explanation.seen, predicted.peak_allocated_bytes
     overhead = predicted.peak_reserved_bytes - peak
     sizes = {"peak_bytes": peak, "overhead_bytes": overhead}
     sizes["tolerated_bytes"] = 2 * overhead + 64 * MIB
     if allocated := seen.get("allocated_bytes"):
-        wanted = allocated + seen.get("requested_bytes", 0)
-        sizes |= {"wanted_bytes": wanted, "more_bytes": wanted - peak}
+        needed = allocated + seen.get("requested_bytes", 0)
+        sizes |= {"wanted_bytes": needed, "more_bytes": needed - peak}
     total, budget = seen.get("total_bytes"), predicted.budget_bytes
     apart = abs(total - budget) if total and budget else 0
     is_other = budget is not None and apart > MAX_CARD_ERROR * budget
     if is_other:
         sizes |= {"budget_bytes": budget or 0, "apart_bytes": apart}
-    found.expected, found.differs = predicted, told(TOLD["against_plan"], ANY_TORCH, seen | sizes)
+    explanation.expected = predicted
+    explanation.differs = told(TOLD["against_plan"], ANY_TORCH, seen | sizes)
     missing = seen.get("missing_bytes") or seen.get("requested_bytes")
     if missing is not None and is_other:
-        found.relief = Relief(int(missing), why_none=sentence("other card"))
+        explanation.relief = Relief(int(missing), why_none=sentence("other card"))
     elif missing is not None:
         total = seen.get("total_bytes") or predicted.budget_bytes
         room = total - seen.get("other_bytes", 0) if total else None
-        found.relief = find_relief(predicted, int(missing), room)
+        explanation.relief = find_relief(predicted, int(missing), room)
 
 
 def find_relief(predicted: Estimate, missing_bytes: int, room_bytes: int | None) -> Relief:
-    """Ways to train the same that need at least `missing_bytes` less than `predicted`, and no more
-    than `room_bytes` (the card, less what others hold)."""
+    """Ways to train the same model that need at least `missing_bytes` less than `predicted`, and at
+    most `room_bytes` (the card, less what others hold)."""
     from planner.advice.advising import advise
 
     total = predicted.device_total_bytes
     target = min(total - missing_bytes, total if room_bytes is None else room_bytes)
     needed = total - target
-    target -= target % MIB  # as the ways' commands are to be read
+    target -= target % MIB  # so that the ways' commands are short
     if target <= 0:
         return Relief(needed, why_none="that is more than the whole step needs")
     setting = TrainSetting.model_validate(predicted.setting.model_dump())
@@ -477,7 +486,7 @@ def find_relief(predicted: Estimate, missing_bytes: int, room_bytes: int | None)
         advice, least = advised(), advised(keep=LARGE_CHANGES).recommended
     except PlannerError as error:
         return Relief(needed, why_none=error.message)
-    if least is not None:  # what keeps the batch comes first, then what is fastest
+    if least is not None:  # first the way that changes least, then by speed
         others = (way for way in advice.ways if way.setting != least.setting)
         advice = replace(advice, ways=(least, *others))
     return Relief(needed, advice, "" if advice.ways else sentence("no lever"))

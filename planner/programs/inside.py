@@ -1,9 +1,9 @@
-"""What each Python process of an emulated program writes down: steps, peaks, and torch's own
-snapshots of its allocator at them, which `emulated.py` reads.
+"""What each Python process of an emulated program writes down: its steps, its peaks, and torch's
+own snapshots of its allocator there. `emulated.py` reads it.
 
-A copy of this file lies as `sitecustomize.py` before all else that the program imports, in whatever
-Python it runs: so it needs the standard library only, and looks at torch once the program has
-imported it. Its own faults never reach the program: the first is written into the record.
+Python imports a copy of this file, as `sitecustomize.py`, before anything of the program, whatever
+Python that runs in. So it needs the standard library only, and looks at torch once the program has
+imported it. Its own faults never reach the program: the first few are written into the record.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from typing import Any
 
 FOLDER, STEPS = (f"PLANNER_EMULATE_{name}" for name in ("FOLDER", "STEPS"))
 MAX_EVENTS = 400_000  # of the allocator's history, more than a step has
-MORE = 17 / 16  # from one peak to the next that is looked into, of those that come ever again
-MAX_FRAMES = 80  # of a stack: the user's own are the last of a trainer's
+MORE = 17 / 16  # how much higher than the last a peak is, after the first steps, that is written
+MAX_FRAMES = 80  # of a stack: the user's own come last, after a trainer's
 SETTLED = 3  # from this step's end on, what is alive should not grow
-# How files end: the steps of a process, a line each (step, the most that it used of a device, bytes
-# asked for that are alive, bytes reserved), and snapshots, by what they are of.
+# How the names of files end: a process's steps, a line each (step, the most bytes that it used of a
+# device, requested bytes that are alive, bytes reserved), and snapshots, named by their moment.
 STEPPED, SNAPSHOT = ".step", ".pickle.gz"
 OUT_OF_MEMORY = "out-of-memory"
-LOADED = "loaded"  # a file that says that a Python of the program loaded this one
-LEAST_STEPS = 8  # before it is looked for what grows
-MAX_ERROR = 600  # characters of what the program ended by
-MOST_CAUGHT = 3  # times that a program may catch its end, as a bare `except:` does
+LOADED = "loaded"  # the file that exists once a Python of the program has loaded this one
+LEAST_STEPS = 8  # before growth is looked for
+MAX_ERROR = 600  # characters of the error that ended the program
+MOST_CAUGHT = 3  # times that a program may catch its end, as with a bare `except:`
 ENDING_SECONDS = 30.0  # that threads and workers of a program get to end
 RANKS = "RANK", "LOCAL_RANK"  # torchrun sets both, Lightning the second
 WITH_GLOO = "cpu:gloo,cuda:nccl"  # a backend of torch.distributed
@@ -55,10 +55,9 @@ Stack = list[tuple[str, int, str]]  # (file, line, function), innermost first
 
 
 class Record:
-    """One process. `values` is written after each step that changed it. `remember` is torch's own
-    `_record_memory_history`."""
+    """What is written down of one process: `values`, after each step that changed them."""
 
-    remember: Callable[..., None]
+    remember: Callable[..., None]  # torch's own `_record_memory_history`
     modules: Modules | None = None
 
     def __init__(self, torch: Any, folder: Path, steps: int) -> None:
@@ -66,10 +65,10 @@ class Record:
         self.pid = os.getpid()
         self.counts: dict[int, int] = {}  # steps by optimizer
         self.settled_bytes = 0
-        self.leavings = 0
-        self.seen: dict[int, int] = {}  # by device, the peak of which it is known what was alive
+        self.num_exits = 0
+        self.dumped: dict[int, int] = {}  # device: its highest peak that has a snapshot
         self.driver = ctypes.CDLL("libcuda.so.1")
-        self.selections = 0  # of all kernels until the first step's end
+        self.selections = 0  # by values, that all kernels made until the first step's end
         self.values: dict[str, Any] = {
             "pid": self.pid, "rank": None, "steps": 0,
             "peaks": {}, "out_of_memory": None, "grown_at": 0, "selects": False,
@@ -83,13 +82,13 @@ class Record:
         cuda = self.torch.cuda
         self.remember("all", context="alloc", stacks="python", max_entries=MAX_EVENTS)
         self.torch._C._cuda_attach_out_of_memory_observer(surviving(self, self.run_out))
-        for home in (cuda, cuda.memory):  # what a program forgets is written down before
+        for home in (cuda, cuda.memory):  # a peak is written down before a program resets it
             home.reset_peak_memory_stats = self.before(home.reset_peak_memory_stats)
         hooks = importlib.import_module("torch.optim.optimizer")
         hooks.register_optimizer_step_post_hook(lambda optimizer, *_: self.stepped(optimizer))
-        tell = sys.excepthook
-        noted = surviving(self, self.note_error)
-        sys.excepthook = lambda kind, error, trace: (noted(error), tell(kind, error, trace))[1]
+        hook = sys.excepthook
+        note = surviving(self, self.note_error)
+        sys.excepthook = lambda kind, error, trace: (note(error), hook(kind, error, trace))[1]
         atexit.register(surviving(self, self.end))
         self.write()
 
@@ -98,11 +97,11 @@ class Record:
             self.modules = Modules(self.torch)
 
     def before(self, reset: Callable[..., None]) -> Callable[..., None]:
-        def called(*arguments: Any, **named: Any) -> None:
+        def measure_and_reset(*arguments: Any, **named: Any) -> None:
             surviving(self, self.measure)()
             reset(*arguments, **named)
 
-        return called
+        return measure_and_reset
 
     def see_gradients(self, optimizer: Any) -> None:
         self.values["is_trained"] = self.values["is_trained"] or any(
@@ -114,12 +113,12 @@ class Record:
 
     def stepped(self, optimizer: object) -> None:
         surviving(self, self.see_gradients)(optimizer)
-        if not self.leavings:
-            surviving(self, self.look)(optimizer)
+        if not self.num_exits:
+            surviving(self, self.note_step)(optimizer)
         if self.steps and self.values["steps"] >= self.steps:
             self.leave()
 
-    def look(self, optimizer: object) -> None:
+    def note_step(self, optimizer: object) -> None:
         self.counts[id(optimizer)] = self.counts.get(id(optimizer), 0) + 1
         step = max(self.counts.values())
         if step == self.values["steps"]:  # a second optimizer of the same step
@@ -131,7 +130,7 @@ class Record:
         cuda, devices = self.torch.cuda, self.devices()
         peaks = self.values["peaks"].values()
         used = max((p["reserved_bytes"] + p["outside_bytes"] for p in peaks), default=0)
-        # As they were asked for: a block that is used anew may be larger.
+        # Requested bytes, since a block that is used anew may be larger.
         alive = sum(cuda.memory_stats(d)["requested_bytes.all.current"] for d in devices)
         reserved = sum(map(cuda.memory_reserved, devices))
         with (self.folder / f"{self.pid}{STEPPED}").open("a") as file:
@@ -145,12 +144,12 @@ class Record:
         self.write()
 
     def dump(self, moment: str) -> None:
-        """What torch's allocator did and holds, and what our marks in it mean."""
-        found = self.torch.cuda.memory._snapshot()
-        found["marks"] = self.modules.marks if self.modules is not None else []
+        """Writes torch's snapshot of its allocator, and what our marks in it mean."""
+        snapshot = self.torch.cuda.memory._snapshot()
+        snapshot["marks"] = self.modules.marks if self.modules is not None else []
         part = self.folder / f"{self.pid}.part"
         with gzip.open(part, "wb", compresslevel=1) as file:
-            pickle.dump(found, file)
+            pickle.dump(snapshot, file)
         part.replace(self.folder / f"{self.pid}-{moment}{SNAPSHOT}")
 
     def devices(self) -> list[int]:
@@ -158,7 +157,7 @@ class Record:
         return [d for d in range(cuda.device_count()) if cuda.memory_reserved(d)]
 
     def measure(self, is_end: bool = False) -> None:
-        """The peaks of each device, and a snapshot at a new one."""
+        """Notes the peaks of each device, with a snapshot at a new one."""
         cuda = self.torch.cuda
         for device in self.devices():
             peak = self.values["peaks"].setdefault(str(device), {"allocated_bytes": 0})
@@ -177,15 +176,15 @@ class Record:
             if allocated > peak["allocated_bytes"]:
                 step = self.values["steps"] + is_end
                 peak.update(allocated_bytes=allocated, step=step)
-            seen = self.seen.get(device, 0)
+            dumped = self.dumped.get(device, 0)
             is_due = is_end or self.values["steps"] <= SETTLED
-            if peak["allocated_bytes"] > (seen if is_due else seen * MORE):
-                self.seen[device] = peak["allocated_bytes"]
+            if peak["allocated_bytes"] > (dumped if is_due else dumped * MORE):
+                self.dumped[device] = peak["allocated_bytes"]
                 self.dump(f"peak{device}")
 
     def run_out(self, device: int, requested: int, total: int, free: int) -> None:
-        """torch is about to raise its out-of-memory error; everything is still alive. Of several
-        that a program catches the first is told."""
+        """torch is about to raise its out-of-memory error; everything is still alive. Only the
+        first of several that a program catches is noted in full."""
         if self.values["out_of_memory"] is not None:
             self.values["out_of_memory"]["times"] += 1
             self.write()
@@ -206,16 +205,16 @@ class Record:
             self.write()
 
     def leave(self) -> None:
-        """End the program as if it had come to its end, also where a thread of it would not; and
-        again at its next steps, where it caught that."""
-        self.leavings += 1
-        if self.leavings == 1:
+        """Ends the program as if it had come to its end, even where a thread of it would not end;
+        and again at its next step, where it caught that."""
+        self.num_exits += 1
+        if self.num_exits == 1:
             self.values["is_cut"] = True
             surviving(self, self.write)()
             timer = threading.Timer(ENDING_SECONDS, os._exit, [0])
             timer.daemon = True
             timer.start()
-        if self.leavings > MOST_CAUGHT:
+        if self.num_exits > MOST_CAUGHT:
             try:
                 atexit._run_exitfuncs()
                 sys.stdout.flush()
@@ -224,14 +223,14 @@ class Record:
         raise SystemExit(0)
 
     def write(self) -> None:
-        """The rank is torch's own, also once its process group is gone; before there is one, the
-        launcher's."""
+        """Writes `values`. The rank is torch's, kept once its process group is gone; before there
+        is a group, the launcher's."""
         distributed = self.torch.distributed
         if distributed.is_available() and distributed.is_initialized():
             self.values["rank"] = distributed.get_rank()
         elif self.values["rank"] is None:
-            given = (os.environ.get(name, "") for name in RANKS)
-            self.values["rank"] = next((int(rank) for rank in given if rank.isdigit()), None)
+            ranks = (os.environ.get(name, "") for name in RANKS)
+            self.values["rank"] = next((int(rank) for rank in ranks if rank.isdigit()), None)
         self.values["is_evaluated"] = getattr(self.modules, "is_evaluated", False)
         self.values["selects"] = self.driver.emulated_selections() > self.selections
         path = self.folder / f"{self.pid}.json"
@@ -243,7 +242,7 @@ class Record:
 def surviving(record: Record, function: Callable[..., None]) -> Callable[..., None]:
     """`function`, whose own errors are written down and go no further."""
 
-    def called(*arguments: Any) -> None:
+    def survive(*arguments: Any) -> None:
         try:
             function(*arguments)
         except Exception as error:
@@ -252,39 +251,39 @@ def surviving(record: Record, function: Callable[..., None]) -> Callable[..., No
                 with contextlib.suppress(Exception):
                     record.write()
 
-    return called
+    return survive
 
 
-def stack_here() -> list[tuple[str, int, str]]:
+def current_stack() -> Stack:
     """The Python code of this thread, innermost first."""
     frame: FrameType | None = sys._getframe(1)
-    found: list[tuple[str, int, str]] = []
-    while frame is not None and len(found) < MAX_FRAMES:
+    stack: Stack = []
+    while frame is not None and len(stack) < MAX_FRAMES:
         code = frame.f_code
-        found.append((code.co_filename, frame.f_lineno, code.co_name))
+        stack.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
-    return found
+    return stack
 
 
 class AfterTorch(importlib.abc.MetaPathFinder):
-    """Calls `begin` where the program has imported torch and initialises CUDA."""
+    """A finder of modules that calls `attach` once the program has imported torch."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
         if name != "torch":
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next(filter(None, found), None)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def executed(module: ModuleType) -> None:
+            def execute_and_attach(module: ModuleType) -> None:
                 sys.meta_path.remove(self)
                 execute(module)
                 with contextlib.suppress(Exception):
                     attach(module)
 
-            spec.loader.exec_module = executed  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_attach  # type: ignore[method-assign]
         return spec  # also of a program that only asks whether there is a torch
 
 
@@ -293,41 +292,41 @@ def attach(torch: Any) -> None:
     record.remember = torch.cuda.memory._record_memory_history
     surviving(record, record.watch_modules)()
     put_gloo_beside(torch.distributed)
-    # A program that begins a history anew, or stops it, would end ours: its snapshots hold ours.
+    # A program that begins a history anew, or stops it, would end ours. Its snapshots hold ours.
     torch.cuda.memory._record_memory_history = lambda *_, **__: None
     torch.cuda._lazy_call(surviving(record, record.begin))
 
 
 def put_gloo_beside(distributed: Any) -> None:
-    """Groups of NCCL's have gloo for what is on the host, as groups without a named backend have:
-    torch sends objects, and waits at barriers, by that one. No bytes move between devices, and no
-    kernel adds up the sizes of objects."""
+    """Gives NCCL's process groups gloo for tensors on the host, as groups without a named backend
+    have it: torch then sends objects and waits at barriers by gloo. On emulated devices no bytes
+    move, and no kernel adds up the sizes of objects."""
     if not distributed.is_available():
         return
     c10d = distributed.distributed_c10d
 
-    def with_gloo(torch_s: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(torch_s)
-        def called(*arguments: Any, **named: Any) -> Any:
-            given = inspect.signature(torch_s).bind(*arguments, **named)
-            if given.arguments.get("backend") == "nccl":
-                given.arguments["backend"] = WITH_GLOO
-            return torch_s(*given.args, **given.kwargs)
+    def with_gloo(make_group: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make_group)
+        def make_with_gloo(*arguments: Any, **named: Any) -> Any:
+            call = inspect.signature(make_group).bind(*arguments, **named)
+            if call.arguments.get("backend") == "nccl":
+                call.arguments["backend"] = WITH_GLOO
+            return make_group(*call.args, **call.kwargs)
 
-        return called
+        return make_with_gloo
 
     def get_backend(group: Any = None) -> str:
-        return str(asked(group)).replace(WITH_GLOO, "nccl")
+        return str(torch_get_backend(group)).replace(WITH_GLOO, "nccl")
 
-    asked = c10d.get_backend
+    torch_get_backend = c10d.get_backend
     changed = {name: with_gloo(getattr(c10d, name)) for name in ("init_process_group", "new_group")}
     for home in (distributed, c10d):
         vars(home).update(changed, get_backend=get_backend)
 
 
 def customize() -> None:
-    """As Python's start: the user's own sitecustomize, which this one hides, and then ours. It
-    stays on sys.path, which some programs hand to what they start."""
+    """At Python's start: runs the user's own sitecustomize, which this file hides, and then begins
+    ours. The file stays on sys.path, which some programs hand to the processes that they start."""
     others = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
     theirs = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if theirs is not None and theirs.loader is not None:
@@ -338,17 +337,17 @@ def customize() -> None:
 
 
 class Within(threading.local):
-    """The modules that a thread is in, the innermost last."""
+    """The modules that a thread is running, the innermost last."""
 
     def __init__(self) -> None:
         self.path: list[str] = []
 
 
 class Modules:
-    """Which module asks for memory, forward and backward: torch's allocator writes a mark of ours
-    beside each request. `marks` are (module, whether in backward, where that was called), by their
-    number: the text that the allocator's history holds. No tensor is kept, and no hook of torch is
-    used, as these change what is compiled: Module.__call__ is."""
+    """Which module requests memory, in forward and backward: torch's allocator writes a mark of
+    ours beside each request. A mark is a number, the index into `marks`: (module, whether in
+    backward, where backward was called). No tensor is kept. Torch's hooks would change what is
+    compiled, so Module.__call__ is replaced instead."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -358,56 +357,55 @@ class Modules:
         self.within = Within()
         self.backward_at: Stack = []
         self.forwards = 0  # of outermost modules, kept for a backward that has not come yet
-        self.is_evaluated = False  # whether one with parameters ran without gradients
+        self.is_evaluated = False  # whether a module with parameters ran without gradients
         self.set_mark = torch._C._cuda_setMemoryMetadata
         module = torch.nn.Module
         call, run = module.__call__, torch.autograd._engine_run_backward
 
-        def called(this: Any, *given: Any, **named: Any) -> Any:
+        def call_marked(this: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
-                return call(this, *given, **named)
+                return call(this, *args, **kwargs)
             path = self.within.path
             outer = path[-1] if path else ""
-            self.own((given, named), outer)  # who made an input runs when its backward is over
+            self.claim((args, kwargs), outer)  # whoever made an input runs after this backward
             path.append(self.name(this, outer))
             self.mark(path[-1])
             try:
-                result = call(this, *given, **named)
-                self.own(result, path[-1])
+                result = call(this, *args, **kwargs)
+                self.claim(result, path[-1])
             finally:
                 path.pop()
                 self.mark(outer)
             return result
 
-        def run_backward(roots: Any, *given: Any, **named: Any) -> Any:
-            self.backward_at, self.forwards = stack_here(), 0
-            self.own(roots, "")
-            return run(roots, *given, **named)
+        def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            self.backward_at, self.forwards = current_stack(), 0
+            self.claim(roots, "")
+            return run(roots, *args, **kwargs)
 
-        module.__call__ = called
+        module.__call__ = call_marked
         torch.autograd._engine_run_backward = run_backward
         hook = sys.excepthook
 
-        def told(kind: Any, error: BaseException, trace: TracebackType | None) -> None:
-            before: BaseException | None = error  # and what it was raised from
-            while before is not None:
-                before.__traceback__ = without_ours(before.__traceback__)
-                before = before.__cause__ or before.__context__
+        def print_theirs(kind: Any, error: BaseException, trace: TracebackType | None) -> None:
+            cause: BaseException | None = error  # and each error that it was raised from
+            while cause is not None:
+                cause.__traceback__ = without_ours(cause.__traceback__)
+                cause = cause.__cause__ or cause.__context__
             hook(kind, error, without_ours(trace))
 
-        sys.excepthook = told
-        if dynamo := sys.modules.get("torch._dynamo.utils"):  # to it ours is torch's own
-            dynamo.unpatched_nn_module_call = called  # type: ignore[attr-defined]
+        sys.excepthook = print_theirs
+        if dynamo := sys.modules.get("torch._dynamo.utils"):  # it takes ours for torch's own
+            dynamo.unpatched_nn_module_call = call_marked  # type: ignore[attr-defined]
 
     def name(self, module: Any, outer: str) -> str:
         with contextlib.suppress(Exception):  # a module may be scripted, or not to be hashed
             if not outer and not self.is_backward():
-                self.see(module)
+                self.enter_outermost(module)
             return self.names[module]
         return f"{outer}.{type(module).__name__}".lstrip(".")
 
-    def see(self, module: Any) -> None:
-        """An outermost one."""
+    def enter_outermost(self, module: Any) -> None:
         torch = self.torch
         if module not in self.names:
             self.register(module)
@@ -416,7 +414,8 @@ class Modules:
             self.is_evaluated |= not (torch.is_grad_enabled() and module.training)
 
     def register(self, module: Any) -> None:
-        """The whole tree under an outermost module, by the class of what its wrappers hold."""
+        """Names the whole tree under an outermost module, after the class of the module that its
+        wrappers hold."""
         outside = [module]
         while inner := next((i for w in WRAPPERS if (i := module._modules.get(w))), None):
             outside.append(module := inner)
@@ -425,11 +424,11 @@ class Modules:
         for name, part in module.named_modules():
             self.names[part] = f"{root}.{name}".replace("._orig_mod", "").rstrip(".")
 
-    def own(self, found: Any, path: str) -> None:
-        """The nodes that made these tensors are of `path` when they run backward, but for those
-        that a module further in has: the first to say so."""
+    def claim(self, values: Any, path: str) -> None:
+        """The autograd nodes that made the tensors in `values` belong to the module `path` when
+        they run backward, unless a module further in has claimed them before."""
         with contextlib.suppress(Exception):
-            for tensor in tensors(found, self.torch.Tensor):
+            for tensor in tensors(values, self.torch.Tensor):
                 node = tensor.grad_fn
                 if node is not None and NODE not in node.metadata:
                     node.metadata[NODE] = path
@@ -439,7 +438,7 @@ class Modules:
         return bool(self.torch._C._current_graph_task_id() != -1)
 
     def mark(self, path: str, is_node: bool = False) -> None:
-        """Of what this thread asks for from now on."""
+        """Marks what this thread requests from now on."""
         with contextlib.suppress(Exception):
             is_backward = is_node or self.is_backward()
             at = self.backward_at if is_backward else []
@@ -452,7 +451,7 @@ class Modules:
 
 
 def without_ours(trace: TracebackType | None) -> TracebackType | None:
-    """What a traceback is without this file."""
+    """A traceback without the frames of this file."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     if trace is not None:
@@ -460,13 +459,14 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def tensors(found: Any, kind: type, depth: int = MAX_DEPTH) -> Iterator[Any]:
-    if isinstance(found, kind):
-        yield found
-    elif depth and isinstance(found, list | tuple | dict):
-        inner: Iterable[Any] = found.values() if isinstance(found, dict) else found
-        for each in inner:
-            yield from tensors(each, kind, depth - 1)
+def tensors(value: Any, kind: type, depth: int = MAX_DEPTH) -> Iterator[Any]:
+    """The tensors (instances of `kind`) in a value, and in the containers that it is made of."""
+    if isinstance(value, kind):
+        yield value
+    elif depth and isinstance(value, list | tuple | dict):
+        items: Iterable[Any] = value.values() if isinstance(value, dict) else value
+        for item in items:
+            yield from tensors(item, kind, depth - 1)
 
 
 if __name__ == "sitecustomize" and FOLDER in os.environ:

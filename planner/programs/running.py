@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from planner.core.errors import PlannerError, UsageError, shorten
 from planner.core.files import SNAPSHOT_ENDINGS, check_output
-from planner.core.units import parse_bytes
+from planner.estimation.arguments import read_memory
 from planner.estimation.device_estimator import find_crossing
 from planner.machine import supervisor
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, holding, started
@@ -28,13 +28,13 @@ from planner.programs.emulated import EmulatedRun
 from planner.programs.snapshots import EMULATING
 
 Hear = Callable[[int, int], None]
-INTERRUPTED = 130  # the exit status of who is
-LOOK_SECONDS = 0.5  # at how many steps the program has made
+INTERRUPTED = 130  # the exit status of an interrupted program
+LOOK_SECONDS = 0.5  # between two looks at how many steps the program has made
 ENDING_SECONDS = 10.0  # from SIGTERM, or an interrupt, to SIGKILL
 
 
 class InterruptedRun(KeyboardInterrupt):
-    """`run` is what the program needed until a person interrupted it."""
+    """A person interrupted the program; `run` is what it had needed until then."""
 
     def __init__(self, run: EmulatedRun) -> None:
         super().__init__()
@@ -56,34 +56,36 @@ def emulate(
     """Run `command` on emulated GPUs and say what it needs of them: torch's own CUDA code, whose
     kernels compute nothing. Linux only.
 
-    `command` is a program and its arguments, or a function of a module that the program's Python
-    can import. `gpus` cards of `gpu` are in the machine, of `memory` where that is another, of
-    which somebody else holds `in_use` (bytes, or "3GiB") on the first. After `steps` steps of its
-    optimizers (0: never) each process ends. `snapshot`, a file, receives the allocator's history at
-    the peak, of each rank its own. `output` is where what the program prints goes, as in
-    `subprocess`. `hear` is told the steps that all processes made so far, and the most bytes that
-    one used of a device. Raises UsageError for a card that is not there, PlannerError where nothing
-    can be built.
+    - `command`: a program and its arguments, or a function of a module that the program's Python
+      can import.
+    - `gpu`, `gpus`: which cards the machine has, and how many. `memory`: of each, where it is not
+      the card's own; `in_use`: held by somebody else on the first. Both are bytes, or "3GiB".
+    - `steps`: each process ends after so many steps of its optimizers (0: never).
+    - `snapshot`: a file for the allocator's history at the peak; each rank writes its own.
+    - `output`: where the program prints, as in `subprocess`.
+    - `hear`: is called with the steps that all processes have made so far, and the most bytes that
+      one used of a device.
+
+    Raises UsageError for an unknown card, PlannerError where the emulated driver cannot be built.
     """
     if snapshot is not None:
         snapshot = check_output(snapshot, "a snapshot", SNAPSHOT_ENDINGS).absolute()
-    words = _words(command)
+    words = _command_words(command)
     card = emulated_gpu(gpu)
-    size, held = (parse_bytes(n) if isinstance(n, str) else n or 0 for n in (memory, in_use))
-    size = card.memory_bytes if memory is None else size
+    size, in_use_bytes = read_memory(memory) or card.memory_bytes, read_memory(in_use or None) or 0
     card = replace(card, name=f"{card.name} (emulated)", memory_bytes=size)
-    return _run(words, EmulatedMachine((card,) * gpus), held, steps, hear, snapshot, output)
+    return _run(words, EmulatedMachine((card,) * gpus), in_use_bytes, steps, hear, snapshot, output)
 
 
 def _run(
-    words: list[str], machine: EmulatedMachine, held: int, steps: int, hear: Hear | None,
+    words: list[str], machine: EmulatedMachine, in_use_bytes: int, steps: int, hear: Hear | None,
     snapshot: Path | None, output: int | IO[str] | None,
 ) -> EmulatedRun:  # fmt: skip
     with ExitStack() as stack:
         environment = stack.enter_context(started(machine))
         folder = Path(environment[CONFIGURATION]).parent
-        if held:
-            stack.enter_context(holding(environment, held))
+        if in_use_bytes:
+            stack.enter_context(holding(environment, in_use_bytes))
         records, site = folder / "records", folder / EMULATING.strip("/")
         records.mkdir()
         site.mkdir()
@@ -94,7 +96,7 @@ def _run(
             inside.FOLDER: str(records),
             inside.STEPS: str(steps),
         }
-        look = partial(_look, records, hear)
+        look = partial(_report_steps, records, hear)
         is_interrupted, status = False, INTERRUPTED
         try:
             status = supervised(words, output, environment=environment, folder=folder, look=look)
@@ -102,17 +104,17 @@ def _run(
             is_interrupted = True
         is_recorded = (records / inside.LOADED).exists()
         try:
-            found = emulated.read_processes(records)
+            processes = emulated.read_processes(records)
         except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
             raise PlannerError(
                 f"what a process of the program wrote down is not whole ({shorten(str(error))}).",
                 f"Does the program write into ${inside.FOLDER}? That folder is ours.",
             ) from None
         if snapshot is not None:
-            emulated.keep_snapshots(records, found, snapshot)
+            emulated.keep_snapshots(records, processes, snapshot)
     first = machine.gpus[0]
     run = EmulatedRun(
-        tuple(words), first.name, len(machine.gpus), status, held, found,
+        tuple(words), first.name, len(machine.gpus), status, in_use_bytes, processes,
         first.memory_bytes, first.context_bytes, is_recorded, is_interrupted=is_interrupted,
     )  # fmt: skip
     if is_interrupted:
@@ -120,7 +122,7 @@ def _run(
     return run
 
 
-def _words(command: Sequence[str] | Callable[[], object]) -> list[str]:
+def _command_words(command: Sequence[str] | Callable[[], object]) -> list[str]:
     if not callable(command):
         if isinstance(command, str) or not command:
             raise UsageError(
@@ -146,9 +148,10 @@ def supervised(
     environment: Mapping[str, str] | None = None, folder: Path | None = None,
     seconds: float = math.inf, look: Callable[[], None] = lambda: None,
 ) -> int:  # fmt: skip
-    """The command's exit status; 128 and the signal where one ended it. Whatever ends this process
-    ends all that the command has started, and removes `folder`. Meanwhile it looks. Raises
-    TimeoutError after so many seconds, when nothing is left of the command."""
+    """Runs a command under a supervisor, and returns its exit status: 128 and the signal where a
+    signal ended it. Whatever ends this process ends all that the command has started, and removes
+    `folder`. `look` is called meanwhile, again and again. Raises TimeoutError after so many
+    `seconds`, once nothing is left of the command."""
     lifeline, holder = os.pipe()
     reader, status = os.pipe()
     removed = [] if folder is None else ["--remove", str(folder)]
@@ -160,33 +163,33 @@ def supervised(
     ) as process:  # fmt: skip
         os.close(lifeline)
         os.close(status)
-        said, deadline = b"", time.monotonic() + seconds
+        reports, deadline = b"", time.monotonic() + seconds
         try:
             is_over = False
             while not is_over:
                 if select.select([reader], [], [], LOOK_SECONDS)[0]:
-                    said += (part := os.read(reader, 4096))
+                    reports += (part := os.read(reader, 4096))
                     is_over = not part
                 elif time.monotonic() > deadline:
                     raise TimeoutError
                 look()
         except BaseException:
-            _tell(holder, b"T")
+            _order(holder, b"T")
             end = time.monotonic() + ENDING_SECONDS  # or until the supervisor closes its end
             while (left := end - time.monotonic()) > 0:
                 if select.select([reader], [], [], left)[0] and not os.read(reader, 4096):
                     break
             raise
         finally:
-            _tell(holder, b"D")
+            _order(holder, b"D")
             os.close(holder)  # which ends what is left
             process.wait()
             os.close(reader)
-    code = os.waitstatus_to_exitcode(int(said.splitlines()[-1].split()[1]))
+    code = os.waitstatus_to_exitcode(int(reports.splitlines()[-1].split()[1]))
     return code if code >= 0 else 128 - code
 
 
-def _look(records: Path, hear: Hear | None) -> None:
+def _report_steps(records: Path, hear: Hear | None) -> None:
     if hear is None:
         return
     ends = [
@@ -197,22 +200,25 @@ def _look(records: Path, hear: Hear | None) -> None:
     )
 
 
-def _tell(holder: int, order: bytes) -> None:
+def _order(holder: int, order: bytes) -> None:
     with suppress(BrokenPipeError):
         os.write(holder, order)
 
 
 STEPS = 3  # the second is the first with an optimizer's state, the third settles the allocator
 MAX_VALUE = 1 << 20
-_SHOWN = 2000  # characters of what a program said that failed
+_SHOWN = 2000  # characters of the output of a program that failed
 
 
 @dataclass(frozen=True)
 class Variation:
-    """`largest` surely fits: without retries, and with room for the largest of CUDA's contexts.
-    `next_larger`, the least that was tried beyond, does not; 0 where none does. `runs` are all that
-    were made, by value. Where the program ended at `next_larger` for another reason than memory, no
-    further value was tried, and `last_line` is what it said last."""
+    """The largest value of an argument with which a program fits, and how that was found.
+
+    `largest` surely fits: without retries, and with room for the largest of CUDA's contexts; it is
+    0 where no value does. `next_larger` does not: the smallest larger value that was tried. `runs`
+    are all runs, by value. Where the program ended at `next_larger` for another reason than
+    memory, no further value was tried, and `last_line` is its last line.
+    """
 
     argument: str
     largest: int
@@ -229,30 +235,32 @@ def vary(
     hear: Callable[[int, int, int], None] = lambda *_: None,
     **options: Any,
 ) -> Variation:
-    """The largest value of `argument` (such as "--batch-size", which `command` holds with a value)
-    with which the program makes its steps. `options` are those of `emulate`; `tell` hears of each
-    run, `hear` of each value's steps as that of `emulate`. Raises UsageError where the command has
-    no such argument, PlannerError where the first run ends for another reason than memory."""
-    words, (place, before, first) = list(command), _found(command, argument)
+    """Finds the largest value of `argument` (such as "--batch-size", which `command` holds with a
+    value) with which the program makes its steps. `options` are those of `emulate`; `tell` is
+    called after each run, `hear` with the value and what `emulate` tells its own. Raises UsageError
+    where the command has no such argument, PlannerError where the first run ends for another reason
+    than memory."""
+    words, (place, before, first) = list(command), _find_argument(command, argument)
     runs: dict[int, EmulatedRun] = {}
-    room = 1  # that the largest left which fits
+    room = 1  # bytes that the last value which fits left
 
     @cache
     def spare_bytes(value: int) -> int:
-        """Of a value that does not fit nobody knows: as much too little as there was before."""
+        """The bytes that a value leaves. How many lack where it does not fit nobody knows: as many
+        are assumed as were left before."""
         nonlocal room
         words[place] = f"{before}{value}"
-        with tempfile.TemporaryFile("w+", errors="replace") as said:
+        with tempfile.TemporaryFile("w+", errors="replace") as output:
             run = runs[value] = emulate(
                 words,
-                **{"steps": STEPS, **options, "output": said},
+                **{"steps": STEPS, **options, "output": output},
                 hear=partial(hear, value),
             )
             if run.fits_so_far is None or (run.fits_so_far and run.status):
-                said.seek(0)
+                output.seek(0)
                 raise PlannerError(
                     f"with {argument} {value} the program ended with status {run.status} and ran "
-                    f"out of no memory. It said last:\n{said.read()[-_SHOWN:].rstrip()}",
+                    f"out of no memory. It said last:\n{output.read()[-_SHOWN:].rstrip()}",
                     "Run it by itself first, with 'planner emulate' and without --vary.",
                 )
         tell(value, run)
@@ -275,8 +283,9 @@ def vary(
     return Variation(argument, largest, beyond, runs, last_line)
 
 
-def _found(command: Sequence[str], argument: str) -> tuple[int, str, int]:
-    """Which word has the value, what stands before it there, and the value."""
+def _find_argument(command: Sequence[str], argument: str) -> tuple[int, str, int]:
+    """The index of the word that holds the value, what stands before the value in it, and the
+    value."""
     is_short = len(argument) == 2 and argument.startswith("-")
     for index, word in [] if "=" in argument else [*enumerate(command)][::-1]:
         place, before = index, ""

@@ -16,17 +16,17 @@ Frame = tuple[str, Any, str]  # file, line and function, as Python has them
 NO_STACK = "no stack recorded"
 MAX_GROUPS = 20
 EMULATING = "/planner_site/"  # the folder of what `planner emulate` has a program load
-# Lists may be in a snapshot many times over: of more blocks and events it was forged.
+# A list may be in a pickle many times over. With more blocks or events a snapshot was forged.
 _MAX_BLOCKS, _MAX_EVENTS = 5_000_000, 20_000_000
 # Of torch, or code that torch.compile wrote (torch/_inductor/codecache.py: a hash): torch also
-# names the lines that it came from.
+# names the lines that such code came from.
 _TORCH = re.compile(r"/torch/|/[a-z2-7]{2}/c[a-z2-7]{51}\.py$")
 _MAX_TEXT = 300  # characters of a name
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks that are alive and were asked for in one place."""
+    """Blocks that are alive, of one category, requested at one place of the code."""
 
     category: str
     where: str
@@ -36,11 +36,12 @@ class Blocks:
 
 @dataclass(frozen=True)
 class SnapshotReading:
-    """Of one device: `figures` in bytes and counts by name, what is alive by kind (`categories`)
-    and by place (the largest `groups`). `allocated_bytes` are in use or wait for a stream
-    (`waiting_bytes`), `unused_bytes` are free, `private_pool_bytes` are what CUDA graphs hold.
-    Where the history holds a request that failed, it is `requested_bytes`, and `free_bytes` is what
-    the driver had then."""
+    """What a snapshot says of one device: `figures` in bytes and counts by name, and what is alive
+    by kind (`categories`) and by place (the largest `groups`).
+
+    `allocated_bytes` are in use or wait for a stream (`waiting_bytes`), `unused_bytes` are free,
+    CUDA graphs hold `private_pool_bytes`. Where the history holds a request that failed, it asked
+    for `requested_bytes`, and the driver then had `free_bytes`."""
 
     figures: dict[str, int]
     categories: dict[str, int]
@@ -48,8 +49,8 @@ class SnapshotReading:
 
 
 def read_snapshot(snapshot: Mapping[str, Any], name: str) -> SnapshotReading:
-    """The device that ran out of memory, or else the one that holds most. Raises PlannerError,
-    where what was read from `name` is not as torch writes it."""
+    """Reads a snapshot for the device that ran out of memory, or else the one that holds most.
+    Raises PlannerError where the snapshot, from `name`, is not as torch writes it."""
     try:
         return _read(snapshot["segments"], snapshot["device_traces"])
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
@@ -107,7 +108,7 @@ def _read(segments: Sequence[Entry], traces: Sequence[Sequence[Entry]]) -> Snaps
 
 
 def alive_at_end(snapshot: Mapping[str, Any], device: int | None = None) -> list[Entry]:
-    """The blocks of a device, or of all, by the bytes that were asked for."""
+    """The live blocks of a device, or of all devices, with the bytes that were requested."""
     return [
         {**block, "size": block.get("requested_size", block["size"])}
         for segment in snapshot["segments"] if device in (None, segment["device"])
@@ -116,8 +117,8 @@ def alive_at_end(snapshot: Mapping[str, Any], device: int | None = None) -> list
 
 
 def alive_at_peak(snapshot: Mapping[str, Any], device: int) -> tuple[list[Entry], Entry]:
-    """What was alive when the most was, and the request that made it so; from the end of the
-    history backwards, so that it need not hold the program's beginning."""
+    """What was alive at the peak, and the request that led to it. The history is read backwards
+    from its end, so that it need not hold the program's beginning."""
     segments = (segment for segment in snapshot["segments"] if segment["device"] == device)
     blocks = (block for segment in segments for block in segment["blocks"])
     held = {b["address"]: b for b in blocks if b["state"] == "active_allocated"}
@@ -143,47 +144,47 @@ def alive_at_peak(snapshot: Mapping[str, Any], device: int) -> tuple[list[Entry]
 
 
 def grouped(alive: Iterable[Entry]) -> list[Blocks]:
-    """By the place that asked for it, the largest first."""
-    found: dict[tuple[str, str], list[int]] = {}
+    """Blocks grouped by the place that requested them, the largest group first."""
+    by_place: dict[tuple[str, str], list[int]] = {}
     places: dict[int, tuple[str, str]] = {}  # stacks are shared: each is read once
     for block in alive:
         frames = _frames(block)
         if id(frames) not in places:
             places[id(frames)] = place_of(stack_of(block))
-        found.setdefault(places[id(frames)], []).append(_size(block))
-    groups = [Blocks(*place, sum(sizes), len(sizes)) for place, sizes in found.items()]
+        by_place.setdefault(places[id(frames)], []).append(_size(block))
+    groups = [Blocks(*place, sum(sizes), len(sizes)) for place, sizes in by_place.items()]
     return sorted(groups, key=lambda group: -group.num_bytes)
 
 
 def _frames(entry: Entry) -> Sequence[Entry]:
-    """Innermost first. Before torch 2.1 a block has a history, newest first."""
+    """The frames of an entry's stack, innermost first. Before torch 2.1 a block has a history,
+    newest first."""
     before: Entry = next(iter(entry.get("history") or ()), {})
     return entry.get("frames") or before.get("frames") or ()
 
 
 def stack_of(entry: Entry) -> list[Frame]:
-    """The Python code that asked for it."""
+    """The Python code that requested a block."""
     frames = _frames(entry)
     return python_frames([(_text(f, "filename"), f.get("line"), _text(f, "name")) for f in frames])
 
 
 def python_frames(stack: Iterable[Frame]) -> list[Frame]:
-    """But for what `planner emulate` puts beside a program."""
+    """The frames of Python files, without those that `planner emulate` adds to a program."""
     return [frame for frame in stack if frame[0].endswith(".py") and EMULATING not in frame[0]]
 
 
 def place_of(stack: Sequence[Frame]) -> tuple[str, str]:
-    """(what a block is, where it was asked for), from its stack: innermost frame first.
+    """(what a block is, where it was requested), from its stack: innermost frame first.
 
-    A stack tells code and not modules, so that blocks of one kind that run the same line are one
-    place. Backward of a GPU runs in a thread of its own, where Python has no frames.
+    A stack names code and not modules, so that several modules of one class share a place. Backward
+    on a GPU runs in a thread of its own, where Python has no frames.
     """
-    known = [(file.replace("\\", "/"), *rest) for file, *rest in stack]
-    if not known:
+    frames = [(file.replace("\\", "/"), *rest) for file, *rest in stack]
+    if not frames:
         return NO_STACK, "backward, or before the history began"
-    files, lines, names = zip(*known, strict=True)
-    theirs = (n for n, file in enumerate(files) if not _TORCH.search(file))
-    at = next(theirs, 0)
+    files, lines, names = zip(*frames, strict=True)
+    at = next((n for n, file in enumerate(files) if not _TORCH.search(file)), 0)
     line = lines[at] if isinstance(lines[at], int) and abs(lines[at]) < 1 << 32 else 0
     return _category(files, names), f"{'/'.join(files[at].split('/')[-2:])}:{line} {names[at]}"
 

@@ -1,4 +1,4 @@
-"""`planner.watch`: a running training held against its plan, in lines of its own log.
+"""`planner.watch`: a running training compared with its plan, in lines of its own log.
 
     with planner.watch("run") as watch:
         for images, targets in watch.batches(loader):
@@ -29,17 +29,17 @@ from planner.core.units import format_bytes, format_rate
 Batch = TypeVar("Batch")
 EVERY_SECONDS = 60.0
 WARM_UP_STEPS = 5  # the first of them compile, tune kernels and fill caches
-# From where on a difference is worth a line. Judgements: repeated probes of one setting differ by
-# a few percent in time and by less than one in bytes.
+# A larger difference is worth a line. Judgements: repeated probes of one setting differ by a few
+# percent in time and by less than one in bytes.
 MEMORY_SLACK, RATE_SLACK, WAIT_SHARE, BATCH_SLACK = 0.05, 0.10, 0.10, 0.02
 KINDS = "allocated", "reserved"  # of the peaks of memory that torch counts
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What one device should do, by `basis`: a step of so many `images`, at a `rate` (of images a
-    second) that may be less by its share `doubt`. `peaks` are the bytes allocated and reserved,
-    where they are known; `gpu` is None for a CPU."""
+    """What one device should do, by `basis` (predicted or measured): a step of so many `images`, at
+    a `rate` in images per second, which may be less by the share `doubt`. `peaks` are the bytes
+    allocated and reserved, where they are known; `gpu` is None for a CPU."""
 
     basis: str
     gpu: str | None
@@ -51,8 +51,8 @@ class Planned:
 
 @dataclass
 class Seen:
-    """What one device did in `seconds` of training. `waited` of them were for batches; `paused` are
-    those of validation and checkpoints, which are not among them."""
+    """What one device did in `seconds` of training, of which it waited for batches during `waited`.
+    Validation and checkpoints took `paused` seconds, which are not among them."""
 
     steps: int = 0
     images: int = 0
@@ -65,13 +65,14 @@ class Seen:
 
 
 class Watch:
-    """Watches a training: `step` after each optimizer step, `batches` around its loader.
+    """Watches a training: call `step` after each optimizer step, and put `batches` around the
+    loader.
 
-    `plan` is what it is held against: a folder of `planner tune` or its `recommendation.json`, what
-    `planner estimate --json` or `advise --json` printed, an Estimate, or None. One that cannot be
-    read raises UsageError. Where memory runs out, a snapshot of torch's allocator goes to `folder`.
-    A line is said every `every_seconds` by rank 0, and by each rank once for each kind of
-    difference; `say` takes them, or standard error.
+    `plan` is compared with what is seen: a folder of `planner tune` or its `recommendation.json`,
+    the output of `planner estimate --json` or `advise --json`, an Estimate, or None. Raises
+    UsageError for a plan that cannot be read. Rank 0 prints a line every `every_seconds`, and each
+    rank one line for each kind of difference; `say` receives them (None: standard error). Where
+    memory runs out, a snapshot of torch's allocator goes to `folder`.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Watch:
         self._folder, self._every_seconds, self._say = Path(folder), every_seconds, say or _print
         self._rank = int(os.environ.get("RANK") or 0)
         self._step = self._pending = self._retries = 0
-        self._seen, self._since, self._told = Seen(), perf_counter(), set[str]()
+        self._seen, self._since, self._reported = Seen(), perf_counter(), set[str]()
 
     def __enter__(self) -> Watch:
         return self
@@ -102,7 +103,7 @@ class Watch:
             self._report()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """What `loader` gives; how long it is waited for and its images are counted."""
+        """The batches of `loader`; counts their images, and the seconds that each is waited for."""
         began = perf_counter()
         for batch in loader:
             self._seen.waited += perf_counter() - began
@@ -112,7 +113,7 @@ class Watch:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """What is done here is no training: validation, checkpoints."""
+        """Whatever runs within is no training: validation, checkpoints."""
         began = perf_counter()
         try:
             yield
@@ -120,12 +121,12 @@ class Watch:
             self.skip(perf_counter() - began)
 
     def skip(self, seconds: float) -> None:
-        """So many of the last seconds were no training."""
+        """Takes so many of the last seconds as no training."""
         self._seen.paused += seconds
 
     def callback(self, base: type) -> Any:
-        """For a trainer, whose own class of callbacks is `base`: `transformers.TrainerCallback`, or
-        `lightning.pytorch.Callback`."""
+        """A callback for a trainer. `base` is the trainer's own class of callbacks:
+        `transformers.TrainerCallback`, or `lightning.pytorch.Callback`."""
         watch = self
 
         class Watching(base):  # type: ignore[misc]
@@ -134,8 +135,8 @@ class Watch:
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 watch.step(args.train_batch_size * args.gradient_accumulation_steps)
 
-            def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
-                watch._pending += _count_images(given[2])
+            def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+                watch._pending += _count_images(args[2])  # the batch
                 if trainer.global_step > self.steps:
                     watch.step()
                     self.steps = trainer.global_step
@@ -143,7 +144,7 @@ class Watch:
         return Watching()
 
     def close(self, error: BaseException | None = None) -> None:
-        """The last line; `with` says it too, and keeps a snapshot where memory ran out."""
+        """Prints the last line, and keeps a snapshot where `error` says that memory ran out."""
         if self._step > WARM_UP_STEPS and self._seen.steps:
             self._report()
         from planner.core.failures import is_allocation_failure
@@ -170,9 +171,9 @@ class Watch:
         if self._rank == 0:
             self._tell(f"step {self._step}: {figures(seen, self.planned)}")
         for kind, message in differences(seen, self.planned).items():
-            if kind not in self._told:
+            if kind not in self._reported:
                 self._tell(f"{kind}: {message}")
-                self._told.add(kind)
+                self._reported.add(kind)
         self._seen, self._since = Seen(), now
 
     def _tell(self, line: str) -> None:
@@ -188,7 +189,7 @@ def _print(line: str) -> None:
 
 
 def _count_images(batch: Any) -> int:
-    """Of the first tensor that is found in it; 0 where there is none."""
+    """The length of the first tensor in a batch; 0 where there is none."""
     if isinstance(batch, dict):
         batch = list(batch.values())
     if isinstance(batch, list | tuple):
@@ -198,7 +199,7 @@ def _count_images(batch: Any) -> int:
 
 
 def _name(device: str, total_bytes: int) -> str:
-    """A card's, as the catalogue has it."""
+    """A card's name in the catalogue, or its own."""
     from planner.machine.hardware import recognise_gpu
 
     known = recognise_gpu(device, total_bytes)
@@ -207,15 +208,16 @@ def _name(device: str, total_bytes: int) -> str:
 
 def figures(seen: Seen, planned: Planned | None) -> str:
     """`612 images/s (plan: 640), peak allocated 10.21 GiB (plan: 10.10 GiB)`."""
-    rate, expected = seen.images / seen.seconds, planned.rate if planned else None
-    said = [f"{format_rate(rate)} images/s{_plan(format_rate(expected)) if expected else ''}"]
+    rate, planned_rate = seen.images / seen.seconds, planned.rate if planned else None
+    plan = _plan(format_rate(planned_rate)) if planned_rate else ""
+    parts = [f"{format_rate(rate)} images/s{plan}"]
     if seen.waited:
-        said.append(f"{seen.waited / seen.seconds:.0%} waiting for data")
+        parts.append(f"{seen.waited / seen.seconds:.0%} waiting for data")
     for kind, peak in seen.peaks.items():
-        should = planned.peaks.get(kind) if planned else None
-        beside = _plan(format_bytes(should)) if should else ""
-        said.append(f"peak {kind} {format_bytes(peak)}{beside}")
-    return ", ".join(said)
+        planned_peak = planned.peaks.get(kind) if planned else None
+        plan = _plan(format_bytes(planned_peak)) if planned_peak else ""
+        parts.append(f"peak {kind} {format_bytes(peak)}{plan}")
+    return ", ".join(parts)
 
 
 def _plan(figure: str) -> str:
@@ -223,43 +225,43 @@ def _plan(figure: str) -> str:
 
 
 def differences(seen: Seen, planned: Planned | None) -> dict[str, str]:
-    """What parts from the plan, or costs time in any training: a sentence by its kind."""
-    found = {}
+    """What differs from the plan, and what costs time in any training: a sentence for each kind."""
+    kinds = {}
     if seen.retries:
-        found["allocator retries"] = (
+        kinds["allocator retries"] = (
             f"{seen.retries} allocations succeeded only after cached memory was given back: the "
             "device is full, and each retry waits for it."
         )
     if seen.waited > WAIT_SHARE * seen.seconds:
         share = f"{seen.waited / seen.seconds:.0%}"
-        found["waiting for data"] = f"{share} of the time was spent waiting for batches."
+        kinds["waiting for data"] = f"{share} of the time was spent waiting for batches."
     if planned is None:
-        return found
-    a_step, rate, expected = seen.images / seen.steps, seen.images / seen.seconds, planned.rate
-    if abs(a_step - planned.images) > BATCH_SLACK * planned.images:
-        found["other batch"] = (
-            f"a step has {a_step:.4g} images on this device, and the plan's has {planned.images}: "
+        return kinds
+    images, rate, expected = seen.images / seen.steps, seen.images / seen.seconds, planned.rate
+    if abs(images - planned.images) > BATCH_SLACK * planned.images:
+        kinds["other batch"] = (
+            f"a step has {images:.4g} images on this device, and the plan's has {planned.images}: "
             "memory and rates differ for that reason too."
         )
-    for kind, said in planned.peaks.items():
-        if (peak := seen.peaks.get(kind, 0)) > said * (1 + MEMORY_SLACK):
-            found[f"more {kind} than planned"] = (
-                f"{format_bytes(peak)} at the peak are {peak / said - 1:.0%} more than the plan's "
-                f"{format_bytes(said)} ({planned.basis})."
+    for kind, size in planned.peaks.items():
+        if (peak := seen.peaks.get(kind, 0)) > size * (1 + MEMORY_SLACK):
+            kinds[f"more {kind} than planned"] = (
+                f"{format_bytes(peak)} at the peak are {peak / size - 1:.0%} more than the plan's "
+                f"{format_bytes(size)} ({planned.basis})."
             )
     if expected and seen.gpu != planned.gpu:
         here, there = seen.gpu or "a CPU", planned.gpu or "a CPU"
-        found["other device"] = f"the plan is of {there}, this is {here}: rates are not compared."
+        kinds["other device"] = f"the plan is of {there}, this is {here}: rates are not compared."
     elif expected and rate < expected * (1 - max(RATE_SLACK, planned.doubt)):
-        found["slower than planned"] = (
+        kinds["slower than planned"] = (
             f"{format_rate(rate)} images/s are {1 - rate / expected:.0%} less than the plan's "
             f"{format_rate(expected)} ({planned.basis})."
         )
-    return found
+    return kinds
 
 
 def read_plan(plan: object) -> Planned:
-    """What is to be expected of one device. Raises UsageError for what is no plan."""
+    """What a plan expects of one device. Raises UsageError for what is no plan."""
     from planner.core.files import named_path, to_json
     from planner.estimation.predicted import is_predicted, read_predicted
     from planner.trainers.emission import as_result, read_json
@@ -268,21 +270,22 @@ def read_plan(plan: object) -> Planned:
     if isinstance(plan, str | PathLike):
         data, source = read_json(named_path(plan, "plan"))
     if is_predicted(data):
-        told = read_predicted(data, source)
-        name = told.gpu.name if told.gpu else told.figures.rated
-        images = told.setting.batch_size * told.setting.accumulate
-        rate, doubt = told.figures.images_per_second, told.figures.rate_uncertainty or 0.0
+        predicted = read_predicted(data, source)
+        name = predicted.gpu.name if predicted.gpu else predicted.figures.rated
+        images = predicted.setting.batch_size * predicted.setting.accumulate
+        rate = predicted.figures.images_per_second
+        doubt = predicted.figures.rate_uncertainty or 0.0
         peaks = _peaks(data[0] if isinstance(data, list) else data)
         return Planned("predicted", name, images, rate, doubt, peaks)
-    found = as_result(data, source)
-    evidence, setting, fed = found.evidence, found.setting, found.feeding
+    result = as_result(data, source)
+    evidence, setting, fed = result.evidence, result.setting, result.feeding
     if evidence is None or setting is None:
         raise UsageError(f"{source} recommends nothing: no setting fitted.")
     rate = (fed.images_per_second if fed else None) or evidence.images_per_second
     images = setting.batch_size * setting.accumulate
-    if found.device.kind == "cpu":  # where a probe's bytes are of its whole process
+    if result.device.kind == "cpu":  # where a probe's bytes are of its whole process
         return Planned("measured", None, images, rate)
-    name = _name(found.device.name, found.device.total_bytes)
+    name = _name(result.device.name, result.device.total_bytes)
     return Planned("measured", name, images, rate, peaks=_peaks(vars(evidence)))
 
 

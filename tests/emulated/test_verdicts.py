@@ -17,7 +17,7 @@ from planner.programs.emulated import (
     EmulatedRun,
     Growth,
     OutOfMemory,
-    grown,
+    growth_rate,
 )
 from planner.programs.snapshots import Blocks
 from planner.report.page.contents import Verdict
@@ -113,13 +113,13 @@ def test_what_rises_steadily_grows_and_what_rises_once_or_ever_less_does_not(
 ) -> None:
     """By jumps every few steps too, where there are several in each third."""
     ends = range(1, steps + 1)
-    assert grown([(step, rate * step) for step in ends], 1) == rate
+    assert growth_rate([(step, rate * step) for step in ends], 1) == rate
     jumps = [(step, rate * (step // every)) for step in ends]
     if steps >= 20 * every:
-        assert grown(jumps, 1) == pytest.approx(rate / every, rel=0.2, abs=1)
+        assert growth_rate(jumps, 1) == pytest.approx(rate / every, rel=0.2, abs=1)
     for at in ends:
-        assert not grown([(step, rate * (step > at)) for step in ends], 1)
-    assert not grown([(step, rate - (rate >> step)) for step in ends], 1)
+        assert not growth_rate([(step, rate * (step > at)) for step in ends], 1)
+    assert not growth_rate([(step, rate - (rate >> step)) for step in ends], 1)
 
 
 def test_the_page_says_what_the_terminal_says() -> None:
