@@ -1,5 +1,5 @@
-"""What an operation computes and moves on a device; and, of one rank of many, what it hands over
-and where what is computed waits for it."""
+"""The work of an operation: what it computes and moves on a device. And of one rank of many, the
+collectives that it sends, and where computation waits for them."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from planner.core.schema.setting import Collective, Group
 from planner.ledger.ledger import NO_KERNEL, Awaited, Computed, Event, Sent, kind_of
 
 _WRITES_ONLY = {"copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_"}
-# Kernels of one call where that is not 1: index_put with accumulate sorts its indices first, the
+# Kernels of one call where they are not 1: index_put with accumulate sorts its indices first, the
 # gradients of LayerNorm's input and of its weight are apart, and so are those of a convolution's.
 _KERNELS = {
     "index_put": 4, "index_put_": 4, "_index_put_impl_": 4, "native_layer_norm_backward": 2,
@@ -58,20 +58,20 @@ def cost_of(
 
 
 def _num_groups(name: str, args: tuple[Any, ...]) -> int:
-    """Of a convolution's channels; depthwise, each channel is one."""
+    """The groups of a convolution's channels; in a depthwise one each channel is a group."""
     at = {"convolution": 8, "_convolution": 8, "convolution_backward": 9}.get(name)
     return 1 if at is None or len(args) <= at else int(args[at])
 
 
 def copy_cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Computed:
-    """One of FSDP2's copies, which reads and writes all its tensors once."""
+    """The work of one of FSDP2's copies, which reads and writes all its tensors once."""
     tensors = tensors_in((args, kwargs))
     name = f"fsdp.{func._overloadpacket.__name__}"
     return Computed(name, "copy", _dtype(tensors, []), 0, sum(map(moved_bytes, tensors)), 1, path)
 
 
 def transfer_cost(name: str, copied: Tensor, path: str) -> Computed:
-    """A copy between the device and the host: its bytes cross the link once."""
+    """The work of a copy between the device and the host: its bytes cross the link once."""
     return Computed(name, "transfer", _dtype([copied], []), 0, moved_bytes(copied), 1, path)
 
 
@@ -84,8 +84,8 @@ def _mutated(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _dtype(written: Iterable[Tensor], inputs: Iterable[Tensor]) -> str:
-    """That of the first floating tensor written; a copy between dtypes counts as its result.
-    Products of 8 bits write more, and run at the rate of what they read."""
+    """The dtype of the first floating tensor written; a copy between dtypes counts as its result.
+    Products of 8 bits write wider numbers, and run at the rate of what they read."""
     tensors = [*written, *inputs]
     floating = [t for t in tensors if t.is_floating_point()] or tensors
     return str(floating[0].dtype).removeprefix("torch.")
@@ -94,8 +94,8 @@ def _dtype(written: Iterable[Tensor], inputs: Iterable[Tensor]) -> str:
 def _flops(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, written: list[Tensor]
 ) -> int:
-    """By the formulas below, else by torch.utils.flop_counter's; one for each element written
-    where neither has one, and none for a copy."""
+    """FLOPs by the formulas below, else by those of torch.utils.flop_counter; where neither has
+    one, one for each element written, and none for a copy."""
     packet = func._overloadpacket
     name = packet.__name__
     if name in _FORMULAS:
@@ -106,14 +106,14 @@ def _flops(
         except AssertionError:  # of grouped queries, before torch 2.13
             # A backward multiplies five times where the forward does twice.
             is_back = "backward" in name
-            flops = _of_attention(*args[is_back : is_back + 3]) * (5 if is_back else 2) // 2
-        return _causal_part(func, args, kwargs, flops) if "attention" in name else flops
+            flops = _attention_flops(*args[is_back : is_back + 3]) * (5 if is_back else 2) // 2
+        return _causal_flops(func, args, kwargs, flops) if "attention" in name else flops
     if kind_of(name) == "copy":
         return 0
     return sum(t.numel() for t in written)
 
 
-def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> int:
+def _convolution_backward_flops(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> int:
     """The gradient of the input and that of the weight each cost what the forward does: every
     product `x * w -> y` of the forward is once `grad * w -> grad_x` and once `grad * x -> grad_w`.
 
@@ -129,55 +129,56 @@ def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -
     return forward * (bool(output_mask[0]) + bool(output_mask[1]))
 
 
-def _of_product(a: Tensor, b: Tensor) -> int:
+def _product_flops(a: Tensor, b: Tensor) -> int:
     """`a @ b` (a dot product, a matrix and a vector, matrices, or batches of them): each element of
     `a` meets each column of `b`."""
     columns = int(b.shape[-1]) if b.dim() > 1 else 1
     return 2 * int(a.numel()) * columns
 
 
-def _of_attention(query: Tensor, key: Tensor, value: Tensor) -> int:
+def _attention_flops(query: Tensor, key: Tensor, value: Tensor) -> int:
     """Each row of queries [B, heads, rows, width] meets each key, and its scores each value."""
     rows = math.prod(query.shape[:-1])
     return 2 * rows * int(key.shape[-2]) * int(query.shape[-1] + value.shape[-1])
 
 
-def _of_groups(a: Tensor, b: Tensor, *_: Any) -> int:
-    """Products of groups, whose rows, columns or summed elements lie one after another where an
-    operand is a matrix; only where both are batches does each group have all of its own."""
+def _grouped_flops(a: Tensor, b: Tensor, *_: Any) -> int:
+    """Products of groups. Where an operand is a matrix, the groups' rows, columns or summed
+    elements lie one after another in it; only where both are batches does each group have its own
+    matrices.
+    """
     groups = int(a.shape[0]) if a.dim() == b.dim() == 3 else 1
     return 2 * groups * int(a.shape[-2]) * int(a.shape[-1]) * int(b.shape[-1])
 
 
 _FORMULAS: dict[str, Callable[..., int]] = {
-    "convolution_backward": _convolution_backward,
+    "convolution_backward": _convolution_backward_flops,
     # torch.utils.flop_counter has none for these.
-    "dot": _of_product,
-    "vdot": _of_product,
-    "mv": _of_product,
-    "addmv": lambda _, a, b, *rest: _of_product(a, b),
-    "addbmm": lambda _, a, b, *rest: _of_product(a, b),
-    "_addmm_activation": lambda _, a, b, *rest: _of_product(a, b),
-    "_grouped_mm": _of_groups,
+    "dot": _product_flops,
+    "vdot": _product_flops,
+    "mv": _product_flops,
+    "addmv": lambda _, a, b, *rest: _product_flops(a, b),
+    "addbmm": lambda _, a, b, *rest: _product_flops(a, b),
+    "_addmm_activation": lambda _, a, b, *rest: _product_flops(a, b),
+    "_grouped_mm": _grouped_flops,
 }
 
 
-def _causal_part(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flops: int) -> int:
-    """Of `flops` over all scores, those of a causal kernel: it passes over what lies beyond the
-    diagonal, which the formulas of torch.utils.flop_counter count. Row i sees keys 0 to i."""
-    given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    if not given.get("is_causal"):
+def _causal_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flops: int) -> int:
+    """The FLOPs of a causal kernel, of `flops` over all scores. The kernel skips what lies beyond
+    the diagonal, which the formulas of torch.utils.flop_counter count: row i sees keys 0 to i."""
+    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    if not named.get("is_causal"):
         return flops
-    queries, keys = int(given["query"].shape[-2]), int(given["key"].shape[-2])
+    queries, keys = int(named["query"].shape[-2]), int(named["key"].shape[-2])
     seen = sum(min(row + 1, keys) for row in range(queries))
     return flops // (queries * keys) * seen
 
 
 def moved_bytes(tensor: Tensor) -> int:
-    """Its bytes; an expanded tensor's are those of the storage behind it."""
-    behind: int = tensor.untyped_storage().nbytes()
-    size = int(tensor.numel()) * int(tensor.element_size())
-    return min(size, behind)
+    """The bytes of a tensor; of an expanded one those of its storage."""
+    storage_bytes: int = tensor.untyped_storage().nbytes()
+    return min(int(tensor.numel()) * int(tensor.element_size()), storage_bytes)
 
 
 def _kernels(name: str, args: tuple[Any, ...]) -> int:
@@ -190,7 +191,7 @@ def _kernels(name: str, args: tuple[Any, ...]) -> int:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """All tensors of an operation's arguments or results, repeated where they are."""
+    """All tensors of an operation's arguments or results, with repetitions."""
     if isinstance(tree, Tensor):
         return [tree]
     branches = tree.values() if isinstance(tree, dict) else tree
@@ -200,8 +201,8 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 COMPUTING = 0  # the address of the stream that computes
-# Operations that hand a collective over: what it is, which argument is the whole array, and whose
-# shards it concerns where these are copied (hsdp).
+# Operations that send a collective: its kind, which argument is the whole array, and between which
+# ranks it runs where shards are copied (hsdp).
 SENDING: Mapping[str, tuple[Collective, int, Group]] = {
     "c10d::_allgather_base_": ("all_gather", 0, "shard"),
     "c10d::_reduce_scatter_base_": ("reduce_scatter", 1, "shard"),
@@ -212,8 +213,9 @@ SENDING: Mapping[str, tuple[Collective, int, Group]] = {
 
 
 class Collectives:
-    """Hears which stream waits for which, and tells `add` what that means for the one that
-    computes. What that stream sent itself is awaited by who first touches its bytes."""
+    """Hears which stream waits for which, and gives `add` the events that follow for the stream
+    that computes. A collective which that stream sent itself is awaited by the first operation that
+    touches its bytes."""
 
     def __init__(self, setting: TrainSetting, add: Callable[[Event], None]) -> None:
         self.is_copied = setting.parallelism == "hsdp"
@@ -227,7 +229,7 @@ class Collectives:
         self.followed: set[int] = set()
 
     def hear(self, func: Any, args: tuple[Any, ...], path: str) -> None:
-        """An operation of several ranks."""
+        """Hears an operation of several ranks."""
         name, stream = func._schema.name, torch.cuda.current_stream().cuda_stream
         if name == "_c10d_functional::wait_tensor":
             self._wait(stream, self.last.get(stream))
@@ -248,8 +250,8 @@ class Collectives:
         self.add(Sent(self.num_sent, collective, num_bytes, dtype, whose, follows, path))
 
     def touch(self, tensors: list[Tensor], is_beside: bool) -> None:
-        """An operation is about to read or write these on the stream that computes; or `is_beside`
-        it, as DDP's hooks do: then who touches any of them later waits for the same."""
+        """An operation is about to read or write these tensors on the stream that computes; or
+        `is_beside` it, as DDP's hooks are: then whoever touches one of them later waits too."""
         if not self.touched:
             return
         places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
@@ -260,7 +262,7 @@ class Collectives:
                 self._wait(COMPUTING, handle)
 
     def end_backward(self) -> None:
-        """Gradients are summed."""
+        """Waits until all gradients are summed."""
         for handle in sorted(self.touched.values()):
             self._wait(COMPUTING, handle)
         self.touched.clear()
@@ -276,29 +278,29 @@ class Collectives:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Streams and events are heard within."""
+        """Within, the waits of streams and events are heard."""
         stream, event = torch.cuda.Stream, torch.cuda.Event
         record, wait, wait_stream = event.record, event.wait, stream.wait_stream
 
-        def recorded(of: Any, on: Any = None) -> Any:
+        def hear_record(this: Any, on: Any = None) -> Any:
             on = on if on is not None else torch.cuda.current_stream()
-            of.collective = self.last.get(on.cuda_stream)
-            return record(of, on)
+            this.collective = self.last.get(on.cuda_stream)
+            return record(this, on)
 
-        def waited_for(of: Any, on: Any = None) -> None:
+        def hear_wait(this: Any, on: Any = None) -> None:
             on = on if on is not None else torch.cuda.current_stream()
-            self._wait(on.cuda_stream, getattr(of, "collective", None))
-            wait(of, on)
+            self._wait(on.cuda_stream, getattr(this, "collective", None))
+            wait(this, on)
 
-        def waits_stream(on: Any, other: Any) -> None:
-            wait_stream(on, other)
+        def hear_wait_stream(this: Any, other: Any) -> None:
+            wait_stream(this, other)
             waited = other.cuda_stream
-            if on.cuda_stream != COMPUTING and (waited == COMPUTING or waited in self.followed):
-                self.behind.add(on.cuda_stream)
+            if this.cuda_stream != COMPUTING and (waited == COMPUTING or waited in self.followed):
+                self.behind.add(this.cuda_stream)
 
         with (
-            mock.patch.object(event, "record", recorded),
-            mock.patch.object(event, "wait", waited_for),
-            mock.patch.object(stream, "wait_stream", waits_stream),
+            mock.patch.object(event, "record", hear_record),
+            mock.patch.object(event, "wait", hear_wait),
+            mock.patch.object(stream, "wait_stream", hear_wait_stream),
         ):
             yield

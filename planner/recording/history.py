@@ -1,8 +1,8 @@
 """Torch's own allocator history as the events of a ledger: each request as torch made it, in order.
 
 The text that torch's allocator writes beside each entry is ours: the number of phases that had
-ended, and the module that was running. It belongs to a thread; what autograd's threads ask for
-outside of any module bears none.
+ended, a bar, and the module that was running. Each thread has its own text; requests of autograd's
+threads outside of any module have none.
 """
 
 import threading
@@ -22,23 +22,23 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from planner.ledger.ledger import Allocated, Category, Emptied, Event, Freed, Marked, Tagged
 
-# FSDP2's streams (`FSDPCommContext.lazy_init`), and what lies in their pools of memory.
+# FSDP2's streams (`FSDPCommContext.lazy_init`), and the category of what lies in their pools.
 STREAMS: Mapping[str, Category] = {
     "all_gather_copy_in": "parameters", "all_gather": "parameters",
     "reduce_scatter": "gradients", "all_reduce": "gradients",
 }  # fmt: skip
-UNSHARDED = "unsharded weights"  # what asks for memory where FSDP2 gives weights theirs again
+UNSHARDED = "unsharded weights"  # the label of requests by which FSDP2 gives weights memory again
 MAX_ENTRIES = 4_000_000  # of the history: a step of Swin-B has 20,000
-PAUSE_SECONDS = 0.0005  # around an instant by which entries are told apart
+PAUSE_SECONDS = 0.0005  # before and after an instant that tells entries apart
 Entry = dict[str, Any]  # as torch.cuda.memory._snapshot has it
 
 
-_stamps: list[tuple[int, str]] = []  # microseconds since the epoch, and the text from then on
+_stamps: list[tuple[int, str]] = []  # (microseconds since the epoch, the text from then on)
 
 
 def _stamp(text: str) -> None:
-    """In place of a text beside each entry, which torch has from 2.10 on: when it began. What a
-    thread asks for is told by its time, and so not by its module."""
+    """Notes when a text begins: before 2.10 torch writes no text beside an entry, and entries get
+    theirs by their times. Modules change too fast for that, so only phases are noted."""
     if text.endswith("|"):
         time.sleep(PAUSE_SECONDS)
         _stamps.append((time.time_ns() // 1000, text))
@@ -50,7 +50,7 @@ write_beside: Callable[[str], None] = getattr(torch._C, "_cuda_setMemoryMetadata
 
 @contextmanager
 def history() -> Iterator[list[Entry]]:
-    """What the allocator of the current device does within; it is there when the block ends."""
+    """The entries of the current device's allocator within the block; complete when it ends."""
     entries: list[Entry] = []
     _stamps.clear()
     record = torch.cuda.memory._record_memory_history
@@ -70,73 +70,74 @@ class Marks:
     """Writes beside each entry of the history how many phases have ended, and the running module.
 
     `nn.Module.__call__` is replaced while `writing`: a hook would change how a module is called,
-    and so how long its inputs live. `tags` are, by the number of phases ended, what is alive then:
-    (address of a storage, its category, the address of the weight that a gradient is of, or 0).
+    and so how long its inputs live. `tags` name what is alive when so many phases have ended:
+    (address of a storage, its category, address of the weight whose gradient it is, or 0).
     """
 
     def __init__(self, write: Callable[[str], None] = write_beside) -> None:
         self.phases: list[Marked] = []
         self.tags: dict[int, list[tuple[int, Category, int]]] = {}
         self.names: dict[int, str] = {}
-        self.within = threading.local()
+        self.thread = threading.local()
         self.write = write
 
     def name(self, root: nn.Module) -> None:
-        """From here on the modules of `root` are known by their names in it."""
+        """Names the modules of `root` as `named_modules` does."""
         self.names = {id(module): name for name, module in root.named_modules()}
 
     def current(self) -> str:
         """The innermost running module's name; "" in the root, in backward and in the optimizer."""
-        return getattr(self.within, "path", None) or ""
+        return getattr(self.thread, "path", None) or ""
 
     def end(self, phase: str, step: int) -> None:
-        """A phase has ended; `tag` may follow."""
+        """Ends a phase; `tag` may follow."""
         self.phases.append(Marked(phase, step))
         self.write(f"{len(self.phases)}|")
 
     def tag(
         self, tensors: Iterable[Tensor], category: Category, weights: Iterable[Tensor] = ()
     ) -> None:
-        """What is alive at the end of the phase that ended last, and is to be called so."""
-        behind = iter(weights)
-        found = self.tags.setdefault(len(self.phases), [])
+        """Gives tensors that are alive at the end of the last phase their category; to gradients,
+        in the same order, their weights."""
+        weights_left = iter(weights)
+        tags = self.tags.setdefault(len(self.phases), [])
         for tensor in tensors:
-            weight = next(behind, None)
-            of = _addresses(weight)[0] if weight is not None else 0
-            found += ((address, category, of) for address in _addresses(tensor))
+            weight = next(weights_left, None)
+            weight_address = _addresses(weight)[0] if weight is not None else 0
+            tags += ((address, category, weight_address) for address in _addresses(tensor))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Modules' names are written within."""
-        usual, main = nn.Module.__call__, threading.main_thread()
+        """Within, the names of running modules are written."""
+        call, main = nn.Module.__call__, threading.main_thread()
 
-        def called(module: Any, *given: Any, **named: Any) -> Any:
+        def call_marked(module: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or (name := self.names.get(id(module))) is None:
-                return usual(module, *given, **named)
-            outer = getattr(self.within, "path", None)
-            self.within.path = name
+                return call(module, *args, **kwargs)
+            outer = getattr(self.thread, "path", None)
+            self.thread.path = name
             self.write(f"{len(self.phases)}|{name}")
             try:
-                return usual(module, *given, **named)
+                return call(module, *args, **kwargs)
             finally:
-                self.within.path = outer
-                known = outer is not None or threading.current_thread() is main
-                self.write(f"{len(self.phases)}|{outer or ''}" if known else "")
+                self.thread.path = outer
+                is_ours = outer is not None or threading.current_thread() is main
+                self.write(f"{len(self.phases)}|{outer or ''}" if is_ours else "")
 
-        nn.Module.__call__ = called  # type: ignore[method-assign]
-        # To Dynamo ours is torch's own.
-        dynamo.unpatched_nn_module_call = called
+        nn.Module.__call__ = call_marked  # type: ignore[method-assign]
+        # Dynamo takes ours for torch's own.
+        dynamo.unpatched_nn_module_call = call_marked
         self.write(f"{len(self.phases)}|")
         try:
             yield
         finally:
-            nn.Module.__call__ = usual  # type: ignore[method-assign]
-            dynamo.unpatched_nn_module_call = usual
+            nn.Module.__call__ = call  # type: ignore[method-assign]
+            dynamo.unpatched_nn_module_call = call
             self.write("")
 
 
 def plain_tensors(tensor: Tensor) -> list[Tensor]:
-    """The tensors that one of a library's own kind is made of; itself, where it is none."""
+    """The tensors that a wrapper subclass is made of; of any other tensor, itself."""
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
@@ -145,23 +146,24 @@ def plain_tensors(tensor: Tensor) -> list[Tensor]:
 
 
 def _addresses(tensor: Tensor) -> list[int]:
-    """Those of the storages on the device that `tensor` is made of."""
+    """The addresses of the storages on the device that `tensor` is made of."""
     return [p.untyped_storage().data_ptr() for p in plain_tensors(tensor) if p.is_cuda]
 
 
 @dataclass
 class Pools:
-    """What is known of storages that no tensor of ours stands for. `staying` is what those are for
-    that stay to the end, by their bytes: cuBLAS's workspaces, DDP's buckets. `streams` are the
-    names of those beside the one that computes, by address. `buckets` are the bytes of those that
-    ZeRO's gradients wait in."""
+    """What is known of storages that are no tensor of the training's.
+
+    `staying` has the category of storages that stay to the end, by their bytes: cuBLAS's
+    workspaces, DDP's buckets. `streams` are the names of the streams beside the one that computes,
+    by address. `buckets` are the sizes in bytes of those that ZeRO's gradients wait in."""
 
     staying: Mapping[int, Category]
     streams: dict[int, str]
     buckets: Collection[int] = ()
 
     def named(self, stream: int) -> str:
-        """By the order in which they are met, where FSDP2 has no name for it."""
+        """The name of a stream: FSDP2's, or a number in the order in which streams are met."""
         return self.streams.setdefault(stream, f"stream {len(self.streams) + 1}") if stream else ""
 
     def category(self, stream: str, label: str, num_bytes: int) -> Category | None:
@@ -171,8 +173,8 @@ class Pools:
 
 
 def marked(entries: Iterable[Entry]) -> Iterator[tuple[int, str, Entry]]:
-    """Each with the number of phases that had ended, which one that bears no text has of the one
-    before, and the text behind that."""
+    """(number of phases that had ended, text behind the bar, entry). An entry without a text has
+    the number of the one before."""
     ended = 0
     for entry in entries:
         number, _, text = entry["user_metadata"].partition("|")
@@ -186,8 +188,8 @@ def read_events(
     labels: Mapping[int, Sequence[str]],
     pools: Pools,
 ) -> list[Event]:
-    """The ledger's events, but for what is computed. `labels` name the operations behind requests,
-    by the number of phases ended."""
+    """The events of a ledger except the computed ones. `labels` name the operations behind the
+    requests, by the number of phases that had ended."""
     events: list[Event] = []
     storages: dict[int, int] = {}  # by address, of what is alive
     tags: dict[int, Tagged] = {}  # by storage
@@ -209,8 +211,8 @@ def read_events(
         if action == "alloc":
             sizes.append(entry["size"])
             storages[entry["addr"]] = len(sizes)
-            known = labels.get(ended, ())
-            label = known[served] if served < len(known) else ""
+            names = labels.get(ended, ())
+            label = names[served] if served < len(names) else ""
             stream = pools.named(entry["stream"])
             if category := pools.category(stream, label, entry["size"]):
                 tags[len(sizes)] = Tagged(len(sizes), category)
@@ -229,8 +231,8 @@ def read_events(
 
 
 def _in_steady_order(events: Iterable[Event]) -> Iterator[Event]:
-    """Each run of releases by storage: autocast empties its cache in the order of addresses, which
-    differ from one process to the next."""
+    """The events with each run of releases sorted by storage: autocast empties its cache in the
+    order of addresses, which differ from one process to the next."""
     for kind, run in groupby(events, type):
         if kind is Freed:
             yield from sorted(run, key=attrgetter("storage"))
@@ -239,8 +241,9 @@ def _in_steady_order(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _with_tags(events: Sequence[Event], tags: Mapping[int, Tagged]) -> Iterator[Event]:
-    """Each storage's tag right behind its allocation. What outlives its forward, and what a forward
-    that ran again in backward leaves for it, is an activation."""
+    """The events with each storage's tag right behind its allocation. A storage without a tag that
+    outlives its forward, or that a forward leaves which runs again in backward, is an activation.
+    """
     saved = _outlive_forward(events) | _recomputed(events)
     for event in events:
         yield event
@@ -266,7 +269,8 @@ def _outlive_forward(events: Iterable[Event]) -> set[int]:
 
 
 def _recomputed(events: Iterable[Event]) -> set[int]:
-    """What modules ask for in a backward, and is still there when backward itself asks again."""
+    """The storages that modules request in backward and that are alive when backward itself
+    requests memory again."""
     saved, running, since = set[int](), set[int](), list[Event]()
     for event in events:
         if type(event) is not Marked:

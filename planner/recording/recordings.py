@@ -45,14 +45,13 @@ from planner.memory.compiled import has_known_graphs
 
 DEFAULT_CARD = "a100-sxm-80gb"  # whose kernels are taken where no card is named
 LARGE_BYTES = 8 << 40  # of the card that is recorded on: what fits is replayed, not recorded
-# Variables of torch's that would change what is recorded, and are replayed instead.
-# Nor is taken over what the emulated machine is found by.
+# Variables of torch that would change a recording: their effect is replayed instead.
 REPLAYED = (*VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING")
-CONFIGURATION = "PLANNER_EMULATED_GPU"  # what the emulated driver reads as CUDA begins
+CONFIGURATION = "PLANNER_EMULATED_GPU"  # the emulated driver reads it as CUDA begins
+# Variables that the recording process does not inherit: the last ones find the emulated machine.
 NOT_TAKEN = (*REPLAYED, CONFIGURATION, "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
 PROBED = "'planner tune' can still measure it: it runs the model on a real GPU, without a prior."
-# What every recording imports; and building a model, apart from its own library: found out once,
-# not in every fork.
+# The modules that every recording imports, and that are slow: imported once, not in every fork.
 IMPORTS = (
     "planner.recording.step", "torch._dynamo", "torch._inductor.output_code",
     "torch._inductor.runtime.triton_heuristics",
@@ -60,15 +59,15 @@ IMPORTS = (
 IMPORTED_LATE = {"transformers": ("transformers.modeling_utils",)}  # and torchao behind it
 HOST = "Free memory on this machine, or record on one that has more: only the host's is short."
 FP8_CARD = "h100-sxm-80gb"  # and where the precision is one that it lacks
-MAX_KINDS = 8  # of cards that are each recorded on; of more, one for each capability
-MAX_CACHED = 128  # steps that this process has at hand, each of some 10,000 events
+MAX_KINDS = 8  # of cards that are each recorded; of more kinds, one for each capability
+MAX_CACHED = 128  # steps that this process holds, each of some 10,000 events
 Recording = Ledger | PlannerError  # of a step: its ledger, or the error that it ended in
 
 
 class RecordingRequest(BaseModel):
-    """To call `function`, a MODULE:NAME, with `arguments` and what is there of the next two.
-    `card` is the emulated machine's configuration; `folder`, `paths` and `environment` are the
-    asker's."""
+    """A call of `function`, a MODULE:NAME, with `arguments` and the model and the setting that are
+    not None. `card` is the emulated machine's configuration; `folder`, `paths` and `environment`
+    are the caller's."""
 
     function: str
     arguments: dict[str, Any]
@@ -81,7 +80,7 @@ class RecordingRequest(BaseModel):
 
 
 class RecordingServer:
-    """The warm process, and the emulated cards that it was asked for."""
+    """The warm process that forks for each recording, and the emulated cards it recorded on."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -102,28 +101,29 @@ class RecordingServer:
         self, model: Model, setting: ResolvedSetting, gpu: Gpu | None = None,
         deadline: float | None = None,
     ) -> Ledger:  # fmt: skip
-        """The step of `model`, on a card like `gpu`. Raises PlannerError for what cannot be built
-        or trained, or not by `deadline` (of time.monotonic)."""
+        """The ledger of a step of `model` on a card like `gpu`. Raises PlannerError for a model
+        that cannot be built or trained, or not by `deadline` (of time.monotonic)."""
         gpu = gpu or find_gpu(DEFAULT_CARD)
         self.has_recorded = True
         sizes = [overheads_for(gpu, os.environ).workspace_bytes]
         function = "planner.recording.step:record_ledger"
-        found = self.ask(function, model, setting, gpu, deadline, workspace_bytes=sizes)
-        assert isinstance(found, Ledger), "made by this very code"
-        return found
+        ledger = self.ask(function, model, setting, gpu, deadline, workspace_bytes=sizes)
+        assert isinstance(ledger, Ledger), "made by this very code"
+        return ledger
 
     def look_up(self, library: str, name: str) -> dict[str, Any]:
-        """What `library` says of a name, which is imported there. Raises PlannerError."""
-        found = self.ask("planner.libraries.names:look_up_here", library=library, name=name)
-        assert isinstance(found, dict), "made by this very code"
-        return found
+        """The fields of the model that `library` has under a name; the library is imported in a
+        fork. Raises PlannerError."""
+        fields = self.ask("planner.libraries.names:look_up_here", library=library, name=name)
+        assert isinstance(fields, dict), "made by this very code"
+        return fields
 
     def ask(
         self, function: str, model: Model | None = None, setting: TrainSetting | None = None,
         gpu: Gpu | None = None, deadline: float | None = None, **arguments: Any,
     ) -> Ledger | dict[str, Any]:  # fmt: skip
-        """What `function`, a MODULE:NAME, answers on a card like `gpu`. Raises the PlannerError
-        that it ended in, or that says how its process did."""
+        """What `function`, a MODULE:NAME, returns on a card like `gpu`. Raises the PlannerError
+        that it raised, or one that says how its process ended."""
         library = str(arguments.get("library", getattr(model, "library", "")))
         with self._lock:
             request = RecordingRequest(
@@ -132,62 +132,63 @@ class RecordingServer:
                 paths=sys.path,
                 environment={k: os.environ[k] for k in os.environ if k not in NOT_TAKEN},
             ).model_dump_json()  # fmt: skip
-            # While a compiler measures kernels it holds more than later.
+            # Twice: while a compiler measures kernels it holds more memory than later.
             for _ in range(2 if setting is not None and setting.compiles else 1):
                 answer, status = self._answer(request, library_modules(library), deadline)
         if status or not answer:
             assert model is not None, "to look a name up ends no process"
             raise _death_of(model, status)
-        found = decode(base64.b64decode(answer), {})
-        if isinstance(found, PlannerError):
-            raise found
-        assert found is not None, "made by this very code"
-        return found
+        result = decode(base64.b64decode(answer), {})
+        if isinstance(result, PlannerError):
+            raise result
+        assert result is not None, "made by this very code"
+        return result
 
     def _answer(
         self, request: str, imports: tuple[str, ...], deadline: float | None
     ) -> tuple[bytes, int]:
-        """What a fork says, and its exit status."""
+        """What a fork writes, and its exit status."""
         assert self._server is not None, "started with the first card"
         pieces: list[bytes] = []
         with self._server.fork("planner.recording.step:serve", [request], (), imports) as fork:
-            while said := fork.hear(None if deadline is None else max(deadline - monotonic(), 0.0)):
-                if said.startswith(b"ended"):
-                    status = os.waitstatus_to_exitcode(int(said.split()[1]))
+            while piece := fork.hear(None if deadline is None else max(deadline - monotonic(), 0)):
+                if piece.startswith(b"ended"):
+                    status = os.waitstatus_to_exitcode(int(piece.split()[1]))
                     return b"".join(pieces), status
-                pieces.append(said)
-        if said is None:
+                pieces.append(piece)
+        if piece is None:
             raise PlannerError("its step was not recorded in the time that was left.")
         raise PlannerError(
             "the process that records steps was ended from outside.", "What it said last is above."
         )
 
     def _card(self, gpu: Gpu) -> str:
-        """The configuration of an emulated card like `gpu` with memory for anything."""
+        """The configuration of an emulated card like `gpu`, with memory for anything."""
         if gpu.name not in self._cards:
             from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
 
             card = emulated_gpu(gpu, memory_bytes=LARGE_BYTES, notice="")
             environment = {k: v for k, v in os.environ.items() if k not in REPLAYED}
-            # torch.cuda.is_available() then asks NVML, where it would else initialise CUDA.
+            # torch.cuda.is_available() then asks NVML; otherwise it would initialise CUDA.
             environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-            made = self._stack.enter_context(started(EmulatedMachine((card,)), environment))
+            machine = self._stack.enter_context(started(EmulatedMachine((card,)), environment))
             if self._server is None:  # where it cannot start, the next request tries again
                 path = os.pathsep.join(entry for entry in sys.path if entry)
-                self._server = ForkServer(IMPORTS, {**made, "PYTHONPATH": path}, output=2)
-            self._cards[gpu.name] = made[CONFIGURATION]
+                self._server = ForkServer(IMPORTS, {**machine, "PYTHONPATH": path}, output=2)
+            self._cards[gpu.name] = machine[CONFIGURATION]
         return self._cards[gpu.name]
 
 
 def library_modules(library: str) -> tuple[str, ...]:
-    """What a process imports that builds models of a library; nothing for a user's own."""
+    """The modules of a library that a process imports to build its models; none for a user's own
+    model."""
     if library in ("", "native", "microsoft"):
         return ()
     return (library, *IMPORTED_LATE.get(library, ()))
 
 
 def _death_of(model: Model, status: int) -> PlannerError:
-    """What a person is told where the process ended before it could answer."""
+    """The error for a process that ended before it could answer."""
     way_out = "What it said last is above."
     if -status == signal.SIGKILL:
         way_out = f"The kernel kills what takes too much of the host's memory. {HOST}"
@@ -197,12 +198,13 @@ def _death_of(model: Model, status: int) -> PlannerError:
 
 
 _cached: OrderedDict[RecordedStep, Recording] = OrderedDict()
-_fresh: set[RecordedStep] = set()  # what is recorded anew, whatever is on disk
+_fresh: set[RecordedStep] = set()  # steps that are recorded anew, whatever is on disk
 recorder = RecordingServer()
 
 
 def _look_up(library: str, name: str) -> dict[str, Any]:
-    """By the process that will record it; here, where none can be had."""
+    """The fields of a named model, from the process that will record it; from this one where no
+    such process can run."""
     try:
         return recorder.look_up(library, name)
     except (UsageError, UnsupportedError):
@@ -217,8 +219,8 @@ atexit.register(recorder.close)
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """What is recorded; two alike are equal. `setting` has its batch, `card` stands for all of its
-    `kind`: what of a card decides what a step asks for."""
+    """A step that is or may be recorded. `kind` is what of a card decides which memory a step
+    requests: `card` stands for all cards of its kind, and does not count in comparisons."""
 
     model: Model
     setting: ResolvedSetting
@@ -227,24 +229,24 @@ class RecordedStep:
 
     @cached_property
     def key(self) -> Key | None:
-        """On disk. None where nobody can tell what a recording depends on."""
-        found = ledger_key(self.model, self.setting, self.setting.batch_size)
-        return None if found is None else {**found, "card": ",".join(map(str, self.kind))}
+        """The key of the recording on disk; None where nobody can tell what it depends on."""
+        key = ledger_key(self.model, self.setting, self.setting.batch_size)
+        return None if key is None else {**key, "card": ",".join(map(str, self.kind))}
 
 
 def stand_ins(gpus: Iterable[Gpu | None]) -> dict[Gpu | None, Gpu | None]:
-    """The card on which what `gpus` need is recorded: each itself, or of more than MAX_KINDS the
-    first of its capability, whose scratch may be some percent more or less."""
-    known = list(dict.fromkeys(gpus))
-    if len(known) <= MAX_KINDS:
-        return {gpu: gpu for gpu in known}
+    """The card on which the step of each GPU is recorded: the GPU itself, or where there are more
+    than MAX_KINDS the first of its capability, whose scratch may be some percent more or less."""
+    unique = list(dict.fromkeys(gpus))
+    if len(unique) <= MAX_KINDS:
+        return {gpu: gpu for gpu in unique}
     first: dict[object, Gpu | None] = {}
-    return {gpu: first.setdefault(gpu.capability if gpu else None, gpu) for gpu in known}
+    return {gpu: first.setdefault(gpu.capability if gpu else None, gpu) for gpu in unique}
 
 
 def step_of(model: Model, setting: ResolvedSetting, gpu: Gpu | None) -> RecordedStep:
-    """What does not change the events shares a recording: kernels that are tuned change no buffer,
-    and CUDA graphs are put on top (`in_graph_pool`)."""
+    """The step whose recording a setting takes. Settings with the same events share it: kernels
+    that are tuned change no buffer, and CUDA graphs are added later (`in_graph_pool`)."""
     changes: dict[str, object] = {"accumulate": min(setting.accumulate, RECORDED_MICRO_BATCHES)}
     if has_known_graphs(setting):
         changes["compile"] = "default"
@@ -258,44 +260,46 @@ def step_of(model: Model, setting: ResolvedSetting, gpu: Gpu | None) -> Recorded
 
 
 def find(step: RecordedStep) -> Recording | None:
-    """What is known of a step, here or on disk: its ledger, or the error that it ended in."""
+    """The recording of a step, held here or on disk: its ledger, or the error that it ended in.
+    None where there is none."""
     if step not in _cached and step.key is not None and step not in _fresh:
-        found = cache.load(step.key)
-        if isinstance(found, Ledger | PlannerError):
-            _remember(step, found)
+        entry = cache.load(step.key)
+        if isinstance(entry, Ledger | PlannerError):
+            _remember(step, entry)
     if step in _cached:
         _cached.move_to_end(step)
     return _cached.get(step)
 
 
 def ledger_of(step: RecordedStep) -> Ledger:
-    """Recorded now, if it is not known. Raises the PlannerError that it ended in."""
+    """The ledger of a step, which is recorded now if it is not kept. Raises the PlannerError that
+    the step ended in."""
     if find(step) is None:
         record([step])
-    found = find(step)
-    if isinstance(found, PlannerError):
-        raise found.with_traceback(None)  # one that is cached grows with every raise
-    assert found is not None, "recorded, or an error"
-    return found
+    recording = find(step)
+    if isinstance(recording, PlannerError):
+        raise recording.with_traceback(None)  # a cached error grows with every raise
+    assert recording is not None, "recorded, or an error"
+    return recording
 
 
 def forget(steps: Iterable[RecordedStep]) -> None:
-    """They are recorded anew, whatever is cached."""
+    """These steps will be recorded anew, whatever is cached."""
     for step in steps:
         _cached.pop(step, None)
         _fresh.add(step)
 
 
 def forget_changed(model: FactoryModel) -> None:
-    """What is cached here of a factory is of its files as they were; what ended in an error may run
-    by now."""
-    failed = (step.model for step, found in _cached.items() if isinstance(found, PlannerError))
+    """Forgets the recordings held here if a file of the factory has changed since, or if one of its
+    steps ended in an error, as it may run by now."""
+    failed = (step.model for step, entry in _cached.items() if isinstance(entry, PlannerError))
     if have_changed(model.parts[0]) or model in failed:
         clear()
 
 
 def clear() -> None:
-    """Of what is known here; what is on disk stays."""
+    """Forgets the recordings held here; those on disk stay."""
     _cached.clear()
 
 
@@ -304,9 +308,9 @@ def record(
     say: Callable[[str], None] | None = None,
     limit_seconds: float | None = None,
 ) -> None:
-    """Records what of `steps` is not known, in the given order and for at most `limit_seconds`.
-    `say` is told what is recorded, and what was left out; standard error, where none is given.
-    Raises UsageError for a factory whose module is nowhere."""
+    """Records the `steps` that are not kept, in their order and for at most `limit_seconds`. `say`
+    hears what is recorded and what was left out (None: standard error). Raises UsageError for a
+    factory whose module cannot be found."""
     missing = [step for step in dict.fromkeys(steps) if find(step) is None]
     if not missing:
         return
@@ -316,7 +320,7 @@ def record(
     tell = say or _say
     num_compiled = sum(step.setting.compile != "off" for step in missing)
     if num_compiled or not recorder.has_recorded or len(missing) > MAX_KINDS:
-        tell(_said(missing, num_compiled))
+        tell(_announcement(missing, num_compiled))
     deadline = None if limit_seconds is None else monotonic() + limit_seconds
     with nullcontext() if say else shows_seconds():
         for number, step in enumerate(missing):
@@ -324,10 +328,10 @@ def record(
                 left = len(missing) - number
                 tell(f"{left} of {len(missing)} steps were not recorded in {limit_seconds:.0f} s.")
                 break
-            _remember(step, _recorded(step, deadline))
+            _remember(step, _record(step, deadline))
 
 
-def _said(missing: Sequence[RecordedStep], num_compiled: int) -> str:
+def _announcement(missing: Sequence[RecordedStep], num_compiled: int) -> str:
     title, cards = missing[0].model.title, {step.card.name for step in missing}
     where = f"an emulated {missing[0].card.name}" if len(cards) == 1 else "emulated GPUs"
     steps = f"{len(missing)} steps" if len(missing) > 1 else "a step"
@@ -335,18 +339,18 @@ def _said(missing: Sequence[RecordedStep], num_compiled: int) -> str:
     return f"Recording {steps} of {title} on {where}, once: {wait}."
 
 
-def _recorded(step: RecordedStep, deadline: float | None) -> Recording:
-    found: Recording
+def _record(step: RecordedStep, deadline: float | None) -> Recording:
+    recording: Recording
     try:
         ledger = recorder.record(step.model, step.setting, step.card, deadline)
-        found = replace(ledger, notes=(*ledger.notes, *_notes(step)))
+        recording = replace(ledger, notes=(*ledger.notes, *_notes(step)))
     except PlannerError as error:
-        found = error
-    is_lasting = isinstance(found, Ledger | ContractError | UnsupportedError)
-    if step.key is not None and is_lasting and not isinstance(found, UsageError):
-        cache.store(step.key, found)
+        recording = error
+    is_lasting = isinstance(recording, Ledger | ContractError | UnsupportedError)
+    if step.key is not None and is_lasting and not isinstance(recording, UsageError):
+        cache.store(step.key, recording)
     _fresh.discard(step)
-    return found
+    return recording
 
 
 def _notes(step: RecordedStep) -> list[str]:
@@ -364,7 +368,7 @@ def _say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def _remember(step: RecordedStep, found: Recording) -> None:
-    _cached[step] = found
+def _remember(step: RecordedStep, recording: Recording) -> None:
+    _cached[step] = recording
     while len(_cached) > MAX_CACHED:
         _cached.popitem(last=False)

@@ -1,8 +1,8 @@
-"""The training step of a real module on an emulated GPU: its ledger, and torch's own peaks; and who
-answers a request for one.
+"""The training step of a real module on an emulated GPU as a ledger; and the fork that answers a
+request for one.
 
-It is the step that a probe measures, but that large weights have no values: their pages are never
-written, so that a model of any size takes next to no memory of the host.
+It is the step that a probe measures, except that large weights have no values: their pages are
+never written, so that a model of any size takes next to no memory of the host.
 """
 
 import base64
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
+from itertools import cycle
 from typing import Any, NoReturn
 
 import torch
@@ -42,9 +43,9 @@ from planner.training.tasks.contract import tensors_of
 from planner.training.tasks.making import task_for
 
 Phases = list[tuple[str, list[Event]]]
-MAX_SAID = 240  # characters of what was raised
-_PIECE = 1 << 16  # bytes that a socket takes at once
-LARGE = 1 << 16  # elements: above this nothing but a weight is made while a model is built
+MAX_MESSAGE = 240  # characters of an error
+_PIECE_BYTES = 1 << 16  # that a socket takes at once
+LARGE = 1 << 16  # elements: while a model is built, only weights have more
 _FILLED = tuple(
     getattr(torch.ops.aten, name).default for name in ("zeros", "ones", "full", "rand", "randn")
 )
@@ -69,17 +70,17 @@ class _Unfilled(TorchDispatchMode):
 
 
 def _move(module: nn.Module, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
-    """As `module.to(device, dtype)`, by the same requests in the same order; only small tensors,
-    whose values a model may read, are copied."""
+    """`module.to(device, dtype)`, by the same requests for memory in the same order; but only small
+    tensors, whose values a model may read, are copied."""
 
-    def moved(tensor: Tensor) -> Tensor:
-        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        if tensor.numel() > LARGE and (tensor.device != device or tensor.dtype != wanted):
-            return torch.empty_like(tensor, device=device, dtype=wanted)
-        return tensor.to(device, wanted)
+    def move(tensor: Tensor) -> Tensor:
+        new_dtype = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        if tensor.numel() > LARGE and (tensor.device != device or tensor.dtype != new_dtype):
+            return torch.empty_like(tensor, device=device, dtype=new_dtype)
+        return tensor.to(device, new_dtype)
 
-    made: nn.Module = module._apply(moved)
-    return made
+    moved: nn.Module = module._apply(move)
+    return moved
 
 
 def _build(model: Model, setting: TrainSetting) -> Training:
@@ -96,7 +97,8 @@ def _build(model: Model, setting: TrainSetting) -> Training:
 
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """Lifetimes are those of reference counts within, as in a step that no collection meets."""
+    """Within, tensors live as long as they are referenced, as in a step that meets no garbage
+    collection."""
     gc.collect()
     gc.disable()
     try:
@@ -106,9 +108,9 @@ def _collector_off() -> Iterator[None]:
 
 
 def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable[int]) -> Ledger:
-    """The ledger of building `model` and of its first two optimizer steps, with what a further one
-    computes. `workspace_bytes` are the sizes of
-    cuBLAS's workspaces on this card. Raises what building and training raise."""
+    """The ledger of building `model` and of its first two optimizer steps, with the work of a
+    further step. `workspace_bytes` are the sizes of cuBLAS's workspaces on this card. Raises what
+    building and training raise."""
     setting = recipe_of(model, setting)
     parts = min(setting.accumulate, RECORDED_MICRO_BATCHES)
     setting = setting.model_copy(update={"accumulate": parts})
@@ -139,7 +141,7 @@ def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable
 
 
 def _bucket_bytes(phases: Phases, training: Training) -> dict[int, Category]:
-    """The sizes of DDP's buckets, which are what it sums."""
+    """The sizes of DDP's buckets: those of the arrays that it sums."""
     if training.asked.parallelism != "ddp":
         return {}
     sent = [e for _, work in phases for e in work if type(e) is Sent]
@@ -147,8 +149,8 @@ def _bucket_bytes(phases: Phases, training: Training) -> dict[int, Category]:
 
 
 def _watched_step(training: Training) -> tuple[Operations, list[Entry]]:
-    """What a step computes, and the allocator's history over it. What a library compiles for its
-    own eager step runs as eager here."""
+    """The operations of a step, and the allocator's history over it. Functions that a library
+    compiles for its own eager step run eagerly here."""
     operations = Operations(training.model, training.asked)
     eager = nullcontext() if training.asked.compiles else torch.compiler.set_stance("force_eager")
     with _collector_off(), history() as watched, eager, operations.hearing(), operations:
@@ -158,7 +160,7 @@ def _watched_step(training: Training) -> tuple[Operations, list[Entry]]:
 
 
 def _own_optimizer(training: Training) -> str:
-    """The class of the one that the task makes."""
+    """The class of the optimizer that the task makes; "" where it makes none."""
     return type(training.optimizer).__name__ if hasattr(training.task, "optimizer") else ""
 
 
@@ -189,43 +191,42 @@ def _end_phase(marks: Marks, training: Training, step: int, phase: str) -> None:
 
 
 def _state(training: Training) -> Iterator[Tensor]:
-    known = {id(parameter) for parameter in training.model.parameters()}
+    of_model = {id(parameter) for parameter in training.model.parameters()}
     for optimizer in training.optimizers:
         for state in getattr(optimizer, "state", {}).values():
             yield from tensors_of(state)
         for group in getattr(optimizer, "param_groups", ()):  # ZeRO's copies in fp32
-            yield from (weight for weight in group["params"] if id(weight) not in known)
+            yield from (weight for weight in group["params"] if id(weight) not in of_model)
     if training.scaler is not None:
         scale = training.scaler._scale, training.scaler._growth_tracker
         yield from (tensor for tensor in scale if tensor is not None)
 
 
 def _with_work(events: list[Event], phases: Phases) -> Iterator[Event]:
-    """What a phase computed before the mark of its end, in every step."""
-    place = 0
+    """The events, with the work of each phase before the mark of its end, in every step."""
+    work = cycle(work for _, work in phases)
     for event in events:
         if type(event) is Marked and event.phase != "build":
-            yield from phases[place % len(phases)][1]
-            place += 1
+            yield from next(work)
         yield event
 
 
 def error_of(model: Model, raised: BaseException) -> PlannerError:
-    """What a person is told of what building or training `model` raised."""
+    """The error for a person, from what building or training `model` raised."""
     where = place(traceback.extract_tb(raised.__traceback__))
     kind = type(raised).__name__
-    said = str(raised).strip().partition("\n")[0][:MAX_SAID]
-    line = f"{kind}: {said}"
-    message = f"the step of {model.title} raised {kind} at {where}{f': {said}' if said else '.'}"
-    sign = next((sign for sign in SIGNS if sign.is_sure(line)), None)
+    first_line = str(raised).strip().partition("\n")[0][:MAX_MESSAGE]
+    message = f"the step of {model.title} raised {kind} at {where}"
+    message += f": {first_line}" if first_line else "."
+    sign = next((sign for sign in SIGNS if sign.is_sure(f"{kind}: {first_line}")), None)
     if sign is None:
-        return PlannerError(message, f"{_given(model)}{PROBED}")
+        return PlannerError(message, f"{_input_hint(model)}{PROBED}")
     way_out = HOST if sign.kind == "out of host memory" else " ".join(sign.told())
     return PlannerError(f"{message}\n{sign.means}", way_out)
 
 
-def _given(model: Model) -> str:
-    """What a module gets unless it is told another, and how it is given another."""
+def _input_hint(model: Model) -> str:
+    """Which input a module is given, and how it is given another."""
     task = (
         "If the model takes another input than this step gives it, or returns something else, let "
         "its factory return a task: the module, its batch and its loss. "
@@ -248,8 +249,8 @@ def _given(model: Model) -> str:
 
 
 def steps_until_steady(setting: TrainSetting) -> int:
-    """How many optimizer steps there are until one repeats the one before: DDP rebuilds its buckets
-    after the first, and the step after still holds the old."""
+    """The number of optimizer steps until the next repeats the last. DDP rebuilds its buckets after
+    the first step, and the second still holds the old ones."""
     return 3 if setting.parallelism == "ddp" else 2
 
 
@@ -257,13 +258,13 @@ def join_alone(setting: TrainSetting) -> None:
     """Makes this process the first rank of the world of `setting`."""
     distributed.init_process_group(
         "nccl", store=HashStore(), rank=0, world_size=setting.world_size,
-        timeout=timedelta(days=1),  # however long a step is in which nothing is seen to be done
+        timeout=timedelta(days=1),  # a step may be long in which the watchdog sees nothing finish
     )  # fmt: skip
     _hold_watchdog(True)
 
 
 def finish_collectives() -> None:
-    """What NCCL holds of the steps before is seen to be done, as where steps are long."""
+    """Lets NCCL's watchdog see that the collectives of the steps before are done."""
     if distributed.is_available() and distributed.is_initialized():
         _hold_watchdog(False)
         distributed.group.WORLD._wait_for_pending_works()  # type: ignore[union-attr]
@@ -275,7 +276,7 @@ def _hold_watchdog(is_held: bool) -> None:
 
 
 def stream_names(module: nn.Module, setting: TrainSetting) -> dict[int, str]:
-    """Those that FSDP2 runs `module` on, by the addresses that the allocator's history has."""
+    """The names of FSDP2's streams, by their addresses in the allocator's history."""
     if setting.parallelism not in SHARDED:
         return {}
     root: Any = module
@@ -284,7 +285,7 @@ def stream_names(module: nn.Module, setting: TrainSetting) -> dict[int, str]:
 
 
 def whole_gradients(module: nn.Module, setting: TrainSetting) -> Iterator[Tensor]:
-    """Those that FSDP2 keeps unsharded until a later micro-batch sums them."""
+    """The gradients that FSDP2 keeps unsharded until a later micro-batch sums them."""
     for unit in _units(module) if setting.parallelism in SHARDED else ():
         group = unit._get_fsdp_state()._fsdp_param_group
         for weight in group.fsdp_params if group is not None else ():
@@ -303,7 +304,7 @@ def world_notes(module: nn.Module, setting: TrainSetting) -> Iterator[str]:
 
 
 def _units(module: nn.Module) -> list[Any]:
-    """What FSDP2 shards each for itself, the root first."""
+    """The modules that FSDP2 shards each by itself, the root first."""
     from torch.distributed.fsdp import FSDPModule
 
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
@@ -312,17 +313,18 @@ def _units(module: nn.Module) -> list[Any]:
 # In a fork of the warm process: CUDA begins there with an empty device.
 
 
-def serve(channel: int, given: str) -> NoReturn:
-    """Says what the function of a request returns, as the content of a cache file, in pieces."""
+def serve(channel: int, text: str) -> NoReturn:
+    """Calls the function of a request (JSON), and writes what it returns to the channel, encoded as
+    a cache file, in pieces."""
     try:
-        request = RecordingRequest.model_validate_json(given)
+        request = RecordingRequest.model_validate_json(text)
         names.look_up = names.look_up_here
         os.environ |= request.environment | {CONFIGURATION: request.card}
         os.chdir(request.folder)
         sys.path[:0] = [path for path in request.paths if path not in sys.path]
-        found = base64.b64encode(encode({}, _called(request)))
-        for start in range(0, len(found), _PIECE):
-            os.write(channel, found[start : start + _PIECE])
+        answer = base64.b64encode(encode({}, _call(request)))
+        for start in range(0, len(answer), _PIECE_BYTES):
+            os.write(channel, answer[start : start + _PIECE_BYTES])
     except BaseException:
         traceback.print_exc()
     finally:
@@ -331,12 +333,12 @@ def serve(channel: int, given: str) -> NoReturn:
         os._exit(0)
 
 
-def _called(request: RecordingRequest) -> Any:
+def _call(request: RecordingRequest) -> Any:
     module, _, name = request.function.partition(":")
-    known = {"model": request.model, "setting": request.setting}
-    given = request.arguments | {name: one for name, one in known.items() if one is not None}
+    subject = {"model": request.model, "setting": request.setting}
+    arguments = request.arguments | {key: v for key, v in subject.items() if v is not None}
     try:
-        return getattr(importlib.import_module(module), name)(**given)
+        return getattr(importlib.import_module(module), name)(**arguments)
     except PlannerError as error:
         return error
     except (Exception, SystemExit) as raised:
