@@ -464,8 +464,8 @@ def _environment_facts(run: Run) -> list[doc.Part]:
         memory += f", capped at {format_bytes(device.memory_cap_bytes)}: a smaller one is emulated"
     facts = [("Device", device.title), ("Memory", memory), ("Driver", device.driver or "-")]
     if world is not None and world.world_size > 1:
-        links = "; ".join([world.backend, *world.links])
-        facts.append(("Ranks", f"{world.world_size} on {world.nodes} machines over {links}"))
+        ranks = f"{world.world_size} on {world.nodes} machines over {world.backend}"
+        facts.append(("Ranks", ranks))
     facts.append(("Software", ", ".join(f"{n} {v}" for n, v in sorted(record.versions.items()))))
     kinds = Counter(
         shorten(flag.partition(":")[0], 60)

@@ -15,7 +15,7 @@ from planner.cli import main
 from planner.core.errors import UsageError, find_word, shorten, unknown_name
 from planner.core.schema import FactoryModel, SwinConfig, TrainSetting, parse
 from planner.core.schema.model import MAX_SIZE
-from planner.core.schema.setting import FORMER, foreign_options
+from planner.core.schema.setting import foreign_options
 from planner.core.units import format_bytes, parse_bytes, parse_percent, parse_seconds
 from planner.estimation.arguments import ALL_FIELDS, MAX_NEAR, unknown_field
 from planner.estimation.estimate import estimate
@@ -196,9 +196,7 @@ def test_what_does_not_go_together_is_refused(
             parse(TrainSetting, {**fields, **other}, "the setting")
 
 
-def test_a_field_that_is_gone_is_read_with_its_only_value() -> None:
-    """As older records have it; any other value says what there is instead."""
-    assert TrainSetting.model_validate(FORMER) == TrainSetting()
+def test_a_field_that_is_gone_says_what_there_is_instead() -> None:
     with pytest.raises(UsageError, match="planner emulate"):
         parse(TrainSetting, {"ddp_bucket_view": True}, "the setting")
 

@@ -272,18 +272,7 @@ class FactoryModel(BaseModel):
         return self.factory
 
 
-def _named_since(value: Any) -> Any:
-    """The Swins of torchvision and transformers were written field by field in older files; they
-    are built by name, as every other model of these libraries."""
-    is_mapping = isinstance(value, dict) and "task" not in value
-    if not is_mapping or value.get("library") not in ("torchvision", "transformers"):
-        return value
-    kept = ("library", "image_size", "in_channels", "num_classes")
-    fields = {field: value[field] for field in kept if field in value}
-    return {**fields, "name": value.get("name") or "custom", "task": "classification"}
-
-
-Model = Annotated[SwinConfig | NamedModel | FactoryModel, BeforeValidator(_named_since)]
+Model = SwinConfig | NamedModel | FactoryModel
 
 
 def unit_of(model: Model) -> str:

@@ -37,32 +37,24 @@ class Expected(BaseModel):
 
 class WorldInfo(BaseModel):
     """The ranks of one probe: `world_size` in all, as many on each of `nodes`. `backend` carried
-    the gradients. Older records have the version of `nccl`, the `threads` of the CPU of each rank,
-    and `links`, which says how the devices reach each other."""
+    the gradients."""
 
     model_config = KEPT
 
     world_size: Whole
     nodes: Whole = 1
     backend: Literal["gloo", "nccl"]
-    nccl: str | None = None
-    threads: Whole | None = None
-    links: tuple[str, ...] = ()
 
 
 class RankRecord(BaseModel):
-    """What one rank measured: the median of its own steps, and its own peaks in bytes.
-
-    Ranks wait for each other in every step, so their steps take alike. `forward_seconds` is in
-    older records: the first micro-batch's forward, in which a rank waits for nobody.
-    """
+    """What one rank measured: the median of its own steps, and its own peaks in bytes. Ranks wait
+    for each other in every step, so their steps take the same time."""
 
     model_config = KEPT
 
     rank: Whole
     device: str
     step_seconds: float
-    forward_seconds: float | None = None
     peak_allocated_bytes: Whole | None = None
     peak_reserved_bytes: Whole | None = None
     device_bytes: Whole | None = None

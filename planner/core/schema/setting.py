@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NewType, get_args
+from typing import Annotated, Literal, NewType, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -139,11 +139,6 @@ LABEL_SMOOTHING = 0.1  # MODEL.LABEL_SMOOTHING
 EMA_DECAY = 0.9999  # timm's usual one: the authors keep no average
 # What belongs to a compiled step, and is of no other.
 COMPILED_FIELDS = ("compile_scope", "activation_memory_budget")
-# Fields that are gone, with the one value that serves: older records name them.
-FORMER: Mapping[str, object] = {
-    "compile_fullgraph": False, "ddp_bucket_view": False, "ddp_compression": "none",
-    "fsdp_shard_size": 0,
-}  # fmt: skip
 _OPTIMIZER = re.compile(
     rf"({'|'.join(OPTIMIZER_FAMILIES)})({'|'.join(IMPLEMENTATIONS)})?|adamw-8bit|{OWN_OPTIMIZER}"
 )
@@ -210,13 +205,6 @@ class TrainSetting(Distribution):
     frozen_stages: CountOrNone = 0
     lora_rank: CountOrNone = 0
     lora_targets: Literal["attention", "all"] = "attention"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_former(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {k: v for k, v in data.items() if k not in FORMER or v != FORMER[k]}
 
     @field_validator("checkpointing")
     @classmethod
