@@ -1,5 +1,5 @@
-"""Errors that are for people: the law, the value, the way out; and words that people know from
-other libraries, and ours for them (`vocabulary.json`).
+"""Errors that are for people: the law, the value, the way out. And the words of other libraries,
+with ours for them (`vocabulary.json`).
 """
 
 import difflib
@@ -14,7 +14,8 @@ MAX_SHOWN = 120  # characters of what a person wrote
 
 
 class PlannerError(Exception):
-    """Something the person can mend. Printed without a traceback; the process exits with status 1.
+    """An error that the person can mend. It is printed without a traceback, and the process exits
+    with status 1.
 
     `message` states the rule and the value that broke it; `way_out` says what to do instead.
     """
@@ -31,28 +32,29 @@ class PlannerError(Exception):
 
 
 class UsageError(PlannerError):
-    """What was asked for cannot be read: an unknown name or a bad value. Exits with status 2."""
+    """The request cannot be read: an unknown name, a bad value. The exit status is 2."""
 
     exit_status = 2
 
 
 class ContractError(PlannerError):
-    """A step that is not what its task says: the model or the task must change, not the setting."""
+    """A step is not what its task says: the model or the task must change, not the setting."""
 
 
 class UnsupportedError(PlannerError):
-    """What was asked for is understood, but the model, library or device cannot do it."""
+    """The request is understood, but the model, the library or the device cannot do it."""
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str], way_out: str = "") -> UsageError:
-    """The error for a name that is not in a list: says the nearest of those that are."""
+    """The error for a name that is not in a list; it names the nearest ones that are."""
     near = nearest(name, known) if isinstance(name, str) else []
     hint = f" Did you mean {alternatives(repr(n) for n in near)}?" if near else ""
     return UsageError(f"unknown {kind} {shorten(name)}.{hint}", way_out)
 
 
 def refuse_if(is_wrong: object, law: str, way_out: str = "Omit one of them.") -> None:
-    """Raises UsageError where something `is_wrong`: the law that was broken, and the way out."""
+    """Raises UsageError, with the law that was broken and the way out, where something
+    `is_wrong`."""
     if is_wrong:
         raise UsageError(law, way_out)
 
@@ -64,8 +66,8 @@ def alternatives(words: Iterable[str], last: str = "or") -> str:
 
 
 def shorten(value: object, length: int = MAX_SHOWN) -> str:
-    """How a person's own value is shown to them: as Python writes it, control characters escaped,
-    and no more of it than tells which it is."""
+    """A person's own value as it is shown to them: as Python writes it, with control characters
+    escaped, and cut to `length` characters."""
     try:
         text = repr(value[: 2 * length] if isinstance(value, str | bytes) else value)
     except (ValueError, RecursionError):  # a number of thousands of digits, a list without end
@@ -84,7 +86,7 @@ def printable(text: str) -> str:
 
 
 def as_text(name: str) -> str:
-    """A file's name as text that can be written: file systems hold bytes, and some are no UTF-8."""
+    """A file's name as text that can be printed: file systems hold bytes, not always UTF-8."""
     return printable(name.encode(errors="replace").decode())
 
 
@@ -97,8 +99,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
         return []
     folded, by_folded = _fold(name), {_fold(k): k for k in known}
     longer = sorted((k for k in by_folded if folded and k.startswith(folded)), key=len)
-    alike = difflib.get_close_matches(folded, by_folded, n=count, cutoff=0.55)
-    return [by_folded[hit] for hit in dict.fromkeys((*longer, *alike))][:count]
+    similar = difflib.get_close_matches(folded, by_folded, n=count, cutoff=0.55)
+    return [by_folded[match] for match in dict.fromkeys((*longer, *similar))][:count]
 
 
 def _fold(name: str) -> str:
@@ -110,44 +112,44 @@ _OFF = ("false", "off", "none", "no", "0")
 
 
 class Word(NamedTuple):
-    """A word of `source`, a library. `answer` is FIELD=VALUE in our words, where VALUE is N or RATE
-    for a number and a|b where there is a choice, with a remark behind it; an option of ours; or a
-    sentence that says why there is no such field."""
+    """A word of `source`, another library. `answer` is one of three: FIELD=VALUE in our words with
+    a remark behind it, where VALUE is N or RATE for a number and a|b for a choice; an option of
+    ours; or a sentence that says why there is no such field."""
 
     source: str
     answer: str
 
     @property
     def field(self) -> str | None:
-        """Our field for it, or None where the answer is another."""
+        """Our field for the word; None where the answer names none."""
         ours = _OURS.fullmatch(self.answer)
         return ours and ours["field"]
 
     def written(self, value: object = None, before: str = "") -> str:
-        """What to write in its place, as a sentence; `value` is what the word was set to, `before`
-        how a field begins where this is typed ("--set ")."""
+        """What to write in place of the word, as a sentence. `value` is what the word was set to;
+        `before` is typed before a field ("--set ")."""
         ours = _OURS.fullmatch(self.answer)
         if ours is None:
             return f"Write {self.answer}." if self.answer.startswith("--") else self.answer
-        said = "" if value is None else _spelt(value)
-        chosen, known = ours["value"], find_word(said)
-        if chosen in ("N", "RATE") and re.fullmatch(r"[0-9_]{1,12}", said):
+        text = "" if value is None else _normalize(value)
+        chosen, word = ours["value"], find_word(text)
+        if chosen in ("N", "RATE") and re.fullmatch(r"[0-9_]{1,12}", text):
             chosen = str(value).strip()
-        elif said.replace("_", "-") in chosen.split("|"):
-            chosen = said.replace("_", "-")
-        elif "|" in chosen and known is not None and known.field == ours["field"]:
-            return known.written(before=before)
-        off = " Where it is off, omit it." if said in _OFF and chosen == ours["value"] else ""
+        elif text.replace("_", "-") in chosen.split("|"):
+            chosen = text.replace("_", "-")
+        elif "|" in chosen and word is not None and word.field == ours["field"]:
+            return word.written(before=before)
+        off = " Where it is off, omit it." if text in _OFF and chosen == ours["value"] else ""
         return f"Write {before}{ours['field']}={chosen}{ours['rest']}.{off}"
 
 
 def find_word(text: object) -> Word | None:
-    """What is known of `text` as a word of another library, however it is spelt."""
-    return _words().get(_spelt(text))
+    """The entry of the vocabulary for `text`, however it is spelt; None where there is none."""
+    return _vocabulary().get(_normalize(text))
 
 
 @functools.cache
-def _words() -> dict[str, Word]:
+def _vocabulary() -> dict[str, Word]:
     text = Path(__file__).with_name("vocabulary.json").read_text(encoding="utf-8")
     return {
         word: Word(source, answer)
@@ -156,6 +158,6 @@ def _words() -> dict[str, Word]:
     }
 
 
-def _spelt(value: object) -> str:
+def _normalize(value: object) -> str:
     text = value if isinstance(value, str) else shorten(value)
     return re.sub(r"[-.=\s]+", "_", text.strip().lstrip("-").casefold())

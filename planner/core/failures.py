@@ -1,9 +1,10 @@
-"""What errors say: the one place that recognises their texts, for logs as for probes.
+"""What error messages mean: the one place that recognises them, for logs as for probes.
 
-`failures.json` holds the signs, in the order of how much each explains: what a library writes
-(`pattern`, read in the `source`, else in torch 2.13), what it means, the ways out, and the torch
-that writes it. What a text may also mean otherwise is `maybe` only, and `apart` what would tell. A
-line without any of a sign's plain `words` is passed over. docs/troubleshooting.md prints the list.
+`failures.json` holds the signs, those that explain most first: what a library writes (`pattern`,
+read in the `source`, else in torch 2.13), what it means, the ways out, and the versions of torch
+that write it. A pattern that may also mean something else is under `maybe`, and `apart` says what
+would tell. A line without any of a sign's plain `words` is passed over. docs/troubleshooting.md
+prints the list.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from pydantic import BeforeValidator, TypeAdapter
 
 from planner.core.units import format_bytes
 
-SAID: Mapping[str, Any] = json.loads(
+TEXTS: Mapping[str, Any] = json.loads(
     Path(__file__).with_name("failures.json").read_text(encoding="utf-8")
 )
 OUT_OF_MEMORY, GROWTH = "out of memory", "memory grew"
-_BEFORE = 60  # characters before a match that may take its meaning away
-_ADVICE, _ECHO = re.compile(SAID["log"]["advice"]), re.compile(SAID["log"]["echo"])
+_BEFORE = 60  # characters before a match that may change its meaning
+_ADVICE, _ECHO = re.compile(TEXTS["log"]["advice"]), re.compile(TEXTS["log"]["echo"])
 Version = Annotated[tuple[int, int], BeforeValidator(lambda text: text.split("."))]
-Versions = tuple[Version, Version]  # of torch: the oldest and the newest that it may be
+Versions = tuple[Version, Version]  # of torch: the oldest and the newest that are possible
 ANY_TORCH: Versions = ((0, 0), (99, 0))
 Figures = Mapping[str, Any]  # sizes and counts by name, as `free_bytes`
 Pattern = Annotated[re.Pattern[str], BeforeValidator("|".join)]
@@ -35,9 +36,9 @@ _NEVER = re.compile("(?!)")
 
 @dataclass(frozen=True)
 class Remedy:
-    """What is told to whoever has a torch from `since` to `until`, where of each pair in `over` the
-    first figure is larger than the second (a figure or a number). For {0}, {1} … in it `more` has
-    alternatives each."""
+    """What to `do` with a torch from `since` to `until`. It applies where in each pair of `over`
+    the first figure is larger than the second, a figure or a number. {0}, {1} … in `do` stand for
+    the first of the remedies in each group of `more` that applies."""
 
     do: str
     since: Version = ANY_TORCH[0]
@@ -46,15 +47,15 @@ class Remedy:
     more: tuple[Remedies, ...] = ()
 
     def applies(self, torch: Versions, figures: Figures) -> bool:
-        pairs = ((figures.get(one), figures.get(str(other), other)) for one, other in self.over)
+        pairs = ((figures.get(a), figures.get(str(b), b)) for a, b in self.over)
         is_over = (
             isinstance(a, int | float) and isinstance(b, int | float) and a > b for a, b in pairs
         )
         return torch[1] >= self.since and torch[0] <= self.until and all(is_over)
 
-    def told(self, torch: Versions, figures: Figures) -> str:
-        more = ("".join(told([group], torch, figures)) for group in self.more)
-        do = self.do.format(*more, **_shown(figures))
+    def sentence(self, torch: Versions, figures: Figures) -> str:
+        more = ("".join(remedies([group], torch, figures)) for group in self.more)
+        do = self.do.format(*more, **_format_sizes(figures))
         if torch[0] >= self.since:
             return do
         return f"{do.removesuffix('.')} (torch {self.since[0]}.{self.since[1]} or later)."
@@ -66,17 +67,17 @@ Remedies = tuple[
 Groups = Sequence[Remedies]
 
 
-def told(groups: Groups, torch: Versions, figures: Figures) -> tuple[str, ...]:
-    """Of each group the first remedy that applies."""
+def remedies(groups: Groups, torch: Versions, figures: Figures) -> tuple[str, ...]:
+    """What to do: the first remedy of each group that applies, as a sentence."""
     firsts = (next((r for r in group if r.applies(torch, figures)), None) for group in groups)
-    return tuple(filter(None, (first.told(torch, figures) for first in firsts if first)))
+    return tuple(filter(None, (first.sentence(torch, figures) for first in firsts if first)))
 
 
 @dataclass(frozen=True)
 class Sign:
-    """`pattern` claims, `maybe` says only that it may be so: `apart` is then what tells. Neither
-    counts where `unless` is in what matches or shortly before it, nor in a line without `gate`,
-    which is quick where they are not."""
+    """A sign of a failure in a text. `pattern` is sure; `maybe` only says that it may be so, and
+    `apart` is then what would tell. Neither counts where `unless` matches there or shortly before,
+    nor in a line without `gate`, which is quick to find where they are not."""
 
     kind: str
     words: tuple[bytes, ...]
@@ -89,7 +90,7 @@ class Sign:
     apart: str = ""
 
     def is_sure(self, line: str) -> bool | None:
-        """Whether a line says it surely, or may mean it; None where it does neither, as where it is
+        """True where a line is a sure sign, False where it may be one; None where it is none, as
         code that a log echoes."""
         if _ECHO.match(line) or not self.gate.search(line):
             return None
@@ -102,12 +103,12 @@ class Sign:
                     return sure
         return None
 
-    def told(self, torch: Versions = ANY_TORCH) -> tuple[str, ...]:
-        return told([(remedy,) for remedy in self.todo], torch, {})
+    def remedies(self, torch: Versions = ANY_TORCH) -> tuple[str, ...]:
+        return remedies([(remedy,) for remedy in self.todo], torch, {})
 
 
-def _shown(figures: Figures) -> dict[str, Any]:
-    """Bytes in words: `free_bytes` is a sentence's {free}."""
+def _format_sizes(figures: Figures) -> dict[str, Any]:
+    """The figures of a sentence: {free} stands for `free_bytes`, with a unit."""
     return {
         key.removesuffix("_bytes"): format_bytes(size)
         if key.endswith("_bytes") and isinstance(size, int)
@@ -118,17 +119,17 @@ def _shown(figures: Figures) -> dict[str, Any]:
 
 def sentence(key: str, figures: Figures | None = None, **words: object) -> str:
     """One of the sentences of `failures.json`."""
-    return str(SAID["sentences"][key].format(**_shown({**(figures or {}), **words})))
+    return str(TEXTS["sentences"][key].format(**_format_sizes({**(figures or {}), **words})))
 
 
 def _any_of(key: str) -> re.Pattern[str]:
-    return re.compile("|".join(said["pattern"] for said in SAID[key]))
+    return re.compile("|".join(entry["pattern"] for entry in TEXTS[key]))
 
 
-SIGNS = TypeAdapter(tuple[Sign, ...]).validate_python(SAID["signs"])
+SIGNS = TypeAdapter(tuple[Sign, ...]).validate_python(TEXTS["signs"])
 BY_KIND = {sign.kind: sign for sign in SIGNS}
-TOLD = TypeAdapter(dict[str, Groups]).validate_python(SAID["told"])
-# What libraries say when they find no memory, and also when something else is wrong: where the
+REMEDIES = TypeAdapter(dict[str, Groups]).validate_python(TEXTS["told"])
+# What libraries write when they find no memory, and also when something else is wrong: where the
 # device's free memory can be read, it decides.
 _AMBIGUOUS, _LOST_PEER = _any_of("ambiguous"), _any_of("lost_peer")
 _NO_MEMORY = [_AMBIGUOUS, _any_of("probe_out_of_memory")]

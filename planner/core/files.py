@@ -1,4 +1,5 @@
-"""Files that people give us, read within bounds, and files of ours, written whole or not at all."""
+"""Files of people, read within bounds; files of ours, written whole or not at all; what `--json`
+prints."""
 
 import errno
 import io
@@ -21,8 +22,8 @@ TUNE_RESULT, TUNE_PROBES = "recommendation.json", "probes.jsonl"
 
 STANDARD_INPUT, _ANOTHER = "-", "name another file"
 _GZIP = b"\x1f\x8b"
-_PAIRS = ("changes", "in_place_of")
-_KEPT_BYTES = 64 * MIB  # of a pipe in memory; what is more lies in a file
+_PAIRS = "changes"  # the field that holds pairs, and is printed as an object
+_SPOOL_BYTES = 64 * MIB  # of a pipe that are held in memory; more lie in a file
 
 # A model file has some twenty fields, a recommendation a few thousand settings at most.
 MAX_MODEL_BYTES = MIB // 4
@@ -34,53 +35,53 @@ class NoFileError(UsageError):
     """There is no such file."""
 
 
-def named_path(given: object, name: str) -> Path:
-    """The path that was given as `name`. Raises UsageError where it is none, as an empty one is: it
-    would mean the folder that one is in."""
-    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+def named_path(value: object, name: str) -> Path:
+    """The path that the argument `name` holds. Raises UsageError where it holds none; an empty text
+    is none, since it would mean the current folder."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise UsageError(
-            f"{name} is a path, and {shorten(given)} is not.",
-            "" if given else "Is a variable unset? The current folder is '.'.",
+            f"{name} is a path, and {shorten(value)} is not.",
+            "" if value else "Is a variable unset? The current folder is '.'.",
         )
-    return Path(given)
+    return Path(value)
 
 
 def is_pipe(path: Path) -> bool:
-    """Whether it is read until whoever writes it ends: standard input, or a named pipe."""
+    """Whether a path is read until its writer ends: standard input, or a named pipe."""
     return str(path) == STANDARD_INPUT or (path.exists() and stat.S_ISFIFO(path.stat().st_mode))
 
 
 def opened_whole(path: Path) -> IO[bytes]:
-    """A file that is read from its beginning as often as one likes: of a pipe, all that came into
-    it; unpacked where it is gzipped. Raises UsageError where standard input is closed, OSError, and
-    as it is read EOFError and zlib.error."""
+    """A file that can be read again from its beginning, also where it is a pipe; unpacked where it
+    is gzipped. Raises UsageError where standard input is closed, and OSError; reading it raises
+    EOFError and zlib.error."""
     import gzip
 
-    file = _kept(path) if is_pipe(path) else path.open("rb")
+    file = _spool(path) if is_pipe(path) else path.open("rb")
     is_packed = file.read(2) == _GZIP
     file.seek(0)
     return cast("IO[bytes]", gzip.GzipFile(fileobj=file, mode="rb")) if is_packed else file
 
 
-def _kept(path: Path) -> IO[bytes]:
+def _spool(path: Path) -> IO[bytes]:
     import shutil
     from tempfile import SpooledTemporaryFile
 
-    kept = cast("IO[bytes]", SpooledTemporaryFile(_KEPT_BYTES))  # noqa: SIM115
+    spool = cast("IO[bytes]", SpooledTemporaryFile(_SPOOL_BYTES))  # noqa: SIM115
     if str(path) != STANDARD_INPUT:
         with path.open("rb") as pipe:
-            shutil.copyfileobj(pipe, kept)
+            shutil.copyfileobj(pipe, spool)
     elif sys.stdin is None:
         raise UsageError("standard input is closed.", "Name a file, or pipe a log into it.")
     else:
-        shutil.copyfileobj(sys.stdin.buffer, kept)
-    kept.seek(0)
-    return kept
+        shutil.copyfileobj(sys.stdin.buffer, spool)
+    spool.seek(0)
+    return spool
 
 
 def read_text(path: Path, limit_bytes: int) -> str:
-    """The text of `path`, UTF-8 with or without a byte order mark. Raises UsageError where there
-    is none, and where it has more than `limit_bytes` (a device may have no end)."""
+    """The text of `path`, UTF-8 with or without a byte order mark. Raises UsageError where the file
+    cannot be read, and where it has more than `limit_bytes` (a device may have no end)."""
     try:
         with path.open("rb") as file:
             data = file.read(limit_bytes + 1)
@@ -106,10 +107,10 @@ def read_text(path: Path, limit_bytes: int) -> str:
 
 
 def parse_json(text: str, source: str) -> Any:
-    """The value of a JSON text. Raises UsageError, naming `source`: no JSON, a key that is there
-    twice, numbers or nesting beyond reason."""
+    """The value of a JSON text. Raises UsageError, naming `source`, where it is no JSON, has a key
+    twice, or has numbers or nesting beyond reason."""
     try:
-        return _within_depth(json.loads(text, object_pairs_hook=_without_twins), source)
+        return _within_depth(json.loads(text, object_pairs_hook=_object), source)
     except json.JSONDecodeError as error:
         reason = f"line {error.lineno}: {error.msg}"
         way_out = "Mend it there, or write it anew; 'python -m json.tool FILE' shows the place."
@@ -121,16 +122,16 @@ def parse_json(text: str, source: str) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """What `--json` prints. Of a dataclass its fields and the properties that its `computed` names,
-    or what its own `as_json` picks; changes, which are pairs, as objects; all else as pydantic has
-    it."""
+    """A value as `--json` prints it. A dataclass becomes an object of its fields and of the
+    properties that its `computed` names, or what its own `as_json` returns; pairs of changes become
+    an object; everything else is as pydantic writes it."""
     from pydantic_core import to_jsonable_python
 
     if hasattr(value, "as_json"):
         return to_json(value.as_json())
     if is_dataclass(value):
         names = (*(field.name for field in fields(value)), *getattr(value, "computed", ()))
-        return {n: to_json(dict(v) if n in _PAIRS else v)
+        return {n: to_json(dict(v) if n == _PAIRS else v)
                 for n, v in ((n, getattr(value, n)) for n in names)}  # fmt: skip
     if isinstance(value, Mapping):
         return {str(key): to_json(inner) for key, inner in value.items()}
@@ -140,8 +141,8 @@ def to_json(value: Any) -> Any:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The value of a YAML document. Raises UsageError, as `parse_json`, and for an alias: nine of
-    nine aliases of … stand for more than fits anywhere."""
+    """The value of a YAML document. Raises UsageError as `parse_json` does, and for an alias: few
+    aliases of aliases stand for more than any memory holds."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -152,7 +153,7 @@ def parse_yaml(text: str, source: str) -> Any:
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-            if twin := _twin(keys):
+            if twin := _first_repeated(keys):
                 line = node.start_mark.line + 1
                 raise ValueError(f"{twin[:80]!r} is there twice (from line {line} on)")
             return super().construct_mapping(node, deep)
@@ -171,10 +172,10 @@ def parse_yaml(text: str, source: str) -> Any:
 
 
 def check_output(path: str | os.PathLike[str], what: str, endings: Sequence[str]) -> Path:
-    """The path of a file that `what`, as "a page", may be written to.
+    """The path of a file to which `what` ("a page") can be written.
 
-    Raises UsageError where its name is a folder's or has none of the `endings`, PlannerError where
-    no file can be there.
+    Raises UsageError where it names a folder or has none of the `endings`, PlannerError where no
+    file can be written there.
     """
     path = named_path(path, "output")
     shown = shorten(as_text(str(path)))
@@ -197,15 +198,15 @@ def check_output(path: str | os.PathLike[str], what: str, endings: Sequence[str]
                 "Make the folder, or name a file in another.",
             )
         if not os.access(path.parent, os.W_OK):
-            said = f"{shown} cannot be written: its folder may not be written to."
-            raise PlannerError(said, "Name a file in another folder.")
+            message = f"{shown} cannot be written: its folder may not be written to."
+            raise PlannerError(message, "Name a file in another folder.")
     except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
         raise unwritable(path, error) from None
     return path
 
 
 def write_output(path: Path, data: bytes) -> Path:
-    """Writes a file that somebody asked for, whole or not at all; a link stays one. Raises
+    """Writes a file for a person, whole or not at all; a symbolic link stays one. Raises
     PlannerError."""
     try:
         write_whole(path.resolve(), data)
@@ -215,9 +216,9 @@ def write_output(path: Path, data: bytes) -> Path:
 
 
 def unwritable(path: Path | str, error: Exception, instead: str = _ANOTHER) -> PlannerError:
-    """That nothing can be written there, and what to do: by what is wrong, or `instead`."""
-    said = f"{shorten(as_text(str(path)))} cannot be written: {_reason(error)}."
-    return PlannerError(said, way_to_write(error, instead))
+    """The error where nothing can be written, with what to do about `error`, or `instead`."""
+    message = f"{shorten(as_text(str(path)))} cannot be written: {_reason(error)}."
+    return PlannerError(message, way_to_write(error, instead))
 
 
 def way_to_write(error: Exception, instead: str) -> str:
@@ -230,8 +231,8 @@ def way_to_write(error: Exception, instead: str) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Whole or not at all: written beside `path` and moved into its place, on disk when this
-    returns. Raises OSError."""
+    """Writes a file whole or not at all: beside `path`, then moved into its place, and on disk when
+    this returns. Raises OSError."""
     beside = path.with_name(f".{os.urandom(8).hex()}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
@@ -246,29 +247,28 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def cache_directory() -> Path:
-    """Where this user's programs keep what can be made again, or PLANNER_CACHE_DIR."""
-    if given := os.environ.get("PLANNER_CACHE_DIR"):
-        return Path(given)
+    """The folder for what can be made again: PLANNER_CACHE_DIR, or the user's own cache."""
+    if folder := os.environ.get("PLANNER_CACHE_DIR"):
+        return Path(folder)
     from platformdirs import user_cache_path
 
     return user_cache_path("planner", appauthor=False)
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError(f"{_twin(key for key, _ in pairs)[:80]!r} is there twice")
-    return found
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError(f"{_first_repeated(key for key, _ in pairs)[:80]!r} is there twice")
+    return fields
 
 
-def _twin(keys: Iterable[str]) -> str:
-    """The first key that is there twice; "" where none is."""
+def _first_repeated(keys: Iterable[str]) -> str:
+    """The first key that stands there twice; "" where none does."""
     return next((key for key, number in Counter(keys).items() if number > 1), "")
 
 
 def _within_depth(data: Any, source: str) -> Any:
-    """The same, where values that hold others lie in each other MAX_DEPTH deep at most. Raises
-    UsageError."""
+    """`data`. Raises UsageError where it is nested more than MAX_DEPTH deep."""
     open_ = [(data, 1)]
     while open_:
         value, depth = open_.pop()
@@ -276,7 +276,7 @@ def _within_depth(data: Any, source: str) -> Any:
             if depth > MAX_DEPTH:
                 raise _too_deep(source)
             inner = value.values() if isinstance(value, dict) else value
-            open_ += [(each, depth + 1) for each in inner]
+            open_ += [(child, depth + 1) for child in inner]
     return data
 
 
@@ -285,7 +285,7 @@ def _too_deep(source: str) -> UsageError:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in few words."""
+    """What went wrong, in a few words."""
     if "integer string conversion" in str(error):
         return "a number in it has thousands of digits"
     return getattr(error, "strerror", None) or str(error)
@@ -298,8 +298,8 @@ MAX_SNAPSHOT_BYTES = 4096 * MIB  # unpacked
 
 
 def read_pickle(file: IO[bytes], name: str) -> dict[str, Any]:
-    """A snapshot that was dumped as `name`. It is made of plain values, and nothing else is let in:
-    reading a pickle from elsewhere runs no code. Raises PlannerError, OSError."""
+    """Reads a snapshot that was dumped as `name`. Only plain values are let in, so that a pickle
+    from anywhere runs no code. Raises PlannerError and OSError."""
     data = _read_whole(file, name)
     try:
         snapshot = _PlainUnpickler(data).load()

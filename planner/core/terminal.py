@@ -1,5 +1,5 @@
-"""Whether a person watches standard error, and how long they wait there; and Python's cyclic
-collector in a process that ends with its answer.
+"""How a command waits: the seconds that it shows on standard error, and whether a person watches
+there; and Python's garbage collector, which a process that ends with its answer can do without.
 """
 
 import atexit
@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-QUIET_SECONDS = 2.0  # a wait as long as this needs no word
-SILENT_SECONDS = 10.0  # nor one as long as this where nobody watches
+QUIET_SECONDS = 2.0  # nothing is shown of a shorter wait
+SILENT_SECONDS = 10.0  # nor of one shorter than this where nobody watches
 _is_shown = threading.Lock()
 
 
@@ -27,14 +27,14 @@ def has_live_terminal(environment: Mapping[str, str]) -> bool:
 
 
 @contextmanager
-def shows_seconds(said: str = "Still working") -> Iterator[None]:
-    """While this lasts: how long already. Where a person watches, in a line that whatever is
-    printed next writes over, from QUIET_SECONDS on; else in lines, ever fewer of them."""
+def shows_seconds(text: str = "Still working") -> Iterator[None]:
+    """Within, shows how long it has taken. Where a person watches, from QUIET_SECONDS on in one
+    line, which the next output overwrites; else in lines, at ever longer intervals."""
     if not _is_shown.acquire(blocking=False):  # one within another
         yield
         return
     is_done, is_live = threading.Event(), has_live_terminal(os.environ)
-    ticking = threading.Thread(target=_tick, args=(is_done, said, is_live), daemon=True)
+    ticking = threading.Thread(target=_tick, args=(is_done, text, is_live), daemon=True)
     ticking.start()
     try:
         yield
@@ -44,11 +44,11 @@ def shows_seconds(said: str = "Still working") -> Iterator[None]:
         _is_shown.release()
 
 
-def _tick(is_done: threading.Event, said: str, is_live: bool) -> None:
+def _tick(is_done: threading.Event, text: str, is_live: bool) -> None:
     started, wait = time.monotonic(), QUIET_SECONDS if is_live else SILENT_SECONDS
     while not is_done.wait(wait):
         passed = time.monotonic() - started
-        _write(f"{said}: {passed:.0f} s" + ("\x1b[K\r" if is_live else ".\n"))
+        _write(f"{text}: {passed:.0f} s" + ("\x1b[K\r" if is_live else ".\n"))
         wait = 1.0 if is_live else passed
     _write("\x1b[K\r" if is_live else "")
 
@@ -59,7 +59,7 @@ def _write(text: str) -> None:
 
 
 def collect_nothing() -> None:
-    """Python's cyclic collector would take a third of the time of an advice, looking through all
-    that is alive, torch's modules above all; and a tenth as the interpreter ends."""
+    """Turns the garbage collector off. It would take a third of the time of an advice to look
+    through all live objects, torch's modules above all, and a tenth as the interpreter ends."""
     gc.disable()
     atexit.register(gc.freeze)

@@ -1,7 +1,7 @@
-"""Which torch an estimate is of: the one that is installed, else the newest that was tried.
+"""Which torch an estimate is for: the installed one, else the newest that was tried.
 
-What torch allocates moves with its versions. Laws that differ name the version from which they hold
-and ask `torch_version()`, which reads the installed package's metadata and imports nothing.
+What torch allocates changes with its versions. A law that differs names the version from which it
+holds and asks `torch_version()`, which reads the installed package's metadata and imports nothing.
 """
 
 import re
@@ -16,7 +16,7 @@ OLDEST_TRIED, NEWEST_TRIED = (2, 9), (2, 15)
 
 @cache
 def installed_torch() -> str:
-    """The version of the torch installed here; "" where there is none."""
+    """The version of the installed torch; "" where there is none."""
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -27,15 +27,15 @@ _asked: ContextVar[tuple[int, int] | None] = ContextVar("the torch that is asked
 
 
 def torch_version() -> tuple[int, int]:
-    """(major, minor) of the torch that an estimate is of: `as_of`'s, else the one installed here;
-    `NEWEST_TRIED` where there is none."""
+    """(major, minor) of the torch that an estimate is for: `as_of`'s, else the installed one's,
+    else `NEWEST_TRIED`."""
     return _asked.get() or _installed_release() or NEWEST_TRIED
 
 
 @contextmanager
 def as_of(version: str) -> Iterator[None]:
-    """Within it estimates are of torch `version`, as a record has it ("2.13.0+cu130"); of what is
-    installed where it names none."""
+    """Within, estimates are for torch `version`, as a record has it ("2.13.0+cu130"); for the
+    installed one where that names no version."""
     token = _asked.set(_release(version))
     try:
         yield
@@ -49,7 +49,7 @@ def _installed_release() -> tuple[int, int] | None:
 
 
 def why_untried(version: str) -> str | None:
-    """What to say of a torch that was not tried; None of one that was, and of none ("")."""
+    """What to say of a torch that was not tried; None for one that was, and for no torch ("")."""
     release = _release(version)
     if release is None:
         return None
@@ -64,5 +64,5 @@ def why_untried(version: str) -> str | None:
 
 
 def _release(version: str) -> tuple[int, int] | None:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else None

@@ -10,7 +10,7 @@ KIB, MIB, GIB = 1024, 1024**2, 1024**3
 _BINARY = {"KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": 1024**4}
 _DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]+)\s*")
-MAX_MEMORY_BYTES = 1024**6  # 1 EiB: whoever writes more has written a typing error
+MAX_MEMORY_BYTES = 1024**6  # 1 EiB: more is a typing error
 MAX_SECONDS = 10 * 365 * 24 * 3600.0
 
 
@@ -31,7 +31,7 @@ def parse_bytes(text: str) -> int:
     return check_memory(int(size) if size <= MAX_MEMORY_BYTES else size, shorten(text.strip()))
 
 
-def check_memory(num_bytes: float | Integral, said: str = "") -> int:
+def check_memory(num_bytes: float | Integral, shown: str = "") -> int:
     """A memory to fit into, as whole bytes. Raises UsageError for one that nobody has."""
     if isinstance(num_bytes, Integral) and not isinstance(num_bytes, bool):
         num_bytes = int(num_bytes)  # numpy's
@@ -42,14 +42,14 @@ def check_memory(num_bytes: float | Integral, said: str = "") -> int:
         )
     if not 1 <= num_bytes <= MAX_MEMORY_BYTES:
         raise UsageError(
-            f"a memory is from 1 byte to 1 EiB, and {said or shorten(num_bytes)} is not.",
+            f"a memory is from 1 byte to 1 EiB, and {shown or shorten(num_bytes)} is not.",
             "Write 24GiB (24 × 1024³ bytes) or 24GB (24 × 10⁹ bytes).",
         )
     return int(num_bytes)
 
 
 def format_rate(rate: float | None) -> str:
-    """Images/s to what a reader takes in: `1,268`, `843.8`, `0.512`."""
+    """A rate with about four digits: `1,268`, `843.8`, `0.512`."""
     if rate is None:
         return "-"
     return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"

@@ -26,12 +26,12 @@ from planner.core.failures import (
     ANY_TORCH,
     BY_KIND,
     OUT_OF_MEMORY,
-    SAID,
-    TOLD,
+    REMEDIES,
+    TEXTS,
     Sign,
     Versions,
+    remedies,
     sentence,
-    told,
 )
 from planner.core.files import STANDARD_INPUT, named_path, opened_whole, read_pickle
 from planner.core.schema import TrainSetting
@@ -54,10 +54,10 @@ _BETWEEN = 100  # lines that it lies in, with those of other ranks
 _MAX_LINE = 20_000  # characters that are searched
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)")
 _SPACES = re.compile(r"\s+")
-_RANK = re.compile(SAID["log"]["rank"])
-_TORCH = re.compile(SAID["log"]["torch"].encode())
-_MEMORY = re.compile(SAID["log"]["memory"].encode(), re.MULTILINE)
-_WORDED = SAID["allocator_message"]
+_RANK = re.compile(TEXTS["log"]["rank"])
+_TORCH = re.compile(TEXTS["log"]["torch"].encode())
+_MEMORY = re.compile(TEXTS["log"]["memory"].encode(), re.MULTILINE)
+_WORDED = TEXTS["allocator_message"]
 _FIGURES = {  # sizes are bounded: a line of digits is read in time in proportion to it
     key: re.compile("|".join(patterns).replace("{size}", _WORDED["size"]))
     for key, patterns in _WORDED["figures"].items()
@@ -121,7 +121,7 @@ class FailedRequest:
             "joinable_bytes": figures.get("unused_bytes") if self.is_cuda else None,
             "noteworthy_bytes": noteworthy_bytes(total or figures.get("reserved_bytes", 0)),
         }  # fmt: skip
-        return told(failures.TOLD["ways_out"], torch, figures | bounds)
+        return remedies(failures.REMEDIES["ways_out"], torch, figures | bounds)
 
 
 def read_message(text: str) -> FailedRequest | None:
@@ -268,7 +268,7 @@ class LogReading:
                     grew.kind, grew.means, shown, len(levels), apart=grew.apart
                 )
         for finding in self.findings.values():
-            finding.todo = BY_KIND[finding.kind].told(self.torch)
+            finding.todo = BY_KIND[finding.kind].remedies(self.torch)
         if failed is not None and out is not None:
             out.figures, out.todo = failed.figures, failed.ways_out(self.torch, self.is_windows)
 
@@ -458,7 +458,7 @@ def _compare(explanation: Explanation, predicted: Estimate) -> None:
     if is_other:
         sizes |= {"budget_bytes": budget or 0, "apart_bytes": apart}
     explanation.expected = predicted
-    explanation.differs = told(TOLD["against_plan"], ANY_TORCH, seen | sizes)
+    explanation.differs = remedies(REMEDIES["against_plan"], ANY_TORCH, seen | sizes)
     missing = seen.get("missing_bytes") or seen.get("requested_bytes")
     if missing is not None and is_other:
         explanation.relief = Relief(int(missing), why_none=sentence("other card"))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.core.failures import SAID
+from planner.core.failures import TEXTS
 from planner.core.files import unreadable
 from planner.core.units import MAX_MEMORY_BYTES
 
@@ -190,7 +190,7 @@ def place_of(stack: Sequence[Frame]) -> tuple[str, str]:
 
 
 def _category(files: Sequence[str], names: Sequence[str]) -> str:
-    for rule in SAID["stacks"]:
+    for rule in TEXTS["stacks"]:
         end = names.index(rule["before"]) if rule.get("before") in names else None
         is_there = any(rule.get("file", "") in file for file in files[:end])
         if is_there and not set(rule.get("names", names)).isdisjoint(names):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.core.errors import printable
-from planner.core.failures import SAID, SIGNS, sentence
+from planner.core.failures import SIGNS, TEXTS, sentence
 from planner.core.units import format_bytes, format_rate
 from planner.programs.emulated import (
     ELSE,
@@ -178,7 +178,7 @@ def _error_lines(run: EmulatedRun) -> list[str]:
         return []
     text = f"It ended by {printable(run.error).splitlines()[0].rstrip('.')}"
     if sign := next((sign for sign in SIGNS if sign.is_sure(run.error)), None):
-        return [f"{text}: {sign.means} {' '.join(sign.told())}"]
+        return [f"{text}: {sign.means} {' '.join(sign.remedies())}"]
     if NOT_EMULATED.search(run.error):
         return [sentence("emulated: no such function", said=text)]
     is_of_values = run.error.startswith(VALUE_ERRORS)
@@ -284,7 +284,7 @@ def explanation_text(explanation: Explanation) -> str:
     parts += [doc.Text("\n".join(_finding_lines(finding))) for finding in explanation.findings]
     rows: list[list[doc.Cell]] = [
         [name, doc.bytes_cell(explanation.seen[key])]
-        for key, name in SAID["rows"].items()
+        for key, name in TEXTS["rows"].items()
         if key in explanation.seen
     ]
     parts.append(_whole_table(("", ""), rows))
@@ -314,7 +314,7 @@ def _finding_lines(finding: Diagnosis) -> Iterator[str]:
 def _failure_tables(reading: SnapshotReading, predicted: Mapping[str, int]) -> Iterator[doc.Part]:
     rows: list[list[doc.Cell]] = []
     for category, num_bytes in reading.categories.items():
-        predicted_bytes = sum(predicted.get(key, 0) for key in SAID["breakdown"].get(category, ()))
+        predicted_bytes = sum(predicted.get(key, 0) for key in TEXTS["breakdown"].get(category, ()))
         rows.append([category, doc.bytes_cell(num_bytes), doc.bytes_cell(predicted_bytes or None)])
     yield _whole_table(("alive", "seen", "predicted at the peak"), rows).compact()
     if reading.categories.keys() != {NO_STACK}:

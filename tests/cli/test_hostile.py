@@ -20,7 +20,7 @@ import click
 import pytest
 
 from planner.cli import COMMANDS, cli, main
-from planner.core.errors import PlannerError, _words, shorten
+from planner.core.errors import PlannerError, _vocabulary, shorten
 from planner.estimation.arguments import ALL_FIELDS
 from tests.cli.test_help import command_context
 from tests.search.replays import leave_run
@@ -88,7 +88,7 @@ class Lines:
     def __init__(self, seed: int, files: tuple[str, ...]) -> None:
         self.random = random.Random(seed)
         self.files = files
-        self.words = (*ALL_FIELDS, *_words(), "", "no such", "é")
+        self.words = (*ALL_FIELDS, *_vocabulary(), "", "no such", "é")
 
     def line(self) -> list[str]:
         name = self.random.choice(list(COMMANDS))

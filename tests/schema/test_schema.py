@@ -229,7 +229,7 @@ def assignments(answer: str) -> Iterator[tuple[str, str]]:
 def test_no_word_is_written_twice_and_none_in_a_way_that_is_never_found() -> None:
     words = [word for word, _ in ALL]
     assert len(set(words)) == len(words)
-    assert all(vocabulary._spelt(word) == word for word in words)
+    assert all(vocabulary._normalize(word) == word for word in words)
 
 
 def test_every_answer_is_a_field_of_ours_or_says_why_there_is_none() -> None:

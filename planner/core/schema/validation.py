@@ -1,5 +1,5 @@
-"""From what a person wrote to a validated model, or to one error that names every fault; and what
-fields have in common: figures that anybody may have written, faults between them, options.
+"""From what a person wrote to a validated schema, or to one error that names every fault. And what
+fields of schemas have in common: types of figures, faults between fields, options.
 """
 
 import dataclasses
@@ -11,46 +11,49 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from planner.core.errors import UsageError, find_word, nearest, shorten
 
-# What the figures of a file may be: anybody may have written it.
+# Types of figures in a file that anybody may have written.
 
 # A record's validator is built when it is first used: reading one is not on the way of an estimate,
 # which must answer at once. Infinity and what is no number are no measurement.
 KEPT = ConfigDict(frozen=True, extra="forbid", defer_build=True, allow_inf_nan=False)
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # nobody has more bytes, or of anything
-# What a task calls an item of its batch: it stands in scripts that `planner emit` writes.
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # there is no more of anything
+# A task's word for an item of its batch: it stands in scripts that `planner emit` writes.
 UNIT = r"^[A-Za-z][A-Za-z0-9 _-]{0,39}$"
 
 
-# Faults that lie between fields, kept apart so that one message can list them all.
+# Faults between fields, each by itself, so that one message can list them all.
 
 
 class Fault(NamedTuple):
-    """What is wrong, and the fields it is wrong between."""
+    """What is wrong, and between which fields."""
 
     fields: tuple[str, ...]
     message: str
 
 
 class CrossFieldError(ValueError):
-    """Raised by a schema's own validator; `planner.core.schema.validation` takes it apart again."""
+    """Raised by a schema's own validator; `parse` lists its faults."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("; ".join(fault.message for fault in faults))
         self.faults = tuple(faults)
 
 
-# How a field is said on a command line: declared once, where the field is.
+# The option of a field on the command line: declared once, where the field is.
 
 
 @dataclass(frozen=True)
 class Option:
-    """What a field's option says and takes: `Annotated[int, Option("Micro-batches per step.")]`.
+    """A field's option: `Annotated[int, Option("Micro-batches per step.")]`.
 
-    `text` explains it (a dataclass's field without one has no option); `metavar` stands for its
-    value, `heading` is where --help lists it; `flag` is what is typed, where that is not the
-    field's name, and `also` a second spelling or a letter (`-q`). `shown` is said in place of the
-    field's own default. `values` are those that a shell completes, or the name of a list of them; a
-    field's Literal says them by itself. A whole number is held to `bounds`.
+    - `text` explains it (a dataclass's field without one has no option).
+    - `metavar` stands for its value, `heading` is where --help lists it.
+    - `flag` is what is typed, where that is not the field's name; `also` is a second spelling or a
+      letter (`-q`).
+    - `shown` is printed in place of the field's own default.
+    - `values` are those that a shell completes, or the name of a list of them; a Literal needs
+      none.
+    - `bounds` limit a whole number.
     """
 
     text: str = ""
@@ -68,36 +71,34 @@ class Option:
         return self.flag or f"--{name.replace('_', '-')}"
 
 
-def option(*said: str, default: Any = None, **how: Any) -> Any:
-    """A field of a dataclass with an option."""
-    metadata = {"option": Option(*said, **how)}  # type: ignore[arg-type]
+def option(*texts: str, default: Any = None, **how: Any) -> Any:
+    """A dataclass's field with an option; arguments as those of `Option`."""
+    metadata = {"option": Option(*texts, **how)}  # type: ignore[arg-type]
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def switch(text: str, flag: str = "", heading: str = "Output", **how: Any) -> Any:
-    """The same of a field that is False until its option is typed."""
+    """A dataclass's field that is False until its option is typed."""
     return option(text, "", heading, flag, default=False, **how)
 
 
 def declared_options(kind: type[Any]) -> Mapping[str, Option]:
     """The options of a class's fields, a pydantic model's or a dataclass's, by the field's name."""
     if issubclass(kind, BaseModel):
-        said = {name: field.metadata for name, field in kind.model_fields.items()}
-        return {n: m for n, found in said.items() for m in found if isinstance(m, Option)}
-    own = {f.name: f.metadata.get("option") for f in dataclasses.fields(kind)}
-    return {name: found for name, found in own.items() if found is not None}
+        metadata = {name: field.metadata for name, field in kind.model_fields.items()}
+        return {n: m for n, entries in metadata.items() for m in entries if isinstance(m, Option)}
+    options = {f.name: f.metadata.get("option") for f in dataclasses.fields(kind)}
+    return {name: option for name, option in options.items() if option is not None}
 
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-MAX_FAULTS = 20  # said at once
+MAX_FAULTS = 20  # listed in one message
 _OTHER_ARM = frozenset({"int_type", "float_type", "tuple_type", "string_type"})
 
 
 def parse(schema: type[ModelT], data: Mapping[str, Any], source: str) -> ModelT:
-    """`data` as a `schema`. Raises UsageError listing all faults, in the user's field names.
-
-    `source` says where the data came from ("swin.yaml", "--set"), for the message.
-    """
+    """`data` as a `schema`. Raises UsageError that lists all faults, in the user's field names; its
+    message names the `source` ("swin.yaml", "--set")."""
     if not isinstance(data, Mapping):
         raise UsageError(f"{source} must be a mapping of fields to values, not {shorten(data)}.")
     data = {str(field): value for field, value in data.items()}
@@ -106,23 +107,23 @@ def parse(schema: type[ModelT], data: Mapping[str, Any], source: str) -> ModelT:
     except ValidationError as error:
         faults = list(dict.fromkeys(_faults(schema, data, error)))
     count = "one fault" if len(faults) == 1 else f"{len(faults)} faults"
-    said = [f"  {fault}" for fault in faults[:MAX_FAULTS]]
+    lines = [f"{source} has {count}:", *(f"  {fault}" for fault in faults[:MAX_FAULTS])]
     if len(faults) > MAX_FAULTS:
-        said.append(f"  and {len(faults) - MAX_FAULTS:,} more")
-    raise UsageError("\n".join([f"{source} has {count}:", *said]))
+        lines.append(f"  and {len(faults) - MAX_FAULTS:,} more")
+    raise UsageError("\n".join(lines))
 
 
 def _faults(schema: type[BaseModel], data: Mapping[str, Any], error: ValidationError) -> list[str]:
-    """One line for each fault: of single fields first, then those between fields.
+    """A line for each fault: first those of single fields, then those between fields.
 
-    pydantic looks between fields only where each is right in itself, so the faulty ones are left
-    out and it is asked again; what it then says of a field that was left out is not heard.
+    pydantic looks between fields only where each is right by itself. So the faulty ones are left
+    out and it is asked again; its faults about a field that was left out are dropped.
     """
     single = [entry for entry in error.errors() if _cross_field_error(entry) is None]
     if not single:
         return [fault.message for fault in faults_between(error)]
     at_fault = {str(entry["loc"][0]) for entry in single if entry["loc"]}
-    lines = [_fault(schema, entry) for entry in _of_the_arm_meant(single)]
+    lines = [_describe(schema, entry) for entry in _of_likely_arm(single)]
     rest = {field: value for field, value in data.items() if field not in at_fault}
     try:
         schema.model_validate(rest)
@@ -136,7 +137,7 @@ def _faults(schema: type[BaseModel], data: Mapping[str, Any], error: ValidationE
 
 
 def faults_between(error: ValidationError) -> Iterable[Fault]:
-    """What fields say against each other."""
+    """The faults between fields in a validation error."""
     for entry in error.errors():
         cause = _cross_field_error(entry)
         if cause is not None:
@@ -148,17 +149,18 @@ def _cross_field_error(entry: Any) -> CrossFieldError | None:
     return cause if isinstance(cause, CrossFieldError) else None
 
 
-def _of_the_arm_meant(entries: list[Any]) -> Iterable[Any]:
-    """A union complains once for each arm: "no tuple" is no news where the number is too small."""
+def _of_likely_arm(entries: list[Any]) -> Iterable[Any]:
+    """A union has an error for each of its arms: that a number is no tuple is no news where the
+    number is too small."""
     by_field: dict[str, list[Any]] = {}
     for entry in entries:
         by_field.setdefault(str(entry["loc"][0]) if entry["loc"] else "", []).append(entry)
     for complaints in by_field.values():
-        meant = [entry for entry in complaints if entry["type"] not in _OTHER_ARM]
-        yield from meant or complaints[:1]
+        likely = [entry for entry in complaints if entry["type"] not in _OTHER_ARM]
+        yield from likely or complaints[:1]
 
 
-def _fault(schema: type[BaseModel], entry: Any) -> str:
+def _describe(schema: type[BaseModel], entry: Any) -> str:
     field = ".".join(str(part)[:80] for part in entry["loc"] if not _is_union_arm(part))
     if not field.isprintable():
         field = shorten(field)
@@ -176,7 +178,7 @@ def _fault(schema: type[BaseModel], entry: Any) -> str:
 
 
 def _in_our_words(field: str, value: object) -> str:
-    """What to write for a value of this field that another library knows."""
+    """What to write instead of a value, or a field, that is a word of another library."""
     of_value, of_field = find_word(value), find_word(field)
     if of_value is not None and of_value.field not in (field, None):
         of_value = None
