@@ -12,12 +12,8 @@ from planner.core.units import MIB
 from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
 from planner.libraries.names import find_library, resolve_model
 from planner.memory.allocator_config import parse_allocator_config
-from planner.memory.compiled import (
-    EXTERN_PREFIX,
-    FUSED_PREFIX,
-    in_graph_pool,
-)
-from planner.memory.profile import profile_memory, profile_within
+from planner.memory.compiled import EXTERN_PREFIX, FUSED_PREFIX, pool_graph_memory
+from planner.memory.profile import profile_memory, profile_within_limit
 from planner.recording.recordings import step_of
 
 SWIN_T = "native:swin_tiny"
@@ -55,7 +51,7 @@ def compiled_ledger() -> Ledger:
 
 def test_a_pool_holds_the_peak_of_both_halves() -> None:
     """Derived: 2 KiB saved and a gradient of 3 are alive at once, and nothing beside them."""
-    pooled = in_graph_pool(compiled_ledger())
+    pooled = pool_graph_memory(compiled_ledger())
     pool = [e for e in pooled.events if isinstance(e, Allocated) and "CUDA graph pool" in e.label]
     assert [(e.num_bytes, e.label) for e in pool] == [
         (2 * KIB, "CUDA graph pool (saved)"),
@@ -75,15 +71,15 @@ def test_a_pool_holds_the_peak_of_both_halves() -> None:
 def test_a_pool_is_reserved_in_segments_of_its_own(options: str) -> None:
     """Derived: its 5 KiB take a segment of 2 MiB, which what is eager does not share."""
     config = parse_allocator_config(options)
-    pooled = in_graph_pool(compiled_ledger())
+    pooled = pool_graph_memory(compiled_ledger())
     plain = profile_memory(replace(pooled, pool_requests=()), 0, config)
     found = profile_memory(pooled, 0, config)
     assert found.peak_reserved_bytes - plain.peak_reserved_bytes == 2 * MIB - 5 * KIB
     assert found.peak_allocated_bytes == plain.peak_allocated_bytes
     assert sum(found.reserved_by_stream.values()) == found.peak_reserved_bytes
     allowed = found.peak_reserved_bytes
-    assert profile_within(pooled, 0, config, allowed) == found
-    assert profile_within(pooled, 0, config, allowed - 1) is None
+    assert profile_within_limit(pooled, 0, config, allowed) == found
+    assert profile_within_limit(pooled, 0, config, allowed - 1) is None
 
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune"])

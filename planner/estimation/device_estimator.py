@@ -26,7 +26,7 @@ from planner.ledger.ledger import Ledger
 from planner.libraries.limits import SDPA_WINDOWS, batch_unit, largest_sdpa_batch
 from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import AllocatorConfig
-from planner.memory.profile import growth_within
+from planner.memory.profile import phase_growth
 from planner.recording import recordings
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import DeviceRates, rates_for
@@ -188,7 +188,7 @@ class DeviceEstimator:
             ledger, rates = self._ledger(*choose(model, step, self.gpu, {})), self._rates(model)
             phases = step_time(ledger, step, rates).phase_seconds if rates else {}
             seconds = phases.get("optimizer", 0.0)
-            self._optimizers[model, step] = seconds, growth_within(ledger, "optimizer")
+            self._optimizers[model, step] = seconds, phase_growth(ledger, "optimizer")
         return self._optimizers[model, step]
 
 

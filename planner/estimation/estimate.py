@@ -36,30 +36,30 @@ from planner.machine.hardware.overheads import (
 from planner.machine.torch_build import lacking_kernels
 from planner.memory.allocator_config import AllocatorConfig, options_text
 from planner.memory.compiled import (
-    BOUNDED,
-    RECORDED,
+    EAGER_BASIS,
+    RECORDED_BASIS,
     Basis,
-    basis_of,
-    left_out_of,
+    compiled_basis,
+    compiled_left_out,
     may_recompute_at_once,
-    untuned,
+    tuning_assumptions,
 )
 from planner.memory.profile import (
     Instant,
     MemoryProfile,
     SteadyStep,
     profile_memory,
-    profile_within,
+    profile_within_limit,
     steady_step,
 )
 from planner.memory.scratch import (
     PATCH_EMBEDDING,
-    Pinned,
+    PinnedMemory,
     convolution_workspace,
-    leaving_bytes,
-    on_device,
-    pinned_by_optimizer,
-    pinned_memory,
+    offloaded_gradient_bytes,
+    pinned_activations,
+    pinned_weights,
+    size_scratch,
 )
 from planner.throughput.prediction import step_time
 from planner.throughput.rates import DeviceRates, rates_for
@@ -246,14 +246,14 @@ def estimate_ledger(
     """
     outside = overheads_for(gpu, ledger.environment, is_known=was_emulated(config, setting))
     communication = communication_memory(setting)
-    ledger = on_device(ledger, outside.processors)
+    ledger = size_scratch(ledger, outside.processors)
     beside = outside.context_bytes + communication.num_bytes
     budget = memory_bytes if memory_bytes is not None else gpu.memory_bytes if gpu else None
     plain = profile_memory(ledger, outside.workspace_bytes, allocator)
     lacking = 0 if budget is None else plain.peak_reserved_bytes + beside - budget
     within = None
     if retries and budget is not None and lacking > 0:
-        within = profile_within(ledger, outside.workspace_bytes, allocator, budget - beside)
+        within = profile_within_limit(ledger, outside.workspace_bytes, allocator, budget - beside)
     memory = within or plain
     live, peak, reserved = memory.live, memory.peak, memory.peak_reserved_bytes
     total = reserved + beside
@@ -268,7 +268,7 @@ def estimate_ledger(
     exchanges = None if rates is None else find_exchanges(ledger, setting, gpu, link)
     if time is None and rates is not None:
         time = step_time(ledger, setting, rates, exchanges)
-    pinned = pinned_memory(ledger) if setting.offload != "none" else Pinned()
+    pinned = pinned_activations(ledger) if setting.offload != "none" else PinnedMemory()
     if ledger.own_optimizer:
         setting = setting.model_copy(update={"optimizer": OWN_OPTIMIZER})
     return Estimate(
@@ -296,20 +296,20 @@ def estimate_ledger(
             *_pinned_basis(pinned, setting),
             *ledger.notes,
             *basis.notes,
-            *untuned(setting),
+            *tuning_assumptions(setting),
             *communication_basis(exchanges, setting),
         ),
         left_out=(
             *left_out(setting, convolutions, kernels, capability, ledger.is_recorded),
-            *left_out_of(basis, setting),
+            *compiled_left_out(basis, setting),
             *([] if time is None else [f"of the time: {', '.join(time.left_out)}"]),
         ),
         throughput=time and _with_peak_share(time, gpu, setting),
         live_bytes=_phase_live_bytes(live),
         largest_at_peak=peak.largest,
-        pinned_host_bytes=pinned.pinned_bytes + pinned_by_optimizer(ledger).pinned_bytes,
+        pinned_host_bytes=pinned.pinned_bytes + pinned_weights(ledger).pinned_bytes,
         num_alloc_retries=0 if within is None else within.num_alloc_retries,
-        as_eager=setting.compile != "off" and basis is not RECORDED,
+        as_eager=setting.compile != "off" and basis is not RECORDED_BASIS,
         gpu=gpu.name if gpu else None,
         allocator=(allocator and options_text(allocator)) or None,
         unit=ledger.unit or unit_of(config),
@@ -326,7 +326,7 @@ def _torch_notes(gpu: Gpu | None) -> Iterator[str]:
 
 def _basis(config: Model, setting: TrainSetting, ledger: Ledger, outside: Overheads) -> Basis:
     if setting.compile != "off":
-        return basis_of(setting, ledger)
+        return compiled_basis(setting, ledger)
     return Basis(1 - outside.reserved_error, 1 + outside.reserved_error)
 
 
@@ -362,8 +362,8 @@ def _range(
     """
     low, high = reserved[0] - ledger.doubtful_bytes, reserved[1] + ledger.late_bytes
     if setting.offload_optimizer == "state-and-gradients":
-        high += leaving_bytes(ledger)
-    if basis is BOUNDED:
+        high += offloaded_gradient_bytes(ledger)
+    if basis is EAGER_BASIS:
         low -= int((1 - setting.activation_memory_budget) * live.saved_bytes)
         if may_recompute_at_once(setting) and isinstance(config, SwinConfig):
             unchecked = setting.model_copy(update={"checkpointing": "none"})
@@ -392,7 +392,7 @@ def _in_words(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def _pinned_basis(pinned: Pinned, setting: TrainSetting) -> Iterator[str]:
+def _pinned_basis(pinned: PinnedMemory, setting: TrainSetting) -> Iterator[str]:
     if setting.offload_optimizer != "none":
         yield (
             "torchao's CPUOffloadOptimizer: weights of 4096 elements or more are updated by the "

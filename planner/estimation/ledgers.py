@@ -22,7 +22,7 @@ from planner.core.torch_version import torch_version
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger, Recorder
 from planner.libraries.names import find_library
 from planner.machine.hardware import Gpu
-from planner.memory.compiled import has_known_graphs, in_graph_pool, is_compiled
+from planner.memory.compiled import has_known_graphs, is_compiled, pool_graph_memory
 from planner.memory.scratch import PATCH_EMBEDDING, ConvolutionWorkspace
 from planner.recording import recordings
 from planner.step.ranks import is_closed_form
@@ -52,7 +52,7 @@ def step_ledger(
     else:
         ledger = recordings.ledger_of(recordings.step_of(model, setting, gpu))
     is_graphed = setting.compile in GRAPH_MODES and is_compiled(ledger)
-    return in_graph_pool(ledger) if is_graphed else ledger
+    return pool_graph_memory(ledger) if is_graphed else ledger
 
 
 def _kept_compiled(config: SwinConfig, setting: ResolvedSetting, gpu: Gpu | None) -> Ledger | None:

@@ -266,10 +266,10 @@ class Ledger:
         return {**os.environ, **({WORKSPACE_VARIABLE: ":0:0"} if self.is_recorded else {})}
 
     @property
-    def like(self) -> Ledger | None:
-        """One with the same events but for their sizes: what does not depend on sizes is read off
-        it, once for all batches."""
-        return self.events.line.at if isinstance(self.events, EventsAt) else None
+    def template(self) -> Ledger:
+        """The ledger that has these events but for their sizes: what does not depend on sizes is
+        read off it, once for all batches. It may be this one."""
+        return self.events.line.at if isinstance(self.events, EventsAt) else self
 
     def __hash__(self) -> int:
         """Without a look at every event: ledgers are kept by what is read of them."""
@@ -297,9 +297,7 @@ class Ledger:
 
     def exchanges(self, step: int = 1) -> tuple[Exchanged, ...]:
         """What optimizer step `step` sends and awaits, in order."""
-        if self.like is not None:
-            return self.like.exchanges(step)
-        return tuple(self._exchanges.get(step, ()))
+        return tuple(self.template._exchanges.get(step, ()))
 
     @cached_property
     def _exchanges(self) -> dict[int, list[Exchanged]]:
@@ -327,16 +325,16 @@ class Ledger:
     @cached_property
     def operation_names(self) -> frozenset[str]:
         """The names of all operations."""
-        if self.like is not None:
-            return self.like.operation_names
+        if self.template is not self:
+            return self.template.operation_names
         events: Sequence[Any] = self.events
         return frozenset([events[place][0] for place in self.places[Computed]])
 
     @cached_property
     def _work(self) -> dict[int, list[tuple[str, int]]]:
         """By optimizer step, (phase, index) of its operations."""
-        if self.like is not None:
-            return self.like._work
+        if self.template is not self:
+            return self.template._work
         events: Sequence[Any] = self.events
         found: dict[int, list[tuple[str, int]]] = {}
         operations, done = self.places[Computed], 0

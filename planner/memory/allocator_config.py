@@ -1,8 +1,8 @@
-"""What PYTORCH_ALLOC_CONF says to the CUDA caching allocator, as a value.
+"""The options of PYTORCH_ALLOC_CONF for the CUDA caching allocator, read from text and written.
 
 Keys and ranges are quoted from PyTorch's c10/core/AllocatorConfig.{h,cpp} and
-c10/cuda/CUDAAllocatorConfig.h (torch 2.9 to 2.15). What few set is not modelled: torch's own
-allocator has it, in a program on an emulated GPU.
+c10/cuda/CUDAAllocatorConfig.h (torch 2.9 to 2.15). Options that few people set are not modelled: a
+program on an emulated GPU has them, as its allocator is torch's own.
 """
 
 import os
@@ -13,19 +13,19 @@ from dataclasses import dataclass, field, replace
 from planner.core.errors import UnsupportedError, UsageError, shorten, unknown_name
 from planner.core.units import MIB
 
-# In the order in which torch asks for them: the first that is set wins and the others are not read
-# (c10/cuda/CUDAAllocatorConfig.h of torch 2.15, `CUDAAllocatorConfig::instance`). What the project
-# writes is the first: it hides the other, and 2.9.1 ignores expandable_segments in the second
+# In the order in which torch looks them up: the first one that is set wins, and torch reads no
+# other (c10/cuda/CUDAAllocatorConfig.h of torch 2.15, `CUDAAllocatorConfig::instance`). The project
+# writes the first: it hides the second, in which 2.9.1 ignores expandable_segments
 # (pytorch/pytorch#183387; 2.13.0 and 2.15.0 take either, without a warning: run on 2026-11-23).
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 RECORDED_AS = "allocator_config"  # the key of a record's versions that holds the options
 LARGE_SEGMENT_BYTES = 20 * MIB  # kLargeBuffer
 
 _EXAMPLE = "Write it as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True,max_split_size_mb:128."
-# Keys torch accepts that touch host memory, locks or error timing: no effect on these statistics.
-# Torch collects garbage only under a memory fraction; `…_by_class` (torch 2.15) is for streams that
-# a program gives a class, as no training does.
-_WITHOUT_EFFECT = frozenset({
+# Keys that torch accepts and that change host memory, locks or the time of an error: they have no
+# effect on these statistics. Torch collects garbage only under a memory fraction; `…_by_class`
+# (torch 2.15) is for streams that a program gives a class, as no training does.
+_IGNORED_KEYS = frozenset({
     "garbage_collection_threshold",
     "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register",
     "pinned_use_hip_host_register", "pinned_num_register_threads",
@@ -38,9 +38,9 @@ _WITHOUT_EFFECT = frozenset({
 
 @dataclass(frozen=True)
 class AllocatorConfig:
-    """The allocator's options; the defaults are torch's. Sizes in bytes, None means no limit.
+    """The allocator's options; the defaults are torch's. Sizes are in bytes, None means no limit.
 
-    `source` says where the options were found, for a person; it decides nothing.
+    `source` tells a person where the options come from; it decides nothing.
     """
 
     expandable_segments: bool = False
@@ -49,13 +49,13 @@ class AllocatorConfig:
 
 
 def parse_allocator_config(text: str) -> AllocatorConfig:
-    """`expandable_segments:True,max_split_size_mb:128`, the syntax of PYTORCH_ALLOC_CONF (and of
-    PYTORCH_CUDA_ALLOC_CONF), as a value. Raises UsageError with every fault found, and
-    UnsupportedError for another backend than torch's own allocator."""
+    """Reads `expandable_segments:True,max_split_size_mb:128`, the syntax of PYTORCH_ALLOC_CONF (and
+    of PYTORCH_CUDA_ALLOC_CONF). Raises UsageError with every fault, and UnsupportedError for an
+    option that is not modelled, as a backend other than torch's own allocator."""
     options, faults = _split_options(text)
     values: dict[str, object] = {}
     for key, value in options:
-        if key in _WITHOUT_EFFECT:
+        if key in _IGNORED_KEYS:
             continue
         try:
             if key in _READERS:
@@ -64,19 +64,19 @@ def parse_allocator_config(text: str) -> AllocatorConfig:
             elif key in _REFUSED:
                 _refuse(key, value)
             else:
-                known = [*_READERS, *_REFUSED, *_WITHOUT_EFFECT]
-                raise unknown_name("allocator option", key, known)
+                valid_keys = [*_READERS, *_REFUSED, *_IGNORED_KEYS]
+                raise unknown_name("allocator option", key, valid_keys)
         except UsageError as error:
             faults.append(error.message)
     if faults:
-        said = "; ".join(fault.removesuffix(".") for fault in faults)
-        raise UsageError(said if said.endswith("?") else f"{said}.", _EXAMPLE)
+        message = "; ".join(fault.removesuffix(".") for fault in faults)
+        raise UsageError(message if message.endswith("?") else f"{message}.", _EXAMPLE)
     return AllocatorConfig(**values)  # type: ignore[arg-type]
 
 
 def options_text(config: AllocatorConfig) -> str:
-    """The options of `config` that are not torch's defaults, as `parse_allocator_config` reads
-    them; "" where all are."""
+    """The options of `config` that differ from torch's defaults, as `parse_allocator_config` reads
+    them; "" where none does."""
     default = AllocatorConfig()
     values = {key: getattr(config, name) for key, (name, _) in _READERS.items()}
     return ",".join(
@@ -87,14 +87,14 @@ def options_text(config: AllocatorConfig) -> str:
 
 
 def environment_allocator(environment: Mapping[str, str]) -> AllocatorConfig | None:
-    """The options that torch would find in `environment`; None where neither variable is set.
+    """The options that torch would read from `environment`; None where neither variable is set.
 
     Raises UsageError and UnsupportedError as `parse_allocator_config`, naming the variable.
     """
-    found = environment_options(environment)
-    if found is None:
+    variable = environment_options(environment)
+    if variable is None:
         return None
-    name, text = found
+    name, text = variable
     try:
         return replace(parse_allocator_config(text), source=f"{name}={text}")
     except (UsageError, UnsupportedError) as error:
@@ -102,7 +102,7 @@ def environment_allocator(environment: Mapping[str, str]) -> AllocatorConfig | N
 
 
 def recorded_allocator(versions: Mapping[str, str]) -> AllocatorConfig | None:
-    """The options that a measurement ran with, by its record's `versions`; None for the defaults.
+    """The options that a measurement ran with, from its record's `versions`; None for the defaults.
 
     Raises UsageError and UnsupportedError as `parse_allocator_config`.
     """
@@ -113,32 +113,32 @@ def recorded_allocator(versions: Mapping[str, str]) -> AllocatorConfig | None:
 
 
 def environment_options(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """(variable, value) of the one variable that torch reads; None where it says nothing.
+    """(name, value) of the one variable that torch reads; None where it is empty or none is set.
 
-    One that is set to nothing still hides those after it, as it does in torch.
+    An empty variable hides those after it, as it does in torch.
     """
     name = next((name for name in VARIABLES if name in environment), None)
     return (name, environment[name]) if name and environment[name].strip() else None
 
 
 @contextmanager
-def allocator_in_environment(options: str | None) -> Iterator[None]:
-    """Meanwhile this process's environment, which those that it starts get, says `options` and
-    nothing else of the allocator; None leaves it as it is."""
+def set_environment_options(options: str | None) -> Iterator[None]:
+    """Sets the allocator's `options` in the environment of this process, which its children
+    inherit, until the block ends; None leaves the environment as it is."""
     if options is None:
         yield
         return
-    before = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
+    original = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
     os.environ[VARIABLES[0]] = options
     try:
         yield
     finally:
         del os.environ[VARIABLES[0]]
-        os.environ.update(before)
+        os.environ.update(original)
 
 
 def _split_options(text: str) -> tuple[list[tuple[str, str]], list[str]]:
-    """(key, value) pairs at the top level, and what could not be read as one."""
+    """The (key, value) pairs of the top level, and a fault for each part that is no such pair."""
     options: list[tuple[str, str]] = []
     faults: list[str] = []
     for part in _split_at_commas("".join(text.split())):
@@ -151,7 +151,7 @@ def _split_options(text: str) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def _split_at_commas(text: str) -> list[str]:
-    """Parts between commas outside brackets; empty ones are dropped, as torch does."""
+    """The parts between the commas outside brackets. Empty parts are dropped, as in torch."""
     parts = [""]
     depth = 0
     for char in text:
@@ -163,7 +163,7 @@ def _split_at_commas(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
-# What they do, and no prediction follows.
+# The keys that are not modelled, and what each does.
 _REFUSED = {
     "backend": "leaves caching to the driver, whose rules are not published",
     "expandable_segments_reserve": "may end a segment early",
@@ -192,7 +192,7 @@ def _read_switch(key: str, value: str) -> bool:
 
 
 def _read_mib(key: str, value: str) -> int:
-    """Whole MiB, although torch's option says mb: no less than a large segment has."""
+    """Whole MiB, although torch's option says mb; at least the size of a large segment."""
     is_number = value.isascii() and value.isdecimal() and len(value) <= 20
     number, minimum = int(value) if is_number else -1, LARGE_SEGMENT_BYTES // MIB
     if not minimum <= number < 2**64 // MIB:
@@ -201,7 +201,7 @@ def _read_mib(key: str, value: str) -> int:
     return number * MIB
 
 
-# Key -> the field, and what reads its value.
+# Key -> the field of AllocatorConfig, and the function that reads its value.
 _READERS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "expandable_segments": ("expandable_segments", _read_switch),
     "max_split_size_mb": ("max_split_bytes", _read_mib),

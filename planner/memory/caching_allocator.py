@@ -1,4 +1,5 @@
-"""The CUDA caching allocator's rules: which block serves a request, and what the driver is asked.
+"""The CUDA caching allocator's rules: which block serves a request, and which segments it takes
+from the driver and gives back. First `Pool`, the free blocks of one pool, then `CachingAllocator`.
 
 Quoted from PyTorch's c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h: constants
 from torch 2.13's own header; search, split, merge, release and expandable segments from the 2.7
@@ -7,9 +8,9 @@ request (tests/emulated/test_on_torch.py).
 
 A block belongs to the CUDA stream it was allocated on and serves only requests of that stream:
 each stream has a small and a large pool of its own, with segments (expandable ones too) that no
-other stream takes from. What concerns all streams at once is what the driver has left: the limit,
-and the return of all cached segments before memory runs out. An oversize block
-is returned only in favour of its own stream. Streams are numbered; 0 is the one that computes.
+other stream takes from. All streams share what the driver has left: the limit, and the return of
+all cached segments before memory runs out. An oversize block is returned only in favour of its own
+stream. Streams are numbered; 0 is the one that computes.
 
 Sizes and addresses are counted in units of 512 B, the smallest block.
 """
@@ -24,8 +25,8 @@ UNIT_BITS = 9
 UNIT_BYTES = 1 << UNIT_BITS  # kMinBlockSize
 SMALL_BYTES = MIB  # kSmallSize: the largest request of the small pool
 SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
-MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: from here on a request gets a segment of its own …
-ROUND_LARGE_BYTES = 2 * MIB  # … rounded up to kRoundLarge
+MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: a request from here on gets a segment of its own …
+ROUND_LARGE_BYTES = 2 * MIB  # … rounded up to a multiple of kRoundLarge
 
 SMALL = SMALL_BYTES >> UNIT_BITS
 SMALL_SEGMENT = SMALL_SEGMENT_BYTES >> UNIT_BITS
@@ -33,8 +34,8 @@ MIN_LARGE = MIN_LARGE_BYTES >> UNIT_BITS
 ROUND_LARGE = ROUND_LARGE_BYTES >> UNIT_BITS
 LARGE_SEGMENT = LARGE_SEGMENT_BYTES >> UNIT_BITS
 MAX_ROUNDING = 20 * MIB >> UNIT_BITS  # max_non_split_rounding_mb, torch's default
-# Address space of one expandable segment. The allocator takes 9/8 of the device's memory; here it
-# only has to be more than any device has.
+# Address space of one expandable segment. The allocator reserves 9/8 of the device's memory; here
+# any size will do that is more than any device has.
 _VIRTUAL_UNITS = 1 << 34
 _NO_LIMIT = 1 << 256  # units: beyond the largest sizes that a setting may have
 ADDRESS_BITS = 128
@@ -44,20 +45,21 @@ Block = tuple[int, int]  # address and size, in units
 
 
 class OutOfMemoryError(Exception):
-    """The driver has no segment left to give, not even after the cached ones were returned."""
+    """The driver has no segment left, not even after the cached ones were returned."""
 
 
-def rounded(num_bytes: int) -> int:
-    """A request as the allocator rounds it: up to a multiple of 512 B."""
+def round_request(num_bytes: int) -> int:
+    """The bytes that the allocator counts for a request: a multiple of 512 B."""
     return -(-num_bytes >> UNIT_BITS) << UNIT_BITS
 
 
 class Pool:
     """The free blocks of one pool: in the allocator's order, and by both their ends for merging.
 
-    The allocator orders blocks by size, then address; `ordered` are their numbers, size above
-    address. A block is split when at least `min_rest` units remain and less than `max_split` is
-    asked for; `page` is what an expandable segment grows by.
+    The allocator orders blocks by size, then by address. `ordered` packs each block into one
+    number: its size, shifted left by ADDRESS_BITS, and its address. A block is split when at least
+    `min_rest` units remain and the request is below `max_split`. An expandable segment grows by
+    `page`.
     """
 
     __slots__ = (
@@ -71,13 +73,13 @@ class Pool:
         self.max_split = max_split
         self.ordered: list[int] = []
         self.starts: dict[int, int] = {}  # address -> size of the free block there
-        self.ends: dict[int, int] = {}  # address just past it -> size of the free block before
-        self.segments: dict[int, int] = {}  # address -> size, of segments taken from the driver
-        self.unmapped: dict[int, int] = {}  # address -> size, of expandable segments
+        self.ends: dict[int, int] = {}  # end address -> size of the free block before it
+        self.segments: dict[int, int] = {}  # address -> size of a segment from the driver
+        self.unmapped: dict[int, int] = {}  # address -> size of an unmapped range
         self.reserved_units = 0  # taken from the driver
 
     def add(self, address: int, size: int) -> None:
-        """Hold a free block, as it is."""
+        """Adds a free block as it is, without merging."""
         self.starts[address] = size
         self.ends[address + size] = size
         insort(self.ordered, size << ADDRESS_BITS | address)
@@ -88,7 +90,8 @@ class Pool:
         del self.ordered[bisect_left(self.ordered, size << ADDRESS_BITS | address)]
 
     def merge(self, address: int, size: int) -> Block:
-        """Hold a free block, joined with those on its two sides; returns what came of it."""
+        """Adds a free block, merged with the free blocks before and after it. Returns the
+        result."""
         ordered = self.ordered
         end = address + size
         after = self.starts.pop(end, 0)
@@ -106,40 +109,40 @@ class Pool:
         return address, size
 
     def best_fit(self, units: int) -> int:
-        """Where in `ordered` the smallest block of `units` or more is; else its length. A block at
-        the growing end counts as large as it can become, so that it comes last."""
+        """The index in `ordered` of the smallest block of `units` or more; its length without one.
+        A block at the growing end counts as large as it can become, so that it comes last."""
         ordered, unmapped = self.ordered, self.unmapped
         best = bisect_left(ordered, units << ADDRESS_BITS)
         if unmapped and best < len(ordered):
             address, size = ordered[best] & ADDRESS_MASK, ordered[best] >> ADDRESS_BITS
-            reach = size + unmapped.get(address + size, 0)
-            for index in range(best + 1, len(ordered) if reach > size else 0):
+            best_reach = size + unmapped.get(address + size, 0)
+            for index in range(best + 1, len(ordered) if best_reach > size else 0):
                 address, size = ordered[index] & ADDRESS_MASK, ordered[index] >> ADDRESS_BITS
-                following = size + unmapped.get(address + size, 0)
-                if following >= reach:
+                reach = size + unmapped.get(address + size, 0)
+                if reach >= best_reach:
                     break
-                best, reach = index, following
+                best, best_reach = index, reach
         return best
 
     def blocks_from(self, size: int) -> Iterator[Block]:
-        """Free blocks of `size` and more, in the allocator's order."""
+        """The free blocks of at least `size`, in the allocator's order."""
         ordered = self.ordered
         for index in range(bisect_left(ordered, size << ADDRESS_BITS), len(ordered)):
             yield ordered[index] & ADDRESS_MASK, ordered[index] >> ADDRESS_BITS
 
     def whole_segments(self) -> list[Block]:
-        """Free blocks that are a whole segment of the driver's; only these can be given back."""
+        """The free blocks that are a whole segment; only these can go back to the driver."""
         starts = self.starts
         return [(a, size) for a, size in self.segments.items() if starts.get(a) == size]
 
 
 class CachingAllocator:
-    """The allocator's state: which blocks are free, and what was taken from the driver.
+    """The allocator's state: which blocks are free, and which segments the driver gave.
 
-    `allowed_bytes` are what the driver has. Without them memory never runs out here.
+    The driver has `allowed_bytes`; with None memory never runs out.
 
-    Addresses are invented: each segment lies above all earlier ones. Of blocks of one size the
-    lowest is taken, so a driver that hands out addresses in another order may end elsewhere.
+    Addresses are invented: each segment lies above all earlier ones. Of several blocks of one size
+    the lowest is taken, so that another order of addresses may lead to other blocks.
     """
 
     def __init__(
@@ -150,7 +153,7 @@ class CachingAllocator:
         num_streams: int = 1,
     ) -> None:
         config = config or AllocatorConfig()
-        self.reserved_units = 0
+        self.reserved_units = 0  # of all streams, as `torch.cuda.memory_reserved()` counts in bytes
         self.num_alloc_retries = 0
         self._expandable = config.expandable_segments
         self._allowed = _NO_LIMIT if allowed_bytes is None else allowed_bytes >> UNIT_BITS
@@ -167,17 +170,12 @@ class CachingAllocator:
             for _ in streams
         ]
         self._next_address = 0
-        # Whether there is no more to a request than the best fit.
-        self.is_plain = self._max_split == _NO_LIMIT
-
-    @property
-    def reserved_bytes(self) -> int:
-        """All memory taken from the driver, as `torch.cuda.memory_reserved()`."""
-        return self.reserved_units << UNIT_BITS
+        # Without the option a request always takes the best fit.
+        self.takes_best_fit = self._max_split == _NO_LIMIT
 
     @property
     def reserved_by_stream(self) -> tuple[int, ...]:
-        """The bytes taken from the driver for each stream, in the order of their numbers."""
+        """The bytes taken from the driver, by the number of the stream."""
         pairs = zip(self.small, self.large, strict=True)
         return tuple((s.reserved_units + g.reserved_units) << UNIT_BITS for s, g in pairs)
 
@@ -186,21 +184,21 @@ class CachingAllocator:
         OutOfMemoryError."""
         units = (num_bytes + UNIT_BYTES - 1) >> UNIT_BITS
         pool = (self.small if units <= SMALL else self.large)[stream]
-        best = self._choose(pool, units)
-        if best is not None:
-            pool.remove(*best)
-        return self._split(pool, best or self._obtain(pool, units), units)
+        free_block = self._find_free_block(pool, units)
+        if free_block is not None:
+            pool.remove(*free_block)
+        return self._split(pool, free_block or self._take_segment(pool, units), units)
 
     def free(self, block: Block, stream: int = 0) -> None:
-        """Take back a block that `allocate` gave on `stream`."""
+        """Takes back a block that `allocate` gave on `stream`."""
         address, size = block
-        # The size tells the pool: blocks of the small pool are split to 512 B, so none of those
-        # handed out is above 1 MiB, and none of the large pool's is below.
+        # The size tells the pool: the small pool splits its blocks to 512 B, so that it hands out
+        # none above 1 MiB, and the large pool none below.
         pool = (self.small if size <= SMALL else self.large)[stream]
         pool.merge(address, size)
 
     def empty_cache(self) -> None:
-        """Return every segment that is wholly free to the driver, of all streams, as
+        """Returns the wholly free segments of all streams to the driver, as
         `torch.cuda.empty_cache()`."""
         for pool in (*self.large, *self.small):
             for address, size in pool.whole_segments():
@@ -210,7 +208,8 @@ class CachingAllocator:
                     self._unmap(pool, address, size)
 
     def _split(self, pool: Pool, block: Block, units: int) -> Block:
-        """What a request of `units` gets of `block`, which is not among the free ones."""
+        """The part of `block` that a request of `units` gets; what remains becomes a free block.
+        `block` itself is not among the free ones."""
         address, size = block
         rest = size - units
         if rest < pool.min_rest or units >= pool.max_split:
@@ -218,8 +217,8 @@ class CachingAllocator:
         pool.add(address + units, rest)
         return address, units
 
-    def _choose(self, pool: Pool, units: int) -> Block | None:
-        """`get_free_block`: the best fit, which options may pass over or refuse."""
+    def _find_free_block(self, pool: Pool, units: int) -> Block | None:
+        """`get_free_block`: the best fit, which max_split_size may refuse."""
         index = pool.best_fit(units)
         if index == len(pool.ordered):
             return None
@@ -231,8 +230,8 @@ class CachingAllocator:
             return None
         return number & ADDRESS_MASK, size
 
-    def _obtain(self, pool: Pool, units: int) -> Block:
-        """A block from the driver, for which cached segments may have to go. Not yet split."""
+    def _take_segment(self, pool: Pool, units: int) -> Block:
+        """A block from the driver, not yet split. Cached segments may have to go for it."""
         block = self._grow(pool, units)
         if block is None and self._release_oversize(pool, units):
             block = self._grow(pool, units)
@@ -245,10 +244,10 @@ class CachingAllocator:
         return block
 
     def _grow(self, pool: Pool, units: int) -> Block | None:
-        """A fresh block of `units` or more from the driver, or None when it has no more."""
-        segment = self._segment_units(units)
+        """A fresh block of `units` or more from the driver; None if it has too little left."""
         if self._expandable:
             return self._expand(pool, units)
+        segment = self._segment_units(units)
         if self.reserved_units + segment > self._allowed:
             return None
         address = self._new_address(segment)
@@ -257,7 +256,7 @@ class CachingAllocator:
         return address, segment
 
     def _reserve(self, pool: Pool, units: int) -> None:
-        """Count what the driver gave, or got back where it is below 0."""
+        """Counts the `units` that the driver gave; below 0, that it got back."""
         pool.reserved_units += units
         self.reserved_units += units
 
@@ -270,48 +269,48 @@ class CachingAllocator:
         return -(-units // ROUND_LARGE) * ROUND_LARGE
 
     def _new_address(self, units: int) -> int:
-        """Where a segment begins. A gap keeps blocks of two segments from being neighbours."""
+        """The address of a new segment. A gap keeps blocks of two segments from being merged."""
         address = self._next_address
         self._next_address += units + 1
         return address
 
     def _release(self, pool: Pool, address: int, size: int) -> None:
-        """Give a whole segment back to the driver."""
+        """Gives a whole segment back to the driver."""
         pool.remove(address, size)
         del pool.segments[address]
         self._reserve(pool, -size)
 
     def _release_oversize(self, pool: Pool, units: int) -> bool:
-        """Under max_split_size, return as many unsplittable segments as make room; whether enough
-        were found."""
+        """Under max_split_size, returns as many unsplittable segments as make room. Returns whether
+        there were enough."""
         if self._max_split == _NO_LIMIT or self._expandable:
             return False
-        wanted = max(units, self._max_split)
-        fitting = next(pool.blocks_from(wanted), None)
-        if fitting is not None:
-            self._release(pool, *fitting)
+        needed = max(units, self._max_split)
+        block = next(pool.blocks_from(needed), None)
+        if block is not None:
+            self._release(pool, *block)
             return True
         released = 0
         for address, size in reversed(list(pool.blocks_from(self._max_split))):
-            if released >= wanted:
+            if released >= needed:
                 break
             released += size
             self._release(pool, address, size)
-        return released >= wanted
+        return released >= needed
 
-    # Expandable segments: one range of addresses per pool, of which pages are mapped as needed.
+    # Expandable segments: one range of addresses per pool, whose pages are mapped as needed.
 
     def _expand(self, pool: Pool, units: int) -> Block | None:
-        """`try_allocate_expandable_block`: map pages at the lowest address where free and unmapped
-        memory together have room; None where the driver has too few (those it gave stay)."""
+        """`try_allocate_expandable_block`: maps pages at the lowest address where free and unmapped
+        memory together have room. None if the driver has too few (the mapped ones stay)."""
         address = self._find_room(pool, units)
         block: Block = address, pool.starts.get(address, 0)
         while block[1] < units:
             end = block[0] + block[1]
-            wanted = min(units - block[1], pool.unmapped[end])
-            if self.reserved_units + -(-wanted // pool.page) * pool.page > self._allowed:
+            missing = min(units - block[1], pool.unmapped[end])
+            if self.reserved_units + -(-missing // pool.page) * pool.page > self._allowed:
                 return None
-            block = self._map(pool, end, wanted)
+            block = self._map(pool, end, missing)
         pool.remove(*block)
         return block
 
@@ -326,8 +325,7 @@ class CachingAllocator:
         return address
 
     def _map(self, pool: Pool, address: int, units: int) -> Block:
-        """Back the addresses from `address` on with whole pages, and merge them with the free
-        blocks beside them."""
+        """Maps whole pages from `address` on, and merges them with the free blocks beside them."""
         mapped = -(-units // pool.page) * pool.page
         rest = pool.unmapped.pop(address) - mapped
         if rest:
@@ -336,7 +334,7 @@ class CachingAllocator:
         return pool.merge(address, mapped)
 
     def _unmap(self, pool: Pool, start: int, size: int) -> None:
-        """Give back the pages that lie wholly within a free block."""
+        """Gives back the pages that lie wholly within a free block."""
         end = start + size
         first = -(-start // pool.page) * pool.page
         last = end // pool.page * pool.page
@@ -357,7 +355,7 @@ class CachingAllocator:
 
 
 def _has_room(pool: Pool, address: int, units: int) -> bool:
-    """Whether free and unmapped memory from `address` on come to `units`."""
+    """Whether free and unmapped memory from `address` on adds up to `units`."""
     while units > 0:
         size = pool.starts.get(address) or pool.unmapped.get(address, 0)
         if not size:

@@ -1,7 +1,8 @@
-"""What `torch.compile` means for an estimate: whose ledger it rests on, and how far to trust it.
+"""What `torch.compile` means for an estimate: which ledger it rests on, and how far to trust it.
 
-The ledger of a compiled step is recorded (`planner.recording`). Without it the eager step's
-bounds the compiled one. Imports no torch.
+The ledger of a compiled step is recorded (`planner.recording`). Without one the eager step's ledger
+stands in, with a wide range. First these bases, then the memory pool of CUDA graphs. Imports no
+torch.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,9 +12,9 @@ from itertools import count
 from planner.core.schema import TrainSetting
 from planner.core.schema.setting import SHARDED
 from planner.ledger.ledger import Allocated, Category, Event, Freed, Ledger, Marked, Tagged
-from planner.memory.caching_allocator import rounded
+from planner.memory.caching_allocator import round_request
 
-# Kernels are named as Inductor names them: generated, fused ones, and those of libraries.
+# Inductor's names of kernels: those that it generates and fuses, and those of libraries.
 FUSED_PREFIX = "triton_"
 EXTERN_PREFIX = "extern_kernels."
 POOL_LABEL = "CUDA graph pool"
@@ -21,8 +22,8 @@ POOL_LABEL = "CUDA graph pool"
 
 @dataclass(frozen=True)
 class Basis:
-    """What the figures of a compiled step rest on: `low` and `high` are the ends of the range,
-    relative to reserved bytes; `notes` say it, and `left_out` what is not known."""
+    """What the figures of a compiled step rest on. `low` and `high` are the ends of the range,
+    relative to reserved bytes; `notes` says it in words, and `left_out` names what is unknown."""
 
     low: float
     high: float
@@ -30,13 +31,14 @@ class Basis:
     left_out: tuple[str, ...] = ()
 
 
-# Saved tensors are those of torch's own partition, to the byte, and the peak of allocated bytes lay
-# 0.3 to 0.4% under that of an H200; reserved bytes lay 0.2% under to 7.3% over, as Inductor orders
-# kernels otherwise and so leaves other holes (torch 2.11, eleven measurements of native Swin-T,
-# bf16, batches of 64 to 768, 2026-11-26, tests/truth/h200). Two-block Swins of other libraries lay
-# between 0.95 and 1.04 of what Inductor's scheduler estimates where it lowers the same graphs for a
-# CPU (torch 2.13, 2026-11-22). The range is some two to three times that (inferred).
-RECORDED = Basis(
+# The saved tensors equal those of torch's own partition, to the byte. The peak of allocated bytes
+# lay 0.3 to 0.4% under that of an H200. Reserved bytes lay between 0.2% under and 7.3% over:
+# Inductor orders kernels otherwise and so leaves other holes (torch 2.11, eleven measurements of
+# native Swin-T, bf16, batches of 64 to 768, 2026-11-26, tests/truth/h200). Two-block Swins of other
+# libraries lay between 0.95 and 1.04 of what Inductor's scheduler estimates where it lowers the
+# same graphs for a CPU (torch 2.13, 2026-11-22). The range is some two to three times that
+# (inferred).
+RECORDED_BASIS = Basis(
     0.85,
     1.2,
     (
@@ -49,7 +51,7 @@ RECORDED = Basis(
     ),
 )
 # The eager step stands for the compiled one. The range holds the published spread (inferred).
-BOUNDED = Basis(
+EAGER_BASIS = Basis(
     0.55,
     1.25,
     (
@@ -59,106 +61,103 @@ BOUNDED = Basis(
     ),
     ("what compilation changes",),
 )
-UNTUNED = (
+_UNTUNED = (
     "kernels of max-autotune no faster than untuned ones: which are depends on the device, and no "
     "estimate knows"
 )
-RECOMPUTED_AT_ONCE = "that torch may recompute all checkpointed blocks at once"
-BROKEN = Basis(
-    BOUNDED.low,
-    BOUNDED.high,
-    (),
-    (
-        "what compilation changes: several graphs of what is compiled are not recorded, so the "
-        "step is estimated as eager and the range widened",
-    ),
+_RECOMPUTED_AT_ONCE = "that torch may recompute all checkpointed blocks at once"
+# Dynamo breaks the graph, so that it is not recorded.
+_BROKEN_GRAPHS = (
+    "what compilation changes: several graphs of what is compiled are not recorded, so the step is "
+    "estimated as eager and the range widened"
 )
+BROKEN_BASIS = replace(EAGER_BASIS, notes=(), left_out=(_BROKEN_GRAPHS,))
 
 
-def basis_of(setting: TrainSetting, ledger: Ledger) -> Basis:
-    """What `ledger` says of a compiled step."""
+def compiled_basis(setting: TrainSetting, ledger: Ledger) -> Basis:
+    """The basis of a compiled step that is estimated from `ledger`."""
     if is_compiled(ledger):
-        return RECORDED
-    return BOUNDED if has_known_graphs(setting) else BROKEN
+        return RECORDED_BASIS
+    return EAGER_BASIS if has_known_graphs(setting) else BROKEN_BASIS
 
 
-def untuned(setting: TrainSetting) -> tuple[str, ...]:
-    """What is assumed of kernels that torch would choose by timing them."""
-    return (UNTUNED,) if setting.compile.startswith("max-autotune") else ()
+def tuning_assumptions(setting: TrainSetting) -> tuple[str, ...]:
+    """What the estimate assumes of kernels that torch would choose by timing them."""
+    return (_UNTUNED,) if setting.compile.startswith("max-autotune") else ()
 
 
-def left_out_of(basis: Basis, setting: TrainSetting) -> tuple[str, ...]:
-    """What is not known of the step that `setting` compiles."""
-    if basis is BOUNDED and may_recompute_at_once(setting):
-        return (*basis.left_out, RECOMPUTED_AT_ONCE)
+def compiled_left_out(basis: Basis, setting: TrainSetting) -> tuple[str, ...]:
+    """What the estimate of the step that `setting` compiles leaves out."""
+    if basis is EAGER_BASIS and may_recompute_at_once(setting):
+        return (*basis.left_out, _RECOMPUTED_AT_ONCE)
     return basis.left_out
 
 
 def may_recompute_at_once(setting: TrainSetting) -> bool:
-    """Whether one compiled graph holds all that is checkpointed. torch's partitioner need not save
-    what enters a block (of timm's `checkpoint_seq` it saves none, torch 2.13), and then recomputes
-    every block before the backward of the last. Blocks that are compiled by themselves are
-    recomputed one at a time."""
+    """Whether one compiled graph holds all checkpointed blocks. torch's partitioner need not save a
+    block's input (for timm's `checkpoint_seq` it saves none, torch 2.13); then it recomputes every
+    block before the backward of the last one. Blocks that are compiled one by one are recomputed
+    one at a time."""
     return setting.checkpointing != "none" and setting.compile_scope == "model"
 
 
 def has_known_graphs(setting: TrainSetting) -> bool:
-    """Whether what `setting` compiles is recorded: the model as one graph, or each block. Under
-    DDP torch itself breaks any graph, at the ends of its buckets
-    (torch/_dynamo/backends/distributed.py); FSDP2's hooks around each unit are kept from Dynamo
-    (`_dynamo_disable`), and weights that come and go are in no graph that is recorded."""
+    """Whether the graphs that `setting` compiles can be recorded: the model as one graph, or each
+    block. Under DDP torch breaks every graph at the ends of its buckets
+    (torch/_dynamo/backends/distributed.py). FSDP2 hides its hooks around each unit from Dynamo
+    (`_dynamo_disable`), and no recorded graph has weights that come and go."""
     return setting.compile != "off" and setting.parallelism not in ("ddp", *SHARDED)
 
 
 def is_compiled(ledger: Ledger) -> bool:
-    """Whether these are the kernels of a compiled graph, not the operations of eager code."""
+    """Whether `ledger` holds kernels of a compiled graph, not only operations of eager code."""
     return any(map(is_kernel, ledger.operation_names))
 
 
 def is_kernel(name: str) -> bool:
-    """Whether this is a kernel of a compiled graph, by its name."""
+    """Whether `name` is that of a kernel of a compiled graph."""
     return name.startswith((FUSED_PREFIX, EXTERN_PREFIX))
 
 
-def in_graph_pool(ledger: Ledger) -> Ledger:
-    """The ledger of a compiled step with CUDA graphs: all memory of its forward and backward is a
-    pool of its own at its high-water mark, taken whole at the first call and never given back.
+def pool_graph_memory(ledger: Ledger) -> Ledger:
+    """The ledger of a compiled step with CUDA graphs, whose forward and backward share one memory
+    pool: it is taken whole, at its high-water mark, at the first call, and never given back.
 
-    It is three storages: what forward saves, the gradients, which are made while saved tensors die,
-    and the rest. Images are copied into holes of the pool: it grows as the first step warms up, and
-    not as the second is recorded (torch 2.11 and 2.14 on an emulated H200).
+    The pool is three storages: the tensors that forward saves, the gradients, which are made while
+    saved tensors die, and the rest. Images are copied into holes of the pool: it grows as the first
+    step warms up, and not as the second is recorded (torch 2.11 and 2.14 on an emulated H200).
     """
-    own = {
-        event.storage: rounded(event.num_bytes)
+    pooled_bytes = {
+        event.storage: round_request(event.num_bytes)
         for event in ledger.events
         if isinstance(event, Allocated) and is_kernel(event.label)
     }
-    size, saved, gradients = _course(ledger.events, own)
+    size, saved, gradients = _pool_sizes(ledger.events, pooled_bytes)
     gradients = min(size, gradients)
     saved = min(size - gradients, saved)
     pool = ((saved, "saved"), (gradients, "gradients"), (size - gradients - saved, "rest"))
     numbers = (event.storage for event in ledger.events if isinstance(event, Allocated))
-    events = tuple(_pooled(ledger.events, own, pool, max(numbers) + 1))
+    events = tuple(_replace_by_pool(ledger.events, pooled_bytes, pool, max(numbers) + 1))
     note = "CUDA graphs hold a pool of their own at its high-water mark, through the optimizer too"
     return replace(
         ledger,
         events=events,
         notes=(*ledger.notes, note),
         pooled_saved_bytes=saved,
-        pool_requests=tuple(_requests(ledger.events, own)),
+        pool_requests=tuple(_pool_requests(ledger.events, pooled_bytes)),
     )
 
 
-def _course(events: Iterable[Event], own: dict[int, int]) -> tuple[int, int, int]:
-    """Of the storages `own`: most bytes alive at once, those at the end of the last forward, and at
-    the end of the last backward."""
+def _pool_sizes(events: Iterable[Event], pooled_bytes: dict[int, int]) -> tuple[int, int, int]:
+    """The live bytes of the pooled storages: at their peak, at the end of the last forward, and at
+    the end of the last backward. `pooled_bytes` has their sizes, by storage."""
     live = peak = saved = gradients = 0
     for event in events:
         if isinstance(event, Allocated):
-            live += own.get(event.storage, 0)
+            live += pooled_bytes.get(event.storage, 0)
             peak = max(peak, live)
         elif isinstance(event, Freed):
-            live -= own.get(event.storage, 0)
+            live -= pooled_bytes.get(event.storage, 0)
         elif isinstance(event, Marked) and event.phase == "forward":
             saved = live
         elif isinstance(event, Marked) and event.phase == "backward":
@@ -166,28 +165,31 @@ def _course(events: Iterable[Event], own: dict[int, int]) -> tuple[int, int, int
     return peak, saved, gradients
 
 
-def _requests(events: Iterable[Event], own: dict[int, int]) -> Iterator[int]:
-    """What the storages `own` ask of their pool, as `planner.memory.replay` takes it."""
+def _pool_requests(events: Iterable[Event], pooled_bytes: dict[int, int]) -> Iterator[int]:
+    """The requests and releases of the pooled storages, as `planner.memory.replay` takes them."""
     entries = count()
-    held: dict[int, int] = {}
+    allocated: dict[int, int] = {}  # storage -> entry of its request
     for event in events:
-        if isinstance(event, Allocated | Freed) and event.storage in own:
+        if isinstance(event, Allocated | Freed) and event.storage in pooled_bytes:
             entry = next(entries)
             if isinstance(event, Allocated):
-                held[event.storage] = entry
+                allocated[event.storage] = entry
                 yield event.num_bytes
             else:
-                yield ~held[event.storage]
+                yield ~allocated[event.storage]
 
 
-def _pooled(
-    events: Iterable[Event], own: dict[int, int], pool: Iterable[tuple[int, str]], free_number: int
+def _replace_by_pool(
+    events: Iterable[Event],
+    pooled_bytes: dict[int, int],
+    pool: Iterable[tuple[int, str]],
+    free_number: int,
 ) -> Iterator[Event]:
-    """The events without those of the storages `own`; `pool` comes where the first of them did, its
-    storages numbered from `free_number` on."""
+    """The events without those of the pooled storages. The storages of `pool` come in place of the
+    first of them, numbered from `free_number` on."""
     is_taken = False
     for event in events:
-        if isinstance(event, Allocated | Freed | Tagged) and event.storage in own:
+        if isinstance(event, Allocated | Freed | Tagged) and event.storage in pooled_bytes:
             if not is_taken:
                 yield from _pool_events(pool, free_number)
             is_taken = True
@@ -195,10 +197,9 @@ def _pooled(
             yield event
 
 
-def _pool_events(pool: Iterable[tuple[int, str]], number: int) -> Iterator[Event]:
-    """`number` is the first storage number that is free."""
+def _pool_events(pool: Iterable[tuple[int, str]], free_number: int) -> Iterator[Event]:
     categories: dict[str, Category] = {"saved": "activations", "gradients": "gradients"}
-    for storage, (num_bytes, part) in enumerate(pool, number):
+    for storage, (num_bytes, part) in enumerate(pool, free_number):
         yield Allocated(storage, num_bytes, f"{POOL_LABEL} ({part})")
         if part in categories:
             yield Tagged(storage, categories[part])

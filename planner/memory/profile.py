@@ -1,15 +1,17 @@
-"""What a ledger says of memory: one walk over its events, and what is read off it.
+"""The memory that a ledger takes: one walk over its events, and what is read off it.
 
-Live bytes count each request rounded to 512 B, as the caching allocator does.
+First the results (`Walk`, `Instant`, `SteadyStep`, `MemoryProfile`), then the allocator's peaks,
+then the walk, then which storages are alive at an event. Live bytes count each request rounded to
+512 B, as the caching allocator does.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, islice
 from typing import Any
 
 from planner.core.torch_version import torch_version
@@ -29,41 +31,45 @@ from planner.ledger.ledger import (
     Tagged,
 )
 from planner.memory.allocator_config import AllocatorConfig
-from planner.memory.caching_allocator import UNIT_BITS, rounded
-from planner.memory.replay import Player, SteadyPeaks, replay_steady, replay_within
+from planner.memory.caching_allocator import UNIT_BITS, round_request
+from planner.memory.replay import Player, SteadyPeaks, replay_steady, replay_within_limit
 
 NUM_LARGEST = 8  # storages that an instant names
 TRANSIENT: tuple[Category, ...] = ("temporaries", "activations")
-NUM_KEPT = 8  # walks and profiles kept: one ledger is asked for every GPU of a list
-# What cuBLASLt works in from torch 2.15 on, on every device (what torch 2.15's own code asks for).
+NUM_CACHED = 8  # walks and profiles: one ledger is profiled for every GPU of a list
+NUM_CACHED_TEMPLATES = 24  # each of about 1 MiB: one step is walked at many batches
+# cuBLASLt's workspace from torch 2.15 on, on every device (what torch 2.15's own code asks for).
 LT_WORKSPACE_BYTES = MIB
 # Matrix products that cuBLASLt does: those that add a bias (aten/src/ATen/native/cuda/Blas.cpp).
 LT_PRODUCTS = frozenset(("aten.addmm", "aten._scaled_mm"))
-NUM_ALIKE = 24  # kept, each of about 1 MiB: one step is asked for at many batches
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Events in one pass.
+    """The requests and releases that one pass over the events finds, called entries here.
 
-    `marks` are the ends of phases with their indices, and `sizes` the bytes of each storage, after
-    the 0 bytes that stand for workspaces. Of each request `sources` says which of them is asked
-    for, or given back (its complement), `released` the complement of the request that is given back
-    (0: none), and `events` the index of the event behind it. Those at `workspaces` are of 0 bytes,
-    to be set to a device's workspace: up to torch 2.14
-    one is asked for at the first matrix product of forward, another at backward's first; from 2.15
-    on one at each, and given back, and those at `lt_workspaces` are cuBLASLt's. `streams` are the
-    numbers of the requests' streams and `stream_names` their names, that which computes first.
-    Before those at `emptied`, of the first step, the allocator gives back what it has cached.
-    `recorded_workspaces` are the places in `sizes` of those that torch was seen to ask for.
+    `marks` has the ends of phases with their event indices. `sizes` has the bytes of each storage,
+    after a 0 that stands for every workspace.
+
+    By entry: `places` has the index in `sizes` of the storage that is requested, or its complement
+    if it is released; `releases` the complement of the entry whose block is released (0: none);
+    `event_indices` the event behind the entry; `streams` the number of its stream.
+    `stream_names` has the names of the streams, the one that computes first.
+
+    `workspaces` and `lt_workspaces` have the entries that request a workspace of cuBLAS or
+    cuBLASLt: 0 bytes here, until a device is known. Up to torch 2.14 one is requested at the first
+    matrix product of forward, another at backward's first; from 2.15 on one at each product, and
+    released at once. `recorded_workspaces` has the places of those that torch requested as it was
+    recorded. Before each entry of `emptied`, all in the first step, the allocator empties its
+    cache.
     """
 
     sizes: list[int]
     num_events: int
     marks: list[tuple[int, Marked]]
-    sources: list[int]
-    released: list[int]
-    events: list[int]
+    places: list[int]
+    releases: list[int]
+    event_indices: list[int]
     workspaces: list[int]
     lt_workspaces: list[int]
     streams: list[int]
@@ -72,55 +78,57 @@ class Walk:
     recorded_workspaces: list[int]
 
     @cached_property
-    def alive(self) -> list[int]:
-        """The bytes alive before the first request and after each, without workspaces; a size is
-        rounded once."""
-        changes = [-(-n >> UNIT_BITS) << UNIT_BITS for n in self.sizes]
-        for source in self.recorded_workspaces:
-            changes[source] = 0
-        changes += [-n for n in reversed(changes)]  # of a release: its source is below 0
-        return list(accumulate(map(changes.__getitem__, self.sources), initial=0))
+    def live_by_entry(self) -> list[int]:
+        """The live bytes before the first entry and after each, without workspaces."""
+        changes = [round_request(num_bytes) for num_bytes in self.sizes]
+        for place in self.recorded_workspaces:
+            changes[place] = 0
+        changes += [-change for change in reversed(changes)]  # changes[~place] is a release
+        return list(accumulate(map(changes.__getitem__, self.places), initial=0))
 
     @cached_property
     def requests(self) -> list[int]:
-        """What the allocator is asked, as `replay` takes it; workspaces are of 0 bytes."""
-        sizes, pairs = self.sizes, zip(self.released, self.sources, strict=True)
-        return [release or sizes[source] for release, source in pairs]
+        """The entries as `planner.memory.replay` takes them; workspaces have 0 bytes."""
+        pairs = zip(self.releases, self.places, strict=True)
+        return [release or self.sizes[place] for release, place in pairs]
 
     @property
-    def moves(self) -> list[int]:
-        """The indices of the allocations and releases."""
-        pairs = zip(self.sources, self.events, strict=True)
-        return [index for source, index in pairs if source not in (0, ~0)]
+    def move_indices(self) -> list[int]:
+        """The event indices of all allocations and releases."""
+        pairs = zip(self.places, self.event_indices, strict=True)
+        return [index for place, index in pairs if place not in (0, ~0)]
 
     @cached_property
-    def live(self) -> list[int]:
-        """The bytes alive after each event."""
-        return [self.alive[self.num_served(index)] for index in range(self.num_events)]
+    def live_by_event(self) -> list[int]:
+        """The live bytes after each event."""
+        return [self.live_by_entry[self.num_entries(index)] for index in range(self.num_events)]
 
-    def num_served(self, index: int) -> int:
-        """How many requests were served after event `index`."""
-        return bisect_right(self.events, index)
+    def num_entries(self, event_index: int) -> int:
+        """The number of entries up to and with an event."""
+        return bisect_right(self.event_indices, event_index)
 
     @cached_property
     def steady(self) -> SteadyStep:
-        """The last step recorded, from the mark that begins it."""
-        last = max(mark.step for _, mark in self.marks)
-        start = next(index for index, mark in self.marks if _begins(mark, last))
-        begun = self.num_served(start)
-        alive = self.alive[begun:]
-        peak = alive.index(max(alive))
-        ends = [(mark.phase, self.alive[self.num_served(i)]) for i, mark in self.marks if i > start]
+        """The last recorded step, from the mark that begins it."""
+        last_step = max(mark.step for _, mark in self.marks)
+        start = next(index for index, mark in self.marks if _is_step_start(mark, last_step))
+        first_entry = self.num_entries(start)
+        live = self.live_by_entry[first_entry:]
+        peak = live.index(max(live))
         return SteadyStep(
-            before_step=alive[0],
-            ends=tuple(ends),
-            peak_bytes=alive[peak],
-            peak_index=self.events[begun + peak - 1] if peak else start,
+            before_step=live[0],
+            ends=tuple(
+                (mark.phase, self.live_by_entry[self.num_entries(index)])
+                for index, mark in self.marks
+                if index > start
+            ),
+            peak_bytes=live[peak],
+            peak_index=self.event_indices[first_entry + peak - 1] if peak else start,
             steady_from=start,
         )
 
-    def requests_with(self, workspace_bytes: int) -> list[int]:
-        """The requests, for a device whose matrix products take `workspace_bytes`."""
+    def fill_workspaces(self, workspace_bytes: int) -> list[int]:
+        """`requests` for a device whose matrix products take `workspace_bytes`."""
         requests = list(self.requests)
         for entry in self.workspaces:
             requests[entry] = workspace_bytes
@@ -131,10 +139,9 @@ class Walk:
 
 @dataclass(frozen=True)
 class Instant:
-    """What is alive at one event: bytes by category, and the largest storages.
+    """The storages that are alive right after one event: their bytes by category, and the largest.
 
-    `phase` and `micro_batch` (counted from 1) say when; `label` and `path` name the request that
-    was served last.
+    `phase` and `micro_batch` (counted from 1) say when; `label` and `path` name the last request.
     """
 
     event_index: int
@@ -149,10 +156,11 @@ class Instant:
 
 @dataclass(frozen=True)
 class SteadyStep:
-    """Live bytes of the steady step, the last one recorded.
+    """The live bytes of the steady step, the last one recorded.
 
-    `ends` are (phase, live bytes at its end) in order; `before_step` is alive as it begins;
-    `peak_index` the event at which the most was alive, `steady_from` the mark it begins with.
+    `before_step` are the live bytes as it begins; `ends` has (phase, live bytes at its end), in
+    order. `peak_index` is the event after which `peak_bytes` were alive, `steady_from` the index of
+    the mark that begins the step.
     """
 
     before_step: int
@@ -163,15 +171,15 @@ class SteadyStep:
 
     @property
     def saved_bytes(self) -> int:
-        """Held between the first forward's end and its backward: growth since the step began."""
+        """What the first forward saves for its backward: the growth since the step began."""
         return self.ends[0][1] - self.before_step
 
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """A ledger read for a device: live bytes over the steady step, its peak instant, and the
-    allocator's peaks in bytes. `reserved_by_stream` says by name how the streams share what is
-    reserved: no memory of one serves another."""
+    """A ledger's memory on a device: the live bytes of the steady step, its peak instant, and the
+    allocator's peaks in bytes. `reserved_by_stream` has the reserved bytes of each stream, by name:
+    no memory of one serves another."""
 
     live: SteadyStep
     peak: Instant
@@ -180,265 +188,248 @@ class MemoryProfile:
     reserved_by_stream: dict[str, int]
     num_alloc_retries: int = 0
     retries_each_step: int = 0
-    workspace_bytes: int = 0  # of those that are among the ledger's requests
+    workspace_bytes: int = 0  # of the workspaces that the ledger itself requests
 
 
 def profile_memory(
     ledger: Ledger, workspace_bytes: int, config: AllocatorConfig | None
 ) -> MemoryProfile:
-    """What a device makes of a ledger: the steady step's live bytes and the allocator's peaks."""
+    """The memory of a ledger on a device whose memory does not run out. `workspace_bytes` is its
+    cuBLAS workspace."""
     return _profile_memory(ledger, workspace_bytes, config, has_kept_workspaces())
 
 
-@lru_cache(maxsize=NUM_KEPT)
+@lru_cache(maxsize=NUM_CACHED)
 def _profile_memory(
-    ledger: Ledger, workspace_bytes: int, config: AllocatorConfig | None, _keeps: bool
+    ledger: Ledger, workspace_bytes: int, config: AllocatorConfig | None, _keeps_workspaces: bool
 ) -> MemoryProfile:
     walked, requests, steady_from = steady_requests(ledger, workspace_bytes)
     peaks = replay_steady(requests, steady_from, config, walked.streams, walked.emptied)
-    return _profile_of(ledger, walked, peaks, _hole_bytes(ledger, config))
+    return _make_profile(ledger, walked, peaks, _hole_bytes(ledger, config))
 
 
-def profile_within(
+def profile_within_limit(
     ledger: Ledger, workspace_bytes: int, config: AllocatorConfig | None, allowed_bytes: int
 ) -> MemoryProfile | None:
-    """The same where the driver has `allowed_bytes` and no more; None where memory runs out."""
+    """`profile_memory` where the driver has only `allowed_bytes`; None where memory runs out."""
     holes = _hole_bytes(ledger, config)
     if steady_step(ledger).peak_bytes > allowed_bytes - holes:
         return None
     walked, requests, steady_from = steady_requests(ledger, workspace_bytes)
-    peaks = replay_within(
+    peaks = replay_within_limit(
         requests, steady_from, config, allowed_bytes - holes, walked.streams, walked.emptied
     )
-    return None if peaks is None else _profile_of(ledger, walked, peaks, holes)
+    return None if peaks is None else _make_profile(ledger, walked, peaks, holes)
 
 
 def _hole_bytes(ledger: Ledger, config: AllocatorConfig | None) -> int:
-    """What a pool of CUDA graphs has reserved and none of its blocks ever filled at once: no other
-    request gets it."""
+    """The bytes that a pool of CUDA graphs reserves beyond the peak of its blocks: no other request
+    gets them."""
     pool = Player(config, None, ())
     pool.play(ledger.pool_requests, 0)
     return (pool.peak_reserved - pool.peak_allocated) << UNIT_BITS
 
 
-def _profile_of(ledger: Ledger, walked: Walk, peaks: SteadyPeaks, holes: int) -> MemoryProfile:
+def _make_profile(ledger: Ledger, walked: Walk, peaks: SteadyPeaks, holes: int) -> MemoryProfile:
     live = steady_step(ledger)
     computing, *others = peaks.reserved_by_stream
     return MemoryProfile(
         live,
-        instant(ledger, live.peak_index),
+        find_instant(ledger, live.peak_index),
         peaks.allocated_bytes,
         peaks.reserved_bytes + holes,
         dict(zip(walked.stream_names, (computing + holes, *others), strict=True)),
         peaks.num_alloc_retries,
         peaks.retries_each_step,
-        sum(rounded(walked.sizes[source]) for source in walked.recorded_workspaces),
+        sum(round_request(walked.sizes[place]) for place in walked.recorded_workspaces),
     )
 
 
-def walk(events: Iterable[Event]) -> Walk:
-    """One pass over the events of a ledger, or of any part that releases only its own storages."""
-    return _walk(events, has_kept_workspaces())
-
-
 def walk_ledger(ledger: Ledger) -> Walk:
-    """The walk over a ledger, kept: several readers ask for it."""
+    """The walk over a ledger. It is cached, as several readers need it."""
     return _walk_ledger(ledger, has_kept_workspaces())
 
 
-@lru_cache(maxsize=NUM_KEPT)
-def _walk_ledger(ledger: Ledger, keeps: bool) -> Walk:
-    if not isinstance(ledger.events, EventsAt):
-        return _walk_like(ledger, keeps)
-    return replace(_walk_like(ledger.events.line.at, keeps), sizes=[0, *ledger.events.sizes])
+@lru_cache(maxsize=NUM_CACHED)
+def _walk_ledger(ledger: Ledger, keeps_workspaces: bool) -> Walk:
+    walked = _walk_template(ledger.template, keeps_workspaces)
+    if isinstance(ledger.events, EventsAt):
+        return replace(walked, sizes=[0, *ledger.events.sizes])
+    return walked
 
 
 def has_kept_workspaces() -> bool:
-    """Whether cuBLAS's workspaces are asked for once and kept: up to torch 2.14."""
+    """Whether torch requests cuBLAS's workspaces once and keeps them: up to torch 2.14."""
     return torch_version() < (2, 15)
 
 
-@lru_cache(maxsize=NUM_ALIKE)
-def _walk_like(ledger: Ledger, keeps: bool) -> Walk:
-    """The walk of all ledgers that differ from this one only in their sizes, but for these."""
-    return _walk(ledger.events, keeps)
-
-
-def _walk(events: Iterable[Any], keeps: bool) -> Walk:
-    """`keeps`: whether workspaces are asked for once and kept."""
-    sizes, streams = [0], [0]  # by place: of workspaces, then of each storage
-    places: dict[int, int] = {}  # of the storages that are alive
-    requests: list[tuple[int, int]] = []  # (place, or its complement, the event behind it)
+@lru_cache(maxsize=NUM_CACHED_TEMPLATES)
+def _walk_template(ledger: Ledger, keeps_workspaces: bool) -> Walk:
+    """One pass over the events of `ledger`: the walk of all ledgers that have it as a template, but
+    for its `sizes`. `keeps_workspaces`: torch requests a workspace once and keeps it."""
+    events: Sequence[Any] = ledger.events
+    sizes, streams = [0], [0]  # by place: a workspace, then each storage
+    live_places: dict[int, int] = {}  # by storage
+    entries: list[tuple[int, int]] = []  # (place, or its complement, event index)
     workspaces, lt_workspaces, emptied, recorded = (list[int]() for _ in range(4))
     marks: list[tuple[int, Marked]] = []
     stream_numbers = {"": 0}
-    is_first_step = wants_workspace = True  # of the first step no more than forward and backward
+    # Until the first backward ends; its thread and forward's request one workspace each.
+    is_first_step = needs_workspace = True
     index = -1
     for index, event in enumerate(events):
         kind = type(event)
         if kind is Allocated or kind is Scratch:
-            place = places[event.storage] = len(sizes)
-            requests.append((place, index))
+            place = live_places[event.storage] = len(sizes)
+            entries.append((place, index))
             sizes.append(event.num_bytes)
             streams.append(stream_numbers.setdefault(event.stream, len(stream_numbers)))
         elif kind is Freed:
-            requests.append((~places.pop(event.storage), index))
+            entries.append((~live_places.pop(event.storage), index))
         elif kind is Computed:
-            if event.kind == "matmul" and not keeps:
+            if event.kind == "matmul" and not keeps_workspaces:
                 is_lt = event.name in LT_PRODUCTS
-                (lt_workspaces if is_lt else workspaces).append(len(requests))
-                requests += [(0, index), (~0, index)]
-            elif event.kind == "matmul" and wants_workspace:
-                workspaces.append(len(requests))
-                requests.append((0, index))
-                wants_workspace = False
+                (lt_workspaces if is_lt else workspaces).append(len(entries))
+                entries += [(0, index), (~0, index)]
+            elif event.kind == "matmul" and needs_workspace:
+                workspaces.append(len(entries))
+                entries.append((0, index))
+                needs_workspace = False
         elif kind is Tagged:
             if event.category == "workspace":
-                recorded.append(places[event.storage])
+                recorded.append(live_places[event.storage])
         elif kind is Emptied:
             if is_first_step:
-                emptied.append(len(requests))
+                emptied.append(len(entries))
         elif kind is Marked:
             marks.append((index, event))
             is_first_step = is_first_step and event.phase != "backward"
-            wants_workspace = is_first_step  # forward's and backward's threads have one each
-    sources, origins = [source for source, _ in requests], [origin for _, origin in requests]
-    asked_at = [-1, *(entry for entry, source in enumerate(sources) if source > 0)]  # by place
-    released = [  # a workspace is given back right behind its request
-        0 if source >= 0 else ~(entry - 1) if source == ~0 else ~asked_at[~source]
-        for entry, source in enumerate(sources)
+            needs_workspace = is_first_step
+    places, event_indices = [place for place, _ in entries], [index for _, index in entries]
+    request_entries = [-1, *(entry for entry, place in enumerate(places) if place > 0)]  # by place
+    releases = [  # a workspace is released right behind its request
+        0 if place >= 0 else ~(entry - 1) if place == ~0 else ~request_entries[~place]
+        for entry, place in enumerate(places)
     ]
-    of_requests = [streams[max(source, ~source)] for source in sources]
+    entry_streams = [streams[max(place, ~place)] for place in places]
     return Walk(
-        sizes, index + 1, marks, sources, released, origins, workspaces, lt_workspaces,
-        of_requests, tuple(stream_numbers), emptied, recorded,
+        sizes, index + 1, marks, places, releases, event_indices, workspaces, lt_workspaces,
+        entry_streams, tuple(stream_numbers), emptied, recorded,
     )  # fmt: skip
 
 
 def steady_step(ledger: Ledger) -> SteadyStep:
-    """The last step recorded, from the mark that begins it."""
+    """The last recorded step, from the mark that begins it."""
     return walk_ledger(ledger).steady
 
 
-def growth_within(ledger: Ledger, phase: str) -> int:
-    """How far live bytes rise, within `phase` of the last step that has it, over those alive as it
-    begins: what the phase needs for itself, and gives back or keeps."""
+def phase_growth(ledger: Ledger, phase: str) -> int:
+    """How far live bytes rise within `phase`, in the last step that has it, over those at its
+    beginning."""
     walked = walk_ledger(ledger)
-    growth, before = 0, 0
-    for (_, start), (mark, end) in pairwise([(None, -1), *((m, i) for i, m in walked.marks)]):
-        if mark is not None and mark.phase == phase:
-            growth = max(before, *walked.live[start + 1 : end + 1]) - before
-        before = walked.live[end]
+    growth, before, start = 0, 0, 0
+    for index, mark in walked.marks:
+        if mark.phase == phase:
+            growth = max(before, *walked.live_by_event[start : index + 1]) - before
+        before, start = walked.live_by_event[index], index + 1
     return growth
 
 
-def _begins(mark: Marked, step: int) -> bool:
-    """Whether `mark` is where optimizer step `step` begins."""
+def _is_step_start(mark: Marked, step: int) -> bool:
+    """Whether optimizer step `step` begins at `mark`."""
     if step == 0:
         return mark.phase == "build"
     return mark.phase == "zero_grad" and mark.step == step - 1
 
 
 def steady_requests(ledger: Ledger, workspace_bytes: int) -> tuple[Walk, list[int], int]:
-    """What a ledger asks of the allocator: its walk, the requests in bytes with a device's
-    workspaces, and the entry from which they are of the steady step."""
+    """The walk over a ledger, its requests with a device's workspaces, and the first entry of the
+    steady step."""
     walked = walk_ledger(ledger)
-    steady_from = bisect_left(walked.events, steady_step(ledger).steady_from)
-    return walked, walked.requests_with(workspace_bytes), steady_from
+    steady_from = bisect_left(walked.event_indices, walked.steady.steady_from)
+    return walked, walked.fill_workspaces(workspace_bytes), steady_from
 
 
-def instant(ledger: Ledger, event_index: int) -> Instant:
+def find_instant(ledger: Ledger, event_index: int) -> Instant:
     """What is alive right after event `event_index`."""
-    alive = alive_at(ledger, event_index)
+    storages = live_storages(ledger, event_index)
     by_category: dict[Category, int] = {}
-    for num_bytes, category, _, _ in alive:
+    for num_bytes, category, _, _ in storages:
         if category != "workspace":
-            by_category[category] = by_category.get(category, 0) + rounded(num_bytes)
-    transient = [(path, label, n) for n, category, path, label in alive if category in TRANSIENT]
-    transient.sort(key=lambda each: -each[2])
-    when = _alive_at(ledger.like or ledger, event_index, has_kept_workspaces())[1]
+            by_category[category] = by_category.get(category, 0) + round_request(num_bytes)
+    transient = [(path, label, n) for n, category, path, label in storages if category in TRANSIENT]
+    transient.sort(key=lambda storage: -storage[2])
+    moment = _find_live(ledger.template, event_index, has_kept_workspaces())[1]
     largest = tuple(transient[:NUM_LARGEST])
-    return Instant(event_index, *when, sum(by_category.values()), by_category, largest)
+    return Instant(event_index, *moment, sum(by_category.values()), by_category, largest)
 
 
-def alive_at(ledger: Ledger, event_index: int) -> list[tuple[int, Category, str, str]]:
+def live_storages(ledger: Ledger, event_index: int) -> list[tuple[int, Category, str, str]]:
     """(bytes, category, path, label) of each storage that is alive right after an event, oldest
-    first. Tags right behind it say what was just allocated."""
+    first. The tags right behind the event count: they categorize what it allocated."""
     sizes = walk_ledger(ledger).sizes
-    found, _ = _alive_at(ledger.like or ledger, event_index, has_kept_workspaces())
-    return [(sizes[place], category, path, label) for place, category, path, label in found]
+    storages, _ = _find_live(ledger.template, event_index, has_kept_workspaces())
+    return [(sizes[place], category, path, label) for place, category, path, label in storages]
 
 
-@lru_cache(maxsize=NUM_ALIKE)
-def _alive_at(
-    ledger: Ledger, event_index: int, keeps: bool
+@lru_cache(maxsize=NUM_CACHED_TEMPLATES)
+def _find_live(
+    ledger: Ledger, event_index: int, keeps_workspaces: bool
 ) -> tuple[list[tuple[int, Category, str, str]], tuple[str, int, str, str]]:
-    """What does not depend on sizes of an instant: (place in `Walk.sizes`, category, path, label)
-    of what is alive, oldest first, and the instant's phase, micro-batch, label and path."""
-    walked = _walk_ledger(ledger, keeps)
+    """The parts of an instant that do not depend on sizes: (place in `Walk.sizes`, category, path,
+    label) of each live storage, oldest first, and the phase, micro-batch, label and path."""
+    walked = _walk_ledger(ledger, keeps_workspaces)
     events: Sequence[Any] = ledger.events
-    tags = ledger.places[Tagged]
-    tags = tags[: bisect_left(tags, _with_tags(events, event_index))]
-    categories: dict[int, Category] = {events[place][0]: events[place][1] for place in tags}
-    served = walked.sources[: walked.num_served(event_index)]
-    alive = {source for source in served if source > 0} - {~n for n in served if n < 0}
-    unknown: Category = "temporaries"
-    found = []
-    for source in sorted(alive):
-        event = events[ledger.places[Allocated][source - 1]]
-        found.append((source, categories.get(event[0], unknown), event.path, event.label))
-    phase, micro_batch = phase_at(walked.marks, event_index)
-    return found, (phase, micro_batch, *last_request(events, event_index))
+    end = event_index + 1
+    while end < len(events) and isinstance(events[end], Tagged):
+        end += 1
+    tags, requests = ledger.places[Tagged], ledger.places[Allocated]
+    tags = tags[: bisect_left(tags, end)]
+    categories: dict[int, Category] = {events[index][0]: events[index][1] for index in tags}
+    places = walked.places[: walked.num_entries(event_index)]
+    live = {place for place in places if place > 0} - {~place for place in places if place < 0}
+    default: Category = "temporaries"
+    storages = []
+    for place in sorted(live):
+        event = events[requests[place - 1]]
+        storages.append((place, categories.get(event[0], default), event.path, event.label))
+    num_requests = bisect_right(requests, event_index)
+    last = events[requests[num_requests - 1]] if num_requests else Allocated(0, 0, "")
+    phase, micro_batch = _find_phase(walked.marks, event_index)
+    return storages, (phase, micro_batch, last.label, last.path)
 
 
 def category_bytes(events: Sequence[Event], start: int, stop: int) -> dict[Category, list[int]]:
     """Live bytes by category: before event `start`, and after each allocation and release from
     there up to `stop`. A tag counts from the allocation or release that it follows."""
-    held: dict[int, tuple[int, Category]] = {}
-    now: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
+    storages: dict[int, tuple[int, Category]] = {}
+    totals: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
     points: dict[Category, list[int]] = {category: [] for category in CATEGORIES}
 
-    def keep() -> None:
-        for category, num_bytes in now.items():
+    def add_point() -> None:
+        for category, num_bytes in totals.items():
             points[category].append(num_bytes)
 
     for index, event in enumerate(islice(events, stop)):
         if isinstance(event, Allocated | Scratch | Freed) and index >= start:
-            keep()
+            add_point()
         if isinstance(event, Allocated | Scratch):
-            held[event.storage] = rounded(event.num_bytes), "temporaries"
-            now["temporaries"] += held[event.storage][0]
+            storages[event.storage] = round_request(event.num_bytes), "temporaries"
+            totals["temporaries"] += storages[event.storage][0]
         elif isinstance(event, Freed):
-            num_bytes, category = held.pop(event.storage)
-            now[category] -= num_bytes
-        elif isinstance(event, Tagged) and event.storage in held and event.category in now:
-            num_bytes, category = held[event.storage]
-            now[category] -= num_bytes
-            now[event.category] += num_bytes
-            held[event.storage] = num_bytes, event.category
-    keep()
+            num_bytes, category = storages.pop(event.storage)
+            totals[category] -= num_bytes
+        elif isinstance(event, Tagged) and event.storage in storages and event.category in totals:
+            num_bytes, category = storages[event.storage]
+            totals[category] -= num_bytes
+            totals[event.category] += num_bytes
+            storages[event.storage] = num_bytes, event.category
+    add_point()
     return points
 
 
-def _with_tags(events: Sequence[Event], index: int) -> int:
-    """One past `index` and the tags right behind it: they say what was just allocated."""
-    end = index + 1
-    while end < len(events) and isinstance(events[end], Tagged):
-        end += 1
-    return end
-
-
-def last_request(events: Sequence[Event], index: int) -> tuple[str, str]:
-    """Label and path of the request served last."""
-    for place in range(index, -1, -1):
-        event = events[place]
-        if isinstance(event, Allocated | Scratch):
-            return event.label, event.path
-    return "", ""
-
-
-def phase_at(marks: Sequence[tuple[int, Marked]], event_index: int) -> tuple[str, int]:
-    """The phase that an event belongs to, and which micro-batch of its step it is in."""
+def _find_phase(marks: Sequence[tuple[int, Marked]], event_index: int) -> tuple[str, int]:
+    """The phase of an event, and the number of its micro-batch in its step, from 1."""
     micro_batch = 1
     for index, mark in marks:
         if index >= event_index:

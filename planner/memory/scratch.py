@@ -1,9 +1,10 @@
-"""What a step takes beside its tensors: what CUDA kernels ask the caching allocator for, by device,
-what convolutions work in, and what is pinned of the host's memory.
+"""The memory of a step beside its tensors: the scratch that CUDA kernels request from the caching
+allocator, by device; the workspaces of convolutions; and the pinned memory of the host.
 
-A ledger names the law and its sizes (`planner.ledger.ledger.Scratch`); `on_device` puts in the
-bytes. Laws are quoted from ATen's launches (torch 2.13 and 2.15) and from CUB, and held to the
-requests that torch's own CUDA code makes (tests/memory/test_scratch.py).
+A ledger names the law of a scratch and its sizes (`planner.ledger.ledger.Scratch`); `size_scratch`
+fills in the bytes. The laws are quoted from ATen's launches (torch 2.13 and 2.15) and from CUB, and
+tests hold them to the requests of torch's own CUDA code (tests/memory/test_scratch.py). A law is a
+function of the device and the sizes; `LAWS` names them all.
 """
 
 import os
@@ -26,82 +27,81 @@ from planner.ledger.ledger import (
 
 @dataclass(frozen=True)
 class Processors:
-    """What of a device decides how large scratch is."""
+    """The properties of a device that decide how large scratch is."""
 
     num_sms: int
     threads_per_sm: int
     capability: tuple[int, int]
 
 
-def on_device(ledger: Ledger, device: Processors) -> Ledger:
-    """The ledger with all scratch as large as `device` makes it: events keep their places."""
+def size_scratch(ledger: Ledger, device: Processors) -> Ledger:
+    """The ledger with the bytes that each scratch has on `device`; events keep their indices."""
     events = ledger.events
     if not isinstance(events, EventsAt):
         events = EventsAt(AffineLedger(ledger, {}), ledger.batch_size)
     if events.scratch_bytes is not None:
-        return ledger  # it is of a device already
+        return ledger  # already sized
     return replace(ledger, events=replace(events, scratch_bytes=partial(scratch_bytes, device)))
 
 
 @lru_cache(maxsize=1 << 14)
 def scratch_bytes(device: Processors, law: str, sizes: tuple[int, ...]) -> int:
-    """The bytes that one request of `law` is for; 0 is no request."""
+    """The bytes that a scratch of `law` requests; 0 is no request."""
     return LAWS[law](device, *sizes)
 
 
-def _up(dividend: int, divisor: int) -> int:
+def _ceil_div(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
-def _power_below(number: int) -> int:
+def _floor_power(number: int) -> int:
     """The largest power of two up to `number`."""
     return 1 << (number.bit_length() - 1) if number else 1
 
 
-# aten/src/ATen/native/cuda/Reduce.cuh, setReduceConfig.
+# Reductions: aten/src/ATen/native/cuda/Reduce.cuh, setReduceConfig.
 _MAX_THREADS = 512  # MAX_NUM_THREADS
 _WARP = 32
 _MIN_VALUES, _MAX_VALUES = 16, 256  # per thread
-_VECTOR_FROM = 128  # elements that are summed, from which on vectors of them are loaded
+_MIN_VECTOR_INPUTS = 128  # from here on a thread loads vectors of the elements that it sums
 
 
-def _split(
-    device: Processors, outputs: int, inputs: int, along: int, vector: int
+def _reduction_grid(
+    device: Processors, outputs: int, inputs: int, sums_fastest: int, vector: int
 ) -> tuple[int, int, int]:
-    """How a reduction of `inputs` elements for each of `outputs` is laid over blocks: (blocks that
-    share an output, blocks side by side, elements that each block leaves per output of its own).
+    """The blocks of a reduction of `inputs` elements to each of `outputs`: (blocks that share an
+    output, blocks side by side, partial sums that a block has for each of its outputs).
 
-    `along` is whether the fastest dimension is summed; `vector` how many elements a thread can load
-    at once, of one output where `along`, else of neighbouring ones.
+    `sums_fastest`: the fastest dimension is summed. `vector` is the number of elements that a
+    thread can load at once: of one output if `sums_fastest`, of neighbouring outputs otherwise.
     """
-    if along and inputs < _VECTOR_FROM:
+    if sums_fastest and inputs < _MIN_VECTOR_INPUTS:
         vector = 1
-    output_vector = 1 if along else vector
-    first, second = (inputs // vector, outputs) if along else (outputs // vector, inputs)
+    output_vector = 1 if sums_fastest else vector
+    first, second = (inputs // vector, outputs) if sums_fastest else (outputs // vector, inputs)
     threads = _MAX_THREADS // output_vector
-    first, second = min(_power_below(first), threads), min(_power_below(second), threads)
+    first, second = min(_floor_power(first), threads), min(_floor_power(second), threads)
     width = min(first, _WARP)
     height = min(second, threads // width)
     width = min(first, threads // height)
-    step_input, step_output = (width, 1) if along else (1, width)
-    if _up(inputs, step_input) < min(height * _MIN_VALUES, _MAX_VALUES):
+    step_input, step_output = (width, 1) if sums_fastest else (1, width)
+    if _ceil_div(inputs, step_input) < min(height * _MIN_VALUES, _MAX_VALUES):
         return 1, 1, 1
     step_input *= height
-    values = _up(inputs, step_input)
-    grid = _up(outputs // output_vector, step_output)
+    values = _ceil_div(inputs, step_input)
+    grid = _ceil_div(outputs // output_vector, step_output)
     target = device.num_sms * (device.threads_per_sm // (width * height))
     if values < _MAX_VALUES or grid > target:
         return 1, 1, 1
-    shared = max(
-        min(_up(target, grid), _up(values, _MIN_VALUES)), _up(values, _MAX_VALUES)
-    )  # fmt: skip
-    return shared, grid, 1 if along else width * vector
+    shared = min(_ceil_div(target, grid), _ceil_div(values, _MIN_VALUES))
+    shared = max(shared, _ceil_div(values, _MAX_VALUES))
+    return shared, grid, 1 if sums_fastest else width * vector
 
 
-def _reduction(device: Processors, outputs: int, inputs: int, along: int, vector: int) -> int:
-    """Partial sums in fp32, whatever is summed but integers."""
-    shared, _, each = _split(device, outputs, inputs, along, vector)
-    return 4 * outputs * shared * each if shared > 1 else 0
+def _reduction(device: Processors, outputs: int, *sizes: int) -> int:
+    """Partial sums in fp32, for every dtype but integers."""
+    shared, _, partials = _reduction_grid(device, outputs, *sizes)
+    return 4 * outputs * shared * partials if shared > 1 else 0
 
 
 def _integer_reduction(device: Processors, *sizes: int) -> int:
@@ -109,22 +109,22 @@ def _integer_reduction(device: Processors, *sizes: int) -> int:
     return 2 * _reduction(device, *sizes)
 
 
-def _semaphores(device: Processors, outputs: int, inputs: int, along: int, vector: int) -> int:
-    shared, grid, _ = _split(device, outputs, inputs, along, vector)
+def _semaphores(device: Processors, *sizes: int) -> int:
+    shared, grid, _ = _reduction_grid(device, *sizes)
     return 4 * grid if shared > 1 else 0
 
 
-# aten/src/ATen/native/cuda/layer_norm_kernel.cu, LaunchGammaBetaBackwardCUDAKernel: where rows are
-# many and short, blocks sum 32 of them each, and `sum(0)` adds up what they leave; what it gives
-# takes the place of the gradients that were there.
+# Layer norm's weight gradients: aten/src/ATen/native/cuda/layer_norm_kernel.cu,
+# LaunchGammaBetaBackwardCUDAKernel. Where rows are many and short, each block sums 32 of them, and
+# `sum(0)` adds up these partial sums; its result replaces the gradients that were allocated before.
 _MANY_ROWS, _ROWS_PER_BLOCK, _MAX_BLOCKS = 64 * 1024, 32, 32 * 1024
 
 
 def _norm_blocks(device: Processors, rows: int, columns: int) -> int:
-    """How many blocks leave a partial sum; 0 where none does."""
+    """The number of blocks with a partial sum; 0 where one kernel sums all rows."""
     if rows <= _MANY_ROWS or columns // _WARP >= device.num_sms // 2:
         return 0
-    return min(_MAX_BLOCKS // _up(columns, _WARP), _up(rows, _ROWS_PER_BLOCK))
+    return min(_MAX_BLOCKS // _ceil_div(columns, _WARP), _ceil_div(rows, _ROWS_PER_BLOCK))
 
 
 def _norm_parts(device: Processors, rows: int, columns: int, itemsize: int) -> int:
@@ -135,108 +135,113 @@ def _norm_replaced(device: Processors, rows: int, columns: int, itemsize: int) -
     return columns * itemsize if _norm_blocks(device, rows, columns) else 0
 
 
-def _of_norm_parts(law: Callable[..., int]) -> Callable[..., int]:
-    """`law` of the sum over partial sums."""
+def _apply_to_norm_parts(law: Callable[..., int]) -> Callable[..., int]:
+    """A reduction's `law`, for the sum over the partial sums."""
 
-    def law_of_parts(device: Processors, rows: int, columns: int) -> int:
+    def norm_law(device: Processors, rows: int, columns: int) -> int:
         blocks = _norm_blocks(device, rows, columns)
-        return law(device, columns, blocks, 0, vector_of(columns)) if blocks else 0
+        return law(device, columns, blocks, 0, vector_width(columns)) if blocks else 0
 
-    return law_of_parts
-
-
-def vector_of(*elements: int) -> int:
-    """How many elements are loaded at once of what begins at multiples of `elements`."""
-    return next(v for v in (4, 2, 1) if all(n % v == 0 for n in elements))
+    return norm_law
 
 
-# CUB's DeviceRadixSort of int64 keys with int64 values, 8 bits a pass, offsets of 8 bytes: up to
-# one tile in one block, which asks for a byte; else "onesweep", by tiles that differ with the
-# capability (measured on its own host code: torch 2.13 and 2.15, 49 to 1,000,000 keys).
+def vector_width(*elements: int) -> int:
+    """The number of elements that a thread can load at once, from addresses that are multiples of
+    each of `elements`."""
+    return next(width for width in (4, 2, 1) if all(n % width == 0 for n in elements))
+
+
+# CUB's DeviceRadixSort of int64 keys with int64 values, 8 bits a pass, offsets of 8 bytes. One
+# block sorts up to one tile, and requests a byte; beyond that "onesweep" sorts by tiles whose size
+# depends on the capability (measured on its own host code: torch 2.13 and 2.15, 49 to 1,000,000
+# keys).
 _SINGLE_TILE = 2304
-_SORT_TILES = (((9, 0), 4608), ((8, 0), 3840), ((0, 0), 2816))  # from that capability on
+_SORT_TILES = (((9, 0), 4608), ((8, 0), 3840), ((0, 0), 2816))  # (least capability, tile)
 _DIGITS, _SORT_UNIT = 256, 256
 
 
 def _sort(device: Processors, keys: int, rows: int) -> int:
-    """The temporary storage in which `keys` indices into `rows` rows are sorted."""
+    """The temporary storage for sorting `keys` indices into `rows` rows."""
     if keys <= _SINGLE_TILE:
         return 1
-    tile = _of_capability(device, _SORT_TILES)
-    passes = _up((rows - 1).bit_length(), 8)
-    parts = [8 * _DIGITS * passes, 4 * _DIGITS * _up(keys, tile), 4 * passes]
+    tile = _find_tile(device, _SORT_TILES)
+    passes = _ceil_div((rows - 1).bit_length(), 8)
+    parts = [8 * _DIGITS * passes, 4 * _DIGITS * _ceil_div(keys, tile), 4 * passes]
     parts += [8 * keys] * 2 if passes > 1 else []
-    return _SORT_UNIT - 1 + sum(_up(part, _SORT_UNIT) * _SORT_UNIT for part in parts)
+    return _SORT_UNIT - 1 + sum(_ceil_div(part, _SORT_UNIT) * _SORT_UNIT for part in parts)
 
 
-# The gradient of an embedding (cuda/Embedding.cu, EmbeddingBackwardKernel.cu): above so many
-# indices these are sorted, and rows of one index are summed by tens. CUB keeps 16 bytes for each
-# tile that it scans, and of 32 more, and 256; its tiles of "unique by key" differ with the
+# The gradient of an embedding (cuda/Embedding.cu, EmbeddingBackwardKernel.cu): more than
+# _FEW_INDICES indices are sorted, and the rows of one index are summed by tens. CUB keeps 16 bytes
+# for each tile that it scans and for 32 more, and 256; its tiles of "unique by key" depend on the
 # capability (measured on its own host code: torch 2.14, 3073 to 1,000,000 indices).
 _FEW_INDICES, _SUMMED_ROWS = 3072, 10
 _SCAN_TILE = 896
 _UNIQUE_TILES = (((9, 0), 5120), ((8, 6), 320), ((8, 0), 1344), ((0, 0), 320))
 
 
-def _of_many(law: Callable[..., int]) -> Callable[..., int]:
-    """`law` where there are many indices; nothing is asked for where there are few."""
+def _apply_to_many(law: Callable[..., int]) -> Callable[..., int]:
+    """`law` where there are many indices; 0 where there are few."""
 
-    def law_of_many(device: Processors, indices: int, *sizes: int) -> int:
+    def many_law(device: Processors, indices: int, *sizes: int) -> int:
         return law(device, indices, *sizes) if indices > _FEW_INDICES else 0
 
-    return law_of_many
+    return many_law
 
 
-def _each(_: Processors, indices: int, itemsize: int) -> int:
+def _index_bytes(_: Processors, indices: int, itemsize: int) -> int:
     return indices * itemsize
 
 
 def _segments(_: Processors, indices: int, rows: int, itemsize: int) -> int:
-    """For each index that there is, of `rows` at most."""
+    """One item for each different index."""
     return min(indices, rows) * itemsize
 
 
-def _parts_of_segments(_: Processors, indices: int, rows: int, itemsize: int) -> int:
+def _segment_parts(_: Processors, indices: int, rows: int, itemsize: int) -> int:
     return (indices // _SUMMED_ROWS + min(indices, rows)) * itemsize
 
 
 def _unique(device: Processors, indices: int) -> int:
-    return _scanned(indices, _of_capability(device, _UNIQUE_TILES))
+    return _scan_bytes(indices, _find_tile(device, _UNIQUE_TILES))
 
 
 def _scan(_: Processors, indices: int, rows: int) -> int:
-    return _scanned(min(indices, rows), _SCAN_TILE)
+    return _scan_bytes(min(indices, rows), _SCAN_TILE)
 
 
-def _scanned(elements: int, tile: int) -> int:
-    states = _up(16 * (_up(elements, tile) + 32), _SORT_UNIT) * _SORT_UNIT
+def _scan_bytes(elements: int, tile: int) -> int:
+    states = _ceil_div(16 * (_ceil_div(elements, tile) + 32), _SORT_UNIT) * _SORT_UNIT
     return _SORT_UNIT - 1 + states + _SORT_UNIT
 
 
-def _of_capability(device: Processors, sizes: Iterable[tuple[tuple[int, int], int]]) -> int:
-    return next(size for capability, size in sizes if device.capability >= capability)
+def _find_tile(device: Processors, tiles: Iterable[tuple[tuple[int, int], int]]) -> int:
+    return next(tile for capability, tile in tiles if device.capability >= capability)
 
 
 # The backward of memory-efficient attention (cuda/mem_eff_attention/kernels/cutlassB.h and
-# kernel_backward.h) adds up the queries' gradient by blocks of `rows` x `columns` floats, each
-# behind four int32, and where registers do not hold those of keys and values, these too.
+# kernel_backward.h) adds up the queries' gradient in blocks of queries x keys floats, each behind
+# four int32. Where registers do not hold the gradients of keys and values, it does so for these
+# too.
 _BLOCK_HEAD_BYTES = 16
 _SPLIT_HEADS, _MAX_SPLIT = 256, 200  # attention_backward.cu, "Keys splitting heuristic"
 
 
 def _attention_blocks(
-    device: Processors, heads: int, rows: int, keys: int, channels: int, wide: int, itemsize: int
+    device: Processors, heads: int, rows: int, keys: int, channels: int, values: int, itemsize: int
 ) -> int:
-    """Of `heads` of the whole batch with `channels` of queries and `wide` ones of values, either
-    above 64."""
-    widest, is_half = max(channels, wide), itemsize < 4
-    high, across, most = _attention_tile(device.capability, widest, is_half)
-    blocks = _up(rows, high) * _up(channels, across)
-    total = blocks * (_BLOCK_HEAD_BYTES + 4 * high * across)
-    if is_half and most > high:
-        parts = 1 if heads >= _SPLIT_HEADS and keys <= 2 * across else _up(keys, across)
+    """The bytes for the `heads` of the whole batch, by the `rows` of queries and the keys. A query
+    has `channels`, a value has `values`; one of both numbers is above 64."""
+    widest, is_half = max(channels, values), itemsize < 4
+    height, width, max_channels = _attention_tile(device.capability, widest, is_half)
+    blocks = _ceil_div(rows, height) * _ceil_div(channels, width)
+    total = blocks * (_BLOCK_HEAD_BYTES + 4 * height * width)
+    if is_half and max_channels > height:
+        parts = 1 if heads >= _SPLIT_HEADS and keys <= 2 * width else _ceil_div(keys, width)
         parts = max(1, min(parts, _MAX_SPLIT // heads))
-        total += 4 * parts * across * high * (_up(channels, high) + _up(wide, high))
+        total += (
+            4 * parts * width * height * (_ceil_div(channels, height) + _ceil_div(values, height))
+        )
     return heads * total
 
 
@@ -246,17 +251,17 @@ _ANY = 1 << 16  # channels of the kernels for heads of any size
 def _attention_tile(
     capability: tuple[int, int], widest: int, is_half: bool
 ) -> tuple[int, int, int]:
-    """(queries, keys, most channels) of the kernel for heads above 64 channels."""
-    has_ampere, is_small = capability >= (8, 0), capability in ((8, 6), (8, 9))
-    has_much_shared = has_ampere and not is_small and capability[0] != 12
-    most = 128 if widest <= 128 else _ANY
+    """(queries, keys, maximum channels) of the kernel for heads of `widest` channels, above 64."""
+    is_ampere, is_small = capability >= (8, 0), capability in ((8, 6), (8, 9))
+    has_much_shared = is_ampere and not is_small and capability[0] != 12
+    max_channels = 128 if widest <= 128 else _ANY
     if not is_half:
-        return (128 if has_much_shared else 64), 64, most
+        return (128 if has_much_shared else 64), 64, max_channels
     if widest <= 96 and is_small:
         return 128, 64, 96
-    if widest <= 128 and has_ampere:
+    if widest <= 128 and is_ampere:
         return (128, 128, 128) if has_much_shared else (64, 64, 128)
-    return 128, 64, most
+    return 128, 64, max_channels
 
 
 # Flash attention's forward (torch's flash_api.cpp, set_params_splitkv, num_splits_heuristic).
@@ -264,22 +269,23 @@ _FLASH_QUERIES = 64
 
 
 def _flash_split(
-    device: Processors, heads: int, rows: int, keys: int, channels: int, each: int
+    device: Processors, heads: int, queries: int, keys: int, channels: int, floats: int
 ) -> int:
-    """`each` fp32 of every query in every part of the keys, where there are several."""
+    """`floats` fp32 for every query in every part of the keys, where the keys are split."""
     block = 256 if channels <= 64 else 128 if channels <= 128 else 64
-    parts = _flash_parts(heads * _up(rows, _FLASH_QUERIES), 2 * device.num_sms, _up(keys, block))
-    return 4 * parts * heads * rows * each if parts > 1 else 0
+    blocks = heads * _ceil_div(queries, _FLASH_QUERIES)
+    parts = _flash_parts(blocks, 2 * device.num_sms, _ceil_div(keys, block))
+    return 4 * parts * heads * queries * floats if parts > 1 else 0
 
 
 def _flash_parts(blocks: int, slots: int, key_blocks: int) -> int:
-    """The fewest parts that fill at least 85% as much of the last wave as any number does."""
+    """The fewest parts that fill the waves of blocks at least 85% as well as any number does."""
     if blocks >= 0.8 * slots:
         return 1
     fills = {
-        parts: blocks * parts / slots / _up(blocks * parts, slots)
+        parts: blocks * parts / slots / _ceil_div(blocks * parts, slots)
         for parts in range(1, min(128, slots, key_blocks) + 1)
-        if parts == 1 or _up(key_blocks, parts) != _up(key_blocks, parts - 1)
+        if parts == 1 or _ceil_div(key_blocks, parts) != _ceil_div(key_blocks, parts - 1)
     }
     return next(parts for parts, fill in fills.items() if fill >= 0.85 * max(fills.values()))
 
@@ -289,86 +295,82 @@ _BN_THREADS, _BN_TILE, _BN_ROWS, _BN_BLOCKS = 512, 32, 16, (8, 128)
 
 
 def _batch_norm_grid(rows: int, channels: int) -> tuple[int, int]:
-    """(blocks of channels, blocks of rows)."""
-    width = min(_power_below(channels), _BN_TILE)
-    height = min(_power_below(_up(rows, _BN_ROWS)), _BN_THREADS // width)
+    """(blocks across channels, blocks across rows)."""
+    width = min(_floor_power(channels), _BN_TILE)
+    height = min(_floor_power(_ceil_div(rows, _BN_ROWS)), _BN_THREADS // width)
     if width * height != _BN_THREADS:
-        width = min(_power_below(channels), _BN_THREADS // height)
-    fewest, most = _BN_BLOCKS
-    blocks = min(_up(rows, height * _BN_ROWS), most)
-    return _up(channels, width), blocks if blocks >= fewest else 1
+        width = min(_floor_power(channels), _BN_THREADS // height)
+    min_blocks, max_blocks = _BN_BLOCKS
+    row_blocks = min(_ceil_div(rows, height * _BN_ROWS), max_blocks)
+    return _ceil_div(channels, width), row_blocks if row_blocks >= min_blocks else 1
 
 
-def _batch_norm_parts(_: Processors, rows: int, channels: int, each: int) -> int:
-    blocks = _batch_norm_grid(rows, channels)[1]
-    return 4 * each * channels * blocks if blocks > 1 else 0
+def _batch_norm_parts(_: Processors, rows: int, channels: int, floats: int) -> int:
+    row_blocks = _batch_norm_grid(rows, channels)[1]
+    return 4 * floats * channels * row_blocks if row_blocks > 1 else 0
 
 
 def _batch_norm_semaphores(_: Processors, rows: int, channels: int) -> int:
-    of_channels, of_rows = _batch_norm_grid(rows, channels)
-    return 4 * of_channels if of_rows > 1 else 0
-
-
-def _bytes(_: Processors, num_bytes: int) -> int:
-    return num_bytes
+    channel_blocks, row_blocks = _batch_norm_grid(rows, channels)
+    return 4 * channel_blocks if row_blocks > 1 else 0
 
 
 LAWS: dict[str, Callable[..., int]] = {
-    "bytes": _bytes,  # what no device changes
+    "bytes": lambda _, num_bytes: num_bytes,  # the same on every device
     "reduction": _reduction,
     "semaphores": _semaphores,
     "integer_reduction": _integer_reduction,
     "integer_semaphores": _semaphores,
     "norm_parts": _norm_parts,
     "norm_replaced": _norm_replaced,
-    "norm_reduction": _of_norm_parts(_reduction),
-    "norm_semaphores": _of_norm_parts(_semaphores),
+    "norm_reduction": _apply_to_norm_parts(_reduction),
+    "norm_semaphores": _apply_to_norm_parts(_semaphores),
     "batch_norm_parts": _batch_norm_parts,
     "batch_norm_semaphores": _batch_norm_semaphores,
     "sort": _sort,
-    "many_indices": _of_many(_each),
-    "many_sorted": _of_many(_sort),
-    "many_unique": _of_many(_unique),
-    "many_scanned": _of_many(_scan),
-    "many_segments": _of_many(_segments),
-    "many_parts": _of_many(_parts_of_segments),
+    "many_indices": _apply_to_many(_index_bytes),
+    "many_sorted": _apply_to_many(_sort),
+    "many_unique": _apply_to_many(_unique),
+    "many_scanned": _apply_to_many(_scan),
+    "many_segments": _apply_to_many(_segments),
+    "many_parts": _apply_to_many(_segment_parts),
     "attention_blocks": _attention_blocks,
     "flash_split": _flash_split,
 }
 
-# The memory that convolutions work in, which no ledger counts: a range for it.
+# The workspaces of convolutions, which no ledger counts: a range for them.
 #
-# torch lets cuDNN take what its fastest algorithm asks for, as far as that much is free (issue
-# 49207 of pytorch/pytorch: one block of 8.7 GiB was seen), and gets it back after each. What is
-# published of whole networks is moderate: about 100 MB for ResNet-34 at batch 160 (PR 695 of
-# davisking/dlib), 150 to 180 MB for ResNet-50 at 32 and 64 (issue 5536 of deeplearning4j), and on
-# one card no algorithm was faster for having more than 128 MB (PR 502 of sonots/cumo). So the range
-# goes from nothing to as much as the largest convolution reads and writes, which is above these:
-# 610 MB in the forward of that ResNet-34. Not measured by us.
+# torch lets cuDNN take the workspace of its fastest algorithm, as far as that much is free (issue
+# 49207 of pytorch/pytorch: one block of 8.7 GiB was seen), and gets it back after each convolution.
+# Published figures of whole networks are moderate: about 100 MB for ResNet-34 at batch 160 (PR 695
+# of davisking/dlib), 150 to 180 MB for ResNet-50 at 32 and 64 (issue 5536 of deeplearning4j), and
+# on one card no algorithm was faster for having more than 128 MB (PR 502 of sonots/cumo). So the
+# range goes from nothing to as much as the largest convolution reads and writes, which is above
+# these: 610 MB in the forward of that ResNet-34. Not measured by us.
 
-CAP_VARIABLE = "CUDNN_CONV_WSCAP_DBG"  # MiB; cuDNN's own, which torch's documentation names
+CAP_VARIABLE = "CUDNN_CONV_WSCAP_DBG"  # MiB; cuDNN's own variable, which torch's docs name
 
 
-# What no law above is of.
+# What no law above covers.
 UNCOUNTED_SCRATCH = "the scratch memory of kernels other than those that the estimate counts"
 
 
 @dataclass(frozen=True)
 class ConvolutionWorkspace:
-    """`num_convolutions` in one forward, and the most that one of a step is expected to take.
-    `what` is a single one called."""
+    """The number of convolutions in one forward, and the largest workspace that one of a step is
+    expected to take. `single_name` names a single convolution."""
 
     num_convolutions: int
     high_bytes: int
-    what: str = "the only convolution"
+    single_name: str = "the only convolution"
 
     @property
     def left_out(self) -> str:
-        """What the estimate leaves out, in words."""
+        """The memory that the estimate leaves out, in words."""
         if self.num_convolutions == 0:
             return UNCOUNTED_SCRATCH
         if self.num_convolutions == 1:
-            return f"cuDNN's workspace for {self.what}, and {UNCOUNTED_SCRATCH}"
+            return f"cuDNN's workspace for {self.single_name}, and {UNCOUNTED_SCRATCH}"
         return (
             f"cuDNN's workspaces for {self.num_convolutions} convolutions: the range has up to "
             f"{format_bytes(self.high_bytes)} for them, as much as the largest reads and writes. "
@@ -384,54 +386,55 @@ PATCH_EMBEDDING = ConvolutionWorkspace(1, 0, "the patch embedding")
 def convolution_workspace(
     ledger: Ledger, environment: Mapping[str, str] = os.environ
 ) -> ConvolutionWorkspace:
-    """Of the steady step. A single convolution is taken for a patch embedding: nothing is added."""
-    found = [(phase, o) for phase, o in ledger.operations() if o.kind.endswith("conv")]
-    paths = {operation.path for phase, operation in found if phase == "forward"}
-    num_forward = sum(phase == "forward" for phase, _ in found)
-    if len(paths) < 2:
-        return ConvolutionWorkspace(min(num_forward, 1), 0)
-    high = max(operation.num_bytes for _, operation in found)
+    """The workspaces of the steady step. A single convolution is taken for a patch embedding, which
+    needs none."""
+    convolutions = [(phase, op) for phase, op in ledger.operations() if op.kind.endswith("conv")]
+    forward_paths = [op.path for phase, op in convolutions if phase == "forward"]
+    num_modules = len(set(forward_paths))
+    if num_modules < 2:
+        return ConvolutionWorkspace(min(len(forward_paths), 1), 0)
+    high = max(op.num_bytes for _, op in convolutions)
     cap = environment.get(CAP_VARIABLE, "")
     if cap.isdecimal():
         high = min(high, int(cap) * MIB)
-    return ConvolutionWorkspace(len(paths), high)
+    return ConvolutionWorkspace(num_modules, high)
 
 
-# What a step that offloads pins of the host's memory.
+# The host's memory that a step pins where it offloads.
 
 
 @dataclass(frozen=True)
-class Pinned:
-    """`num_bytes` are held of what is on the device, in `pinned_bytes`. No block is
-    split, and each is rounded up to a power of two (aten/src/ATen/core/CachingHostAllocator.h;
-    issue 150517 of pytorch/pytorch)."""
+class PinnedMemory:
+    """`num_bytes` of tensors, which lie in `pinned_bytes` of the host's memory: no block is split,
+    and each is rounded up to a power of two (aten/src/ATen/core/CachingHostAllocator.h; issue
+    150517 of pytorch/pytorch)."""
 
     num_bytes: int = 0
     pinned_bytes: int = 0
 
 
-def pinned_memory(ledger: Ledger) -> Pinned:
-    """Of the forward that moves most. All of it is on the host at once, when that forward ends."""
-    moved = [
-        [op.num_bytes for _, op in run if op.name == TO_HOST]
-        for phase, run in groupby(ledger.operations(), itemgetter(0))
+def pinned_activations(ledger: Ledger) -> PinnedMemory:
+    """The activations of the forward that offloads most. All are on the host at once, when that
+    forward ends."""
+    forwards = [
+        [op.num_bytes for _, op in operations if op.name == TO_HOST]
+        for phase, operations in groupby(ledger.operations(), itemgetter(0))
         if phase == "forward"
     ]
-    most = max(moved, key=sum, default=[])
-    return _pinned(most)
+    return _pin(max(forwards, key=sum, default=[]))
 
 
-def pinned_by_optimizer(ledger: Ledger) -> Pinned:
-    """Of an optimizer on the host: a copy of each weight that it updates, and of its gradient."""
+def pinned_weights(ledger: Ledger) -> PinnedMemory:
+    """The host's copy of each weight that its optimizer updates, and of its gradient."""
     weights = [op.num_bytes for _, op in ledger.operations() if op.name == WEIGHT_TO_DEVICE]
-    return _pinned(2 * weights)
+    return _pin(2 * weights)
 
 
-def leaving_bytes(ledger: Ledger) -> int:
-    """Of gradients on their way to the host, whose memory is used again only once they are there:
-    where memory is plentiful torch may reserve as much more."""
+def offloaded_gradient_bytes(ledger: Ledger) -> int:
+    """The bytes of all gradients that go to the host. Their memory is used again only once they are
+    there: where memory is plentiful torch may reserve as much more."""
     return sum(op.num_bytes for _, op in ledger.operations() if op.name == GRADIENT_TO_HOST)
 
 
-def _pinned(sizes: list[int]) -> Pinned:
-    return Pinned(sum(sizes), sum(1 << (size - 1).bit_length() for size in sizes if size))
+def _pin(sizes: list[int]) -> PinnedMemory:
+    return PinnedMemory(sum(sizes), sum(1 << (size - 1).bit_length() for size in sizes if size))

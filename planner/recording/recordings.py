@@ -246,7 +246,7 @@ def stand_ins(gpus: Iterable[Gpu | None]) -> dict[Gpu | None, Gpu | None]:
 
 def step_of(model: Model, setting: ResolvedSetting, gpu: Gpu | None) -> RecordedStep:
     """The step whose recording a setting takes. Settings with the same events share it: kernels
-    that are tuned change no buffer, and CUDA graphs are added later (`in_graph_pool`)."""
+    that are tuned change no buffer, and CUDA graphs are added later (`pool_graph_memory`)."""
     changes: dict[str, object] = {"accumulate": min(setting.accumulate, RECORDED_MICRO_BATCHES)}
     if has_known_graphs(setting):
         changes["compile"] = "default"

@@ -19,10 +19,10 @@ from planner.ledger.ledger import Allocated, Category, Freed, Ledger, Scratch, T
 from planner.machine.hardware import Gpu
 from planner.machine.hardware.overheads import overheads_for, processors_of
 from planner.memory.allocator_config import AllocatorConfig
-from planner.memory.caching_allocator import UNIT_BYTES, rounded
-from planner.memory.profile import alive_at, category_bytes, steady_requests, walk_ledger
-from planner.memory.replay import SteadyCourse, steady_course
-from planner.memory.scratch import on_device
+from planner.memory.caching_allocator import UNIT_BYTES, round_request
+from planner.memory.profile import category_bytes, live_storages, steady_requests, walk_ledger
+from planner.memory.replay import SteadyTrace, trace_steady
+from planner.memory.scratch import size_scratch
 from planner.report.advice import advice_answer
 from planner.report.estimates import estimate_answer, is_shown_as_running, peak_text
 from planner.report.page import contents as doc
@@ -83,7 +83,7 @@ def step_live_bytes(ledger: Ledger) -> LiveBytes:
     first = max((i + 1 for i, mark in marks if mark.step < last_step), default=0)
     by_category = category_bytes(ledger.events, first, ends[-1][0])
     total = [sum(point) for point in zip(*by_category.values(), strict=True)]
-    moves = [first - 1, *(i for i in walked.moves if first <= i < ends[-1][0])]
+    moves = [first - 1, *(i for i in walked.move_indices if first <= i < ends[-1][0])]
     stops = [bisect_left(moves, end) for end, _ in ends]
     phases = tuple(
         Phase(name, start, stop)
@@ -94,15 +94,15 @@ def step_live_bytes(ledger: Ledger) -> LiveBytes:
 
 def step_allocator_bytes(
     ledger: Ledger, live: LiveBytes, workspace_bytes: int, config: AllocatorConfig | None = None
-) -> SteadyCourse:
+) -> SteadyTrace:
     """What the caching allocator gives out and reserves at each point of `live`, which is the last
     step of `ledger`. Workspaces come and go between two points, so each figure is the largest until
     the next point. The other arguments are those of `planner.memory.profile.profile_memory`."""
     walked, requests, start = steady_requests(ledger, workspace_bytes)
-    course = steady_course(requests, start, config, walked.streams, walked.emptied)
-    entries = [bisect_right(walked.events, event) - start for event in live.events]
+    course = trace_steady(requests, start, config, walked.streams, walked.emptied)
+    entries = [bisect_right(walked.event_indices, event) - start for event in live.events]
     spans = list(pairwise([*entries, len(course.allocated_bytes)]))
-    return SteadyCourse(
+    return SteadyTrace(
         [max(course.allocated_bytes[entry:end]) for entry, end in spans],
         [max(course.reserved_by_stream[entry:end], key=sum) for entry, end in spans],
     )
@@ -144,7 +144,7 @@ class PredictedStep:
 
 def step_group(step: PredictedStep, key: str, title: str = "") -> doc.Group:
     """All sections of a step. `key` is unique on the page: its charts and anchors begin with it."""
-    step = replace(step, ledger=on_device(step.ledger, processors_of(step.gpu)))
+    step = replace(step, ledger=size_scratch(step.ledger, processors_of(step.gpu)))
     estimate, timeline = step.estimate, step_timeline(step)
     has_budget = estimate.budget_bytes is not None
     answer = estimate_answer(estimate, lambda _: step.command("advise") if has_budget else "")
@@ -251,7 +251,9 @@ def _moves(ledger: Ledger, live: LiveBytes) -> list[Move]:
             newest = storage if index in points else -1
             if index in points:
                 name = request.label.removeprefix("aten.")
-                moves.append(Move(sign * rounded(request.num_bytes), category, name, request.path))
+                moves.append(
+                    Move(sign * round_request(request.num_bytes), category, name, request.path)
+                )
         elif type(event) is Tagged and event.storage in categories:
             categories[event.storage] = event.category
             if event.storage == newest:  # tagged before anything else is allocated or freed
@@ -348,8 +350,8 @@ def _phase_table(timeline: Timeline) -> doc.Table:
 def storages_at_peak(ledger: Ledger, live: LiveBytes) -> list[tuple[str, Category, int]]:
     """The (module, category, bytes) of each storage at the peak, the oldest first."""
     return [
-        (path, category, rounded(num_bytes))
-        for num_bytes, category, path, _ in alive_at(ledger, live.events[live.peak])
+        (path, category, round_request(num_bytes))
+        for num_bytes, category, path, _ in live_storages(ledger, live.events[live.peak])
     ]
 
 

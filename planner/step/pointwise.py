@@ -9,7 +9,7 @@ from math import prod
 from typing import NamedTuple
 
 from planner.core.torch_version import torch_version
-from planner.memory.scratch import vector_of
+from planner.memory.scratch import vector_width
 from planner.step.autograd import (
     Gradients,
     Node,
@@ -481,7 +481,7 @@ def reduction_of(
         wide = fastest == 1 and len(summed) == 1
         return Reduction(outputs, inputs, 1, 4 if wide else 1)
     others = [stride for stride, _ in (*summed, *left[1:])]
-    vector = vector_of(left[0][1], *others) if left[0][0] == 1 else 1
+    vector = vector_width(left[0][1], *others) if left[0][0] == 1 else 1
     return Reduction(outputs, inputs, 0, vector)
 
 

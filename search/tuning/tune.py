@@ -28,8 +28,8 @@ from planner.machine.torch_build import installed_build
 from planner.memory.allocator_config import (
     VARIABLES,
     AllocatorConfig,
-    allocator_in_environment,
     recorded_allocator,
+    set_environment_options,
 )
 from search.loop.options import SearchOptions, read_options
 from search.loop.prober import (
@@ -126,7 +126,7 @@ def tune(
         usual, said = None, list[str]()
         if asked.allocator is None:
             usual, said = usual_options(choose_device(asked.device))
-        with allocator_in_environment(asked.allocator or usual):
+        with set_environment_options(asked.allocator or usual):
             return _probed(chosen, asked, estimator, prober, on_progress, said)
 
 

@@ -16,7 +16,7 @@ from planner.core.schema import SwinConfig
 from planner.estimation.ledgers import step_ledger
 from planner.ledger.ledger import Allocated, Event, Freed, Marked, Scratch
 from planner.libraries.names import find_library
-from planner.memory.caching_allocator import rounded
+from planner.memory.caching_allocator import round_request
 from planner.step.training import record_training
 from tests.steps import Changes, assert_equal_to_torch, name_of, on_shapes, require, setting_of
 
@@ -157,7 +157,7 @@ def phase_ends(events: list[Event]) -> list[list[Any]]:
     ends = []
     for event in events:
         if isinstance(event, Allocated):
-            sizes[event.storage] = rounded(event.num_bytes)
+            sizes[event.storage] = round_request(event.num_bytes)
             live += sizes[event.storage]
             peak = max(peak, live)
         elif isinstance(event, Freed):

@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.core.units import KIB, MIB
 from planner.memory.allocator_config import AllocatorConfig
-from planner.memory.replay import Player
+from planner.memory.replay import Player, trace_allocated
 
 
 def random_requests(source: random.Random, count: int) -> list[int]:
@@ -43,9 +43,9 @@ def played(
     """Bytes allocated and reserved after each request, and how often cached memory was freed."""
     player = Player(config, allowed_bytes, streams)
     player.play(requests, 0)
-    course = player.course(requests)
-    retries = player.allocator.num_alloc_retries
-    return course.allocated_bytes[1:], course.reserved_bytes[1:], retries
+    allocated = trace_allocated(requests, player.blocks)
+    reserved = [sum(by_stream) for by_stream in player.trace_reserved(len(requests))]
+    return allocated[1:], reserved[1:], player.allocator.num_alloc_retries
 
 
 # What a device would have recorded of requests of whole segments.

@@ -13,18 +13,13 @@ from planner.core.units import KIB, MIB
 from planner.ledger.ledger import Allocated, Computed, Event, Freed, Ledger, Marked, Tagged
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.caching_allocator import CachingAllocator, OutOfMemoryError
-from planner.memory.profile import (
-    alive_at,
-    growth_within,
-    instant,
-    steady_step,
-)
+from planner.memory.profile import find_instant, live_storages, phase_growth, steady_step
 from planner.memory.replay import (
     MAX_STEPS,
     SteadyPeaks,
     replay_steady,
-    replay_within,
-    steady_course,
+    replay_within_limit,
+    trace_steady,
 )
 from tests.memory.requests import played
 
@@ -32,7 +27,7 @@ from tests.memory.requests import played
 @pytest.fixture(autouse=True)
 def each_request_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that short steps, too, are ended where they recur."""
-    monkeypatch.setattr("planner.memory.replay._AT_ONCE", 1)
+    monkeypatch.setattr("planner.memory.replay._CHUNK_LENGTH", 1)
 
 
 CONFIGS = (
@@ -124,7 +119,7 @@ def test_the_course_of_a_step_is_that_of_its_repetition(config: AllocatorConfig 
         streams = [(n if n >= 0 else requests[~n]) % 3 for n in requests]
         again = [*streams, *streams[start:]]
         allocated, reserved, _ = played(repeat_step(requests, start), config, again)
-        course = steady_course(requests, start, config, streams=streams)
+        course = trace_steady(requests, start, config, streams=streams)
         assert course.allocated_bytes == allocated[len(requests) - 1 :], seed
         assert course.reserved_bytes == reserved[len(requests) - 1 :], seed
         peaks = replay_steady(requests, start, config, streams=streams)
@@ -133,7 +128,7 @@ def test_the_course_of_a_step_is_that_of_its_repetition(config: AllocatorConfig 
 
 
 def test_a_step_that_cannot_be_played_again_has_one_course_from_what_came_before_it() -> None:
-    course = steady_course([4 * MIB, 6 * MIB, ~0], 1)
+    course = trace_steady([4 * MIB, 6 * MIB, ~0], 1)
     assert course.reserved_bytes == [20 * MIB] * 3
     assert course.allocated_bytes == [4 * MIB, 10 * MIB, 6 * MIB]
 
@@ -150,20 +145,20 @@ def test_a_request_that_fails_frees_what_is_cached_and_is_served() -> None:
     # 60 MiB are cached when 80 are asked for: 140 without a limit, and within 100 the 60 go.
     step = [60 * MIB, ~0, 80 * MIB, ~2]
     assert replay_steady(step, 0).reserved_bytes == 140 * MIB
-    found = replay_within(step, 0, None, 100 * MIB)
+    found = replay_within_limit(step, 0, None, 100 * MIB)
     # The 80 then serve both, in every later step: the first alone retried.
     assert found == SteadyPeaks(80 * MIB, 80 * MIB, num_alloc_retries=1)
     # Two at once have no room, whatever is freed.
-    assert replay_within([60 * MIB, 80 * MIB, ~0, ~1], 0, None, 100 * MIB) is None
+    assert replay_within_limit([60 * MIB, 80 * MIB, ~0, ~1], 0, None, 100 * MIB) is None
     # Where there is room for all, nothing is freed.
-    assert replay_within(step, 0, None, 140 * MIB) == SteadyPeaks(80 * MIB, 140 * MIB)
+    assert replay_within_limit(step, 0, None, 140 * MIB) == SteadyPeaks(80 * MIB, 140 * MIB)
 
 
 def test_a_step_may_free_cached_memory_each_time() -> None:
     # 80 MiB of the large pool, then 40 of the small one: within 100 each has to free the other's,
     # in the first step only the second of them.
     step = [80 * MIB, ~0, *[MIB] * 40, *(~entry for entry in range(2, 42))]
-    found = replay_within(step, 0, None, 100 * MIB)
+    found = replay_within_limit(step, 0, None, 100 * MIB)
     assert found.retries_each_step == 2
     assert found.num_alloc_retries == 2 * MAX_STEPS - 1
     assert found.reserved_bytes == 100 * MIB  # ten segments of 2 MiB beside the 80, then no more
@@ -214,12 +209,14 @@ def test_blocks_never_overlap_and_everything_merges_back(
         except OutOfMemoryError:
             continue
         # The last page of an expandable segment may be over the limit, as in torch.
-        assert allocator.reserved_bytes <= (capacity + 19 * config.expandable_segments) * MIB
-        assert allocator.reserved_bytes >= sum(e - s for s, e in live.values())
+        assert (
+            sum(allocator.reserved_by_stream) <= (capacity + 19 * config.expandable_segments) * MIB
+        )
+        assert sum(allocator.reserved_by_stream) >= sum(e - s for s, e in live.values())
     for index in live:
         allocator.free(blocks[index])
     allocator.empty_cache()
-    assert allocator.reserved_bytes == 0
+    assert sum(allocator.reserved_by_stream) == 0
 
 
 PRODUCT = Computed("aten.mm", "matmul", "float32", 1, 1, 1, "head")
@@ -258,17 +255,17 @@ def test_a_steady_step_is_the_last_one() -> None:
 
 
 def test_a_phase_needs_what_live_bytes_rise_within_it() -> None:
-    assert growth_within(LEDGER, "forward") == 1024
-    assert growth_within(LEDGER, "backward") == 2048
-    assert growth_within(LEDGER, "optimizer") == 0
-    assert growth_within(LEDGER, "build") == 512
+    assert phase_growth(LEDGER, "forward") == 1024
+    assert phase_growth(LEDGER, "backward") == 2048
+    assert phase_growth(LEDGER, "optimizer") == 0
+    assert phase_growth(LEDGER, "build") == 512
 
 
 def test_an_instant_names_what_is_alive() -> None:
-    found = instant(LEDGER, SECOND + 5)
+    found = find_instant(LEDGER, SECOND + 5)
     assert (found.phase, found.micro_batch, found.label) == ("backward", 1, "aten.add")
     assert found.by_category == {"parameters": 512, "activations": 1024, "temporaries": 2048}
     assert found.live_bytes == 3584
     assert found.largest == (("", "aten.add", 2000), ("head", "aten.mm", 1000))
     # A tag right behind an allocation says what was just allocated.
-    assert alive_at(LEDGER, SECOND)[-1] == (1000, "activations", "head", "aten.mm")
+    assert live_storages(LEDGER, SECOND)[-1] == (1000, "activations", "head", "aten.mm")

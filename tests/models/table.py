@@ -26,7 +26,7 @@ from planner.core.schema import FactoryModel, MeasurementRecord
 from planner.core.torch_version import torch_version
 from planner.estimation.estimate import estimate
 from planner.machine.emulated import EmulatedMachine, emulated_gpu, started
-from planner.memory.compiled import RECORDED
+from planner.memory.compiled import RECORDED_BASIS
 from search.loop.records import read_records
 from tests.truth.matrix import Row, read_matrix
 from tests.truth.record import measure
@@ -84,7 +84,9 @@ def judge(record: MeasurementRecord) -> Verdict:
     allocated = found.peak_allocated_bytes / record.peak_allocated_bytes - 1
     reserved = found.peak_reserved_bytes / record.peak_reserved_bytes - 1
     if record.setting.compiles:
-        found_within = [RECORDED.low <= 1 / (1 + e) <= RECORDED.high for e in (allocated, reserved)]
+        found_within = [
+            RECORDED_BASIS.low <= 1 / (1 + e) <= RECORDED_BASIS.high for e in (allocated, reserved)
+        ]
         what = "within" if all(found_within) else "wrong"
     else:
         what = "equal" if max(abs(allocated), abs(reserved)) <= EQUAL else "wrong"

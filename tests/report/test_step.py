@@ -22,7 +22,7 @@ from planner.machine.hardware import find_gpu
 from planner.machine.hardware.overheads import processors_of
 from planner.memory.allocator_config import parse_allocator_config
 from planner.memory.profile import category_bytes, steady_step
-from planner.memory.scratch import on_device
+from planner.memory.scratch import size_scratch
 from planner.report.page.contents import Chart, Number, Page, Table
 from planner.report.page.rendering import all_parts, page_html
 from planner.report.pages import make_page
@@ -63,7 +63,7 @@ def step_of(
     config: Any, setting: Any, ledger: Ledger, card: Any = None, options: Any = None
 ) -> PredictedStep:
     found = estimate_ledger(config, setting, ledger, card, None, options)
-    return PredictedStep(found, on_device(ledger, processors_of(card)), card, options)
+    return PredictedStep(found, size_scratch(ledger, processors_of(card)), card, options)
 
 
 @cache

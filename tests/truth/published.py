@@ -36,7 +36,7 @@ from planner.libraries.names import find_library, resolve_model
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.profile import walk_ledger
-from planner.memory.scratch import on_device
+from planner.memory.scratch import size_scratch
 from planner.step.engine import AutocastScope
 from planner.step.nn import name_modules
 from planner.step.tensor import Device
@@ -227,7 +227,7 @@ def predicted_allocated(row: PublishedRow) -> int | None:
         if row.fused_window_process:
             ledger = with_fused_windows(ledger)
         outside = overheads_for(row.device, ledger.environment)
-        ledger = on_device(ledger, outside.processors)
+        ledger = size_scratch(ledger, outside.processors)
         return peak_allocated(ledger, outside.workspace_bytes, counts)
 
     if row.span == "forward":
@@ -331,10 +331,10 @@ def _without(ledger: Ledger, gone: set[int], operation: str | None = None) -> Le
 def peak_allocated(ledger: Ledger, workspace_bytes: int, counts: Window) -> int:
     """The most bytes in the allocator's blocks within the phases that `counts` names."""
     walked = walk_ledger(ledger)
-    requests = walked.requests_with(workspace_bytes)
+    requests = walked.fill_workspaces(workspace_bytes)
     running, _, _ = played(requests, streams=walked.streams)
     inside = _inside(ledger, counts)
-    return max(after for after, event in zip(running, walked.events, strict=True) if inside[event])
+    return max(n for n, event in zip(running, walked.event_indices, strict=True) if inside[event])
 
 
 def _inside(ledger: Ledger, counts: Window) -> list[bool]:
