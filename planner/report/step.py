@@ -250,10 +250,8 @@ def _moves(ledger: Ledger, live: LiveBytes) -> list[Move]:
                 request, category = requests.pop(storage), categories.pop(storage)
             newest = storage if index in points else -1
             if index in points:
-                name = request.label.removeprefix("aten.")
-                moves.append(
-                    Move(sign * round_request(request.num_bytes), category, name, request.path)
-                )
+                size, name = round_request(request.num_bytes), request.label.removeprefix("aten.")
+                moves.append(Move(sign * size, category, name, request.path))
         elif type(event) is Tagged and event.storage in categories:
             categories[event.storage] = event.category
             if event.storage == newest:  # tagged before anything else is allocated or freed
