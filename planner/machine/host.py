@@ -7,6 +7,8 @@ memory.limit_in_bytes).
 """
 
 import os
+import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,12 +45,11 @@ class Host:
 
 def read_host(root: Path = ROOT) -> Host:
     """This machine as this process may use it; of another `root`, what its files say."""
-    num_cpus = os.cpu_count() or 1
     memory, available = memory_room(root)
     shared, shared_free = _shared_memory(root)
     return Host(
-        num_cpus=num_cpus,
-        usable_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else num_cpus,
+        num_cpus=os.cpu_count() or 1,
+        usable_cpus=usable_cores(),
         quota_cpus=_quota(root),
         memory_bytes=memory,
         available_bytes=available,
@@ -152,3 +153,23 @@ def _container(root: Path) -> str | None:
         if name in groups:
             return name
     return None
+
+
+def cpu_name() -> str:
+    """The processor and the threads that torch uses on it: "AMD EPYC, 2 threads"."""
+    # In the order in which torch reads them (aten/src/ATen/ParallelCommon.cpp).
+    variables = (os.environ.get(name, "") for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"))
+    count = next((int(threads) for threads in variables if threads.isdigit()), usable_cores())
+    return f"{_cpu_model()}, {count} thread{'' if count == 1 else 's'}"
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_model() -> str:
+    text = text_of(ROOT / "proc/cpuinfo")
+    match = re.search(r"^model name\s*: *(.+)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else platform.machine() or "CPU"

@@ -17,108 +17,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from planner.core.torch_version import installed_torch
+from planner.machine.asking import NO_ANSWER
 
 # The order of GPUs that nvidia-smi and the driver's library have; CUDA's own is by speed.
 DEVICE_ORDER = "CUDA_DEVICE_ORDER"
 BUS_ORDER = "PCI_BUS_ID"
 
 _DEADLINE_SECONDS = 120  # a first import from a cold network disk can take a minute
-# A kernel that runs is the only proof; a card that is full has still proven that it can. What is
-# known so far is told before each question, which may end the process: the gravest come first.
-_NO_ANSWER = "no answer"
-_ASK = """
-import json, sys
-import torch
-tried = json.loads(sys.argv[1])
-failed = {}
-found = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
-         "failed": failed, "gpus": []}
-
-def first_line(error):
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-def ask(name, question, otherwise=""):
-    failed[name] = "no answer"
-    print(json.dumps(found), flush=True)
-    try:
-        answer = question()
-    except Exception as error:
-        failed[name] = first_line(error)
-        return otherwise
-    del failed[name]
-    return answer
-
-def quiet(name, question):
-    answer = ask(name, question)
-    failed.pop(name, None)
-    return answer
-
-def read_cudnn():
-    try:
-        return [str(torch.backends.cudnn.version() or ""), ""]
-    except AttributeError:
-        return ["", ""]
-    except Exception as error:
-        return ["", first_line(error)]
-
-def read_init():
-    try:
-        torch.cuda.init()
-    except Exception as error:
-        return first_line(error)
-    return ""
-
-def try_out(index):
-    try:
-        torch.ones(8, device=f"cuda:{index}").sum().item()
-    except torch.OutOfMemoryError:
-        return ""
-    except Exception as error:
-        return "" if "CUDA error: out of memory" in str(error) else first_line(error)
-    return ""
-
-def try_segments(index):
-    # Only asking for one tells: virtual GPUs say less than they lack.
-    set_options = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    set_options = set_options or torch.cuda.memory._set_allocator_settings
-    set_options("expandable_segments:True")
-    try:
-        torch.empty(1 << 22, dtype=torch.uint8, device=f"cuda:{index}")
-    except torch.OutOfMemoryError:
-        return ""
-    except RuntimeError as error:
-        return first_line(error)
-    finally:
-        set_options("expandable_segments:False")
-    return ""
-
-def read_gpu(index):
-    p = torch.cuda.get_device_properties(index)
-    return {"name": p.name, "total_bytes": p.total_memory, "capability": [p.major, p.minor],
-            "uuid": str(getattr(p, "uuid", "")), "error": ""}
-
-found["available"] = ask("torch.cuda.is_available()", torch.cuda.is_available, False)
-if found["available"]:
-    found["arch_list"] = ask("torch.cuda.get_arch_list()", torch.cuda.get_arch_list, [])
-    for index in range(ask("torch.cuda.device_count()", torch.cuda.device_count, 0)):
-        gpu = ask(f"torch.cuda.get_device_properties({index})", lambda: read_gpu(index), None)
-        if gpu is None:
-            break
-        found["gpus"].append(gpu)
-        if tried is None or index in tried:
-            gpu["error"] = ask(f"a kernel on cuda:{index}", lambda: try_out(index))
-            if found["cuda"] and not gpu["error"]:
-                gpu["segment_error"] = quiet(
-                    f"an expandable segment on cuda:{index}", lambda: try_segments(index))
-elif found["cuda"] or found["hip"]:
-    found["reason"] = ask("torch.cuda.init()", read_init)
-found["cudnn"], found["cudnn_error"] = ask(
-    "torch.backends.cudnn.version()", read_cudnn, ["", ""])
-if found["cuda"]:
-    found["nccl"] = quiet("torch.cuda.nccl.version()",
-                          lambda: ".".join(map(str, torch.cuda.nccl.version())))
-print(json.dumps(found), flush=True)
-"""
+_ASKING = Path(__file__).with_name("asking.py")
 _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
 
 
@@ -176,7 +82,7 @@ def ask_torch(
     ended, errors = f"it took over {_DEADLINE_SECONDS} s", ""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _ASK, indices], env=bus_ordered(environ),
+            [sys.executable, "-P", str(_ASKING), indices], env=bus_ordered(environ),
             capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
@@ -188,7 +94,7 @@ def ask_torch(
     if not answers:
         return TorchBuild(error=ended)
     found: TorchBuild = TypeAdapter(TorchBuild).validate_python(json.loads(answers[-1]))
-    failed = {of: ended if why == _NO_ANSWER else why for of, why in found.failed.items()}
+    failed = {of: ended if why == NO_ANSWER else why for of, why in found.failed.items()}
     gpus = tuple(
         replace(gpu, error=gpu.error or failed.get(f"a kernel on cuda:{index}", ""))
         for index, gpu in enumerate(found.gpus)
@@ -273,20 +179,18 @@ _TURING_TO_BLACKWELL = _VOLTA_TO_BLACKWELL[1:]
 # 2.15, the plan in #190385 and the architectures that its wheel tells.
 # torch's release -> CUDA -> the architectures of its kernels; newest first, of one release the one
 # to be preferred: CUDA 13.2 was experimental up to 2.14.
+_SINCE_2_12 = {
+    "13.0": _TURING_TO_BLACKWELL, "12.6": _MAXWELL_TO_HOPPER, "13.2": _TURING_TO_BLACKWELL,
+}  # fmt: skip
+_UP_TO_2_10 = {
+    "13.0": _TURING_TO_BLACKWELL, "12.8": _VOLTA_TO_BLACKWELL, "12.6": _MAXWELL_TO_HOPPER,
+}  # fmt: skip
 _BUILDS: dict[tuple[int, int], dict[str, tuple[str, ...]]] = {
     (2, 15): {"13.2": _TURING_TO_BLACKWELL, "13.0": _TURING_TO_BLACKWELL},
-    (2, 14): {"13.0": _TURING_TO_BLACKWELL, "12.6": _MAXWELL_TO_HOPPER,
-              "13.2": _TURING_TO_BLACKWELL},
-    (2, 13): {"13.0": _TURING_TO_BLACKWELL, "12.6": _MAXWELL_TO_HOPPER,
-              "13.2": _TURING_TO_BLACKWELL},
-    (2, 12): {"13.0": _TURING_TO_BLACKWELL, "12.6": _MAXWELL_TO_HOPPER,
-              "13.2": _TURING_TO_BLACKWELL},
+    (2, 14): _SINCE_2_12, (2, 13): _SINCE_2_12, (2, 12): _SINCE_2_12,
     (2, 11): {"13.0": _TURING_TO_BLACKWELL, "12.8": _TURING_TO_BLACKWELL,
               "12.6": _MAXWELL_TO_HOPPER},
-    (2, 10): {"13.0": _TURING_TO_BLACKWELL, "12.8": _VOLTA_TO_BLACKWELL,
-              "12.6": _MAXWELL_TO_HOPPER},
-    (2, 9): {"13.0": _TURING_TO_BLACKWELL, "12.8": _VOLTA_TO_BLACKWELL,
-             "12.6": _MAXWELL_TO_HOPPER},
+    (2, 10): _UP_TO_2_10, (2, 9): _UP_TO_2_10,
 }  # fmt: skip
 INDEX = "https://download.pytorch.org/whl"  # has a folder for each tag (pytorch.org, Start Locally)
 OLDEST_TORCH, NEWEST_TORCH = min(_BUILDS), max(_BUILDS)

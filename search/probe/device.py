@@ -24,9 +24,9 @@ from planner.core.schema import DeviceInfo, TrainSetting
 from planner.core.units import GIB, MIB
 from planner.machine import nvml, torch_build
 from planner.machine.emulated import is_emulated
-from planner.machine.hardware.gpu import DetectedGpu, cpu_name, read_device, visible_gpus
+from planner.machine.hardware.gpu import DetectedGpu, read_device, visible_gpus
 from planner.machine.hardware.overheads import CONTEXT_BYTES
-from planner.machine.host import memory_room
+from planner.machine.host import cpu_name, memory_room
 from planner.memory.allocator_config import RECORDED_AS, environment_options
 
 # Packages whose versions decide what a probe measures.

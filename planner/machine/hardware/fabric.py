@@ -1,6 +1,5 @@
-"""How the devices of a training are joined: the link within a machine, and the network between.
-
-What nobody named is assumed from the GPU, and said.
+"""How the devices of a training are joined: the link within a machine, and the network between
+machines. A link that nobody named is assumed from the GPU, and the assumption is stated.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ if TYPE_CHECKING:
     from planner.core.schema.setting import Collective
 
 
-# Links between devices: how long a collective takes over each, by size and number of ranks.
+# Links between devices: how long a collective takes, by the bytes of the whole array (as nccl-tests
+# counts) and the number of ranks.
 #
-# The figures are in `links.json`, each with where it comes from. Of a link whose times were
-# published by size, times are read between its points; of any other, one rate of large arrays is
-# known, and the start is NCCL's own model of a ring. A number is the bus bandwidth that somebody
-# measured. Legend: S bytes of the whole array, as nccl-tests counts; n ranks.
+# `links.json` has the figures, each with its source. Where a link's times were published by size,
+# times lie between these points. Of any other link one rate of large arrays is known, and the start
+# is NCCL's own model of a ring. A number in place of a name is a bus bandwidth that somebody
+# measured.
 
 Hop = Literal["nvlink", "pcie", "network"]
 
@@ -36,8 +36,8 @@ Hop = Literal["nvlink", "pcie", "network"]
 # faster for small arrays by this model, and by less in what was published (docs/many-gpus.md).
 _START_SECONDS = 8.4e-6
 _HOP_SECONDS: Mapping[Hop, float] = {"nvlink": 3.4e-6, "pcie": 5.7e-6, "network": 14e-6}
-# How far times may be off either way, relative. Two machines of 8 A100 were published at 154 and at
-# 229 GB/s, half as slow again. Of what somebody measured on the devices themselves: a judgement.
+# By which share times may be off either way. Two machines of 8 A100 were published at 154 and at
+# 229 GB/s, a ratio of 1.5. Where somebody measured the devices themselves: a judgement.
 SPREAD, MEASURED_SPREAD = 0.5, 0.15
 
 
@@ -52,8 +52,8 @@ class Curve(NamedTuple):
     points: tuple[tuple[int, float], ...]
 
     def seconds(self, num_bytes: int, start_seconds: float) -> float:
-        """On the line between two points, both on logarithmic scales. Below the first point the
-        time falls to the start's; above the last the rate stays."""
+        """The time of `num_bytes`: on the line between two points, both on logarithmic scales.
+        Below the first point the time falls to `start_seconds`; above the last the rate stays."""
         first, last = self.points[0], self.points[-1]
         if num_bytes <= first[0]:
             start = min(start_seconds, first[1])
@@ -75,9 +75,10 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True)
 class Link:
-    """One link. It has curves or else rates, of all-reduce at least. `hop` is what a step of a ring
-    crosses. Times may be off by `spread` either way, relative. `sources` say where it was read.
-    It joins `most` devices in a machine, where that is bounded."""
+    """One link. It has curves or else rates, at least those of all-reduce. `hop` is what a step of
+    a ring crosses. Times may be off by the share `spread` either way. `sources` are where its
+    figures were read. It joins at most `most` devices in a machine; None where that is not
+    bounded."""
 
     name: str
     title: str
@@ -89,11 +90,9 @@ class Link:
     most: int | None = None
 
     def seconds(self, collective: Collective, num_bytes: int, ranks: int) -> float:
-        """Of `collective` over `num_bytes` of the whole array between `ranks` devices.
-
-        Where a collective has no figures of its own, it takes all-reduce's bus bandwidth: an
-        all-gather or a reduce-scatter half of its time.
-        """
+        """The seconds of `collective` over `num_bytes` of the whole array between `ranks` devices.
+        A collective without figures of its own has all-reduce's bus bandwidth: an all-gather or a
+        reduce-scatter takes half of its time."""
         if ranks < 2 or not num_bytes:
             return 0.0
         factor = bus_factor(collective, ranks)
@@ -107,29 +106,30 @@ class Link:
         if self.curves:
             size = max(curve.points[-1][0] for curve in self.curves)
             return size / self._seconds_per_factor(collective, size, ranks)
-        own = [r for r in self.rates if r.collective == collective]
-        known = own or [r for r in self.rates if r.collective == "all_reduce"]
-        return _between_ranks([(r.ranks, r.bytes_per_second) for r in known], ranks)
+        rates = [r for r in self.rates if r.collective == collective]
+        rates = rates or [r for r in self.rates if r.collective == "all_reduce"]
+        return _interpolate([(r.ranks, r.bytes_per_second) for r in rates], ranks)
 
     def _seconds_per_factor(self, collective: Collective, num_bytes: int, ranks: int) -> float:
-        """Seconds over the bus factor: what is alike between numbers of ranks."""
-        own = [c for c in self.curves if c.collective == collective]
-        known = own or [c for c in self.curves if c.collective == "all_reduce"] or self.curves
-        return _between_ranks(
+        """Seconds divided by the bus factor, which compare between numbers of ranks."""
+        curves = [c for c in self.curves if c.collective == collective]
+        curves = curves or [c for c in self.curves if c.collective == "all_reduce"]
+        return _interpolate(
             [
                 (
                     curve.ranks,
                     curve.seconds(num_bytes, start_seconds(curve.collective, ranks, self.hop))
                     / bus_factor(curve.collective, curve.ranks),
                 )
-                for curve in known
+                for curve in curves or self.curves
             ],
             ranks,
         )
 
 
 def start_seconds(collective: Collective, ranks: int, hop: Hop, nodes: int = 1) -> float:
-    """What a ring's steps cost, however small the array: between machines over the network."""
+    """What the steps of a ring cost, however small the array; those between machines cross the
+    network."""
     passes = 2 if collective == "all_reduce" else 1
     steps, crossing = passes * (ranks - 1), passes * (nodes - 1)
     within = (steps - crossing) * _HOP_SECONDS[hop]
@@ -144,7 +144,7 @@ def all_links() -> tuple[Link, ...]:
 
 
 def read_catalogue() -> dict[str, Any]:
-    """`links.json` as it is: published points that no prediction uses stand there as `held_out`."""
+    """`links.json` as it is. Published points that no prediction uses are `held_out` in it."""
     path = Path(__file__).with_name("links.json")
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return data
@@ -155,9 +155,9 @@ def find_link(text: str) -> Link:
 
     Raises UsageError with the names that are near.
     """
-    wanted = text.strip().casefold().replace("_", "-").replace(" ", "-")
+    name = text.strip().casefold().replace("_", "-").replace(" ", "-")
     for link in all_links():
-        if link.name == wanted:
+        if link.name == name:
             return link
     if number := _NUMBER.fullmatch(text.strip()):
         return _measured(float(number[1]), text.strip())
@@ -167,8 +167,8 @@ def find_link(text: str) -> Link:
 
 
 def _measured(gb_s: float, name: str) -> Link:
-    """A link whose all-reduce reaches so many GB/s of bus bandwidth. Its hop is NVLink's, the
-    quickest: the start of small arrays is a lower bound."""
+    """A link whose all-reduce reaches so many GB/s of bus bandwidth. Its hop is the quickest,
+    NVLink's, so that the start of small arrays is a lower bound."""
     if not gb_s:
         raise UsageError("a link of 0 GB/s joins nothing.", "Pass what nccl-tests measured.")
     return Link(
@@ -179,8 +179,8 @@ def _measured(gb_s: float, name: str) -> Link:
 
 
 def bus_factor(collective: Collective, world_size: int) -> float:
-    """Bus bandwidth over `num_bytes / seconds`, as nccl-tests defines it (doc/PERFORMANCE.md): what
-    each link carries, so that worlds of any size compare."""
+    """Bus bandwidth divided by `num_bytes / seconds`, as nccl-tests defines it
+    (doc/PERFORMANCE.md): what each link carries, so that worlds of any size compare."""
     others = (world_size - 1) / world_size
     if collective == "all_reduce":
         return 2 * others
@@ -210,10 +210,10 @@ def _rate(entry: Mapping[str, Any]) -> Rate:
     return Rate(entry.get("collective", "all_reduce"), entry["ranks"], entry["gb_s"] * 1e9)
 
 
-def _between_ranks(known: Sequence[tuple[int, float]], ranks: int) -> float:
-    """The value at `ranks`, of values at some numbers of ranks: between two of them on a line, both
-    on logarithmic scales; beyond them that of the nearest."""
-    ordered = sorted(known)
+def _interpolate(points: Sequence[tuple[int, float]], ranks: int) -> float:
+    """The value at `ranks`, from (number of ranks, value): on the line between two points, both on
+    logarithmic scales; beyond them the nearest's."""
+    ordered = sorted(points)
     for (fewer, value), (more, next_value) in pairwise(ordered):
         if fewer <= ranks <= more and fewer < more:
             share = log(ranks / fewer) / log(more / fewer)
@@ -237,7 +237,7 @@ _USUAL = (
     (r"rtx-50[5-9]0", "no-p2p-pcie5"),
     (r"rtx-[234]0[5-9]0|titan-rtx", "no-p2p"),
 )
-# Several of these are joined in ways of their own, of which no figures were found.
+# Several of these are joined in ways of which no figures were found.
 _UNKNOWN = r"gh200|mi2"
 _PCIE = ((48e9, "pcie5"), (24e9, "pcie4"), (0.0, "pcie3"))
 _CARDS = re.compile(r"([1-9]\d?)x(.+)")
@@ -245,8 +245,8 @@ _CARDS = re.compile(r"([1-9]\d?)x(.+)")
 
 @dataclass(frozen=True)
 class Fabric:
-    """`within` joins the devices of a machine, `cards` of `between` each machine to the others.
-    `assumed` says what nobody named."""
+    """`within` joins the devices of a machine; `cards` cards of `between` join each machine to the
+    others. `assumed` states what nobody named."""
 
     within: Link
     between: Link | None = None
@@ -263,17 +263,17 @@ class Fabric:
 
     @property
     def spread(self) -> float:
-        """How far times may be off either way, relative."""
+        """By which share times may be off either way."""
         return max(link.spread for link in (self.within, self.between) if link is not None)
 
     def seconds(
         self, collective: Collective, num_bytes: int, ranks: int, nodes: int = 1, sharing: int = 1
     ) -> float:
-        """Of a collective between `ranks` devices on `nodes` machines, while `sharing` such groups
-        share each machine's network.
+        """The seconds of a collective between `ranks` devices on `nodes` machines, while `sharing`
+        such groups share each machine's network.
 
-        Between machines a ring's bus bandwidth is that of the network cards of a machine, or of
-        the link within where that is less (NCCL lays a ring through each card).
+        Between machines the bus bandwidth of a ring is that of a machine's network cards, or that
+        of the link within where it is lower (NCCL lays a ring through each card).
         """
         if nodes == 1 or ranks < 2 or not num_bytes:
             return self.within.seconds(collective, num_bytes, ranks)
@@ -291,11 +291,11 @@ class Fabric:
 
 def find_fabric(gpu: Gpu | None, nodes: int, text: str | None = None, of_node: int = 1) -> Fabric:
     """The links that `text` names: within a machine, between machines, or both with a comma
-    between (`nvlink-a100,8xib-hdr`: eight cards of it in a machine). What it does not name, and
-    there is, is what `gpu` usually has. `of_node` devices are in each machine.
+    (`nvlink-a100,8xib-hdr`: eight cards of ib-hdr in each machine). A link that it does not name is
+    the one that `gpu` usually has. Each machine has `of_node` devices.
 
-    Raises UsageError: a link that is not known or joins fewer, one between machines where there is
-    one, or a GPU that has no usual one.
+    Raises UsageError for a link that is unknown or joins fewer devices, for a network where there
+    is one machine, and for a GPU without a usual link.
     """
     within: Link | None = None
     between: Link | None = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,54 +118,27 @@ def read_device(text: str) -> str:
 def visible_gpus(
     gpus: Sequence[DetectedGpu], environ: Mapping[str, str] = os.environ
 ) -> list[DetectedGpu]:
-    """Those of `gpus` that CUDA_VISIBLE_DEVICES leaves visible, in its order: `cuda:0` first.
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, in its order: `cuda:0` first.
 
     Indices are read in the driver's order, which is CUDA's own with CUDA_DEVICE_ORDER=PCI_BUS_ID
-    and on machines whose GPUs are all alike. As in CUDA, the first unknown entry ends the list.
+    and on machines whose GPUs are all of one kind. As in CUDA, the first unknown entry ends the
+    list.
     """
-    wanted = environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
+    entries = environ.get("CUDA_VISIBLE_DEVICES")
+    if entries is None:
         return list(gpus)
-    chosen: list[DetectedGpu] = []
-    for entry in (part.strip() for part in wanted.split(",")):
-        hits = [g for g in gpus if entry == str(g.index) or (entry and g.uuid.startswith(entry))]
-        if len(hits) != 1 or hits[0] in chosen:
+    visible: list[DetectedGpu] = []
+    for entry in (part.strip() for part in entries.split(",")):
+        named = [g for g in gpus if entry == str(g.index) or (entry and g.uuid.startswith(entry))]
+        if len(named) != 1 or named[0] in visible:
             break
-        chosen.append(hits[0])
-    return chosen
+        visible.append(named[0])
+    return visible
 
 
-# The processor of this machine, as records and kept rates name it: no torch.
-
-
-def cpu_name() -> str:
-    """The processor and the threads that computing on it takes: "AMD EPYC, 2 threads"."""
-    # In the order in which torch heeds them (aten/src/ATen/ParallelCommon.cpp).
-    said = (os.environ.get(name, "") for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"))
-    count = next((int(threads) for threads in said if threads.isdigit()), usable_cores())
-    return f"{_cpu_model()}, {count} thread{'' if count == 1 else 's'}"
-
-
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    match = re.search(r"^model name\s*: *(.+)$", text, re.MULTILINE)
-    return match.group(1).strip() if match else platform.machine() or "CPU"
-
-
-# Reasons for low clocks that make a measurement untrustworthy, by the driver's names for them.
-
-# Heat and supply, of nvmlClocksEventReasons (nvml.h) without its prefix; the gravest that can be
-# named comes first. A power cap is none of them: large matrix work meets it on every card, and so
-# will the training itself.
+# Reasons for low clocks that make a measurement untrustworthy: those of heat and power supply among
+# nvmlClocksEventReasons (nvml.h), without its prefix, the gravest first. A power cap is none of
+# them: large matrix products meet it on every card, and so will the training itself.
 DISTURBING_REASONS = {
     "hw_thermal_slowdown": "the hardware has at least halved the clocks because of heat",
     "hw_power_brake_slowdown": "the power supply asked the hardware to at least halve the clocks",
@@ -182,7 +154,7 @@ _FIGURES = (
     "memory_bytes", "bandwidth", "fp32_flops", "tf32_flops", "bf16_flops", "fp16_flops",
     "memory_type",
 )  # fmt: skip
-# Brands and form factors are words of their own even where they are run together ("rtxa6000").
+# Brands and form factors are words of their own, even where they are written together ("rtxa6000").
 _SILENT = r"nvidia|geforce|tesla|amd|instinct|generation|graphics|edition|oam|hbm\d?e?"
 _WORD = rf"(?:{_SILENT}|[^a-z0-9])*(titan|quadro|rtx|pro|sxm\d?|pcie|ti|[a-z]+|\d+)"
 # A card of the same name with another amount of memory differs by far more than this; what a
@@ -204,27 +176,27 @@ def find_gpu(text: str) -> Gpu:
     A bare number is the card of that number: `3090` is no 3090 Ti. Raises UsageError where no GPU
     is meant, or several are ("a100"): then it lists the choices.
     """
-    found, words = matching_gpus(text), _words(text)
-    # Of "4070 super" not the Ti: a number is that of a card whose name it begins after the brand.
-    meant = [gpu for gpu in found if words[0].isdigit() and _words(gpu.name)[1:] == words] or found
-    if len(meant) == 1:
-        return meant[0]
-    if found:
-        names = ", ".join(repr(gpu.name) for gpu in found)
-        raise UsageError(f"{text!r} names {len(found)} GPUs: {names}.", "Name one of them.")
+    matches, words = matching_gpus(text), _split_name(text)
+    # "4070 super" is not the Ti: a bare number means the card whose name it is after the brand.
+    exact = [g for g in matches if words[0].isdigit() and _split_name(g.name)[1:] == words]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
+    if matches:
+        names = ", ".join(repr(gpu.name) for gpu in matches)
+        raise UsageError(f"{text!r} names {len(matches)} GPUs: {names}.", "Name one of them.")
     near = [repr(name) for name in _nearest_names(text)]
     hint = f" Did you mean {alternatives(near)}?" if near else ""
     raise UsageError(f"unknown GPU {text!r}.{hint}", WAY_OUT)
 
 
 def matching_gpus(text: str) -> tuple[Gpu, ...]:
-    """Those the whole of `text` names, or else those whose name contains its words in order."""
-    words = _words(text)
+    """The GPUs that `text` names as a whole, or else those whose names contain its words."""
+    words = _split_name(text)
     if not words:
         return ()
-    exact = [gpu for gpu in all_gpus() if any(words == known for known in _names(gpu))]
+    exact = [gpu for gpu in all_gpus() if words in _names(gpu)]
     return tuple(
-        exact or [g for g in all_gpus() if any(_is_within(words, known) for known in _names(g))]
+        exact or [g for g in all_gpus() if any(_is_within(words, name) for name in _names(g))]
     )
 
 
@@ -234,11 +206,11 @@ def recognise_gpu(device_name: str, total_bytes: int | None = None) -> Gpu | Non
 
     `total_bytes`, the driver's own total, tells apart the cards that share a name.
     """
-    words = _words(device_name)
-    found = [gpu for gpu in all_gpus() if words in [_words(n) for n in gpu.device_names]]
+    words = _split_name(device_name)
+    matches = [gpu for gpu in all_gpus() if words in [_split_name(n) for n in gpu.device_names]]
     if total_bytes is not None:
-        found = [g for g in found if _is_near(g.memory_bytes, total_bytes)]
-    return found[0] if len(found) == 1 else None
+        matches = [g for g in matches if abs(total_bytes / g.memory_bytes - 1) <= _MEMORY_TOLERANCE]
+    return matches[0] if len(matches) == 1 else None
 
 
 def _gpu(entry: Mapping[str, Any], data: Mapping[str, Mapping[str, Any]]) -> Gpu:
@@ -284,45 +256,43 @@ def _memory_source(gib: float, origin: str) -> str:
     return f"no report found: taken to be that of {other}"
 
 
-def _words(text: str) -> tuple[str, ...]:
-    """`NVIDIA A100-SXM4-80GB` -> ("a", "100", "sxm", "80", "gb"): what a person may run together
-    is taken apart, and brands that some say and others do not are left out."""
+def _split_name(text: str) -> tuple[str, ...]:
+    """`NVIDIA A100-SXM4-80GB` -> ("a", "100", "sxm", "80", "gb"): the parts of a name, however they
+    are joined, without the brands that people may leave out."""
     words = re.findall(_WORD, text.casefold())
     return tuple(word[:3] if word.startswith("sxm") else word for word in words)
 
 
 @cache
 def _names(gpu: Gpu) -> tuple[tuple[str, ...], ...]:
-    return tuple(_words(name) for name in (gpu.name, *gpu.device_names))
+    return tuple(_split_name(name) for name in (gpu.name, *gpu.device_names))
 
 
-def _is_within(words: Iterable[str], known: tuple[str, ...]) -> bool:
-    """Whether `words` are a subsequence of `known`."""
-    rest = iter(known)
+def _is_within(words: Iterable[str], name: tuple[str, ...]) -> bool:
+    """Whether `words` are a subsequence of `name`."""
+    rest = iter(name)
     return all(word in rest for word in words)
 
 
-def _is_near(memory_bytes: int, total_bytes: int) -> bool:
-    return abs(total_bytes / memory_bytes - 1) <= _MEMORY_TOLERANCE
-
-
 def _nearest_names(text: str, count: int = 3) -> list[str]:
-    """Names with the number of `text`, or else whose beginning (`h100` of `h100-sxm-80gb`) looks
-    like it; those that look most like it first."""
+    """The names with the number of `text`, or else those whose beginning (`h100` of
+    `h100-sxm-80gb`) resembles it; the most similar first."""
     import difflib  # only a mistyped name pays for it
 
-    words = _words(text)
-    wanted, number = "".join(words), next((word for word in words if word.isdigit()), "")
+    words = _split_name(text)
+    joined, number = "".join(words), next((word for word in words if word.isdigit()), "")
     scored = []
     for gpu in all_gpus():
         parts = gpu.name.split("-")
         heads = ["".join(parts[:end]) for end in range(1, len(parts) + 1)]
-        score = max(difflib.SequenceMatcher(None, wanted, head).ratio() for head in heads)
-        numbers = [sorted(word) for word in _words(gpu.name) if len(word) > 2]  # 3900 is a 3090
-        has_number = sorted(number) in numbers
+        score = max(difflib.SequenceMatcher(None, joined, head).ratio() for head in heads)
+        numbers = [
+            sorted(word) for word in _split_name(gpu.name) if len(word) > 2
+        ]  # 3900 is a 3090
+        has_number = sorted(number) in numbers  # 3900 is a 3090
         scored.append((has_number, score, gpu.name))
-    near = [found for found in scored if found[0]] or [found for found in scored if found[1] >= 0.6]
-    return [name for *_, name in sorted(near, key=lambda found: -found[1])[:count]]
+    near = [row for row in scored if row[0]] or [row for row in scored if row[1] >= 0.6]
+    return [name for *_, name in sorted(near, key=lambda row: -row[1])[:count]]
 
 
 # The precisions of a device.
@@ -342,7 +312,7 @@ CPU_PRECISIONS = ("fp32", "bf16")
 
 
 def precisions_of(vendor: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
-    """What a GPU is better at than at fp32, and fp32."""
+    """fp32, and the precisions in which a GPU is faster."""
     if vendor == "AMD":
         return ("fp32", "bf16", "fp16")
     capability = capability or (0, 0)
@@ -354,7 +324,7 @@ def precisions_of(vendor: str, capability: tuple[int, int] | None) -> tuple[str,
 
 
 def device_precisions(device: DeviceInfo) -> tuple[str, ...]:
-    """What a device computes in at speed."""
+    """The precisions in which a device computes at speed."""
     if device.kind == "cpu":
         return CPU_PRECISIONS
     vendor = "AMD" if "amd" in device.name.casefold().split() else "NVIDIA"
@@ -384,8 +354,9 @@ def check_precision(gpu: Gpu | None, precision: str) -> None:
 
 
 def check_device_precision(device: DeviceInfo, precision: str) -> None:
-    """The same for a GPU that was probed, for which `emit` writes. A CPU's result may be meant for
-    any; a GPU that nothing is known of may have all."""
+    """Raises UnsupportedError where a probed GPU, for which `emit` writes, lacks `precision`. A
+    CPU's result may be meant for any GPU, and one of which nothing is known may have every
+    precision."""
     if device.kind == "cpu":
         return
     name, offered = device.name, device_precisions(device)
