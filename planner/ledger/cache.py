@@ -1,10 +1,10 @@
 """Recorded ledgers on disk, a file each: any number of processes may read and write at once.
 
-A file is a line with the format and a checksum, a line of JSON that says whose ledger it is, and
-the ledger, packed; what a library says of a model's name is kept in the same way. What is torn,
-foreign or of an older format is as good as absent. Files are written whole; of two that record the
-same step the last one stays. Nothing in a file is run. What a recorded step depends on, its key, is
-found without importing any of it.
+A file is a line with the format and a checksum, a line of JSON with the key, and the packed ledger;
+the answers of a library about a model's name are cached in the same way. A torn or foreign file, or
+one of an older format, counts as absent. Files are written whole; of two processes that record the
+same step the last one wins. Nothing in a file is run. First the files, then the keys: all that a
+recorded step depends on, found without importing any of it.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ SUFFIX = ".ledger"
 MAX_CACHE_BYTES = 256 * MIB  # of all files; a ledger takes 5 to 50 KB
 _MAX_FILE_BYTES = 16 * MIB
 _MAX_LEDGER_BYTES = 256 * MIB  # unpacked
-_STALE_SECONDS = 3600  # after which what a killed writer left beside is no longer being written
+_STALE_SECONDS = 3600  # after which an unfinished file is what a killed writer left
 _KINDS = {
     kind.__name__: kind
     for kind in (Allocated, Scratch, Freed, Emptied, Tagged, Marked, Computed, Sent, Awaited)
 }
-_OF_A_STORAGE = frozenset(kind for kind in _KINDS.values() if kind._fields[0] == "storage")
-# Of a ledger, what is kept beside its events.
+_STORAGE_EVENTS = frozenset(kind for kind in _KINDS.values() if kind._fields[0] == "storage")
+# The fields of a ledger that are stored beside its events.
 _FIELDS = (
     "batch_size", "num_parameters", "notes", "doubtful_bytes", "late_bytes", "unit",
     "own_optimizer", "is_recorded",
@@ -64,8 +64,8 @@ _FIELDS = (
 _ERRORS = (PlannerError, ContractError, UnsupportedError, UsageError)
 
 
-# A PlannerError is how a recording ended; a plain dict is what a library says of a model's name.
-Kept = Ledger | PlannerError | dict[str, Any]
+# A PlannerError is how a recording ended; a plain dict is a library's answer about a model's name.
+Cached = Ledger | PlannerError | dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -79,39 +79,39 @@ class Entry:
 
 
 def folder() -> Path:
-    """PLANNER_CACHE_DIR's or the platform's folder for what can be made again."""
+    """The folder of ledgers, in PLANNER_CACHE_DIR or the platform's cache folder."""
     return cache_directory() / "ledgers"
 
 
-def load(key: Key) -> Kept | None:
-    """What is kept under `key`, marked as used; None where there is nothing, or nothing whole."""
+def load(key: Key) -> Cached | None:
+    """The content of the file of `key`, which counts as used now; None without a whole file."""
     path = _path(key)
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES)
     except OSError:
         return None
-    found = decode(data, key)
-    if found is not None:
+    content = decode(data, key)
+    if content is not None:
         with suppress(OSError):
             os.utime(path)
-    return found
+    return content
 
 
-def store(key: Key, kept: Kept) -> None:
-    """Keeps a ledger, and drops those that were not used for longest where all are more than
-    `MAX_CACHE_BYTES`. What cannot be written costs only the next recording: that is said once."""
+def store(key: Key, content: Cached) -> None:
+    """Writes a file, and removes those that were unused for longest where all files have more than
+    `MAX_CACHE_BYTES`. A failure costs only the next recording: it is a warning, printed once."""
     path = _path(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, encode(key, kept))
+        write_whole(path, encode(key, content))
         _evict(path.parent)
     except OSError as error:
         _warn_once(f"Recordings cannot be kept in {path.parent}: {error.strerror or error}.")
 
 
 def entries() -> list[Entry]:
-    """All files of the cache that are in this format, the last used first."""
+    """All files of the cache in this format, the last used first."""
     found = []
     for path in folder().glob(f"*{SUFFIX}"):
         with suppress(OSError, ValueError, KeyError), path.open("rb") as file:
@@ -123,78 +123,79 @@ def entries() -> list[Entry]:
 
 
 def clear() -> int:
-    """Removes all files of the cache, of any format; how many there were. Raises OSError."""
+    """Removes all files of the cache, of any format. Returns their number. Raises OSError."""
     paths = list(folder().glob(f"*{SUFFIX}"))
     for path in paths:
         path.unlink(missing_ok=True)
     return len(paths)
 
 
-def encode(key: Key, kept: Kept) -> bytes:
-    """The content of a file."""
+def encode(key: Key, content: Cached) -> bytes:
+    """The bytes of a file."""
     body: dict[str, Any]
-    if isinstance(kept, PlannerError):
-        kind = next(c for c in type(kept).__mro__ if c in _ERRORS)
-        body = {"error": [kind.__name__, kept.message, kept.way_out]}
+    if isinstance(content, PlannerError):
+        kind = next(c for c in type(content).__mro__ if c in _ERRORS)
+        body = {"error": [kind.__name__, content.message, content.way_out]}
     else:
-        body = {"found": kept} if isinstance(kept, dict) else _pack(kept)
+        body = {"found": content} if isinstance(content, dict) else _pack(content)
     packed = zlib.compress(json.dumps(body, separators=(",", ":")).encode())
-    rest = json.dumps(key).encode() + b"\n" + packed
-    return b"%s %s\n%s" % (FORMAT, hashlib.sha256(rest).hexdigest().encode(), rest)
+    payload = json.dumps(key).encode() + b"\n" + packed
+    return b"%s %s\n%s" % (FORMAT, hashlib.sha256(payload).hexdigest().encode(), payload)
 
 
-def decode(data: bytes, key: Key) -> Kept | None:
-    """What a file says of `key`; None for one that is not whole, or of another key or format."""
-    head, _, rest = data.partition(b"\n")
-    if head != b"%s %s" % (FORMAT, hashlib.sha256(rest).hexdigest().encode()):
+def decode(data: bytes, key: Key) -> Cached | None:
+    """The content of a file; None if it is not whole, or of another key or format."""
+    header, _, payload = data.partition(b"\n")
+    if header != b"%s %s" % (FORMAT, hashlib.sha256(payload).hexdigest().encode()):
         return None
-    about, _, packed = rest.partition(b"\n")
+    file_key, _, packed = payload.partition(b"\n")
     try:
-        if json.loads(about) != key:
+        if json.loads(file_key) != key:
             return None
         body = json.loads(zlib.decompressobj().decompress(packed, _MAX_LEDGER_BYTES))
         if "error" in body:
-            return _error(*body["error"])
+            return _make_error(*body["error"])
         return dict(body["found"]) if "found" in body else _unpack(body)
     except (ValueError, KeyError, IndexError, TypeError, StopIteration, zlib.error):
         return None
 
 
 def _pack(ledger: Ledger) -> dict[str, Any]:
-    """Events as rows of a table, each once, and their storages beside it."""
+    """The different events without their storages, in "rows"; "events" has the row of each event,
+    and "storages" the difference of each storage to the one before."""
     rows: dict[tuple[Any, ...], int] = {}
-    numbers, storages, last = [], [], 0
+    numbers, steps, storage = [], [], 0
     for event in ledger.events:
-        fields: tuple[Any, ...] = tuple(event)
+        values: tuple[Any, ...] = tuple(event)
         if event._fields[0] == "storage":
-            storages.append(fields[0] - last)
-            last, fields = fields[0], fields[1:]
-        row = (type(event).__name__, *fields)
+            steps.append(values[0] - storage)
+            storage, values = values[0], values[1:]
+        row = (type(event).__name__, *values)
         numbers.append(rows.setdefault(row, len(rows)))
-    kept = {name: getattr(ledger, name) for name in _FIELDS}
-    return {"rows": list(rows), "events": numbers, "storages": storages, **kept}
+    fields = {name: getattr(ledger, name) for name in _FIELDS}
+    return {"rows": list(rows), "events": numbers, "storages": steps, **fields}
 
 
 def _unpack(body: dict[str, Any]) -> Ledger:
     rows = []
-    for name, *fields in body["rows"]:
-        fields = [tuple(field) if isinstance(field, list) else field for field in fields]
-        rows.append((_KINDS[name], fields))
+    for name, *values in body["rows"]:
+        values = [tuple(value) if isinstance(value, list) else value for value in values]
+        rows.append((_KINDS[name], values))
     events: list[Event] = []
     steps = iter(body["storages"])
     storage = 0
     for number in body["events"]:
-        kind, fields = rows[number]
-        if kind in _OF_A_STORAGE:
+        kind, values = rows[number]
+        if kind in _STORAGE_EVENTS:
             storage += next(steps)
-            events.append(kind(storage, *fields))
+            events.append(kind(storage, *values))
         else:
-            events.append(kind(*fields))
-    kept = {name: body[name] for name in _FIELDS}
-    return Ledger(tuple(events), **{**kept, "notes": tuple(body["notes"])})
+            events.append(kind(*values))
+    fields = {name: body[name] for name in _FIELDS}
+    return Ledger(tuple(events), **{**fields, "notes": tuple(body["notes"])})
 
 
-def _error(kind: str, message: str, way_out: str) -> PlannerError:
+def _make_error(kind: str, message: str, way_out: str) -> PlannerError:
     error: PlannerError = {c.__name__: c for c in _ERRORS}[kind](message, way_out)
     return error
 
@@ -204,19 +205,20 @@ def _path(key: Key) -> Path:
     return folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}{SUFFIX}"
 
 
-def _evict(where: Path) -> None:
-    """Removes what was used longest ago, beyond the bound, and what killed writers left."""
-    files = sorted(_files(where), key=lambda found: found[0], reverse=True)
+def _evict(directory: Path) -> None:
+    """Removes the files that were unused for longest, beyond the bound, and unfinished ones that
+    killed writers left."""
     total = 0
-    for used, num_bytes, path in files:
+    for used, num_bytes, path in sorted(_files(directory), reverse=True):
         total += num_bytes
-        stale = path.suffix != SUFFIX and used < time.time() - _STALE_SECONDS
-        if stale or total > MAX_CACHE_BYTES:
+        is_stale = path.suffix != SUFFIX and used < time.time() - _STALE_SECONDS
+        if is_stale or total > MAX_CACHE_BYTES:
             path.unlink(missing_ok=True)
 
 
-def _files(where: Path) -> Iterator[tuple[float, int, Path]]:
-    for path in where.iterdir():
+def _files(directory: Path) -> Iterator[tuple[float, int, Path]]:
+    """(time of last use, bytes, path) of each file."""
+    for path in directory.iterdir():
         if path.suffix in (SUFFIX, ".tmp"):
             with suppress(FileNotFoundError):
                 stat = path.stat()
@@ -228,27 +230,26 @@ def _warn_once(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-# What a recorded step depends on: the key that it is kept under.
+# The keys: all that a recorded step depends on.
 
 Key = dict[str, Any]
-OURS = frozenset(("planner", "search"))
+_PROJECT_PACKAGES = frozenset(("planner", "search"))
 # The rooms whose code decides what a recorded ledger holds.
-MAKERS = ("core/schema", "ledger", "libraries", "memory", "step", "recording", "training")
+_MAKERS = ("core/schema", "ledger", "libraries", "memory", "step", "recording", "training")
 
 
 def ledger_key(model: Model, setting: TrainSetting, batch: int) -> Key | None:
-    """All that decides the ledger: the model, what of its source lies outside installed packages,
-    the setting without its batch, and versions. None where a factory's source cannot be found."""
+    """The key of a recorded ledger: the model, its source files outside installed packages, the
+    setting without its batch, and versions. None if the source of a factory is not found."""
     packages = {"torch", getattr(model, "library", "")}
     if setting.needs_torchao:
         packages.add("torchao")
     sources: dict[str, str] = {}
     if isinstance(model, FactoryModel):
-        if _source_of(model.parts[0]) is None:
+        if _find_source(model.parts[0]) is None:
             return None
-        found = _read_sources(model.parts[0])
-        sources = found.digests
-        packages |= found.packages
+        sources = _read_sources(model.parts[0]).digests
+        packages |= _read_sources(model.parts[0]).packages
     return {
         "title": model.title,
         "model": {"kind": type(model).__name__, **model.model_dump(mode="json")},
@@ -256,12 +257,13 @@ def ledger_key(model: Model, setting: TrainSetting, batch: int) -> Key | None:
         "batch": batch,
         "sources": sources,
         "workspace": os.environ.get(WORKSPACE_VARIABLE, ""),
-        "versions": _versions(packages - OURS),
+        "versions": _versions(packages - _PROJECT_PACKAGES),
     }
 
 
 def name_key(fields: Key) -> Key:
-    """Of what a library says of a model's name; `fields` tell which."""
+    """The key of a library's answer about a model's name. `fields` has "library", "name" and all
+    else that decides the answer."""
     library = fields["library"]
     return {
         "title": f"{library}:{fields['name']}",
@@ -271,17 +273,19 @@ def name_key(fields: Key) -> Key:
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:
-    """Of those installed, of Python and of planner."""
+    """The versions of planner, of Python and of the installed ones among `packages`."""
+    installed = {name: _version(name) for name in sorted(packages)}
     return {
-        "planner": f"{planner.__version__} ({own_digest()})",
+        "planner": f"{planner.__version__} ({source_digest()})",
         "python": ".".join(map(str, sys.version_info[:2])),
-        **{name: found for name in sorted(packages) if (found := _version(name))},
+        **{name: text for name, text in installed.items() if text},
     }
 
 
 class _Sources(NamedTuple):
-    """The digest of each file of the user's that importing a module reads, by its module's name;
-    the installed packages that these files import; and the files, with when they were changed."""
+    """The digest of each of the user's files that importing a module reads, by module name; the
+    installed packages that these files import; and the files, with the time of their last
+    change."""
 
     digests: dict[str, str]
     packages: set[str]
@@ -292,62 +296,62 @@ class _Sources(NamedTuple):
 def _read_sources(module: str) -> _Sources:
     digests: dict[str, str] = {}
     files: dict[str, tuple[Path, int]] = {}
-    packages, seen = set(OURS), set[str]()
-    waiting = [module]
-    while waiting:
-        name = waiting.pop()
+    packages, seen = set(_PROJECT_PACKAGES), set[str]()
+    pending = [module]
+    while pending:
+        name = pending.pop()
         top = name.partition(".")[0]
         if name in seen or top in packages or top in sys.stdlib_module_names:
             continue
         seen.add(name)
-        file = _source_of(name)
-        if file is None:  # a name in a module, or what has no Python source
+        file = _find_source(name)
+        if file is None:  # a name in a module, or a module without Python source
             continue
         if _is_installed(file):
             packages.add(top)
             continue
-        files[name] = (file, _changed_ns(file))
+        files[name] = (file, _modified_ns(file))
         data = file.read_bytes()
         digests[name] = hashlib.sha256(data).hexdigest()[:16]
         package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-        above = name.rpartition(".")[0]
-        waiting += [*_imported(data, package), *([above] if above else [])]
+        parent = name.rpartition(".")[0]
+        pending += [*_imported_names(data, package), *([parent] if parent else [])]
     return _Sources(digests, packages, files)
 
 
-def have_changed(module: str) -> bool:
-    """Whether a module's files are others than those of its keys so far; if so, the next key is of
-    them. Of a module without a file nobody can tell."""
+def has_changed(module: str) -> bool:
+    """Whether a module's files differ from those of its keys so far; if so, its next key reads them
+    anew. A module without a file counts as changed: nobody can tell."""
     files = _read_sources(module).files
-    first, _ = files.get(module, (None, 0))
-    same = first == _source_of(module) and all(_changed_ns(f) == at for f, at in files.values())
-    if first is None or not same:
+    source, _ = files.get(module, (None, 0))
+    is_same = source is not None and source == _find_source(module)
+    is_same = is_same and all(_modified_ns(file) == ns for file, ns in files.values())
+    if not is_same:
         _read_sources.cache_clear()
-        return True
-    return False
+    return not is_same
 
 
-def _changed_ns(file: Path) -> int:
+def _modified_ns(file: Path) -> int:
     try:
         return file.stat().st_mtime_ns
     except OSError:
         return 0
 
 
-def _source_of(module: str) -> Path | None:
-    """The Python file of a module, which is not imported for it."""
-    first, *rest = module.split(".")
-    for base in _folders(first):
-        place = base.joinpath(first, *rest)
-        for file in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+def _find_source(module: str) -> Path | None:
+    """The Python file of a module, found without an import."""
+    package, *names = module.split(".")
+    for folder in _package_folders(package):
+        path = folder.joinpath(package, *names)
+        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
             if file.is_file():
                 return file
     return None
 
 
-def _folders(package: str) -> Iterator[Path]:
-    """Where a package may lie: the current folder, Python's path, and where an editable install
-    says that it is."""
+def _package_folders(package: str) -> Iterator[Path]:
+    """The folders that a package may lie in: the current one, those of Python's path, and that of
+    an editable install."""
     yield from (Path.cwd(), *map(Path, sys.path))
     with suppress(ValueError):
         spec = importlib.util.find_spec(package)
@@ -359,8 +363,8 @@ def _is_installed(file: Path) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
-def _imported(source: bytes, package: str) -> Iterator[str]:
-    """The names that a file of `package` imports: modules, and what may be a module in one."""
+def _imported_names(source: bytes, package: str) -> Iterator[str]:
+    """The names that a file of `package` imports: modules, and names that may be modules."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -369,8 +373,8 @@ def _imported(source: bytes, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: -(node.level - 1) or None] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
+            parents = package.split(".")[: -(node.level - 1) or None] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
             if base:
                 yield base
                 yield from (f"{base}.{alias.name}" for alias in node.names)
@@ -385,9 +389,9 @@ def _version(package: str) -> str:
 
 
 @cache
-def own_digest(rooms: tuple[str, ...] = MAKERS) -> str:
-    """Of the source that makes ledgers, or of other rooms (from where `planner` lies, "." for all
-    of it): while it is worked on its version says too little."""
+def source_digest(rooms: tuple[str, ...] = _MAKERS) -> str:
+    """A digest of the source that makes ledgers, or of other `rooms`, which are folders from that
+    of `planner` on. The version says too little while the source is worked on."""
     digest = hashlib.sha256()
     for room in rooms:
         for file in sorted((Path(planner.__file__).parent / room).rglob("*.py")):

@@ -19,11 +19,11 @@ from planner.core.units import MIB
 from planner.ledger.ledger import (
     CATEGORIES,
     Allocated,
+    BatchEvents,
     Category,
     Computed,
     Emptied,
     Event,
-    EventsAt,
     Freed,
     Ledger,
     Marked,
@@ -253,7 +253,7 @@ def walk_ledger(ledger: Ledger) -> Walk:
 @lru_cache(maxsize=NUM_CACHED)
 def _walk_ledger(ledger: Ledger, keeps_workspaces: bool) -> Walk:
     walked = _walk_template(ledger.template, keeps_workspaces)
-    if isinstance(ledger.events, EventsAt):
+    if isinstance(ledger.events, BatchEvents):
         return replace(walked, sizes=[0, *ledger.events.sizes])
     return walked
 
@@ -383,7 +383,7 @@ def _find_live(
     end = event_index + 1
     while end < len(events) and isinstance(events[end], Tagged):
         end += 1
-    tags, requests = ledger.places[Tagged], ledger.places[Allocated]
+    tags, requests = ledger.indices[Tagged], ledger.indices[Allocated]
     tags = tags[: bisect_left(tags, end)]
     categories: dict[int, Category] = {events[index][0]: events[index][1] for index in tags}
     places = walked.places[: walked.num_entries(event_index)]

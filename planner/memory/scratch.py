@@ -20,7 +20,7 @@ from planner.ledger.ledger import (
     TO_HOST,
     WEIGHT_TO_DEVICE,
     AffineLedger,
-    EventsAt,
+    BatchEvents,
     Ledger,
 )
 
@@ -37,8 +37,8 @@ class Processors:
 def size_scratch(ledger: Ledger, device: Processors) -> Ledger:
     """The ledger with the bytes that each scratch has on `device`; events keep their indices."""
     events = ledger.events
-    if not isinstance(events, EventsAt):
-        events = EventsAt(AffineLedger(ledger, {}), ledger.batch_size)
+    if not isinstance(events, BatchEvents):
+        events = BatchEvents(AffineLedger(ledger), ledger.batch_size)
     if events.scratch_bytes is not None:
         return ledger  # already sized
     return replace(ledger, events=replace(events, scratch_bytes=partial(scratch_bytes, device)))

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from planner.core.schema import TrainSetting
 from planner.core.schema.setting import Collective, Group
-from planner.ledger.ledger import NO_KERNEL, Awaited, Computed, Event, Sent, kind_of
+from planner.ledger.ledger import NO_KERNEL, Awaited, Computed, Event, Sent, operation_kind
 
 _WRITES_ONLY = {"copy_", "zero_", "fill_", "normal_", "uniform_", "bernoulli_"}
 # Kernels of one call where they are not 1: index_put with accumulate sorts its indices first, the
@@ -48,7 +48,7 @@ def cost_of(
         read = [args[1]]
     return Computed(
         name=f"aten.{name}",
-        kind="grouped conv" if _num_groups(name, args) > 1 else kind_of(name),
+        kind="grouped conv" if _num_groups(name, args) > 1 else operation_kind(name),
         dtype=_dtype(inputs[:1] if name == "_scaled_mm" else written, inputs),
         flops=_flops(func, args, kwargs, result, written),
         num_bytes=sum(moved_bytes(t) for t in read) + sum(moved_bytes(t) for t in written),
@@ -108,7 +108,7 @@ def _flops(
             is_back = "backward" in name
             flops = _attention_flops(*args[is_back : is_back + 3]) * (5 if is_back else 2) // 2
         return _causal_flops(func, args, kwargs, flops) if "attention" in name else flops
-    if kind_of(name) == "copy":
+    if operation_kind(name) == "copy":
         return 0
     return sum(t.numel() for t in written)
 

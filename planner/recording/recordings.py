@@ -33,7 +33,7 @@ from planner.core.errors import (
 from planner.core.schema import FactoryModel, Model, ResolvedSetting, TrainSetting
 from planner.core.terminal import shows_seconds
 from planner.ledger import cache
-from planner.ledger.cache import Key, decode, have_changed, ledger_key
+from planner.ledger.cache import Key, decode, has_changed, ledger_key
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
 from planner.libraries import names
 from planner.libraries.building import check_factory
@@ -294,7 +294,7 @@ def forget_changed(model: FactoryModel) -> None:
     """Forgets the recordings held here if a file of the factory has changed since, or if one of its
     steps ended in an error, as it may run by now."""
     failed = (step.model for step, entry in _cached.items() if isinstance(entry, PlannerError))
-    if have_changed(model.parts[0]) or model in failed:
+    if has_changed(model.parts[0]) or model in failed:
         clear()
 
 

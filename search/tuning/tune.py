@@ -22,7 +22,7 @@ from planner.estimation.arguments import ModelLike, read_model
 from planner.estimation.device_estimator import DeviceEstimator
 from planner.estimation.ledgers import is_on_shapes
 from planner.ledger import cache
-from planner.ledger.cache import Key, own_digest
+from planner.ledger.cache import Key, source_digest
 from planner.libraries.building import check_factory
 from planner.machine.torch_build import installed_build
 from planner.memory.allocator_config import (
@@ -336,7 +336,7 @@ def _key(space: Space, model: Model, device: DeviceInfo, allocator: AllocatorCon
         "device": device.model_dump(mode="json", exclude={"uuid"}),
         "settings": hashlib.sha256(ids.encode()).hexdigest(),
         "allocator": repr(allocator),
-        "source": own_digest((".", "../search/loop")),
+        "source": source_digest((".", "../search/loop")),
     }
 
 
