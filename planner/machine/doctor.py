@@ -1,8 +1,8 @@
-"""What a machine is, as `planner doctor` reads it: the driver's library (NVML), files of /proc, and
-a process that asks torch.
+"""The facts of a machine, as `planner doctor` reads them: from the driver's library (NVML), from
+files of /proc, and from a process that asks torch.
 
-Reading is one thing and judging another: `planner.machine.findings` says what follows. So a machine
-that somebody recorded is judged as this one is.
+`planner.machine.findings` judges them. So a machine that somebody recorded is judged as this one
+is.
 """
 
 import os
@@ -56,12 +56,13 @@ _READ = 0  # NVML_P2P_CAPS_INDEX_READ, which is a tuple in pynvml
 
 @dataclass(frozen=True)
 class Card:
-    """What the driver tells of a GPU; None where it does not say.
+    """What the driver tells of a GPU; None where it does not say. Clocks are in MHz.
 
-    `instances` are its MIG instances; `recovery` is what the driver asks for, "" for nothing;
-    `ecc_errors` are uncorrectable, since the driver was loaded. Memory that waits for a reset is
-    `reset_pending`. `no_p2p` says of each other card, by its index, why this one cannot read its
-    memory. Clocks in MHz.
+    - `holders`: the processes that compute on it; `instances`: the number of its MIG instances.
+    - `recovery`: what the driver asks for, "" for nothing.
+    - `ecc_errors`: uncorrectable ones since the driver was loaded. `reset_pending`: some memory
+      waits for a reset; `remap_failed`: a broken row of it could not be replaced.
+    - `no_p2p`: why this card cannot read another's memory, by the index of the other.
     """
 
     gpu: DetectedGpu
@@ -89,9 +90,9 @@ class Card:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is read of a machine. `driver_error` is why the driver, or a card of it, does not
-    answer; `kernel_module` is what NVIDIA's module in the kernel calls itself; `source` is where a
-    recorded machine comes from, "" where it was read here."""
+    """All that is read of a machine. `driver_error` says why the driver or one of its cards does
+    not answer; `kernel_module` is how NVIDIA's module in the kernel describes itself; `source` is
+    where a recorded machine comes from, "" where it was read here."""
 
     host: Host
     torch: torch_build.TorchBuild
@@ -141,7 +142,7 @@ class Facts:
 
 
 def read_facts(environ: Mapping[str, str] = os.environ, root: Path = ROOT) -> Facts:
-    """Asks everything. Takes the seconds that importing torch takes in another process."""
+    """Reads all facts. It takes as many seconds as another process takes to import torch."""
     torch = torch_build.ask_torch(environ)
     # A driver on which torch hangs would hang here as well, where nothing can end it.
     hangs = [why for why in (torch.error, *torch.failed.values()) if "took over" in why]
@@ -176,11 +177,11 @@ def _installed() -> Iterator[tuple[str, str]]:
 
 def read_cards() -> tuple[Card, ...]:
     """All cards that answer."""
-    found = nvml.devices()
+    devices = nvml.devices()
     cards = []
     for gpu in nvml.detected_gpus():
-        if (device := found[gpu.index]) is not None:
-            others = {n: other for n, other in enumerate(found) if other and n != gpu.index}
+        if (device := devices[gpu.index]) is not None:
+            others = {n: other for n, other in enumerate(devices) if other and n != gpu.index}
             cards.append(_read_card(gpu, device, others))
     return tuple(cards)
 
@@ -192,7 +193,8 @@ def _read_card(gpu: DetectedGpu, device: NvmlDevice, others: Mapping[int, NvmlDe
     peers = {n: ask(pynvml.nvmlDeviceGetP2PStatus, o.handle, _READ) for n, o in others.items()}
     fields = ask(pynvml.nvmlDeviceGetFieldValues, [_RECOVERY_FIELD])
     slots = ask(pynvml.nvmlDeviceGetMaxMigDeviceCount)
-    instances = [ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, n) for n in range(slots or 0)]
+    handles = [ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, n) for n in range(slots or 0)]
+    instances = len([handle for handle in handles if handle is not None])
     errors = ask(
         pynvml.nvmlDeviceGetTotalEccErrors,
         pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC,
@@ -200,7 +202,7 @@ def _read_card(gpu: DetectedGpu, device: NvmlDevice, others: Mapping[int, NvmlDe
     return Card(
         gpu=gpu,
         holders=device.processes or (),
-        instances=sum(one is not None for one in instances) if gpu.is_split and slots else None,
+        instances=instances if gpu.is_split and slots else None,
         recovery=_RECOVERIES.get(fields[0].value.uiVal, "")
         if fields and fields[0].nvmlReturn == 0 else "",
         ecc_errors=errors or 0,
@@ -228,13 +230,13 @@ def _watts(milliwatts: int | None) -> float | None:
 
 
 def load_facts(path: str | Path) -> Facts:
-    """The machine in what `planner doctor --json` wrote, with the file as its `source` where it
-    tells no other. Raises UsageError."""
+    """The machine that `planner doctor --json` wrote to a file. Its `source` is that file where it
+    names no other. Raises UsageError."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        found = parse_json(read_text(Path(path), MAX_RESULT_BYTES), str(path))
-        raw = found.get("machine", found) if isinstance(found, dict) else {}
+        answer = parse_json(read_text(Path(path), MAX_RESULT_BYTES), str(path))
+        raw = answer.get("machine", answer) if isinstance(answer, dict) else {}
         if not isinstance(raw, dict) or raw.get("format") != FACTS_FORMAT:
             raise UsageError(f"{path} holds no machine of this planner's format, {FACTS_FORMAT}.")
         facts: Facts = TypeAdapter(Facts).validate_python(raw)
@@ -243,35 +245,33 @@ def load_facts(path: str | Path) -> Facts:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        said = f"{path} holds no machine: {place}: {first['msg'].lower()}."
-        raise UsageError(said, _WAY_OUT) from None
+        message = f"{path} holds no machine: {place}: {first['msg'].lower()}."
+        raise UsageError(message, _WAY_OUT) from None
     return facts if facts.source else replace(facts, source=str(path))
 
 
 def install_line(facts: Facts) -> str:
-    """What to type for a torch that can be used, where this one cannot be; "" where nothing helps,
-    as on AMD, whose builds are in no table."""
+    """The line that installs a torch which can use this machine, where the installed one cannot; ""
+    where none helps, as on AMD, whose builds are in no table."""
     torch = facts.torch
     is_of_amd = bool(torch.hip) or facts.has_amd_driver
-    if is_of_amd or "took over" in torch.error or not _needs_another(facts):
+    if is_of_amd or "took over" in torch.error or not _needs_another_torch(facts):
         return ""
-    there = "" if torch.error else "pip uninstall --yes torch torchvision && "
+    uninstall = "" if torch.error else "pip uninstall --yes torch torchvision && "
     if not (facts.driver or facts.cards):
-        return f"{there}pip install torch torchvision --index-url {torch_build.INDEX}/cpu"
+        return f"{uninstall}pip install torch torchvision --index-url {torch_build.INDEX}/cpu"
     build = torch_build.fitting_build(
         facts.driver, facts.capability, torch.version, facts.is_windows
     )
     if build is None:
         return ""
-    torch_of = f"torch=={torch_build.as_text(build.release)}.*"
-    return (
-        f'{there}pip install "{torch_of}" torchvision --index-url {torch_build.INDEX}/{build.tag}'
-    )
+    packages = f'"torch=={torch_build.as_text(build.release)}.*" torchvision'
+    return f"{uninstall}pip install {packages} --index-url {torch_build.INDEX}/{build.tag}"
 
 
-def _needs_another(facts: Facts) -> bool:
-    """Whether torch is missing, of the CPU beside a GPU, of a CUDA that the driver does not run, or
-    without kernels for a card."""
+def _needs_another_torch(facts: Facts) -> bool:
+    """Whether torch is missing, is a CPU build beside a GPU, is built for a CUDA that the driver
+    does not run, or has no kernels for a card."""
     torch = facts.torch
     if torch.error:
         return True

@@ -1,6 +1,6 @@
-"""What keeps training from running, or from running fast: seventeen judges of a machine's facts.
+"""What keeps a training from running, or from running fast: seventeen judges of a machine's facts.
 
-Each yields findings of one name; docs/troubleshooting.md has a row for each name.
+Each judge yields findings of one name; docs/troubleshooting.md has a row for each name.
 """
 
 import re
@@ -18,11 +18,11 @@ from planner.memory.allocator_config import parse_allocator_config
 
 Level = Literal["fault", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("fault", "warning", "note")  # worst first
-Found = Iterator["Finding"]
+Findings = Iterator["Finding"]
 
 UNKNOWN = "unknown: it was not measured"
 NO_GPU = "everything runs on the CPU"
-# From this share on what others hold is worth a warning. A judgement, not a measurement.
+# The share of a card's memory that others may hold without a warning. A judgement.
 _BUSY_SHARE = 0.05
 _WITHOUT_P2P = (
     "copies pass through the host's memory: four RTX 4090 sum at 13 GB/s without P2P and at 26 "
@@ -40,12 +40,12 @@ _PASSING = {
 
 @dataclass(frozen=True)
 class Finding:
-    """`fault`: training cannot run, or its results cannot be trusted. `warning`: it is slower or
-    smaller than it could be. `note`: worth knowing.
+    """Something worth knowing of a machine.
 
-    `evidence` says what was read and from where, `cost` what it costs (sourced, derived, or
-    unknown), `next_step` the line to type, or what to do. `subject` is the card that `message` is
-    about, "" where it is about none.
+    Levels: a `fault` keeps training from running, or its results cannot be trusted; with a
+    `warning` it is slower or smaller than it could be; a `note` is worth knowing. `evidence` is
+    what was read and where, `cost` what the finding costs (with a source, derived, or unknown),
+    `next_step` what to type or to do. `subject` is the card that `message` is about; "" for none.
     """
 
     level: Level
@@ -58,15 +58,15 @@ class Finding:
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """All that is found, the worst first."""
-    found = [finding for of in JUDGES for finding in of(facts)]
+    """All findings, the worst first."""
+    findings = [finding for judge_machine in JUDGES for finding in judge_machine(facts)]
     for card in facts.cards:
-        of_card = [finding for of in CARD_JUDGES for finding in of(card)]
-        found += [replace(finding, subject=facts.title(card)) for finding in of_card]
-    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
+        of_card = (finding for judge_card in CARD_JUDGES for finding in judge_card(card))
+        findings += [replace(finding, subject=facts.title(card)) for finding in of_card]
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
-def _driver(facts: Facts) -> Found:
+def _driver(facts: Facts) -> Findings:
     torch, driver, cuda = facts.torch, facts.driver, facts.torch.cuda or ""
     needed = torch_build.minimum_driver(cuda, facts.is_windows)
     too_old = torch_build.driver_runs(driver, cuda, facts.is_windows) is False or (
@@ -84,7 +84,7 @@ def _driver(facts: Facts) -> Found:
 
 
 def what_to_install(facts: Facts, otherwise: str) -> str:
-    """Which published build of torch works here as the driver is, else `otherwise`."""
+    """The step that installs a published build of torch for this driver; else `otherwise`."""
     build = torch_build.fitting_build(
         facts.driver, facts.capability, facts.torch.version, facts.is_windows
     )
@@ -105,7 +105,7 @@ _SILENT = (
 )  # fmt: skip
 
 
-def _device(facts: Facts) -> Found:
+def _device(facts: Facts) -> Findings:
     torch, name = facts.torch, "device.none"
     hidden = facts.variables.get("CUDA_VISIBLE_DEVICES", "")
     if facts.driver_error:
@@ -146,7 +146,7 @@ def _device(facts: Facts) -> Found:
         )  # fmt: skip
 
 
-def _mig(card: Card) -> Found:
+def _mig(card: Card) -> Findings:
     if card.gpu.is_split:
         index, evidence = card.gpu.index, "NVML: MIG mode is on"
         if card.instances == 0:
@@ -164,8 +164,8 @@ def _mig(card: Card) -> Found:
             )  # fmt: skip
 
 
-def _reset(card: Card) -> Found:
-    """NVIDIA, GPU Memory Error Management, says what is to be done."""
+def _reset(card: Card) -> Findings:
+    """What to do is from NVIDIA, GPU Memory Error Management."""
     evidence = "NVML: ECC, remapped rows, retired pages, recovery action"
     if card.remap_failed:
         yield Finding(
@@ -186,10 +186,10 @@ def _reset(card: Card) -> Found:
         )  # fmt: skip
 
 
-def _busy(card: Card) -> Found:
+def _busy(card: Card) -> Findings:
     used, total = card.gpu.used_bytes or 0, card.gpu.total_bytes or 0
     if used > _BUSY_SHARE * total > 0:
-        pids = ", ".join(str(one.pid) for one in card.holders)
+        pids = ", ".join(str(holder.pid) for holder in card.holders)
         yield Finding(
             "warning", "card.busy",
             f"has {format_bytes(used)} of {format_bytes(total)} in use by other processes",
@@ -199,20 +199,20 @@ def _busy(card: Card) -> Found:
         )  # fmt: skip
 
 
-def _throttled(card: Card) -> Found:
-    found = [reason for reason in DISTURBING_REASONS if reason in card.reasons]
-    if found:
-        now, most, cost = card.sm_mhz, card.max_sm_mhz, UNKNOWN
-        if now and most and not card.is_resting:
-            cost = f"up to {1 - now / most:.0%} of what is bound by computing, by the clocks"
+def _throttled(card: Card) -> Findings:
+    reasons = [reason for reason in DISTURBING_REASONS if reason in card.reasons]
+    if reasons:
+        clock, max_clock, cost = card.sm_mhz, card.max_sm_mhz, UNKNOWN
+        if clock and max_clock and not card.is_resting:
+            cost = f"up to {1 - clock / max_clock:.0%} of what is bound by computing, by the clocks"
         yield Finding(
-            "warning", "card.throttled", f"is slowed: {DISTURBING_REASONS[found[0]]}",
-            f"NVML: {', '.join(found)}; {now} of {most} MHz", cost,
+            "warning", "card.throttled", f"is slowed: {DISTURBING_REASONS[reasons[0]]}",
+            f"NVML: {', '.join(reasons)}; {clock} of {max_clock} MHz", cost,
             "Check fans, dust, air and power cables; nvidia-smi -q -d PERFORMANCE tells it again.",
         )  # fmt: skip
 
 
-def _power(card: Card) -> Found:
+def _power(card: Card) -> Findings:
     limit, default = card.watts, card.default_watts
     if limit and default and limit < 0.99 * default:
         yield Finding(
@@ -224,17 +224,17 @@ def _power(card: Card) -> Found:
         )  # fmt: skip
 
 
-def _pcie(card: Card) -> Found:
-    """A card at rest lowers the generation of its link, so that is judged while it works."""
-    now, most = (card.generation, card.lanes), (card.max_generation, card.max_lanes)
-    fewer = bool(card.lanes and card.max_lanes and card.lanes < card.max_lanes)
-    slower = bool(now[0] and most[0] and now[0] < most[0]) and not card.is_resting
-    if fewer or slower:
-        at = card.generation if slower else card.max_generation
+def _pcie(card: Card) -> Findings:
+    """A card at rest lowers the generation of its link, so that only a busy one's is judged."""
+    generation, max_generation = card.generation or 0, card.max_generation or 0
+    has_fewer_lanes = bool(card.lanes and card.max_lanes and card.lanes < card.max_lanes)
+    is_slower = 0 < generation < max_generation and not card.is_resting
+    if has_fewer_lanes or is_slower:
+        at = generation if is_slower else max_generation
         yield Finding(
             "note" if card.is_virtual else "warning", "link.pcie",
             f"works over {card.lanes} lanes of PCIe {at or '?'}, and "
-            f"{card.max_lanes} of PCIe {card.max_generation or '?'} are possible",
+            f"{card.max_lanes} of PCIe {max_generation or '?'} are possible",
             "NVML: PCIe link's width and generation, now and at most",
             "copies to the card take longer in proportion; the step itself does not",
             "Nothing from inside this virtual machine; another kind may have more."
@@ -244,13 +244,13 @@ def _pcie(card: Card) -> Found:
         )  # fmt: skip
 
 
-def _p2p(facts: Facts) -> Found:
-    shown = {card.gpu.index for card in facts.visible}
+def _p2p(facts: Facts) -> Findings:
+    visible = {card.gpu.index for card in facts.visible}
     pairs = {
         (a.gpu.index, b): why
         for a in facts.visible
         for b, why in a.no_p2p.items()
-        if b in shown and a.gpu.index < b
+        if b in visible and a.gpu.index < b
     }
     if pairs:
         by_card = set(pairs.values()) == {"the GPU does not support it"}
@@ -263,8 +263,8 @@ def _p2p(facts: Facts) -> Found:
         )  # fmt: skip
 
 
-def _nvlink(facts: Facts) -> Found:
-    """Where none is up there may be no bridge, which is no fault."""
+def _nvlink(facts: Facts) -> Findings:
+    """A card without any NVLink up may have no bridge, which is no fault."""
     cards = facts.visible if len(facts.visible) > 1 else []
     for card in (card for card in cards if card.nvlinks_up and card.nvlinks_down):
         yield Finding(
@@ -278,7 +278,7 @@ def _nvlink(facts: Facts) -> Found:
         )  # fmt: skip
 
 
-def _shared_memory(facts: Facts) -> Found:
+def _shared_memory(facts: Facts) -> Findings:
     size = facts.host.shared_memory_bytes
     if size is not None and size < GIB:
         yield Finding(
@@ -292,7 +292,7 @@ def _shared_memory(facts: Facts) -> Found:
         )  # fmt: skip
 
 
-def _quota(facts: Facts) -> Found:
+def _quota(facts: Facts) -> Findings:
     quota, sees = facts.host.quota_cpus, facts.host.usable_cpus
     if quota is not None and quota < sees:
         fair = max(1, int(quota))
@@ -307,15 +307,15 @@ def _quota(facts: Facts) -> Found:
         )  # fmt: skip
 
 
-def _container(facts: Facts) -> Found:
+def _container(facts: Facts) -> Findings:
     torch, variables, name = facts.torch, facts.variables, "container.gpu"
     if not facts.container:
         return
     if torch.available and torch.cuda and not facts.cards:
-        told = variables.get("NVIDIA_DRIVER_CAPABILITIES", "not set")
+        value = variables.get("NVIDIA_DRIVER_CAPABILITIES", "not set")
         yield Finding(
             "warning", name, "torch uses a GPU, and the driver's library (NVML) is not in here to "
-            "tell of it", f"NVML is missing; NVIDIA_DRIVER_CAPABILITIES: {told}",
+            "tell of it", f"NVML is missing; NVIDIA_DRIVER_CAPABILITIES: {value}",
             "health, clocks, power and links of the cards were not judged, and a probe cannot see "
             "what others hold", "docker run -e NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         )  # fmt: skip
@@ -335,7 +335,7 @@ def _container(facts: Facts) -> Found:
         )  # fmt: skip
 
 
-def _allocator(facts: Facts) -> Found:
+def _allocator(facts: Facts) -> Findings:
     variables, name = facts.variables, "settings.allocator"
     given = [v for v in ALLOCATOR_VARIABLES if variables.get(v)]
     if len(given) == 2 and variables[given[0]] != variables[given[1]]:
@@ -395,7 +395,7 @@ SWITCHES = (
 )  # fmt: skip
 
 
-def _switches(facts: Facts) -> Found:
+def _switches(facts: Facts) -> Findings:
     for variable, values, level, does, cost, of_several in SWITCHES:
         said = facts.variables.get(variable, "")
         if re.fullmatch(values, said) and (len(facts.visible) > 1 or not of_several):
@@ -405,7 +405,7 @@ def _switches(facts: Facts) -> Found:
             )  # fmt: skip
 
 
-def _torch(facts: Facts) -> Found:
+def _torch(facts: Facts) -> Findings:
     torch, name = facts.torch, "torch.build"
     if torch.error:
         yield Finding(
@@ -446,7 +446,7 @@ def _torch(facts: Facts) -> Found:
         )  # fmt: skip
 
 
-def _cudnn(facts: Facts) -> Found:
+def _cudnn(facts: Facts) -> Findings:
     torch = facts.torch
     if torch.cuda and not torch.error and torch.cudnn_error:
         path = facts.variables.get("LD_LIBRARY_PATH", "not set")
@@ -464,10 +464,10 @@ def _cudnn(facts: Facts) -> Found:
         )  # fmt: skip
 
 
-JUDGES: tuple[Callable[[Facts], Found], ...] = (
+JUDGES: tuple[Callable[[Facts], Findings], ...] = (
     _driver, _device, _p2p, _nvlink, _shared_memory, _quota, _container, _allocator, _switches,
     _torch, _cudnn,
 )  # fmt: skip
-CARD_JUDGES: tuple[Callable[[Card], Found], ...] = (
+CARD_JUDGES: tuple[Callable[[Card], Findings], ...] = (
     _mig, _reset, _busy, _throttled, _power, _pcie,
 )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Workers that need not import torch again: forked from a process that has, and has done no more.
+"""Workers that are forked from a process which has imported torch, so that they need not.
 
-A fresh process spends seconds on imports. The server pays them once, and its forks are as good as
-fresh ones: it never runs an operation, creates no CUDA context (which would not survive a fork) and
-starts no thread. Imports no torch here.
+A new process spends seconds on imports. The server spends them once, and its forks are as good as
+new processes: it never runs an operation, creates no CUDA context (which would not survive a fork)
+and starts no thread. This module itself imports no torch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from unittest import mock
 
 from planner.machine import supervisor
 
-# How long the kernel may take to end killed processes before they are given up on (a process in an
-# uninterruptible call to a driver cannot be killed).
+# The kernel gets so long to end killed processes before they are given up (a process in an
+# uninterruptible call of a driver cannot be killed).
 KILL_SECONDS = 15.0
 _MESSAGE_BYTES = 1 << 20  # more than a socket holds (net.core.wmem_max)
 _MAX_FDS = 253  # in one message: SCM_MAX_FD
@@ -36,9 +36,9 @@ _MAX_FDS = 253  # in one message: SCM_MAX_FD
 class ForkServer:
     """A process that has imported `modules`, and forks workers; a context manager.
 
-    It starts importing at once, in `environment`, and ends when it is closed and when this process
-    ends, however that comes; where it is gone, the next call starts another. What it and its
-    workers print goes to the file descriptor `output`.
+    It starts importing at once, in `environment`, and ends when it is closed or when this process
+    ends for any reason. If it has ended, the next `fork` starts another. It and its workers print
+    to the file descriptor `output`.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class ForkServer:
         return self._process.pid
 
     def fork(
-        self, function: str, given: Sequence[str], errors: Sequence[int] = (),
+        self, function: str, arguments: Sequence[str], errors: Sequence[int] = (),
         imports: Sequence[str] = (),
     ) -> Workers:  # fmt: skip
-        """Forks a worker for each of `given`, which calls `function`, a MODULE:NAME, with their
-        channel (a descriptor) and that text. `errors` are their standard errors; `imports` are
-        imported in the server before, if they are there."""
+        """Forks a worker for each of `arguments`, which calls `function`, a MODULE:NAME, with the
+        descriptor of their channel and its argument. `errors` are the descriptors of their standard
+        errors; the server imports `imports` before, those that are installed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with self._lock, theirs, os.fdopen(os.memfd_create("call"), "wb") as call:
-            call.write(json.dumps([function, *given]).encode())
+            call.write(json.dumps([function, *arguments]).encode())
             call.flush()
             message = json.dumps(list(imports)).encode()
             fds = [call.fileno(), theirs.fileno(), *errors]
@@ -85,7 +85,7 @@ class ForkServer:
         return Workers(self, ours)
 
     def close(self) -> None:
-        """End the server. Workers that are still at work have a supervisor of their own."""
+        """Ends the server. Its workers go on, under supervisors of their own."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -98,7 +98,7 @@ class ForkServer:
 
 
 class Workers:
-    """The workers of one call. Leaving the context ends them and all that they started."""
+    """The workers of one `fork`. Leaving the context ends them and all that they started."""
 
     def __init__(self, server: ForkServer, channel: socket.socket) -> None:
         self._server, self._channel = server, channel
@@ -106,9 +106,9 @@ class Workers:
         self.are_gone = False  # for certain
 
     def hear(self, seconds: float | None = None) -> bytes | None:
-        """What one of them says next, or their supervisor (`ended WAIT_STATUS NUMBER`, after all
-        that the worker with this number said): one message. b"" once all are gone, None where
-        nobody says anything in so many seconds."""
+        """The next message of a worker, or of their supervisor: `ended WAIT_STATUS NUMBER` comes
+        after all messages of the worker with this number. b"" once all are gone; None where no
+        message comes within so many seconds."""
         self._channel.settimeout(seconds)
         try:
             message = self._channel.recv(_MESSAGE_BYTES)
@@ -137,26 +137,26 @@ class Workers:
 
 
 def main() -> None:
-    """`SOCKET_FD PARENT_PID MODULE…`: imports the modules, and forks a supervisor with its workers
-    for each call until the parent is gone."""
+    """The server, with the arguments SOCKET_FD PARENT_PID MODULE…: imports the modules, and forks a
+    supervisor with its workers for each call, until the parent is gone."""
     own_socket, parent_pid, *modules = sys.argv[1:]
     # While it imports it does not listen: the kernel ends it then, with its parent.
     supervisor.set_process_option(supervisor.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent_pid):  # it died before the line above took effect
         return
-    known = set(modules)
+    imported = set(modules)
     import_modules(modules)
-    if len(modules) > 1 and not _is_fit():  # again, without what has asked for CUDA
+    if len(modules) > 1 and not _is_fit():  # begin again, without the modules that asked for CUDA
         os.execv(sys.executable, sys.orig_argv[: 1 - len(modules)])
     supervisor.set_process_option(supervisor.PR_SET_PDEATHSIG, 0)
     with socket.socket(fileno=int(own_socket)) as parent:
         while True:
-            said, fds, _, _ = socket.recv_fds(parent, _MESSAGE_BYTES, _MAX_FDS)
-            if not said:
+            message, fds, _, _ = socket.recv_fds(parent, _MESSAGE_BYTES, _MAX_FDS)
+            if not message:
                 return
-            if missing := [name for name in json.loads(said) if name not in known]:
+            if missing := [name for name in json.loads(message) if name not in imported]:
                 import_modules(missing)
-                known.update(missing)
+                imported.update(missing)
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then reaps the supervisors
             if os.fork() == 0:
                 parent.close()
@@ -166,24 +166,25 @@ def main() -> None:
 
 
 def import_modules(names: Sequence[str]) -> None:
-    """Imports what is there; what is missing is for the worker that needs it to say. Some libraries
-    ask for a device as they are imported, which would initialise CUDA here: they see none."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # some start processes, and ask how they ended
+    """Imports the modules that can be imported; a worker that needs another one reports that. Some
+    libraries ask for a device as they are imported, which would initialise CUDA here: they see
+    none."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # some modules start processes and wait for them
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao's registrations
     for name in names:
         with suppress(Exception), _no_gpu():
             importlib.import_module(name)
-    if "torch._dynamo" in sys.modules:  # they may have found out, and remember it
-        found: Any = importlib.import_module("torch._dynamo.device_interface")
-        found._device_initialized = False
+    if "torch._dynamo" in sys.modules:  # it may remember that there was no device
+        interface: Any = importlib.import_module("torch._dynamo.device_interface")
+        interface._device_initialized = False
         importlib.import_module("torch.utils._triton").has_triton.cache_clear()
     gc.collect()
-    gc.freeze()  # what was imported is no garbage, and no fork need look through it
+    gc.freeze()  # modules are no garbage, and no fork need look through them
 
 
 @contextmanager
 def _no_gpu() -> Iterator[None]:
-    """Where torch is imported already."""
+    """Within, torch sees no GPU, if it is imported already."""
     with ExitStack() as stack:
         if torch := sys.modules.get("torch"):
             for name, answer in (("is_available", False), ("device_count", 0)):
@@ -192,7 +193,8 @@ def _no_gpu() -> Iterator[None]:
 
 
 def _is_fit() -> bool:
-    """Whether a fork of this process can use CUDA: it cannot where this one has asked for it."""
+    """Whether a fork of this process can use CUDA: it cannot where this process has asked for
+    it."""
     child = os.fork()
     if child == 0:
         torch = sys.modules.get("torch")
@@ -205,15 +207,15 @@ def _become_supervisor(fds: Sequence[int]) -> NoReturn:
     os.setsid()
     with os.fdopen(call) as file:
         file.seek(0)
-        function, *given = json.load(file)
+        function, *arguments = json.load(file)
 
     def launch(number: int) -> None:
         if errors:
             os.dup2(errors[number], 2)
         module, _, name = function.partition(":")
-        getattr(importlib.import_module(module), name)(channel, given[number])
+        getattr(importlib.import_module(module), name)(channel, arguments[number])
 
-    workers = [partial(launch, number) for number in range(len(given))]
+    workers = [partial(launch, number) for number in range(len(arguments))]
     supervisor.supervise(workers, channel, channel)
 
 

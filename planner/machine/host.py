@@ -1,7 +1,7 @@
-"""What this machine gives a training beside its GPU: processors, memory, shared memory, limits.
+"""What a machine offers a training beside its GPU: processors, memory, shared memory, limits.
 
-Nothing is run. The kernel's files are read below a root, so that those of another machine can be
-read as this one's are. Control groups are read in both versions (Linux,
+Nothing is run: the kernel's files are read, below a root, so that a copy of another machine's can
+be read as well. Control groups are read in both versions (Linux,
 Documentation/admin-guide/cgroup-v2.rst: cpu.max, memory.max; cgroup-v1: cpu.cfs_quota_us,
 memory.limit_in_bytes).
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path("/")
 _UNLIMITED_V1 = 1 << 60  # cgroup v1 says "no limit" with a number near 2^63
-# What limits a control group's memory and what is used of it, in either version.
+# The files with the limit of a control group's memory and with what it uses, in either version.
 _MEMORY_FILES = (
     ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"),
 )  # fmt: skip
@@ -22,10 +22,11 @@ _MEMORY_FILES = (
 
 @dataclass(frozen=True)
 class Host:
-    """Sizes in bytes; None where the system does not say, or sets no limit.
+    """The machine as this process may use it. Sizes in bytes; None where the system does not say,
+    or sets no limit.
 
-    `memory_bytes` and `available_bytes` are as `memory_room` has them. `usable_cpus` are those this
-    process may run on, `quota_cpus` the processor time its control group may take, in processors.
+    `memory_bytes` and `available_bytes` are those of `memory_room`. This process may run on
+    `usable_cpus`; its control group may take the time of `quota_cpus` processors.
     """
 
     num_cpus: int
@@ -39,12 +40,12 @@ class Host:
 
     @property
     def cpus(self) -> float:
-        """The processors that this process can keep busy."""
+        """How many processors this process can keep busy."""
         return min(self.usable_cpus, self.quota_cpus or self.usable_cpus)
 
 
 def read_host(root: Path = ROOT) -> Host:
-    """This machine as this process may use it; of another `root`, what its files say."""
+    """This machine; below another `root`, what the files there say."""
     memory, available = memory_room(root)
     shared, shared_free = _shared_memory(root)
     return Host(
@@ -60,7 +61,7 @@ def read_host(root: Path = ROOT) -> Host:
 
 
 def text_of(path: Path) -> str:
-    """What a file of the kernel says, "" where it says nothing."""
+    """The text of a file of the kernel; "" where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -68,7 +69,7 @@ def text_of(path: Path) -> str:
 
 
 def number_of(path: Path) -> int | None:
-    """The whole number in a file of the kernel, None where there is none."""
+    """The whole number in a file of the kernel; None where there is none."""
     text = text_of(path)
     return int(text) if text.lstrip("-").isdigit() else None
 
@@ -95,17 +96,17 @@ def _group_folders(root: Path, controller: str) -> list[Path]:
 
 
 def _quota(root: Path) -> float | None:
-    """The tightest quota on the way up, in processors."""
-    found = []
+    """The lowest quota of this process's control groups, in processors."""
+    quotas = []
     for folder in _group_folders(root, "cpu"):
         quota, _, period = text_of(folder / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit():
-            found.append(int(quota) / int(period))
+            quotas.append(int(quota) / int(period))
         old = number_of(folder / "cpu.cfs_quota_us")
         length = number_of(folder / "cpu.cfs_period_us")
         if old and length and old > 0:
-            found.append(old / length)
-    return min(found, default=None)
+            quotas.append(old / length)
+    return min(quotas, default=None)
 
 
 def _cached_bytes(folder: Path) -> int:
@@ -115,9 +116,9 @@ def _cached_bytes(folder: Path) -> int:
 
 
 def memory_room(root: Path = ROOT) -> tuple[int, int]:
-    """(all, free) bytes of memory for this process, within the limits of its control groups; free
-    is what it can have now without swapping. What a group would give back on need, its cached
-    files, counts as free."""
+    """(all, free) bytes of memory for this process, within the limits of its control groups. Free
+    memory can be had now without swapping; it includes a group's cached files, which the group
+    gives back when needed."""
     import psutil
 
     memory = psutil.virtual_memory()
@@ -132,16 +133,16 @@ def memory_room(root: Path = ROOT) -> tuple[int, int]:
 
 
 def _shared_memory(root: Path) -> tuple[int | None, int | None]:
-    """All and free bytes of /dev/shm, in which workers hand over batches."""
+    """All and free bytes of /dev/shm, in which workers of a DataLoader hand over batches."""
     try:
-        found = os.statvfs(root / "dev/shm")
+        system = os.statvfs(root / "dev/shm")
     except (OSError, AttributeError):
         return None, None
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return system.f_blocks * system.f_frsize, system.f_bavail * system.f_frsize
 
 
 def _container(root: Path) -> str | None:
-    """The kind of container this is, None outside of one."""
+    """The kind of container that this process runs in; None outside of one."""
     if (root / ".dockerenv").exists():
         return "docker"
     if (root / "run/.containerenv").exists():

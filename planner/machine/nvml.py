@@ -1,6 +1,6 @@
-"""The GPUs as NVIDIA's management library knows them: asking it makes no CUDA context.
+"""The GPUs as NVIDIA's management library (NVML) knows them; asking it makes no CUDA context.
 
-Every question answers None where the library, the device or the driver has no answer.
+Every question returns None where the library, the device or the driver has no answer.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _THROTTLE_REASONS = {
     0x080: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
-_IDLE = 0x001  # a reason too, which is no throttling
+_IDLE = 0x001  # a reason too, but no throttling
 # From P5 on, of P0 … P15 (nvml.h: 15 is the least performance), a card counts as at rest. A
 # judgement: no source names the border. 32 is "unknown".
 _RESTING_STATES = range(5, 16)
@@ -36,7 +36,7 @@ _NO_FAULTS = (
 
 @dataclass(frozen=True)
 class NvmlMemory:
-    """Bytes. `total` is what programs can have: the driver's own reserve is left out."""
+    """Bytes. `total` is what programs can use, without the driver's own reserve."""
 
     total: int
     used: int
@@ -93,38 +93,38 @@ class NvmlDevice:
 
     @property
     def is_split(self) -> bool | None:
-        """Whether the card is split into MIG instances: then its memory is not what torch's device
-        has, and its name stands for all of them. None where the driver does not say."""
+        """Whether the card is split into MIG instances. Its memory is then not that of torch's
+        device, and its name stands for all instances. None where the driver does not say."""
         modes = self.ask(pynvml.nvmlDeviceGetMigMode)
         return bool(modes[0]) if modes is not None else None
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        found = self.ask(pynvml.nvmlDeviceGetCudaComputeCapability)
-        return (found[0], found[1]) if found is not None else None
+        version = self.ask(pynvml.nvmlDeviceGetCudaComputeCapability)
+        return (version[0], version[1]) if version is not None else None
 
     @property
     def memory(self) -> NvmlMemory | None:
-        """None also where the figures cannot be of any device."""
-        found = self.ask(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
-        if found is None:
+        """None also where no device can have such figures."""
+        info = self.ask(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
+        if info is None:
             return None
-        total = found.total - found.reserved
-        if not max(1, found.used, found.free) <= total < 2**63:
+        total = info.total - info.reserved
+        if not max(1, info.used, info.free) <= total < 2**63:
             return None
-        return NvmlMemory(total, found.used, found.free)
+        return NvmlMemory(total, info.used, info.free)
 
     @property
     def processes(self) -> tuple[NvmlProcess, ...] | None:
-        """All processes that compute on the device. In a container their pids are the host's."""
+        """All processes that compute on the device. In a container the pids are the host's."""
         for question in (
             pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
             pynvml.nvmlDeviceGetComputeRunningProcesses_v2,
         ):
-            found = self.ask(question)
-            # The first R535 drivers have longer entries in _v3: then ids of 0 are read, as none is.
-            if found is not None and all(process.pid for process in found):
-                return tuple(NvmlProcess(p.pid, p.usedGpuMemory) for p in found)
+            processes = self.ask(question)
+            # The first R535 drivers have longer entries in _v3: then pids of 0 are read.
+            if processes is not None and all(process.pid for process in processes):
+                return tuple(NvmlProcess(p.pid, p.usedGpuMemory) for p in processes)
         return None
 
     @property
@@ -151,8 +151,8 @@ class NvmlDevice:
     @property
     def utilization(self) -> NvmlUtilization | None:
         """None also on a card that is split, whose instances the driver does not tell apart."""
-        found = self.ask(pynvml.nvmlDeviceGetUtilizationRates)
-        return NvmlUtilization(found.gpu, found.memory) if found is not None else None
+        rates = self.ask(pynvml.nvmlDeviceGetUtilizationRates)
+        return NvmlUtilization(rates.gpu, rates.memory) if rates is not None else None
 
     @property
     def throttle_reasons(self) -> tuple[str, ...]:
@@ -161,7 +161,8 @@ class NvmlDevice:
 
     @property
     def is_resting(self) -> bool:
-        """Whether the card has nothing to do, and so may have lowered clocks and link."""
+        """Whether the card is idle, and so may have lowered its clocks and the speed of its
+        link."""
         state = self.ask(pynvml.nvmlDeviceGetPerformanceState)
         return bool(self._reasons() & _IDLE) or state in _RESTING_STATES
 
@@ -174,7 +175,7 @@ class NvmlDevice:
 
 
 def devices() -> tuple[NvmlDevice | None, ...]:
-    """The GPUs in PCI order, as nvidia-smi lists them, with None for one that does not answer; none
+    """The GPUs in PCI order, as nvidia-smi lists them; None for one that does not answer. Empty
     where there is no driver."""
     count = _ask(pynvml.nvmlDeviceGetCount) if _is_ready() else None
     return tuple(device_at(index) for index in range(count or 0))
@@ -187,7 +188,7 @@ def device_at(index: int) -> NvmlDevice | None:
 
 
 def detected_gpus() -> tuple[DetectedGpu, ...]:
-    """The GPUs that answer, as `planner.machine.hardware.gpu` has them."""
+    """The GPUs that answer."""
     driver = driver_version() or ""
     return tuple(
         DetectedGpu(
@@ -212,7 +213,7 @@ def driver_version() -> str | None:
 
 @lru_cache(maxsize=1)
 def _is_ready() -> bool:
-    """Whether there is a driver's library that answers."""
+    """Whether the driver's library is there and answers."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -221,14 +222,14 @@ def _is_ready() -> bool:
 
 
 def why_silent() -> str:
-    """Why the driver names no card, or of the first that does not answer why, in its library's
-    words; "" where all answer, a container may not ask, or there is no such library."""
-    at = ""
+    """Why the driver, or the first card that does not answer, is silent, in the library's words; ""
+    where all cards answer, where a container may not ask, and where there is no such library."""
+    subject = ""
     try:
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
-            at = f"GPU {index}: "
+            subject = f"GPU {index}: "
             pynvml.nvmlDeviceGetHandleByIndex(index)
     except pynvml.NVMLError as error:
-        return "" if error.value in _NO_FAULTS else f"{at}{error}"
+        return "" if error.value in _NO_FAULTS else f"{subject}{error}"
     return ""

@@ -1,16 +1,16 @@
-"""Stands between a parent (a tuner) and its workers, and leaves no process behind.
+"""A process between a parent (a tuner) and its workers, which leaves no process behind.
 
     python -S -E supervisor.py LIFELINE_FD STATUS_FD [--remove FOLDER] COMMAND…
 
-Only a process that outlives both can promise that nothing remains: this one is the reaper of all
-that the workers start (whatever group or session they move to), holds no data, and ends everything
+Only a process that outlives both can promise that nothing remains. This one holds no data and is
+the reaper of all that the workers start, whatever group or session they move to. It ends everything
 when all workers have ended, when the parent asks, or when the parent dies (its end of the lifeline
-closes), where it removes FOLDER too. As a program it starts in a few milliseconds, because it
-imports the standard library alone (pathlib would double that time).
+closes); then it also removes FOLDER. As a program it starts in a few milliseconds, since it imports
+only the standard library (pathlib would double that time).
 
-Lifeline, read:  "T" asks all to end (SIGTERM), end of file ends them (SIGKILL); where there is a
-FOLDER, "D" after the end says that the parent removes it.
-Status, written: "started", then "ended WAIT_STATUS NUMBER" of each worker, the wait status in the
+Lifeline, read:  "T" asks all to end (SIGTERM); its end of file ends them (SIGKILL); where there is
+a FOLDER, "D" after that says that the parent removes it.
+Status, written: "started", then "ended WAIT_STATUS NUMBER" for each worker, the wait status in the
 kernel's encoding; it closes when nothing is left. Both may be one socket.
 """
 
@@ -30,11 +30,9 @@ from typing import NoReturn
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
-# How long to wait before looking again for processes that are still dying.
-REAP_SECONDS = 0.002
-# What that wait grows to: a process that is stuck in a driver takes seconds, and each look walks
-# through all of /proc.
-MAX_REAP_SECONDS = 0.05
+# The wait between two looks for processes that are still dying. It grows, since a process that is
+# stuck in a driver takes seconds, and each look walks through all of /proc.
+REAP_SECONDS, MAX_REAP_SECONDS = 0.002, 0.05
 
 
 def main() -> NoReturn:
@@ -71,19 +69,19 @@ def supervise(
             _become_worker(launch, supervisor, (wake_read, wake_write))
         numbers[worker] = number
     _close_all_but(lifeline, status, wake_read, wake_write)
-    _say(status, "started")
+    _write(status, "started")
     _wait(numbers, lifeline, status, wake_read)
-    _tell(numbers, end_descendants(), status)
+    _report(numbers, end_descendants(), status)
     if folder:
         os.close(status)
-        if not _is_told(lifeline):
+        if not _parent_removes(lifeline):
             _remove(folder)
     os._exit(0)
 
 
-def _is_told(lifeline: int) -> bool:
-    """Waits for the parent's word that it removes what is left; False where it is no more."""
-    while order := _hear(lifeline):
+def _parent_removes(lifeline: int) -> bool:
+    """Waits for the parent to say that it removes the folder; False where the parent has died."""
+    while order := _read(lifeline):
         if b"D" in order:
             return True
     return False
@@ -118,25 +116,25 @@ def _become_worker(launch: Callable[[], object], supervisor: int, fds: tuple[int
 
 
 def _wait(numbers: dict[int, int], lifeline: int, status: int, wake: int) -> None:
-    """Until all workers have ended or are to be ended."""
+    """Waits until all workers have ended, or are to be ended."""
     while numbers:
         readable, _, _ = select.select([lifeline, wake], [], [])
         if wake in readable:
             os.read(wake, 512)
-            _tell(numbers, reap(), status)
+            _report(numbers, reap(), status)
         if lifeline in readable and numbers:
-            if not _hear(lifeline):
+            if not _read(lifeline):
                 return
             for pid in descendants(os.getpid()):
                 _signal(pid, signal.SIGTERM)
 
 
-def _tell(numbers: dict[int, int], ended: dict[int, int], status: int) -> None:
+def _report(numbers: dict[int, int], ended: dict[int, int], status: int) -> None:
     for pid in numbers.keys() & ended.keys():
-        _say(status, f"ended {ended[pid]} {numbers.pop(pid)}")
+        _write(status, f"ended {ended[pid]} {numbers.pop(pid)}")
 
 
-def _hear(lifeline: int) -> bytes:
+def _read(lifeline: int) -> bytes:
     try:
         return os.read(lifeline, 16)
     except ConnectionResetError:  # the parent died before it heard all
@@ -144,20 +142,21 @@ def _hear(lifeline: int) -> bytes:
 
 
 def end_descendants() -> dict[int, int]:
-    """SIGKILL to every descendant, again and again until none is left, reaping all.
+    """Kills and reaps every descendant, again and again until none is left. Returns wait statuses
+    by pid.
 
-    Returns wait statuses by pid. What a dying process leaves behind becomes our own child, so that
-    nothing escapes by forking late, by changing its group or its session.
+    The children of a process that dies become our own, so that none escapes by forking late or by
+    changing its group or session.
     """
-    seen: dict[int, int] = {}
+    statuses: dict[int, int] = {}
     wait = REAP_SECONDS
     while True:
         for pid in descendants(os.getpid()):
             _signal(pid, signal.SIGKILL)
         try:
-            seen.update(reap(raise_when_childless=True))
+            statuses.update(reap(raise_when_childless=True))
         except ChildProcessError:
-            return seen
+            return statuses
         time.sleep(wait)
         wait = min(2 * wait, MAX_REAP_SECONDS)
 
@@ -178,25 +177,25 @@ def reap(raise_when_childless: bool = False) -> dict[int, int]:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """The pids of all processes below `ancestor`, zombies included, by /proc."""
+    """The pids of all descendants of `ancestor` in /proc, zombies included."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208
         if entry.isdigit():
             children.setdefault(_parent(int(entry)), []).append(int(entry))
-    found: list[int] = []
+    pids: list[int] = []
     open_ = list(children.get(ancestor, ()))
     while open_:
         pid = open_.pop()
-        found.append(pid)
+        pids.append(pid)
         open_ += children.get(pid, ())
-    return found
+    return pids
 
 
 def _parent(pid: int) -> int:
-    """-1 where the process is gone. Its name may hold anything."""
+    """The parent's pid; -1 where the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-            return int(file.read().rpartition(b")")[2].split()[1])
+            return int(file.read().rpartition(b")")[2].split()[1])  # a name may hold anything
     except OSError:
         return -1
 
@@ -206,13 +205,13 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _say(status: int, line: str) -> None:
+def _write(status: int, line: str) -> None:
     with contextlib.suppress(BrokenPipeError):
         os.write(status, line.encode() + b"\n")
 
 
 def _close_all_but(*keep: int) -> None:
-    """Hold no end of the worker's pipes, so that they end when it does."""
+    """Closes our ends of the workers' pipes, so that a pipe ends when its worker does."""
     for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208
         fd = int(entry)
         if fd not in keep:

@@ -1,8 +1,8 @@
-"""What the installed torch says of itself and of the GPUs it sees: asked in a process that ends.
+"""The build of the installed torch: what another process says of it and of the GPUs it sees, and
+whether it can use them; and which published builds a driver and a card allow.
 
-No torch is imported here, and no CUDA context is made: what must happen for an answer, happens
-there. A driver that answers is not enough: torch may be built for a newer one, or without code for
-the card at hand. The builds of torch that a driver and a card allow stand below.
+Nothing here imports torch or makes a CUDA context. A driver that answers is not enough: torch may
+be built for a newer one, or without code for the card at hand.
 """
 
 import json
@@ -30,8 +30,8 @@ _ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
 
 @dataclass(frozen=True)
 class TorchGpu:
-    """A GPU as torch has it; `error` says why a small kernel failed on it, where one was tried, and
-    `segment_error` why an expandable segment did."""
+    """A GPU as torch describes it. `error` says why a small kernel failed on it, `segment_error`
+    why an expandable segment did; "" where it ran, or was not tried."""
 
     name: str
     total_bytes: int
@@ -43,11 +43,14 @@ class TorchGpu:
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """What the installed torch says of itself; `error` where it could not be imported, `reason`
-    where it is built for GPUs and can use none; `failed` are questions that failed or ended the
-    process that asked, with the last line of each. `arch_list` is what its kernels are compiled
-    for: `sm_90` (machine code), `compute_90` (what the driver compiles for later cards). `cudnn` is
-    the number that cuDNN gives itself (91002), `cudnn_error` why it gives none."""
+    """What the installed torch says of itself.
+
+    - `error`: why it could not be imported. `reason`: why it can use no GPU, where it is built for
+      GPUs. `failed`: questions that failed or ended the process, with the last line of each.
+    - `arch_list`: what its kernels are compiled for: `sm_90` (machine code), `compute_90` (what the
+      driver compiles for later cards).
+    - `cudnn`: the number that cuDNN gives itself (91002). `cudnn_error`: why it gives none.
+    """
 
     version: str = ""
     cuda: str | None = None
@@ -64,18 +67,18 @@ class TorchBuild:
 
     @property
     def libraries(self) -> dict[str, str]:
-        """The versions of the CUDA libraries that this torch uses; what it does not tell, not."""
+        """The versions of the CUDA libraries that this torch uses, as far as it tells them."""
         # MIOpen answers in cuDNN's place where torch is built for ROCm, in numbers of its own.
         cudnn = cudnn_release(self.cudnn) if self.cuda else ""
-        found = {"cudnn": cudnn, "nccl": self.nccl}
-        return {name: release for name, release in found.items() if release}
+        releases = {"cudnn": cudnn, "nccl": self.nccl}
+        return {name: release for name, release in releases.items() if release}
 
 
 def ask_torch(
     environ: Mapping[str, str] = os.environ, tried: Sequence[int] | None = None
 ) -> TorchBuild:
-    """How torch was built, which GPUs it sees, and whether it can run on those with an index in
-    `tried` (on all of them, where it is None)."""
+    """How torch was built, which GPUs it sees, and whether it can run on the GPUs with an index in
+    `tried` (None: on all)."""
     from pydantic import TypeAdapter
 
     indices = json.dumps(tried if tried is None else list(tried))
@@ -93,17 +96,17 @@ def ask_torch(
     answers = [line for line in output.splitlines() if line.startswith("{")]
     if not answers:
         return TorchBuild(error=ended)
-    found: TorchBuild = TypeAdapter(TorchBuild).validate_python(json.loads(answers[-1]))
-    failed = {of: ended if why == NO_ANSWER else why for of, why in found.failed.items()}
+    build: TorchBuild = TypeAdapter(TorchBuild).validate_python(json.loads(answers[-1]))
+    failed = {q: ended if why == NO_ANSWER else why for q, why in build.failed.items()}
     gpus = tuple(
         replace(gpu, error=gpu.error or failed.get(f"a kernel on cuda:{index}", ""))
-        for index, gpu in enumerate(found.gpus)
+        for index, gpu in enumerate(build.gpus)
     )
-    return replace(found, failed=failed, gpus=gpus)
+    return replace(build, failed=failed, gpus=gpus)
 
 
 def cudnn_release(number: str) -> str:
-    """cuDNN's number as people write it: 91002 is 9.10.2, and before version 9 8907 is 8.9.7."""
+    """cuDNN's number as people write it: 91002 is 9.10.2; before version 9, 8907 is 8.9.7."""
     if not re.fullmatch("[0-9]{1,9}", number):
         return number
     unit = 10_000 if int(number) >= 90_000 else 1000
@@ -112,7 +115,8 @@ def cudnn_release(number: str) -> str:
 
 
 def bus_ordered(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` for a process that numbers GPUs as the driver does, unless it says otherwise."""
+    """`environ` for a process that is to number GPUs as the driver does, unless it says
+    otherwise."""
     return {DEVICE_ORDER: BUS_ORDER, **environ}
 
 
@@ -140,16 +144,17 @@ def why_not_usable(build: TorchBuild, index: int = 0) -> str | None:
 def has_code_for(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
     """Whether kernels compiled for `arch_list` run on a card of this capability.
 
-    Machine code (`sm_86`) runs on later minor versions of its major one, PTX (`compute_86`) on
-    everything later; what ends in `a` runs on that very capability, in `f` on its family. An empty
-    list says nothing, and refuses nothing.
+    Machine code (`sm_86`) runs on its capability and on later minor versions, PTX (`compute_86`) on
+    everything later. With `a` at its end it runs on that very capability only, with `f` on its
+    family. An empty list says nothing, and refuses nothing.
     """
-    known = [_runs(found.groups(), capability) for a in arch_list if (found := _ARCH.fullmatch(a))]
-    return any(known) or not known
+    runs = [_runs(match.groups(), capability) for a in arch_list if (match := _ARCH.fullmatch(a))]
+    return any(runs) or not runs
 
 
 def has_machine_code_for(capability: tuple[int, int], arch_list: Sequence[str]) -> bool:
-    """Whether some of the kernels need no compiling by the driver. An empty list says nothing."""
+    """Whether a card runs some kernels without the driver compiling them. An empty list says
+    nothing, and refuses nothing."""
     machine_code = [arch for arch in arch_list if arch.startswith("sm_")]
     return not arch_list or (bool(machine_code) and has_code_for(capability, machine_code))
 
@@ -236,15 +241,14 @@ def minimum_driver(cuda: str, windows: bool = False) -> str | None:
 
 def driver_runs(driver: str, cuda: str, windows: bool = False) -> bool | None:
     """Whether `driver` is new enough for `cuda`; None where one of them is not known."""
-    needed = minimum_driver(cuda, windows)
-    known = parse_version(driver)
-    return known >= parse_version(needed) if needed and known else None
+    needed, version = minimum_driver(cuda, windows), parse_version(driver)
+    return version >= parse_version(needed) if needed and version else None
 
 
 def fitting_build(
     driver: str, capability: tuple[int, int] | None, torch_version: str, windows: bool = False
 ) -> Build | None:
-    """The build to install: of this very release of torch where one fits the driver and the card,
+    """The build to install that fits the driver and the card: of `torch_version` if it has one,
     else of the newest release that has one."""
     release = parse_version(torch_version)[:2]
     # In order: this release, then the newest of the others.

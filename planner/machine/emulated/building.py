@@ -1,4 +1,5 @@
-"""The emulated libraries, built once by the system's C compiler and kept in the user's cache."""
+"""The emulated libraries, built once by the system's C compiler and kept in the user's cache: the
+installed wheels that they stand for, the C that is generated, and the build."""
 
 import hashlib
 import importlib.util
@@ -19,9 +20,9 @@ from pathlib import Path
 from planner.core.errors import PlannerError
 from planner.core.files import cache_directory, unwritable
 
-# Where the CUDA libraries and headers lie that an installed torch brings, and which they are.
+# The CUDA libraries and headers that an installed torch brings.
 
-# By the name that each begins with, of the libraries that torch loads and that are emulated.
+# The libraries that torch loads and that are emulated, by the beginning of their names.
 LIBRARIES = (
     "libcudart.so", "libcublas.so", "libcublasLt.so", "libcudnn.so", "libcupti.so", "libnccl.so",
 )  # fmt: skip
@@ -33,8 +34,8 @@ MACHINES = ("x86_64", "aarch64")
 
 @dataclass(frozen=True)
 class Wheels:
-    """`libraries` are files, by their names without a version; `include` the folders with headers,
-    in the order of their search; `versions` names torch's wheel and those it came with."""
+    """Installed wheels: `libraries` are files, by their names without a version; `include` are the
+    folders with headers, in the order of their search; `versions` are the wheels' own."""
 
     libraries: dict[str, Path]
     include: tuple[Path, ...]
@@ -46,26 +47,26 @@ class Wheels:
 
 
 def installed_wheels() -> Wheels:
-    """Those beside the installed torch. Raises PlannerError where nothing there can be emulated:
-    another system, no torch, a build of it without CUDA, or wheels that lack something."""
+    """The wheels beside the installed torch. Raises PlannerError where they cannot be emulated: on
+    another system, without torch, for a build without CUDA, or where files are missing."""
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         raise PlannerError(
             f"a GPU is emulated on Linux on {' or '.join(MACHINES)}, and this is "
             f"{sys.platform} on {platform.machine()}."
         )
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         raise PlannerError("torch is not installed.", "pip install torch")
-    return find_wheels(Path(found.origin).parents[1])
+    return find_wheels(Path(spec.origin).parents[1])
 
 
 def find_wheels(packages: Path) -> Wheels:
-    """Those in a folder of packages. Two layouts are known: `nvidia/cu13` holds most of CUDA 13,
-    and of CUDA 12 each library had a folder of its own."""
+    """The wheels in a folder of packages. Two layouts are known: `nvidia/cu13` holds most of CUDA
+    13; in CUDA 12 each library had a folder of its own."""
     torch = _versions(packages, "torch")
     if not (packages / "torch" / "lib" / "libtorch_cuda.so").exists():
         version = next(iter(torch), "torch-").removeprefix("torch-").partition("+")[0]
-        # Three signs: two would take the build for the CPU again.
+        # With two equal signs pip would take the build for the CPU again.
         raise PlannerError(
             f"torch in {packages} is a build without CUDA, and an emulated GPU runs torch's own "
             "CUDA code.",
@@ -76,7 +77,7 @@ def find_wheels(packages: Path) -> Wheels:
         for name in (*LIBRARIES, *DESCRIBED)
         for path in packages.glob(f"nvidia/*/lib/{name}.*")
     }
-    # Triton brings what nvidia-cuda-runtime leaves to another wheel: the folder crt/.
+    # The folder crt/, which nvidia-cuda-runtime leaves to another wheel, comes with Triton.
     include = (
         *sorted(packages.glob("nvidia/*/include")),
         packages / "triton" / "backends" / "nvidia" / "include",
@@ -93,25 +94,26 @@ def find_wheels(packages: Path) -> Wheels:
 
 @cache
 def architectures() -> tuple[str, ...]:
-    """What the installed torch has kernels for, as `torch.cuda.get_arch_list` says it; () where
-    that is not known."""
-    found = importlib.util.find_spec("torch")
-    library = Path(found.origin or "" if found else "").parent / "lib" / "libtorch_python.so"
+    """The architectures that the installed torch has kernels for, as `torch.cuda.get_arch_list`
+    returns them; () where they are not known."""
+    spec = importlib.util.find_spec("torch")
+    library = Path(spec.origin or "" if spec else "").parent / "lib" / "libtorch_python.so"
     text = library.read_bytes() if library.exists() else b""
     flags = re.search(rb"\0(sm_\d+\w?(?: (?:sm|compute)_\d+\w?)+)\0", text)
     return tuple(flags.group(1).decode().split()) if flags else ()
 
 
 def _versions(packages: Path, name: str) -> list[str]:
-    """`torch-2.13.0`: read off the folders, as importing the metadata of all takes longer."""
+    """`torch-2.13.0`, from the names of folders: reading the metadata of all wheels takes
+    longer."""
     return sorted(path.stem for path in packages.glob(f"{name}-*.dist-info"))
 
 
-# C for every entry point of a CUDA library that our sources leave out: from the installed headers
-# for the driver, which no wheel brings, and from the libraries themselves for the rest.
+# C for every function of a CUDA library that our sources leave out: from the installed headers for
+# the driver, which no wheel brings, and from the libraries themselves for the rest.
 #
-# Nothing that a program reads is left as it was: what has results that are not known here fails,
-# and says that it is not emulated.
+# A function whose results are not known here fails, and says that it is not emulated: no program
+# reads a result that nobody wrote.
 
 HEAD = '#include <stddef.h>\n#define EXPORT __attribute__((visibility("default")))\n'
 
@@ -128,9 +130,9 @@ REFUSALS = {
     "libcublasLt.so": 15, "libnccl.so": 5, "libcufft.so": 16, "libcusolver.so": 9,
     "libcusparse.so": 10,
 }  # fmt: skip
-UNHEEDED = ("cuLogsRegisterCallback",)  # torch asks, and does without
-# What only changes an object of the library, or computes values on the card, of which there are
-# none. Everything else may hand something back.
+OPTIONAL = ("cuLogsRegisterCallback",)  # torch calls it, and does without
+# Functions that only change an object of the library, or compute values on the card. Any other may
+# return something.
 WITHOUT_RESULTS = {
     "libcudnn.so": r"cudnn(Set|Destroy|Convolution|BatchNormalization|RNN[FB]|CTCLoss|SpatialTf"
     r"|Pooling|Activation|Softmax|OpTensor|AddTensor|TransformTensor|Dropout[FB]|Restore)",
@@ -138,14 +140,14 @@ WITHOUT_RESULTS = {
     "libcublasLt.so": r"cublasLt\w*(Set|Destroy|Check|Init)",
     "libnccl.so": r"ncclComm(Resume|Suspend|Revoke|Deregister|WindowDeregister)",
 }
-# Libraries whose functions are described well enough by their prototypes: headers of each.
+# Libraries whose prototypes tell enough of their functions, with their headers.
 DESCRIBED = {
     "libcufft.so": ("cufft.h", "cufftXt.h"),
     "libcusolver.so": ("cusolverDn.h",),
     "libcusparse.so": ("cusparse.h",),
 }
-# Sizes of scratch are 0, as cuDNN's and cuBLAS's are; what is created is an object of ours. Sizes
-# of results that depend on values are not known.
+# Sizes of scratch are 0, as cuDNN's and cuBLAS's are; a created object is ours. Sizes of results
+# that depend on values are not known.
 _SIZE = re.compile(r"l_?work|work_?size|workspaceInBytes|buffer_?size", re.IGNORECASE)
 _BY_VALUES = re.compile(r"Get(?!ErrorString)|Nnz|zeroPivot|_nnz|SpGEMM|Csr2|csr2csc|Dense")
 
@@ -161,8 +163,8 @@ def stubs(library: str, missing: Iterable[str], headers: str = "") -> str:
 
 
 def _stub(library: str, name: str) -> str:
-    """A function of which only the name is known."""
-    if name in UNHEEDED:
+    """The definition of a function of which only the name is known."""
+    if name in OPTIONAL:
         return f'EXPORT int {name}(void) {{ return emulated_missing("{name}"); }}'
     if library == "libcupti.so":  # CUPTI_ERROR_NOT_SUPPORTED of cupti_result.h: nothing is profiled
         return f"EXPORT int {name}(void) {{ return 27; }}"
@@ -182,16 +184,16 @@ def _described(headers: str) -> Iterable[tuple[str, str]]:
         if _BY_VALUES.search(name):
             continue
         parameters, body = [], f'return emulated_success("{name}");'
-        for index, given in enumerate(filter(None, map(str.strip, listed.split(",")))):
-            kind, called = re.sub(r"\w+\W*$", "", given), re.findall(r"\w+", given)[-1]
-            is_pointer = "*" in given or "[" in given
+        for index, parameter in enumerate(filter(None, map(str.strip, listed.split(",")))):
+            kind, called = re.sub(r"\w+\W*$", "", parameter), re.findall(r"\w+", parameter)[-1]
+            is_pointer = "*" in parameter or "[" in parameter
             is_result = is_pointer and "const" not in kind and kind.count("*") == 1
             if is_result and _SIZE.search(called):
                 width = "int" if kind.split()[0] in ("int", "int*") else "size_t"
                 body = f"if (p{index}) *({width} *)p{index} = 0; {body}"
             elif is_result and index == 0 and "reate" in name:
-                made = "(int *)p0 = 1" if "cufft" in name else "(void **)p0 = calloc(1, 1024)"
-                body = f"*{made}; {body}"
+                create = "(int *)p0 = 1" if "cufft" in name else "(void **)p0 = calloc(1, 1024)"
+                body = f"*{create}; {body}"
             number = kind.split()[0] if kind.split()[:1] in (["float"], ["double"]) else "long"
             parameters.append(f"{'void *' if is_pointer else number} p{index}")
         yield name, f"EXPORT int {name}({', '.join(parameters) or 'void'}) {{ {body} }}"
@@ -205,16 +207,16 @@ def driver_functions(header: str) -> set[str]:
 
 
 def driver_versions(typedefs: str) -> list[tuple[str, int, str]]:
-    """(function, CUDA version, symbol) of those that changed, oldest first, as `cudaTypedefs.h`
-    tells: the n-th version of a function has the symbol `function_vn`."""
+    """(function, CUDA version, symbol) of the functions that changed, oldest first, from
+    `cudaTypedefs.h`: the n-th version of a function has the symbol `function_vn`."""
     versions: dict[str, set[int]] = defaultdict(set)
     for name, version in re.findall(r"\bPFN_(cu[A-Z]\w*?)_v(\d{4,5})\)", typedefs):
         versions[name].add(int(version))
     return [
         (name, version, RENAMED.get((name, version), f"{name}_v{n}" if n > 1 else name))
-        for name, found in sorted(versions.items())
-        if len(found) > 1
-        for n, version in enumerate(sorted(found), start=1)
+        for name, numbers in sorted(versions.items())
+        if len(numbers) > 1
+        for n, version in enumerate(sorted(numbers), start=1)
     ]
 
 
@@ -244,13 +246,13 @@ def defined_symbols(listing: str) -> set[str]:
 
 
 def symbol_version(listing: str) -> str:
-    """The version that a library gives all its symbols, "" where it gives none."""
+    """The version that a library gives all its symbols; "" where it gives none."""
     match = re.search(r" [TW] \w+@@?(\S+)", listing)
     return match.group(1) if match else ""
 
 
 SOURCE = Path(__file__).with_name("source")
-# What each library is made of, the driver first: the others call it.
+# The sources of each library, the driver first: the others call it.
 MACHINE = ("configuration.c", "table.c")
 PARTS = {
     "libcuda.so": (*MACHINE, *(p.name for p in sorted(SOURCE.glob("driver_*.c")))),
@@ -294,7 +296,7 @@ def built_libraries() -> Path:
 
 
 def build_key(wheels: Wheels) -> str:
-    """Differs where torch, the wheels of CUDA, our sources or the processor do."""
+    """A digest of torch, the wheels of CUDA, our sources and the kind of processor."""
     digest = hashlib.sha256(repr((wheels.versions, platform.machine(), FLAGS)).encode())
     for path in (*sorted(SOURCE.iterdir()), Path(__file__)):
         digest.update(path.name.encode() + path.read_bytes())
@@ -302,7 +304,7 @@ def build_key(wheels: Wheels) -> str:
 
 
 def _move_into_place(beside: Path, folder: Path) -> None:
-    """Of two processes that build the same, the second finds the first one's."""
+    """Renames the folder, unless another process has built the same meanwhile."""
     try:
         beside.rename(folder)
     except OSError:
@@ -329,25 +331,25 @@ def _build(compiler: str, wheels: Wheels, folder: Path) -> None:
 
 
 def _compile(command: list[str], source: Path, objects: Path) -> Path:
-    made = objects / f"{source.stem}.o"
-    _run([*command, str(source), "-o", str(made)])
-    return made
+    compiled = objects / f"{source.stem}.o"
+    _run([*command, str(source), "-o", str(compiled)])
+    return compiled
 
 
 def _link(compiler: str, wheels: Wheels, folder: Path, library: str, parts: list[Path]) -> None:
-    """One library, under the name and with the symbols' version of the real one."""
+    """Links a library, with the name and the symbols' version of the real one."""
     real = wheels.libraries.get(library)
     soname = real.name if real else f"{library}.1"
-    made = (folder / NVML_FOLDER if library == "libnvidia-ml.so" else folder) / soname
-    command = [compiler, "-shared", f"-Wl,-soname,{soname}", "-o", str(made), *map(str, parts)]
+    output = (folder / NVML_FOLDER if library == "libnvidia-ml.so" else folder) / soname
+    command = [compiler, "-shared", f"-Wl,-soname,{soname}", "-o", str(output), *map(str, parts)]
     generated = folder / "objects" / f"{library}.generated.c"
     if library == "libcuda.so":
         generated.write_text(_driver_stubs(wheels, parts))
         command.append(str(generated))
     elif real:
         listing = _run(["nm", "-D", "--defined-only", str(real)])
-        known = _run(["nm", "--defined-only", *map(str, parts)]) if parts else ""
-        missing = defined_symbols(listing) - defined_symbols(known)
+        ours = _run(["nm", "--defined-only", *map(str, parts)]) if parts else ""
+        missing = defined_symbols(listing) - defined_symbols(ours)
         headers = "".join(wheels.header(name) for name in DESCRIBED.get(library, ()))
         generated.write_text(stubs(library, missing - {"_init", "_fini"}, headers))
         command += [str(generated), f"-L{folder}", "-Wl,-rpath,$ORIGIN"]
@@ -366,7 +368,8 @@ def _driver_stubs(wheels: Wheels, parts: list[Path]) -> str:
 
 
 def _blas_version(wheels: Wheels) -> int:
-    """As cublasGetVersion gives it. blas.c cannot include the header, whose types are C++'s."""
+    """The number that cublasGetVersion returns. blas.c cannot include the header, which has C++
+    types."""
     numbers = re.findall(
         r"#define CUBLAS_VER_(?:MAJOR|MINOR|PATCH)\s+(\d+)", wheels.header("cublas_api.h")
     )

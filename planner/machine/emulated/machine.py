@@ -1,8 +1,9 @@
-"""What is emulated: GPUs of the catalogue or of one's own, and the machine that they are in.
+"""Emulated GPUs, of the catalogue or of one's own, the machine that they are in, and the
+environment in which programs find it.
 
-Everything that torch does on such a GPU is torch's own CUDA code; only its kernels do nothing, but
-for the few whose results steer a training. So memory is what torch would allocate. Times are not:
-each piece of work is taken to cost what the catalogue's rates say, of which nothing was measured.
+On such a GPU torch's own CUDA code runs; only the kernels compute nothing, except a few whose
+results steer a training. So memory is what torch would allocate. Times are not what a card would
+take: each piece of work costs what the catalogue's rates say, and nothing was measured.
 """
 
 import os
@@ -31,14 +32,16 @@ PAGE_BYTES = 2 * MIB  # in which the driver hands out memory: cuMemGetAllocation
 class EmulatedGpu:
     """One device, as its driver describes it.
 
-    `memory_bytes` is what CUDA calls its total, of which the driver keeps `kept_bytes` for itself,
-    and each process `context_bytes`. `is_slice` makes it a MIG instance, of which NVML tells less;
-    one that `lacks_virtual_memory`, as some virtual GPUs do, has no expandable segments.
-    After `illegal_access_after` launches a kernel of the process has accessed memory that is not
-    its own; after `lost_after` the device has fallen off the bus, for all processes (0: never).
-    `launch_seconds`, the rates in FLOP/s and `bandwidth` in bytes/s drive the emulated clock;
-    0 lets work cost nothing. The clocks, the bus, the power limit and `l2_bytes` are for programs
-    that print them. `notice` is said on standard error by the first that uses the GPU.
+    - `memory_bytes`: what CUDA calls its total. The driver keeps `kept_bytes` of it, and each
+      process takes `context_bytes`.
+    - `is_slice`: a MIG instance, of which NVML tells less. `lacks_virtual_memory`: it has no
+      expandable segments, as some virtual GPUs.
+    - `illegal_access_after`: after so many launches a kernel of the process accesses memory that is
+      not its own. `lost_after`: the device falls off the bus, for all processes. 0: never.
+    - `launch_seconds`, the rates in FLOP/s and `bandwidth` in bytes/s drive the emulated clock;
+      with 0 work costs nothing.
+    - The clocks, the bus, the power limit and `l2_bytes` are for programs that print them.
+    - `notice`: the first program that uses the GPU prints it on standard error.
     """
 
     name: str
@@ -78,8 +81,8 @@ class EmulatedMachine:
 
     `driver_version` is the newest CUDA that the driver knows: 13020 is 13.2. NVML may be absent,
     may know no processes (as in a container) and may be off by `nvml_used_error` bytes. Where the
-    machine `waits`, who synchronises sleeps until the emulated clock is there. `log`, a file,
-    receives the names of functions that are not emulated.
+    machine `waits`, a program that synchronises sleeps as long as the emulated clock says. The file
+    `log` receives the names of functions that are not emulated.
     """
 
     gpus: tuple[EmulatedGpu, ...]
@@ -98,44 +101,45 @@ class EmulatedMachine:
 def emulated_gpu(gpu: str | Gpu, **changes: object) -> EmulatedGpu:
     """A GPU of the catalogue, with `changes` to any field of EmulatedGpu. Where the installed torch
     has no kernels for it, those for another capability stand in, and its name says so. Raises
-    UsageError for one that is not there, UnsupportedError for one that CUDA does not drive."""
-    found = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    if found.capability is None or found.num_sms is None:
+    UsageError for an unknown GPU, UnsupportedError for one that CUDA does not drive."""
+    card = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    if card.capability is None or card.num_sms is None:
         raise UnsupportedError(
-            f"{found.title} cannot be emulated: only NVIDIA's GPUs of a known capability can.",
+            f"{card.title} cannot be emulated: only NVIDIA's GPUs of a known capability can.",
             "List GPUs with 'planner gpus'.",
         )
-    known: dict[str, object] = {
-        "name": found.device_names[0] if found.device_names else found.title,
-        "memory_bytes": found.memory_bytes // PAGE_BYTES * PAGE_BYTES,
-        "capability": found.capability,
-        "num_sms": found.num_sms,
-        "threads_per_sm": found.threads_per_sm,
-        "half_flops": found.bf16_flops or found.fp16_flops or found.fp32_flops,
-        "tf32_flops": found.tf32_flops or found.fp32_flops,
-        "fp32_flops": found.fp32_flops,
-        "bandwidth": found.bandwidth,
+    values: dict[str, object] = {
+        "name": card.device_names[0] if card.device_names else card.title,
+        "memory_bytes": card.memory_bytes // PAGE_BYTES * PAGE_BYTES,
+        "capability": card.capability,
+        "num_sms": card.num_sms,
+        "threads_per_sm": card.threads_per_sm,
+        "half_flops": card.bf16_flops or card.fp16_flops or card.fp32_flops,
+        "tf32_flops": card.tf32_flops or card.fp32_flops,
+        "fp32_flops": card.fp32_flops,
+        "bandwidth": card.bandwidth,
     }
-    if found.boost_mhz:
-        known["clock_mhz"] = found.boost_mhz
-    if not has_code_for(found.capability, architectures()):
-        known |= _stand_in(str(known["name"]), found.capability)
+    if card.boost_mhz:
+        values["clock_mhz"] = card.boost_mhz
+    if not has_code_for(card.capability, architectures()):
+        values |= _stand_in(str(values["name"]), card.capability)
     unknown = sorted(set(changes) - {f.name for f in fields(EmulatedGpu)})
     if unknown:
         raise UsageError(f"an emulated GPU has no {shorten(unknown[0])}.")
-    return EmulatedGpu(**{**known, **changes})  # type: ignore[arg-type]
+    return EmulatedGpu(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def _stand_in(name: str, capability: tuple[int, int]) -> dict[str, object]:
-    """The next capability that torch has kernels for, or its last, and how that is told."""
+    """The changes for a GPU whose capability the installed torch has no kernels for: the next
+    capability that it has, or its last, a name and a notice."""
     numbers = re.findall(r"sm_(\d+)(\d)", " ".join(architectures()))
-    known = sorted((int(major), int(minor)) for major, minor in numbers)
-    other = next((one for one in known if one > capability), known[-1])
+    compiled = sorted((int(major), int(minor)) for major, minor in numbers)
+    other = next((c for c in compiled if c > capability), compiled[-1])
     build = fitting_build("", capability, version("torch"))
     needs = "an older torch"
     if build is not None:
-        wanted = f'"torch=={as_text(build.release)}.*" --index-url {INDEX}/{build.tag}'
-        needs = f"pip install --force-reinstall {wanted}"
+        package = f'"torch=={as_text(build.release)}.*" --index-url {INDEX}/{build.tag}'
+        needs = f"pip install --force-reinstall {package}"
     notice = (
         f"the installed torch has no kernels for compute capability {as_text(capability)} of "
         f"{name}: those for {as_text(other)} stand in. A real one needs {needs}"
@@ -144,19 +148,19 @@ def _stand_in(name: str, capability: tuple[int, int]) -> dict[str, object]:
 
 
 def configuration_text(machine: EmulatedMachine, table: str) -> str:
-    """What source/configuration.c reads: `key value`, a line each; `table` is the file in shared
-    memory that says who holds how much."""
+    """The configuration that source/configuration.c reads: a line `key value` for each. `table` is
+    the file in shared memory that holds which process has how much."""
     lines = [f"table {table}"]
     for name in ("log", "driver_version", "hides_processes", "waits", "nvml_used_error"):
-        lines += _line(name, getattr(machine, name))
+        lines += _entry(name, getattr(machine, name))
     for gpu in machine.gpus:
         lines.append(f"gpu {gpu.name}")
         for f in fields(gpu)[1:]:
-            lines += _line(f.name, getattr(gpu, f.name))
+            lines += _entry(f.name, getattr(gpu, f.name))
     return "\n".join([*lines, ""])
 
 
-def _line(name: str, value: object) -> list[str]:
+def _entry(name: str, value: object) -> list[str]:
     if isinstance(value, tuple):  # a capability: 8.6 is 86
         value = 10 * value[0] + value[1]
     return [f"{name} {int(value) if isinstance(value, bool) else value}"] if value else []
@@ -190,7 +194,7 @@ sys.stdin.read()
 
 
 def is_emulated(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether programs with this environment find emulated GPUs, whose times are nobody's."""
+    """Whether programs with this environment find emulated GPUs."""
     return CONFIGURATION in environment
 
 
@@ -198,12 +202,12 @@ def is_emulated(environment: Mapping[str, str] = os.environ) -> bool:
 def started(
     machine: EmulatedMachine, environment: Mapping[str, str] = os.environ
 ) -> Iterator[dict[str, str]]:
-    """The environment in which programs find `machine`, on top of the given one; its memory is
-    empty at first, and shared by all that run in it. Raises PlannerError where nothing can be
-    built.
+    """The environment in which programs find `machine`, on top of the given one. Its memory is
+    empty at first, and shared by all that run in it. Raises PlannerError where the libraries cannot
+    be built.
 
-    Nothing of the installed packages is touched: the libraries are loaded before theirs, under the
-    same names.
+    The installed packages are not touched: our libraries are loaded before theirs, under the same
+    names.
     """
     libraries = built_libraries()
     if not os.access(SHARED_MEMORY, os.W_OK):
@@ -223,11 +227,11 @@ def _variables(
     if machine.has_nvml:
         searched.append(str(libraries / NVML_FOLDER))
     before = environment.get("LD_PRELOAD", "").split(":")
-    found = environment.get("LD_LIBRARY_PATH", "").split(":")
+    paths = environment.get("LD_LIBRARY_PATH", "").split(":")
     return {
         CONFIGURATION: str(configuration),
         "LD_PRELOAD": ":".join(filter(None, [*preloaded, *before])),
-        "LD_LIBRARY_PATH": ":".join(filter(None, [*searched, *found])),
+        "LD_LIBRARY_PATH": ":".join(filter(None, [*searched, *paths])),
     }
 
 
@@ -235,8 +239,8 @@ def _variables(
 def holding(
     environment: Mapping[str, str], num_bytes: int, device: int = 0
 ) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds `num_bytes` on a device of a started machine, beside its context,
-    until it is left. Raises PlannerError where they are not free."""
+    """Within, another process holds `num_bytes` on a device of a started machine, beside its
+    context. Raises PlannerError where they are not free."""
     command = [sys.executable, "-S", "-c", HOLDER, str(device), str(num_bytes)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:

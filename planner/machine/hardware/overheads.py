@@ -34,11 +34,12 @@ CUBLAS_HANDLES = 2
 
 
 def num_workspaces() -> int:
-    """How many are held; from torch 2.15 on each product asks for its own and gives it back."""
+    """How many cuBLAS workspaces are held. From torch 2.15 on each product requests its own and
+    frees it."""
     return CUBLAS_HANDLES if torch_version() < (2, 15) else 0
 
 
-# An A100's (NVIDIA's whitepaper), where no GPU is named.
+# Where no GPU is named, an A100's (NVIDIA's whitepaper).
 ASSUMED_PROCESSORS = Processors(num_sms=108, threads_per_sm=2048, capability=(8, 0))
 
 # Public reports of an otherwise idle process name 287 to 667 MB (quoted, none ours); it grows with
@@ -60,9 +61,9 @@ RESERVED_ERROR_UNTRIED = 0.09
 
 @dataclass(frozen=True)
 class Overheads:
-    """One device's, in bytes. `workspace_bytes` is one cuBLAS workspace, of which `num_workspaces`
-    are held; `reserved_error` the share by which reserved bytes may be off; `basis` says what all
-    of it rests on, one line each."""
+    """What a device needs besides the tensors, in bytes. `num_workspaces` cuBLAS workspaces of
+    `workspace_bytes` each are held. Reserved bytes may be off by the share `reserved_error`.
+    `basis` says what the figures rest on, a line each."""
 
     workspace_bytes: int
     num_workspaces: int
@@ -77,8 +78,8 @@ class Overheads:
 def overheads_for(
     gpu: Gpu | None, environment: Mapping[str, str] = os.environ, *, is_known: bool = True
 ) -> Overheads:
-    """Those measured on the architecture of `gpu`, else those assumed for it, in an environment;
-    `is_known`: the step is of a kind that `was_emulated`."""
+    """The overheads of `gpu` in an environment: those measured on its architecture, else assumed
+    ones. `is_known`: the step is of a kind that `was_emulated`."""
     workspace = _workspace_bytes(gpu, environment)
     of_device = [*_workspace_basis(gpu, workspace, environment), *_processors_basis(gpu)]
     reserved_error, of_reserved = _assumed_error(gpu, is_known)
@@ -111,7 +112,8 @@ def overheads_for(
 
 
 def was_emulated(model: Model, setting: TrainSetting) -> bool:
-    """Whether a step is of the kind whose reserved bytes torch's own code was seen to take."""
+    """Whether torch's own CUDA code was seen to reserve what is predicted for steps of this
+    kind."""
     plain = (setting.world_size, setting.compile, setting.checkpointing) == (1, "off", "none")
     return plain and isinstance(model, SwinConfig)
 
@@ -130,7 +132,7 @@ def _assumed_error(gpu: Gpu | None, is_known: bool) -> tuple[float, str]:
 
 
 def processors_of(gpu: Gpu | None) -> Processors:
-    """What decides the scratch of kernels: a GPU's own, or those assumed where none is known."""
+    """The processors that decide the scratch of kernels: a GPU's own, or the assumed ones."""
     if gpu is None:
         return ASSUMED_PROCESSORS
     return Processors(
@@ -152,41 +154,41 @@ def _processors_basis(gpu: Gpu | None) -> list[str]:
 
 @cache
 def measured_overheads() -> dict[str, dict[str, Any]]:
-    """architecture -> what was fitted from its records."""
+    """What was fitted from the records of a card, by architecture."""
     measured: dict[str, dict[str, Any]] = json.loads(MEASURED_FILE.read_text())
     return measured
 
 
 def _workspace_bytes(gpu: Gpu | None, environment: Mapping[str, str]) -> int:
-    """As torch chooses it: by the variable, else by the major capability. ROCm's and unknown
-    devices are taken as the smaller."""
+    """The bytes of a cuBLAS workspace as torch chooses them: by the variable, else by the major
+    capability. ROCm's and unknown devices have the smaller one."""
     if gpu is not None and gpu.vendor != "NVIDIA":
         return CUBLAS_WORKSPACE_BYTES
-    given = _given_workspace_bytes(environment)
-    if given is not None:
-        return given
+    num_bytes = _variable_bytes(environment)
+    if num_bytes is not None:
+        return num_bytes
     if gpu is not None and gpu.capability and gpu.capability[0] in LARGE_WORKSPACE_MAJORS:
         return CUBLAS_WORKSPACE_BYTES_LARGE
     return CUBLAS_WORKSPACE_BYTES
 
 
-def _given_workspace_bytes(environment: Mapping[str, str]) -> int | None:
-    """`:4096:8` is eight buffers of 4,096 KiB; several pairs add up. None where nothing is given
-    or it cannot be read, which torch warns of and passes over."""
+def _variable_bytes(environment: Mapping[str, str]) -> int | None:
+    """The bytes that the variable asks for: `:4096:8` is eight buffers of 4,096 KiB, several pairs
+    add up. None where it is not set or cannot be read, which torch ignores with a warning."""
     pairs = re.findall(r":([0-9]+):([0-9]+)", environment.get(WORKSPACE_VARIABLE, ""))
     return sum(int(size) * KIB * int(count) for size, count in pairs) if pairs else None
 
 
 def _workspace_basis(gpu: Gpu | None, num_bytes: int, environment: Mapping[str, str]) -> list[str]:
-    told = ""
-    if (gpu is None or gpu.vendor == "NVIDIA") and _given_workspace_bytes(environment) is not None:
-        told = f", as {WORKSPACE_VARIABLE}={environment[WORKSPACE_VARIABLE]} says"
+    reason = ""
+    if (gpu is None or gpu.vendor == "NVIDIA") and _variable_bytes(environment) is not None:
+        reason = f", as {WORKSPACE_VARIABLE}={environment[WORKSPACE_VARIABLE]} says"
     whose = (
         f"for each of {num_workspaces()} handles (forward and backward threads)"
         if num_workspaces()
         else "for each matrix product while it runs"
     )
-    basis = [f"cuBLAS workspace of {format_bytes(num_bytes)} {whose}{told}"]
+    basis = [f"cuBLAS workspace of {format_bytes(num_bytes)} {whose}{reason}"]
     if environment.get(LT_VARIABLE):
         basis.append(f"{LT_VARIABLE} adds nothing: cuBLASLt works in cuBLAS's workspace")
     return basis
@@ -205,7 +207,8 @@ MORE = (1_060_000_000, 1_060_000_000)
 
 @dataclass(frozen=True)
 class Communication:
-    """Bytes of all communicators of a process: what is assumed, and the ends of its range."""
+    """The bytes of all communicators of a process: the assumed figure, and the ends of its
+    range."""
 
     low_bytes: int = 0
     num_bytes: int = 0
@@ -214,8 +217,8 @@ class Communication:
 
 
 def communication_memory(setting: TrainSetting) -> Communication:
-    """What the communicators of a step take. There is one over all devices; hsdp has one to shard
-    and one to copy. Nothing is known of one device by itself."""
+    """The memory of a step's communicators: one over all devices; under hsdp one to shard and one
+    to copy. Nothing is known of a communicator of one device."""
     if setting.world_size == 1 or setting.parallelism == "none":
         return Communication()
     count = 2 if setting.parallelism == "hsdp" else 1
