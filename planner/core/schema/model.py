@@ -1,5 +1,5 @@
-"""Any model that can be trained: a Swin Transformer of ours, and which library's code runs it; a
-library's model by name, or a factory.
+"""The models that can be trained: a Swin Transformer by its sizes, with the library whose code runs
+it; any other model of a library by its name; a factory of the user's own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Library = Literal["native", "timm", "microsoft"]
 LIBRARIES: tuple[Library, ...] = get_args(Library)
 
 
-# The one bound on sizes: of a batch, an image's side, a layer's channels. No device trains a tenth
-# of it, and products of sizes within it are still counted rightly.
+# The bound on every size: of a batch, an image's side, a layer's channels. No device trains a tenth
+# of it, and products of sizes within it still have room in a count.
 MAX_SIZE = 1 << 20
 MAX_STAGES = 16
 MAX_STAGE_BLOCKS = 1000
@@ -44,12 +44,12 @@ def _split_commas(value: Any) -> Any:
 
 
 def _version(value: Any) -> Any:
-    """A command line says 2 in text."""
+    """On a command line 2 is text."""
     return {"1": 1, "2": 2}.get(value.strip(), value) if isinstance(value, str) else value
 
 
 def _one_line(value: str) -> str:
-    """A name is printed and written into comments of code: it is one line and no more."""
+    """A name is printed, and written into comments of code: it is one line."""
     if not value.isprintable():
         raise ValueError("a name is one line without control characters")
     return value
@@ -127,13 +127,13 @@ class SwinConfig(BaseModel):
     def _cross_field_faults(self) -> Iterator[Fault]:
         stages = len(self.depths)
         for field in ("num_heads", "window_size", "pretrained_window_size"):
-            given = getattr(self, field)
-            single_will_do = field == "pretrained_window_size" and len(given) == 1
-            if isinstance(given, tuple) and len(given) != stages and not single_will_do:
-                entries = "entry" if len(given) == 1 else "entries"
+            value = getattr(self, field)
+            single_will_do = field == "pretrained_window_size" and len(value) == 1
+            if isinstance(value, tuple) and len(value) != stages and not single_will_do:
+                entries = "entry" if len(value) == 1 else "entries"
                 yield Fault(
                     (field, "depths"),
-                    f"{field} has {len(given)} {entries} and depths has {stages}: "
+                    f"{field} has {len(value)} {entries} and depths has {stages}: "
                     "give one for each stage",
                 )
         for stage, heads in enumerate(self.num_heads[:stages]):
@@ -169,8 +169,8 @@ class SwinConfig(BaseModel):
     @property
     def pretrained_windows(self) -> tuple[int, ...]:
         """Version 2: the window of pre-training per stage, 0 where there was none."""
-        given = self.pretrained_window_size
-        return given if len(given) == self.num_stages else given * self.num_stages
+        windows = self.pretrained_window_size
+        return windows if len(windows) == self.num_stages else windows * self.num_stages
 
     def stage_channels(self, stage: int) -> int:
         """Channels of the blocks of `stage` (0-based)."""
@@ -189,11 +189,10 @@ class SwinConfig(BaseModel):
         return f"{self.library}:{self.name or 'custom'}"
 
 
-# Every model here builds its validator when it is first used: an estimate must answer at once.
+# Every model below builds its validator when it is first used: an estimate must answer at once.
 
 NamedLibrary = Literal["timm", "torchvision", "transformers"]
-# What one step of a model trains, and so what its batch and its loss are
-# (`planner.training.tasks`).
+# What a step of a model trains decides its batch and its loss (`planner.training.tasks`).
 TaskName = Literal["classification", "video", "segmentation", "detection", "own-loss"]
 
 _DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
@@ -201,20 +200,21 @@ _FACTORY = re.compile(rf"{_DOTTED}:{_DOTTED}")
 
 
 def is_factory(text: str) -> bool:
-    """Whether `text` is `package.module:name`, the name perhaps `Class.method`: names, no code."""
+    """Whether `text` is `package.module:name` or `package.module:Class.method`: names, no code."""
     words = re.split("[.:]", text)
     return _FACTORY.fullmatch(text) is not None and not any(map(keyword.iskeyword, words))
 
 
 class NamedModel(BaseModel):
-    """A model that an installed library builds by name, and that is no Swin of ours.
+    """A model that an installed library builds by its name, and that is no `SwinConfig`.
 
-    `name` is the library's own: `vit_base_patch16_224` of timm, `swin3d_t` of torchvision; of
-    transformers a class (`ViTForImageClassification`), or a folder or `config.json` with a
-    configuration. `task` is what a step of it trains. `own-loss` is a model that computes its loss
-    itself, as those of transformers do. Sizes that mean nothing to a model are None: the image of a
-    language model, the `sequence_length` (tokens) of a vision model, the `num_frames` of a model of
-    single images. `config_sha256` is of the configuration file, where the name is one.
+    - `name`: the library's own: `vit_base_patch16_224` of timm, `swin3d_t` of torchvision; of
+      transformers a class (`ViTForImageClassification`), or a folder or `config.json` with a
+      configuration, whose digest is `config_sha256`.
+    - `task`: what a step of it trains. An `own-loss` model computes its loss itself, as those of
+      transformers do.
+    - Sizes without a meaning for a model are None: the image of a language model, the
+      `sequence_length` (tokens) of a vision model, the `num_frames` of a model of single images.
     """
 
     model_config = KEPT
@@ -231,7 +231,7 @@ class NamedModel(BaseModel):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a script can build it in one call, and train it from images to logits."""
+        """Whether a script can build the model in one call, and train it from images to logits."""
         return self.task == "classification"
 
     @property
@@ -276,6 +276,6 @@ Model = SwinConfig | NamedModel | FactoryModel
 
 
 def unit_of(model: Model) -> str:
-    """What a batch of the model counts where its task does not say it."""
+    """What the items of a model's batch are called, where its task does not name them."""
     tasks = {"video": "clips", "own-loss": "samples"}
     return tasks.get(model.task, "images") if isinstance(model, NamedModel) else "images"

@@ -1,5 +1,5 @@
-"""A measurement record: one probe of one setting on one device, as one JSON line; what was measured
-of loading data; and the file that holds some: `recommendation.json` of a search."""
+"""What was measured: the record of a probe of one setting on one device, a line of JSON; loaders of
+data; and the recommendation of a search, `recommendation.json`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ Range = tuple[float, float, float]
 
 
 class Expected(BaseModel):
-    """What a search believed that a probe would find, at the moment it chose it.
+    """What a search expected of a probe when it chose it.
 
-    Figures are (low, middle, high): as likely above the middle as below it, and with 95% between
-    low and high, the noise of a measurement included. `used_bytes` is held against the record's
-    property of that name. `basis` is "prior" where no probe had taught the search anything yet,
-    else "probes". `fits` is the probability of staying within the memory that the search allows;
-    None where it has no limit.
+    Figures are (low, middle, high): the measurement is as likely above the middle as below it, and
+    with 95% between low and high. `used_bytes` is compared with the record's property of that name.
+    `basis` is "prior" before the search has learned from a probe, then "probes". `fits` is the
+    probability of staying within the memory that the search allows; None without a limit.
     """
 
     model_config = KEPT
@@ -61,7 +60,7 @@ class RankRecord(BaseModel):
 
 
 RECORD_FORMAT = 1
-# The flag of a probe that was ended for no fault of its setting.
+# The flag of a probe that was ended, though not because of its setting.
 BUDGET_ENDED = "cut short: the budget ended"
 
 ProbeStatus = Literal[
@@ -69,18 +68,18 @@ ProbeStatus = Literal[
 ]
 
 
-# How far two readings of one device's memory may lie apart: NVML's total less its reserve and
-# CUDA's total differ by up to 1.3%, and the reserve by what ECC takes.
+# The share by which two readings of one device's memory may differ: NVML's total less its reserve
+# and CUDA's total differ by up to 1.3%, and the reserve by what ECC takes.
 SAME_MEMORY_SHARE = 0.02
-# What others may hold of a device without a word: an idle GPU's driver keeps a few MiB, a process
+# What others may hold of a device without a note: an idle GPU's driver keeps a few MiB, a process
 # that computes at least its context of some hundred.
 NOTEWORTHY_SHARE, NOTEWORTHY_BYTES = 0.01, 256 * MIB
 
 
 class DeviceInfo(BaseModel):
-    """The device a probe ran on. `memory_cap_bytes` is set where a smaller card was played by a
-    larger one; `uuid` is the driver's name of this very card. Where it is `emulated`, torch's own
-    CUDA code ran on no GPU (`planner.machine.emulated`): bytes are torch's, and times nobody's."""
+    """The device a probe ran on. `memory_cap_bytes` is set where a larger card stood for a smaller
+    one; `uuid` is the driver's name of this very card. `emulated`: torch's own CUDA code ran on no
+    GPU (`planner.machine.emulated`), so that the bytes are torch's, and the times mean nothing."""
 
     model_config = KEPT
 
@@ -95,12 +94,12 @@ class DeviceInfo(BaseModel):
 
     @property
     def title(self) -> str:
-        """Its name for people, who shall not take an emulated one's rates for a card's."""
+        """The device's name for people, who must not take an emulated one's rates for a card's."""
         return f"an emulated {self.name}" if self.emulated else self.name
 
     def is_like(self, other: DeviceInfo) -> bool:
-        """Whether a probe on `other` stands for one on this: the same kind of card, its memory read
-        to within 2%, and no figure (driver, capability) that both know and that differs."""
+        """Whether a probe on `other` stands for one on this device: the same kind of card, memory
+        within 2%, and no difference in driver or capability where both are known."""
         return (
             (self.kind, self.name, self.emulated) == (other.kind, other.name, other.emulated)
             and self.memory_cap_bytes == other.memory_cap_bytes
@@ -111,8 +110,7 @@ class DeviceInfo(BaseModel):
 
 
 def noteworthy_bytes(total_bytes: int) -> int:
-    """From how much on, in bytes, what others hold of a device is worth a word: 1% of it, and
-    256 MiB at most."""
+    """The bytes that others may hold of a device without a note: 1% of it, and 256 MiB at most."""
     return min(int(NOTEWORTHY_SHARE * total_bytes), NOTEWORTHY_BYTES)
 
 
@@ -125,8 +123,8 @@ def _may_equal(a: object, b: object) -> bool:
 
 
 class PhaseBytes(BaseModel):
-    """Live bytes (`torch.cuda.memory_allocated`) at the end of each phase of a steady step: older
-    records have them."""
+    """Live bytes (`torch.cuda.memory_allocated`) at the end of each phase of a steady step; only
+    older records have them."""
 
     model_config = KEPT
 
@@ -137,7 +135,7 @@ class PhaseBytes(BaseModel):
 
 
 class Spread(BaseModel):
-    """Of several readings of one figure: the least, the median and the most."""
+    """The least, the median and the most of several readings of one figure."""
 
     model_config = KEPT
 
@@ -149,9 +147,9 @@ class Spread(BaseModel):
 class Clocks(BaseModel):
     """Device clocks in MHz while the steps were timed, and what held them back.
 
-    The plain figures are those of the last of `num_readings` readings, a second apart; a spread is
-    over all of them. `busy_percent` is nvidia-smi's utilisation: the share of the time in which
-    some kernel ran, however little of the card it used; `memory_busy_percent` that in which memory
+    There were `num_readings` readings, a second apart; single figures are the last one's, a spread
+    is over all. `busy_percent` is nvidia-smi's utilisation: the share of the time in which some
+    kernel ran, however little of the card it used; `memory_busy_percent` the share in which memory
     was read or written.
     """
 
@@ -170,18 +168,18 @@ class Clocks(BaseModel):
     power_watts_spread: Spread | None = None
 
 
-# Of something that happened: a clock that says 0, less, infinity or no number says nothing.
+# The time of something that happened is above 0 and finite.
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class MeasurementRecord(BaseModel):
     """What one probe found. Bytes are integers, times are seconds, `date` is ISO 8601 in UTC.
 
-    `step_seconds` holds one sample per whole optimizer step, after warm-up, from the second step
-    on; `images_per_second` is images of one optimizer step on this device over their median.
-    On the CPU `peak_allocated_bytes` is the growth of the worker's peak resident set.
-    Of a probe over several ranks (`world`) each step is as long as on its slowest rank, each peak
-    that of the fullest, and `ranks` has them one by one.
+    `step_seconds` has a sample for each whole optimizer step after warm-up, from the second step
+    on; `images_per_second` is the images of a step on this device over their median. On the CPU
+    `peak_allocated_bytes` is the growth of the worker's peak resident set. Over several ranks
+    (`world`) each step is as long as on the slowest rank, each peak is the highest of all ranks,
+    and `ranks` has them one by one.
     """
 
     model_config = KEPT
@@ -222,36 +220,37 @@ class MeasurementRecord(BaseModel):
 
     @property
     def counts(self) -> str:
-        """What an item of its batch is called."""
+        """What the items of the batch are called."""
         return self.unit or unit_of(self.model)
 
     @property
     def used_bytes(self) -> int | None:
-        """What the probe took of the device: its whole process on a GPU, the growth of its RSS on a
-        CPU. None where nothing is known.
+        """The bytes that the probe took of the device: those of its whole process on a GPU, the
+        growth of its resident set on a CPU. None where nothing is known.
 
-        Each figure is a lower bound, so the largest counts: a driver may not see all of a process.
-        A figure of 0 or less is one that nobody has.
+        A driver may not see all of a process, so that each figure is a lower bound, and the largest
+        counts. A figure of 0 or less is no reading.
         """
         figures = (self.device_bytes, self.peak_reserved_bytes, self.peak_allocated_bytes)
         return max((n for n in figures if n is not None and n > 0), default=None)
 
     @property
     def world_images_per_second(self) -> float | None:
-        """Images of all devices together."""
+        """Images per second of all devices together."""
         rate = self.images_per_second
         return None if rate is None else rate * self.setting.world_size
 
     @property
     def cut_short(self) -> bool:
-        """Whether the budget ended it: then it says a probe's cost, and nothing of its setting."""
+        """Whether the budget ended the probe: then it tells what a probe costs, and nothing of its
+        setting."""
         return BUDGET_ENDED in self.flags
 
     @property
     def inconclusive(self) -> bool:
-        """Whether it ended for no fault of its setting, and so says nothing of it: cut short by the
-        budget, out of memory or of time while others held or took what it was allowed, or on a
-        device that does not answer."""
+        """Whether the probe ended, though not because of its setting, and so tells nothing of it:
+        cut short by the budget, out of memory or time while others held or took what it was
+        allowed, or on a device that does not answer."""
         return (
             self.cut_short
             or self.lost_device
@@ -260,14 +259,14 @@ class MeasurementRecord(BaseModel):
 
     @property
     def lost_device(self) -> bool:
-        """Whether the device failed before anything of the setting was on it: it has fallen off the
-        bus, or waits to be reset."""
+        """Whether the device failed before anything of the setting was on it: it fell off the bus,
+        or waits to be reset."""
         return self.status == "crashed" and self.phase == "device"
 
     @property
     def was_crowded(self) -> bool:
-        """Whether other processes left it less memory than it was allowed, or came while it ran and
-        took a share that is worth a word."""
+        """Whether other processes left the probe less memory than it was allowed, or took a share
+        worth a note while it ran."""
         slack = noteworthy_bytes(self.device.total_bytes)
         taken = max(self.taken_bytes or 0, 0)
         if self.free_bytes is None or self.allowed_bytes is None:
@@ -276,27 +275,25 @@ class MeasurementRecord(BaseModel):
         return left + slack < self.allowed_bytes or (self.status == "timed_out" and taken > slack)
 
     def judged_in(self, allowed_bytes: int | None) -> Self:
-        """The same record, held against the memory that a search allows now."""
+        """The same record, judged by the memory that a search allows now."""
         return self.model_copy(update={"allowed_bytes": allowed_bytes})
 
 
-# How training data are loaded: a `DataLoader`'s setting, what was measured of it, what it cost.
+# How training data are loaded: a `DataLoader`'s setting, and what was measured of it.
 
 Pipeline = Literal["torchvision", "timm", "own"]
-"""Who makes a tensor of a picture: torchvision's or timm's transforms, or a Dataset by itself."""
+"""What makes a tensor of a picture: torchvision's or timm's transforms, or a Dataset by itself."""
 
 LoaderBound = Literal["processors", "disk", "main process"]
-"""`main process` is what one process must do for every batch, and what no worker makes faster."""
+"""What bounds loading. The `main process` has work for every batch that no worker can do."""
 
 MAX_WORKERS = 1024
 
 
 class LoaderSetting(BaseModel):
-    """One way to load: the arguments of `torch.utils.data.DataLoader` and what runs in it.
-
-    `workers` 0 loads in the training process itself; then nothing is prefetched. `batch_size` is
-    the micro-batch.
-    """
+    """One way to load: the arguments of `torch.utils.data.DataLoader` and what runs in it. With 0
+    `workers` the training process loads by itself and prefetches nothing. `batch_size` is the
+    micro-batch."""
 
     model_config = KEPT
 
@@ -308,7 +305,7 @@ class LoaderSetting(BaseModel):
 
     @property
     def persistent_workers(self) -> bool:
-        """Workers go on into the next epoch, where there are any."""
+        """Whether workers go on into the next epoch: wherever there are any."""
         return self.workers > 0
 
     @property
@@ -322,15 +319,15 @@ class LoaderSetting(BaseModel):
 
     @property
     def title(self) -> str:
-        """As a person would say it: `torchvision, 8 workers, prefetch 2, pinned`."""
+        """The setting in words: `torchvision, 8 workers, prefetch 2, pinned`."""
         number = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
         loads = f"{number}, prefetch {self.prefetch_factor}" if self.workers else "no workers"
         return f"{self.pipeline}, {loads}{', pinned' if self.pin_memory else ''}"
 
 
 class LoaderRun(BaseModel):
-    """One loader measured by itself, in a steady state. `cpu_seconds` are of all its processes, of
-    one image; `first_batch_seconds` what its start took."""
+    """One loader measured by itself, in a steady state. `cpu_seconds` are those of all its
+    processes for one image; its start took `first_batch_seconds`."""
 
     model_config = KEPT
 
@@ -341,10 +338,9 @@ class LoaderRun(BaseModel):
 
 
 class DataResult(BaseModel):
-    """What `planner data` found of the data at `location`: a folder, or MODULE:FACTORY.
-
-    `setting` is the fastest of `runs`; `disk_share` is the share of the bytes read that the page
-    cache did not hold.
+    """What `planner data` found for the data at `location`, a folder or MODULE:FACTORY. `setting`
+    is the fastest of `runs`; `disk_share` is the share of the bytes that the page cache did not
+    hold.
     """
 
     model_config = KEPT
@@ -370,9 +366,9 @@ class DataResult(BaseModel):
 
 
 class Feeding(BaseModel):
-    """What a recommendation says of its data: the loader, and a training by the emitted script on
-    them. `images_per_second` and `waited` (the share of its time that the device waited for
-    batches) are None where the script did not run to its end; then a note says why."""
+    """What a recommendation says of its data: the loader, and a training by the emitted script.
+    `images_per_second` and `waited` (the share of the time in which the device waited for batches)
+    are None where the script did not run to its end; then a note says why."""
 
     model_config = KEPT
 
@@ -383,14 +379,13 @@ class Feeding(BaseModel):
     notes: tuple[str, ...] = ()
 
 
-# What a Swin's authors do to pictures: a loader is measured with it, and a trainer trains with it.
-#
-# Read in microsoft/Swin-Transformer @f82860b, config.py, where each figure's key stands beside it.
+# What a Swin's authors do to pictures, with which loaders are measured and trainers train: from
+# microsoft/Swin-Transformer @f82860b, config.py, with each figure's key beside it.
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to a training picture beside crop and flip, and how each picture is resized."""
+    """What is done to a training picture besides crop and flip, and how pictures are resized."""
 
     auto_augment: str = "rand-m9-mstd0.5-inc1"  # AUG.AUTO_AUGMENT, in timm's words
     color_jitter: float = 0.4  # AUG.COLOR_JITTER, which timm omits beside an auto_augment
@@ -405,10 +400,10 @@ RESULT_FORMAT = 1
 class Recommendation(BaseModel):
     """What `planner tune` found. `setting` was run: `evidence` is its own measurement.
 
-    `status` is "recommended", or "nothing_fits" where no probe ran and fit, or none was made
-    (then `setting` and `evidence` are None, and `advice` says why and what next).
-    `baseline` is the plain default (fp32, eager, no checkpointing, largest batch that fits) where
-    it was measured; `gain` is images/s of the recommendation over the baseline's.
+    `status` is "recommended", or "nothing_fits" where no probe fit, or none was made; then
+    `setting` and `evidence` are None, and `advice` says why and what next. `baseline` is the plain
+    default (fp32, eager, no checkpointing, largest batch that fits) where it was measured; `gain`
+    is the recommendation's rate over the baseline's.
     """
 
     model_config = KEPT

@@ -14,11 +14,10 @@ from planner.core.schema.validation import CrossFieldError, Fault, Option
 
 # How a step is spread over devices. Defaults are PyTorch 2.13's
 # (torch/nn/parallel/distributed.py, torch/distributed/fsdp/_fully_shard/_fully_shard.py) and
-# DeepSpeed 0.19.8's (deepspeed/runtime/zero/config.py). What a trainer sets otherwise is said where
-# it is written (`planner/trainers/`).
-#
-# What devices do together, by the names of torch.distributed.
+# DeepSpeed 0.19.8's (deepspeed/runtime/zero/config.py). `planner/trainers/` says what a trainer
+# sets otherwise.
 
+# What devices do together, by the names of torch.distributed.
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 # Which devices take part: all, those that share one set of shards, those that hold the same shard.
 Group = Literal["world", "shard", "replicate"]
@@ -26,7 +25,7 @@ Group = Literal["world", "shard", "replicate"]
 
 Parallelism = Literal["none", "ddp", "fsdp", "hsdp", "zero1", "zero2", "zero3"]
 PARALLELISMS: tuple[Parallelism, ...] = get_args(Parallelism)
-# Those that keep a part of the weights on each device, and those that DeepSpeed runs.
+# Parallelisms that keep a part of the weights on each device, and those that DeepSpeed runs.
 SHARDED: frozenset[Parallelism] = frozenset(("fsdp", "hsdp"))
 DEEPSPEED: frozenset[Parallelism] = frozenset(("zero1", "zero2", "zero3"))
 
@@ -36,19 +35,20 @@ SEVERAL = "Several GPUs"  # a heading of --help
 
 
 class Distribution(BaseModel):
-    """`world_size` devices in all, as many on each of `nodes` machines.
+    """How a step is spread over `world_size` devices in all, as many on each of `nodes` machines.
 
-    `parallelism` ddp copies the model and sums gradients; fsdp shards weights, gradients and the
-    optimizer's state over all devices, hsdp over those of one machine and copies that; zero1 shards
-    the optimizer's state, zero2 gradients too, zero3 weights too (DeepSpeed's stages). none with
-    several devices leaves communication out.
-    `gradient_sync` last sums gradients over devices in the last micro-batch of a step, every in
-    each of them (a trainer without `no_sync`).
+    - `parallelism`: ddp copies the model and sums gradients. fsdp shards weights, gradients and the
+      optimizer's state over all devices; hsdp shards them over the devices of one machine and
+      copies that. zero1 shards the optimizer's state, zero2 gradients too, zero3 weights too
+      (DeepSpeed's stages). none with several devices leaves communication out.
+    - `gradient_sync`: last sums gradients over devices in the last micro-batch of a step, every in
+      each of them (a trainer without `no_sync`).
+    - `fsdp_reshard` frees weights after forward (`reshard_after_forward` of blocks; the model's own
+      stay).
 
-    fsdp, hsdp: `fully_shard` of each block and of the model (FSDP2); `fsdp_reshard` frees weights
-    after forward (`reshard_after_forward` of blocks; the model's own stay). Weights are gathered
-    as they are, and gradients reduced in fp32 (`MixedPrecisionPolicy`).
-    zero: buckets hold 25 MiB of fp32, as DDP's.
+    fsdp and hsdp apply `fully_shard` to each block and to the model (FSDP2); they gather weights as
+    they are and reduce gradients in fp32 (`MixedPrecisionPolicy`). DeepSpeed's buckets hold 25 MiB
+    of fp32, as DDP's do.
     """
 
     world_size: Annotated[Devices, Option("GPUs in all.", heading=SEVERAL, flag="--gpus")] = 1
@@ -65,18 +65,18 @@ class Distribution(BaseModel):
 
     @property
     def num_copies(self) -> int:
-        """How many sets of shards there are; every device is one where nothing is sharded."""
+        """The number of sets of shards; where nothing is sharded every device is a set."""
         return self.world_size // self.shard_size
 
     @property
     def shard_size(self) -> int:
-        """Over how many devices weights are sharded: 1 where they are not."""
+        """The number of devices over which weights are sharded; 1 where they are not."""
         if self.parallelism == "hsdp":
             return self.devices_per_node
         return self.world_size if self.parallelism in ("fsdp", "zero3") else 1
 
     def distribution_faults(self) -> Iterator[Fault]:
-        """What does not go together."""
+        """The faults between these fields."""
         if self.world_size % self.nodes:
             message = (
                 "all nodes have equally many devices, and a world_size of "
@@ -101,7 +101,7 @@ class Distribution(BaseModel):
 
 
 def foreign_options(parallelism: str) -> frozenset[str]:
-    """The options that say nothing under a parallelism."""
+    """The options without a meaning under a parallelism."""
     return frozenset() if parallelism in SHARDED else frozenset(("fsdp_reshard",))
 
 
@@ -116,28 +116,28 @@ Loss = Literal["library", "cross-entropy", "label-smoothing", "soft-target"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 COMPILE_MODES: tuple[CompileMode, ...] = get_args(CompileMode)
-ATTENTIONS: tuple[Attention, ...] = ("eager", "sdpa")  # of those that one may choose
-# One of each form: `blocks:6` stands for any number, `stages:0,1` for any stages.
+ATTENTIONS: tuple[Attention, ...] = ("eager", "sdpa")  # that a person may choose
+# One of each form: `blocks:6` stands for any number of blocks, `stages:0,1` for any stages.
 CHECKPOINTINGS = (
     "none", "blocks", "blocks:6", "blocks:every-2", "selective", "stages", "stages:0,1",
 )  # fmt: skip
-# Those that replay CUDA graphs (torch/_inductor/__init__.py, list_mode_options).
+# Compile modes that replay CUDA graphs (torch/_inductor/__init__.py, list_mode_options).
 GRAPH_MODES = frozenset(("reduce-overhead", "max-autotune"))
 IMPLEMENTATIONS = ("-foreach", "-fused", "-forloop")
-# Families of optimizers, and the class of each: torch.optim's, but for Lion, which is timm's.
+# Families of optimizers with their classes: torch.optim's, except Lion, which is timm's.
 OPTIMIZER_CLASSES = {
     "adamw": "AdamW", "adam": "Adam", "sgd": "SGD", "adafactor": "Adafactor", "lion": "Lion",
     "rmsprop": "RMSprop", "nadam": "NAdam", "radam": "RAdam",
 }  # fmt: skip
-OWN_OPTIMIZER = "own"  # the one that a task makes
+OWN_OPTIMIZER = "own"  # the optimizer that a task makes
 OPTIMIZER_FAMILIES = tuple(OPTIMIZER_CLASSES)
 OPTIMIZERS = "adamw, adam, sgd, …, also with -foreach, -fused or -forloop after it."
-FUSED_FAMILIES = ("adamw", "adam", "sgd")  # of those above, as torch 2.13 has them
-# What the switches of a setting stand for. Of microsoft/Swin-Transformer @f82860b, config.py:
+FUSED_FAMILIES = ("adamw", "adam", "sgd")  # that torch 2.13 has a fused implementation of
+# What the switches of a setting stand for, from microsoft/Swin-Transformer @f82860b, config.py:
 CLIP_NORM = 5.0  # TRAIN.CLIP_GRAD
 LABEL_SMOOTHING = 0.1  # MODEL.LABEL_SMOOTHING
-EMA_DECAY = 0.9999  # timm's usual one: the authors keep no average
-# What belongs to a compiled step, and is of no other.
+EMA_DECAY = 0.9999  # timm's default: the authors keep no average
+# Fields that only a compiled step has.
 COMPILED_FIELDS = ("compile_scope", "activation_memory_budget")
 _OPTIMIZER = re.compile(
     rf"({'|'.join(OPTIMIZER_FAMILIES)})({'|'.join(IMPLEMENTATIONS)})?|adamw-8bit|{OWN_OPTIMIZER}"
@@ -151,35 +151,35 @@ CountOrNone = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 
 
 class TrainSetting(Distribution):
-    """One way to run a training step; everything that moves its memory or its speed. What it is on
-    several devices, `Distribution` says.
+    """One way to run a training step: everything that changes its memory or its speed. Fields of
+    several devices are `Distribution`'s.
 
-    `batch_size` is the micro-batch of one device in images; one optimizer step sees
-    `batch_size × accumulate × world_size` of them (`global_batch`).
-    `attention="library"` means what the library does by itself on CUDA; `resolve` in
-    `planner.libraries` turns it into "eager" or "sdpa".
-    `precision` fp8 is bf16 autocast with linear layers that multiply in 8 bits.
-    `checkpointing` is none, blocks, stages or stages:0,1 (chosen stages, 0-based). blocks:6
-    checkpoints the first six blocks, blocks:every-2 the first of every two, and selective every
-    block but for its matrix products and attention, whose results are kept.
-    `offload` activations keeps what backward needs in pinned memory of the host, but for weights,
-    buffers, the batch and scalars.
-    `compile_scope` blocks compiles each block by itself; below an `activation_memory_budget` of 1
-    the compiler recomputes until it keeps that share of what it would keep.
-    `optimizer` is a family, for which torch's default implementation on CUDA is meant (foreach, but
-    forloop for adafactor), or a family with -foreach, -fused or -forloop. sgd has momentum 0.9;
-    lion is timm's, adamw-8bit torchao's, all others are torch's. With `optimizer_in_backward` each
-    weight is updated as soon as its gradient is there. `offload_optimizer` state keeps the state of
-    weights of 4096 elements or more on the host, whose processor updates them (torchao's
-    CPUOffloadOptimizer); with state-and-gradients their gradients leave the device too.
-    What is learned is no matter of how a step runs: `loss` library and `clip_grad` None are as the
-    model's authors trained it (`with_recipe`), and any other value is one that was asked for.
-    With `cudnn_benchmark` cuDNN chooses a convolution's algorithm by trying all, after which torch
-    empties the allocator's cache: timm's train.py and Microsoft's main.py (Swin-Transformer
-    @00f2800) turn it on, with no option against it; transformers' trainer does not.
-    `frozen_stages` is how many of the first stages, and the patch embedding with them, are not
-    trained. With a `lora_rank` of 1 or more only adapters of that rank are, on the linear layers of
-    attention (`lora_targets` all: and of the MLP), and the classifier.
+    - `batch_size`: the micro-batch of one device in images. An optimizer step sees
+      `batch_size × accumulate × world_size` images (`global_batch`).
+    - `precision`: fp8 is bf16 autocast with linear layers that multiply in 8 bits.
+    - `checkpointing`: none, blocks, stages, or stages:0,1 (chosen stages, 0-based). blocks:6
+      checkpoints the first six blocks, blocks:every-2 the first of every two; selective every
+      block, but keeps the results of its matrix products and attention.
+    - `offload`: activations keeps what backward needs in pinned memory of the host, except weights,
+      buffers, the batch and scalars.
+    - `compile_scope`: blocks compiles each block by itself. Below an `activation_memory_budget` of
+      1 the compiler recomputes until it keeps that share of what it would keep.
+    - `attention`: library is what the library does by itself on CUDA; `resolve` in
+      `planner.libraries` turns it into eager or sdpa.
+    - `optimizer`: a family, in torch's default implementation on CUDA (foreach, for adafactor
+      forloop), or a family with -foreach, -fused or -forloop. sgd has momentum 0.9; lion is timm's,
+      adamw-8bit torchao's, all others are torch's.
+    - `optimizer_in_backward`: each weight is updated as soon as it has its gradient.
+    - `offload_optimizer`: state keeps the state of weights of 4096 elements or more on the host,
+      whose processor updates them (torchao's CPUOffloadOptimizer); with state-and-gradients their
+      gradients leave the device too.
+    - `cudnn_benchmark`: cuDNN chooses a convolution's algorithm by trying all, after which torch
+      empties the allocator's cache. timm's train.py and Microsoft's main.py (Swin-Transformer
+      @00f2800) always turn it on; transformers' trainer does not.
+    - `loss`, `clip_grad`: library and None are as the model's authors trained it (`with_recipe`).
+    - `frozen_stages`: so many of the first stages are not trained, nor is the patch embedding.
+    - `lora_rank`: from 1 on only adapters of that rank are trained, on the linear layers of
+      attention (`lora_targets` all: and of the MLP), and the classifier.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -242,8 +242,7 @@ class TrainSetting(Distribution):
         return self
 
     def _compile_faults(self) -> Iterator[Fault]:
-        """What belongs to a compiled step and is asked of one that is not, and what only an eager
-        step does."""
+        """Fields of a compiled step in an eager one, and the reverse."""
         if self.compile != "off":
             if self.offload != "none":
                 message = (
@@ -258,7 +257,7 @@ class TrainSetting(Distribution):
                 yield Fault((field, "compile"), message)
 
     def _optimizer_faults(self) -> Iterator[Fault]:
-        """What an optimizer does not have, and what cannot be where gradients die at once."""
+        """Fields that do not go with an optimizer in backward, which frees gradients at once."""
         if not self.optimizer_in_backward:
             return
         if self.optimizer_implementation == "8bit":
@@ -284,7 +283,8 @@ class TrainSetting(Distribution):
                 yield Fault((field, "optimizer_in_backward"), message)
 
     def _offload_faults(self) -> Iterator[Fault]:
-        """What torchao's CPUOffloadOptimizer 0.18 does not do (torchao/optim/cpu_offload.py)."""
+        """Fields that torchao's CPUOffloadOptimizer 0.18 does not go with
+        (torchao/optim/cpu_offload.py)."""
         if self.offload_optimizer == "none":
             return
         frees = self.offload_optimizer == "state-and-gradients"
@@ -308,14 +308,14 @@ class TrainSetting(Distribution):
 
     @property
     def num_exchanges(self) -> int:
-        """In how many micro-batches of a step devices wait for each other: in each where weights
-        are sharded, in DeepSpeed's stages 2 and 3, or with gradient_sync every; else in the last.
-        """
+        """The number of micro-batches of a step in which devices wait for each other: all where
+        weights are sharded, in DeepSpeed's stages 2 and 3, or with gradient_sync every; else only
+        the last."""
         in_each = self.gradient_sync == "every" or self.parallelism not in ("none", "ddp", "zero1")
         return self.accumulate if in_each else 1
 
     def _zero_faults(self) -> Iterator[Fault]:
-        """What DeepSpeed 0.19.8 fails at."""
+        """Fields with which DeepSpeed 0.19.8 fails."""
         if self.parallelism in DEEPSPEED and self.memory_format == "channels_last":
             message = (
                 f"parallelism {self.parallelism} and memory_format channels_last: "
@@ -348,8 +348,8 @@ class TrainSetting(Distribution):
         return "forloop" if self.optimizer_family == "adafactor" else "foreach"
 
     def check_optimizer(self) -> None:
-        """Raises UnsupportedError for an implementation that torch or timm does not have, and where
-        it is a task's own, of what has none."""
+        """Raises UnsupportedError for an implementation that torch or timm does not have, and for a
+        task's own optimizer where the model is no task with one."""
         if self.optimizer == OWN_OPTIMIZER:
             raise UnsupportedError(
                 "optimizer 'own' stands for the one that a task makes, and this model makes none.",
@@ -365,12 +365,14 @@ class TrainSetting(Distribution):
 
     @property
     def updates_beside(self) -> bool:
-        """Whether gradients are used, or leave, as backward makes them: nothing can clip all."""
+        """Whether gradients are used, or leave the device, as backward makes them: then nothing can
+        clip all of them."""
         return self.optimizer_in_backward or self.offload_optimizer != "none"
 
     @property
     def needs_torchao(self) -> bool:
-        """Whether torchao multiplies in 8 bits, keeps moments in 8 bits or has the host update."""
+        """Whether torchao is needed: products in 8 bits, moments in 8 bits, or updates on the
+        host."""
         is_8bit = self.precision == "fp8" or self.optimizer_implementation == "8bit"
         return is_8bit or self.offload_optimizer != "none"
 
@@ -381,13 +383,13 @@ class TrainSetting(Distribution):
 
     @property
     def autocast_dtype(self) -> Literal["bfloat16", "float16"] | None:
-        """The dtype autocast computes in, or None where there is no autocast."""
+        """The dtype in which autocast computes; None where there is no autocast."""
         dtypes = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
         return dtypes.get(self.precision)  # type: ignore[return-value]
 
     @property
     def checkpointed_stages(self) -> tuple[int, ...] | None:
-        """For `stages:0,1` the stages named; None for every other value."""
+        """The stages that `stages:0,1` names; None for every other value."""
         kind, _, stages = self.checkpointing.partition(":")
         if kind != "stages" or not stages:
             return None
@@ -395,9 +397,9 @@ class TrainSetting(Distribution):
 
     @property
     def chosen_blocks(self) -> slice | None:
-        """Which of a model's blocks, counted over the whole model in forward order, are wrapped in
-        place, in every library alike: for `blocks:6` the first six, for `blocks:every-2` the first
-        of every two, for `selective` all. None for every other value."""
+        """The blocks that are checkpointed in place, in every library, counted over the whole model
+        in forward order: for `blocks:6` the first six, for `blocks:every-2` the first of every two,
+        for `selective` all. None for every other value."""
         kind, _, part = self.checkpointing.partition(":")
         if kind == "selective":
             return slice(None)
@@ -408,11 +410,11 @@ class TrainSetting(Distribution):
 
     @property
     def checkpoints_any_model(self) -> bool:
-        """Whether `checkpointing` speaks of blocks, which any model may have, or of nothing."""
+        """Whether any model may have this `checkpointing`: it names blocks, or nothing."""
         return self.checkpointing.partition(":")[0] in ("none", "blocks", "selective")
 
     def uncompiled(self) -> TrainSetting:
-        """This setting without the compiler, and without what belongs to it."""
+        """This setting without the compiler, and without its fields."""
         plain = {field: type(self).model_fields[field].default for field in COMPILED_FIELDS}
         return self.model_copy(update={"compile": "off", **plain})
 
@@ -422,25 +424,25 @@ class TrainSetting(Distribution):
         return self.model_copy(update=alone)
 
     def with_recipe(self, of_swin: bool) -> TrainSetting:
-        """This setting with the loss and the clipping that it leaves open: a Swin's are those of
-        its authors (config.py: AUG.MIXUP and CUTMIX, so soft targets, and TRAIN.CLIP_GRAD), any
-        other model's plain cross-entropy and none."""
-        unsaid: dict[str, object] = {}
+        """This setting with a loss and a clipping where it leaves them open: for a Swin those of
+        its authors (config.py: AUG.MIXUP and CUTMIX, so soft targets, and TRAIN.CLIP_GRAD), for any
+        other model plain cross-entropy and none."""
+        recipe: dict[str, object] = {}
         if self.loss == "library":
-            unsaid["loss"] = "soft-target" if of_swin else "cross-entropy"
+            recipe["loss"] = "soft-target" if of_swin else "cross-entropy"
         if self.clip_grad is None:
-            unsaid["clip_grad"] = of_swin and not self.updates_beside
-        return self.model_copy(update=unsaid) if unsaid else self
+            recipe["clip_grad"] = of_swin and not self.updates_beside
+        return self.model_copy(update=recipe) if recipe else self
 
     def without_recipe(self, of_swin: bool) -> TrainSetting:
-        """This setting, silent on loss and clipping where `with_recipe` would say the same."""
-        silent = self.model_copy(update={"loss": "library", "clip_grad": None})
-        return silent if silent.with_recipe(of_swin) == self else self
+        """This setting with loss and clipping left open, if `with_recipe` makes it this again."""
+        bare = self.model_copy(update={"loss": "library", "clip_grad": None})
+        return bare if bare.with_recipe(of_swin) == self else self
 
     def differences(self, other: TrainSetting) -> dict[str, object]:
-        """The fields, and their values here, in which this setting is not `other`."""
-        mine, theirs = self.model_dump(), other.model_dump()
-        return {field: value for field, value in mine.items() if value != theirs[field]}
+        """The fields in which this setting is not `other`, with this one's values."""
+        others = other.model_dump()
+        return {k: value for k, value in self.model_dump().items() if value != others[k]}
 
 
 ResolvedSetting = NewType("ResolvedSetting", TrainSetting)
