@@ -38,13 +38,13 @@ def build_real(model: SwinConfig, setting: TrainSetting) -> nn.Module:
     """The library's own module, with the levers of `setting`."""
     import torch
 
-    from planner.training.building import prepare, step_setting
+    from planner.training.building import prepare_module, step_setting
 
     spec = find_library(model.library)
     resolved = spec.resolve(model, setting)
     as_float = resolved.model_copy(update={"precision": "fp32"})
     module, how = spec.build(model, resolved), step_setting(model, as_float)
-    return prepare(module, how, torch.device("cpu"), to=lambda module, *_: module)
+    return prepare_module(module, how, torch.device("cpu"), move=lambda module, *_: module)
 
 
 def on_shapes(model: SwinConfig, setting: TrainSetting) -> BuildOnShapes:
@@ -108,7 +108,7 @@ def measured_peaks(model: Model, setting: TrainSetting) -> dict[str, int]:
 
     from planner.recording import step
 
-    training = step._build(model, step.recipe_of(model, setting))
+    training = step._build(model, step.add_recipe(model, setting))
     with step._collector_off():
         for _ in range(step.steps_until_steady(setting)):
             training.step()

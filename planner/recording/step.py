@@ -36,7 +36,7 @@ from planner.recording.history import STREAMS, Entry, Marks, Pools, history, rea
 from planner.recording.operations import Operations, name_requests, place
 from planner.recording.recordings import CONFIGURATION, HOST, PROBED, RecordingRequest
 from planner.step.ranks import sharding_notes
-from planner.training.building import build_training, float8_notes, own_part, recipe_of
+from planner.training.building import add_recipe, build_training, float8_notes, local_shard
 from planner.training.setting import BUCKET_ELEMENTS
 from planner.training.step import Training
 from planner.training.tasks.contract import tensors_of
@@ -111,7 +111,7 @@ def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable
     """The ledger of building `model` and of its first two optimizer steps, with the work of a
     further step. `workspace_bytes` are the sizes of cuBLAS's workspaces on this card. Raises what
     building and training raise."""
-    setting = recipe_of(model, setting)
+    setting = add_recipe(model, setting)
     parts = min(setting.accumulate, RECORDED_MICRO_BATCHES)
     setting = setting.model_copy(update={"accumulate": parts})
     marks, num_steps = Marks(), steps_until_steady(setting)
@@ -142,7 +142,7 @@ def record_ledger(model: Model, setting: TrainSetting, workspace_bytes: Iterable
 
 def _bucket_bytes(phases: Phases, training: Training) -> dict[int, Category]:
     """The sizes of DDP's buckets: those of the arrays that it sums."""
-    if training.asked.parallelism != "ddp":
+    if training.request.parallelism != "ddp":
         return {}
     sent = [e for _, work in phases for e in work if type(e) is Sent]
     return {e.num_bytes: "gradients" for e in sent if e.collective == "all_reduce"}
@@ -151,8 +151,8 @@ def _bucket_bytes(phases: Phases, training: Training) -> dict[int, Category]:
 def _watched_step(training: Training) -> tuple[Operations, list[Entry]]:
     """The operations of a step, and the allocator's history over it. Functions that a library
     compiles for its own eager step run eagerly here."""
-    operations = Operations(training.model, training.asked)
-    eager = nullcontext() if training.asked.compiles else torch.compiler.set_stance("force_eager")
+    operations = Operations(training.model, training.request)
+    eager = nullcontext() if training.request.compiles else torch.compiler.set_stance("force_eager")
     with _collector_off(), history() as watched, eager, operations.hearing(), operations:
         operations.watch(training.optimizers)
         training.step(operations.end)
@@ -166,15 +166,15 @@ def _own_optimizer(training: Training) -> str:
 
 def _notes(training: Training) -> Iterator[str]:
     yield f"recorded on an emulated GPU with torch {torch.__version__}"
-    if training.asked.precision == "fp8":
-        yield from float8_notes(training.model, training.asked)
-    yield from world_notes(training.model, training.asked)
+    if training.request.precision == "fp8":
+        yield from float8_notes(training.model, training.request)
+    yield from world_notes(training.model, training.request)
     if own := _own_optimizer(training):
         yield f"the task makes its optimizer ({own})"
 
 
 def _tag_build(marks: Marks, training: Training) -> None:
-    marks.tag(map(own_part, training.model.parameters()), "parameters")
+    marks.tag(map(local_shard, training.model.parameters()), "parameters")
     marks.tag(training.model.buffers(), "buffers")
     marks.tag(tensors_of(training.batch), "activations")
     marks.tag(training.average or (), "optimizer_state")
@@ -185,7 +185,7 @@ def _end_phase(marks: Marks, training: Training, step: int, phase: str) -> None:
     if phase == "backward":
         weights = [p for p in training.parameters if p.grad is not None]
         marks.tag([p.grad for p in weights if p.grad is not None], "gradients", weights)
-        marks.tag(whole_gradients(training.model, training.asked), "gradients")
+        marks.tag(whole_gradients(training.model, training.request), "gradients")
     elif phase == "optimizer":
         marks.tag(_state(training), "optimizer_state")
 

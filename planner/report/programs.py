@@ -11,13 +11,7 @@ from typing import Any
 from planner.core.errors import printable
 from planner.core.failures import SIGNS, TEXTS, sentence
 from planner.core.units import format_bytes, format_rate
-from planner.programs.emulated import (
-    ELSE,
-    DevicePeak,
-    EmulatedProcess,
-    EmulatedRun,
-    OutOfMemory,
-)
+from planner.programs.emulated import ELSE, DevicePeak, EmulatedProcess, EmulatedRun, OutOfMemory
 from planner.programs.explanation import MANY, Diagnosis, Explanation, Relief
 from planner.programs.running import Variation
 from planner.programs.snapshots import NO_STACK, Blocks, SnapshotReading

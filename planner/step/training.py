@@ -260,7 +260,7 @@ class Training:
         self.end_phase("backward")
 
     def forward(self) -> Tensor:
-        with AutocastScope(self.device, self.setting.autocast_dtype), self.offloading():
+        with AutocastScope(self.device, self.setting.autocast_dtype), self.offload_context():
             loss = self.loss(self.module(self.batch.images))
         if self.setting.accumulate > 1:
             loss = scale(loss, "aten.div")
@@ -270,7 +270,7 @@ class Training:
         smoothed = self.setting.loss == "label-smoothing"
         return cross_entropy(logits, self.batch.targets, smoothed)
 
-    def offloading(self) -> AbstractContextManager[None]:
+    def offload_context(self) -> AbstractContextManager[None]:
         if self.setting.offload == "none":
             return nullcontext()
         return offload_activations(self.device, (self.batch.images, self.batch.targets))

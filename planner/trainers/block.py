@@ -17,7 +17,7 @@ from planner.libraries.native.spec import class_arguments as native_arguments
 from planner.trainers.launch import train_loader
 from planner.trainers.plan import Plan
 from planner.trainers.timm import create_model_arguments
-from planner.training.setting import FIELD, probed, step_values
+from planner.training.setting import FIELD, step_values, train_source
 
 BEGINS = "# ---- What is trained, and how ----"
 ENDS = "# ---- The same in every file from here on ----"
@@ -33,7 +33,7 @@ _FREE = frozenset((
 def fill_block(plan: Plan, comment: str) -> str:
     """The text of `train.py` for `plan`, with `comment` (lines behind `#`) at the top of its
     block."""
-    text, values = probed(), script_values(plan)
+    text, values = train_source(), script_values(plan)
     begin, end = text.index(BEGINS), text.index(ENDS)
     title, fields, _, _, task, batches, dataset = text[begin:end].strip().split("\n\n\n")
     if plan.is_task:

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.core import files
 from planner.core.errors import UnsupportedError, UsageError, shorten
-from planner.core.schema import (
-    DeviceInfo,
-    FactoryModel,
-    Model,
-    SwinConfig,
-    TrainSetting,
-    parse,
-)
+from planner.core.schema import DeviceInfo, FactoryModel, Model, SwinConfig, TrainSetting, parse
 from planner.core.schema.record import RESULT_FORMAT, Recommendation
 from planner.core.schema.setting import COMPILED_FIELDS, foreign_options
 from planner.core.units import format_bytes

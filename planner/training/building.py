@@ -1,4 +1,4 @@
-"""The training of any model on its device, as a probe measures it and a recording records it."""
+"""Builds the training of any model, which a probe measures and a recording records."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ from planner.training.train import Setting
 from planner.training.zero import ZeroEngine
 
 TrainingT = TypeVar("TrainingT", bound=Training)
-# Of all weights that the planner trains: no figure depends on it. Lion steps by the sign alone.
+# The learning rates of every probe and recording: no figure depends on them. Lion steps by the sign
+# of the gradient only.
 RATE, LION_RATE = 1e-4, 1e-5
 
 
-def recipe_of(model: Model, setting: TrainSetting) -> TrainSetting:
-    """The setting with what the model's authors trained it by, where it does not say."""
+def add_recipe(model: Model, setting: TrainSetting) -> TrainSetting:
+    """The setting with the recipe of the model's authors where it names nothing else."""
     return setting.with_recipe(isinstance(model, SwinConfig))
 
 
 def step_setting(model: Model, setting: TrainSetting) -> Setting:
-    """`setting`, which has its recipe, in the words of `train.py`."""
+    """`setting` (with its recipe) as the `Setting` of `train.py`."""
     return Setting(**step_values(model, setting))
 
 
 def set_precision(setting: TrainSetting) -> None:
-    """What fp32 matrix work is done in, and how cuDNN chooses: `train.set_up_torch`.
+    """Set the precision of fp32 matrix products, and how cuDNN chooses: `train.set_up_torch`.
 
-    A user's module may have said otherwise when it was loaded, and by the API of torch 2.9. What
-    that API set for a whole backend comes through wherever the older one says no more than "not
-    tf32", and their getters raise where the two disagree; Inductor asks them. So it is unset first.
+    A user's module may have set something else while it was loaded, and by the API of torch 2.9.
+    What that API sets for a whole backend wins wherever the older API says only "not tf32", and the
+    getters raise where the two disagree; Inductor calls these. So the newer API is unset first.
     """
     for backend in (torch.backends, torch.backends.cudnn, torch.backends.mkldnn):
         backend.fp32_precision = "none"  # type: ignore[attr-defined]
@@ -54,75 +55,75 @@ def set_precision(setting: TrainSetting) -> None:
 
 
 def build_training(
-    kind: type[TrainingT], task: Task, model: Model, asked: TrainSetting, device: torch.device,
-    to: Any = nn.Module.to,
+    cls: type[TrainingT], task: Task, model: Model, train_setting: TrainSetting,
+    device: torch.device, move: Any = nn.Module.to,
 ) -> TrainingT:  # fmt: skip
-    """The module of `task` on `device`, with its optimizer, its batch and its compiler; `asked`
-    has its recipe. Its code, a user's not least, may have set a precision of its own while it was
-    loaded.
+    """The training of a task on `device`: its module, batch and optimizers, distributed and
+    compiled. `train_setting` has its recipe.
 
-    Raises PlannerError where a library is missing, UnsupportedError for what the module has not.
+    Raises PlannerError where a library is missing, UnsupportedError for a lever that does not work
+    on the module.
     """
-    setting, made = step_setting(model, asked), task.module().train()
-    named: Any = getattr(task, "blocks", None)
-    blocks = None if named is None else partial(named, made)
-    check_blocks(made, blocks, model, asked)
-    set_precision(asked)
-    with importing():
-        module = prepare(made, setting, device, blocks, to)
-        spread = train.distribute(module, setting, device, blocks)
-        engine = ZeroEngine(asked, device) if asked.parallelism in DEEPSPEED else None
-        call = train.compiled(spread, module, setting, blocks)
-        batch = task.batch(asked.batch_size, device)
+    setting, module = step_setting(model, train_setting), task.module().train()
+    task_blocks: Any = getattr(task, "blocks", None)
+    find_blocks = None if task_blocks is None else partial(task_blocks, module)
+    check_blocks(module, find_blocks, model, train_setting)
+    set_precision(train_setting)  # a user's code may have set another while it was loaded
+    with try_imports():
+        module = prepare_module(module, setting, device, find_blocks, move)
+        parallel_model = train.distribute(module, setting, device, find_blocks)
+        is_zero = train_setting.parallelism in DEEPSPEED
+        engine = ZeroEngine(train_setting, device) if is_zero else None
+        called = train.compile_model(parallel_model, module, setting, find_blocks)
+        batch = task.batch(train_setting.batch_size, device)
         weights = [p for p in module.parameters() if p.requires_grad]
-        optimizers = make_optimizers(weights, task, asked, setting)
+        optimizers = make_optimizers(weights, task, train_setting, setting)
     if engine is not None:
-        call = engine.begin(module, optimizers[0])
-    training = kind(module, setting, task, optimizers, spread, call, asked, engine)
+        called = engine.begin(module, optimizers[0])
+    training = cls(module, setting, task, optimizers, parallel_model, called, train_setting, engine)
     training.batch = batch
     return training
 
 
-def prepare(
+def prepare_module(
     module: nn.Module, setting: Setting, device: torch.device,
-    blocks: Callable[[], Sequence[nn.Module]] | None = None, to: Any = nn.Module.to,
+    find_blocks: Callable[[], Sequence[nn.Module]] | None = None, move: Any = nn.Module.to,
 ) -> nn.Module:  # fmt: skip
-    """`train.prepare`. Raises UnsupportedError where a lever finds nothing to take hold of."""
+    """`train.prepare_model`. Raises UnsupportedError where a lever finds nothing to change."""
     try:
-        found = train.prepare(module, setting, device, blocks, to)
+        prepared = train.prepare_model(module, setting, device, find_blocks, move)
     except ValueError as error:
         raise UnsupportedError(
             f"{type(module).__name__} cannot be checkpointed: {error}.",
             "Return a task that names its blocks, blocks(module), or choose checkpointing none.",
         ) from error
-    if setting.precision == "fp8" and float8_layers(found) == 0:
+    if setting.precision == "fp8" and float8_layers(prepared) == 0:
         raise UnsupportedError(
             f"precision fp8 is for linear layers whose sides are multiples of {FLOAT8_MULTIPLE} "
             f"and at least {FLOAT8_LEAST}, and this model has none.",
             "Set precision=bf16.",
         )
-    return found
+    return prepared
 
 
 def make_optimizers(
-    weights: list[nn.Parameter], task: object, asked: TrainSetting, setting: Setting
+    weights: list[nn.Parameter], task: object, train_setting: TrainSetting, setting: Setting
 ) -> list[torch.optim.Optimizer]:
-    """The task's own, or the setting's; all weights are one group, with the optimizer's decay.
-
-    Raises UnsupportedError for an implementation that there is not.
+    """The task's own optimizer, or those of the setting. All weights are one group, with the
+    optimizer's default decay. Raises UnsupportedError for an implementation that does not exist.
     """
-    if (own := getattr(task, "optimizer", None)) is not None:
-        return [own(weights)]
-    asked.check_optimizer()
+    if (build := getattr(task, "optimizer", None)) is not None:
+        return [build(weights)]
+    train_setting.check_optimizer()
     rate = LION_RATE if setting.optimizer == "lion" else RATE
     return train.build_optimizers([{"params": weights}], setting, rate)
 
 
 def check_blocks(
-    module: nn.Module, named: Callable[[], Sequence[nn.Module]] | None, model: Model,
+    module: nn.Module, find_blocks: Callable[[], Sequence[nn.Module]] | None, model: Model,
     setting: TrainSetting,
 ) -> None:  # fmt: skip
-    """Raises UnsupportedError for blocks that a setting speaks of and the module has not."""
+    """Raise UnsupportedError for blocks that a setting needs and the module does not have."""
     if not setting.checkpoints_any_model and not isinstance(model, SwinConfig):
         raise UnsupportedError(
             f"{model.title} has checkpointing none, blocks (all, blocks:6 or blocks:every-2) or "
@@ -131,23 +132,24 @@ def check_blocks(
         )
     if setting.chosen_blocks is None and setting.compile_scope == "model":
         return
-    found = repeated_blocks(module) if named is None else named()
-    if not found and setting.compile_scope == "blocks":
+    blocks = repeated_blocks(module) if find_blocks is None else find_blocks()
+    if not blocks and setting.compile_scope == "blocks":
         raise UnsupportedError(
             f"{model.title} cannot be compiled block by block: no repeated blocks were found.",
             "Return a task that names its blocks, blocks(module), or set compile_scope=model.",
         )
-    fault = block_limit(model.title, len(found), setting)
-    if found and fault is not None:
+    fault = block_limit(model.title, len(blocks), setting)
+    if blocks and fault is not None:
         raise fault.error()
 
 
 @contextmanager
-def importing() -> Iterator[None]:
-    """Within, timm and torchao are imported where a setting needs them; torchao would log each of
-    its kernels that does not load here, and none is needed. Raises PlannerError without them."""
+def try_imports() -> Iterator[None]:
+    """A context in which a setting may import timm and torchao. Logging is off in it: torchao would
+    log each of its kernels that does not load, and none is needed. Raises PlannerError if one of
+    the two is not installed."""
     declare_missing_operators()
-    before = logging.root.manager.disable
+    level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         yield
@@ -160,18 +162,19 @@ def importing() -> Iterator[None]:
             f"Install it with: pip install 'planner[{missing}]'",
         ) from error
     finally:
-        logging.disable(before)
+        logging.disable(level)
 
 
 def float8_layers(module: nn.Module) -> int:
-    """How many of its linear layers multiply in 8 bits."""
+    """The number of linear layers that multiply in 8 bits."""
     from torchao.float8.float8_linear import Float8Linear
 
     return sum(isinstance(layer, Float8Linear) for layer in module.modules())
 
 
 def float8_notes(module: nn.Module, setting: TrainSetting) -> tuple[str, ...]:
-    """What became of the linear layers of a converted module, and what their casts cost."""
+    """Notes on a converted module: how many linear layers multiply in 8 bits, and the price of the
+    casts."""
     total = sum(isinstance(layer, nn.Linear) for layer in module.modules())
     notes = [f"{float8_layers(module)} of {total} linear layers multiply in 8 bits, by torchao"]
     if setting.compile == "off":
@@ -182,9 +185,9 @@ def float8_notes(module: nn.Module, setting: TrainSetting) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor that may be sharded (by ZeRO-3 as `ds_tensor`)."""
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a tensor that may be sharded (by ZeRO-3 as `ds_tensor`)."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
-    part: torch.Tensor = getattr(tensor, "ds_tensor", tensor)
-    return part
+    shard: torch.Tensor = getattr(tensor, "ds_tensor", tensor)
+    return shard

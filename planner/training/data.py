@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 # torchvision/datasets/folder.py: IMG_EXTENSIONS.
-EXTENSIONS = (
-    ".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp",
-)  # fmt: skip
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 AUGMENTATION = Augmentation()
 WAY_OUT = (
     "Pass a folder with a folder of pictures per class (or with train/ of such), or "

@@ -1,4 +1,6 @@
-"""`train.py` as a text, and a setting in the words of its block. Imports no torch."""
+"""`train.py` as text, the values of its `Setting`, and the configuration of DeepSpeed. Imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,21 @@ from planner.core.schema.setting import CLIP_NORM, EMA_DECAY, LABEL_SMOOTHING, P
 from planner.libraries.maps import Trainable
 
 FOLDER = Path(__file__).parent
+# A field of `train.Setting`: its name, its type, and its comment.
 FIELD = re.compile(r"^    (\w+): ([^=]+) = .*?((?:  #.*)?)$", re.MULTILINE)
-"""A field of `train.Setting`: its name, its type, and what is said of it."""
 
 
 @cache
-def probed() -> str:
-    """The text of the file whose step is probed."""
+def train_source() -> str:
+    """The text of `train.py`, whose step is probed."""
     return (FOLDER / "train.py").read_text("utf-8")
 
 
 def step_values(model: Model, setting: TrainSetting) -> dict[str, Any]:
-    """The fields of `train.Setting` that a step reads, of a `setting` that has its recipe."""
-    fields = probed().partition("class Setting:")[2].partition("SETTING = ")[0]
-    named = [found[1] for found in FIELD.finditer(fields)]
-    values = {name: getattr(setting, name) for name in named if hasattr(setting, name)}
+    """The values of `train.Setting` that a step reads, from a `setting` with its recipe."""
+    fields = train_source().partition("class Setting:")[2].partition("SETTING = ")[0]
+    names = [match[1] for match in FIELD.finditer(fields)]
+    values = {name: getattr(setting, name) for name in names if hasattr(setting, name)}
     is_8bit = setting.optimizer_implementation == "8bit"
     values |= {
         "optimizer": setting.optimizer if is_8bit else setting.optimizer_family,
@@ -37,30 +39,28 @@ def step_values(model: Model, setting: TrainSetting) -> dict[str, Any]:
         "smoothing": 0.0 if setting.loss == "cross-entropy" else LABEL_SMOOTHING,
     }
     if (setting.frozen_stages or setting.lora_rank) and isinstance(model, SwinConfig):
-        chosen = Trainable.of(setting)
-        values |= {"frozen": chosen.frozen, "adapted": chosen.adapted}
+        trainable = Trainable.of(setting)
+        values |= {"frozen": trainable.frozen, "adapted": trainable.adapted}
     return values
 
 
-# DeepSpeed's configuration for a setting: what trainers write and what a probe runs. No torch.
-#
-# Keys as in DeepSpeed 0.19, runtime/constants.py, runtime/config.py and runtime/zero/config.py.
+# DeepSpeed's configuration of a setting, which `emit` writes and a probe runs. The keys are those
+# of DeepSpeed 0.19: runtime/constants.py, runtime/config.py and runtime/zero/config.py.
 
 STAGES: Mapping[Parallelism, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 
-# Of a bucket of gradients: DDP's 25 MiB (torch/nn/parallel/distributed.py), in fp32. DeepSpeed's
-# own of 500,000,000 elements takes 2 GB whatever the model. A larger weight crosses by itself.
+# The size of a bucket of gradients: DDP's 25 MiB (torch/nn/parallel/distributed.py), in fp32.
+# DeepSpeed's default of 500,000,000 elements takes 2 GB whatever the model. A larger weight is sent
+# by itself.
 BUCKET_ELEMENTS = 25 * 2**20 // 4
-_SIZES = {
-    1: ("reduce_bucket_size", "allgather_bucket_size"),
-    2: ("reduce_bucket_size", "allgather_bucket_size"),
-    # What was gathered goes as soon as this many elements are used before it is again.
-    3: ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_max_reuse_distance"),
-}
+_SIZES = ("reduce_bucket_size", "allgather_bucket_size")  # of stages 1 and 2
+# The last is a distance: gathered weights are released if so many elements are used before they are
+# used again.
+_STAGE_3_SIZES = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_max_reuse_distance")
 
 
 def configuration(setting: TrainSetting) -> dict[str, Any]:
-    """The whole of it: what `deepspeed.initialize(config=…)` takes."""
+    """The whole configuration: what `deepspeed.initialize(config=…)` takes."""
     return {
         "train_batch_size": setting.global_batch,
         "train_micro_batch_size_per_gpu": setting.batch_size,
@@ -71,18 +71,19 @@ def configuration(setting: TrainSetting) -> dict[str, Any]:
 
 
 def engine_values(setting: TrainSetting) -> dict[str, Any]:
-    """What of a configuration no trainer above DeepSpeed fills in: the stage and its buckets, and
-    autocast, which those trainers would turn into a model of 16 bits."""
+    """The part of a configuration that no trainer above DeepSpeed fills in: the stage with its
+    buckets, and autocast, which such trainers would turn into a model of 16 bits."""
     stage = STAGES.get(setting.parallelism, 0)
     zero: dict[str, Any] = {"stage": stage}
     if stage:
-        zero |= dict.fromkeys(_SIZES[stage], BUCKET_ELEMENTS)
-        zero["overlap_comm"] = stage == 3  # DeepSpeed's own
+        zero |= dict.fromkeys(_STAGE_3_SIZES if stage == 3 else _SIZES, BUCKET_ELEMENTS)
+        zero["overlap_comm"] = stage == 3  # DeepSpeed's default
     if stage and setting.offload_optimizer != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     values: dict[str, Any] = {"zero_optimization": zero}
     if "offload_optimizer" in zero:
-        values["zero_force_ds_cpu_optimizer"] = False  # else it wants its own Adam, which compiles
+        # By default DeepSpeed demands its own Adam here, which it would compile first.
+        values["zero_force_ds_cpu_optimizer"] = False
     if stage:
         values["zero_allow_untested_optimizer"] = True  # ours is torch's
     if setting.autocast_dtype is not None:

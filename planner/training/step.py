@@ -1,7 +1,8 @@
-"""The step of `train.py` as a probe and a recording run it: on one batch, with its phases heard.
+"""The step of `train.py` as a probe and a recording run it: on one batch, with a callback for each
+phase.
 
-The step on shapes (`planner.step.training`) is the mirror of `train.Step`, line by line. Needs
-torch: imported only by what runs a real module.
+The step on shapes (`planner.step.training`) mirrors `train.Step` line by line. This file needs
+torch, and only code that runs a real module imports it.
 """
 
 from __future__ import annotations
@@ -21,69 +22,70 @@ from planner.training.tasks.contract import Task, tensors_of
 from planner.training.train import Setting, Step
 from planner.training.zero import ZeroEngine
 
-# "forward", "backward", "optimizer" or "zero_grad": the phase that has just ended
+# Called with the phase that has just ended: "forward", "backward", "optimizer" or "zero_grad".
 OnPhase = Callable[[str], None]
 
 
-def ignore(phase: str) -> None:
-    """Nobody listens."""
+def ignore_phase(phase: str) -> None:
+    """The callback where nobody needs the phases."""
 
 
 class Training(Step):
-    """`train.Step` over a batch that stays, with what a person's task may get wrong looked at.
+    """`train.Step` over one batch that is used again and again, with checks of a person's task.
 
-    `asked` is the setting as a person has it, `engine` DeepSpeed's in the place of optimizer and
-    scaler where one trains.
+    `request` is the setting that `setting` was made from. `engine` is DeepSpeed's, if it
+    takes the place of the optimizer and the scaler.
     """
 
     def __init__(
         self, model: nn.Module, setting: Setting, task: Task, optimizers: list[Optimizer],
-        spread: Any, call: Any, asked: TrainSetting, engine: ZeroEngine | None = None,
+        parallel_model: Any, compiled_model: Any, request: TrainSetting,
+        engine: ZeroEngine | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(model, setting, task.loss, optimizers, spread, call)
-        self.task, self.asked, self.engine = task, asked, engine
+        super().__init__(model, setting, task.loss, optimizers, parallel_model, compiled_model)
+        self.task, self.request, self.engine = task, request, engine
         if engine is not None:
             self.scaler = engine.scaler
-        self.on_phase: OnPhase = ignore
+        self.on_phase: OnPhase = ignore_phase
         self.batch: Any = None
 
     @property
     def optimizer(self) -> Optimizer:
-        """The one of all weights, where each weight has none of its own."""
+        """The optimizer of all weights, unless each weight has its own."""
         (optimizer,) = self.optimizers
         return optimizer
 
-    def step(self, on_phase: OnPhase = ignore) -> None:
-        """One optimizer step; `on_phase` hears each phase end.
+    def step(self, on_phase: OnPhase = ignore_phase) -> None:
+        """One optimizer step; `on_phase` is called at the end of each phase.
 
         `forward` and `backward` end once per micro-batch. At the end of `forward` the logits are
-        released and the loss is alive; at the end of `optimizer` the gradients still are. With
-        `optimizer_in_backward` these are gone by the end of `backward`, and the two phases after it
-        hold only the average of the weights, where there is one.
+        released and the loss is alive; at the end of `optimizer` the gradients are still alive.
+        With `optimizer_in_backward` the gradients are gone by the end of `backward`, and the two
+        phases after it only update the average of the weights, if there is one.
         """
         self.on_phase = on_phase
         self(repeat(self.batch))
-        self.on_phase = ignore
+        self.on_phase = ignore_phase
 
     def micro_step(self, batch: Any) -> None:
-        with one_optimizer(self.optimizers):
+        with refuse_other_optimizers(self.optimizers):
             super().micro_step(batch)
         self.on_phase("backward")
 
     def forward(self, batch: Any) -> Tensor:
         loss = super().forward(batch)
-        self.look_at(loss)
+        self.check_loss_value(loss)
         self.on_phase("forward")
         return loss
 
-    def look_at(self, loss: Tensor) -> None:
-        """What is looked at of each loss: nothing, here."""
+    def check_loss_value(self, loss: Tensor) -> None:
+        """A check of each loss, for subclasses."""
 
-    def offloading(self, batch: Any) -> AbstractContextManager[object]:
-        """Of any nesting of a task's. A step on the CPU has all of it there already: nothing moves,
-        and its memory and time are those without. That it runs is all that this shows."""
+    def offload_context(self, batch: Any) -> AbstractContextManager[object]:
+        """The context for a batch of any nesting. On the CPU nothing moves, so that memory and time
+        are those without offloading: such a step only shows that it runs."""
         if self.setting.offload == "none":
-            return super().offloading(batch)
+            return super().offload_context(batch)
         weights = (*self.model.parameters(), *self.model.buffers())
         return offload_activations((*weights, *tensors_of(batch)))
 
@@ -97,7 +99,7 @@ class Training(Step):
         self._refuse_untrained()
         if self.engine is not None:
             self.engine.step()
-            self.follow()
+            self.update_average()
         else:
             super().update()
         self.on_phase("optimizer")
@@ -108,8 +110,8 @@ class Training(Step):
         self.on_phase("zero_grad")
 
     def _refuse_untrained(self) -> None:
-        gone = self.asked.updates_beside or self.engine is not None
-        if not gone and all(p.grad is None for p in self.parameters):
+        may_be_gone = self.request.updates_beside or self.engine is not None
+        if not may_be_gone and all(p.grad is None for p in self.parameters):
             raise ContractError(
                 "the loss depends on no trained parameter of the module that module() returned.",
                 "Compute it with the module that is given to loss(module, batch).",
@@ -117,14 +119,13 @@ class Training(Step):
 
 
 @contextmanager
-def one_optimizer(ours: list[Optimizer]) -> Iterator[None]:
-    """Within, no other optimizer steps: its state would be counted by nobody.
-
-    Raises ContractError where one does, as in the loss of a GAN.
+def refuse_other_optimizers(optimizers: list[Optimizer]) -> Iterator[None]:
+    """A context in which no optimizer but `optimizers` may step, since nobody would count its
+    state. Raises ContractError where another one does, as in the loss of a GAN.
     """
 
     def refuse(optimizer: Optimizer, *_: Any) -> None:
-        if not any(optimizer is known for known in ours):
+        if not any(optimizer is allowed for allowed in optimizers):
             raise ContractError(
                 f"the step has an optimizer of its own ({type(optimizer).__name__}), which steps "
                 "while the loss is computed, beside the one that trains the module.",

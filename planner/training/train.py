@@ -1,9 +1,9 @@
 # Written by 'planner emit', which replaces files that begin with this line.
 """Train a model: `python train.py DATA`, or `python train.py --synthetic --steps 20` to try it.
 
-DATA is a folder with train/CLASS/*.jpg and, to validate, val/CLASS/*.jpg. What is trained, and how,
-stands in the block below; the rest is the same in every such file. From `prepare` to `Step` it is
-what `planner tune` measures and `planner estimate` records.
+DATA is a folder with train/CLASS/*.jpg and, for validation, val/CLASS/*.jpg. The block below says
+what is trained and how; the rest is the same in every such file. The code from `prepare_model` to
+`Step` is what `planner tune` measures and `planner estimate` records.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ from torch.utils.data import DataLoader
 
 @dataclass(frozen=True)
 class Setting:
-    """A batch is that of one device; lengths are in epochs."""
+    """What is trained, and how. A batch is that of one device."""
 
     batch_size: int = 64  # of a micro-batch
     accumulate: int = 1  # micro-batches of an optimizer step
     precision: str = "bf16"  # fp32, tf32, bf16, fp16, pure-bf16, fp8
     attention: str = "library"  # eager, sdpa
     checkpointing: str = "none"  # blocks, blocks:6, blocks:every-2, selective, stages, stages:0,1
-    offload: str = "none"  # activations: what backward needs waits in the host's memory
+    offload: str = "none"  # activations: the host's memory holds what backward needs
     compile: str = "off"  # a mode of torch.compile
-    compile_scope: str = "model"  # blocks: each by itself
+    compile_scope: str = "model"  # blocks: each block is compiled by itself
     activation_memory_budget: float = 1.0
     memory_format: str = "contiguous"  # channels_last
     cudnn_benchmark: bool = True
     zero_grad_to_none: bool = True
-    ema_decay: float = 0.0  # of an average of the weights; 0: none
+    ema_decay: float = 0.0  # of a moving average of the weights; 0: no average
     world_size: int = 1  # devices
     parallelism: str = "none"  # ddp, fsdp, hsdp
     shard_size: int = 1  # devices that hold one copy of the weights
     gradient_sync: str = "last"  # every: after each micro-batch
     fsdp_reshard: bool = True
-    frozen: str = ""  # a regex: weights whose names begin so are not trained
-    adapted: str = ""  # a regex: linear layers whose whole names match get adapters
+    frozen: str = ""  # a regex: weights are not trained if the start of their name matches
+    adapted: str = ""  # a regex: linear layers get adapters if their whole name matches
     lora_rank: int = 0
-    optimizer: str = "adamw"  # or another of OPTIMIZERS; own: the task's
+    optimizer: str = "adamw"  # or another of OPTIMIZERS; own: the task makes it
     implementation: str = "foreach"  # fused, forloop
     optimizer_in_backward: bool = False
     offload_optimizer: str = "none"  # state, state-and-gradients: on the host
     clip_norm: float = 0.0
-    learning_rate: float | None = None  # for the images of a whole step
+    learning_rate: float | None = None  # for the images of one optimizer step
     weight_decay: float = 0.0
     epochs: int = 300
     warmup_epochs: int = 20
@@ -78,13 +78,13 @@ class Setting:
     auto_augment: str = ""  # in timm's words
     erasing: float = 0.0
     interpolation: str = "bilinear"
-    crop_share: float = 1.0  # of a validated picture, of which the middle is seen
+    crop_share: float = 1.0  # of a validation picture: its middle, which the model sees
     height: int = 224
     width: int = 224
     channels: int = 3
     num_classes: int = 1000
     unit: str = "images"
-    is_task: bool = False  # build_task() makes module, batches and loss
+    is_task: bool = False  # build_task() makes the module, the batches and the loss
     validation_batch: int = 64
     pipeline: str = "torchvision"  # timm, own
     workers: int = 8  # of each process
@@ -104,34 +104,35 @@ def build_model(pretrained: bool = False) -> nn.Module:
 
 
 def build_task() -> Any:
-    """What makes module, batches and loss, where these are not images, classes and logits."""
+    """The task, which makes module, batches and loss. None: images, logits and cross-entropy."""
 
 
 def task_batches(task: Any, device: torch.device) -> Iterator[Any]:
-    """Put your own loader here: it yields SETTING.batch_size items, as task.batch() makes them."""
+    """Put your own loader here. It yields SETTING.batch_size items, as task.batch() makes them."""
     while True:
         yield task.batch(SETTING.batch_size, device)
 
 
 def own_dataset() -> Any:
-    """A Dataset to train on, or a DataLoader of one, in the place of pictures in folders."""
+    """A Dataset to train on, or a DataLoader of one, instead of pictures in folders."""
 
 
 # ---- The same in every file from here on --------------------------------------------------------
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
 SHARDED = ("fsdp", "hsdp")
-Blocks = Callable[[], Sequence[nn.Module]] | None
-Groups = list[dict[str, Any]]
+FindBlocks = Callable[[], Sequence[nn.Module]] | None  # the model author's own, if there is one
+ParameterGroups = list[dict[str, Any]]
 
 
-def beside(name: str) -> Any:
-    """levers.py and pictures.py, which lie beside this file where a setting needs them."""
+def import_beside(name: str) -> Any:
+    """Import levers.py or pictures.py, which are beside this file if a setting needs them."""
     return import_module(f"{__package__}.{name}" if __package__ else name)
 
 
 def set_up_torch(setting: Setting) -> None:
-    """What holds for a whole process. Autocast leaves convolutions that stay fp32 in TF32."""
+    """Set what holds for the whole process. TF32 is off in cuDNN only for fp32: autocast leaves
+    some convolutions in fp32, and those may use TF32."""
     torch.set_float32_matmul_precision("high" if setting.precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = setting.precision != "fp32"
     torch.backends.cudnn.benchmark = setting.cudnn_benchmark
@@ -141,201 +142,216 @@ def set_up_torch(setting: Setting) -> None:
 # ---- The model and its optimizer ----------------------------------------------------------------
 
 
-def prepare(
-    model: nn.Module, setting: Setting, device: torch.device, blocks: Blocks, to: Any = nn.Module.to
-) -> nn.Module:
-    """`model` on its device as the setting trains it: what is recomputed, what is frozen, where it
-    lies. `blocks` are what its author names so; else they are found."""
+def prepare_model(
+    model: nn.Module, setting: Setting, device: torch.device, find_blocks: FindBlocks,
+    move: Any = nn.Module.to,
+) -> nn.Module:  # fmt: skip
+    """Checkpoint, freeze and adapt `model` as the setting says, and move it to its device.
+
+    `find_blocks` returns the blocks that its author names; without it they are detected. `move` is
+    `nn.Module.to`, or stands in for it.
+    """
     if setting.checkpointing != "none":
-        named = blocks() if blocks is not None else None
-        beside("levers").checkpoint_model(model, setting.checkpointing, named)
+        blocks = find_blocks() if find_blocks is not None else None
+        import_beside("levers").checkpoint_model(model, setting.checkpointing, blocks)
     if setting.frozen or setting.lora_rank:
         adapters = setting.adapted, setting.lora_rank
-        beside("levers").freeze_and_adapt(model, setting.frozen, *adapters)
-    model = to(model, device, torch.bfloat16 if setting.precision == "pure-bf16" else None)
+        import_beside("levers").freeze_and_adapt(model, setting.frozen, *adapters)
+    model = move(model, device, torch.bfloat16 if setting.precision == "pure-bf16" else None)
     if setting.precision == "fp8":
-        beside("levers").use_float8(model)
+        import_beside("levers").use_float8(model)
     if setting.memory_format == "channels_last":
-        beside("levers").lay_channels_last(model)
+        import_beside("levers").lay_channels_last(model)
     return model
 
 
-# Of torch, but for Lion, which is timm's, and AdamW in 8 bits, which is torchao's.
+# All are torch's, except Lion, which is timm's, and AdamW in 8 bits, which is torchao's.
 OPTIMIZERS = {
     "adamw": "torch.optim.AdamW", "adam": "torch.optim.Adam", "sgd": "torch.optim.SGD",
     "adafactor": "torch.optim.Adafactor", "rmsprop": "torch.optim.RMSprop",
     "nadam": "torch.optim.NAdam", "radam": "torch.optim.RAdam", "lion": "timm.optim.Lion",
     "adamw-8bit": "torchao.optim.AdamW8bit",
 }  # fmt: skip
-# Parts of the names of weights without decay, in the words of Swin's libraries; beside these what
-# has at most one dimension, and biases (microsoft/Swin-Transformer @f82860b, optimizer.py and the
-# models' no_weight_decay).
+# Weights whose names contain one of these do not decay: position parameters in the words of Swin's
+# libraries. Biases and weights of at most one dimension do not decay either
+# (microsoft/Swin-Transformer @f82860b, optimizer.py and the models' no_weight_decay).
 UNDECAYED = ("position_bias", "absolute_pos", "position_embeddings", "cpb_mlp", "logit_scale")
 
 
-def decay_groups(model: nn.Module, decay: float) -> Groups:
-    """Matrices and kernels decay; biases, norms and what stands for positions do not."""
+def decay_groups(model: nn.Module, decay: float) -> ParameterGroups:
+    """Two groups of parameters: matrices and kernels decay; biases, norms and positions do not."""
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            spared = name.endswith("bias") or any(part in name for part in UNDECAYED)
-            groups[parameter.dim() > 1 and not spared].append(parameter)
+            is_spared = name.endswith("bias") or any(part in name for part in UNDECAYED)
+            groups[parameter.dim() > 1 and not is_spared].append(parameter)
     decays = {True: decay, False: 0.0}
     return [{"params": p, "weight_decay": decays[key]} for key, p in groups.items() if p]
 
 
-def build_optimizers(groups: Groups, setting: Setting, lr: float) -> list[Optimizer]:
-    """One for all weights; with `optimizer_in_backward` one for each, which steps as soon as
-    backward has its gradient, and drops that. Each lives as long as it is held here."""
+def build_optimizers(groups: ParameterGroups, setting: Setting, lr: float) -> list[Optimizer]:
+    """One optimizer for all weights. With `optimizer_in_backward`, one for each weight: it steps as
+    soon as backward has the gradient, and drops the gradient. The caller must keep the list, since
+    the hooks of the weights hold no reference to their optimizers."""
     if not setting.optimizer_in_backward:
         return [make_optimizer(groups, setting, lr)]
-    made = []
+    optimizers = []
     for group in groups:
         for weight in group["params"]:
             optimizer = make_optimizer([{**group, "params": [weight]}], setting, lr)
-            weight.register_post_accumulate_grad_hook(partial(step_once, weakref.ref(optimizer)))
-            made.append(optimizer)
-    return made
+            weight.register_post_accumulate_grad_hook(partial(step_weight, weakref.ref(optimizer)))
+            optimizers.append(optimizer)
+    return optimizers
 
 
-def step_once(held: weakref.ref[Optimizer], weight: Tensor) -> None:
-    optimizer = held()
-    assert optimizer is not None, "the optimizers of weights that are trained are kept"
+def step_weight(reference: weakref.ref[Optimizer], weight: Tensor) -> None:
+    optimizer = reference()
+    assert optimizer is not None, "the list of optimizers is kept as long as the weights train"
     optimizer.step()
     weight.grad = None
 
 
-def make_optimizer(groups: Groups, setting: Setting, lr: float) -> Optimizer:
-    name, given = setting.optimizer, {"lr": lr}
+def make_optimizer(groups: ParameterGroups, setting: Setting, lr: float) -> Optimizer:
+    name, options = setting.optimizer, {"lr": lr}
     if name != "adamw-8bit":
-        given["foreach"] = setting.implementation == "foreach"
+        options["foreach"] = setting.implementation == "foreach"
     if name in ("adamw", "adam", "sgd"):
-        given["fused"] = setting.implementation == "fused"
+        options["fused"] = setting.implementation == "fused"
     if name == "sgd":
-        given["momentum"] = 0.9
-    package, _, kind = OPTIMIZERS[name].rpartition(".")
-    make: Any = getattr(import_module(package), kind)
+        options["momentum"] = 0.9
+    package, _, class_name = OPTIMIZERS[name].rpartition(".")
+    cls: Any = getattr(import_module(package), class_name)
     if setting.offload_optimizer != "none" and groups[0]["params"][0].device.type != "cpu":
-        frees = setting.offload_optimizer == "state-and-gradients"
+        with_gradients = setting.offload_optimizer == "state-and-gradients"
         offload = import_module("torchao.optim").CPUOffloadOptimizer
-        make = partial(offload, optimizer_class=make, offload_gradients=frees)
-    made: Optimizer = make(groups, **given)
-    return made
+        cls = partial(offload, optimizer_class=cls, offload_gradients=with_gradients)
+    optimizer: Optimizer = cls(groups, **options)
+    return optimizer
 
 
 def build_schedule(optimizer: Optimizer, steps: int, options: argparse.Namespace) -> LambdaLR:
-    """A linear warm-up over the first optimizer steps, a fifth at most; then half a cosine."""
+    """A linear warm-up over the first optimizer steps (at most a fifth of all), then half a
+    cosine."""
     start, final = SETTING.warmup_start, SETTING.final_share
     warmup: int = max(1, min(steps * options.warmup_epochs // options.epochs, steps // 5))
 
-    def rate(step: int) -> float:
+    def relative_rate(step: int) -> float:
         if step < warmup:
             return start + (1 - start) * step / warmup
         share = min(1.0, (step - warmup) / max(1, steps - warmup))
         return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * share))
 
-    return LambdaLR(optimizer, rate)
+    return LambdaLR(optimizer, relative_rate)
 
 
 # ---- Devices and the compiler -------------------------------------------------------------------
 
 
-def distribute(model: nn.Module, setting: Setting, device: torch.device, blocks: Blocks) -> Any:
-    """What is called in the model's place where several devices train it: sharded it is `model`
-    itself, of which each block is a unit."""
+def distribute(
+    model: nn.Module, setting: Setting, device: torch.device, find_blocks: FindBlocks
+) -> Any:
+    """The model to call where several devices train it: DDP wraps `model`; FSDP shards it in place,
+    with each block as a unit."""
     if setting.parallelism == "ddp":
         ids = [device] if device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(model, device_ids=ids)
     if setting.parallelism in SHARDED:
-        copies = setting.world_size // setting.shard_size
-        shape = (setting.shard_size,) if copies == 1 else (copies, setting.shard_size)
-        found = blocks() if blocks is not None else beside("levers").repeated_blocks(model)
-        beside("levers").shard(model, found, device.type, shape, setting.fsdp_reshard)
+        num_copies = setting.world_size // setting.shard_size
+        shape = (setting.shard_size,) if num_copies == 1 else (num_copies, setting.shard_size)
+        levers = import_beside("levers")
+        blocks = find_blocks() if find_blocks is not None else levers.repeated_blocks(model)
+        levers.shard(model, blocks, device.type, shape, setting.fsdp_reshard)
     return model
 
 
-def compiled(called: nn.Module, model: nn.Module, setting: Setting, blocks: Blocks) -> Any:
-    """What is called in the place of `called`; by itself torch would guess which sizes change."""
+def compile_model(
+    parallel_model: nn.Module, model: nn.Module, setting: Setting, find_blocks: FindBlocks
+) -> Any:
+    """The model to call instead of `parallel_model`: compiled as a whole, or with its blocks
+    compiled in place."""
     if setting.compile == "off":
-        return called
-    how: dict[str, Any] = {"mode": setting.compile, "dynamic": False}
+        return parallel_model
+    # By default torch would guess which sizes change.
+    arguments: dict[str, Any] = {"mode": setting.compile, "dynamic": False}
     if setting.compile_scope == "model":
-        return torch.compile(called, **how)
-    found = blocks() if blocks is not None else beside("levers").repeated_blocks(model)
-    beside("levers").compile_blocks(found, how)
-    return called
+        return torch.compile(parallel_model, **arguments)
+    levers = import_beside("levers")
+    blocks = find_blocks() if find_blocks is not None else levers.repeated_blocks(model)
+    levers.compile_blocks(blocks, arguments)
+    return parallel_model
 
 
 # ---- The step -----------------------------------------------------------------------------------
 
 
 class Step:
-    """A model with its optimizers; a call is one optimizer step over `accumulate` micro-batches.
+    """A model with its optimizers. A call is one optimizer step over `accumulate` micro-batches.
 
-    `loss(call, batch)` is a scalar; `spread` is what `distribute` and `call` what `compiled` made
-    of `model`. `losses`, where it is a tensor, has each micro-batch's loss added to it.
+    `parallel_model` is what `distribute` made of `model`, and `compiled_model` is what
+    `compile_model` made of that. `loss(compiled_model, batch)` is a scalar. If `losses` is a
+    tensor, the loss of each micro-batch is added to it.
     """
 
     def __init__(
         self, model: nn.Module, setting: Setting, loss: Callable[[Any, Any], Tensor],
-        optimizers: list[Optimizer], spread: Any, call: Any,
+        optimizers: list[Optimizer], parallel_model: Any, compiled_model: Any,
     ) -> None:  # fmt: skip
         self.model, self.setting, self.loss, self.optimizers = model, setting, loss, optimizers
-        self.spread, self.call = spread, call
+        self.parallel_model, self.compiled_model = parallel_model, compiled_model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device_type = next(model.parameters()).device.type
-        scaled = setting.precision == "fp16"
-        self.scaler = torch.amp.GradScaler(self.device_type) if scaled else None
+        uses_scaler = setting.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(self.device_type) if uses_scaler else None
         average = [p.detach().clone() for p in model.parameters() if setting.ema_decay]
         self.average: list[Tensor] | None = average or None
         self.losses: Tensor | None = None
 
     def __call__(self, batches: Iterator[Any]) -> None:
         for index in range(self.setting.accumulate):
-            with self.synchronised(index == self.setting.accumulate - 1):
+            with self.sync_context(index == self.setting.accumulate - 1):
                 self.micro_step(next(batches))
         self.update()
         self.zero_grad()
 
-    def synchronised(self, is_last: bool) -> AbstractContextManager[object]:
-        """Around a micro-batch: whether its backward sums gradients over the devices."""
-        sums = is_last or self.setting.gradient_sync == "every"
+    def sync_context(self, is_last: bool) -> AbstractContextManager[object]:
+        """For one micro-batch: whether its backward sums gradients over the devices."""
+        sums_gradients = is_last or self.setting.gradient_sync == "every"
         if self.setting.parallelism == "ddp":
-            return nullcontext() if sums else self.spread.no_sync()
+            return nullcontext() if sums_gradients else self.parallel_model.no_sync()
         if self.setting.parallelism in SHARDED:
-            self.spread.set_requires_gradient_sync(sums)
+            self.parallel_model.set_requires_gradient_sync(sums_gradients)
         return nullcontext()
 
     def micro_step(self, batch: Any) -> None:
-        with self.attending():
+        with self.attention_context():
             loss = self.forward(batch)
             self.backward(loss)
             if self.losses is not None:
                 self.losses += loss.detach()
 
-    def attending(self) -> AbstractContextManager[object]:
-        """Around forward, and backward, which may run it again: with eager attention no fused
-        kernel attends, also where the model has no switch that would say so."""
+    def attention_context(self) -> AbstractContextManager[object]:
+        """For forward, and for backward, which may run forward again. With eager attention no fused
+        attention kernel runs, even if the model has no switch for it."""
         if self.setting.attention != "eager":
             return nullcontext()
         return sdpa_kernel(SDPBackend.MATH)
 
-    def autocast(self) -> AbstractContextManager[object]:
+    def autocast_context(self) -> AbstractContextManager[object]:
         dtype = AUTOCAST.get(self.setting.precision)
         return nullcontext() if dtype is None else torch.autocast(self.device_type, dtype=dtype)
 
-    def offloading(self, batch: Any) -> AbstractContextManager[object]:
+    def offload_context(self, batch: Any) -> AbstractContextManager[object]:
         if self.setting.offload == "none":
             return nullcontext()
         tensors = (value for value in tree_leaves(batch) if isinstance(value, Tensor))
-        stay = (*self.model.parameters(), *self.model.buffers(), *tensors)
-        found: AbstractContextManager[object] = beside("levers").offload_activations(stay)
-        return found
+        kept = (*self.model.parameters(), *self.model.buffers(), *tensors)
+        context: AbstractContextManager[object] = import_beside("levers").offload_activations(kept)
+        return context
 
     def forward(self, batch: Any) -> Tensor:
-        """The loss of a micro-batch, divided by the number of them."""
-        with self.autocast(), self.offloading(batch):
-            loss = self.loss(self.call, batch)
+        """The loss of a micro-batch, divided by the number of micro-batches."""
+        with self.autocast_context(), self.offload_context(batch):
+            loss = self.loss(self.compiled_model, batch)
         return loss / self.setting.accumulate if self.setting.accumulate > 1 else loss
 
     def backward(self, loss: Tensor) -> None:
@@ -353,10 +369,10 @@ class Step:
                 self.scaler.update()
             else:
                 optimizer.step()
-        self.follow()
+        self.update_average()
 
-    def follow(self) -> None:
-        """Moves the average of the weights a little to where they are."""
+    def update_average(self) -> None:
+        """Move the average of the weights towards the weights."""
         if self.average is not None:
             with torch.no_grad():
                 weights: list[Tensor] = list(self.model.parameters())
@@ -367,11 +383,12 @@ class Step:
             self.optimizers[0].zero_grad(set_to_none=self.setting.zero_grad_to_none)
 
 
-def image_loss(call: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Of logits [B, classes] (or an output with `.logits`) against classes [B], or soft ones."""
+def image_loss(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Cross-entropy of logits [B, classes] (or of an output with `.logits`) and classes [B] or soft
+    targets [B, classes]."""
     images, targets = batch
-    output = call(images)
-    # Mixed targets are smooth already.
+    output = model(images)
+    # `mix_images` has already smoothed its targets.
     smoothing = 0.0 if SETTING.mixup + SETTING.cutmix else SETTING.smoothing
     return F.cross_entropy(getattr(output, "logits", output), targets, label_smoothing=smoothing)
 
@@ -379,100 +396,143 @@ def image_loss(call: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
 # ---- The data -----------------------------------------------------------------------------------
 
 
-def dataset(folder: Path, train: bool) -> tuple[Any, Any]:
-    """The pictures, and what makes a batch of them (None: torch's default); None, None where there
-    is nothing to validate."""
-    own = own_dataset() if train else None
-    if isinstance(own, DataLoader):
-        return own.dataset, own.collate_fn
-    if own is not None or folder is None:
-        return own, None
-    found: tuple[Any, Any] = beside("pictures").pictures(folder, SETTING, train)
-    return found
+def load_dataset(folder: Path, train: bool) -> tuple[Any, Any]:
+    """The data set, and the function that makes a batch of its items (None: torch's default). Both
+    are None if there is nothing to validate."""
+    data = own_dataset() if train else None
+    if isinstance(data, DataLoader):
+        return data.dataset, data.collate_fn
+    if data is not None or folder is None:
+        return data, None
+    pictures: tuple[Any, Any] = import_beside("pictures").pictures(folder, SETTING, train)
+    return pictures
 
 
-def step_images() -> int:
-    """What one optimizer step sees, over all devices."""
+def images_per_step() -> int:
+    """The images of one optimizer step, on all devices together."""
     return SETTING.batch_size * SETTING.accumulate * SETTING.world_size
 
 
-def loaders(options: argparse.Namespace, rank: int, done: int) -> tuple[Any, Any, int]:
-    """Batches to train on without end, those of `done` steps left out; those of this rank to
-    validate, as many as any other's (`accuracy` counts no picture twice); the pictures there are.
+def loader_options(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "num_workers": options.workers,
+        "prefetch_factor": SETTING.prefetch_factor if options.workers else None,
+        "pin_memory": SETTING.pin_memory and torch.device(options.device).type == "cuda",
+    }
+
+
+def plain_loaders(options: argparse.Namespace) -> tuple[Any, Any]:
+    """Loaders for the loop of another trainer: of one pass over the shuffled training pictures, and
+    of the validation pictures, or None."""
+    data, collate = load_dataset(options.data, train=True)
+    held_out, _ = load_dataset(options.data, train=False)
+    common = {**loader_options(options), "collate_fn": collate}
+    loader = DataLoader(data, SETTING.batch_size, shuffle=True, drop_last=True, **common)
+    validation = DataLoader(held_out, SETTING.validation_batch, **common) if held_out else None
+    return loader, validation
+
+
+def build_loaders(options: argparse.Namespace, rank: int, done: int) -> tuple[Any, Any, int]:
+    """The loader of an endless training, which skips the first `done` steps; the loader of this
+    rank's validation pictures, or None; and the number of pictures to train on.
+
+    Every rank validates equally many pictures: `measure_accuracy` counts no picture twice.
     """
-    pictures, collate = dataset(options.data, train=True)
-    validated, theirs = dataset(options.data, train=False)
-    if not hasattr(pictures, "__len__") or not len(pictures):
+    pictures = import_beside("pictures")
+    data, collate = load_dataset(options.data, train=True)
+    if not hasattr(data, "__len__") or not len(data):
         raise SystemExit("there are no pictures to train on, or they have no length")
-    shared: dict[str, Any] = {"collate_fn": collate, "num_workers": options.workers}
-    shared["prefetch_factor"] = SETTING.prefetch_factor if options.workers else None
-    shared["pin_memory"] = SETTING.pin_memory and torch.device(options.device).type == "cuda"
-    first = done * step_images() + rank
-    order = beside("pictures").Endless(len(pictures), options.seed, first, SETTING.world_size)
-    # The workers' seeds are not drawn from the loop's own numbers.
-    seeded = torch.Generator().manual_seed(options.seed + done * SETTING.world_size + rank)
+    common = loader_options(options)
+    first = done * images_per_step() + rank
+    # A generator of its own: the workers' seeds must not change the random numbers of the loop.
+    generator = torch.Generator().manual_seed(options.seed + done * SETTING.world_size + rank)
     training: DataLoader[Any] = DataLoader(
-        beside("pictures").Seeded(pictures, options.seed), SETTING.batch_size, sampler=order,
-        generator=seeded, persistent_workers=options.workers > 0, **shared,
+        pictures.Seeded(data, options.seed), SETTING.batch_size, collate_fn=collate,
+        sampler=pictures.Endless(len(data), options.seed, first, SETTING.world_size),
+        generator=generator, persistent_workers=options.workers > 0, **common,
     )  # fmt: skip
-    if validated is None:
-        return training, None, len(pictures)
-    if other := set(getattr(pictures, "classes", validated.classes)) ^ set(validated.classes):
-        raise SystemExit(f"classes in train/ or in val/ only: {', '.join(sorted(other))[:500]}")
-    whole = -(-len(validated) // SETTING.world_size) * SETTING.world_size
-    places = [min(at, len(validated) - 1) for at in range(rank, whole, SETTING.world_size)]
-    shared |= {"sampler": places, "generator": torch.Generator(), "collate_fn": theirs}
-    return training, DataLoader(validated, SETTING.validation_batch, **shared), len(pictures)
+    held_out, collate = load_dataset(options.data, train=False)
+    if held_out is None:
+        return training, None, len(data)
+    if unpaired := set(getattr(data, "classes", held_out.classes)) ^ set(held_out.classes):
+        raise SystemExit(f"classes in train/ or in val/ only: {', '.join(sorted(unpaired))[:500]}")
+    num_padded = -(-len(held_out) // SETTING.world_size) * SETTING.world_size
+    places = range(rank, num_padded, SETTING.world_size)
+    common |= {"collate_fn": collate, "generator": torch.Generator()}
+    common["sampler"] = [min(place, len(held_out) - 1) for place in places]
+    return training, DataLoader(held_out, SETTING.validation_batch, **common), len(data)
 
 
-class Waits:
-    """How long the device waits for batches, by a mark before and after each. CUDA's marks are
-    events, read when the device has passed them, so that the loop never waits for one."""
+class Meter:
+    """The mean loss and the speed of the steps since the last line of the log.
+
+    Marks before and after each batch tell how long the device waits for it. On CUDA they are
+    events, which are read once the device has passed them: the loop itself never waits.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.cuda, self.marks = device.type == "cuda", list[Any]()
+        self.device, self.marks = device, list[Any]()
+        self.restart()
+
+    def restart(self) -> None:
+        self.losses, self.num_steps = torch.zeros((), device=self.device), 0
+        self.started = time.perf_counter()
+
+    def add_step(self, losses: Tensor) -> None:
+        self.losses, self.num_steps = self.losses + losses, self.num_steps + 1
 
     def mark(self) -> None:
-        at: Any = torch.cuda.Event(enable_timing=True) if self.cuda else time.perf_counter()
-        if self.cuda:
-            at.record()
-        self.marks.append(at)
+        if self.device.type == "cuda":
+            self.marks.append(torch.cuda.Event(enable_timing=True))
+            self.marks[-1].record()
+        else:
+            self.marks.append(time.perf_counter())
 
-    def seconds(self) -> float:
-        """Since the last call, when the device has done its work."""
+    def mean_loss(self) -> float:
+        """The mean loss over all devices. It waits for the device."""
+        if SETTING.world_size > 1:  # each rank has the mean of its own images
+            distributed.all_reduce(self.losses)
+        return float(self.losses.item() / self.num_steps / SETTING.world_size)
+
+    def speed(self) -> tuple[float, float]:
+        """The images per second, and the share of the time that the device waited for batches. The
+        device must have finished its work."""
+        seconds, is_cuda = time.perf_counter() - self.started, self.device.type == "cuda"
         pairs = list(zip(self.marks[::2], self.marks[1::2], strict=False))
         self.marks.clear()
-        return float(sum(a.elapsed_time(b) / 1000 if self.cuda else b - a for a, b in pairs))
+        waited = sum(a.elapsed_time(b) / 1000 if is_cuda else b - a for a, b in pairs)
+        return self.num_steps * images_per_step() / seconds, float(waited) / seconds
 
 
-def mix(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Mixup or CutMix of a batch with itself, turned round; targets [batch, classes] are soft."""
+def mix_images(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Mixup or CutMix of a batch with itself in reverse order. Returns images and soft targets
+    [batch, classes]."""
     soft = F.one_hot(targets, SETTING.num_classes).float()
     soft = (1 - SETTING.smoothing) * soft + SETTING.smoothing / SETTING.num_classes
-    cuts = SETTING.cutmix > 0 and (SETTING.mixup == 0 or bool(torch.rand(()) < 0.5))
-    power = torch.tensor(SETTING.cutmix if cuts else SETTING.mixup, dtype=torch.float32)
+    uses_cutmix = SETTING.cutmix > 0 and (SETTING.mixup == 0 or bool(torch.rand(()) < 0.5))
+    power = torch.tensor(SETTING.cutmix if uses_cutmix else SETTING.mixup, dtype=torch.float32)
     share = float(torch.distributions.Beta(power, power).sample())
-    other = images.flip(0)
-    if not cuts:
-        images = share * images + (1 - share) * other
-    else:  # a box around any point, cut off at the edges
+    reversed_images = images.flip(0)
+    if not uses_cutmix:
+        images = share * images + (1 - share) * reversed_images
+    else:  # paste a box around a random point, clipped at the edges
         box, area = [], 1.0
         for side in images.shape[2:]:
             half, middle = int(side * (1 - share) ** 0.5) // 2, int(torch.randint(side, ()))
             box.append(slice(max(0, middle - half), middle + half))
             area *= (min(side, middle + half) - max(0, middle - half)) / side
         images = images.clone()
-        images[..., box[0], box[1]] = other[..., box[0], box[1]]
+        images[..., box[0], box[1]] = reversed_images[..., box[0], box[1]]
         share = 1 - area
     return images, share * soft + (1 - share) * soft.flip(0)
 
 
-def prepared(images: Tensor, targets: Tensor, train: bool) -> tuple[Tensor, Tensor]:
-    """A batch on the device as the model takes it."""
+def prepare_images(images: Tensor, targets: Tensor, train: bool) -> tuple[Tensor, Tensor]:
+    """A batch that is on the device, as the model takes it."""
     if images.dtype == torch.uint8:
-        images = beside("pictures").from_bytes(images, SETTING.erasing if train else 0.0)
+        images = import_beside("pictures").from_bytes(images, SETTING.erasing if train else 0.0)
     if train and SETTING.mixup + SETTING.cutmix:
-        images, targets = mix(images, targets)
+        images, targets = mix_images(images, targets)
     if SETTING.precision == "pure-bf16":
         images = images.to(torch.bfloat16)
     if SETTING.memory_format == "channels_last":
@@ -480,134 +540,172 @@ def prepared(images: Tensor, targets: Tensor, train: bool) -> tuple[Tensor, Tens
     return images, targets
 
 
-def synthetic(device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def synthetic_batches(device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     size = SETTING.batch_size
     images = torch.randn(size, SETTING.channels, SETTING.height, SETTING.width, device=device)
     targets = torch.randint(SETTING.num_classes, (size,), device=device)
     while True:
-        yield prepared(images, targets, train=True)
+        yield prepare_images(images, targets, train=True)
 
 
-def on_device(data: Any, device: torch.device, train: bool, waits: Waits) -> Iterator[Any]:
-    """The batches of `data`, copied on a stream of their own while the device still computes."""
-    copying = torch.cuda.Stream(device) if device.type == "cuda" else None
-    waits.mark()
+def device_batches(data: Any, device: torch.device, train: bool, meter: Meter) -> Iterator[Any]:
+    """The batches of `data` on the device. They are copied on a stream of their own while the
+    device still computes."""
+    copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    meter.mark()
     for images, targets in data:
-        with torch.cuda.stream(copying) if copying is not None else nullcontext():
+        with torch.cuda.stream(copy_stream) if copy_stream is not None else nullcontext():
             images = images.to(device, non_blocking=True)
             targets = targets.to(device, non_blocking=True)
-        if copying is not None:
-            computing = torch.cuda.current_stream(device)
-            computing.wait_stream(copying)
+        if copy_stream is not None:
+            compute_stream = torch.cuda.current_stream(device)
+            compute_stream.wait_stream(copy_stream)
             for tensor in (images, targets):
-                tensor.record_stream(computing)  # not given to the next copy before it was used
-        waits.mark()
-        batch = prepared(images, targets, train)
-        del images, targets  # what was mixed is not kept beside the mixture
+                tensor.record_stream(compute_stream)  # the next copy must not reuse its memory
+        meter.mark()
+        batch = prepare_images(images, targets, train)
+        del images, targets  # do not keep the inputs of `mix_images` beside its result
         yield batch
-        waits.mark()
+        meter.mark()
 
 
 # ---- Validation, checkpoints, the log -----------------------------------------------------------
 
 
 @torch.no_grad()
-def accuracy(step: Step, data: Any, device: torch.device) -> float:
-    """The share of validation images whose best class is right, over all devices."""
+def measure_accuracy(step: Step, data: Any, device: torch.device) -> float:
+    """The share of validation images that are classified correctly, over all devices."""
     step.model.eval()
     num_images, rank = len(data.dataset), int(os.environ.get("RANK", "0"))
-    left = len(range(rank, num_images, SETTING.world_size))  # what comes after only fills up
-    right = torch.zeros((), device=device)
-    for images, targets in on_device(data, device, False, Waits(device)):
-        with step.autocast(), step.attending():
+    num_counted = len(range(rank, num_images, SETTING.world_size))  # the rest is padding
+    num_correct = torch.zeros((), device=device)
+    for images, targets in device_batches(data, device, False, Meter(device)):
+        with step.autocast_context(), step.attention_context():
             output = step.model(images)
         best = getattr(output, "logits", output).argmax(dim=1)
-        right += (best == targets)[:left].sum()
-        left = max(0, left - len(best))
+        num_correct += (best == targets)[:num_counted].sum()
+        num_counted = max(0, num_counted - len(best))
     if SETTING.world_size > 1:
-        distributed.all_reduce(right)
+        distributed.all_reduce(num_correct)
     step.model.train()
-    return float(right.item() / num_images)
+    return float(num_correct.item() / num_images)
 
 
 @contextmanager
-def averaged(step: Step) -> Iterator[None]:
-    """Within, the model has the averaged weights, and `step.average` its own."""
+def averaged_weights(step: Step) -> Iterator[None]:
+    """Swap the weights of the model with `step.average` inside the context."""
 
     def swap() -> None:
-        if SETTING.parallelism in SHARDED:  # some stay gathered after a validation
-            beside("levers").reshard(step.model)
+        if SETTING.parallelism in SHARDED:  # some weights stay gathered after a validation
+            import_beside("levers").reshard(step.model)
         with torch.no_grad():
-            for mine, other in zip(step.model.parameters(), step.average or (), strict=True):
-                kept = mine.clone()
-                mine.copy_(other)
-                other.copy_(kept)
+            for weight, average in zip(step.model.parameters(), step.average or (), strict=True):
+                copy = weight.clone()
+                weight.copy_(average)
+                average.copy_(copy)
 
     swap()
     yield
     swap()
 
 
-def state_of(step: Step) -> dict[str, Any]:
-    """Weights, average, optimizers and scaler; of sharded ones whole, on the host."""
+def validate(step: Step, data: Any, device: torch.device) -> tuple[float, str]:
+    """The accuracy that decides which weights are the best, and the text of the log."""
+    share = measure_accuracy(step, data, device)
+    if step.average is None:
+        return share, f"validation {share:.2%}"
+    with averaged_weights(step):
+        average_share = measure_accuracy(step, data, device)
+    return average_share, f"validation {average_share:.2%}, without the average {share:.2%}"
+
+
+def training_state(step: Step, schedules: list[LambdaLR]) -> dict[str, Any]:
+    """The state of weights, optimizers, schedules and random numbers. Sharded tensors are gathered
+    on the host."""
     average: list[Any] = list(step.average or ())
     if SETTING.parallelism in SHARDED:
-        weights, optimizers = beside("levers").whole_state(step.model, step.optimizers)
+        weights, optimizers = import_beside("levers").whole_state(step.model, step.optimizers)
         average = [weight.full_tensor().cpu() for weight in average]
     else:
         weights = step.model.state_dict()
-        optimizers = [each.state_dict() for each in step.optimizers]
-    found = {"model": weights, "optimizer": optimizers}
+        optimizers = [optimizer.state_dict() for optimizer in step.optimizers]
+    state = {"model": weights, "optimizer": optimizers, "random": random_states(step.device_type)}
+    state["schedule"] = [schedule.state_dict() for schedule in schedules]
     if average:
         names = (name for name, _ in step.model.named_parameters())
-        found["ema"] = {**weights, **dict(zip(names, average, strict=True))}
+        state["ema"] = {**weights, **dict(zip(names, average, strict=True))}
     if step.scaler is not None:
-        found["scaler"] = step.scaler.state_dict()
-    return found
+        state["scaler"] = step.scaler.state_dict()
+    return state
 
 
-def restore(step: Step, state: dict[str, Any]) -> None:
+def load_state(step: Step, schedules: list[LambdaLR], state: dict[str, Any], rank: int) -> None:
     if SETTING.parallelism in SHARDED:
-        beside("levers").restore_whole(step.model, step.optimizers, state)
+        import_beside("levers").restore_whole(step.model, step.optimizers, state)
     else:
         step.model.load_state_dict(state["model"])
         for optimizer, saved in zip(step.optimizers, state["optimizer"], strict=True):
+            # torchao copied the weights to the host when it made the optimizer.
             for weight, on_host in getattr(optimizer, "param_d2h_map", {}).items():
-                on_host.copy_(weight.detach())  # which torchao copied when it was made
+                on_host.copy_(weight.detach())
             optimizer.load_state_dict(saved)
     if step.scaler is not None:
         step.scaler.load_state_dict(state["scaler"])
     if step.average is not None:
-        for (name, _), mine in zip(step.model.named_parameters(), step.average, strict=True):
-            found = state["ema"][name].to(mine.device)
-            sharded = SETTING.parallelism in SHARDED
-            mine.copy_(beside("levers").share_of(found, mine) if sharded else found)
+        for (name, _), average in zip(step.model.named_parameters(), step.average, strict=True):
+            saved = state["ema"][name].to(average.device)
+            if SETTING.parallelism in SHARDED:
+                saved = import_beside("levers").share_of(saved, average)
+            average.copy_(saved)
+    for schedule, saved in zip(schedules, state["schedule"], strict=True):
+        schedule.load_state_dict(saved)
+    numbers = state["random"][rank]
+    random.setstate(numbers["python"])
+    torch.set_rng_state(numbers["cpu"])
+    if step.device_type == "cuda" and "cuda" in numbers:
+        torch.cuda.set_rng_state(numbers["cuda"])
 
 
-def random_states(device: torch.device) -> list[Any]:
-    """Of each rank: what mixes images and drops paths from here on."""
-    mine = {"cpu": torch.get_rng_state(), "python": random.getstate()}
-    if device.type == "cuda":
-        mine["cuda"] = torch.cuda.get_rng_state(device)
-    found: list[Any] = [mine] * SETTING.world_size
+def load_last(options: argparse.Namespace) -> dict[str, Any]:
+    """The state in OUTPUT/last.pt to resume from; empty for a new training."""
+    last, state = options.output / "last.pt", dict[str, Any]()
+    if options.resume and last.is_file():
+        state = torch.load(last, map_location="cpu", weights_only=True)
+    elif not options.synthetic and last.is_file():
+        raise SystemExit(f"{last} is there: go on from it by --resume, or take another --output")
+    expected = state.get("step", 0), images_per_step()
+    found: list[Any] = [(expected[0], state.get("images", expected[1]))] * SETTING.world_size
     if SETTING.world_size > 1:
-        distributed.all_gather_object(found, mine)
-    return found
+        distributed.all_gather_object(found, found[0])
+    if set(found) != {expected}:
+        raise SystemExit(f"{last} is of another step, or not everywhere: take another --output")
+    return state
 
 
-def write(state: dict[str, Any], file: Path) -> None:
-    """Whole or not at all: what ends a training meanwhile leaves the file that was there."""
-    part = file.with_suffix(".part")
+def random_states(device_type: str) -> list[Any]:
+    """The states of each rank's random numbers, which mix images and drop paths."""
+    state = {"cpu": torch.get_rng_state(), "python": random.getstate()}
+    if device_type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state()
+    states: list[Any] = [state] * SETTING.world_size
+    if SETTING.world_size > 1:
+        distributed.all_gather_object(states, state)
+    return states
+
+
+def save_state(state: dict[str, Any], file: Path) -> None:
+    """Write `file` completely or not at all: an interruption leaves the previous file as it was."""
+    partial_file = file.with_suffix(".part")
     try:
-        torch.save(state, part)
-        part.replace(file)
-    except (OSError, RuntimeError) as error:  # the latter is torch's on a full disk
-        part.unlink(missing_ok=True)
+        torch.save(state, partial_file)
+        partial_file.replace(file)
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
+        partial_file.unlink(missing_ok=True)
         print(f"{file} could not be written, and training goes on: {error}", flush=True)
 
 
-def say(file: Path | None, line: str, **values: float) -> None:
-    """A line for people, and one of JSON in `file`."""
+def log_line(file: Path | None, line: str, **values: float) -> None:
+    """Print a line for people, and append one of JSON to `file`."""
     print(line, flush=True)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -615,22 +713,25 @@ def say(file: Path | None, line: str, **values: float) -> None:
             lines.write(json.dumps(values) + "\n")
 
 
-def profiler(folder: Path) -> torch.profiler.profile:
-    """Traces steps 3 to 5 into `folder`; open the trace at ui.perfetto.dev."""
+def start_profiler(folder: Path) -> torch.profiler.profile:
+    """Trace steps 3 to 5 into `folder`. Open the trace at ui.perfetto.dev."""
     folder.mkdir(parents=True, exist_ok=True)
-    started = torch.profiler.profile(
+    profile = torch.profiler.profile(
         schedule=torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1),
-        on_trace_ready=lambda ended: ended.export_chrome_trace(str(folder / "trace.json.gz")),
+        on_trace_ready=lambda profile_of: profile_of.export_chrome_trace(
+            str(folder / "trace.json.gz")
+        ),
     )
-    started.start()
-    return started
+    profile.start()
+    return profile
 
 
-def watching(options: argparse.Namespace) -> Any:
-    """What holds the training against its plan, in lines of its log; None, if nothing does."""
+def watch_context(options: argparse.Namespace) -> Any:
+    """The context of `planner.watch`, which compares the training with its plan; of None without
+    --watch."""
     if options.watch is None:
         return nullcontext()
-    import planner  # to watch only
+    import planner  # only --watch needs it
 
     return planner.watch(options.watch, options.output)
 
@@ -638,136 +739,118 @@ def watching(options: argparse.Namespace) -> Any:
 # ---- Training -----------------------------------------------------------------------------------
 
 
-def build(options: argparse.Namespace, device: torch.device, rank: int, task: Any) -> Step:
-    """The model on its device, spread, compiled, and with its optimizers."""
+def build_step(options: argparse.Namespace, device: torch.device, rank: int, task: Any) -> Step:
+    """The step: the model on its device, distributed and compiled, with its optimizers."""
     random.seed(options.seed + rank)
     torch.manual_seed(options.seed)  # the same weights on every rank
     set_up_torch(SETTING)
-    made = (build_model(options.pretrained) if task is None else task.module()).train()
-    blocks = partial(task.blocks, made) if hasattr(task, "blocks") else None
-    model = prepare(made, SETTING, device, blocks)
+    module = (build_model(options.pretrained) if task is None else task.module()).train()
+    find_blocks = partial(task.blocks, module) if hasattr(task, "blocks") else None
+    model = prepare_model(module, SETTING, device, find_blocks)
     torch.manual_seed(options.seed + rank)  # each rank drops and mixes by itself
-    spread = distribute(model, SETTING, device, blocks)
-    call = compiled(spread, model, SETTING, blocks)
+    parallel_model = distribute(model, SETTING, device, find_blocks)
+    compiled_model = compile_model(parallel_model, model, SETTING, find_blocks)
     if hasattr(task, "optimizer"):
         optimizers = [task.optimizer([p for p in model.parameters() if p.requires_grad])]
     else:
         groups = decay_groups(model, options.weight_decay)
         optimizers = build_optimizers(groups, SETTING, options.lr)
     loss = image_loss if task is None else task.loss
-    return Step(model, SETTING, loss, optimizers, spread, call)
+    return Step(model, SETTING, loss, optimizers, parallel_model, compiled_model)
+
+
+def build_batches(
+    options: argparse.Namespace, rank: int, task: Any, done: int, meter: Meter
+) -> tuple[Iterator[Any], Any, int]:
+    """The batches after the first `done` steps; the loader of validation pictures, or None; and the
+    number of images of an epoch (without pictures, of --save-every steps)."""
+    device, num_images = meter.device, min(options.steps, options.save_every) * images_per_step()
+    if task is not None:
+        return task_batches(task, device), None, num_images
+    if options.synthetic:
+        return synthetic_batches(device), None, num_images
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, torch.get_num_threads() - options.workers))
+    data, validation, num_images = build_loaders(options, rank, done)
+    return device_batches(data, device, True, meter), validation, num_images
 
 
 def train(options: argparse.Namespace, device: torch.device, rank: int, watch: Any) -> None:
+    """Train up to the last step; log, validate and save on the way."""
     task = build_task()
-    step = build(options, device, rank, task)
-    saves = None if options.synthetic else options.output
-    last = options.output / "last.pt"
-    resumed: dict[str, Any] = {}
-    if options.resume and last.is_file():
-        resumed = torch.load(last, map_location="cpu", weights_only=True)
-    elif saves is not None and last.is_file():
-        raise SystemExit(f"{last} is there: go on from it by --resume, or take another --output")
-    done, best = resumed.get("step", 0), resumed.get("best", 0.0)
-    begun: list[Any] = [(done, resumed.get("images", step_images()))] * SETTING.world_size
-    if SETTING.world_size > 1:
-        distributed.all_gather_object(begun, begun[0])
-    if set(begun) != {(done, step_images())}:
-        raise SystemExit(f"{last} is of another step, or not everywhere: take another --output")
-
-    waits, validation = Waits(device), None
-    num_images = min(options.steps, options.save_every) * step_images()
-    batches: Iterator[Any]
-    if task is not None:
-        batches = task_batches(task, device)
-    elif options.synthetic:
-        batches = synthetic(device)
-    else:
-        if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, torch.get_num_threads() - options.workers))
-        data, validation, num_images = loaders(options, rank, done)
-        batches = on_device(data, device, True, waits)
+    step = build_step(options, device, rank, task)
+    state = load_last(options)
+    done, best = state.get("step", 0), state.get("best", 0.0)
+    meter = Meter(device)
+    batches, validation, num_images = build_batches(options, rank, task, done, meter)
     if watch is not None:
         batches = watch.batches(batches)
-    steps = options.steps or -(-options.epochs * num_images // step_images())
-    schedules = [build_schedule(each, steps, options) for each in step.optimizers]
-    if resumed:
-        restore(step, resumed)
-        for schedule, state in zip(schedules, resumed["schedule"], strict=True):
-            schedule.load_state_dict(state)
-        mine = resumed["random"][rank]
-        random.setstate(mine["python"])
-        torch.set_rng_state(mine["cpu"])
-        if device.type == "cuda" and "cuda" in mine:
-            torch.cuda.set_rng_state(mine["cuda"], device)
-        resumed = {}  # its weights are not kept twice
+    steps = options.steps or -(-options.epochs * num_images // images_per_step())
+    schedules = [build_schedule(optimizer, steps, options) for optimizer in step.optimizers]
+    if state:
+        load_state(step, schedules, state, rank)
+    del state  # do not keep its weights beside the model's
 
-    lines = saves / "log.jsonl" if saves is not None and rank == 0 else None
-    profiled = profiler(options.profile) if options.profile is not None and rank == 0 else None
+    folder = None if options.synthetic else options.output
+    log = folder / "log.jsonl" if folder is not None and rank == 0 else None
+    profile = start_profiler(options.profile) if options.profile is not None and rank == 0 else None
     speed_name = f"{SETTING.unit}_per_second".replace(" ", "_").replace("-", "_")
-    losses, counted, since = torch.zeros((), device=device), 0, time.perf_counter()
+    meter.restart()
     for number in range(done + 1, steps + 1):
-        step.losses = torch.zeros_like(losses)
+        step.losses = torch.zeros((), device=device)
         step(batches)
         rate = float(schedules[0].get_last_lr()[0])
         for schedule in schedules:
             schedule.step()
-        if profiled is not None:
-            profiled.step()
+        if profile is not None:
+            profile.step()
         if watch is not None:
-            watch.step(step_images() // SETTING.world_size)
-        losses, counted = losses + step.losses, counted + 1
-        epoch = number * step_images() / num_images
-        ends_epoch = int(epoch) > (number - 1) * step_images() // num_images or number == steps
+            watch.step(images_per_step() // SETTING.world_size)
+        meter.add_step(step.losses)
+
+        epoch = number * images_per_step() / num_images
+        ends_epoch = int(epoch) > (number - 1) * images_per_step() // num_images or number == steps
         if number % options.log_every == 0 or ends_epoch:
-            if SETTING.world_size > 1:  # each rank has the mean of its own images
-                distributed.all_reduce(losses)
-            mean = losses.item() / counted / SETTING.world_size  # waits for the device
-            if not math.isfinite(mean):
+            loss = meter.mean_loss()
+            if not math.isfinite(loss):
                 raise SystemExit(
-                    f"the loss is {mean} by step {number}, and nothing of it is saved: begin again "
+                    f"the loss is {loss} by step {number}, and nothing of it is saved: begin again "
                     "with a smaller --lr (--resume keeps the rate, and would come here again)"
                 )
-            seconds = time.perf_counter() - since
-            speed, waited = counted * step_images() / seconds, waits.seconds() / seconds
+            speed, waited = meter.speed()
             peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
             if rank == 0:
-                told = f"epoch {epoch:.2f}  rate {rate:.3g}  loss {mean:.4f}  {speed:.1f} "
-                told += f"{SETTING.unit}/s  {waited:.0%} waited for data  {peak:.2f} GiB"
-                values = {"rate": rate, "loss": mean, speed_name: speed, "waited": waited}
-                told = f"step {number}/{steps}  {told}"
-                say(lines, told, step=number, epoch=epoch, peak_gib=peak, **values)
-            losses, counted, since = torch.zeros_like(losses), 0, time.perf_counter()
+                text = f"step {number}/{steps}  epoch {epoch:.2f}  rate {rate:.3g}  loss {loss:.4f}"
+                text += f"  {speed:.1f} {SETTING.unit}/s  {waited:.0%} waited for data"
+                values = {"rate": rate, "loss": loss, speed_name: speed, "waited": waited}
+                text += f"  {peak:.2f} GiB"
+                log_line(log, text, step=number, epoch=epoch, peak_gib=peak, **values)
+            meter.restart()
+
         if ends_epoch:
             paused, is_best = time.perf_counter(), False
             if validation is not None:
-                share = accuracy(step, validation, device)
-                told = f"validation {share:.2%}"
-                if step.average is not None:
-                    with averaged(step):
-                        share = accuracy(step, validation, device)
-                    told = f"validation {share:.2%}, without the average{told[10:]}"
+                share, text = validate(step, validation, device)
                 is_best, best = share >= best, max(best, share)
                 if rank == 0:
-                    told = f"step {number}/{steps}  {told}"
-                    say(lines, told, step=number, epoch=epoch, accuracy=share)
-            if saves is not None:  # on every rank: each gives its part
-                found = state_of(step) | {"step": number, "best": best, "images": step_images()}
-                found["schedule"] = [schedule.state_dict() for schedule in schedules]
-                found["random"] = random_states(device)
+                    text = f"step {number}/{steps}  {text}"
+                    log_line(log, text, step=number, epoch=epoch, accuracy=share)
+            if folder is not None:  # every rank takes part, as each may hold a shard
+                state = training_state(step, schedules)
+                state |= {"step": number, "best": best, "images": images_per_step()}
                 if rank == 0:
-                    write(found, last)
+                    save_state(state, folder / "last.pt")
                     if is_best:
-                        write(found, saves / "best.pt")
-                del found
-            since += time.perf_counter() - paused
+                        save_state(state, folder / "best.pt")
+                del state
+            meter.started += time.perf_counter() - paused
             if watch is not None:
                 watch.skip(time.perf_counter() - paused)
-    if profiled is not None:
-        profiled.stop()
+    if profile is not None:
+        profile.stop()
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, rate = parser.add_argument, SETTING.learning_rate
     add("data", nargs="?", type=Path, help="folder: train/ and perhaps val/")
@@ -776,7 +859,7 @@ def arguments() -> argparse.Namespace:
     add("--steps", type=int, default=0, help="optimizer steps; 0: by --epochs")
     add("--epochs", type=int, default=SETTING.epochs)
     add("--warmup-epochs", type=int, default=SETTING.warmup_epochs, help="a fifth of all at most")
-    add("--lr", type=float, default=rate, help=f"for {step_images()} {SETTING.unit} a step")
+    add("--lr", type=float, default=rate, help=f"for {images_per_step()} {SETTING.unit} a step")
     add("--weight-decay", type=float, default=SETTING.weight_decay)
     add("--workers", type=int, default=SETTING.workers, help="of each process")
     add("--seed", type=int, default=0, help="of weights, order and augmentation")
@@ -800,29 +883,37 @@ def arguments() -> argparse.Namespace:
     if options.profile is not None and 0 < options.steps < 5:
         parser.error("--profile is of steps 3 to 5, and --steps is less")
     if (world := int(os.environ.get("WORLD_SIZE", "1"))) != SETTING.world_size:
-        law = f"{SETTING.world_size} devices need a process each, and {world} were started"
-        parser.error(f"{law}; use the line behind 'Run:' in the block of train.py")
+        fault = f"{SETTING.world_size} devices need a process each, and {world} were started"
+        parser.error(f"{fault}; use the line behind 'Run:' in the block of train.py")
+    return options
+
+
+def parse_trainer_arguments() -> argparse.Namespace:
+    """The options for the loop of another trainer, which has no steps of this one."""
+    options = parse_arguments()
+    if options.synthetic or options.steps or options.profile or options.watch:
+        raise SystemExit("--synthetic, --steps, --profile and --watch are train.py's alone")
     return options
 
 
 def main() -> None:
-    options = arguments()
+    options = parse_arguments()
     device = torch.device(options.device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
         torch.cuda.set_device(device)
-        needed = SETTING.precision in ("bf16", "pure-bf16", "fp8")
-        if needed and not torch.cuda.is_bf16_supported(including_emulation=False):
+        needs_bf16 = SETTING.precision in ("bf16", "pure-bf16", "fp8")
+        if needs_bf16 and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise SystemExit(f"{torch.cuda.get_device_name(device)} has no bfloat16: set fp16")
     if SETTING.world_size > 1:
-        backend, bound = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-        distributed.init_process_group(backend, device_id=bound)
+        backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+        distributed.init_process_group(backend, device_id=device_id)
     try:
-        with watching(options) as watch:
+        with watch_context(options) as watch:
             train(options, device, int(os.environ.get("RANK", "0")), watch)
     except KeyboardInterrupt:
-        more = "; --resume goes on from last.pt" if (options.output / "last.pt").is_file() else ""
-        raise SystemExit(f"interrupted{more}") from None
+        hint = "; --resume goes on from last.pt" if (options.output / "last.pt").is_file() else ""
+        raise SystemExit(f"interrupted{hint}") from None
     finally:
         if SETTING.world_size > 1:
             distributed.destroy_process_group()

@@ -1,8 +1,9 @@
 # Written by 'planner emit', which replaces files that begin with this line.
-"""Train with Lightning: `python train_lightning.py DATA`; what is trained, and how, is train.py's.
+"""Train with Lightning: `python train_lightning.py DATA`.
 
-Lightning autocasts, scales, accumulates, clips and spreads; the rest of a step is train.py's own.
-Read in Lightning 2.6, pytorch/trainer/trainer.py and plugins/precision.
+train.py says what is trained and how. Lightning autocasts, scales the loss, accumulates, clips and
+distributes; the rest of a step is train.py's. Written for Lightning 2.6 (pytorch/trainer/trainer.py
+and plugins/precision).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import lightning
 import torch
 import train
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader
 from train import SETTING
 
 PRECISIONS = {
@@ -29,36 +29,41 @@ class Training(lightning.LightningModule):
         super().__init__()
         self.options = options
         model = train.build_model(options.pretrained).train()
-        self.model = train.prepare(model, SETTING, torch.device("cpu"), None)
-        self.call = [train.compiled(self.model, self.model, SETTING, None)]  # no second module
-        self.loss = train.Step(self.model, SETTING, train.image_loss, [], self.model, self.call[0])
+        self.model = train.prepare_model(model, SETTING, torch.device("cpu"), None)
+        compiled_model = train.compile_model(self.model, self.model, SETTING, None)
+        self.compiled_model = [compiled_model]  # in a list, or torch would register it as a module
+        # A step of which only the contexts are used.
+        self.contexts = train.Step(model, SETTING, train.image_loss, [], model, compiled_model)
 
     def on_train_epoch_start(self) -> None:
-        # Lightning restores no random numbers: each epoch of each device has its own.
+        # Lightning restores no random states: each epoch of each device has its own seed.
         seed = self.options.seed + self.current_epoch
         torch.manual_seed(seed * self.trainer.world_size + self.global_rank)
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
-        batch = train.prepared(*batch, train=True)
-        with self.loss.attending(), self.loss.offloading(batch):
-            loss = train.image_loss(self.call[0], batch)
-        rest = int(self.trainer.num_training_batches) % SETTING.accumulate
-        is_rest = index >= int(self.trainer.num_training_batches) - rest
-        return loss * SETTING.accumulate / rest if rest and is_rest else loss
+        batch = train.prepare_images(*batch, train=True)
+        with self.contexts.attention_context(), self.contexts.offload_context(batch):
+            loss = train.image_loss(self.compiled_model[0], batch)
+        # The last step of an epoch may have fewer micro-batches, and Lightning divides by all.
+        num_batches = int(self.trainer.num_training_batches)
+        num_last = num_batches % SETTING.accumulate
+        is_last_step = index >= num_batches - num_last
+        return loss * SETTING.accumulate / num_last if num_last and is_last_step else loss
 
     def validation_step(self, batch: Any, index: int) -> None:
-        images, targets = train.prepared(*batch, train=False)
+        images, targets = train.prepare_images(*batch, train=False)
         output = self.model(images)
-        right = getattr(output, "logits", output).argmax(dim=1) == targets
-        # The last pictures come twice where there are fewer than devices: they count once.
-        places = index * SETTING.validation_batch + torch.arange(len(right), device=right.device)
+        correct = getattr(output, "logits", output).argmax(dim=1) == targets
+        # The sampler repeats pictures so that each device has equally many: a repeated one does
+        # not count.
+        places = index * SETTING.validation_batch + torch.arange(len(correct), device=self.device)
         places = places * self.trainer.world_size + self.global_rank
-        right = right[places < len(self.trainer.val_dataloaders.dataset)]
-        share = right.float().mean() if len(right) else torch.zeros((), device=right.device)
-        self.log("accuracy", share, batch_size=len(right), sync_dist=True)
+        correct = correct[places < len(self.trainer.val_dataloaders.dataset)]
+        share = correct.float().mean() if len(correct) else torch.zeros((), device=self.device)
+        self.log("accuracy", share, batch_size=len(correct), sync_dist=True)
 
-    def configure_gradient_clipping(self, optimizer: Any, **given: Any) -> None:
-        # Lightning itself clips no fused optimizer under autocast; bf16 scales nothing.
+    def configure_gradient_clipping(self, optimizer: Any, **arguments: Any) -> None:
+        # Lightning refuses to clip for a fused optimizer under autocast, though bf16 is not scaled.
         if SETTING.clip_norm:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), SETTING.clip_norm)
 
@@ -71,32 +76,23 @@ class Training(lightning.LightningModule):
 
 
 def main() -> None:
-    options = train.arguments()
-    if options.synthetic or options.steps or options.profile or options.watch:
-        raise SystemExit("--synthetic, --steps, --profile and --watch are train.py's alone")
+    options = train.parse_trainer_arguments()
     lightning.seed_everything(options.seed)
     train.set_up_torch(SETTING)
-    strategy = "ddp" if SETTING.parallelism == "ddp" else "auto"
-    data, collate = train.dataset(options.data, train=True)
-    validated, _ = train.dataset(options.data, train=False)
-    how: dict[str, Any] = {
-        "num_workers": options.workers, "collate_fn": collate,
-        "pin_memory": SETTING.pin_memory and options.device == "cuda",
-        "prefetch_factor": SETTING.prefetch_factor if options.workers else None,
-    }  # fmt: skip
-    seen = DataLoader(data, SETTING.batch_size, shuffle=True, drop_last=True, **how)
-    held = DataLoader(validated, SETTING.validation_batch, **how) if validated else None
-    best = "accuracy" if validated else None
-    kept = ModelCheckpoint(options.output, monitor=best, mode="max", save_last=True)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this machine's devices
+    loader, validation = train.plain_loaders(options)
+    monitor = "accuracy" if validation is not None else None
+    checkpoints = ModelCheckpoint(options.output, monitor=monitor, mode="max", save_last=True)
+    devices = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # of this machine
     trainer = lightning.Trainer(
-        accelerator="cpu" if options.device == "cpu" else "gpu", devices=here,
-        num_nodes=SETTING.world_size // here, strategy=strategy,
+        accelerator="cpu" if options.device == "cpu" else "gpu", devices=devices,
+        num_nodes=SETTING.world_size // devices,
+        strategy="ddp" if SETTING.parallelism == "ddp" else "auto",
         precision=PRECISIONS[SETTING.precision],  # type: ignore[arg-type]
         accumulate_grad_batches=SETTING.accumulate, benchmark=SETTING.cudnn_benchmark,
-        max_epochs=options.epochs, callbacks=[kept],
+        max_epochs=options.epochs, callbacks=[checkpoints],
     )  # fmt: skip
-    trainer.fit(Training(options), seen, held, ckpt_path="last" if options.resume else None)
+    last = "last" if options.resume else None
+    trainer.fit(Training(options), loader, validation, ckpt_path=last)
 
 
 if __name__ == "__main__":

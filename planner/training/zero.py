@@ -1,6 +1,8 @@
-"""ZeRO: DeepSpeed's engine shards the optimizer's state, gradients too, weights too, by stage.
+"""ZeRO: DeepSpeed's engine shards the optimizer's state, from stage 2 on the gradients too, and in
+stage 3 the weights too.
 
-It runs backward and updates weights by itself, and so it takes the place of those parts of a step.
+The engine runs backward and updates the weights, and so it takes the place of these parts of a
+step.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from planner.core.errors import UnsupportedError
 from planner.core.schema import TrainSetting
 from planner.training.setting import configuration
 
-# What `deepspeed.initialize` imports (0.19.8); the first by compiling a function brings in
+# Modules that `deepspeed.initialize` imports (0.19.8). The first compiles a function, which imports
 # torch._inductor: 40 MiB.
 _IMPORTED_LATER = (
     "deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_inject.auto_ep_layer",
@@ -27,11 +29,11 @@ _IMPORTED_LATER = (
 
 
 class ZeroEngine:
-    """A module under the stage that `setting` names, from `begin` on: the engine runs backward,
-    clips, scales, updates the weights and lets go of the gradients by itself.
+    """A module under the stage that `setting` names. From `begin` on the engine runs backward,
+    clips, scales, updates the weights and drops the gradients.
 
-    Stage 1 sums gradients in the last micro-batch, the others in each, whatever is asked: their
-    engine refuses `no_sync`.
+    Stage 1 sums gradients in the last micro-batch, the other stages in each, whatever the setting
+    says: their engine refuses `no_sync`.
     """
 
     def __init__(self, setting: TrainSetting, device: torch.device) -> None:
@@ -40,37 +42,37 @@ class ZeroEngine:
         self.engine: Any = None
 
     def begin(self, module: nn.Module, optimizer: Optimizer) -> nn.Module:
-        """Takes `optimizer` over; what is called in the place of `module` from then on."""
+        """Take over `module` and `optimizer`. Returns the engine, to be called like the module."""
         deepspeed = import_deepspeed(self.device.type)
-        local = distributed.get_rank() if self.device.index is None else self.device.index
+        local_rank = distributed.get_rank() if self.device.index is None else self.device.index
         os.environ |= {
             "RANK": str(distributed.get_rank()),
             "WORLD_SIZE": str(distributed.get_world_size()),
-            "LOCAL_RANK": str(local),  # the device that the engine chooses
+            "LOCAL_RANK": str(local_rank),  # the device that the engine chooses
         }
         self.engine, *_ = deepspeed.initialize(
             model=module, optimizer=optimizer, config=configuration(self.setting),
             dist_init_required=False,
         )  # fmt: skip
-        called: nn.Module = self.engine
-        return called
+        engine: nn.Module = self.engine
+        return engine
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        found: torch.amp.GradScaler | None = self.engine.optimizer.torch_autocast_gradscaler
-        return found
+        scaler: torch.amp.GradScaler | None = self.engine.optimizer.torch_autocast_gradscaler
+        return scaler
 
     def backward(self, loss: Tensor) -> None:
-        self.engine.backward(loss, scale_wrt_gas=False)  # it was divided by `accumulate`
+        self.engine.backward(loss, scale_wrt_gas=False)  # `forward` divided by `accumulate`
         if not self.engine.is_gradient_accumulation_boundary():
-            self.engine.step()  # only counts
+            self.engine.step()  # which only counts the micro-batch
 
     def step(self) -> None:
         self.engine.step()
 
 
 def refuse_unsupported(setting: TrainSetting) -> None:
-    """Raises UnsupportedError without DeepSpeed, and for what the configuration does not say."""
+    """Raise UnsupportedError without DeepSpeed, and for settings that it cannot run."""
     if find_spec("deepspeed") is None:
         raise UnsupportedError(
             f"parallelism {setting.parallelism} is DeepSpeed's, which is not installed.",
@@ -95,13 +97,13 @@ def refuse_unsupported(setting: TrainSetting) -> None:
 
 
 def import_deepspeed(device_type: str) -> Any:
-    """DeepSpeed for devices of one type, with what it would import later, which is no setting's
-    memory.
+    """DeepSpeed for devices of one type, with the modules that it would import later: their memory
+    must not count as a setting's.
 
-    On the CPU it would compile a collective of its own (deepspeed_shm_comm) in a folder that all
-    processes of a user share, and wait for the file that locks it: for ever, where the process that
-    made that was killed (DeepSpeed 0.19.8, comm/torch.py; torch 2.13, utils/file_baton.py). With
-    no operator that is compatible, as here, tensors go by gloo.
+    On the CPU it would compile its own collective (deepspeed_shm_comm) in a folder that all
+    processes of a user share, and wait for the file that locks it: for ever, if the process that
+    made the file was killed (DeepSpeed 0.19.8, comm/torch.py; torch 2.13, utils/file_baton.py).
+    Here no operator is declared compatible, so that tensors go by gloo.
     """
     if device_type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"

@@ -142,7 +142,7 @@ def test_the_weights_are_those_of_one_step_after_backward(backend: str | None) -
         task = as_task(module, config, setting)
         training = build_training(Training, task, config, setting, torch.device("cpu"))
         if backend:
-            training.call = torch.compile(module, backend=backend, dynamic=False)
+            training.compiled_model = torch.compile(module, backend=backend, dynamic=False)
         for _ in range(3):
             training.step()
         assert all(p.grad is None for p in module.parameters())

@@ -14,7 +14,7 @@ from planner.core.errors import UsageError
 from planner.training.levers import recompute, repeated_blocks
 from planner.training.tasks import from_collator, from_example
 from planner.training.tasks.contract import tensors_of
-from planner.training.train import Setting, compiled, set_up_torch
+from planner.training.train import Setting, compile_model, set_up_torch
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", ["image", "label"])
@@ -136,7 +136,7 @@ def test_blocks_are_compiled_in_place() -> None:
     module = stack()
     setting = Setting(compile="default", compile_scope="blocks", activation_memory_budget=0.5)
     set_up_torch(setting)
-    assert compiled(module, module, setting, None) is module
+    assert compile_model(module, module, setting, None) is module
     assert module._compiled_call_impl is None
     assert all(block._compiled_call_impl is not None for block in module)
     assert torch._functorch.config.activation_memory_budget == 0.5

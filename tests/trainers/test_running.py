@@ -120,7 +120,7 @@ def test_the_script_goes_on_to_the_bit(
     def run(*more: str, ended: bool = False) -> None:
         words = [str(data), *EPOCHS.split(), "--lr", "1e-2", *more]
         monkeypatch.setattr(sys, "argv", ["train.py", *words])
-        write = found.write
+        write = found.save_state
         with monkeypatch.context() as patch:
             if ended:
 
@@ -129,7 +129,7 @@ def test_the_script_goes_on_to_the_bit(
                     if file.name == "last.pt":
                         raise KeyboardInterrupt
 
-                patch.setattr(found, "write", stop)
+                patch.setattr(found, "save_state", stop)
                 with pytest.raises(SystemExit, match="interrupted; --resume goes on"):
                     found.main()
             else:

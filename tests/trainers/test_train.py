@@ -19,7 +19,7 @@ from planner.trainers.emission import emit_setting  # noqa: E402
 from planner.trainers.plan import Emitted  # noqa: E402
 from planner.training import levers, train  # noqa: E402
 from planner.training.building import build_training, step_setting  # noqa: E402
-from planner.training.setting import FOLDER, probed, step_values  # noqa: E402
+from planner.training.setting import FOLDER, step_values, train_source  # noqa: E402
 from planner.training.step import Training  # noqa: E402
 from planner.training.tasks import as_task  # noqa: E402
 from tests.steps import build_real  # noqa: E402
@@ -59,8 +59,8 @@ def test_the_emitted_file_is_the_probed_one_but_for_its_block(
     model: Any, fields: dict[str, Any]
 ) -> None:
     found = emitted(model, **fields)
-    assert found.text.partition(BEGINS)[0] == probed().partition(BEGINS)[0]
-    assert found.text.partition(ENDS)[2] == probed().partition(ENDS)[2]
+    assert found.text.partition(BEGINS)[0] == train_source().partition(BEGINS)[0]
+    assert found.text.partition(ENDS)[2] == train_source().partition(ENDS)[2]
     for name, text in found.modules.items():
         source = NATIVE if name == "native_swin.py" else FOLDER / name
         assert text == source.read_text("utf-8")
@@ -79,7 +79,7 @@ def test_the_block_says_what_the_probe_is_told(
         assert getattr(found.SETTING, name) == getattr(told, name), name
     if not isinstance(model, FactoryModel):
         alone = dataclasses.replace(found.SETTING, parallelism="none", world_size=1)
-        module = found.prepare(found.build_model().train(), alone, CPU, None)
+        module = found.prepare_model(found.build_model().train(), alone, CPU, None)
         is_named = isinstance(model, NamedModel)
         build = build_named if is_named else build_real
         probed_module = build(model, setting.attention if is_named else setting)
@@ -157,7 +157,7 @@ def test_mixed_targets_are_shares(monkeypatch: pytest.MonkeyPatch) -> None:
         setting = train.Setting(num_classes=4, smoothing=0.0, mixup=mixup, cutmix=cutmix)
         monkeypatch.setattr(train, "SETTING", setting)
         torch.manual_seed(seed)
-        mixed, soft = train.mix(images.contiguous(), targets)
+        mixed, soft = train.mix_images(images.contiguous(), targets)
         assert torch.allclose(mixed.mean((2, 3)), soft, atol=1e-5)
         assert torch.allclose(soft.sum(1), torch.ones(4))
 
@@ -214,10 +214,10 @@ def test_what_ends_a_training_leaves_the_file_that_was_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "last.pt"
-    train.write({"step": 1}, file)
+    train.save_state({"step": 1}, file)
     (tmp_path / "last.part").mkdir()  # as on a full disk, nothing can be written
     with contextlib.suppress(IsADirectoryError):
-        train.write({"step": 2}, file)
+        train.save_state({"step": 2}, file)
     assert torch.load(file) == {"step": 1}
 
 

@@ -113,9 +113,7 @@ def in_memory_format(tensor: Tensor, setting: TrainSetting) -> Tensor:
     return tensor.contiguous(memory_format=formats[tensor.dim()])
 
 
-METHODS = {
-    "module": "module()", "batch": "batch(size, device)", "loss": "loss(module, batch)",
-}  # fmt: skip
+METHODS = {"module": "module()", "batch": "batch(size, device)", "loss": "loss(module, batch)"}
 
 WRITE_A_TASK = (
     "If your step is not images -> logits, return a task from the factory: an object with "

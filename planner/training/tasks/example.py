@@ -215,21 +215,16 @@ def from_lightning(module: Any, batch: Any = None, batch_size: int | None = None
         )
     if batch is None:
         batch = _first_batch(module)
-    return LightningTask(module, batch, count_items(batch, batch_size))
+    return LightningTask(module, batch, _training_loss, count_items(batch, batch_size))
 
 
 class LightningTask(ExampleTask):
-    """`from_lightning`'s."""
-
-    def __init__(self, module: Any, batch: Any, num_items: int) -> None:
-        super().__init__(module, batch, _step, num_items)
+    """The task of `from_lightning`."""
 
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """The one that `configure_optimizers` makes; its schedule is left out."""
         module: Any = self.module()
         found = module.configure_optimizers()
-        if isinstance(found, Mapping):
-            found = found["optimizer"]
         if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], list | tuple):
             found = found[0]
         if isinstance(found, list | tuple) and len(found) == 1:
@@ -245,7 +240,7 @@ class LightningTask(ExampleTask):
         return found
 
 
-def _step(module: Any, batch: Any) -> Tensor:
+def _training_loss(module: Any, batch: Any) -> Tensor:
     if hasattr(module, "_orig_mod"):  # what torch.compile returns
         raise UnsupportedError(
             "a LightningModule is not compiled in a probe: its training_step would call the module "

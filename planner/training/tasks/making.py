@@ -106,12 +106,8 @@ def task_for(model: Model, setting: TrainSetting) -> Task:
 
 def load_task(model: Mapping[str, Any], setting: Mapping[str, Any]) -> Task:
     """The task of a model and a setting by their fields: what an emitted file calls."""
-    named: Model = (
-        parse(FactoryModel, model, "the model")
-        if "factory" in model
-        else parse(NamedModel, model, "the model")
-    )
-    return task_for(named, parse(TrainSetting, setting, "the setting"))
+    kind: Any = FactoryModel if "factory" in model else NamedModel
+    return task_for(parse(kind, model, "the model"), parse(TrainSetting, setting, "the setting"))
 
 
 def as_task(built: Any, model: Model, setting: TrainSetting) -> Task:
@@ -174,22 +170,19 @@ class GivenTask:
                 "Omit loss, and change it in the task.",
             )
         if hasattr(task, "optimizer"):
-            if setting.optimizer not in ("adamw", OWN_OPTIMIZER):  # not said, or this one
-                raise UnsupportedError(
-                    f"{title} makes its own optimizer, and not {setting.optimizer}.",
-                    "Omit --optimizer, or take optimizer() out of the task.",
-                )
-            if setting.optimizer_in_backward:
-                raise UnsupportedError(
-                    f"{title} makes its own optimizer, which is one for all weights: it cannot "
-                    "step weight by weight in backward.",
-                    "Omit optimizer_in_backward, or take optimizer() out of the task.",
-                )
-            if setting.offload_optimizer != "none":
-                raise UnsupportedError(
-                    f"{title} makes its own optimizer, which is on the device.",
-                    "Omit offload_optimizer, or take optimizer() out of the task.",
-                )
+            chosen = setting.optimizer not in ("adamw", OWN_OPTIMIZER)  # adamw is the default
+            is_offloaded = setting.offload_optimizer != "none"
+            whole = "which is one for all weights: it cannot step weight by weight in backward"
+            for is_conflict, option, law in (
+                (chosen, "--optimizer", f"and not {setting.optimizer}"),
+                (setting.optimizer_in_backward, "optimizer_in_backward", whole),
+                (is_offloaded, "offload_optimizer", "which is on the device"),
+            ):
+                if is_conflict:
+                    raise UnsupportedError(
+                        f"{title} makes its own optimizer, {law}.",
+                        f"Omit {option}, or take optimizer() out of the task.",
+                    )
             self.optimizer = self._own_optimizer
         if hasattr(task, "blocks"):
             self.blocks = self._own_blocks

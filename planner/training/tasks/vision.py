@@ -41,10 +41,7 @@ class Classification:
 
     def batch(self, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Random images and targets ([B] int64, or soft [B, classes] fp32)."""
-        images = torch.randn(size, *self.shape, device=device)
-        if self.setting.precision == "pure-bf16":
-            images = images.to(torch.bfloat16)
-        images = in_memory_format(images, self.setting)
+        images = self._convert(torch.randn(size, *self.shape, device=device))
         if self.setting.loss == "soft-target":
             targets = torch.rand(size, self.num_classes, device=device)
             return images, targets / targets.sum(dim=1, keepdim=True)
@@ -53,14 +50,16 @@ class Classification:
     def loaded(self, images: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """A batch as `batch` makes it, of images and labels that a loader brought to the host.
         Soft targets are the labels' classes; that a recipe mixes images is not counted."""
-        images = images.to(device, non_blocking=True)
-        if self.setting.precision == "pure-bf16":
-            images = images.to(torch.bfloat16)
-        images = in_memory_format(images, self.setting)
+        images = self._convert(images.to(device, non_blocking=True))
         labels = labels.to(device, non_blocking=True)
         if self.setting.loss == "soft-target" and labels.dim() == 1:
             return images, F.one_hot(labels, self.num_classes).float()
         return images, labels
+
+    def _convert(self, images: Tensor) -> Tensor:
+        if self.setting.precision == "pure-bf16":
+            images = images.to(torch.bfloat16)
+        return in_memory_format(images, self.setting)
 
     def loss(self, module: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
         smoothing = LABEL_SMOOTHING if self.setting.loss == "label-smoothing" else 0.0

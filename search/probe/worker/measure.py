@@ -23,7 +23,7 @@ from planner.core.errors import ContractError
 from planner.core.schema import FactoryModel, ProbeStatus
 from planner.core.units import format_bytes
 from planner.machine.emulated import is_emulated
-from planner.training.building import own_part, set_precision
+from planner.training.building import local_shard, set_precision
 from planner.training.step import Training
 from planner.training.tasks.contract import WRITE_A_TASK
 from planner.training.tasks.making import GivenTask
@@ -304,7 +304,7 @@ class Run:
         A loss that is no number leaves weights that are none, but under a GradScaler, which skips
         such steps: there one more loss is looked at. Raises NonFiniteError.
         """
-        norms = torch._foreach_norm([own_part(p).detach() for p in training.parameters])
+        norms = torch._foreach_norm([local_shard(p).detach() for p in training.parameters])
         if not torch.isfinite(torch.stack([n.float() for n in norms])).all().item():
             raise verdict.NonFiniteError("weights are not finite after the timed steps")
         if training.scaler is not None:

@@ -19,7 +19,7 @@ from torch import Tensor, distributed, nn
 from planner.core.schema.setting import DEEPSPEED
 from planner.libraries.limits import setting_limit, trained_limit
 from planner.training import building
-from planner.training.building import recipe_of
+from planner.training.building import add_recipe
 from planner.training.step import Training
 from planner.training.tasks import task_for
 from search.probe.protocol import ProbeRequest, RankPlace, backend_of
@@ -31,7 +31,7 @@ class WatchedTraining(Training):
 
     watching = False
 
-    def look_at(self, loss: Tensor) -> None:
+    def check_loss_value(self, loss: Tensor) -> None:
         if self.watching and not torch.isfinite(loss.detach()).item():
             raise NonFiniteError(f"the loss is {loss.item()}")
 
@@ -88,7 +88,7 @@ def touch_libraries(request: ProbeRequest) -> None:
 
 def build_training(request: ProbeRequest) -> WatchedTraining:
     """The module of the request on its device, with its optimizer, its batch and its compiler."""
-    setting, device = recipe_of(request.model, request.setting), torch.device(request.device)
+    setting, device = add_recipe(request.model, request.setting), torch.device(request.device)
     task = task_for(request.model, setting)
     return building.build_training(WatchedTraining, task, request.model, setting, device)
 
