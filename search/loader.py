@@ -34,14 +34,14 @@ from planner.training.data import BadItemError, Data, OpenData, find_data, open_
 from search.probe.device import choose_device, versions
 
 GAIN = 1.05  # what twice the workers must gain to be worth their memory
-ALIKE = 0.98  # of the best rate: as good, as far as a few seconds can tell
-PATIENCE = 2  # doublings in a row that gain less end the walk: one may be a busy second
+AS_GOOD = 0.98  # of the best rate: as good, as far as a few seconds can tell
+PATIENCE = 2  # so many doublings that gain less end the walk: one may be a busy second
 MEASURE_SECONDS, START_SECONDS = 3.0, 120.0  # of each loader; of a first batch at most
 DEEPER = 4  # batches that each worker prefetches, in place of torch's 2
-# Of the processors' time, from which on they are what bounds; the rest waits for the queue.
+# The share of the processors' time from which on they bound loading; the rest waits for the queue.
 BUSY = 0.85
-CROWDED = 0.1  # of the processors, by other programs: from there on it is said
-COLD = 0.05  # of what was read, from the disk: from there on disks may be what bounds
+CROWDED = 0.1  # of the processors, taken by other programs: worth a note
+COLD = 0.05  # of the bytes read, from the disk: then it may bound loading
 
 Say = Callable[[str], None]
 
@@ -78,13 +78,13 @@ def find_loader(
     for name, value in (("batch_size", batch_size), ("image_size", min(image_size))):
         if value < 1:
             raise UsageError(f"{name} is {value}, and is at least 1.", f"Pass {name} 64.")
-    found = find_data(data)
+    source = find_data(data)
     where = torch.device(choose_device(device))
     first = LoaderSetting(
-        pipeline="own" if found.folder is None else pipeline, batch_size=batch_size,
+        pipeline="own" if source.folder is None else pipeline, batch_size=batch_size,
         workers=0, pin_memory=where.type == "cuda",
     )  # fmt: skip
-    opened = open_data(found, first.pipeline, image_size)
+    opened = open_data(source, first.pipeline, image_size)
     walk = _Walk(opened, time.monotonic() + seconds, on_progress)
     try:
         with warnings.catch_warnings():  # more workers than processors are tried on purpose
@@ -94,7 +94,7 @@ def find_loader(
         if not walk.runs:
             raise
         walk.notes.append("Interrupted: the best of what was measured.")
-    return walk.result(found, image_size)
+    return walk.result(source, image_size)
 
 
 @dataclass
@@ -109,29 +109,30 @@ class _Walk:
 
     @property
     def best(self) -> LoaderRun:
-        """The fastest; of those that are as good, the one that takes least of the machine."""
-        most = max(run.images_per_second for run in self.runs)
-        alike = [run for run in self.runs if run.images_per_second >= ALIKE * most]
-        return min(alike, key=lambda run: (run.setting.workers, run.setting.prefetch_factor))
+        """The fastest loader; of those that are as good, the one that takes least of the
+        machine."""
+        highest = max(run.images_per_second for run in self.runs)
+        as_good = [run for run in self.runs if run.images_per_second >= AS_GOOD * highest]
+        return min(as_good, key=lambda run: (run.setting.workers, run.setting.prefetch_factor))
 
     def go(self, first: LoaderSetting, max_workers: int | None) -> None:
         """Measures the walk's loaders; the first must run."""
-        most = min(max_workers or 2 * max(1, round(read_host().cpus)), MAX_WORKERS)
+        limit = min(max_workers or 2 * max(1, round(read_host().cpus)), MAX_WORKERS)
         rate = self.measure(first)
         workers, in_vain = 1, 0
-        while workers <= most and in_vain < PATIENCE and self.has_time():
-            found = self.try_out(first.model_copy(update={"workers": workers}))
-            if found is None:
+        while workers <= limit and in_vain < PATIENCE and self.has_time():
+            new_rate = self.try_out(first.model_copy(update={"workers": workers}))
+            if new_rate is None:
                 break
-            in_vain = 0 if found >= GAIN * rate else in_vain + 1
-            rate, workers = max(rate, found), workers * 2
+            in_vain = 0 if new_rate >= GAIN * rate else in_vain + 1
+            rate, workers = max(rate, new_rate), workers * 2
         best = self.best.setting
         variants = [{"prefetch_factor": DEEPER}] * (best.workers > 0)
         variants += [{"pin_memory": False}] * best.pin_memory
         for change in variants:
             if self.has_time():
                 self.try_out(best.model_copy(update=change))
-        # Of two that are nearly alike a second look says which: a busy second misleads.
+        # The best two are measured again: a busy second may have misled.
         ranked = sorted(self.runs, key=lambda run: -run.images_per_second)
         for run in ranked[:2]:
             if len(ranked) > 1 and self.has_time():
@@ -141,7 +142,8 @@ class _Walk:
         return time.monotonic() < self.ends_at
 
     def try_out(self, setting: LoaderSetting) -> float | None:
-        """Its rate; None, with a note, where its workers die: fewer of them loaded."""
+        """The rate of a loader; None, with a note, where its workers die: fewer of them could
+        load."""
         try:
             return self.measure(setting)
         except BadItemError:
@@ -152,7 +154,7 @@ class _Walk:
             return None
 
     def measure(self, setting: LoaderSetting) -> float:
-        """Images/s of a loader; of one that was measured before, the mean of both."""
+        """The images/s of a loader; the mean, where it was measured before."""
         run, self.disk_share, self.others = _measure(self.opened, setting)
         for number, other in enumerate(self.runs):
             if other.setting == setting:
@@ -191,7 +193,8 @@ class _Walk:
         )  # fmt: skip
 
     def bound(self, best: LoaderRun, processors: float) -> LoaderBound:
-        """What no further worker would change. A loader without workers is one process's work."""
+        """What bounds the loader, so that no further worker would help. Without workers all is the
+        work of one process."""
         usable = min(processors - self.others, max(1, best.setting.workers))
         if best.images_per_second * best.cpu_seconds >= BUSY * usable:
             return "processors" if best.setting.workers else "main process"
@@ -203,8 +206,8 @@ def _length(dataset: Any) -> int | None:
 
 
 def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, float | None, float]:
-    """A loader in its steady state, the share of its bytes that the disk gave, and the processors
-    that other programs kept busy meanwhile.
+    """A loader in its steady state, the share of its bytes that came from the disk, and how many
+    processors other programs kept busy meanwhile.
 
     Raises BadItemError for an item that cannot be loaded, PlannerError for workers that die.
     """
@@ -213,7 +216,7 @@ def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, float
         began = time.monotonic()
         next(batches)
         first = time.monotonic() - began
-        # What workers prefetched while they started comes at once.
+        # What workers have prefetched at the start comes at once.
         ahead = setting.workers * setting.prefetch_factor
         until = time.monotonic() + MEASURE_SECONDS / 2
         for _ in islice(batches, ahead):
@@ -221,10 +224,10 @@ def _measure(opened: OpenData, setting: LoaderSetting) -> tuple[LoaderRun, float
                 break
         pids = [os.getpid(), *_workers()]
         start, before, all_cpu = time.monotonic(), _used(pids), _busy()
-        count, least = 0, max(2, 2 * setting.workers)
+        count, fewest = 0, max(2, 2 * setting.workers)
         for count, _ in enumerate(batches, 1):
             passed = time.monotonic() - start
-            if passed > MEASURE_SECONDS and (count >= least or passed > 4 * MEASURE_SECONDS):
+            if passed > MEASURE_SECONDS and (count >= fewest or passed > 4 * MEASURE_SECONDS):
                 break
         seconds = time.monotonic() - start
         images = count * setting.batch_size
@@ -265,12 +268,12 @@ def _batches(opened: OpenData, setting: LoaderSetting) -> Iterator[Any]:
 
 
 def _worker_died(error: RuntimeError) -> PlannerError:
-    """A worker's end as torch tells it, and what ends workers."""
-    said = " ".join(str(error).split())
+    """The error for a worker that died, in torch's words, with what may have ended it."""
+    message = " ".join(str(error).split())
     free = read_host().shared_memory_free_bytes
     room = f" (/dev/shm has {format_bytes(free)} free)" if free is not None else ""
     return PlannerError(
-        f"a worker of the loader died: {said[:300]}",
+        f"a worker of the loader died: {message[:300]}",
         f"Workers are killed where memory or /dev/shm is full{room}, and end by faults of their "
         "own: --max-workers 1 shows whether one alone runs.",
     )
@@ -283,16 +286,15 @@ def _workers() -> list[int]:
 
 
 def _busy() -> float:
-    """Processor seconds that all programs of the machine took so far."""
+    """The processor seconds that all programs of the machine have taken so far."""
     import psutil
 
-    found = psutil.cpu_times()
-    return float(found.user + found.nice + found.system)
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
 
 
 def _used(pids: list[int]) -> tuple[float, int, int]:
-    """Of these processes so far: processor seconds, the bytes that they read, and those of them
-    that the disk gave."""
+    """(processor seconds, bytes read, bytes read from the disk) of these processes so far."""
     import psutil
 
     cpu, read, missed = 0.0, 0, 0
@@ -305,20 +307,20 @@ def _used(pids: list[int]) -> tuple[float, int, int]:
     return cpu, read, missed
 
 
-def loader_text(found: DataResult) -> str:
+def loader_text(result: DataResult) -> str:
     """The answer as text: the loader, what bounds it, and the code to write."""
-    best = next(run for run in found.runs if run.setting == found.setting)
-    items = f" ({found.num_items:,} items)" if found.num_items else ""
+    best = next(run for run in result.runs if run.setting == result.setting)
+    items = f" ({result.num_items:,} items)" if result.num_items else ""
     lines = [
-        f"{format_rate(found.images_per_second)} images/s from {found.location}{items}: "
-        f"{found.setting.title}.",
+        f"{format_rate(result.images_per_second)} images/s from {result.location}{items}: "
+        f"{result.setting.title}.",
         f"  {format_seconds(best.cpu_seconds)} of processor time an image, on "
-        f"{found.processors:g} processors; the first batch after "
+        f"{result.processors:g} processors; the first batch after "
         f"{format_seconds(best.first_batch_seconds)}.",
-        f"  Bound by {_BOUNDS[found.bound]}.",
+        f"  Bound by {_BOUNDS[result.bound]}.",
     ]
-    lines += [f"  {note}" for note in found.notes]
-    return "\n".join([*lines, "", *loader_code(found.setting)])
+    lines += [f"  {note}" for note in result.notes]
+    return "\n".join([*lines, "", *loader_code(result.setting)])
 
 
 _BOUNDS = {
@@ -329,7 +331,7 @@ _BOUNDS = {
 
 
 def loader_code(setting: LoaderSetting) -> list[str]:
-    """The lines to write."""
+    """The lines of code that make the loader."""
     arguments = ", ".join(f"{name}={value}" for name, value in setting.arguments.items())
     head = "    dataset, shuffle=True, drop_last=True,"
     return ["loader = DataLoader(", head, f"    {arguments}", ")"]

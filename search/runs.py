@@ -1,7 +1,5 @@
-"""What is shown of a search: the run that is read from what it left, and `search.write_report`, a
-page of runs and models in one call.
-
-What cannot be read is told and does not keep the rest from being shown.
+"""Runs: a search as it is read from the files that it left; and `search.write_report`, a page of
+runs and models in one call. A file that cannot be read is named, and the rest is shown.
 """
 
 import os
@@ -39,8 +37,8 @@ from search.loop.records import read_records
 from search.probe.evidence import is_disturbed, is_feasible, rate_interval
 
 Target = ModelLike | Run | PredictedStep
-_SNIFFED = 2000  # bytes of a file, in which a page says that it is one
-MOST_SUBJECTS = 100  # that one page compares: more is a table of `planner estimate`
+_START_BYTES = 2000  # of a file, in which a page says that it is one
+MAX_SUBJECTS = 100  # of one page: more make a table of `planner estimate`
 WHAT_A_RUN_IS = (
     "A RUN is the --output of a 'planner tune'; a MODEL is LIBRARY:NAME, see 'planner models'."
 )
@@ -59,13 +57,13 @@ def write_report(
     link: str | None = None,
     **overrides: Any,
 ) -> Path:
-    """One HTML page of `targets`, as `planner report` writes it; returns its path.
+    """Writes one HTML page of `targets`, as `planner report` does, and returns its path.
 
-    A target is a run (the `output` of `search.tune`), a model as
-    `planner.estimate` takes it, or what `report_estimate` made. Models are estimated on each `gpu`,
-    with the options of `planner.estimate`. `force` replaces a file that is no page of ours.
+    A target is a run (the `output` of `search.tune`), a model as `planner.estimate` takes it, or a
+    result of `report_estimate`. Models are estimated on each `gpu`, with the options of
+    `planner.estimate`. `force` replaces a file that is no page of ours.
 
-    Raises UsageError and PlannerError, before anything is estimated where it can.
+    Raises UsageError and PlannerError, if possible before anything is estimated.
     """
     several = isinstance(targets, Sequence) and not isinstance(targets, str)
     listed: list[Target] = list(targets) if several else [targets]  # type: ignore[arg-type,list-item]
@@ -105,8 +103,7 @@ def report_estimate(
     link: str | None = None,
     **overrides: Any,
 ) -> PredictedStep:
-    """An estimate with what it was made of, for `write_report`; takes what `planner.estimate`
-    takes."""
+    """An estimate with its ledger, for `write_report`; its arguments are `planner.estimate`'s."""
     device, memory, options = read_gpu(gpu), read_memory(memory_bytes), allocator_here(allocator)
     config, chosen = choose(model, setting, device, overrides)
     step = step_of(config, chosen, device, memory, options, link, recorded)
@@ -123,17 +120,17 @@ def step_of(
     link: str | None,
     recorded: bool,
 ) -> PredictedStep:
-    """One estimate."""
+    """An estimate with its ledger, from arguments that were read."""
     ledger = step_ledger(model, setting, recorded, gpu)
-    found = estimate_ledger(model, setting, ledger, gpu, memory_bytes, allocator, link=link)
-    return PredictedStep(found, ledger, gpu, allocator, link, memory_bytes)
+    estimate = estimate_ledger(model, setting, ledger, gpu, memory_bytes, allocator, link=link)
+    return PredictedStep(estimate, ledger, gpu, allocator, link, memory_bytes)
 
 
 def check_target(target: str) -> None:
     """Raises UsageError where a target is neither a run nor a model."""
     path = files.named_path(target, "target")
     refuse_storage(target)
-    if is_run(target) or ":" in target:  # LIBRARY:NAME and factories say themselves what is wrong
+    if is_run(target) or ":" in target:  # errors of LIBRARY:NAME and factories name what is wrong
         return
     if path.suffix == ".json" and path.is_file():
         shown = shorten(as_text(target))
@@ -142,7 +139,7 @@ def check_target(target: str) -> None:
             f"{shown} holds an estimate or advice, and a page draws a run or a model.",
             "Write: planner report MODEL, with the options of 'planner estimate'.",
         )
-    if path.exists() and target.lower().endswith(CONFIG_SUFFIXES):  # options may still mend it
+    if path.exists() and target.lower().endswith(CONFIG_SUFFIXES):  # options may still complete it
         return
     try:
         resolve_model(target)
@@ -150,9 +147,9 @@ def check_target(target: str) -> None:
         raise UsageError(error.message, WHAT_A_RUN_IS) from None
 
 
-def check_options(given: Mapping[str, object], targets: Sequence[str]) -> None:
-    """Raises UsageError for options (by name, as they are typed) of a MODEL where none is named."""
-    idle = [option for option, value in given.items() if value]
+def check_options(options: Mapping[str, object], targets: Sequence[str]) -> None:
+    """Raises UsageError for options of a MODEL, by name as they are typed, where none is named."""
+    idle = [option for option, value in options.items() if value]
     refuse_if(
         bool(idle) and all(map(is_run, targets)),
         f"{', '.join(idle)}: nothing is estimated, since only runs are named.",
@@ -161,38 +158,35 @@ def check_options(given: Mapping[str, object], targets: Sequence[str]) -> None:
 
 
 def check_subjects(subjects: Sequence[Subject]) -> None:
-    """Raises UsageError where one is there twice, or where they are too many to see."""
+    """Raises UsageError where a subject is named twice, and where there are too many."""
     refuse_if(
-        len(subjects) > MOST_SUBJECTS,
-        f"a page compares {MOST_SUBJECTS} estimates and runs at most, and more were named.",
+        len(subjects) > MAX_SUBJECTS,
+        f"a page compares {MAX_SUBJECTS} estimates and runs at most, and more were named.",
         "Name fewer values; 'planner estimate' prints a table of any number.",
     )
-    found: set[Hashable] = set()
+    identities: set[Hashable] = set()
     for subject in subjects:
         if isinstance(subject, Run):
             identity: Hashable = Path(subject.place).resolve()
-            named = f"the run {shorten(as_text(subject.place))}"
+            name = f"the run {shorten(as_text(subject.place))}"
         else:
             estimate = subject.estimate
             identity = (repr(estimate), repr(subject.allocator), subject.link)
             setting = describe_setting(estimate.setting, estimate.model)
-            named = f"{subject.title} with {setting}"
-        refuse_if(identity in found, f"{named} is named twice.", "Name each once.")
-        found.add(identity)
+            name = f"{subject.title} with {setting}"
+        refuse_if(identity in identities, f"{name} is named twice.", "Name each once.")
+        identities.add(identity)
 
 
 def check_page(output: str | os.PathLike[str], force: bool = False) -> Path:
-    """The file that a page may be written to.
-
-    Raises as `check_output`, and PlannerError where a file is there that is no page of ours and
-    `force` does not say to replace it.
-    """
+    """The file to which a page can be written. Raises as `check_output`, and PlannerError for a
+    file that is no page of ours, unless `force` replaces it."""
     path = files.check_output(output, "a page", (".html", ".htm"))
     shown = shorten(as_text(str(path)))
     try:
         if path.exists() and not path.is_file():
             raise PlannerError(f"{shown} is no file that can be replaced.", "Name another file.")
-        if not force and (path.is_symlink() or (path.exists() and _is_anothers(path))):
+        if not force and (path.is_symlink() or (path.exists() and _is_no_page(path))):
             raise PlannerError(
                 f"{shown} exists, and 'planner report' did not write it.",
                 "Name another file, or remove this one ('planner report --force' replaces it).",
@@ -202,10 +196,10 @@ def check_page(output: str | os.PathLike[str], force: bool = False) -> Path:
     return path
 
 
-def _is_anothers(path: Path) -> bool:
-    """Whether somebody would miss it: anything that is neither empty nor a page."""
+def _is_no_page(path: Path) -> bool:
+    """Whether a file is neither empty nor a page, so that somebody would miss it."""
     with path.open("rb") as file:
-        start = file.read(_SNIFFED)
+        start = file.read(_START_BYTES)
     return bool(start) and not is_page(start.decode(errors="replace"))
 
 
@@ -215,15 +209,15 @@ def write_page(page: Page, output: str | os.PathLike[str], force: bool = False) 
 
 
 STORAGES = (".db", ".journal", ".log")
-MOST_NAMED = 6
+MAX_DIFFERENCES = 6
 _WAY_OUT = "Name the --output of a 'planner tune', a file of records, or a MODEL."
 
 T = TypeVar("T")
 
 
 def is_run(target: str) -> bool:
-    """Whether a target is a search: a folder, a file of records or of a recommendation. Whatever
-    else there is may be a MODEL, which can be a JSON file too."""
+    """Whether a target is a run: a folder, or a file of records or of a recommendation. Anything
+    else may be a MODEL, which can be a JSON file too."""
     path = Path(target)
     try:
         if path.is_dir() or path.suffix == ".jsonl":
@@ -245,7 +239,8 @@ def _is_result(path: Path) -> bool:
 
 
 def refuse_storage(target: str) -> None:
-    """Raises UsageError for the storage of a study: who shares one leaves a run of all of it."""
+    """Raises UsageError for the storage of a study: each tuner that shares one leaves a run of all
+    its probes."""
     refuse_if(
         "://" in target or target.endswith(STORAGES),
         "a page draws a run, and not the storage of its study.",
@@ -255,51 +250,51 @@ def refuse_storage(target: str) -> None:
 
 
 def interval_of(record: MeasurementRecord) -> tuple[float, float] | None:
-    """Where its rate lies; None where nothing was timed."""
+    """The interval of a record's rate; None where nothing was timed."""
     images = record.setting.batch_size * record.setting.accumulate
     return rate_interval(images, record.step_seconds) if record.step_seconds else None
 
 
 def read_run(target: str | Path) -> Run:
-    """What is known of a search. Raises UsageError where nothing of it can be read."""
+    """The run in a folder or file. Raises UsageError where nothing of it can be read."""
     path = Path(target)
     faults: list[str] = []
 
-    def tried(read: Callable[[], T]) -> T | None:
+    def try_to(read: Callable[[], T]) -> T | None:
         try:
             return read()
         except PlannerError as error:
             faults.append(error.message)
             return None
 
-    found, file = None, None
+    result, file = None, None
     if path.is_dir() or path.name in (files.TUNE_RESULT, files.TUNE_PROBES):
         path = path if path.is_dir() else path.parent
         if (path / files.TUNE_RESULT).exists():
-            found = tried(lambda: read_result(path / files.TUNE_RESULT))
-        file = tried(lambda: read_records(path / files.TUNE_PROBES))
+            result = try_to(lambda: read_result(path / files.TUNE_RESULT))
+        file = try_to(lambda: read_records(path / files.TUNE_PROBES))
     elif not path.exists():
         raise UsageError(f"{path} does not exist.", _WAY_OUT)
     elif path.suffix == ".json":
-        found = read_result(path)
+        result = read_result(path)
     else:
-        file = tried(lambda: read_records(path))
+        file = try_to(lambda: read_records(path))
     if file is not None and file.fault:
         faults.append(f"{file.fault}; what stands before it was read.")
     records = file.records if file is not None else ()
-    if found or records:
-        return make_run(str(path), found, records, faults)
+    if result or records:
+        return make_run(str(path), result, records, faults)
     law = "\n".join(faults) or f"{path} holds no search: no {files.TUNE_RESULT}, no probes."
     raise UsageError(law, _WAY_OUT)
 
 
 def make_run(
-    place: str, found: Recommendation | None, records: tuple[MeasurementRecord, ...],
+    place: str, result: Recommendation | None, records: tuple[MeasurementRecord, ...],
     faults: Sequence[str] = (),
 ) -> Run:  # fmt: skip
-    """A search that recommends what was `found`, None while it runs."""
+    """A run with its result; None while it goes on."""
     faults = [*faults]
-    if found and not records and (records := cited_records(found)):
+    if result and not records and (records := cited_records(result)):
         faults.append(
             f"{files.TUNE_PROBES} was not read: only the {len(records)} probes that the "
             "recommendation cites are shown."
@@ -308,7 +303,7 @@ def make_run(
         faults.append(mixture)
     disturbed = frozenset(r.probe_id for r in records if is_disturbed(r))
     run = Run(
-        place, found, records, found.evidence if found else None, interval_of,
+        place, result, records, result.evidence if result else None, interval_of,
         tuple(faults), disturbed,
     )  # fmt: skip
     ran = [r for r in records if is_feasible(r, run.budget_bytes)]
@@ -317,14 +312,14 @@ def make_run(
 
 
 def describe_mixture(records: Sequence[MeasurementRecord]) -> str | None:
-    """In what the models, devices and software of records differ, as one sentence; None where all
-    are of one environment."""
+    """A sentence that says in what the models, devices and software of records differ; None where
+    all are of one environment."""
     from search.loop.study import Identity
 
     first, *others = map(Identity.of, records)
-    found = dict.fromkeys(line for other in others for line in other.differences(first))
-    if not found:
+    lines = list(dict.fromkeys(line for other in others for line in other.differences(first)))
+    if not lines:
         return None
-    more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    named = "; ".join([*found][:MOST_NAMED])
-    return f"These records are of several environments: {named}{more}."
+    more = f"; and {len(lines) - MAX_DIFFERENCES} more" if len(lines) > MAX_DIFFERENCES else ""
+    differences = "; ".join(lines[:MAX_DIFFERENCES])
+    return f"These records are of several environments: {differences}{more}."

@@ -1,9 +1,10 @@
-"""The device at hand, asked without touching it: no CUDA context, no torch in this process.
+"""The device at hand, described without touching it: no CUDA context, no torch in this process. And
+what a process takes of it, from figures that may be wrong.
 
-A figure that a driver gives of memory is believed where it agrees with what the caching allocator
-knows for certain. In containers the driver may know this process by another id, or by the right one
-with 0 bytes; what the whole device's use grew by follows other processes too; and with paging (WSL)
-a process may hold more than the device has.
+A driver's figure of memory is believed where it agrees with what the caching allocator knows for
+certain. In containers the driver may know this process by another id, or by the right one with 0
+bytes; the growth of the whole device's use includes other processes; and with paging (WSL) a
+process may hold more than the device has.
 """
 
 import importlib.metadata
@@ -35,11 +36,9 @@ _PACKAGES = ("torch", "triton", "timm", "torchvision", "transformers")
 
 @dataclass(frozen=True)
 class MemoryInUse:
-    """What is taken of a device and what is left of it, in bytes, and by whom.
-
-    Asked by a process without a context, all that is used is others'. On the CPU, `free_bytes` is
-    what can be had without swapping, within the limit of the control group.
-    """
+    """The memory of a device that is used and that is free, in bytes, and the processes that hold
+    it. A process without a CUDA context uses none itself. On the CPU, `free_bytes` can be had
+    without swapping, within the limit of the control group."""
 
     total_bytes: int
     used_bytes: int
@@ -47,15 +46,15 @@ class MemoryInUse:
     holders: tuple[nvml.NvmlProcess, ...] = ()
 
 
-def choose_device(wanted: str = "auto") -> str:
+def choose_device(name: str = "auto") -> str:
     """`auto` to "cuda:0" where torch could use a GPU here, else to "cpu"; `cuda` to "cuda:0".
 
     Raises UsageError for anything but auto, cpu, cuda and cuda:N.
     """
-    named = read_device(wanted)
-    if named == "auto":
+    device = read_device(name)
+    if device == "auto":
         return "cuda:0" if why_no_gpu() is None else "cpu"
-    return named
+    return device
 
 
 def why_no_gpu(index: int = 0) -> str | None:
@@ -73,15 +72,15 @@ def why_no_gpu(index: int = 0) -> str | None:
 
 
 def why_no_segments(device: str) -> str:
-    """Why "cuda:N" has no expandable segments, in torch's words; "" where it has, or nobody knows:
-    without CUDA's virtual memory management torch fails at the first."""
+    """Why "cuda:N" has no expandable segments, in torch's words; "" where it has them, or that is
+    not known. Without CUDA's virtual memory management torch fails at the first segment."""
     index = int(device[5:])
     gpus = _ask_torch(index).gpus
     return gpus[index].segment_error if index < len(gpus) else ""
 
 
 def check_world(device: str, setting: TrainSetting) -> None:
-    """Raises UsageError where this machine has not a GPU for each rank, from `device` on."""
+    """Raises UsageError unless this machine has a GPU for each rank, from `device` on."""
     if device == "cpu" or setting.parallelism == "none":
         return
     if setting.nodes > 1:
@@ -99,9 +98,9 @@ def check_world(device: str, setting: TrainSetting) -> None:
         )
 
 
-def describe_device(wanted: str = "auto") -> DeviceInfo:
-    """The device as records name it. Raises UsageError where it cannot be used here."""
-    device = choose_device(wanted)
+def describe_device(name: str = "auto") -> DeviceInfo:
+    """The device as records describe it. Raises UsageError where it cannot be used here."""
+    device = choose_device(name)
     return _describe_cpu() if device == "cpu" else _describe_cuda(int(device[5:]))
 
 
@@ -129,55 +128,53 @@ def _describe_cpu() -> DeviceInfo:
 
 
 def memory_in_use(device: str) -> MemoryInUse | None:
-    """What the processes on `device` ("cpu", "cuda:N") hold; None where the driver does not say."""
+    """The memory in use on `device` ("cpu", "cuda:N"); None where the driver does not say."""
     if device == "cpu":
         return _host_memory()
-    found = _driver_device(int(device[5:]))
-    memory = found.memory if found is not None else None
-    if found is None or memory is None:
+    handle = _driver_device(int(device[5:]))
+    memory = handle.memory if handle is not None else None
+    if handle is None or memory is None:
         return None
-    return MemoryInUse(memory.total, memory.used, memory.free, found.processes or ())
+    return MemoryInUse(memory.total, memory.used, memory.free, handle.processes or ())
 
 
 def least_free(devices: Sequence[str]) -> MemoryInUse | None:
-    """The memory of the device that has least left; None where one does not say."""
-    found = [memory_in_use(device) for device in dict.fromkeys(devices)]
-    known = [memory for memory in found if memory is not None]
-    return min(known, key=lambda m: m.free_bytes) if len(known) == len(found) else None
+    """The memory in use on the device with the least free; None where that of one is not known."""
+    readings = [memory_in_use(device) for device in dict.fromkeys(devices)]
+    known = [memory for memory in readings if memory is not None]
+    return min(known, key=lambda m: m.free_bytes) if len(known) == len(readings) else None
 
 
 def nvml_device(device: str) -> nvml.NvmlDevice | None:
     """The driver's handle of "cuda:N", as the worker's environment numbers it; None where cards are
-    split, as the driver's figures are then of a whole one and torch's device is an instance."""
+    split: the driver's figures are then a whole card's, and torch's device is an instance."""
     return _nvml_device(int(device[5:]))
 
 
 def driver_device(device: str) -> nvml.NvmlDevice | None:
-    """The driver's handle of "cuda:N", as torch numbers it; None of "cpu", and where the driver's
-    figures are not of torch's device."""
+    """The driver's handle of "cuda:N", as torch numbers it; None for "cpu", and where the driver's
+    figures are not those of torch's device."""
     return None if device == "cpu" else _driver_device(int(device[5:]))
 
 
 def name_card(device: str) -> str | None:
-    """Which card "cuda:N" is, and how to train on the same one, where the GPUs here differ: CUDA
-    numbers them by speed, and a probe by their bus."""
+    """Where the GPUs here differ, which card "cuda:N" is and how to train on the same one: CUDA
+    numbers cards by speed, and a probe by their bus."""
     if len({gpu.name for gpu in visible_gpus(_nvml_gpus())}) < 2:
         return None
-    found = driver_device(device)
-    if found is None:
+    card = driver_device(device)
+    if card is None:
         return None
     return (
-        f"The GPUs here differ, and this is of {found.name} ({found.uuid}, PCI "
-        f"{found.pci_bus_id}): train on it with CUDA_VISIBLE_DEVICES={found.uuid}."
+        f"The GPUs here differ, and this is of {card.name} ({card.uuid}, PCI "
+        f"{card.pci_bus_id}): train on it with CUDA_VISIBLE_DEVICES={card.uuid}."
     )
 
 
 def worker_environment() -> dict[str, str]:
-    """This process's environment for a worker, which imports what this process would.
-
-    GPUs are numbered in PCI order, as nvidia-smi does and as `describe_device` reads them, unless
-    the environment says otherwise already.
-    """
+    """The environment of a worker: this process's, with its paths of imports. GPUs are numbered in
+    PCI order, as nvidia-smi and `describe_device` number them, unless the environment says
+    otherwise."""
     environment = torch_build.bus_ordered(os.environ)
     paths = [path or str(Path.cwd()) for path in sys.path]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
@@ -186,20 +183,20 @@ def worker_environment() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def _versions(packages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    found = {"python": platform.python_version(), "planner": __version__}
+    releases = {"python": platform.python_version(), "planner": __version__}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            releases[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
     if torch_build.installed_build() not in (None, "cpu"):
-        found["cuda"] = str(torch_build.installed_build())
-    return tuple(found.items())
+        releases["cuda"] = str(torch_build.installed_build())
+    return tuple(releases.items())
 
 
 @lru_cache(maxsize=1)
 def _libraries() -> tuple[tuple[str, str], ...]:
-    """The versions of cuDNN and NCCL: told by torch, which decides what it loads."""
+    """The versions of cuDNN and NCCL, from torch, which decides what it loads."""
     if torch_build.installed_build() in (None, "cpu"):
         return ()
     return tuple(torch_build.ask_torch(worker_environment(), ()).libraries.items())
@@ -216,17 +213,18 @@ TELLING_VARIABLES = (
 
 
 def versions(packages: tuple[str, ...] = _PACKAGES) -> dict[str, str]:
-    """What software a probe runs on: its versions, and what it is told beyond the setting."""
-    found = dict(_versions(packages)) | dict(_libraries())
+    """The software that a probe runs on: its versions, and the variables that change what it
+    does."""
+    software = dict(_versions(packages)) | dict(_libraries())
     configured = environment_options(os.environ)
     if configured is not None:
-        found[RECORDED_AS] = configured[1]
-    return found | {name: os.environ[name] for name in TELLING_VARIABLES if os.environ.get(name)}
+        software[RECORDED_AS] = configured[1]
+    return software | {name: os.environ[name] for name in TELLING_VARIABLES if os.environ.get(name)}
 
 
 def _nvml_device(index: int) -> nvml.NvmlDevice | None:
-    """The device torch would call cuda:index: CUDA_VISIBLE_DEVICES renumbers them. None where one
-    of them is split: how CUDA numbers instances among cards is not known here."""
+    """The device that torch would call cuda:index, as CUDA_VISIBLE_DEVICES renumbers them. None
+    where a card is split: how CUDA numbers instances among cards is not known here."""
     visible = visible_gpus(_nvml_gpus())
     if index >= len(visible) or any(gpu.is_split for gpu in visible):
         return None
@@ -234,25 +232,24 @@ def _nvml_device(index: int) -> nvml.NvmlDevice | None:
 
 
 def _driver_device(index: int) -> nvml.NvmlDevice | None:
-    """The driver's handle of what torch has as cuda:index, by its UUID where torch tells one; None
-    where the driver's memory is not that of torch's device."""
+    """The driver's handle of torch's cuda:index, by its UUID where torch tells one; None where the
+    driver's total of memory is not that of torch's device."""
     build = _ask_torch(index)
     if index >= len(build.gpus):
         return None
     gpu = build.gpus[index]
-    found = _nvml_device(index)
-    if found is not None and not _is_named(found, gpu):
+    device = _nvml_device(index)
+    if device is not None and not _may_be(device, gpu):
         visible = [nvml.device_at(other.index) for other in visible_gpus(_nvml_gpus())]
-        found = next((other for other in visible if other and _is_named(other, gpu)), None)
-    memory = found.memory if found is not None else None
-    return found if memory is None or agree(memory.total, gpu.total_bytes) else None
+        device = next((other for other in visible if other and _may_be(other, gpu)), None)
+    memory = device.memory if device is not None else None
+    return device if memory is None or agree(memory.total, gpu.total_bytes) else None
 
 
-def _is_named(device: nvml.NvmlDevice, gpu: torch_build.TorchGpu) -> bool:
-    """Whether a driver's device has the UUID that torch tells; where one of them tells none, it is
-    taken to be so."""
-    theirs, ours = (device.uuid or "").casefold(), gpu.uuid.casefold()
-    return not theirs or not ours or theirs.removeprefix("gpu-") == ours.removeprefix("gpu-")
+def _may_be(device: nvml.NvmlDevice, gpu: torch_build.TorchGpu) -> bool:
+    """Whether the driver's device and torch's have one UUID, or one of them has none."""
+    uuids = (device.uuid or "").casefold(), gpu.uuid.casefold()
+    return not all(uuids) or len({uuid.removeprefix("gpu-") for uuid in uuids}) == 1
 
 
 @lru_cache(maxsize=1)
@@ -262,15 +259,13 @@ def _nvml_gpus() -> tuple[DetectedGpu, ...]:
 
 @lru_cache(maxsize=8)
 def _ask_torch(index: int) -> torch_build.TorchBuild:
-    """What torch says of its devices, and whether it can run on that with `index`."""
+    """What torch says of its devices, and whether it can run on the one with `index`."""
     return torch_build.ask_torch(worker_environment(), (index,))
 
 
 def ask_process(arguments: Sequence[str], deadline_seconds: float) -> dict[str, Any] | None:
-    """The JSON object that a Python process prints last; None where it fails or is late.
-
-    What must not happen here, such as using a device, happens there and ends with it.
-    """
+    """The JSON object that a Python process prints last; None where it fails or is late. What must
+    not happen in this process, such as using a device, happens there and ends with it."""
     try:
         answer = subprocess.run(
             [sys.executable, "-P", *arguments],
@@ -280,10 +275,10 @@ def ask_process(arguments: Sequence[str], deadline_seconds: float) -> dict[str, 
             check=True,
             stdin=subprocess.DEVNULL,
         )
-        found = json.loads(answer.stdout.splitlines()[-1])
+        value = json.loads(answer.stdout.splitlines()[-1])
     except (subprocess.SubprocessError, ValueError, IndexError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _host_memory() -> MemoryInUse:
@@ -291,19 +286,19 @@ def _host_memory() -> MemoryInUse:
     return MemoryInUse(total, total - free, free)
 
 
-# What a process holds of a GPU beside the caching allocator's segments is within these: contexts of
-# 287 to 667 MB are reported, and kernels that are loaded and recorded graphs add to them.
+# Beside the caching allocator's segments a process holds so much of a GPU: contexts of 287 to 667
+# MB are reported, and loaded kernels and recorded graphs add to them.
 CONTEXT_LOW_BYTES, CONTEXT_HIGH_BYTES = 100 * MIB, 2 * GIB
-# How far NVML's total less its reserve and CUDA's total may lie apart for one device.
+# The share by which NVML's total less its reserve and CUDA's total may differ for one device.
 SAME_TOTAL_SHARE = 0.05
-# What a context may have grown by since it was measured, while others' share is told by difference.
+# A context may have grown by so much since it was measured, where others' share is a difference.
 CONTEXT_GROWTH_BYTES = 512 * MIB
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at a device, in bytes: `reserved` by our caching allocator, `used` by all, `own`
-    what the driver counts for our process; None where nobody says."""
+    """One reading of a device, in bytes: `reserved` by our caching allocator, `used` by all
+    processes, `own` as the driver counts our process; None where it is not known."""
 
     reserved: int
     used: int | None = None
@@ -312,20 +307,20 @@ class Reading:
 
 @dataclass(frozen=True)
 class Context:
-    """What a process holds of the device outside of the caching allocator, and how it is known."""
+    """The bytes that a process holds outside of the caching allocator, and how that is known."""
 
     num_bytes: int
     source: str
 
 
 def agree(nvml_total: int, torch_total: int) -> bool:
-    """Whether two totals can be of one device. A card split by MIG, or another card, is neither."""
+    """Whether two totals can be those of one device, which a split card's are not."""
     return abs(nvml_total - torch_total) <= SAME_TOTAL_SHARE * max(nvml_total, torch_total)
 
 
 def measure_context(used_before: int | None, now: Reading) -> Context:
-    """The context just made: by the driver's figure for this process, else by what the device's
-    use grew by; where neither is plausible, as assumed in estimates."""
+    """The context that was just made: the driver's figure for this process, else the growth of the
+    device's use; where neither is plausible, the figure that estimates assume."""
     figures = (
         ("the driver's figure for this process", _own_beside(now)),
         ("what the device's use grew by", _grown_beside(used_before, now)),
@@ -339,11 +334,9 @@ def measure_context(used_before: int | None, now: Reading) -> Context:
 def process_bytes(
     context: Context, peak_reserved: int, used_before: int | None, now: Reading
 ) -> int:
-    """What the driver gave up to this process at its peak: peak reserved, and what lies beside.
-
-    What lies beside grows with the kernels that are loaded, so it is read again; a figure for the
-    process itself counts whatever it is, a difference only where it is plausible.
-    """
+    """The device's bytes that this process took at its peak: the peak of reserved bytes, and what
+    lies beside them. That grows with the kernels that are loaded, so that it is read again; a
+    figure of the process itself always counts, a difference only where it is plausible."""
     beside = [context.num_bytes]
     own, grown = _own_beside(now), _grown_beside(used_before, now)
     if own is not None:
@@ -354,7 +347,7 @@ def process_bytes(
 
 
 def others_bytes(context: Context, now: Reading) -> int | None:
-    """What other processes hold, at least; None where nobody says what is used."""
+    """The fewest bytes that other processes hold; None where it is not known what is used."""
     if now.used is None:
         return None
     beside = _own_beside(now)

@@ -1,9 +1,9 @@
-"""What records of one setting prove: its rate, its memory, whether it fits, what disturbed it;
-and of samples while they come: when enough steps were timed, and whether the machine was quiet.
+"""What records of one setting prove: its rate, whether it fits, what disturbed it. And of samples
+while they come: when enough steps were timed, and whether the machine was quiet.
 
-Quiet is judged by all that the kernel counts of the processors this process may run on, less what
-it used itself. A control group that hides the machine's own counts hides other programs too. Linux
-only.
+Whether it was quiet is judged by what the kernel counts of the processors that this process may run
+on, less what the process used itself. A control group that hides these counts hides other programs
+too. Linux only.
 """
 
 import math
@@ -20,19 +20,20 @@ from search.probe.protocol import ProbeRequest
 REPEAT_SHARE = 0.01  # two processes of one setting differ by about this, whatever each one says
 # The flag of a probe whose compile_seconds are less than those of a first compilation.
 FROM_CACHE = "compiled from a cache: compile_seconds is less than a first compile"
-HURRIED = "hurried by the deadline:"  # how a flag begins of a probe that took fewer steps for it
-STOPPED_EARLY = "stopped early:"  # how a flag begins of a probe that could not win any more
-THROTTLED = "throttled:"  # how the flag begins of a probe during which the device was
-# Words of the flags of a probe whose samples may be slower than the device is by itself.
+# Beginnings of flags: the probe took fewer steps, could not win any more, its device was throttled.
+HURRIED = "hurried by the deadline:"
+STOPPED_EARLY = "stopped early:"
+THROTTLED = "throttled:"
+# A probe with one of these words in a flag may be slower than its device is by itself.
 DISTURBANCES = (
     THROTTLED, "other processes on the GPU", "other processes took", "drifted by", HURRIED,
 )  # fmt: skip
-# Two samples or one show no spread: another may last half as long or twice. A judgement.
+# One or two samples show no spread: the next may take half as long or twice. A judgement.
 FEW_SAMPLES, FEW_SPREAD = 3, 2.0
 
 
 def is_disturbed(record: MeasurementRecord) -> bool:
-    """Whether something slowed the probe that another time would not: heat, others, drift."""
+    """Whether heat, other programs or drift slowed the probe, as they might not another time."""
     return any(word in flag for flag in record.flags for word in DISTURBANCES)
 
 
@@ -48,9 +49,8 @@ def slowed_by(record: MeasurementRecord) -> str:
 
 
 def usually_slowed_by(records: Iterable[MeasurementRecord]) -> str:
-    """What slows the probes of a device as it usually runs, and so will the training: "heat" where
-    most were throttled, "others" where all were disturbed by them, else "". One alone does not say
-    so."""
+    """What usually slows the probes of a device, and will slow the training: "heat" where most were
+    throttled, "others" where other programs disturbed all, else "". One probe is not enough."""
     kinds = [slowed_by(record) for record in records if record.status == "measured"]
     if kinds.count("heat") > max(len(kinds) / 2, 1):
         return "heat"
@@ -59,7 +59,7 @@ def usually_slowed_by(records: Iterable[MeasurementRecord]) -> str:
 
 def usual(records: Sequence[MeasurementRecord], is_hot: bool) -> list[MeasurementRecord]:
     """The records of a device as it usually runs: throttled where it `is_hot`, else undisturbed;
-    all where there are none such. Others are faster or slower for a reason of their own."""
+    all records where there is none such. The others are faster or slower for another reason."""
     return [r for r in records if is_usual(r, is_hot)] or list(records)
 
 
@@ -68,11 +68,9 @@ def is_usual(record: MeasurementRecord, is_hot: bool) -> bool:
 
 
 def rate_interval(images: int, samples: Sequence[float]) -> tuple[float, float]:
-    """Images/s, (low, high): the samples' 95% interval, never narrower than
-    the difference between two processes that run one setting, and wide where there are few.
-
-    `images` of one optimizer step, `samples` its seconds.
-    """
+    """Images/s, (low, high), from the `images` of an optimizer step and the seconds of samples of
+    it: their 95% interval, never narrower than the difference between two processes that run one
+    setting, and wide where there are few."""
     interval = median_interval(samples)
     margin = FEW_SPREAD if len(samples) < FEW_SAMPLES else 1 + REPEAT_SHARE / 2
     return images / (interval.high * margin), images * margin / interval.low
@@ -87,8 +85,8 @@ def is_feasible(record: MeasurementRecord, budget_bytes: int | None) -> bool:
 
 
 def price_of_compiling(records: Sequence[MeasurementRecord]) -> float:
-    """Seconds that compiling a setting takes: the longest of its probes. In the others the compiler
-    found its work of before in a cache."""
+    """The seconds that compiling a setting takes: the most of its probes, since in the others the
+    compiler found its earlier work in a cache."""
     return max(r.compile_seconds or 0.0 for r in records)
 
 
@@ -143,10 +141,10 @@ def _enclosing_rank(n: int, tail: float) -> int:
     return n // 2
 
 
-# Steps' worth of time kept free before the deadline, to end in order: the steps on their way and
-# the untimed one that looks at the loss and the phases.
+# The time of so many steps is kept free before the deadline: for the steps on their way and for the
+# untimed one that looks at the loss.
 _RESERVED_STEPS = 4
-# Fewer samples than these may all have been disturbed: too few to give up on.
+# Fewer samples may all have been disturbed: too few to give up.
 _SAMPLES_TO_GIVE_UP = 3
 # A drift that matters, as a share, and the samples a quarter needs to show it.
 _DRIFT = 0.01
@@ -155,10 +153,8 @@ _LEAST_QUARTER = 3
 
 @dataclass(frozen=True)
 class StopRule:
-    """Judges the samples so far, in seconds per step.
-
-    `started` and `deadline` are instants of `time.monotonic`.
-    """
+    """Judges by the samples so far, in seconds per step, whether they are enough. `started` and
+    `deadline` are instants of `time.monotonic`."""
 
     request: ProbeRequest
     started: float
@@ -185,12 +181,12 @@ class StopRule:
 
     def is_hopeless(self, samples: Sequence[float]) -> bool:
         """Whether even the fastest median that the samples allow is too slow to matter."""
-        wanted = self.request.give_up_images_per_second
-        if wanted is None or len(samples) < _SAMPLES_TO_GIVE_UP:
+        rate = self.request.give_up_images_per_second
+        if rate is None or len(samples) < _SAMPLES_TO_GIVE_UP:
             return False
         if sum(samples) < self.request.give_up_seconds:
             return False
-        return self.best_images_per_second(samples) < wanted
+        return self.best_images_per_second(samples) < rate
 
     def best_images_per_second(self, samples: Sequence[float]) -> float:
         return self.request.images_per_step / median_interval(samples).low
@@ -206,10 +202,10 @@ class StopRule:
         return time.monotonic() + reserve >= self.deadline
 
     def flags(self, samples: Sequence[float]) -> list[str]:
-        """What is to be said of the samples: why they ended, if not for their precision, and
-        whether they drifted, where a device's clocks may have."""
-        drifted = drift_flags(samples) if self.request.min_measure_seconds else []
-        return self._why_ended(samples) + drifted
+        """The flags of the samples: why they ended, if not because they are precise, and whether
+        they drifted, on a device whose clocks may have."""
+        drift = drift_flags(samples) if self.request.min_measure_seconds else []
+        return self._why_ended(samples) + drift
 
     def _why_ended(self, samples: Sequence[float]) -> list[str]:
         if self.is_hopeless(samples):
@@ -228,7 +224,7 @@ class StopRule:
 
 
 def drift_flags(samples: Sequence[float]) -> list[str]:
-    """One flag where the last quarter of the samples took longer, or less long, than the first."""
+    """A flag where the last quarter of the samples took more or less time than the first."""
     quarter = len(samples) // 4
     if quarter < _LEAST_QUARTER:
         return []
@@ -241,7 +237,7 @@ def drift_flags(samples: Sequence[float]) -> list[str]:
     ]
 
 
-# Of the processors: an idle machine's services take a hundredth or two. A judgement.
+# A share of the processors; an idle machine's services take one or two percent. A judgement.
 _NOTEWORTHY_SHARE = 0.1
 _LEAST_SECONDS = 0.2  # the kernel counts in hundredths of a second
 _WAITING = ("idle", "iowait")
@@ -256,14 +252,14 @@ class _Reading:
 
 
 class QuietWatch:
-    """Counts from when it is made."""
+    """Counts what others take of the processors from the moment at which it is made."""
 
     def __init__(self) -> None:
         self.before = _read()
 
-    def flags(self, wanted: float = math.inf) -> list[str]:
-        """One where others took processors that were `wanted` here (all); below a fifth of a second
-        it cannot be told."""
+    def flags(self, needed: float = math.inf) -> list[str]:
+        """A flag where others took some of the `needed` processors (all). Below a fifth of a second
+        that cannot be told."""
         now, before = _read(), self.before
         seconds = now.at - before.at
         if seconds < _LEAST_SECONDS:
@@ -272,7 +268,7 @@ class QuietWatch:
         others = (all_busy - (now.own_seconds - before.own_seconds)) / seconds
         host = read_host()
         room = host.usable_cpus - others
-        if others < _NOTEWORTHY_SHARE * host.usable_cpus or room >= min(wanted, host.cpus):
+        if others < _NOTEWORTHY_SHARE * host.usable_cpus or room >= min(needed, host.cpus):
             return []
         taken = min(others, host.usable_cpus)
         return [

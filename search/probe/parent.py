@@ -1,6 +1,6 @@
-"""Run one probe in a process of its own: spawn, listen, hold to the deadline, end, classify.
+"""Runs one probe in a process of its own: starts it, listens, ends it at the deadline, classifies.
 
-Imports no torch and makes no CUDA context. Whatever the worker does, the answer is a record.
+Imports no torch and makes no CUDA context. Whatever the worker does, the result is a record.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from search.probe.device import (
     worker_environment,
 )
 
-# How long a driver may take to give back the memory of a process that has ended: a judgement.
+# A driver may take so long to free the memory of a process that has ended: a judgement.
 RELEASE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class ProbeEvent:
-    """Something a probe has come to. `elapsed_seconds` is since it was started.
+    """A phase that a probe has reached, `elapsed_seconds` after its start.
 
     `phase` is start, import, device, build, compile, forward, backward, optimizer, warm-up,
     measure, check or end. While steps are timed, `num_steps` of them took `step_seconds` each (the
@@ -62,23 +62,22 @@ def run_probe(
     on_result: Callable[[MeasurementRecord], None] | None = None,
     fork_server: ForkServer | None = None,
 ) -> MeasurementRecord:
-    """One short real training run of `request`, from the start of its process to the end of it.
+    """Runs `request`, a short real training, in a process of its own from its start to its end.
 
-    Returns a record whatever happens to the worker: after `deadline_seconds` it and all that it
-    started are ended. Raises UsageError where there is no such device, and what `on_event` raises
-    (the worker is ended then, too). Workers are forked from `fork_server`, else from one of their
-    own; `device` is how the record describes it, where that is not as `request` says.
-    `on_result` is told what the worker measured as soon as it has said so: ending a process that
-    holds a device takes a while, in which this one may be killed.
+    Returns a record whatever happens to the worker: after `deadline_seconds` the worker and all
+    that it started are ended. Workers are forked from `fork_server`, else from one of their own.
+    `device` is how the record describes the device (None: as `request` does). `on_result` receives
+    what the worker measured at once: to end a process that holds a device takes a while, in which
+    this one may be killed. Raises UsageError for an unknown device, and what `on_event` raises,
+    after ending the worker.
     """
     devices = rank_devices(request.device, request.setting)
-    found, *_ = [describe_device(each) for each in dict.fromkeys(devices)]
+    first, *_ = [describe_device(name) for name in dict.fromkeys(devices)]
     cap = {"memory_cap_bytes": request.memory_cap_bytes}
-    described = device or found.model_copy(update=cap)
+    described = device or first.model_copy(update=cap)
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    # What processes hold of a GPU, of which this one is none. The CPU's memory is the worker's own
-    # growth: others do not count.
-    before = {each: memory_in_use(each) for each in devices if each != "cpu"}
+    # What other processes hold of each GPU. On the CPU only the worker's own growth counts.
+    before = {name: memory_in_use(name) for name in devices if name != "cpu"}
     started = time.monotonic()
     record_of = partial(_record, request, described, date, started)
     is_world = request.setting.parallelism != "none"
@@ -91,12 +90,12 @@ def run_probe(
     def hear(answer: protocol.ProgressMessage) -> None:
         tell(answer.phase, answer.num_steps, answer.step_seconds)
 
-    def whole(outcomes: Sequence[protocol.OutcomeMessage]) -> protocol.OutcomeMessage:
+    def combine(outcomes: Sequence[protocol.OutcomeMessage]) -> protocol.OutcomeMessage:
         return put_together(outcomes, devices) if len(outcomes) > 1 else outcomes[0]
 
-    def measured(outcomes: Sequence[protocol.OutcomeMessage]) -> None:
+    def report_measured(outcomes: Sequence[protocol.OutcomeMessage]) -> None:
         if on_result is not None:
-            on_result(record_of(whole(outcomes)))
+            on_result(record_of(combine(outcomes)))
 
     tell("start")
     with (
@@ -105,15 +104,15 @@ def run_probe(
     ):
         orders = [
             protocol.WorkOrder(
-                request=request.model_copy(update={"device": each}),
+                request=request.model_copy(update={"device": name}),
                 deadline=started + deadline_seconds, place=place if is_world else None,
             )
-            for each, place in zip(devices, places, strict=True)
+            for name, place in zip(devices, places, strict=True)
         ]  # fmt: skip
         attendance = Attendance(orders, deadline_seconds, server, hear)
-        outcome = whole(attendance.run(measured))
+        outcome = combine(attendance.run(report_measured))
     if outcome.free_bytes is None:
-        outcome = _crowded(outcome, before, attendance.has_ended)
+        outcome = _with_crowding(outcome, before, attendance.has_ended)
     tell("end")
     return record_of(outcome)
 
@@ -143,24 +142,23 @@ def _record(
     )
 
 
-def _crowded(
+def _with_crowding(
     outcome: protocol.OutcomeMessage, before: Mapping[str, MemoryInUse | None], has_ended: bool
 ) -> protocol.OutcomeMessage:
-    """`outcome` with what others had left free of its GPUs, and took since: of the worst of them.
-    Of a worker that may still live, what it holds is not told from others'."""
-    known = {device: memory for device, memory in before.items() if memory is not None}
-    if not known:
+    """`outcome` with what others had left free of its GPUs and have taken since, on the fullest of
+    them. While the worker may still live, what it holds cannot be told from what others hold."""
+    readings = {device: memory for device, memory in before.items() if memory is not None}
+    if not readings:
         return outcome
-    free = min(memory.free_bytes for memory in known.values())
-    taken = [_taken(device, m.used_bytes) for device, m in known.items()] if has_ended else []
-    most = max((n for n in taken if n is not None), default=None)
-    return outcome.model_copy(update={"free_bytes": free, "taken_bytes": most})
+    free = min(memory.free_bytes for memory in readings.values())
+    taken = [_taken(device, m.used_bytes) for device, m in readings.items()] if has_ended else []
+    highest = max((n for n in taken if n is not None), default=None)
+    return outcome.model_copy(update={"free_bytes": free, "taken_bytes": highest})
 
 
 def _taken(device: str, used_before: int) -> int | None:
-    """What others took of a GPU's memory since `used_before` was read, in bytes, where a worker
-    that has ended could not say. The driver may still be giving its memory back: that is awaited.
-    """
+    """The bytes of a GPU that others have taken since `used_before` was read, once the worker has
+    ended. Waits for the driver, which may still be freeing the worker's memory."""
     deadline = time.monotonic() + RELEASE_SECONDS
     while (now := memory_in_use(device)) is not None:
         if now.used_bytes <= used_before or time.monotonic() >= deadline:
@@ -169,14 +167,14 @@ def _taken(device: str, used_before: int) -> int | None:
     return None
 
 
-# A rank that lost another says so within a moment; that one's own end may take longer to be told
-# (a stack to print, a core to write). So long it is waited for.
+# A rank that lost another reports that at once; the lost one's own end may be known later (a stack
+# to print, a core to write). So long it is waited for.
 CAUSE_SECONDS = 5.0
-# What is kept of a worker's standard error.
+# So much is kept of the end of a worker's standard error.
 TAIL_BYTES = 16 * 1024
-# Of which so much is read this often at least: a pipe holds 64 KiB.
+# It is read at least this often: a pipe holds 64 KiB.
 _READ_BYTES, _NUM_READS, _READ_SECONDS = 1 << 16, 16, 0.25
-# The phases of a probe, in which a rank that hangs is behind those that wait for it.
+# The phases of a probe in their order: a rank that hangs is in an earlier one than those that wait.
 _PHASES = (
     "start", "import", "device", "join", "build", "compile", "forward", "backward", "optimizer",
     "zero_grad", "warm-up", "measure", "check",
@@ -194,15 +192,15 @@ class _Rank:
     outcome: protocol.OutcomeMessage | None = None
 
     def read_errors(self) -> None:
-        """What there is, but no more than so many times: somebody may write for ever."""
+        """Reads what there is, with a bound on it: a worker may write for ever."""
         with suppress(BlockingIOError):
             for _ in range(_NUM_READS):
                 self.errors = (self.errors + os.read(self.errors_fd, _READ_BYTES))[-TAIL_BYTES:]
 
 
 class Attendance:
-    """One worker for each of `orders`, forked from `server`, until it and all that it started have
-    ended. `hear` is told where the first is."""
+    """Runs a worker for each of `orders`, forked from `server`, until it and all that it started
+    have ended. `hear` receives the progress of the first."""
 
     def __init__(
         self, orders: Sequence[protocol.WorkOrder], deadline_seconds: float, server: ForkServer,
@@ -218,12 +216,12 @@ class Attendance:
     def run(
         self, on_measured: Callable[[Sequence[protocol.OutcomeMessage]], None]
     ) -> list[protocol.OutcomeMessage]:
-        """What each worker measured, which `on_measured` is told before they end; where one has
-        failed, how, and nothing else."""
+        """What each worker measured, of which `on_measured` hears before they end; where one has
+        failed, only that failure."""
         with _pipes(len(self.orders)) as (reading, writing):
             self.ranks = [_Rank(fd) for fd in reading]
-            given = [order.model_dump_json() for order in self.orders]
-            with self.server.fork(self.server.work, given, writing) as workers:
+            orders = [order.model_dump_json() for order in self.orders]
+            with self.server.fork(self.server.work, orders, writing) as workers:
                 outcomes = self._attend(workers)
                 if outcomes[0].status == "measured":
                     on_measured(outcomes)
@@ -234,11 +232,11 @@ class Attendance:
         limit = self.orders[0].deadline
         while not (self._is_decided() or workers.are_gone):
             left = max(0.0, limit - time.monotonic())
-            said = workers.hear(min(left, _READ_SECONDS))
+            message = workers.hear(min(left, _READ_SECONDS))
             for rank in self.ranks:
                 rank.read_errors()
-            if said:
-                self._hear(said)
+            if message:
+                self._hear(message)
             elif not left:
                 break
             if self.failed:
@@ -247,17 +245,17 @@ class Attendance:
             self._settle(number, self._judge(number, None))
         if self.failed:
             return [self._blame()]
-        found = [rank.outcome for rank in self.ranks if rank.outcome is not None]
-        return found if len(found) == len(self.ranks) else [self._late()]
+        outcomes = [rank.outcome for rank in self.ranks if rank.outcome is not None]
+        return outcomes if len(outcomes) == len(self.ranks) else [self._timed_out()]
 
-    def _hear(self, said: bytes) -> None:
-        if said.startswith(b"ended"):
-            wait_status, number = map(int, said.split()[1:])
+    def _hear(self, message: bytes) -> None:
+        if message.startswith(b"ended"):
+            wait_status, number = map(int, message.split()[1:])
             self._settle(number, self._judge(number, wait_status))
             return
         try:
-            answer = protocol.ANSWERS.validate_json(said)
-        except ValidationError:  # the model's own code has written it
+            answer = protocol.ANSWERS.validate_json(message)
+        except ValidationError:  # the model's own code wrote it
             return
         if isinstance(answer, protocol.OutcomeMessage):
             self._settle(answer.rank, answer)
@@ -267,14 +265,14 @@ class Attendance:
             self.hear(answer)
 
     def _settle(self, number: int, outcome: protocol.OutcomeMessage) -> None:
-        """Its first word counts."""
+        """Notes the outcome of a worker; only its first counts."""
         if self.ranks[number].outcome is None:
             self.ranks[number].outcome = outcome
             if outcome.status != "measured":
                 self.failed[number] = outcome
 
     def _judge(self, number: int, wait_status: int | None) -> protocol.OutcomeMessage:
-        """The outcome of one that has ended without any."""
+        """The outcome of a worker that ended without one."""
         rank = self.ranks[number]
         rank.read_errors()
         errors = rank.errors.decode(errors="replace")
@@ -289,8 +287,8 @@ class Attendance:
         )
 
     def _is_decided(self) -> bool:
-        """Whether one failed by itself, or all have measured. One that failed for others' sake
-        decides nothing yet."""
+        """Whether a worker failed by itself, or all have measured. One that failed because others
+        are gone decides nothing yet."""
         return self._cause() is not None or all(
             rank.outcome is not None and rank.outcome.status == "measured" for rank in self.ranks
         )
@@ -299,18 +297,18 @@ class Attendance:
         return next((n for n, outcome in self.failed.items() if not outcome.lost_others), None)
 
     def _blame(self) -> protocol.OutcomeMessage:
-        """What ended the probe: the first that failed by itself, else the first that lost others,
-        of which none has said why."""
+        """The outcome that ended the probe: the first worker's that failed by itself, else the
+        first one's that lost others, none of which said why."""
         cause = self._cause()
         number = next(iter(self.failed)) if cause is None else cause
         outcome = self.failed[number]
         if not self.is_world:
             return outcome
-        said = f"rank {number} of {len(self.ranks)}: {outcome.message}"
-        return outcome.model_copy(update={"message": said})
+        message = f"rank {number} of {len(self.ranks)}: {outcome.message}"
+        return outcome.model_copy(update={"message": message})
 
-    def _late(self) -> protocol.OutcomeMessage:
-        """Where each was at the deadline; the probe's phase is that of the one behind."""
+    def _timed_out(self) -> protocol.OutcomeMessage:
+        """The outcome at the deadline, with the phase of each rank; the probe's is the earliest."""
         by_phase: dict[str, list[str]] = {}
         for number, rank in sorted(enumerate(self.ranks), key=lambda r: _position(r[1].phase)):
             by_phase.setdefault(rank.phase, []).append(str(number))
@@ -332,7 +330,7 @@ def _position(phase: str) -> int:
 
 @contextmanager
 def _pipes(number: int) -> Iterator[tuple[list[int], list[int]]]:
-    """The ends of so many pipes; nobody waits to read."""
+    """The reading and the writing ends of so many pipes; reading does not block."""
     pairs = [os.pipe() for _ in range(number)]
     try:
         for reading, _ in pairs:
@@ -344,7 +342,7 @@ def _pipes(number: int) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def rank_devices(device: str, setting: TrainSetting) -> tuple[str, ...]:
-    """The device of each rank: for GPUs one after the other, from `device` on."""
+    """The device of each rank: consecutive GPUs from `device` on, or the CPU for all."""
     if setting.parallelism == "none":
         return (device,)
     size = setting.world_size
@@ -356,8 +354,8 @@ def rank_devices(device: str, setting: TrainSetting) -> tuple[str, ...]:
 
 @contextmanager
 def rank_places(size: int, threads: int | None = None) -> Iterator[tuple[protocol.RankPlace, ...]]:
-    """The place of each rank, while this lasts. They find each other by a file that only lives in
-    this process's memory: no port that somebody else may take, nothing to delete."""
+    """Within, the place of each rank. Ranks find each other by a file in this process's memory: no
+    port that somebody else may take, nothing to delete."""
     descriptor = os.memfd_create("planner-world")
     store = f"/proc/{os.getpid()}/fd/{descriptor}"
     try:
@@ -366,7 +364,7 @@ def rank_places(size: int, threads: int | None = None) -> Iterator[tuple[protoco
         os.close(descriptor)
 
 
-# Of which the largest of any rank stands for all.
+# Figures of which the largest of any rank stands for all.
 _LARGEST = (
     "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "compile_seconds", "taken_bytes",
 )  # fmt: skip
@@ -376,7 +374,7 @@ def put_together(
     outcomes: Sequence[protocol.OutcomeMessage], devices: Sequence[str]
 ) -> protocol.OutcomeMessage:
     """The outcome of a probe whose ranks have all measured, rank 0 first: each step as long as on
-    its slowest rank, each peak the highest."""
+    the slowest rank, each peak the highest of any rank."""
     steps = zip(*(o.step_seconds for o in outcomes), strict=False)  # all have taken the same
     free = [o.free_bytes for o in outcomes if o.free_bytes is not None]
     return outcomes[0].model_copy(
@@ -407,33 +405,33 @@ def _largest(outcomes: Sequence[protocol.OutcomeMessage], name: str) -> float | 
 
 
 def shared_flags(flags: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """What all ranks say, once; and what only some of them say, with their numbers."""
-    said: dict[str, list[int]] = {}
-    for rank, own in enumerate(flags):
-        for flag in dict.fromkeys(own):
-            said.setdefault(flag, []).append(rank)
+    """The flags of all ranks once, and those of only some ranks with their numbers."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, rank_flags in enumerate(flags):
+        for flag in dict.fromkeys(rank_flags):
+            ranks_of.setdefault(flag, []).append(rank)
     return tuple(
         flag if len(ranks) == len(flags) else f"rank {', '.join(map(str, ranks))}: {flag}"
-        for flag, ranks in said.items()
+        for flag, ranks in ranks_of.items()
     )
 
 
-# What every eager probe imports; the first optimizer of a process would import torch._dynamo.
+# Modules for every probe: the first optimizer of a process would import torch._dynamo.
 STEP_MODULES = ("search.probe.worker.measure", "torch._dynamo")
-# Of ranks too: FSDP's part of torch takes a second more.
+# Modules for ranks: FSDP's part of torch takes another second to import.
 WORLD_MODULES = (*STEP_MODULES, "torch.distributed.fsdp")
 
 
 class ForkServer(WarmProcess):
-    """It imports `modules` and the library of `model`; a factory of the user's runs in the worker
-    alone. Workers have the environment and the current directory of the moment it was made, and do
-    `work`."""
+    """The server from which probes fork. It imports `modules` and the library of `model`; a user's
+    factory runs only in workers. Workers call `work`, in the environment and the current directory
+    of the moment at which the server was made."""
 
     work = "search.probe.worker.measure:work"
 
     def __init__(self, model: Model | None = None, modules: Sequence[str] = STEP_MODULES) -> None:
         library = library_modules(str(getattr(model, "library", "")))
-        # torch.cuda.is_available() then asks NVML, where it would else initialise CUDA.
+        # torch.cuda.is_available() then asks NVML; otherwise it would initialise CUDA.
         environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", **probe_environment()}
         super().__init__([*modules, *library], environment)
 
@@ -447,20 +445,21 @@ THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 # judgement.
 SPINS, SPIN_ROUNDS = "GOMP_SPINCOUNT", 10_000
 _WAIT_POLICY = "OMP_WAIT_POLICY"
-# As many as torch would have at most (2.9 to 2.13: torch/_inductor/config.py).
+# The most that torch would start (2.9 to 2.13: torch/_inductor/config.py).
 _MAX_THREADS = 32
 # The host memory of one compile worker (torch, Triton, LLVM): an assumption.
 _WORKER_BYTES = 512 * MIB
-# Of the memory that is free they get this part; the probe itself and the tuner live on the rest.
+# Compile workers get one of so many parts of the free memory; the probe and the tuner need the
+# rest.
 _WORKERS_PART = 2
 
 
 def probe_environment() -> dict[str, str]:
-    """The environment of a worker, or of the fork_server it is forked from.
+    """The environment of the fork server, and so of its workers.
 
-    torch starts a compile worker for every core it may run on, and sees neither a container's share
-    of the cores nor its memory, for want of which the kernel may end the tuner. Who has set their
-    number keeps it, and so does who has said how threads wait.
+    torch starts a compile worker for every core it may run on. It sees neither a container's share
+    of the cores nor its memory, and when that runs out the kernel may kill the tuner. A number of
+    compile workers, or a wait policy of threads, that the environment names stays.
     """
     environment = worker_environment()
     if _WAIT_POLICY not in environment:
@@ -472,21 +471,21 @@ def probe_environment() -> dict[str, str]:
 
 def compile_threads() -> int:
     """As many compile workers as there are cores and memory for, one at least."""
-    cores = usable_cores()
+    cores = available_cores()
     memory = memory_in_use("cpu")
     room = memory.free_bytes // _WORKERS_PART // _WORKER_BYTES if memory is not None else cores
     return max(1, min(_MAX_THREADS, cores, room))
 
 
-def usable_cores() -> int:
-    """The cores that this process may run on, or have the time of."""
+def available_cores() -> int:
+    """The cores that this process may run on and whose time it may take."""
     return math.ceil(read_host().cpus)
 
 
 def rank_threads(num_ranks: int) -> int:
-    """Threads of the CPU for each of several ranks, so that they do not fight for the cores: those
-    that OMP_NUM_THREADS names, else an equal share, one at least."""
-    named = os.environ.get("OMP_NUM_THREADS", "")
-    if named.isdigit() and int(named) > 0:
-        return int(named)
-    return max(1, usable_cores() // num_ranks)
+    """CPU threads for each of several ranks: as many as OMP_NUM_THREADS names, else an equal share
+    of the cores, one at least."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) > 0:
+        return int(threads)
+    return max(1, available_cores() // num_ranks)

@@ -1,6 +1,6 @@
-"""What crosses between the tuner and the workers of a probe, in JSON: each is given a `WorkOrder`,
-and answers with progress and one outcome; and how an end without an outcome is judged and told.
-What errors say is known to `planner.core.failures`.
+"""The messages between the tuner and the workers of a probe, in JSON: a worker receives a
+`WorkOrder`, and answers with progress and one outcome. And how an end without an outcome is judged;
+`planner.core.failures` knows what errors mean.
 """
 
 import os
@@ -25,10 +25,9 @@ from planner.core.schema.record import Clocks, RankRecord, Seconds, WorldInfo
 # 2026-11-26) the first half second of steps was 0.3% slower than 30 s of them; of a card that gets
 # hot in seconds nothing was measured.
 CUDA_SECONDS = {"warmup_seconds": 0.5, "min_measure_seconds": 1.0, "give_up_seconds": 0.5}
-# The least duration of timing of what is probed once more, and of options of the allocator that
-# are to be told apart.
+# The least time over which a setting is timed that is probed once more.
 FINALIST_SECONDS = 3.0
-MEASURE_SECONDS = 10.0  # of timing, at most
+MEASURE_SECONDS = 10.0  # steps are timed for at most so long
 
 
 class Message(BaseModel):
@@ -39,17 +38,16 @@ class ProbeRequest(Message):
     """What to probe and how long. Bytes are integers, times are seconds; `device` is "cpu" or
     "cuda:N".
 
-    Timing ends after `min_steps` and `min_measure_seconds` as soon as the median is known to
-    ±`median_precision` (95%) or there are `max_steps`, and in any case after
-    `max_measure_seconds`; earlier, where even the lower bound of the median stays under
-    `give_up_images_per_second` after `give_up_seconds`.
+    - Warm-up: `warmup_steps` optimizer steps, and steps for `warmup_seconds`.
+    - Timing ends, after `min_steps` and `min_measure_seconds`, as soon as the median is known to
+      ±`median_precision` (95%) or there are `max_steps`, and always after `max_measure_seconds`. It
+      ends earlier if after `give_up_seconds` the highest likely rate is under
+      `give_up_images_per_second`.
+    - `memory_cap_bytes` emulates a smaller device: on CUDA the caching allocator gets what is left
+      beside the context; on the CPU it limits the growth of the worker's own memory.
 
-    `memory_cap_bytes` emulates a smaller device: on CUDA it holds the caching allocator to what is
-    left beside the context; on the CPU it is a limit on the growth of the worker's own memory.
-
-    `warmup_steps` optimizer steps and `warmup_seconds` of them go before those that are timed. What
-    is not given of warm-up, least duration and giving up is `CUDA_SECONDS` on a GPU, and no time at
-    all on the CPU.
+    Seconds of warm-up, of timing at least and of giving up that are not set are `CUDA_SECONDS` on a
+    GPU, and 0 on the CPU.
     """
 
     probe_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
@@ -81,8 +79,8 @@ class ProbeRequest(Message):
 
 
 class RankPlace(Message):
-    """Which rank of a world a worker is, and how it finds the others: by the file `store`, which
-    all of them open. `threads` of the CPU are its own (None: as torch chooses)."""
+    """Which rank of a world a worker is. Ranks find each other by the file `store`, which all of
+    them open. Each has `threads` of the CPU (None: as torch chooses)."""
 
     rank: Annotated[int, Field(ge=0)]
     store: str
@@ -90,8 +88,8 @@ class RankPlace(Message):
 
 
 class WorkOrder(Message):
-    """What a worker is given. `deadline` is an instant of `time.monotonic`, which is one clock for
-    all processes of a machine; a rank of a world has its `place`."""
+    """A worker's order. `deadline` is an instant of `time.monotonic`, which is one clock for all
+    processes of a machine; a rank of a world has its `place`."""
 
     request: ProbeRequest
     deadline: float
@@ -99,13 +97,13 @@ class WorkOrder(Message):
 
 
 def backend_of(device: str) -> Literal["gloo", "nccl"]:
-    """What carries the gradients of ranks on such a device."""
+    """The backend of torch.distributed for ranks on a device."""
     return "gloo" if device == "cpu" else "nccl"
 
 
 class ProgressMessage(Message):
-    """A worker is in `phase`: import, build, compile, forward, backward, measure … In measure
-    `num_steps` optimizer steps were timed so far, at a median of `step_seconds`."""
+    """The phase that a worker is in: import, build, compile, forward, backward, measure … In
+    measure `num_steps` optimizer steps were timed so far, at a median of `step_seconds`."""
 
     type: Literal["progress"] = "progress"
     rank: int = 0
@@ -115,10 +113,9 @@ class ProgressMessage(Message):
 
 
 class OutcomeMessage(Message):
-    """How a training ended, in which phase, in the fields of a `MeasurementRecord`: a worker's last
-    word. `lost_others` is a failure because other ranks of its world are gone, who know why.
-    `world` and `ranks` are what the tuner puts together of several.
-    """
+    """A worker's last message: how its training ended and in which phase, in the fields of a
+    `MeasurementRecord`. `lost_others`: it failed because other ranks are gone, which know why. The
+    tuner makes `world` and `ranks` from the outcomes of several ranks."""
 
     type: Literal["outcome"] = "outcome"
     rank: int = 0
@@ -145,7 +142,7 @@ ANSWERS: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator
 
 
 class Report:
-    """Tells the tuner where a worker is, and what it has found: one message at a time."""
+    """Sends the tuner a worker's messages, one at a time."""
 
     def __init__(self, channel: int, rank: int = 0) -> None:
         self.channel, self.rank = channel, rank
@@ -156,22 +153,21 @@ class Report:
         os.write(self.channel, stamped.model_dump_json().encode())
 
     def enter(self, phase: str) -> None:
-        """Report that `phase` begins, if it is another than before."""
+        """Reports that `phase` begins, if the worker was in another."""
         if phase != self.phase:
             self.phase = phase
             self.say(ProgressMessage(phase=phase))
 
 
-CONTRACT = "contract"  # the phase of a probe that ended since a step is not what its task says
-# Frames of a fatal signal that are worth keeping: the innermost ones come first.
-_FATAL_LINES = 6
+CONTRACT = "contract"  # the phase of a probe whose step is not what its task says
+_FATAL_LINES = 6  # of a fatal signal's stack, whose innermost frames come first
 _LAST_LINES = 5
 _MESSAGE_CHARACTERS = 1500
 _FIRST_LINE_CHARACTERS = 500
 
 
 def shorten(text: str) -> str:
-    """A long text by its first line, which names the error, and its end, which says where."""
+    """A long text cut to its first line, which names the error, and its end, which says where."""
     if len(text) <= _MESSAGE_CHARACTERS:
         return text
     first = text.split("\n", 1)[0][:_FIRST_LINE_CHARACTERS]
@@ -179,16 +175,15 @@ def shorten(text: str) -> str:
 
 
 def broke_contract(record: MeasurementRecord) -> bool:
-    """Whether the model or its task must change for a probe to end well, and not the setting."""
+    """Whether the model or its task must change for a probe to end well, rather than the
+    setting."""
     return record.status == "unsupported" and getattr(record, "phase", "") == CONTRACT
 
 
 def last_words(stderr: str) -> str:
-    """The lines of a dead worker's standard error that say why, newest last, shortened.
-
-    What the C++ runtime says of an exception that nobody caught stands before the "Fatal Python
-    error", and its backtrace between the two.
-    """
+    """The lines of a dead worker's standard error that say why it died, newest last, shortened. The
+    C++ runtime names an exception that nobody caught before the "Fatal Python error", with a
+    backtrace between the two."""
     lines = [line.rstrip() for line in stderr.splitlines() if line.strip()]
     fatal = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
     first = fatal[-1] if fatal else max(0, len(lines) - _LAST_LINES)
@@ -212,19 +207,21 @@ def describe_exit(wait_status: int) -> str:
 def judge_death(
     wait_status: int, words: str, kills_before: int | None
 ) -> tuple[Literal["out_of_memory", "crashed"], str]:
-    """What became of a worker that ended without an answer, and its message: from its status, the
-    last words of its standard error, and how many processes the kernel had killed before."""
-    said = describe_exit(wait_status)
+    """The status and the message of a worker that ended without an outcome: from its wait status,
+    the last words of its standard error, and the number of processes that the kernel had killed
+    before."""
+    ended = describe_exit(wait_status)
     if is_allocation_failure(words):
-        return "out_of_memory", f"{said}\n{words}"
+        return "out_of_memory", f"{ended}\n{words}"
     killed = os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signal.SIGKILL
     if killed and kernel_ran_out(kills_before):
         return "out_of_memory", "the kernel killed it: the machine is out of memory"
-    return "crashed", f"{said}\n{words}".strip()
+    return "crashed", f"{ended}\n{words}".strip()
 
 
 def count_kernel_kills() -> int | None:
-    """How many processes the kernel has killed for memory since boot; None where it is not told."""
+    """How many processes the kernel has killed for memory since boot; None where it keeps no
+    count."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -234,9 +231,7 @@ def count_kernel_kills() -> int | None:
 
 
 def kernel_ran_out(kills_before: int | None) -> bool:
-    """Whether a SIGKILL that was not ours was the kernel's: its count of such kills has risen.
-
-    Where the kernel keeps no count, memory is by far the likeliest reason.
-    """
+    """Whether a SIGKILL that was not ours was the kernel's, because memory ran out: its count of
+    such kills has risen, or it keeps none, since memory is by far the likeliest reason."""
     kills = count_kernel_kills()
     return kills is None or kills_before is None or kills > kills_before

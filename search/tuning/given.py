@@ -1,8 +1,8 @@
-"""What a person gives besides a model's name, asked and run in processes of its own: a factory, and
-for `tune --data` the data, through their loader and thirty steps of the emitted script.
+"""What a person gives besides a model's name, run in processes of its own: a factory; and for `tune
+--data` the data, through the fastest loader and thirty steps of the emitted script.
 
-What the data's part says is measured with the very file that the person gets. Whatever fails there,
-the step's result stands, with a note.
+The data are measured with the very file that the person gets. Where that fails, the recommendation
+stands, with a note.
 """
 
 import json
@@ -22,46 +22,44 @@ from search.loop.prober import ending, interruptible
 from search.probe.device import ask_process
 
 STEPS, WARM_STEPS = 30, 10  # of the script; the first ones compile, tune and fill queues
-FEEDING_SHARE = 0.25  # of --budget that loader and script may take together
-WALK_SHARE = 0.5  # of that, the loader's
+FEEDING_SHARE = 0.25  # of --budget, for loader and script together
+WALK_SHARE = 0.5  # of that, for the loader
 START_SECONDS = 120.0  # imports and workers, where no budget says less
 SCRIPT_FOLDER = "fed"
 
 
 def check_data(data: str, model: Model, is_task: bool) -> Data:
-    """The data, where `model` can be trained on them by the emitted script.
-
-    Raises UsageError or UnsupportedError before anything is probed.
-    """
-    found = find_data(data)
+    """The data, if the emitted script can train `model` on them. Raises UsageError or
+    UnsupportedError before anything is probed."""
+    source = find_data(data)
     if is_task or (isinstance(model, NamedModel) and model.task != "classification"):
         raise UnsupportedError(
             f"{model.title} makes batches of its own, and --data feeds classifiers of images.",
             "Omit --data; 'planner data MODULE:FACTORY' measures the loader of your Dataset.",
         )
-    if found.folder is None:
-        return found
+    if source.folder is None:
+        return source
     if model.in_channels != 3:
         raise UsageError(
             f"{model.title} takes images of {model.in_channels} channels, and the pictures of "
-            f"{found.location} have 3.",
+            f"{source.location} have 3.",
             "Write a function that makes your Dataset, and pass --data MODULE:FACTORY.",
         )
-    classes = found.num_classes or 0
+    classes = source.num_classes or 0
     if model.num_classes is not None and classes > model.num_classes:
         raise UsageError(
-            f"{found.location} has {classes} classes, and {model.title} only {model.num_classes}.",
+            f"{source.location} has {classes} classes, and {model.title} only {model.num_classes}.",
             f"Add --num-classes {classes}.",
         )
-    return found
+    return source
 
 
 def feed(
     step: Recommendation, data: Data, where: str, output: Path,
     seconds_left: float | None, say: Callable[[str], None],
 ) -> Recommendation:  # fmt: skip
-    """`step` with what its data cost it on `where`; the script is kept in `output`/fed. Ctrl-C ends
-    it with what is known."""
+    """`step` with what its data cost on the device `where`; the script is kept in `output`/fed.
+    Ctrl-C ends the measurement with what is known so far."""
     if step.setting is None or step.evidence is None:
         return step
     from search.loader import find_loader
@@ -79,49 +77,50 @@ def feed(
             )  # fmt: skip
             fed = Feeding(data=loader)
             say(f"Training {STEPS} steps by the emitted script on {data.location}.")
-            fed = _trained(step.model_copy(update={"feeding": fed}), fed, data, where, output,
+            fed = _train(step.model_copy(update={"feeding": fed}), fed, data, where, output,
                            seconds_left)  # fmt: skip
     except KeyboardInterrupt:
         notes.append(f"The data were not measured to the end: {ending()}.")
     except PlannerError as error:
         notes.append(f"The data were not measured to the end: {' '.join(str(error).split())}")
     if fed is None:
-        return _noted(step, *notes)
+        return step.model_copy(update={"notes": (*step.notes, *notes)})
     fed = fed.model_copy(update={"notes": (*fed.notes, *notes)})
     return step.model_copy(update={"feeding": fed})
 
 
-def _trained(
-    found: Recommendation, fed: Feeding, data: Data, where: str, output: Path, left: float | None
+def _train(
+    result: Recommendation, fed: Feeding, data: Data, where: str, output: Path, left: float | None
 ) -> Feeding:
-    """Runs the script that `planner emit --for pytorch` writes. Raises PlannerError where it ends
-    otherwise than well."""
+    """`fed` with the rate of the script that `planner emit --for pytorch` writes, and its waits for
+    data. Raises PlannerError where the script fails or takes too long."""
     from planner.trainers.emission import emit
 
     folder = output / SCRIPT_FOLDER
-    emitted = emit(found, "pytorch", output=folder / "train.py")
+    emitted = emit(result, "pytorch", output=folder / "train.py")
     try:
         kept = emitted.write(folder)
     except OSError as error:
         raise PlannerError(f"{folder} cannot be written: {error.strerror}.") from None
-    assert found.setting is not None
-    assert found.evidence is not None
-    ranks = found.setting.world_size
+    assert result.setting is not None
+    assert result.evidence is not None
+    ranks = result.setting.world_size
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    taken = found.evidence.images_per_second or 1.0
-    each = found.setting.batch_size * found.setting.accumulate / taken
-    wanted = START_SECONDS + 3 * STEPS * each + (found.evidence.compile_seconds or 0.0) * 2
+    rate = result.evidence.images_per_second or 1.0
+    step_seconds = result.setting.batch_size * result.setting.accumulate / rate
+    compile_seconds = result.evidence.compile_seconds or 0.0
+    needed = START_SECONDS + 3 * STEPS * step_seconds + 2 * compile_seconds
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch, "output.txt")
         script = emitted.write(Path(scratch, "script"))  # beside nothing else that it might import
         # The classes themselves: a folder with val/ beside them would be validated on.
-        given = [] if data.folder is None else [str(data.folder)]
+        folders = [] if data.folder is None else [str(data.folder)]
         command = [
-            sys.executable, *(launcher if ranks > 1 else []), str(script), *given,
+            sys.executable, *(launcher if ranks > 1 else []), str(script), *folders,
             "--steps", str(STEPS), "--log-every", str(WARM_STEPS), "--device", where,
             "--output", f"{scratch}/trained", "--lr", "1e-4",
         ]  # fmt: skip
-        allowed = wanted if left is None else min(wanted, left)
+        allowed = needed if left is None else min(needed, left)
         try:
             with log.open("wb") as file:
                 status = supervised(command, file, seconds=allowed)
@@ -130,8 +129,8 @@ def _trained(
         lines = log.read_text("utf-8", "replace").strip().splitlines()
         if status != 0:
             raise PlannerError(f"{kept} ended with status {status}: {(lines or ['-'])[-1][:300]}")
-        told = Path(scratch, "trained", "log.jsonl").read_text("utf-8").splitlines()
-    steps = [line for line in map(json.loads, told) if line.get("step", 0) > WARM_STEPS]
+        log_lines = Path(scratch, "trained", "log.jsonl").read_text("utf-8").splitlines()
+    steps = [line for line in map(json.loads, log_lines) if line.get("step", 0) > WARM_STEPS]
     speeds = [line for line in steps if "images_per_second" in line]
     seconds = sum(1 / line["images_per_second"] for line in speeds)
     waited = sum(line["waited"] / line["images_per_second"] for line in speeds)
@@ -141,36 +140,33 @@ def _trained(
     })  # fmt: skip
 
 
-def _noted(step: Recommendation, *notes: str) -> Recommendation:
-    return step.model_copy(update={"notes": (*step.notes, *notes)})
-
-
-# In which a factory is asked what it makes: torch has to be imported for it. A judgement.
+# To ask a factory what it makes, torch must be imported. A judgement.
 _ASK_SECONDS = 90.0
 
 
 @dataclass(frozen=True)
 class Made:
-    """`is_task`: it makes batches of its own, and is no module that takes images."""
+    """What a factory makes. `is_task`: it makes batches of its own, and is no module that takes
+    images."""
 
     is_task: bool = False
     has_optimizer: bool = False
 
 
 def ask_factory(model: FactoryModel) -> Made | None:
-    """What it makes, without its module; None where that cannot be told. Raises PlannerError where
-    it makes neither a module nor a whole task, or its file cannot be imported."""
+    """What a factory makes, from another process; None where that cannot be told. Raises
+    PlannerError where it makes neither a module nor a whole task, or cannot be imported."""
     arguments = ["-m", "search.tuning.given", model.model_dump_json()]
-    found = ask_process(arguments, _ASK_SECONDS)
-    if found is None:
+    answer = ask_process(arguments, _ASK_SECONDS)
+    if answer is None:
         return None
-    if "error" in found:
-        raise PlannerError(*found["error"])
-    return Made(**found)
+    if "error" in answer:
+        raise PlannerError(*answer["error"])
+    return Made(**answer)
 
 
 def answer_for_factory() -> None:
-    """What it makes, on standard output. It is built without data (torch's meta device)."""
+    """Prints what a factory makes. The model is built on torch's meta device, without data."""
     import torch
 
     from planner.libraries.building import build_for

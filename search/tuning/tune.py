@@ -122,19 +122,19 @@ def tune(
         if prober is None and isinstance(chosen, FactoryModel):
             with interruptible():
                 check_factory(chosen.factory)
-        # Probes are recorded with what their environment says, and go by it.
-        usual, said = None, list[str]()
+        # Probes take the allocator's options from their environment, and are recorded with them.
+        usual, notes = None, list[str]()
         if asked.allocator is None:
-            usual, said = usual_options(choose_device(asked.device))
+            usual, notes = usual_options(choose_device(asked.device))
         with set_environment_options(asked.allocator or usual):
-            return _probed(chosen, asked, estimator, prober, on_progress, said)
+            return _tune(chosen, asked, estimator, prober, on_progress, notes)
 
 
-def _probed(
+def _tune(
     model: Model, options: SearchOptions, estimator: Estimator | Literal["auto"] | None,
-    prober: Prober | None, on_progress: OnProgress, said_of_default: list[str],
+    prober: Prober | None, on_progress: OnProgress, default_notes: list[str],
 ) -> Recommendation:  # fmt: skip
-    """`said_of_default` is what to say of the allocator's options where nobody named any."""
+    """`default_notes` are those on the allocator's options where nobody named any."""
     base, restrict = options.base, options.restrict
     made = None
     if prober is None and isinstance(model, FactoryModel):
@@ -151,16 +151,16 @@ def _probed(
         budget *= 1 - FEEDING_SHARE
     limits = Limits(options.trials, budget)
     where = choose_device(options.device)
-    found = describe_device(where)
+    device = describe_device(where)
     identity = Identity(
         model=model, versions=versions(),
-        device=found.model_copy(update={"memory_cap_bytes": options.memory_bytes}),
+        device=device.model_copy(update={"memory_cap_bytes": options.memory_bytes}),
     )  # fmt: skip
     allocator, allocator_notes = _allocator(identity, options)
-    allocator_notes = said_of_default or allocator_notes
+    allocator_notes = default_notes or allocator_notes
     check_world(where, options.base)
     devices = rank_devices(where, options.base)
-    memory = find_budget(found, least_free(devices), options, len(devices))
+    memory = find_budget(device, least_free(devices), options, len(devices))
     output = make_folder(options.output or default_output(model))
     space = make_space(
         model, identity.device, base, restrict=restrict,
@@ -173,7 +173,7 @@ def _probed(
     if options.start is not None and space.first is None:
         notes.append("The setting to begin with cannot run here: the search begins as usual.")
     if where == "cpu" and options.device == "auto":
-        notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({found.name}).")
+        notes.insert(0, f"No GPU here ({why_no_gpu()}): tuning on the CPU ({device.name}).")
     say = note_taker(on_progress)
     with contextlib.ExitStack() as stack:
         if options.storage is None:
@@ -192,7 +192,7 @@ def _probed(
         with interruptible():
             if prober is None:
                 prober = own = stack.enter_context(start())
-            prior, said = device_prior(
+            prior, prior_notes = device_prior(
                 space, model, identity.device, estimator, allocator=allocator,
                 seconds_left=limits.seconds_left(), say=say,
             )  # fmt: skip
@@ -203,7 +203,7 @@ def _probed(
         if own is not None:
             own.on_result = search.receive
         stopped, faults = search.run()
-        recommendation = search.recommend(identity, stopped, [*faults, *memory.notes, *said])
+        recommendation = search.recommend(identity, stopped, [*faults, *memory.notes, *prior_notes])
         write_result(output / TUNE_RESULT, recommendation, study.path)
         if data is not None:
             whole.spent_seconds = limits.spent_seconds
@@ -216,8 +216,9 @@ TORCHS_OWN = "expandable_segments:False"
 
 
 def usual_options(device: str) -> tuple[str | None, list[str]]:
-    """What probes on `device` run with where no option of `tune` and no variable of this
-    environment says otherwise, as advice counts; None for torch's own. And what is to be said."""
+    """The allocator's options of probes on `device` where no option of `tune` and no variable of
+    this environment names any: those that advice counts with, or None for torch's own. And notes.
+    """
     is_cuda = device != "cpu" and (installed_build() or "rocm")[0].isdigit()
     if not is_cuda or any(name in os.environ for name in VARIABLES):
         return None, []
@@ -230,9 +231,9 @@ def usual_options(device: str) -> tuple[str | None, list[str]]:
 
 
 def _hold_devices(stack: contextlib.ExitStack, where: str, devices: Sequence[str]) -> list[str]:
-    """Keeps other tuners off the devices while the stack lasts; which of differing cards is tuned,
-    and whether another tuner is at it."""
-    uuids = dict.fromkeys(uuid for each in devices if (uuid := describe_device(each).uuid))
+    """Keeps other tuners off the devices while the stack lasts. Returns notes: which of differing
+    cards is tuned, and whether another tuner is at it."""
+    uuids = dict.fromkeys(uuid for name in devices if (uuid := describe_device(name).uuid))
     held = [stack.enter_context(hold_gpu(uuid)) for uuid in uuids]
     shared = (
         f"Another tuner of this machine is at {where}: both measure too slow, and each may take "
@@ -242,7 +243,7 @@ def _hold_devices(stack: contextlib.ExitStack, where: str, devices: Sequence[str
 
 
 def _world_notes(devices: Sequence[str]) -> list[str]:
-    """How several ranks are measured, and what they share."""
+    """Notes on how several ranks are measured, and what they share."""
     if len(devices) == 1:
         return []
     num, threads = len(devices), rank_threads(len(devices))
@@ -251,7 +252,7 @@ def _world_notes(devices: Sequence[str]) -> list[str]:
         f"rates in tables are one device's. Each rank computes with {threads} "
         f"thread{'s' * (threads > 1)} of the CPU."
     ]
-    names = sorted({describe_device(each).name for each in devices})
+    names = sorted({describe_device(device).name for device in devices})
     if len(names) > 1:
         notes.append(f"The GPUs differ ({', '.join(names)}): all wait for the slowest.")
     if devices[0] == "cpu":
@@ -262,7 +263,7 @@ def _world_notes(devices: Sequence[str]) -> list[str]:
 def _allocator(
     identity: Identity, options: SearchOptions
 ) -> tuple[AllocatorConfig | None, list[str]]:
-    """The caching allocator's options that probes run with, and what is to be said of them.
+    """The caching allocator's options that probes run with, and notes on them.
 
     Raises UsageError for options that torch would not start with.
     """
@@ -270,24 +271,24 @@ def _allocator(
         idle = "The allocator's options are those of CUDA's: they do nothing for probes on the CPU."
         return None, [idle] if options.allocator is not None else []
     try:
-        found = recorded_allocator(identity.versions)
+        config = recorded_allocator(identity.versions)
     except UnsupportedError as error:
         return None, [f"Memory is guessed as with torch's own allocator: {error.message}"]
-    if found is None:
+    if config is None:
         return None, []
-    return found, [f"Probes run with the allocator's options {found.source}."]
+    return config, [f"Probes run with the allocator's options {config.source}."]
 
 
 def default_output(model: Model) -> Path:
-    """The folder of a search that names none."""
+    """The output folder of a search that names none."""
     return Path("tune-" + re.sub(r"[^A-Za-z0-9_.]+", "-", model.title).strip("-")[:100])
 
 
-# Of the time left, that recording a model may take before the first probe: a judgement. A recorded
-# step took 0.2 to 1 s, at three batches each (models of timm, torch 2.14, 2026-11-29).
+# Recording a model may take this share of the time left before the first probe: a judgement. A
+# recorded step took 0.2 to 1 s, at three batches each (models of timm, torch 2.14, 2026-11-29).
 RECORDING_SHARE = 0.25
-# But so many seconds, up to half of the time left: an import of torch and one recorded step of a
-# small model took 7 to 12 s on two busy cores (torch 2.14, 2026-11-26).
+# It may always take so many seconds, up to half of the time left: an import of torch and one
+# recorded step of a small model took 7 to 12 s on two busy cores (torch 2.14, 2026-11-26).
 LEAST_SECONDS = 15.0
 _PRIOR = TypeAdapter(Prior)
 
@@ -297,11 +298,11 @@ def device_prior(
     *, allocator: AllocatorConfig | None = None, seconds_left: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Prior, list[str]]:  # fmt: skip
-    """The prior, and what is to be said of it where there is no estimate.
+    """The prior, and a note where there is no estimate.
 
-    "auto" estimates by the catalogue's rates, with the caching allocator's options that probes run
-    with. A model that is no Swin of ours is recorded for it, in another process and
-    within a share of `seconds_left`; what was recorded before is read from the cache.
+    "auto" estimates by the catalogue's rates, with the caching allocator's options of the probes. A
+    model that is no Swin of native, timm or microsoft is recorded for that, in another process and
+    within a share of `seconds_left`; earlier recordings are read from the cache.
     """
     if estimator is None:
         return generic_prior(space, device), []
@@ -317,18 +318,18 @@ def device_prior(
         return generic_prior(space, device), [note]
     if any(
         not is_on_shapes(model, c.setting) or c.setting.world_size > 1 for c in space.candidates
-    ):  # it rests on what could be recorded in the time there was
+    ):  # it depends on what could be recorded in the time left
         return estimated_prior(space, model, device, estimator), []
     key = _key(space, model, device, allocator)
-    if isinstance(kept := cache.load(key), dict):
-        return _PRIOR.validate_python(kept), []
+    if isinstance(entry := cache.load(key), dict):
+        return _PRIOR.validate_python(entry), []
     prior = estimated_prior(space, model, device, estimator)
     cache.store(key, _PRIOR.dump_python(prior, mode="json"))
     return prior, []
 
 
 def _key(space: Space, model: Model, device: DeviceInfo, allocator: AllocatorConfig | None) -> Key:
-    """What decides a prior."""
+    """The key of a prior in the cache: everything that decides it."""
     ids = ",".join(c.id for c in space.candidates)
     return {
         "title": f"{model.title} on {device.name}, before probes",
@@ -341,15 +342,15 @@ def _key(space: Space, model: Model, device: DeviceInfo, allocator: AllocatorCon
 
 
 def recording_seconds(seconds_left: float) -> float:
-    """What recording may take of them."""
-    least = min(LEAST_SECONDS, PROBES_SHARE * seconds_left)
-    return max(RECORDING_SHARE * seconds_left, least)
+    """How many of the seconds left recording may take."""
+    return max(RECORDING_SHARE * seconds_left, min(LEAST_SECONDS, PROBES_SHARE * seconds_left))
 
 
 def with_own_optimizer(base: TrainSetting, restrict: Restriction, title: str) -> TrainSetting:
-    """`base` of a task that makes its optimizer. Raises UnsupportedError where another is asked."""
-    asked = [str(v) for v in restrict.get("optimizer", (base.optimizer,))]
-    if other := [v for v in asked if v not in ("adamw", OWN_OPTIMIZER)]:
+    """`base` for a task that makes its optimizer. Raises UnsupportedError where another is
+    named."""
+    optimizers = [str(v) for v in restrict.get("optimizer", (base.optimizer,))]
+    if other := [v for v in optimizers if v not in ("adamw", OWN_OPTIMIZER)]:
         raise UnsupportedError(
             f"{title} makes its own optimizer, and not {other[0]}.",
             "Omit --optimizer, or take optimizer() out of the task.",
