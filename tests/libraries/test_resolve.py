@@ -7,10 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from pydantic import TypeAdapter
 
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
-from planner.core.schema import FactoryModel, Model, NamedModel, TrainSetting
+from planner.core.schema import FactoryModel, NamedModel, TrainSetting
 from planner.estimation.estimate import estimate, resolve
 from planner.ledger.ledger import Computed
 from planner.libraries.building import check_factory, load_factory
@@ -29,13 +28,6 @@ def test_reads_a_bare_name_that_one_library_has() -> None:
     slashed = resolve_model("microsoft/swin-tiny-patch4-window7-224", {})
     assert slashed.title == "transformers:microsoft/swin-tiny-patch4-window7-224"
     assert (slashed.num_classes, slashed.task) == (1000, "classification")
-
-
-def test_a_swin_that_was_written_field_by_field_is_the_named_one() -> None:
-    """As older records have those of torchvision and transformers."""
-    older = {"library": "torchvision", "name": "swin_t", "version": 1, "image_size": [224, 224],
-             "in_channels": 3, "num_classes": 1000, "window_size": 7}  # fmt: skip
-    assert TypeAdapter(Model).validate_python(older) == resolve_model("torchvision:swin_t", {})
 
 
 def test_overrides_are_laid_over_the_published_fields() -> None:
