@@ -20,9 +20,9 @@ from planner.core.schema import FactoryModel, TrainSetting  # noqa: E402
 from planner.libraries.torchvision import declare_missing_operators  # noqa: E402
 from planner.training.building import check_blocks  # noqa: E402
 from planner.training.levers import (  # noqa: E402
-    Keep,
+    KeepPolicy,
     checkpoint_model,
-    kind_of,
+    plain_class,
     recompute,
     repeated_blocks,
 )
@@ -78,7 +78,7 @@ class ViT(nn.Module):
 
 def wrapped_kinds(module: nn.Module) -> list[str]:
     """Of the modules that recompute themselves, their classes as they were."""
-    return [kind_of(m).__name__ for m in module.modules() if kind_of(m) is not type(m)]
+    return [plain_class(m).__name__ for m in module.modules() if plain_class(m) is not type(m)]
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
@@ -190,7 +190,7 @@ def test_attention_that_drops_out_in_its_kernel_is_computed_again() -> None:
         (0.1, CheckpointPolicy.PREFER_RECOMPUTE),
     ):
         context = SelectiveCheckpointContext(is_recompute=False)
-        assert Keep()(context, attend, None, None, None, None, True, rate) is policy
+        assert KeepPolicy()(context, attend, None, None, None, None, True, rate) is policy
 
 
 def test_what_is_no_block() -> None:

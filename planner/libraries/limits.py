@@ -68,7 +68,7 @@ def limit_of(model: Model, setting: TrainSetting, attention: str) -> SettingFaul
 
 def attention_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
     """timm and transformers have a switch for attention; elsewhere fused kernels can only be kept
-    from running (`Training.attending`)."""
+    from running (`Step.attention_context`)."""
     has_switch = isinstance(model, NamedModel) and model.library != "torchvision"
     if isinstance(model, SwinConfig) or has_switch or setting.attention != "sdpa":
         return None

@@ -110,7 +110,7 @@ def look_up(name: str) -> dict[str, Any]:
 def build_named(model: NamedModel, attention: Attention) -> nn.Module:
     """`torchvision.models.get_model` without weights; one of a fixed image size is told which.
 
-    `attention` is a matter of the step (`Training.attending`): torchvision has no switch for it.
+    `attention` is a matter of the step (`Step.attention_context`): torchvision has no switch.
     """
     models = _models()
     if model.in_channels != 3:

@@ -39,7 +39,7 @@ from planner.step.ranks import sharding_notes
 from planner.training.building import add_recipe, build_training, float8_notes, local_shard
 from planner.training.setting import BUCKET_ELEMENTS
 from planner.training.step import Training
-from planner.training.tasks.contract import tensors_of
+from planner.training.tasks.contract import all_tensors
 from planner.training.tasks.making import task_for
 
 Phases = list[tuple[str, list[Event]]]
@@ -176,7 +176,7 @@ def _notes(training: Training) -> Iterator[str]:
 def _tag_build(marks: Marks, training: Training) -> None:
     marks.tag(map(local_shard, training.model.parameters()), "parameters")
     marks.tag(training.model.buffers(), "buffers")
-    marks.tag(tensors_of(training.batch), "activations")
+    marks.tag(all_tensors(training.batch), "activations")
     marks.tag(training.average or (), "optimizer_state")
 
 
@@ -194,7 +194,7 @@ def _state(training: Training) -> Iterator[Tensor]:
     of_model = {id(parameter) for parameter in training.model.parameters()}
     for optimizer in training.optimizers:
         for state in getattr(optimizer, "state", {}).values():
-            yield from tensors_of(state)
+            yield from all_tensors(state)
         for group in getattr(optimizer, "param_groups", ()):  # ZeRO's copies in fp32
             yield from (weight for weight in group["params"] if id(weight) not in of_model)
     if training.scaler is not None:

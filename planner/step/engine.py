@@ -458,7 +458,7 @@ def _run(function: Function, *args: Any) -> None:
 
 def checkpoint(function: Function, *args: Any, selective: bool = False) -> Any:
     """`torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)`; `selective` with
-    the contexts of `planner.training.levers.keep`."""
+    the contexts of `planner.training.levers.keep_contexts`."""
     device: Device = next(a for a in args if isinstance(a, Tensor)).device
     if device.checkpoint_region is not None:
         return device.checkpoint_region(function, args)

@@ -1,5 +1,7 @@
-"""The user's data as a training reads them: a folder of pictures per class, or a Dataset of one's
-own. Finding them imports no torch; opening them imports what reads them."""
+"""The user's data as a training reads it: folders of pictures by class, or a Dataset of the user's.
+
+Finding the data imports no torch; opening it imports the library that reads it.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,17 @@ WAY_OUT = (
 
 
 class BadItemError(PlannerError):
-    """One item of the data cannot be loaded; the message says which, and why."""
+    """One item of the data cannot be loaded. The message says which one, and why."""
 
-    def __init__(self, message: str) -> None:  # one argument: torch makes it anew from a worker's
-        said = message.rpartition("BadItemError: ")[2].strip().partition("\n")[0]
-        super().__init__(said, "Mend or remove it: a training stops there too.")
+    def __init__(self, message: str) -> None:  # one argument: torch builds it again from a worker's
+        reason = message.rpartition("BadItemError: ")[2].strip().partition("\n")[0]
+        super().__init__(reason, "Mend or remove it: a training stops there too.")
 
 
 @dataclass(frozen=True)
 class Data:
-    """Data as they were named. `folder` is where the pictures of the classes are, None of a
-    factory; counts are None where only the opened Dataset knows them."""
+    """Data by their name. `folder` holds the folders of the classes, and is None for a factory. The
+    counts are None where only the opened Dataset knows them."""
 
     location: str
     folder: Path | None = None
@@ -54,8 +56,8 @@ class Data:
 
 
 def find_data(text: str) -> Data:
-    """The data that `text` names, without opening a picture. Raises UsageError where there are
-    none, or some cannot be read."""
+    """The data that `text` names, without opening a picture. Raises UsageError where there are none
+    or some cannot be read."""
     path = named_path(text, "data").expanduser()
     if as_text(text) != text or "\0" in text:
         raise UsageError(f"{shorten(text)} is no name that a record can hold.", "Rename it.")
@@ -66,7 +68,7 @@ def find_data(text: str) -> Data:
     if is_factory(text):
         check_factory(text)
         return Data(text)
-    raise UsageError(f"there is no folder {str(path)!r}.{_nearby(path)}", WAY_OUT)
+    raise UsageError(f"there is no folder {str(path)!r}.{_suggest_folder(path)}", WAY_OUT)
 
 
 def _find_pictures(path: Path) -> Data:
@@ -76,18 +78,18 @@ def _find_pictures(path: Path) -> Data:
     try:
         for entry in sorted(folder.iterdir()):
             if entry.is_dir():
-                own = sum(
+                num_in_class = sum(
                     name.lower().endswith(EXTENSIONS)
-                    for _, _, files in os.walk(entry, onerror=_raise, followlinks=True)
+                    for _, _, files in os.walk(entry, onerror=_raise_error, followlinks=True)
                     for name in files
                 )
-                if not own:
+                if not num_in_class:
                     raise UsageError(
                         f"the class {as_text(entry.name)!r} of {folder} has no pictures, and "
                         "torchvision's ImageFolder refuses it.",
                         "Remove the empty folder, or put its pictures into it.",
                     )
-                count, classes = count + own, classes + 1
+                count, classes = count + num_in_class, classes + 1
     except OSError as error:
         raise UsageError(
             f"{as_text(str(error.filename))} cannot be read: {error.strerror}.",
@@ -98,54 +100,54 @@ def _find_pictures(path: Path) -> Data:
     return Data(str(path), folder, count, classes)
 
 
-def _raise(error: OSError) -> None:
+def _raise_error(error: OSError) -> None:
     raise error
 
 
-def _nearby(path: Path) -> str:
-    """The nearest of what lies beside a path that was mistyped."""
+def _suggest_folder(path: Path) -> str:
+    """The folder beside a mistyped path whose name is nearest, as a question."""
     parent = path.parent
     if not parent.is_dir():
         return ""
     try:
-        near = nearest(path.name, (each.name for each in parent.iterdir() if each.is_dir()))
+        names = nearest(path.name, (entry.name for entry in parent.iterdir() if entry.is_dir()))
     except OSError:
         return ""
-    return f" Did you mean {str(parent / near[0])!r}?" if near else ""
+    return f" Did you mean {str(parent / names[0])!r}?" if names else ""
 
 
 @dataclass(frozen=True)
 class OpenData:
-    """A Dataset, and what makes a batch of its items (None: torch's default)."""
+    """A Dataset, and the function that makes a batch of its items (None: torch's default)."""
 
     dataset: Dataset[Any]
     collate: Callable[[list[Any]], Any] | None = None
 
 
 def open_data(data: Data, pipeline: Pipeline, size: tuple[int, int]) -> OpenData:
-    """The data as a training loads them: pictures of `size` (height, width) pixels, augmented as a
-    Swin's authors do it, since a loader is to cost here what it costs in the training.
+    """The data as a training loads it: pictures of `size` (height, width) pixels, with the
+    augmentation of Swin's authors, since a loader must cost what it costs in the training.
 
-    Raises UnsupportedError where the pipeline's library is not here, PlannerError where a factory
-    returns no data set.
+    Raises UnsupportedError where the pipeline's library is not installed, PlannerError where a
+    factory returns no data set.
     """
     if data.folder is None:
-        return _open_own(data.location)
+        return _open_factory(data.location)
     try:
-        from planner.training.pictures import transform
+        from planner.training.pictures import build_transform
         from planner.training.train import Setting
 
         setting = Setting(
             height=size[0], width=size[1], pipeline=pipeline, erasing=AUGMENTATION.erasing,
             auto_augment=AUGMENTATION.auto_augment, interpolation=AUGMENTATION.interpolation,
         )  # fmt: skip
-        transformed, collate = transform(setting, train=True), None
+        picture_transform, collate = build_transform(setting, train=True), None
         if pipeline == "timm":
             from timm.data.loader import fast_collate
 
             collate = fast_collate
-        dataset = _pictures(data.folder, transformed)
-    except (ImportError, RuntimeError) as error:  # the latter where it was built for another torch
+        dataset = _open_pictures(data.folder, picture_transform)
+    except (ImportError, RuntimeError) as error:  # RuntimeError: it was built for another torch
         library = "timm and torchvision" if pipeline == "timm" else "torchvision"
         raise UnsupportedError(
             f"pictures are read with {library}, which cannot be imported: {error}.",
@@ -154,29 +156,29 @@ def open_data(data: Data, pipeline: Pipeline, size: tuple[int, int]) -> OpenData
     return OpenData(dataset, collate)
 
 
-def _open_own(location: str) -> OpenData:
+def _open_factory(location: str) -> OpenData:
     from torch.utils.data import DataLoader, IterableDataset
 
-    made: Any = load_factory(location)()
+    dataset: Any = load_factory(location)()
     collate = None
-    if isinstance(made, DataLoader):
-        made, collate = made.dataset, made.collate_fn
-    is_stream = isinstance(made, IterableDataset)
-    if not is_stream and not (hasattr(made, "__getitem__") and hasattr(made, "__len__")):
+    if isinstance(dataset, DataLoader):
+        dataset, collate = dataset.dataset, dataset.collate_fn
+    is_stream = isinstance(dataset, IterableDataset)
+    if not is_stream and not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise PlannerError(
-            f"{location} returned {type(made).__name__}, not a torch.utils.data.Dataset.",
+            f"{location} returned {type(dataset).__name__}, not a torch.utils.data.Dataset.",
             "Return the data set itself: with __getitem__ and __len__, or an IterableDataset.",
         )
-    if not is_stream and not len(made):
+    if not is_stream and not len(dataset):
         raise PlannerError(f"{location} returned a data set without items.")
-    return OpenData(made if is_stream else _named_items(made, location), collate)
+    return OpenData(dataset if is_stream else _name_faulty_items(dataset, location), collate)
 
 
-def _named_items(data: Any, location: str) -> Any:
+def _name_faulty_items(data: Any, location: str) -> Any:
     from torch.utils.data import Dataset
 
     class NamedItems(Dataset[Any]):
-        """The user's, whose faults name the item."""
+        """The user's data, with errors that name the item."""
 
         def __len__(self) -> int:
             return len(data)
@@ -193,12 +195,12 @@ def _named_items(data: Any, location: str) -> Any:
     return NamedItems()
 
 
-def _pictures(folder: Path, transform: Any) -> Any:
+def _open_pictures(folder: Path, transform_picture: Any) -> Any:
     from PIL import Image
     from torchvision.datasets import ImageFolder
 
     class Pictures(ImageFolder):  # type: ignore[misc]
-        """torchvision's, whose faults name the file."""
+        """torchvision's ImageFolder, with errors that name the file."""
 
         def __getitem__(self, index: int) -> tuple[Any, int]:
             path, label = self.samples[index]
@@ -209,4 +211,4 @@ def _pictures(folder: Path, transform: Any) -> Any:
                 raise BadItemError(f"{as_text(path)} cannot be decoded: {said}") from None
             return self.transform(picture), label
 
-    return Pictures(folder, transform)
+    return Pictures(folder, transform_picture)

@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from planner.core.errors import ContractError
 from planner.core.schema import TrainSetting
 from planner.training.levers import offload_activations
-from planner.training.tasks.contract import Task, tensors_of
+from planner.training.tasks.contract import Task, all_tensors
 from planner.training.train import Setting, Step
 from planner.training.zero import ZeroEngine
 
@@ -87,7 +87,7 @@ class Training(Step):
         if self.setting.offload == "none":
             return super().offload_context(batch)
         weights = (*self.model.parameters(), *self.model.buffers())
-        return offload_activations((*weights, *tensors_of(batch)))
+        return offload_activations((*weights, *all_tensors(batch)))
 
     def backward(self, loss: Tensor) -> None:
         if self.engine is not None:

@@ -404,7 +404,7 @@ def load_dataset(folder: Path, train: bool) -> tuple[Any, Any]:
         return data.dataset, data.collate_fn
     if data is not None or folder is None:
         return data, None
-    pictures: tuple[Any, Any] = import_beside("pictures").pictures(folder, SETTING, train)
+    pictures: tuple[Any, Any] = import_beside("pictures").open_pictures(folder, SETTING, train)
     return pictures
 
 
@@ -530,7 +530,7 @@ def mix_images(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def prepare_images(images: Tensor, targets: Tensor, train: bool) -> tuple[Tensor, Tensor]:
     """A batch that is on the device, as the model takes it."""
     if images.dtype == torch.uint8:
-        images = import_beside("pictures").from_bytes(images, SETTING.erasing if train else 0.0)
+        images = import_beside("pictures").normalize(images, SETTING.erasing if train else 0.0)
     if train and SETTING.mixup + SETTING.cutmix:
         images, targets = mix_images(images, targets)
     if SETTING.precision == "pure-bf16":
@@ -597,7 +597,7 @@ def averaged_weights(step: Step) -> Iterator[None]:
 
     def swap() -> None:
         if SETTING.parallelism in SHARDED:  # some weights stay gathered after a validation
-            import_beside("levers").reshard(step.model)
+            import_beside("levers").release_gathered(step.model)
         with torch.no_grad():
             for weight, average in zip(step.model.parameters(), step.average or (), strict=True):
                 copy = weight.clone()
@@ -624,7 +624,7 @@ def training_state(step: Step, schedules: list[LambdaLR]) -> dict[str, Any]:
     on the host."""
     average: list[Any] = list(step.average or ())
     if SETTING.parallelism in SHARDED:
-        weights, optimizers = import_beside("levers").whole_state(step.model, step.optimizers)
+        weights, optimizers = import_beside("levers").gather_state(step.model, step.optimizers)
         average = [weight.full_tensor().cpu() for weight in average]
     else:
         weights = step.model.state_dict()
@@ -641,7 +641,7 @@ def training_state(step: Step, schedules: list[LambdaLR]) -> dict[str, Any]:
 
 def load_state(step: Step, schedules: list[LambdaLR], state: dict[str, Any], rank: int) -> None:
     if SETTING.parallelism in SHARDED:
-        import_beside("levers").restore_whole(step.model, step.optimizers, state)
+        import_beside("levers").scatter_state(step.model, step.optimizers, state)
     else:
         step.model.load_state_dict(state["model"])
         for optimizer, saved in zip(step.optimizers, state["optimizer"], strict=True):
@@ -655,7 +655,7 @@ def load_state(step: Step, schedules: list[LambdaLR], state: dict[str, Any], ran
         for (name, _), average in zip(step.model.named_parameters(), step.average, strict=True):
             saved = state["ema"][name].to(average.device)
             if SETTING.parallelism in SHARDED:
-                saved = import_beside("levers").share_of(saved, average)
+                saved = import_beside("levers").shard_like(saved, average)
             average.copy_(saved)
     for schedule, saved in zip(schedules, state["schedule"], strict=True):
         schedule.load_state_dict(saved)

@@ -92,10 +92,9 @@ def main() -> None:
         engine.compile(compile_kwargs={"mode": SETTING.compile, "dynamic": False})
     step = EngineStep(model, SETTING, train.image_loss, [optimizer], engine, engine)
     first_epoch, best = 0, 0.0
-    if options.resume:
-        path, state = engine.load_checkpoint(str(options.output))
-        if path:
-            first_epoch, best = state["epoch"], state["best"]
+    path, state = engine.load_checkpoint(str(options.output)) if options.resume else (None, {})
+    if path is not None:
+        first_epoch, best = state["epoch"], state["best"]
     for epoch in range(first_epoch, options.epochs):
         sampler.set_epoch(epoch)
         # The engine saves no random states: each epoch of each device has its own seed.

@@ -91,8 +91,7 @@ def main() -> None:
         accumulate_grad_batches=SETTING.accumulate, benchmark=SETTING.cudnn_benchmark,
         max_epochs=options.epochs, callbacks=[checkpoints],
     )  # fmt: skip
-    last = "last" if options.resume else None
-    trainer.fit(Training(options), loader, validation, ckpt_path=last)
+    trainer.fit(Training(options), loader, validation, ckpt_path="last" if options.resume else None)
 
 
 if __name__ == "__main__":

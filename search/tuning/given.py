@@ -171,7 +171,7 @@ def answer_for_factory() -> None:
 
     from planner.libraries.building import build_for
     from planner.training.tasks import as_task
-    from planner.training.tasks.making import GivenTask
+    from planner.training.tasks.making import CheckedTask
 
     model = FactoryModel.model_validate_json(sys.argv[1])
     try:
@@ -186,7 +186,7 @@ def answer_for_factory() -> None:
     except PlannerError as error:
         print(json.dumps({"error": [error.message, error.way_out]}))
         return
-    print(json.dumps(asdict(Made(isinstance(task, GivenTask), hasattr(task, "optimizer")))))
+    print(json.dumps(asdict(Made(isinstance(task, CheckedTask), hasattr(task, "optimizer")))))
 
 
 if __name__ == "__main__":

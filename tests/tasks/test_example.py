@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from planner.core.errors import UsageError
 from planner.training.levers import recompute, repeated_blocks
 from planner.training.tasks import from_collator, from_example
-from planner.training.tasks.contract import tensors_of
+from planner.training.tasks.contract import all_tensors
 from planner.training.train import Setting, compile_model, set_up_torch
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def images(count: int) -> Tensor:
 def test_tensors_take_the_size_of_their_batch(example: Any) -> None:
     found = resized(example, 5)
     assert type(found) is type(example)
-    first = [t for t in tensors_of(found) if t.dim()]
+    first = [t for t in all_tensors(found) if t.dim()]
     assert first
     assert all(len(t) == 5 for t in first)
 

@@ -195,19 +195,19 @@ def test_pictures_are_read_in_both_ways(tmp_path: Path) -> None:
     how = {"auto_augment": "rand-m9-mstd0.5-inc1", "erasing": 1.0, "height": 32, "width": 32}
     for pipeline in ("torchvision", "timm"):
         setting = train.Setting(pipeline=pipeline, interpolation="bicubic", crop_share=0.875, **how)
-        data, collate = pictures.pictures(folder, setting, train=True)
+        data, collate = pictures.open_pictures(folder, setting, train=True)
         items = [data[index] for index in range(4)]
         images, _ = (collate or torch.utils.data.default_collate)(items)
         if pipeline == "timm":
             assert images.dtype == torch.uint8
-            images = pictures.from_bytes(images, 0.0)
+            images = pictures.normalize(images, 0.0)
         assert images.shape == (4, 3, 32, 32)
         assert images.abs().max() < 5
-        held, _ = pictures.pictures(folder, setting, train=False)
+        held, _ = pictures.open_pictures(folder, setting, train=False)
         assert len(held) == 2
-    assert pictures.pictures(folder / "train", setting, train=False) == (None, None)
+    assert pictures.open_pictures(folder / "train", setting, train=False) == (None, None)
     with pytest.raises(SystemExit, match="2 classes, the model 1"):
-        pictures.pictures(folder, train.Setting(num_classes=1), train=True)
+        pictures.open_pictures(folder, train.Setting(num_classes=1), train=True)
 
 
 def test_what_ends_a_training_leaves_the_file_that_was_there(

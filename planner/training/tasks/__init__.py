@@ -1,8 +1,8 @@
-"""What one training step is, for any model: a module, a batch of any size, and a loss.
+"""Tasks: what one training step is, for any model. A task has a module, batches and a loss.
 
-A factory that returns a module is trained from images [B, C, H, W] to logits [B, classes]. A
-factory whose step is another returns a task: an object with three methods, which the recorder, a
-probe and an emitted script all call.
+If a factory returns a module, it is trained from images [B, C, H, W] to logits [B, classes]. For
+any other step it returns a task: an object with three methods, which the recorder, a probe and an
+emitted script all call.
 
     class Clips:
         def module(self):
@@ -16,8 +16,9 @@ probe and an emitted script all call.
             clips, labels = batch
             return torch.nn.functional.cross_entropy(module(clips), labels)
 
-With less writing: `from_example` takes a module, one real batch and a loss, `from_collator` a model
-of transformers with its data collator, `from_lightning` a LightningModule. Needs torch.
+These write a task for you: `from_example` takes a module, one real batch and a loss,
+`from_collator` a model of transformers with its data collator, `from_lightning` a LightningModule.
+This package needs torch.
 """
 
 from planner.core.errors import ContractError

@@ -1,4 +1,4 @@
-"""The contract of a task, and what is said of a step that does not keep it."""
+"""The contract of a task: batches as trees, its methods, and the errors of those that break it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from planner.core.schema import TrainSetting
 
 
 def map_tensors(tree: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same tree with each tensor changed; what is no tensor and holds none stays as it is."""
+    """The tree with each of its tensors changed. All other values stay as they are."""
     if isinstance(tree, Tensor):
         return change(tree)
     return rebuild(tree, lambda inner: map_tensors(inner, change))
 
 
 def rebuild(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """The same container with each of its values changed."""
+    """The container with each of its values changed."""
     if isinstance(tree, tuple):
         values = [change(value) for value in tree]
         return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
@@ -39,68 +39,68 @@ def rebuild(tree: Any, change: Callable[[Any], Any]) -> Any:
         changed = {key: change(value) for key, value in tree.items()}
         if type(tree) is dict:
             return changed
-        same: Any = copy.copy(tree)  # what transformers' collators return is a class of its own
+        copied: Any = copy.copy(tree)  # transformers' collators return a class of their own
         for key, value in changed.items():
-            same[key] = value
-        return same
+            copied[key] = value
+        return copied
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         fields = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree) if f.init}
         return dataclasses.replace(tree, **{name: change(value) for name, value in fields.items()})
     return tree
 
 
-def children(tree: Any) -> list[Any]:
-    """The values of a container, in order; of anything else none."""
-    found: list[Any] = []
+def tree_values(tree: Any) -> list[Any]:
+    """The values of a container, in order; none if `tree` is no container."""
+    values: list[Any] = []
 
-    def note(value: Any) -> Any:
-        found.append(value)
+    def collect(value: Any) -> Any:
+        values.append(value)
         return value
 
     if not isinstance(tree, Tensor):
-        rebuild(tree, note)
-    return found
+        rebuild(tree, collect)
+    return values
 
 
-def tensors_of(tree: Any) -> Iterator[Tensor]:
+def all_tensors(tree: Any) -> Iterator[Tensor]:
     """Every tensor of `tree`, in order."""
     if isinstance(tree, Tensor):
         yield tree
-    for inner in children(tree):
-        yield from tensors_of(inner)
+    for inner in tree_values(tree):
+        yield from all_tensors(inner)
 
 
-MAX_SHOWN = 4  # values of one container
+MAX_SHOWN = 4  # values of one container in a description
 
 
-def outline(tree: Any) -> str:
+def describe_shapes(tree: Any) -> str:
     """A batch by its shapes: `([2, 3, 8, 8] float32, {'label': [2] int64})`."""
     if isinstance(tree, Tensor):
         return f"{list(tree.shape)} {str(tree.dtype).removeprefix('torch.')}"
     if isinstance(tree, Mapping):
-        shown = [f"{key!r}: {outline(value)}" for key, value in tree.items()]
-        return f"{{{_some(shown)}}}"
+        shown = [f"{key!r}: {describe_shapes(value)}" for key, value in tree.items()]
+        return f"{{{_first_values(shown)}}}"
     if isinstance(tree, tuple | list):
-        values = _some(list(map(outline, tree)))
+        values = _first_values(list(map(describe_shapes, tree)))
         return f"({values})" if isinstance(tree, tuple) else f"[{values}]"
     return type(tree).__name__
 
 
-def _some(shown: list[str]) -> str:
-    more = len(shown) - MAX_SHOWN
-    return ", ".join([*shown[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+def _first_values(texts: list[str]) -> str:
+    num_hidden = len(texts) - MAX_SHOWN
+    return ", ".join([*texts[:MAX_SHOWN], *([f"and {num_hidden} more"] if num_hidden > 0 else [])])
 
 
-def prepare(batch: Any, setting: TrainSetting, device: torch.device) -> Any:
+def prepare_batch(batch: Any, setting: TrainSetting, device: torch.device) -> Any:
     """A batch on its device as the setting trains it: floats in pure bf16, images channels last."""
 
-    def prepared(tensor: Tensor) -> Tensor:
+    def prepare_tensor(tensor: Tensor) -> Tensor:
         tensor = tensor.to(device)
         if setting.precision == "pure-bf16" and tensor.is_floating_point():
             tensor = tensor.to(torch.bfloat16)
         return in_memory_format(tensor, setting)
 
-    return map_tensors(batch, prepared)
+    return map_tensors(batch, prepare_tensor)
 
 
 def in_memory_format(tensor: Tensor, setting: TrainSetting) -> Tensor:
@@ -123,11 +123,11 @@ WRITE_A_TASK = (
 
 
 class Task(Protocol):
-    """What one step trains. Any object with these methods is one; no base class is needed.
+    """A task: what one step trains. Any object with these methods is one, without a base class.
 
-    It may have more: `unit`, what one item of the batch is called ("clips");
-    `optimizer(parameters)`, which makes the optimizer in place of the setting's; `blocks(module)`,
-    the modules that checkpointing may wrap.
+    It may have more: `unit`, the name of one item of the batch ("clips"); `optimizer(parameters)`,
+    which makes the optimizer instead of the setting; `blocks(module)`, the modules that
+    checkpointing may wrap.
 
         class Tagging:
             unit = "sequences"
@@ -143,7 +143,7 @@ class Task(Protocol):
     """
 
     def module(self) -> nn.Module:
-        """The module to train, made when it is first asked for."""
+        """The module to train."""
 
     def batch(self, size: int, device: torch.device) -> Any:
         """`size` items on `device`: tensors in any nesting of tuples, lists and dicts."""
@@ -153,61 +153,61 @@ class Task(Protocol):
 
 
 def is_task(value: object) -> bool:
-    """Whether `value` has a task's three methods (a module may have a `loss` of its own)."""
+    """Whether `value` has a task's three methods and is no module, which may have a `loss` too."""
     return not missing_methods(value) and not isinstance(value, nn.Module | type)
 
 
 def missing_methods(value: object) -> list[str]:
-    """Those of a task that `value` lacks, as they are called."""
+    """The methods of a task that `value` lacks, with their arguments."""
     return [call for name, call in METHODS.items() if not callable(getattr(value, name, None))]
 
 
 @contextlib.contextmanager
-def calling(
-    what: str, method: Callable[..., Any], given: str, always: bool = True
+def guard_call(
+    caller: str, method: Callable[..., Any], call: str, always: bool = True
 ) -> Iterator[None]:
-    """Around a call of a user's `method`. Raises ContractError for what it raises, with its line;
-    that memory ran out is the cause of that error, where it did. Not `always`: what another setting
-    or batch may mend is raised as it is."""
+    """A context for a call of a user's `method`. Raises ContractError with the user's line for any
+    error in it; the error is its cause, so that an out-of-memory is still found. Without `always`,
+    errors that another setting or batch may avoid are raised as they are."""
     try:
         yield
     except Exception as error:
         if isinstance(error, PlannerError) or not (always or _is_mistake(error)):
             raise
-        said = " ".join(str(error).split())
-        where = _line_of(error, method)
+        text = " ".join(str(error).split())
+        place = _user_line(error, method)
         raise ContractError(
-            f"{what} raised {type(error).__name__}{where}{f': {said}' if said else '.'}",
-            f"It was called as {given}: mend it there.",
+            f"{caller} raised {type(error).__name__}{place}{f': {text}' if text else '.'}",
+            f"It was called as {call}: mend it there.",
         ) from error
 
 
 def _is_mistake(error: Exception) -> bool:
-    """Whether no setting runs code that raises this: a wrong name, or a call that we made and that
-    does not take what it is given."""
-    wrong = isinstance(error, AttributeError | ImportError | NameError)
+    """Whether code that raises this fails with every setting: a wrong name, or a method that does
+    not accept the arguments of our call."""
+    is_wrong = isinstance(error, AttributeError | ImportError | NameError)
     last = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    return wrong or (isinstance(error, TypeError) and last.parent == Path(__file__).parent)
+    return is_wrong or (isinstance(error, TypeError) and last.parent == Path(__file__).parent)
 
 
-def _line_of(error: Exception, method: Callable[..., Any]) -> str:
-    """The innermost line that is the user's; where it never came to one, the method's first."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_own(Path(f.filename))]
+def _user_line(error: Exception, method: Callable[..., Any]) -> str:
+    """The innermost line of the user's code; if none had run, the first line of the method."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(Path(f.filename))]
     if frames:
         return f" at {frames[-1].filename}:{frames[-1].lineno}"
     code = getattr(method, "__code__", None)
     return f" at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 
-def _is_own(file: Path) -> bool:
-    """Whether a frame is of no library, nor of ours."""
-    others = (Path(planner.__file__).parent, Path(sysconfig.get_path("stdlib")))
-    installed = not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
-    return not installed and file.is_file() and not any(map(file.is_relative_to, others))
+def _is_users(file: Path) -> bool:
+    """Whether a file is the user's: neither of a library nor of this package."""
+    our_folders = (Path(planner.__file__).parent, Path(sysconfig.get_path("stdlib")))
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+    return not is_installed and file.is_file() and not any(map(file.is_relative_to, our_folders))
 
 
 def describe(value: object) -> str:
-    """What came back, in few words: a tensor by its shape, anything else by its type."""
+    """A returned value in few words: a tensor by its shape, anything else by its type."""
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)}"
     if isinstance(value, dict):
@@ -220,7 +220,7 @@ def describe(value: object) -> str:
 
 
 def check_loss(loss: object, whose: str) -> Tensor:
-    """`loss` itself, where it is a scalar that can go backward. Raises ContractError."""
+    """Return `loss` if it is a scalar that can go backward. Raises ContractError."""
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         raise ContractError(
             f"the loss of {whose} is {describe(loss)}, not a scalar tensor.",

@@ -1,4 +1,4 @@
-"""Tasks by example: one real batch, made any size."""
+"""Tasks from an example: one real batch, which is resized; a data collator; a LightningModule."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from planner.core.errors import PlannerError, UnsupportedError, UsageError
-from planner.training.tasks.contract import children, describe, map_tensors, rebuild, tensors_of
+from planner.training.tasks.contract import all_tensors, describe, map_tensors, rebuild, tree_values
 
 Loss = Callable[[Any, Any], Tensor]
 
 
 class ExampleTask:
-    """`from_example`'s: a module, a real batch of `num_items`, and a loss."""
+    """The task of `from_example`: a module, a real batch of `num_items`, and a loss."""
 
     def __init__(self, module: nn.Module, example: Any, loss: Loss, num_items: int) -> None:
         self._module, self.example, self._loss, self.num_items = module, example, loss, num_items
@@ -34,10 +34,10 @@ class ExampleTask:
 def from_example(
     module: nn.Module, batch: Any, loss: Loss, batch_size: int | None = None
 ) -> ExampleTask:
-    """A task from one real batch, which is made any size.
+    """A task from one real batch, which is resized.
 
-    Tensors whose first dimension is the batch, and lists of samples by their length, are repeated
-    or cut. `batch_size` is how many items `batch` has, where that cannot be seen.
+    Tensors whose first dimension is the batch are repeated or cut, and so are lists of samples.
+    `batch_size` is the number of items in `batch`, where that cannot be seen.
 
         def build():
             model = UNet()
@@ -54,7 +54,7 @@ def from_example(
 def from_collator(
     model: nn.Module, collator: Callable[[list[Any]], Any], dataset: Sequence[Any]
 ) -> CollatorTask:
-    """A task of a transformers model, whose batches its data collator makes from a dataset.
+    """A task from a transformers model, whose data collator makes batches from a dataset.
 
         def build():
             model = AutoModelForMaskedLM.from_config(config)
@@ -62,13 +62,13 @@ def from_collator(
                 model, DataCollatorForLanguageModeling(tokenizer), dataset["train"]
             )
 
-    The loss is the `loss` that the model returns: the batch must hold labels.
+    The loss is the `loss` that the model returns, so the batch must have labels.
     """
     return CollatorTask(model, collator, dataset)
 
 
 class CollatorTask:
-    """`from_collator`'s."""
+    """The task of `from_collator`."""
 
     def __init__(
         self, model: nn.Module, collator: Callable[[list[Any]], Any], dataset: Sequence[Any]
@@ -85,24 +85,24 @@ class CollatorTask:
 
     def loss(self, module: Any, batch: Any) -> Tensor:
         output = module(**batch)
-        found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-        if not isinstance(found, Tensor):
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        if not isinstance(loss, Tensor):
             raise UsageError(
                 f"the model returned {describe(output)} without a loss for the batch's fields "
                 f"{', '.join(batch)}.",
                 "Have the collator add labels, or write a task with a loss of your own.",
             )
-        return found
+        return loss
 
 
 def resize(tree: Any, num_items: int, size: int) -> Any:
-    """A batch of `num_items` made one of `size`: items are taken in order, again and again."""
+    """A batch of `size` items from one of `num_items`: its items in order, again and again."""
     if isinstance(tree, Tensor):
         if tree.dim() == 0 or tree.shape[0] != num_items:
             return tree
         return tree[torch.arange(size, device=tree.device) % num_items]
     if _is_samples(tree, num_items):
-        # A sample that comes twice is two: it takes its memory twice on a device.
+        # Clone each: a sample that is used twice must take its memory twice.
         return [map_tensors(tree[i % num_items], torch.clone) for i in range(size)]
     return rebuild(tree, lambda inner: resize(inner, num_items, size))
 
@@ -111,68 +111,70 @@ def _is_samples(tree: Any, num_items: int) -> bool:
     """A list with one entry for each item; [images, labels] is a list too, of whole batches."""
     if not isinstance(tree, list) or len(tree) != num_items:
         return False
-    return not all(_holds(inner, num_items) for inner in tree)
+    return not all(_may_hold(inner, num_items) for inner in tree)
 
 
-def _holds(tree: Any, num_items: int) -> bool:
+def _may_hold(tree: Any, num_items: int) -> bool:
     """Whether every tensor of `tree` is a batch of `num_items`, or lies in a list of so many."""
     if isinstance(tree, Tensor):
         return tree.dim() == 0 or tree.shape[0] == num_items
     if isinstance(tree, list) and len(tree) == num_items:
         return True
-    return all(_holds(inner, num_items) for inner in children(tree))
+    return all(_may_hold(inner, num_items) for inner in tree_values(tree))
 
 
-def count_items(batch: Any, given: int | None) -> int:
-    """How many items `batch` has. Raises UsageError."""
-    if next(tensors_of(batch), None) is None:
+def count_items(batch: Any, batch_size: int | None) -> int:
+    """The number of items in `batch`. Raises UsageError where it is unclear."""
+    if next(all_tensors(batch), None) is None:
         raise UsageError(
             f"the example batch is {describe(batch)} and holds no tensor.",
             "Give the batch as your loader yields it: tensors in tuples, lists or dicts.",
         )
-    if given is None and _is_columns(batch):
+    if batch_size is None and _is_columns(batch):
         batch = tuple(batch)
     sizes = sorted(_sizes(batch))
-    whole = [size for size in sizes if _holds(batch, size)]
-    if given is not None:
-        if given not in sizes:
+    matches = [size for size in sizes if _may_hold(batch, size)]
+    if batch_size is not None:
+        if batch_size not in sizes:
             raise UsageError(
-                f"batch_size is {given}, and nothing in the example batch has {given} items.",
-                f"Its tensors' first dimensions and its lists' lengths are {_listed(sizes)}.",
+                f"batch_size is {batch_size}, and nothing in the example batch has {batch_size} "
+                "items.",
+                f"Its tensors' first dimensions and its lists' lengths are {_join_sizes(sizes)}.",
             )
-        whole = [given]
-    if len(whole) != 1:
-        said = f"may have {_listed(whole)} items" if whole else "shows no single number of items"
+        matches = [batch_size]
+    if len(matches) != 1:
+        several = f"may have {_join_sizes(matches)} items"
+        fault = several if matches else "shows no single number of items"
         raise UsageError(
-            f"the example batch {said}.",
+            f"the example batch {fault}.",
             f"Say how many: from_example(module, batch, loss, batch_size=N), one of "
-            f"{_listed(whole or sizes)}.",
+            f"{_join_sizes(matches or sizes)}.",
         )
-    if _is_unclear(batch, whole[0]):
+    if _is_ambiguous(batch, matches[0]):
         raise UsageError(
-            f"a list of the example batch holds {whole[0]} tensors whose first dimension is "
-            f"{whole[0]}: as many samples, or so many whole batches.",
+            f"a list of the example batch holds {matches[0]} tensors whose first dimension is "
+            f"{matches[0]}: as many samples, or so many whole batches.",
             "Take an example batch with another number of items.",
         )
-    return whole[0]
+    return matches[0]
 
 
 def _is_columns(batch: Any) -> bool:
-    """A batch that is a list: [images, labels], as torch's own collator makes it, and not samples,
-    which would all have three dimensions or more."""
+    """Whether a batch is a list [images, labels], as torch's own collator makes it, and not a list
+    of samples, which would all have three dimensions or more."""
     if not isinstance(batch, list):
         return False
     dims = {inner.dim() if isinstance(inner, Tensor) else None for inner in batch}
     return len(dims) > 1 or not all(d is not None and d >= 3 for d in dims)
 
 
-def _is_unclear(tree: Any, num_items: int) -> bool:
-    """Whether a list may be read both ways: as samples, and as so many whole batches."""
+def _is_ambiguous(tree: Any, num_items: int) -> bool:
+    """Whether a list may be read in two ways: as samples, and as so many whole batches."""
     if isinstance(tree, list) and len(tree) == num_items > 1:
         dims = {inner.dim() if isinstance(inner, Tensor) else 0 for inner in tree}
-        if len(dims) == 1 and min(dims) and all(_holds(inner, num_items) for inner in tree):
+        if len(dims) == 1 and min(dims) and all(_may_hold(inner, num_items) for inner in tree):
             return True
-    return any(_is_unclear(inner, num_items) for inner in children(tree))
+    return any(_is_ambiguous(inner, num_items) for inner in tree_values(tree))
 
 
 def _sizes(tree: Any) -> set[int]:
@@ -180,31 +182,29 @@ def _sizes(tree: Any) -> set[int]:
     if isinstance(tree, Tensor):
         return {tree.shape[0]} if tree.dim() else set()
     own = {len(tree)} if isinstance(tree, list) and tree else set()
-    return own.union(*map(_sizes, children(tree)))
+    return own.union(*map(_sizes, tree_values(tree)))
 
 
-def _listed(sizes: Sequence[int]) -> str:
+def _join_sizes(sizes: Sequence[int]) -> str:
     return " or ".join(map(str, sizes))
 
 
-# A LightningModule as a task: its `training_step` is the step. Imports no Lightning.
-
-NO_BATCH = "Return planner.training.tasks.from_lightning(module, batch) with one real batch."
+# A LightningModule as a task: its `training_step` is the loss. This imports no Lightning.
 
 
 def is_lightning(value: object) -> bool:
-    """Whether `value` is a LightningModule, of `lightning` or of `pytorch_lightning`."""
+    """Whether `value` is a LightningModule of `lightning` or of `pytorch_lightning`."""
     return any(kind.__name__ == "LightningModule" for kind in type(value).__mro__)
 
 
 def from_lightning(module: Any, batch: Any = None, batch_size: int | None = None) -> LightningTask:
-    """A task from a LightningModule and one real batch; without one, `train_dataloader()` makes it.
+    """A task from a LightningModule and one real batch, by default one of `train_dataloader()`.
 
         def build():
             return planner.training.tasks.from_lightning(Segmenter(), next(iter(loader)))
 
-    A factory may return the LightningModule itself where it has a `train_dataloader`. The loss is
-    what `training_step(batch, 0)` returns, the optimizer what `configure_optimizers` does.
+    A factory may return the LightningModule itself if it has a `train_dataloader`. The loss is what
+    `training_step(batch, 0)` returns, and the optimizer what `configure_optimizers` returns.
     Raises UnsupportedError for manual optimization, and PlannerError where there is no batch.
     """
     if not module.automatic_optimization:
@@ -222,42 +222,42 @@ class LightningTask(ExampleTask):
     """The task of `from_lightning`."""
 
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """The one that `configure_optimizers` makes; its schedule is left out."""
+        """The optimizer of `configure_optimizers`, without its schedule."""
         module: Any = self.module()
-        found = module.configure_optimizers()
-        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], list | tuple):
-            found = found[0]
-        if isinstance(found, list | tuple) and len(found) == 1:
-            found = found[0]
-        if isinstance(found, Mapping):
-            found = found["optimizer"]
-        if not isinstance(found, torch.optim.Optimizer):
+        made = module.configure_optimizers()
+        if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], list | tuple):
+            made = made[0]
+        if isinstance(made, list | tuple) and len(made) == 1:
+            made = made[0]
+        if isinstance(made, Mapping):
+            made = made["optimizer"]
+        if not isinstance(made, torch.optim.Optimizer):
             raise UnsupportedError(
-                f"configure_optimizers of {type(module).__name__} returned {describe(found)}, not "
+                f"configure_optimizers of {type(module).__name__} returned {describe(made)}, not "
                 "one optimizer.",
                 "Write a task with the one optimizer that trains the module.",
             )
-        return found
+        return made
 
 
 def _training_loss(module: Any, batch: Any) -> Tensor:
-    if hasattr(module, "_orig_mod"):  # what torch.compile returns
+    if hasattr(module, "_orig_mod"):  # torch.compile wrapped it
         raise UnsupportedError(
             "a LightningModule is not compiled in a probe: its training_step would call the module "
             "as it was.",
             "Choose --compile off, or write a task whose loss calls the module that it is given.",
         )
-    found = module.training_step(batch, 0)
-    return found["loss"] if isinstance(found, Mapping) else found  # type: ignore[no-any-return]
+    result = module.training_step(batch, 0)
+    return result["loss"] if isinstance(result, Mapping) else result  # type: ignore[no-any-return]
 
 
 def _first_batch(module: Any) -> Any:
     try:
         loader = module.train_dataloader()
-    except Exception as error:  # Lightning's own, where a module has none
+    except Exception as error:  # Lightning raises its own where a module has no loader
         raise PlannerError(
             f"{type(module).__name__} has no train_dataloader to take a batch from "
             f"({type(error).__name__}).",
-            NO_BATCH,
+            "Return planner.training.tasks.from_lightning(module, batch) with one real batch.",
         ) from error
     return next(iter(loader))

@@ -1,4 +1,4 @@
-"""From a model, or from what a user's factory returned, to its task."""
+"""The task of a model, or of the value that a user's factory returned."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ from planner.libraries.transformers import form_of
 from planner.training.tasks.contract import (
     METHODS,
     Task,
-    calling,
+    all_tensors,
     check_loss,
     describe,
+    guard_call,
     is_task,
     missing_methods,
-    prepare,
-    tensors_of,
+    prepare_batch,
 )
 from planner.training.tasks.example import from_example, from_lightning, is_lightning
 from planner.training.tasks.vision import Classification, Detection, Segmentation
-
-# The task of a transformers model, which computes its loss by itself: what it is given.
 
 MASKED_SHARE = 0.6  # of the patches: SimMIM's best (arXiv 2111.09886 §4.1.2)
 
 
 class OwnLoss:
-    """`module(**batch).loss`: random inputs of the model's sizes, and labels of its configuration.
+    """The task of a transformers model, which computes its loss by itself: `module(**batch).loss`,
+    with random inputs of the model's sizes and labels of its configuration.
 
-    Sequences are full: there is no padding, and so no attention mask.
+    Sequences have full length, so there is no padding and no attention mask.
     """
 
     def __init__(self, module: nn.Module, model: NamedModel) -> None:
@@ -88,7 +87,7 @@ class OwnLoss:
         return {**images, "labels": labels}
 
 
-_KINDS: dict[str, Callable[[nn.Module, NamedModel], Task]] = {
+_TASKS: dict[str, Callable[[nn.Module, NamedModel], Task]] = {
     "segmentation": Segmentation,
     "detection": Detection,
     "own-loss": OwnLoss,
@@ -96,16 +95,16 @@ _KINDS: dict[str, Callable[[nn.Module, NamedModel], Task]] = {
 
 
 def task_for(model: Model, setting: TrainSetting) -> Task:
-    """The task of any model: its library's, or what the user's factory returns.
+    """The task of any model: that of its library, or the one that the user's factory returns.
 
     Builds the module. Raises PlannerError where it cannot be built, and UnsupportedError for a
-    setting that is the task's own matter.
+    setting that only the task itself can decide.
     """
     return as_task(build_for(model, setting)(), model, setting)
 
 
 def load_task(model: Mapping[str, Any], setting: Mapping[str, Any]) -> Task:
-    """The task of a model and a setting by their fields: what an emitted file calls."""
+    """The task of a model and a setting, given by their fields. An emitted file calls this."""
     kind: Any = FactoryModel if "factory" in model else NamedModel
     return task_for(parse(kind, model, "the model"), parse(TrainSetting, setting, "the setting"))
 
@@ -120,12 +119,12 @@ def as_task(built: Any, model: Model, setting: TrainSetting) -> Task:
         if kind in ("classification", "video"):
             return Classification(built, model, setting)
         assert isinstance(model, NamedModel)
-        task = _KINDS[kind](built, model)
-        return GivenTask(task, model.title, setting, on_shapes=True)
-    return GivenTask(_given(built, model.title), model.title, setting)
+        task = _TASKS[kind](built, model)
+        return CheckedTask(task, model.title, setting, on_shapes=True)
+    return CheckedTask(_given_task(built, model.title), model.title, setting)
 
 
-def _given(built: Any, title: str) -> Task:
+def _given_task(built: Any, title: str) -> Task:
     if is_task(built):
         task: Task = built
         return task
@@ -133,10 +132,10 @@ def _given(built: Any, title: str) -> Task:
         return from_lightning(built)
     if isinstance(built, tuple) and len(built) == 3 and isinstance(built[0], nn.Module):
         return from_example(*built)
-    lacking = missing_methods(built)
-    if len(lacking) < len(METHODS):
+    missing = missing_methods(built)
+    if len(missing) < len(METHODS):
         raise ContractError(
-            f"{title} returned {describe(built)}, a task without {alternatives(lacking, 'and')}.",
+            f"{title} returned {describe(built)}, a task without {alternatives(missing, 'and')}.",
             f"A task has {alternatives(METHODS.values(), 'and')}.",
         )
     raise PlannerError(
@@ -146,15 +145,16 @@ def _given(built: Any, title: str) -> Task:
     )
 
 
-def _shapes(batch: Any) -> list[torch.Size]:
-    """Of its tensors."""
-    return [tensor.shape for tensor in tensors_of(batch)]
+def _tensor_shapes(batch: Any) -> list[torch.Size]:
+    """The shapes of the tensors in a batch."""
+    return [tensor.shape for tensor in all_tensors(batch)]
 
 
-class GivenTask:
-    """A task that was given, with its batches on their device and as the setting trains them.
+class CheckedTask:
+    """A task with checks of what a user may get wrong, and with batches on their device, as the
+    setting trains them.
 
-    `on_shapes` says that its batches may be made of fake tensors; a user's code may read values.
+    `on_shapes` says that its batches may be made of fake tensors. A user's code may read values.
     """
 
     def __init__(
@@ -163,7 +163,8 @@ class GivenTask:
         self.task, self.title, self.setting, self.on_shapes = task, title, setting, on_shapes
         self.unit: str = str(getattr(task, "unit", "items"))
         self.unit = self.unit if re.fullmatch(UNIT, self.unit) else "items"
-        self._is_sized = on_shapes  # whether another size was seen to make another batch; ours do
+        # Whether it is known that another size makes another batch. The planner's own tasks do so.
+        self._is_sized = on_shapes
         if setting.loss not in ("library", "cross-entropy"):
             raise UnsupportedError(
                 f"the loss of {title} is its own, and not {setting.loss}.",
@@ -188,7 +189,7 @@ class GivenTask:
             self.blocks = self._own_blocks
 
     def module(self) -> nn.Module:
-        with self._calling("module", "module()"):
+        with self._guard("module", "module()"):
             module = self.task.module()
         if not isinstance(module, nn.Module):
             raise PlannerError(
@@ -203,66 +204,68 @@ class GivenTask:
         return module
 
     def batch(self, size: int, device: torch.device) -> Any:
-        """Raises ContractError where another size makes no other batch."""
+        """A batch of `size` items. Raises ContractError if batches of all sizes are the same."""
         made = self._batch(size, device)
         if not self._is_sized:
-            if not _shapes(made):
+            if not _tensor_shapes(made):
                 raise ContractError(
                     f"batch(size, device) of {self.title} returned {describe(made)}, and no tensor "
                     "is in it.",
                     "Return tensors, in any nesting of tuples, lists and dicts.",
                 )
             with torch.random.fork_rng(devices=[]):
-                other = self._batch(3 if size == 2 else 2, torch.device("cpu"))
-            if _shapes(made) == _shapes(other):
+                other_batch = self._batch(3 if size == 2 else 2, torch.device("cpu"))
+            if _tensor_shapes(made) == _tensor_shapes(other_batch):
                 raise ContractError(
                     f"batch(size, device) of {self.title} makes tensors of the same shapes for "
                     "every size.",
                     "Make `size` items: every figure is for so many.",
                 )
             self._is_sized = True
-        return prepare(made, self.setting, device)
+        return prepare_batch(made, self.setting, device)
 
     def loss(self, module: Any, batch: Any) -> Tensor:
-        at = self.setting  # what wraps or compiles the module may lack names that it has
-        may_differ = {at.parallelism, at.checkpointing} != {"none"} or at.compiles or self.on_shapes
-        with nullcontext() if may_differ else self._calling("loss", METHODS["loss"], False):
+        # A module that is wrapped or compiled may lack attributes: that is no fault of the user.
+        setting = self.setting
+        is_wrapped = {setting.parallelism, setting.checkpointing} != {"none"} or setting.compiles
+        guard = self._guard("loss", METHODS["loss"], False)
+        with nullcontext() if is_wrapped or self.on_shapes else guard:
             return check_loss(self.task.loss(module, batch), self.title)
 
     def _batch(self, size: int, device: torch.device) -> Any:
-        with self._calling("batch", f"batch({size}, {device})"):
+        with self._guard("batch", f"batch({size}, {device})"):
             return self.task.batch(size, device)
 
     def _own_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         task: Any = self.task
-        with self._calling("optimizer", f"optimizer(a list of {len(parameters)} parameters)"):
-            made = task.optimizer(parameters)
-        if not isinstance(made, torch.optim.Optimizer):
+        with self._guard("optimizer", f"optimizer(a list of {len(parameters)} parameters)"):
+            optimizer = task.optimizer(parameters)
+        if not isinstance(optimizer, torch.optim.Optimizer):
             raise ContractError(
-                f"optimizer(parameters) of {self.title} returned {describe(made)}, not one "
+                f"optimizer(parameters) of {self.title} returned {describe(optimizer)}, not one "
                 "torch.optim.Optimizer.",
                 "Return the one that trains the parameters, or take optimizer() out of the task.",
             )
-        held = {id(parameter) for group in made.param_groups for parameter in group["params"]}
-        if held.isdisjoint(map(id, parameters)):
+        trained = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        if trained.isdisjoint(map(id, parameters)):
             raise ContractError(
                 f"optimizer(parameters) of {self.title} returned one that trains none of them.",
                 "Make it from the parameters that it is given: module() may run more than once.",
             )
-        return made
+        return optimizer
 
     def _own_blocks(self, module: nn.Module) -> list[nn.Module]:
         task: Any = self.task
-        with self._calling("blocks", f"blocks(a {type(module).__name__})"):
+        with self._guard("blocks", f"blocks(a {type(module).__name__})"):
             blocks = list(task.blocks(module))
-        own = set(module.modules())
-        if strange := [block for block in blocks if block not in own]:
+        modules = set(module.modules())
+        if strangers := [block for block in blocks if block not in modules]:
             raise ContractError(
-                f"blocks(module) returned {len(strange)} modules that are not in the module, of "
-                f"class {type(strange[0]).__name__}.",
+                f"blocks(module) returned {len(strangers)} modules that are not in the module, of "
+                f"class {type(strangers[0]).__name__}.",
                 "Return parts of the module that it is given.",
             )
         return blocks
 
-    def _calling(self, name: str, given: str, always: bool = True) -> AbstractContextManager[None]:
-        return calling(f"{name}() of {self.title}", getattr(self.task, name), given, always)
+    def _guard(self, name: str, call: str, always: bool = True) -> AbstractContextManager[None]:
+        return guard_call(f"{name}() of {self.title}", getattr(self.task, name), call, always)

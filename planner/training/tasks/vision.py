@@ -1,4 +1,4 @@
-"""Tasks of vision models whose loss is not their own: images, clips, dense targets, boxes."""
+"""Tasks of vision models that do not compute their loss: images, clips, dense targets, boxes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Classification:
     """Images [B, C, H, W], or clips [B, C, T, H, W], to logits [B, classes]; or to an output with
     `.logits`.
 
-    It makes its batch as `setting` trains it, and on fake tensors as on real ones. `model` says
-    which sizes it has and is named where the step is none of this kind.
+    Its batches are as `setting` trains them, and may be made of fake tensors. `model` gives the
+    sizes, and its title stands in the error for a step of another kind.
     """
 
     def __init__(self, module: nn.Module, model: Model, setting: TrainSetting) -> None:
@@ -48,8 +48,8 @@ class Classification:
         return images, torch.randint(self.num_classes, (size,), device=device)
 
     def loaded(self, images: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        """A batch as `batch` makes it, of images and labels that a loader brought to the host.
-        Soft targets are the labels' classes; that a recipe mixes images is not counted."""
+        """A batch as `batch` makes it, from images and labels that a loader has on the host. Soft
+        targets are one-hot labels: the mixing of images by a recipe is not counted."""
         images = self._convert(images.to(device, non_blocking=True))
         labels = labels.to(device, non_blocking=True)
         if self.setting.loss == "soft-target" and labels.dim() == 1:
@@ -66,7 +66,7 @@ class Classification:
         return F.cross_entropy(self.logits(module, batch[0]), batch[1], label_smoothing=smoothing)
 
     def logits(self, module: Any, images: Tensor) -> Tensor:
-        """What the module makes of `images`. Raises ContractError where it is no [B, classes]."""
+        """The module's logits of `images`. Raises ContractError if they are not [B, classes]."""
         output = module(images)
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         if not isinstance(logits, Tensor):
@@ -90,8 +90,8 @@ class Classification:
 
 
 class Segmentation:
-    """Images to `{"out": [B, classes, H, W]}`, as torchvision's models return it, against a class
-    for each pixel; `aux`, where there is one, counts half."""
+    """Images to `{"out": [B, classes, H, W]}`, as torchvision's models return it, with a class for
+    each pixel as target. An auxiliary output `aux` counts half."""
 
     unit = "images"
 
@@ -121,7 +121,7 @@ Images = tuple[list[Tensor], list[dict[str, Tensor]]]
 
 
 class Detection:
-    """Lists of images and of their objects to a dict of losses, as torchvision's detectors do."""
+    """Lists of images and of their objects to a dict of losses, as in torchvision's detectors."""
 
     unit = "images"
 
@@ -135,7 +135,7 @@ class Detection:
         return self._module
 
     def batch(self, size: int, device: torch.device) -> Images:
-        """Random images [3, H, W], each with `NUM_OBJECTS` boxes and labels, and masks where the
+        """Random images [3, H, W], each with `NUM_OBJECTS` boxes and labels, and with masks if the
         model learns them."""
         images = [torch.rand(3, *self.size, device=device) for _ in range(size)]
         return images, [self._objects(device) for _ in range(size)]
@@ -148,7 +148,7 @@ class Detection:
         height, width = self.size
         limits = torch.tensor([width, height] * 2, device=device) / 2
         corners = torch.rand(NUM_OBJECTS, 4, device=device)
-        # Left upper corners in the first half, right lower ones in the second: none is empty.
+        # Upper left corners in the first half, lower right ones in the second: no box is empty.
         offset = torch.tensor([0.0, 0.0, 1.0, 1.0], device=device)
         found = {
             "boxes": (corners + offset) * limits,

@@ -26,7 +26,7 @@ from planner.machine.emulated import is_emulated
 from planner.training.building import local_shard, set_precision
 from planner.training.step import Training
 from planner.training.tasks.contract import WRITE_A_TASK
-from planner.training.tasks.making import GivenTask
+from planner.training.tasks.making import CheckedTask
 from search.probe import protocol
 from search.probe.evidence import HURRIED, QuietWatch, StopRule
 from search.probe.worker import subject, verdict
@@ -121,7 +121,7 @@ class Run:
             meter.impose_cap(request.memory_cap_bytes)
         self.report.enter("build")
         training = subject.build_training(request)
-        self.unit = training.task.unit if isinstance(training.task, GivenTask) else None
+        self.unit = training.task.unit if isinstance(training.task, CheckedTask) else None
         self.was_given_images = isinstance(request.model, FactoryModel) and self.unit is None
         self.phases.accumulate = request.setting.accumulate
         self.warmup = self._warm_up(training, meter)
