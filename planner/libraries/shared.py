@@ -8,12 +8,11 @@ from planner.libraries.maps import CPB_HIDDEN, Pair, Trainable
 from planner.step import nn
 from planner.step.engine import checkpoint
 from planner.step.matmul import linear
-from planner.step.pointwise import add, scale
+from planner.step.pointwise import add, contiguous, scale
 from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import (
     alias,
     cat,
-    contiguous,
     flatten,
     pad,
     permute,

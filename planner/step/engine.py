@@ -1,5 +1,5 @@
-"""Backward on shapes: the graph that autograd recorded, run and freed; and what changes what is
-saved for it: autocast, offloading, checkpointing.
+"""Backward on shapes: it runs the graph that autograd recorded, and frees it on the way. Then what
+changes the tensors that are saved for it: autocast, offloading, checkpointing.
 
 The order and the lifetimes are those of PyTorch's engine (torch/csrc/autograd/engine.cpp,
 input_buffer.cpp): nodes run by descending sequence number, gradients of leaves first; a node's
@@ -8,16 +8,27 @@ incoming gradients die when it returns, its saved tensors right after.
 
 import heapq
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from sys import getrefcount
 from typing import Any
 
 from planner.ledger.ledger import TO_DEVICE, TO_HOST
-from planner.step.autograd import Gradients, Node, Saved, begin, finish, pointwise_cost
+from planner.step.autograd import make_node, set_history
+from planner.step.layout import Shape, is_dense
 from planner.step.pointwise import add, sum_to, to_dtype
-from planner.step.tensor import Device, GradientCell, Parameter, Shape, Storage, Tensor, is_dense
+from planner.step.tensor import (
+    Autocast,
+    Device,
+    GradientCell,
+    Gradients,
+    KeptResults,
+    Node,
+    Parameter,
+    Saved,
+    Storage,
+    Tensor,
+)
 
 
 def backward(loss: Tensor, gradient: Tensor) -> None:
@@ -31,7 +42,7 @@ def backward(loss: Tensor, gradient: Tensor) -> None:
 
 
 def _run_graph(device: Device, root: Node, slot: int, gradient: Tensor) -> None:
-    waiting = _count_dependencies(root)
+    dependencies = _count_dependencies(root)
     buffers: dict[Node, list[Tensor | None]] = {root: [None] * len(root.metadata)}
     buffers[root][slot] = gradient
     ready = [(-root.sequence, 0, root)]
@@ -40,8 +51,8 @@ def _run_graph(device: Device, root: Node, slot: int, gradient: Tensor) -> None:
         node = heapq.heappop(ready)[2]
         device.scope = node.scope
         if device.offloads:
-            bring_back(node)
-        outputs = _call(node, buffers.pop(node))
+            fetch_saved(node)
+        outputs = _call_function(node, buffers.pop(node))
         node.release()
         for index, edge in enumerate(node.edges):
             if edge is None:
@@ -51,15 +62,15 @@ def _run_graph(device: Device, root: Node, slot: int, gradient: Tensor) -> None:
             if buffer is None:
                 buffer = buffers[target] = [None] * len(target.metadata)
             _add_to_buffer(device, buffer, position, outputs, index)
-            waiting[target] -= 1
-            if waiting[target] == 0:
+            dependencies[target] -= 1
+            if dependencies[target] == 0:
                 heapq.heappush(ready, (-target.sequence, ticket, target))
                 ticket += 1
             del buffer
         del outputs, node
 
 
-def _call(node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
+def _call_function(node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
     """Runs a node; its incoming gradients die as this returns (`call_function`)."""
     outputs = list(node.run(node, gradients))
     for index, edge in enumerate(node.edges):
@@ -69,12 +80,12 @@ def _call(node: Node, gradients: list[Tensor | None]) -> list[Tensor | None]:
         shape, dtype = edge[0].metadata[edge[1]]
         if gradient.shape != shape or gradient.dtype != dtype:
             gradient = None
-            _conform(outputs, index, shape, dtype)
+            _validate_output(outputs, index, shape, dtype)
         del gradient
     return outputs
 
 
-def _conform(outputs: list[Tensor | None], index: int, shape: Shape, dtype: str) -> None:
+def _validate_output(outputs: list[Tensor | None], index: int, shape: Shape, dtype: str) -> None:
     """`validate_outputs`: sums a broadcast gradient down and casts it to the input's dtype."""
     gradient = outputs[index]
     assert gradient is not None
@@ -93,7 +104,7 @@ def _add_to_buffer(
     outputs: list[Tensor | None],
     index: int,
 ) -> None:
-    """`InputBuffer::add`: moves a gradient in, or adds it, in place where nobody else sees it."""
+    """`InputBuffer::add`: moves a gradient in, or adds it, in place where it has no other owner."""
     gradient = outputs[index]
     if gradient is None:
         return
@@ -103,7 +114,7 @@ def _add_to_buffer(
         buffer[position] = gradient
         return
     if device.in_place_sums and _is_uniquely_owned(buffer, position):
-        pointwise_cost(device, "aten.add_", old, 2)
+        device.compute_pointwise("aten.add_", old, 2)
         return
     buffer[position] = add(old, gradient)
 
@@ -122,38 +133,30 @@ def _is_uniquely_owned(buffer: list[Tensor | None], position: int) -> bool:
 
 
 def _count_dependencies(root: Node) -> dict[Node, int]:
-    waiting: dict[Node, int] = {root: 0}
+    dependencies: dict[Node, int] = {root: 0}
     stack = [root]
     while stack:
         for edge in stack.pop().edges:
             if edge is None:
                 continue
             target = edge[0]
-            if target in waiting:
-                waiting[target] += 1
+            if target in dependencies:
+                dependencies[target] += 1
             else:
-                waiting[target] = 1
+                dependencies[target] = 1
                 stack.append(target)
-    return waiting
+    return dependencies
 
 
-# Autocast as CUDA has it (aten/src/ATen/autocast_mode.h): what is cast, and the cache of casts.
+# Autocast on CUDA (aten/src/ATen/autocast_mode.h): which tensors it casts, and its cache.
 
 _ELIGIBLE = frozenset({"float32", "bfloat16", "float16"})
 
 
-class Autocast:
-    """The low-precision dtype, and the casts of fp32 leaves made so far inside the context."""
-
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
-        self.casts: dict[int, tuple[Parameter, Tensor]] = {}
-
-
 class AutocastScope:
-    """`torch.autocast("cuda", dtype)`, or nothing for None. The casts are dropped at its end.
+    """`torch.autocast("cuda", dtype)`; None: no autocast. Its end drops the cached casts.
 
-    An inner scope shares the outer's cache: PyTorch clears it only when the outermost one ends.
+    An inner scope shares the outer one's cache: PyTorch clears it only as the outermost one ends.
     """
 
     def __init__(self, device: Device, dtype: str | None) -> None:
@@ -171,16 +174,16 @@ class AutocastScope:
 
 
 def cast_down(x: Tensor) -> Tensor:
-    """x in the autocast dtype; from the cache where it is an fp32 leaf; itself without autocast."""
+    """x in the autocast dtype, from the cache if x is an fp32 leaf; x itself without autocast."""
     context = x.storage.device.autocast
     if context is None or x.dtype == context.dtype or x.dtype not in _ELIGIBLE:
         return x
     if not (isinstance(x, Parameter) and x.requires_grad and x.dtype == "float32"):
         return to_dtype(x, context.dtype)
-    known = context.casts.get(id(x))
-    if known is None:
-        known = context.casts[id(x)] = (x, to_dtype(x, context.dtype))
-    return known[1]
+    cached = context.casts.get(id(x))
+    if cached is None:
+        cached = context.casts[id(x)] = (x, to_dtype(x, context.dtype))
+    return cached[1]
 
 
 # Activations in the host's memory: the mirror of `offloading` in `planner/training/levers.py`.
@@ -189,8 +192,8 @@ def cast_down(x: Tensor) -> Tensor:
 _STAY = frozenset(("parameters", "buffers"))
 
 
-class _Moved:
-    """A storage on the host, and from its first use in backward on the device again."""
+class _HostStorage:
+    """A storage on the host; from its first use in backward on it is on the device again."""
 
     __slots__ = ("__weakref__", "device", "dtype", "num_bytes", "storage")
 
@@ -201,7 +204,7 @@ class _Moved:
         self.storage: Storage | None = None
         self._transfer(TO_HOST)
 
-    def back(self) -> Storage:
+    def fetch(self) -> Storage:
         if self.storage is None:
             self.storage = Storage(self.device, self.num_bytes, "aten._to_copy")
             self.storage.hold()
@@ -212,20 +215,20 @@ class _Moved:
         self.device.compute(name, "transfer", self.dtype, 0, self.num_bytes)
 
 
-class _Packed:
-    """A saved tensor: a view of what moved."""
+class _HostTensor:
+    """A saved tensor: a view of a storage on the host."""
 
-    __slots__ = ("moved", "shape", "strides")
+    __slots__ = ("shape", "storage", "strides")
 
-    def __init__(self, moved: _Moved, shape: Shape, strides: Shape) -> None:
-        self.moved, self.shape, self.strides = moved, shape, strides
+    def __init__(self, storage: _HostStorage, shape: Shape, strides: Shape) -> None:
+        self.storage, self.shape, self.strides = storage, shape, strides
 
     def unpack(self) -> Tensor:
-        return Tensor(self.moved.back(), self.shape, self.strides, self.moved.dtype)
+        return Tensor(self.storage.fetch(), self.shape, self.strides, self.storage.dtype)
 
 
-class _Stayed:
-    """A saved tensor that is on the device until it is released."""
+class _DeviceTensor:
+    """A saved tensor that stays on the device until it is released."""
 
     __slots__ = ("tensor",)
 
@@ -241,23 +244,24 @@ class _Stayed:
 
 
 @contextmanager
-def offload_activations(device: Device, kept: Iterable[Tensor]) -> Iterator[None]:
-    """A context for the forward and the loss: storages of `kept`, parameters, buffers and scalars
-    stay."""
-    stay = {tensor.storage.ident for tensor in kept}
-    moved: dict[tuple[int, str], weakref.ref[_Moved]] = {}
+def offload_activations(device: Device, resident: Iterable[Tensor]) -> Iterator[None]:
+    """A context for the forward and the loss, which offloads saved tensors. Parameters, buffers,
+    scalars and views of the `resident` tensors stay on the device."""
+    resident_storages = {tensor.storage.ident for tensor in resident}
+    on_host: dict[tuple[int, str], weakref.ref[_HostStorage]] = {}
 
-    def pack(tensor: Tensor) -> _Packed | _Stayed:
+    def pack(tensor: Tensor) -> _HostTensor | _DeviceTensor:
         storage = tensor.storage
-        if not tensor.shape or storage.ident in stay or storage.category in _STAY:
-            return _Stayed(tensor)
+        is_resident = storage.ident in resident_storages or storage.category in _STAY
+        if is_resident or not tensor.shape:
+            return _DeviceTensor(tensor)
         key = storage.ident, tensor.dtype
-        known = moved.get(key)
-        found = known() if known is not None else None
-        if found is None:
-            found = _Moved(tensor)
-            moved[key] = weakref.ref(found)
-        return _Packed(found, tensor.shape, tensor.strides)
+        reference = on_host.get(key)
+        host_storage = reference() if reference is not None else None
+        if host_storage is None:
+            host_storage = _HostStorage(tensor)
+            on_host[key] = weakref.ref(host_storage)
+        return _HostTensor(host_storage, tensor.shape, tensor.strides)
 
     device.offloads = True
     device.saved_tensor_hooks.append((pack, _unpack))
@@ -267,79 +271,33 @@ def offload_activations(device: Device, kept: Iterable[Tensor]) -> Iterator[None
         device.saved_tensor_hooks.pop()
 
 
-def bring_back(node: Node) -> None:
-    """A node unpacks all that it saved before it runs (torch's generated `apply`)."""
+def fetch_saved(node: Node) -> None:
+    """A node unpacks all its saved tensors before it runs (torch's generated `apply`)."""
     for saved in node.saved:
-        if isinstance(saved.packed, _Packed):
-            saved.packed.moved.back()
+        if isinstance(saved.packed, _HostTensor):
+            saved.packed.storage.fetch()
 
 
-def _unpack(packed: _Packed | _Stayed) -> Tensor:
+def _unpack(packed: _HostTensor | _DeviceTensor) -> Tensor:
     return packed.unpack()
 
 
 # Activation checkpointing without re-entrance (torch/utils/checkpoint.py, use_reentrant=False).
 #
-# Forward packs each saved tensor into a holder that keeps nothing; the first unpack in backward
-# runs the function again, up to the last tensor that was saved, and each recomputed tensor lives
-# until its own unpack.
-
-# Results that selective checkpointing keeps, so that its recomputation need not compute them.
-#
-# torch/utils/checkpoint.py, `_CachingTorchDispatchMode` and `_CachedTorchDispatchMode`: forward
-# stores the results of chosen operations, whether backward needs them or not; the recomputation
-# takes each one out again, and what it does not reach stays until the checkpointed call's frame
-# dies.
-
-Results = tuple[Tensor, ...]
-
-
-class KeptResults:
-    """What one checkpointed call keeps, in the order in which it was computed."""
-
-    __slots__ = ("_kept", "is_recomputing")
-
-    def __init__(self) -> None:
-        self._kept: deque[Results] = deque()
-        self.is_recomputing = False
-
-    def __del__(self) -> None:
-        while self._kept:
-            for tensor in self._kept.popleft():
-                tensor.storage.let_go()
-
-    def result_of(self, compute: Callable[[], Results]) -> Results:
-        """What `compute` gives: computed and kept, or taken out of what was kept."""
-        if not self.is_recomputing:
-            results = compute()
-            self._kept.append(tuple(result.detach() for result in results))
-            for result in results:
-                result.storage.hold()
-            return results
-        results = self._kept.popleft()
-        for result in results:
-            result.storage.let_go()
-        return results
-
-
-def kept(device: Device, compute: Callable[[], Results]) -> Results:
-    """The results of an operation that selective checkpointing keeps, wherever it is run."""
-    if device.kept_results is None:
-        return compute()
-    return device.kept_results.result_of(compute)
-
+# Forward packs each saved tensor into an empty holder. The first unpack in backward runs the
+# function again, up to the last saved tensor; each recomputed tensor lives until it is unpacked.
 
 Function = Callable[..., Any]
 
 
 class _Handle:
-    """Stands for one recomputed tensor; the tensor dies with it."""
+    """The handle of one recomputed tensor, which dies with it."""
 
     __slots__ = ("__weakref__",)
 
 
 class _Holder:
-    """What a saved tensor is packed into."""
+    """The empty holder that a saved tensor is packed into."""
 
     __slots__ = ("__weakref__", "handle")
 
@@ -352,7 +310,7 @@ class _Stop(Exception):  # noqa: N818 (a signal, not an error)
 
 
 class _SavedArgument:
-    """An argument kept for the recomputation, which sees it with its history."""
+    """An argument that is saved, with its history, for the recomputation."""
 
     __slots__ = ("node", "requires_grad", "saved", "slot")
 
@@ -367,7 +325,7 @@ class _SavedArgument:
 
 
 class _Frame:
-    """One checkpointed call: its function, its inputs, and what has been recomputed of it."""
+    """One checkpointed call: its function, its arguments, and its recomputed tensors."""
 
     def __init__(
         self, device: Device, function: Function, args: tuple[Any, ...], kept: KeptResults | None
@@ -415,10 +373,10 @@ class _Frame:
         if self.kept is not None:
             self.kept.is_recomputing = True
         hooks = len(device.saved_tensor_hooks)
-        device.saved_tensor_hooks.append((_Recomputation(self).pack, _unchanged))
+        device.saved_tensor_hooks.append((_Recomputation(self).pack, _identity))
         try:
             with AutocastScope(device, self.autocast_dtype):
-                _run(self.function, *args)
+                _run_function(self.function, *args)
         except _Stop:
             pass
         del device.saved_tensor_hooks[hooks:]
@@ -427,7 +385,7 @@ class _Frame:
 
 
 class _Recomputation:
-    """The pack hook of a recomputation: gives each tensor to the holder of its first time."""
+    """The pack hook of a recomputation: it gives each tensor to its holder of the forward."""
 
     __slots__ = ("frame",)
 
@@ -448,11 +406,11 @@ class _Recomputation:
         return tensor
 
 
-def _unchanged(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _run(function: Function, *args: Any) -> None:
+def _run_function(function: Function, *args: Any) -> None:
     function(*args)
 
 
@@ -477,9 +435,9 @@ def checkpoint(function: Function, *args: Any, selective: bool = False) -> Any:
 
 # Activation checkpointing with re-entrance (torch/utils/checkpoint.py, CheckpointFunction).
 #
-# What `torch.utils.checkpoint.checkpoint(function, x)` does when not told otherwise: forward
-# records nothing but x; backward runs the whole function again from a detached x, then a backward
-# of its own through what that recorded.
+# The default of `torch.utils.checkpoint.checkpoint(function, x)`: forward saves only x; backward
+# runs the whole function again from a detached x, and then a backward through the graph which that
+# recorded.
 
 
 class _Leaf(Parameter):
@@ -500,14 +458,16 @@ def checkpoint_reentrantly(function: Callable[..., Any], x: Tensor) -> Tensor:
         region: Tensor = device.checkpoint_region(function, (x,))
         return region
     dtype = device.autocast.dtype if device.autocast else None
-    node = begin("CheckpointFunctionBackward", (x,), _checkpoint_backward, (x,), (function, dtype))
+    node = make_node(
+        "CheckpointFunctionBackward", (x,), _checkpoint_backward, (x,), (function, dtype)
+    )
     with device.no_grad():
         outputs: Tensor = function(x)
-    return finish(outputs, node)
+    return set_history(outputs, node)
 
 
 def _checkpoint_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    """The casts of weights made in the recomputation live until its autocast ends."""
+    """The recomputation and its backward. Casts of weights live until its autocast ends."""
     function, dtype = node.data
     tensor = node.unpack(0)
     device = tensor.storage.device

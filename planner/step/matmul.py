@@ -1,4 +1,4 @@
-"""Matrix products, convolution and attention: linear, matmul, bmm, conv2d.
+"""Matrix products, convolution and attention: linear, matmul, bmm, conv2d, then attention.
 
 FLOPs count a multiply-add as two. Under autocast the operands are cast down first, bias before
 weight before input, as the arguments of the C++ call are evaluated.
@@ -8,10 +8,11 @@ from math import prod
 from typing import NamedTuple
 
 from planner.core.torch_version import torch_version
-from planner.step.autograd import Gradients, Node, begin, finish, only_gradient, record
-from planner.step.engine import cast_down, kept
-from planner.step.pointwise import add, add_backward, each_for_the_other, take_reduction
-from planner.step.tensor import Device, Shape, Tensor, empty, is_contiguous, take_bytes
+from planner.step.autograd import make_node, only_gradient, record, set_history
+from planner.step.engine import cast_down
+from planner.step.layout import Shape, channels_last_strides, is_contiguous
+from planner.step.pointwise import add, add_backward, factors_to_save, take_reduction
+from planner.step.tensor import Device, Gradients, Node, Tensor, empty, take_bytes
 from planner.step.views import expand, pad_last, reshape, slice_, t, transpose, view
 
 
@@ -20,7 +21,7 @@ def _matmul_cost(device: Device, name: str, y: Tensor, inner: int, num_bytes: in
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)`: [..., in] to [..., out]; saves x and the weight (its cast)."""
+    """`F.linear(x, weight, bias)`: [..., in] to [..., out]; saves x and the weight's cast."""
     is_trained = weight.requires_grad  # which a view or a cast of it shows without gradients too
     if x.storage.device.autocast is not None:
         if bias is not None:
@@ -36,7 +37,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y = _matmul(x, t(weight), is_trained)
     if bias is None:
         return y
-    # In place, but beneath the modes that selective checkpointing enters
+    # In place, unless within the modes that selective checkpointing enters
     # (aten/src/ATen/native/Linear.cpp, isTensorSubclassLike).
     in_place = x.storage.device.kept_results is None
     return _add_in_place(y, bias) if in_place else add(y, bias)
@@ -65,17 +66,17 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     label = "aten.mm" if bias is None else "aten.addmm"
     name = "MmBackward0" if bias is None else "AddmmBackward0"
     data = (a.shape, a.strides, b.shape, b.strides)
-    others = each_for_the_other(a, b)
+    others = factors_to_save(a, b)
     # Saved in the order of their names: mat2 before self, but mat1 before mat2.
     saved = others if bias is None else others[::-1]
-    node = begin(name, (a, b, bias), _product_backward, saved, data)
+    node = make_node(name, (a, b, bias), _product_backward, saved, data)
 
     def compute() -> tuple[Tensor]:
         y = empty(device, (a.shape[0], b.shape[1]), a.dtype, label)
         _matmul_cost(device, label, y, a.shape[1], a.num_bytes + b.num_bytes)
         return (y,)
 
-    return finish(kept(device, compute)[0], node)
+    return set_history(device.keep_results(compute)[0], node)
 
 
 def _product_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
@@ -88,16 +89,16 @@ def _product_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     to_a = to_b = None
     if node.needs(1) and node.name == "MmBackward0":
         # Formulas run in the order of the operands' names, too.
-        to_b = _to_second(grad, others[-1], b_shape, b_strides)
+        to_b = _second_gradient(grad, others[-1], b_shape, b_strides)
     if node.needs(0):
         column_major = _is_column_major(a_shape, a_strides)
         to_a = t(mm(others[0], t(grad))) if column_major else mm(grad, t(others[0]))
     if node.needs(1) and to_b is None:
-        to_b = _to_second(grad, others[-1], b_shape, b_strides)
+        to_b = _second_gradient(grad, others[-1], b_shape, b_strides)
     return (to_a, to_b, grad if node.needs(2) else None)
 
 
-def _to_second(grad: Tensor, a: Tensor, shape: Shape, strides: Shape) -> Tensor:
+def _second_gradient(grad: Tensor, a: Tensor, shape: Shape, strides: Shape) -> Tensor:
     if _is_column_major(shape, strides):
         return t(mm(t(grad), a))
     return mm(t(a), grad)
@@ -112,18 +113,18 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     if a.storage.device.autocast is not None:
         a, b = cast_down(a), cast_down(b)
     device = a.storage.device
-    node = begin("BmmBackward0", (a, b), _bmm_backward, each_for_the_other(a, b))
+    node = make_node("BmmBackward0", (a, b), _bmm_backward, factors_to_save(a, b))
 
     def compute() -> tuple[Tensor]:
         y = empty(device, (a.shape[0], a.shape[1], b.shape[2]), a.dtype, "aten.bmm")
         _matmul_cost(device, "aten.bmm", y, a.shape[2], a.num_bytes + b.num_bytes)
         return (y,)
 
-    return finish(kept(device, compute)[0], node)
+    return set_history(device.keep_results(compute)[0], node)
 
 
 def _bmm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    """The second operand's gradient comes first."""
+    """Computes the second operand's gradient first."""
     grad = only_gradient(grads)
     others = [saved.unpack() for saved in node.saved]
     to_b = bmm(transpose(others[-1], 1, 2), grad) if node.needs(1) else None
@@ -132,9 +133,9 @@ def _bmm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b` (at::matmul): folds to mm where b is a matrix, else batches to bmm."""
+    """`a @ b` (at::matmul): folds to mm if b is a matrix, and else batches to bmm."""
     if a.storage.device.autocast is not None:
-        # The operands themselves live until the call returns, as the caller's references do.
+        # The operands live until the call returns, as the caller has references to them.
         cast_b = cast_down(b)
         return _matmul(cast_down(a), cast_b, b.requires_grad)
     return _matmul(a, b, b.requires_grad)
@@ -143,7 +144,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 def _matmul(a: Tensor, b: Tensor, is_trained: bool) -> Tensor:
     if len(a.shape) == 2 and len(b.shape) == 2:
         return mm(a, b)
-    if len(a.shape) >= 3 and len(b.shape) == 2 and (is_trained or _folds(a)):
+    if len(a.shape) >= 3 and len(b.shape) == 2 and (is_trained or _should_fold(a)):
         folded = reshape(a, -1, a.shape[-1])
         y = mm(folded, b)
         return view(y, *a.shape[:-1], b.shape[1], name="UnsafeViewBackward0")
@@ -158,8 +159,8 @@ def _matmul(a: Tensor, b: Tensor, is_trained: bool) -> Tensor:
     return view(y, *batch, a.shape[-2], b.shape[-1], name="UnsafeViewBackward0")
 
 
-def _folds(a: Tensor) -> bool:
-    """Whether a's rows are a matrix without a copy, which is made only where `b` is trained
+def _should_fold(a: Tensor) -> bool:
+    """Whether the rows of a are a matrix without a copy; one is made only if `b` is trained
     (should_fold of aten/src/ATen/native/LinearAlgebra.cpp)."""
     return all(a.strides[i] == a.strides[i + 1] * a.shape[i + 1] for i in range(len(a.shape) - 2))
 
@@ -176,24 +177,19 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int) -> Tenso
         weight = cast_down(weight)
         x = cast_down(x)
     out, channels, kernel_h, kernel_w = weight.shape
-    shape = (
-        x.shape[0],
-        out,
-        (x.shape[2] - kernel_h) // stride + 1,
-        (x.shape[3] - kernel_w) // stride + 1,
-    )
-    strides = None
-    if not x.is_contiguous and is_contiguous(_nhwc(x.shape), _nhwc(x.strides)):
-        strides = (shape[1] * shape[2] * shape[3], 1, shape[3] * shape[1], shape[1])
+    height, width = (x.shape[2] - kernel_h) // stride + 1, (x.shape[3] - kernel_w) // stride + 1
+    shape = (x.shape[0], out, height, width)
+    is_channels_last = is_contiguous(_nhwc(x.shape), _nhwc(x.strides)) and not x.is_contiguous
+    strides = channels_last_strides(shape) if is_channels_last else None
     inner = channels * kernel_h * kernel_w
-    node = begin("ConvolutionBackward0", (x, weight, bias), _conv_backward, (x, weight), inner)
+    node = make_node("ConvolutionBackward0", (x, weight, bias), _conv_backward, (x, weight), inner)
     y = empty(device, shape, x.dtype, "aten.convolution", strides)
     device.try_convolution("forward", x.shape, x.dtype, x.strides, weight.shape, stride)
     device.compute(
         "aten.convolution", "conv", y.dtype, 2 * y.numel * inner,
         x.num_bytes + weight.num_bytes + y.num_bytes,
     )  # fmt: skip
-    return finish(y, node)
+    return set_history(y, node)
 
 
 def _nhwc(shape: Shape) -> Shape:
@@ -207,8 +203,9 @@ def _conv_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     flops, moved = 2 * grad.numel * node.data, grad.num_bytes + x.num_bytes + weight.num_bytes
     results: list[Tensor | None] = [None, None, None]
     label = "aten.convolution_backward"
-    # cuDNN takes it in the layout of the input.
-    copied = None if _same_order(grad, x) else take_bytes(device, grad.num_bytes, label)
+    # cuDNN takes the gradient in the layout of the input.
+    is_same_layout = grad.is_contiguous == x.is_contiguous
+    copied = None if is_same_layout else take_bytes(device, grad.num_bytes, label)
     for index, source in ((0, x), (1, weight)):
         if node.needs(index):
             results[index] = empty(device, source.shape, source.dtype, label, source.strides)
@@ -222,17 +219,13 @@ def _conv_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     return tuple(results)
 
 
-def _same_order(a: Tensor, b: Tensor) -> bool:
-    return a.is_contiguous == b.is_contiguous
-
-
-# `F.scaled_dot_product_attention` as CUDA runs it with a float mask: the memory-efficient kernel.
+# `F.scaled_dot_product_attention` with a float mask on CUDA: the memory-efficient kernel.
 #
 # From aten/src/ATen/native/transformers/attention.cpp and cuda/attention{,_backward}.cu. Flash
 # rejects any mask, and a learned position bias is one (sdp_utils.cpp).
 
 MASK_ROW_ELEMENTS = 8  # rows of the mask are padded to a multiple of this (preprocess_mask)
-MASK_GRADIENT_ROW_ELEMENTS = 16  # and rows of its gradient to a multiple of this
+MASK_GRADIENT_ROW_ELEMENTS = 16  # rows of its gradient are padded to a multiple of this
 LOGSUMEXP_ROW_ELEMENTS = 32  # the kernel's query block
 # The backward adds up the gradient of the queries in blocks of 64 x 64 floats, each behind four
 # int32 (GradQTempStorage in cuda/mem_eff_attention/kernel_backward.h of torch 2.13; heads of up to
@@ -241,14 +234,14 @@ BLOCK_ROWS = 64
 BLOCK_BYTES = 16 + 64 * 64 * 4
 
 
-SEED_ON_DEVICE = (2, 14)  # from that torch on: run on 2.13.0, 2.14.1 and 2.15.0
+SEED_ON_DEVICE = (2, 14)  # the first such torch: run on 2.13.0, 2.14.1 and 2.15.0
 
 
-class Scratch(NamedTuple):
-    """Bytes that the backward kernel's call takes besides its results, and gives back at its end
-    (attention_backward.cu): `delta`, the row sums of gradient times result, and the workspace.
-    Where the kernel does not compute `delta` by itself (fp32), it is made of the whole `product`
-    and its `sums`, which go before the workspace is asked for. 0 is no request."""
+class AttentionScratch(NamedTuple):
+    """The bytes that the backward's call allocates beside its results, and frees at its end
+    (attention_backward.cu): `delta`, the row sums of gradient times result, and the workspace. If
+    the kernel does not compute `delta` itself (fp32), it is made from the whole `product` and its
+    `sums`, which are freed before the workspace is allocated. 0 is no request."""
 
     product: int
     sums: int
@@ -256,17 +249,17 @@ class Scratch(NamedTuple):
     workspace: int
 
 
-def backward_scratch(shape: Shape, is_half: bool) -> Scratch:
-    """Of queries [batch, heads, N, d]."""
+def backward_scratch(shape: Shape, is_half: bool) -> AttentionScratch:
+    """The scratch of the backward for queries of shape [batch, heads, N, d]."""
     batch, heads, rows, channels = shape
     delta = batch * heads * rows * 4
     blocks = -(-rows // BLOCK_ROWS) * -(-channels // BLOCK_ROWS)
     workspace = batch * heads * blocks * BLOCK_BYTES
     if is_half:
-        return Scratch(0, 0, delta, workspace)
-    # The sums are [batch, N, heads]: turned round they are a copy, but where either side is one.
+        return AttentionScratch(0, 0, delta, workspace)
+    # The sums are [batch, N, heads]: their transpose is a copy, unless either size is 1.
     sums = delta if heads > 1 and rows > 1 else 0
-    return Scratch(delta * channels, sums, delta, workspace)
+    return AttentionScratch(delta * channels, sums, delta, workspace)
 
 
 def scaled_dot_product_attention(
@@ -282,13 +275,13 @@ def scaled_dot_product_attention(
         # The arguments of the C++ call are evaluated from the last to the first.
         mask, v, k, q = cast_down(mask), cast_down(v), cast_down(k), cast_down(q)
     # `mask` stays alive to the end: autocast's casts are temporaries of the whole call.
-    aligned = expand(_aligned(mask), *q.shape[:3], k.shape[2])
-    draws = dropout_rate > 0 and q.storage.device.training
-    return _efficient_attention(q, k, v, aligned, draws)
+    aligned = expand(_pad_bias(mask), *q.shape[:3], k.shape[2])
+    is_random = dropout_rate > 0 and q.storage.device.training
+    return _efficient_attention(q, k, v, aligned, is_random)
 
 
-def _aligned(mask: Tensor) -> Tensor:
-    """`pad_bias`: a view of a copy with padded rows, where the strides are not multiples of 8.
+def _pad_bias(mask: Tensor) -> Tensor:
+    """`pad_bias`: a view of a copy with padded rows, if the strides are not multiples of 8.
 
     Strides of dimensions of size 1 count too, so rows of 64 may get 8 more elements.
     """
@@ -298,27 +291,27 @@ def _aligned(mask: Tensor) -> Tensor:
     return slice_(pad_last(mask, MASK_ROW_ELEMENTS - row % MASK_ROW_ELEMENTS), -1, 0, row)
 
 
-def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, draws: bool) -> Tensor:
-    """One that `draws` random numbers is computed again wherever it is checkpointed."""
+def _efficient_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, is_random: bool) -> Tensor:
+    """`is_random`: with dropout, so that a recomputation always computes it again."""
     device = q.storage.device
     label = "aten._scaled_dot_product_efficient_attention"
     batch, heads, num_queries, _ = q.shape
     flops = 4 * q.numel * k.shape[2]
     name = "ScaledDotProductEfficientAttentionBackward0"
     # Saved in the order of their names, as torch does: attn_bias, key, query, value.
-    node = begin(name, (q, k, v, mask), _attention_backward, (mask, k, q, v), flops)
+    node = make_node(name, (q, k, v, mask), _attention_backward, (mask, k, q, v), flops)
     blocks = -(-num_queries // LOGSUMEXP_ROW_ELEMENTS) if node is not None else 0
 
     def compute() -> tuple[Tensor, ...]:
-        drawn = () if draws else _random_state(device, label)
-        out = _heads_inside(q, v.shape[-1], label)
+        random_state = () if is_random else _random_state(device, label)
+        out = _empty_heads_inside(q, v.shape[-1], label)
         row = blocks * LOGSUMEXP_ROW_ELEMENTS
         logsumexp = empty(device, (batch, heads, row), "float32", label)
-        device.compute(label, "attention", q.dtype, flops, _moved(q, k, v, out, mask))
-        return (out, logsumexp, *drawn)
+        device.compute(label, "attention", q.dtype, flops, _total_bytes(q, k, v, out, mask))
+        return (out, logsumexp, *random_state)
 
-    out, logsumexp, *drawn = compute() if draws else kept(device, compute)
-    return finish(out, node, (logsumexp, out, *drawn))
+    out, logsumexp, *random_state = compute() if is_random else device.keep_results(compute)
+    return set_history(out, node, (logsumexp, out, *random_state))
 
 
 def _random_state(device: Device, label: str) -> tuple[Tensor, ...]:
@@ -328,11 +321,11 @@ def _random_state(device: Device, label: str) -> tuple[Tensor, ...]:
     return (empty(device, (), "int64", label), empty(device, (), "int64", label))
 
 
-def _moved(*tensors: Tensor) -> int:
+def _total_bytes(*tensors: Tensor) -> int:
     return sum(t.num_bytes for t in tensors)
 
 
-def _heads_inside(x: Tensor, channels: int, label: str) -> Tensor:
+def _empty_heads_inside(x: Tensor, channels: int, label: str) -> Tensor:
     """A new [batch, heads, N, channels] laid out as [batch, N, heads, channels]."""
     batch, heads, rows, _ = x.shape
     strides = (rows * heads * channels, channels, heads * channels, 1)
@@ -345,13 +338,14 @@ def _attention_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     logsumexp, out = node.unpack(4), node.unpack(5)
     device = grad.storage.device
     label = "aten._scaled_dot_product_efficient_attention_backward"
-    to_q = _heads_inside(q, q.shape[-1], label)
-    to_k = _heads_inside(k, k.shape[-1], label)
-    to_v = _heads_inside(v, v.shape[-1], label)
+    to_q = _empty_heads_inside(q, q.shape[-1], label)
+    to_k = _empty_heads_inside(k, k.shape[-1], label)
+    to_v = _empty_heads_inside(v, v.shape[-1], label)
     to_mask = _mask_gradient(mask, label) if node.needs(3) else None
     device.compute(
         label, "attention", q.dtype, 5 * node.data // 2,
-        2 * _moved(q, k, v) + _moved(grad, out, mask) + (to_mask.num_bytes if to_mask else 0),
+        2 * _total_bytes(q, k, v) + _total_bytes(grad, out, mask)
+        + (to_mask.num_bytes if to_mask else 0),
     )  # fmt: skip
     _take_scratch(q, label)
     del logsumexp
@@ -359,23 +353,23 @@ def _attention_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 
 
 def _take_scratch(q: Tensor, label: str) -> None:
-    """What `Scratch` says, asked for and given back."""
+    """Allocates and frees the scratch of the backward."""
     device = q.storage.device
     scratch = backward_scratch(q.shape, q.dtype != "float32")
-    made = [empty(device, (n,), "uint8", label) for n in scratch[:2] if n]
+    parts = [empty(device, (n,), "uint8", label) for n in scratch[:2] if n]
     delta = empty(device, (scratch.delta,), "uint8", label)
-    del made
+    del parts
     workspace = empty(device, (scratch.workspace,), "uint8", label)
     del delta, workspace
 
 
 def padded_row(row: int) -> int:
-    """The elements that a row of a mask's gradient takes."""
+    """The elements of a row of a mask's gradient, with its padding."""
     return -(-row // MASK_GRADIENT_ROW_ELEMENTS) * MASK_GRADIENT_ROW_ELEMENTS
 
 
 def _mask_gradient(mask: Tensor, label: str) -> Tensor:
-    """At the full expanded shape, its rows padded to a multiple of 16 and seen without the pad."""
+    """A new gradient of the expanded mask: a view without the padding of its rows."""
     padded = padded_row(mask.shape[-1])
     whole = empty(mask.storage.device, (*mask.shape[:-1], padded), mask.dtype, label)
     return Tensor(whole.storage, mask.shape, whole.strides, mask.dtype)

@@ -1,5 +1,5 @@
-"""Modules on shapes: parameters, submodules and calls with the lifetimes of `nn.Module`; norms and
-losses, which they call."""
+"""Modules on shapes, whose parameters, submodules and calls have the lifetimes of `nn.Module`'s;
+and the pooling, norms and losses that they call."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 
 from planner.ledger.ledger import Allocated, Event, Tagged
 from planner.step import autograd, pointwise
+from planner.step.layout import Shape
 from planner.step.matmul import conv2d, linear
 from planner.step.tensor import (
-    DTYPE_BYTES,
     Device,
+    Gradients,
+    LiveScratch,
+    Node,
     Parameter,
-    Shape,
-    Storage,
-    TakenScratch,
     Tensor,
     empty,
-    num_bytes,
     take_bytes,
 )
 from planner.step.views import expand, squeeze, unsqueeze
@@ -31,10 +30,10 @@ class Module:
     """
 
     path = ""
-    is_block = False  # one of those that a model repeats
+    is_block = False  # one of the blocks that a model repeats
 
     def __call__(self, *args: Any) -> Any:
-        device = _device_of(args)
+        device: Device = args[0].storage.device
         outer, device.scope = device.scope, self.path
         result = self.forward(*args)
         device.scope = outer
@@ -44,7 +43,7 @@ class Module:
         raise AssertionError(f"{type(self).__name__} has no forward")
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        """(name, module) of the direct submodules, lists of modules flattened with their index."""
+        """(name, module) of the direct submodules; a module in a list has its index in its name."""
         for name, value in vars(self).items():
             if isinstance(value, Module):
                 yield name, value
@@ -54,13 +53,13 @@ class Module:
                         yield f"{name}.{index}", entry
 
     def descendants(self) -> Iterator[Module]:
-        """This module and all within it, as `nn.Module.modules`."""
+        """This module and all modules within it, as `nn.Module.modules`."""
         yield self
         for _, child in self.children():
             yield from child.descendants()
 
     def parameters(self) -> Iterator[Parameter]:
-        """All parameters, a module's own before its submodules', as `nn.Module.parameters`."""
+        """All parameters, those of a module before its submodules', as `nn.Module.parameters`."""
         for module in self.descendants():
             for value in vars(module).values():
                 if isinstance(value, Parameter):
@@ -75,27 +74,22 @@ def name_modules(root: Module, path: str = "") -> None:
 
 
 def move_in_order(root: Module, device: Device) -> None:
-    """Puts what building `root` allocated into the order in which `module.to(device)` does: of each
-    module that of its submodules first, then its own parameters and its own buffers."""
+    """Sorts the allocations of building `root` into the order of `module.to(device)`: of each
+    module first its submodules, then its parameters, then its buffers."""
     groups: dict[int, list[Event]] = {}
     for event in device.events:
         assert isinstance(event, Allocated | Tagged), "building only allocates"
         groups.setdefault(event.storage, []).append(event)
-    ordered = [groups.pop(n) for n in _moved(root) if n in groups]
+    ordered = [groups.pop(n) for n in _storages_as_moved(root) if n in groups]
     device.events[:] = [event for group in (*ordered, *groups.values()) for event in group]
 
 
-def _moved(module: Module) -> Iterator[int]:
+def _storages_as_moved(module: Module) -> Iterator[int]:
     for _, child in module.children():
-        yield from _moved(child)
-    own = [value for value in vars(module).values() if isinstance(value, Tensor)]
-    for tensor in sorted(own, key=lambda value: not isinstance(value, Parameter)):
+        yield from _storages_as_moved(child)
+    tensors = [value for value in vars(module).values() if isinstance(value, Tensor)]
+    for tensor in sorted(tensors, key=lambda value: not isinstance(value, Parameter)):
         yield tensor.storage.ident
-
-
-def _device_of(args: tuple[Any, ...]) -> Device:
-    device: Device = args[0].storage.device
-    return device
 
 
 class Sequential(Module):
@@ -185,7 +179,7 @@ class Dropout(Module):
 
 
 class DropPath(Module):
-    """Stochastic depth by image: a random [B, 1, …] of x's dtype, kept for backward."""
+    """Stochastic depth by image: a random [B, 1, …] of x's dtype, saved for backward."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -199,19 +193,19 @@ class DropPath(Module):
 
 def buffer(device: Device, shape: Shape, dtype: str | None = None) -> Tensor:
     """A registered buffer: alive as long as its module, without a gradient."""
-    dtype = dtype or device.float_dtype
-    storage = Storage(device, num_bytes(shape, dtype), "buffer")
-    storage.assign("buffers")
-    return Tensor(storage, shape, device.dense_strides(shape), dtype)
+    strides = device.dense_strides(shape)
+    tensor = empty(device, shape, dtype or device.float_dtype, "buffer", strides)
+    tensor.storage.assign("buffers")
+    return tensor
 
 
-# Adaptive average pooling to one element, as PyTorch composes it of a mean.
+# Adaptive average pooling to one element, which PyTorch composes of a mean.
 
 
 def adaptive_avg_pool2d(x: Tensor) -> Tensor:
     """`F.adaptive_avg_pool2d(x, 1)`: [B, C, H, W] to [B, C, 1, 1]; saves nothing.
 
-    Of a channels-last x the result is made channels-last too, in place, which autograd records
+    The result of a channels-last x is restrided in place to channels-last, which autograd records
     (aten/src/ATen/native/AdaptiveAveragePooling.cpp).
     """
     out = pointwise.mean(x, (-1, -2), keepdim=True)
@@ -243,21 +237,18 @@ def _is_channels_last(shape: Shape, strides: Shape) -> bool:
     return True
 
 
-# Layer norm, softmax and vector norms: run in fp32 under autocast.
+# Layer norm, softmax and vector norms: autocast runs them in fp32.
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """`F.layer_norm` over the last dimension: saves x (its fp32 cast), mean and rstd, both fp32."""
-    bias, weight, x = (
-        pointwise.autocast_up(bias),
-        pointwise.autocast_up(weight),
-        pointwise.autocast_up(x),
-    )
+    bias, weight = pointwise.autocast_up(bias), pointwise.autocast_up(weight)
+    x = pointwise.autocast_up(x)
     device = x.storage.device
-    node = autograd.begin(
+    node = autograd.make_node(
         "NativeLayerNormBackward0", (x, weight, bias), _layer_norm_backward, (x, weight, bias)
     )
-    copied = _contiguous(x, "aten.native_layer_norm")
+    copied = _take_contiguous(x, "aten.native_layer_norm")
     y = empty(device, x.shape, x.dtype, "aten.native_layer_norm")
     rows = (*x.shape[:-1], 1)
     # The statistics are fp32 on CUDA for low-precision inputs too (pure bf16).
@@ -267,51 +258,51 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         "aten.native_layer_norm", "reduction", x.dtype, 8 * x.numel, x.num_bytes + y.num_bytes
     )
     del copied
-    return autograd.finish(y, node, (mean, rstd))
+    return autograd.set_history(y, node, (mean, rstd))
 
 
-def _contiguous(x: Tensor, label: str) -> TakenScratch | None:
-    """The copy that the kernel makes of what does not lie row by row."""
+def _take_contiguous(x: Tensor, label: str) -> LiveScratch | None:
+    """The kernel's copy of a tensor that is not row-major."""
     return None if x.is_contiguous else take_bytes(x.storage.device, x.num_bytes, label)
 
 
-def _layer_norm_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _layer_norm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     grad = autograd.only_gradient(grads)
     x, weight = node.unpack(0), node.unpack(1)
     bias, mean, rstd = node.unpack(2), node.unpack(3), node.unpack(4)
     device = x.storage.device
     label = "aten.native_layer_norm_backward"
     results: list[Tensor | None] = [None, None, None]
-    copied = _contiguous(x, label)
+    copied = _take_contiguous(x, label)
     if node.needs(0):
         results[0] = empty(device, x.shape, x.dtype, label)
-    _norm_of_columns(node, grad, (x, weight, bias), results, label)
+    _layer_norm_weights_backward(node, grad, (x, weight, bias), results, label)
     device.compute(label, "reduction", x.dtype, 16 * x.numel, grad.num_bytes + 2 * x.num_bytes, 2)
     del mean, rstd, copied
     return tuple(results)
 
 
-def _norm_of_columns(
-    node: autograd.Node,
+def _layer_norm_weights_backward(
+    node: Node,
     grad: Tensor,
     inputs: tuple[Tensor, Tensor, Tensor],
     results: list[Tensor | None],
     label: str,
 ) -> None:
-    """The gradients of weight and bias. Where rows are many, blocks leave partial sums, and sums of
-    these ("norm_replaced") take the place of gradients as large: here they go, and these stay."""
-    x, *others = inputs
+    """The gradients of weight and bias, into `results`. Where rows are many, blocks leave partial
+    sums, and the sum of these replaces the gradient: here the sum ("norm_replaced"), which is as
+    large, is freed in place of the gradient."""
+    x = inputs[0]
     device = x.storage.device
-    wanted = [place for place in (1, 2) if node.needs(place)]
+    needed = [index for index in (1, 2) if node.needs(index)]
     sizes = (x.numel // x.shape[-1], x.shape[-1])
-    itemsize = DTYPE_BYTES[x.dtype]
-    for place in wanted:
-        results[place] = empty(device, others[place - 1].shape, others[place - 1].dtype, label)
-    copied = _contiguous(grad, label)
-    parts = [device.take("norm_parts", (*sizes, itemsize), label) for _ in wanted]
-    for _ in wanted:
-        replaced = device.take("norm_replaced", (*sizes, itemsize), label)
-        pointwise.take_reduced(device, "norm_", sizes, label)
+    for index in needed:
+        results[index] = empty(device, inputs[index].shape, inputs[index].dtype, label)
+    copied = _take_contiguous(grad, label)
+    parts = [device.take_scratch("norm_parts", (*sizes, x.itemsize), label) for _ in needed]
+    for _ in needed:
+        replaced = device.take_scratch("norm_replaced", (*sizes, x.itemsize), label)
+        pointwise.take_reduction_scratch(device, "norm_", sizes, label)
         del replaced
     while parts:
         parts.pop()
@@ -326,7 +317,7 @@ def softmax(x: Tensor) -> Tensor:
     half_to_float = x.dtype == "float16" and x.storage.device.autocast is not None
     source = x if half_to_float else pointwise.autocast_up(x)
     dtype = "float32" if half_to_float else source.dtype
-    return _softmax_of(
+    return _softmax(
         source, dtype, "aten._softmax", "SoftmaxBackward0", "aten._softmax_backward_data"
     )
 
@@ -334,26 +325,28 @@ def softmax(x: Tensor) -> Tensor:
 def log_softmax(x: Tensor) -> Tensor:
     """`torch.log_softmax(x, -1, dtype=x.dtype)`, as `cross_entropy` calls it: naming the dtype
     keeps autocast from changing it. Saves its result."""
-    return _softmax_of(
+    return _softmax(
         x, x.dtype, "aten._log_softmax", "LogSoftmaxBackward0", "aten._log_softmax_backward_data"
     )
 
 
-def _softmax_of(source: Tensor, dtype: str, label: str, name: str, backward_label: str) -> Tensor:
+def _softmax(source: Tensor, dtype: str, label: str, name: str, backward_label: str) -> Tensor:
     device = source.storage.device
-    node = autograd.begin(name, (source,), _softmax_backward, data=(backward_label, source.dtype))
-    y = pointwise.like(source, label, dtype)
+    node = autograd.make_node(
+        name, (source,), _softmax_backward, data=(backward_label, source.dtype)
+    )
+    y = pointwise.empty_like(source, label, dtype)
     device.compute(label, "reduction", dtype, 5 * y.numel, source.num_bytes + y.num_bytes)
-    return autograd.finish(y, node, (y,))
+    return autograd.set_history(y, node, (y,))
 
 
-def _softmax_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _softmax_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     grad = autograd.only_gradient(grads)
     result = node.unpack(0)
     label, dtype = node.data
-    y = pointwise.like(result, label, dtype)
+    y = pointwise.empty_like(result, label, dtype)
     product = None
-    if label == "aten._softmax_backward_data":  # of gradient and result (cuda/SoftMax.cu)
+    if label == "aten._softmax_backward_data":  # gradient times result (cuda/SoftMax.cu)
         product = take_bytes(y.storage.device, result.num_bytes, label)
     y.storage.device.compute(
         label, "reduction", dtype, 4 * y.numel, 2 * result.num_bytes + y.num_bytes
@@ -375,60 +368,61 @@ def vector_norm(x: Tensor) -> Tensor:
     """`x.norm(2, dim=-1, keepdim=True)`: fp32 result under autocast; saves x and the norm."""
     low = x.storage.device.autocast is not None and x.dtype in ("bfloat16", "float16")
     dtype = "float32" if low else x.dtype
-    node = autograd.begin("LinalgVectorNormBackward0", (x,), _norm_backward, (x,))
+    node = autograd.make_node("LinalgVectorNormBackward0", (x,), _norm_backward, (x,))
     y = empty(x.storage.device, (*x.shape[:-1], 1), dtype, "aten.linalg_vector_norm")
     pointwise.take_reduction(x, (len(x.shape) - 1,), "aten.linalg_vector_norm")
     x.storage.device.compute(
         "aten.linalg_vector_norm", "reduction", x.dtype, 2 * x.numel, x.num_bytes + y.num_bytes
     )
-    return autograd.finish(y, node, (y,))
+    return autograd.set_history(y, node, (y,))
 
 
-def _norm_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _norm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """`norm_backward` for p = 2: grad * (self / norm).masked_fill_(norm == 0, 0)."""
     x, norm = node.unpack(0), node.unpack(1)
     ratio = pointwise.binary(x, norm, "aten.div")
     mask = pointwise.unary(norm, "aten.eq", "bool")
-    autograd.pointwise_cost(ratio.storage.device, "aten.masked_fill_", ratio, 1)
+    ratio.storage.device.compute_pointwise("aten.masked_fill_", ratio, 1)
     to_x = pointwise.binary(autograd.only_gradient(grads), ratio, "aten.mul")
     del mask
     return (to_x,)
 
 
-# Classification losses over logits [B, classes].
-
-# Comparisons with a number and filling where they hold: for attention masks, outside autograd.
+# Comparisons with a number, and masked fills: for attention masks, outside autograd.
 
 
 def compare(x: Tensor, label: str) -> Tensor:
-    """`x != number` (`aten.ne`), `x == number` (`aten.eq`): one byte an element."""
+    """`x != number` (`aten.ne`), `x == number` (`aten.eq`): one byte per element."""
     return pointwise.unary(x, label, "bool")
 
 
 def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
     """`x.masked_fill(mask, number)`: a new tensor. x needs no gradient."""
-    assert not autograd.tracks(x), "masked_fill on shapes records nothing"
+    assert not autograd.requires_grad(x), "masked_fill on shapes records nothing"
     assert mask.shape == x.shape
     return pointwise.unary(x, "aten.masked_fill")
+
+
+# Classification losses over logits [B, classes].
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothed: bool = False) -> Tensor:
     """`F.cross_entropy(logits, targets, label_smoothing=…)`: a scalar, fp32 under autocast.
 
     Targets are labels [B] int64, or probabilities [B, classes] fp32. The log-softmax keeps the
-    logits' dtype; `nll_loss` is what autocast casts up for. The C++ function's own names live to
-    its end (aten/src/ATen/native/LossNLL.cpp).
+    logits' dtype; autocast casts up for `nll_loss`. The local names of the C++ function live to its
+    end (aten/src/ATen/native/LossNLL.cpp).
     """
     if targets.is_floating:
-        return _of_probabilities(logits, targets)
+        return _cross_entropy_prob_target(logits, targets)
     if smoothed:
-        return _smoothed(logits, targets)
+        return _cross_entropy_label_smoothing(logits, targets)
     return nll_loss(log_softmax(logits), targets)
 
 
-def _of_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
-    """`cross_entropy_loss_prob_target`: -(input * target).sum() / B; C++ drops what a statement
-    made on the way at its end."""
+def _cross_entropy_prob_target(logits: Tensor, targets: Tensor) -> Tensor:
+    """`cross_entropy_loss_prob_target`: -(input * target).sum() / B; C++ drops the temporaries of a
+    statement at its end."""
     log_probabilities = log_softmax(logits)
     products = pointwise.mul(log_probabilities, targets)
     total = pointwise.sum_dims(products)
@@ -436,35 +430,35 @@ def _of_probabilities(logits: Tensor, targets: Tensor) -> Tensor:
     return pointwise.scale(negative, "aten.div")
 
 
-def _smoothed(logits: Tensor, labels: Tensor) -> Tensor:
+def _cross_entropy_label_smoothing(logits: Tensor, labels: Tensor) -> Tensor:
     """`cross_entropy_loss_label_smoothing`: a share of nll_loss, and one of the mean over classes.
 
-    Labels to be ignored are looked for even where there are none.
+    It masks labels to be ignored even where there are none.
     """
     log_probabilities = log_softmax(logits)
     loss = nll_loss(log_probabilities, labels)
     smooth_loss = pointwise.neg(pointwise.sum_dims(log_probabilities, (1,)))
     ignore_mask = compare(labels, "aten.eq")
     smooth_loss = _masked_fill_(smooth_loss, ignore_mask)
-    mean = _mean_of_kept(smooth_loss, ignore_mask)
+    mean = _mean_unmasked(smooth_loss, ignore_mask)
     return pointwise.add(pointwise.scale(loss), pointwise.scale(mean))
 
 
 def _masked_fill_(x: Tensor, mask: Tensor) -> Tensor:
     """`x.masked_fill_(mask, 0.0)`: x's own storage under a new node, which saves the mask."""
-    node = autograd.begin("MaskedFillBackward0", (x,), _masked_fill_backward, (mask,))
-    autograd.pointwise_cost(x.storage.device, "aten.masked_fill_", x, 1)
-    return autograd.finish(Tensor(x.storage, x.shape, x.strides, x.dtype), node)
+    node = autograd.make_node("MaskedFillBackward0", (x,), _masked_fill_backward, (mask,))
+    x.storage.device.compute_pointwise("aten.masked_fill_", x, 1)
+    return autograd.set_history(Tensor(x.storage, x.shape, x.strides, x.dtype), node)
 
 
-def _masked_fill_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _masked_fill_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     mask = node.unpack(0)
     y = pointwise.unary(autograd.only_gradient(grads), "aten.masked_fill")
     del mask
     return (y,)
 
 
-def _mean_of_kept(x: Tensor, mask: Tensor) -> Tensor:
+def _mean_unmasked(x: Tensor, mask: Tensor) -> Tensor:
     """`x.sum() / (~mask).sum()`: the right side first; temporaries live to the statement's end."""
     inverse = pointwise.unary(mask, "aten.bitwise_not")
     count = pointwise.reduce_sum(inverse, range(len(mask.shape)), False, dtype="int64")
@@ -476,14 +470,14 @@ def nll_loss(log_probabilities: Tensor, labels: Tensor) -> Tensor:
     """`F.nll_loss(x, labels)`: saves x, the labels and the total weight, one more scalar."""
     x = pointwise.autocast_up(log_probabilities)
     device = x.storage.device
-    node = autograd.begin("NllLossBackward0", (x,), _nll_backward, (x, labels))
+    node = autograd.make_node("NllLossBackward0", (x,), _nll_backward, (x, labels))
     loss = empty(device, (), x.dtype, "aten.nll_loss_forward")
     total_weight = empty(device, (), x.dtype, "aten.nll_loss_forward")
     device.compute("aten.nll_loss_forward", "reduction", x.dtype, x.shape[0], labels.num_bytes)
-    return autograd.finish(loss, node, (total_weight,))
+    return autograd.set_history(loss, node, (total_weight,))
 
 
-def _nll_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _nll_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     x, labels, total_weight = node.unpack(0), node.unpack(1), node.unpack(2)
     grad = autograd.only_gradient(grads)
     y = empty(x.storage.device, x.shape, x.dtype, "aten.nll_loss_backward")

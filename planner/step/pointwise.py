@@ -1,7 +1,7 @@
 """Operations that work element by element, reductions, and casts.
 
-Each function stands for the call of the same name in PyTorch; what it saves and what its backward
-allocates follow tools/autograd/derivatives.yaml and FunctionsManual.cpp.
+Each function stands for the call of the same name in PyTorch. The tensors that it saves and that
+its backward allocates follow tools/autograd/derivatives.yaml and FunctionsManual.cpp.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,30 +10,15 @@ from typing import NamedTuple
 
 from planner.core.torch_version import torch_version
 from planner.memory.scratch import vector_width
-from planner.step.autograd import (
-    Gradients,
-    Node,
-    Saved,
-    begin,
-    finish,
-    only_gradient,
-    pointwise_cost,
-    record,
-    tracks,
-)
-from planner.step.tensor import (
-    DTYPE_BYTES,
-    FLOATING,
-    Device,
+from planner.step.autograd import make_node, only_gradient, record, requires_grad, set_history
+from planner.step.layout import (
     Shape,
-    Tensor,
     broadcast_shapes,
     contiguous_strides,
     elementwise_strides,
-    empty,
     preserved_strides,
-    take_bytes,
 )
+from planner.step.tensor import Device, Gradients, Node, Tensor, empty, take_bytes
 
 _LINEAR_IS_NO_VIEW = (2, 15)  # 2.14.1 still rewrites a view: the nodes of both on a CPU, 2026-11-23
 _RANK = {"bool": 0, "uint8": 1, "int32": 2, "int64": 3, "bfloat16": 4, "float16": 4,
@@ -49,26 +34,26 @@ def promote(a: str, b: str) -> str:
     return a if _RANK[a] >= _RANK[b] else b
 
 
-def like(x: Tensor, label: str, dtype: str | None = None) -> Tensor:
-    """`torch.empty_like(x)`: its strides where they are dense."""
+def empty_like(x: Tensor, label: str, dtype: str | None = None) -> Tensor:
+    """`torch.empty_like(x)`: with the strides of x if these are dense."""
     strides = preserved_strides(x.shape, x.strides)
     return empty(x.storage.device, x.shape, dtype or x.dtype, label, strides)
 
 
 def unary(x: Tensor, label: str, dtype: str | None = None) -> Tensor:
     """The new output of an elementwise kernel on one tensor."""
-    y = like(x, label, dtype)
-    pointwise_cost(y.storage.device, label, y, 1)
+    y = empty_like(x, label, dtype)
+    y.storage.device.compute_pointwise(label, y, 1)
     return y
 
 
 def binary(a: Tensor, b: Tensor, label: str) -> Tensor:
     """The new output of an elementwise kernel on two tensors, broadcast and promoted.
 
-    A tensor without dimensions does not decide the dtype where the other has some.
+    A tensor without dimensions does not decide the dtype if the other one has dimensions.
     """
     if a.shape == b.shape and a.strides == b.strides and a.dtype == b.dtype:
-        y = like(a, label)
+        y = empty_like(a, label)
     else:
         shape = broadcast_shapes(a.shape, b.shape)
         if bool(a.shape) == bool(b.shape):
@@ -83,12 +68,12 @@ def binary(a: Tensor, b: Tensor, label: str) -> Tensor:
 
 
 def to_dtype(x: Tensor, dtype: str) -> Tensor:
-    """`x.to(dtype)`: itself where nothing changes."""
+    """`x.to(dtype)`: x itself if it has that dtype."""
     if x.dtype == dtype:
         return x
-    y = like(x, "aten._to_copy", dtype)
+    y = empty_like(x, "aten._to_copy", dtype)
     x.storage.device.compute("aten._to_copy", "copy", dtype, 0, x.num_bytes + y.num_bytes)
-    if tracks(x):
+    if requires_grad(x):
         record(y, "ToCopyBackward0", (x,), _to_copy_backward, data=x.dtype)
     return y
 
@@ -103,25 +88,25 @@ def clone(x: Tensor, contiguous: bool = False) -> Tensor:
     strides = contiguous_strides(x.shape) if contiguous else preserved_strides(x.shape, x.strides)
     y = empty(x.storage.device, x.shape, x.dtype, "aten.clone", strides)
     x.storage.device.compute("aten.clone", "copy", x.dtype, 0, 2 * y.num_bytes)
-    if tracks(x):
-        record(y, "CloneBackward0", (x,), pass_on)
+    if requires_grad(x):
+        record(y, "CloneBackward0", (x,), pass_gradient)
     return y
 
 
-def pass_on(node: Node, grads: list[Tensor | None]) -> Gradients:
-    """The gradient goes on as it is: the very same tensor."""
+def pass_gradient(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """The gradient is passed on: the very same tensor."""
     return (grads[0],)
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """`x.contiguous()`: itself, or a row-major copy."""
+    """`x.contiguous()`: x itself, or a row-major copy."""
     return x if x.is_contiguous else clone(x, contiguous=True)
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
     """`a + b`: saves nothing."""
     y = binary(a, b, "aten.add")
-    if tracks(a, b):
+    if requires_grad(a, b):
         record(y, "AddBackward0", (a, b), add_backward)
     return y
 
@@ -135,7 +120,7 @@ def add_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 def sub(a: Tensor, b: Tensor) -> Tensor:
     """`a - b`: saves nothing."""
     y = binary(a, b, "aten.sub")
-    if tracks(a, b):
+    if requires_grad(a, b):
         record(y, "SubBackward0", (a, b), _sub_backward)
     return y
 
@@ -147,13 +132,13 @@ def _sub_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 
 
 def mul(a: Tensor, b: Tensor) -> Tensor:
-    """`a * b`: saves the one that the other's gradient needs."""
-    node = begin("MulBackward0", (a, b), _mul_backward, each_for_the_other(a, b))
-    return finish(binary(a, b, "aten.mul"), node)
+    """`a * b`: saves each factor that the other's gradient needs."""
+    node = make_node("MulBackward0", (a, b), _mul_backward, factors_to_save(a, b))
+    return set_history(binary(a, b, "aten.mul"), node)
 
 
-def each_for_the_other(a: Tensor, b: Tensor) -> list[Tensor]:
-    """What a product saves: b where a needs a gradient, and a where b does."""
+def factors_to_save(a: Tensor, b: Tensor) -> list[Tensor]:
+    """The factors that a product saves: b if a needs a gradient, and a if b does."""
     return [b] * a.requires_grad + [a] * b.requires_grad
 
 
@@ -168,7 +153,7 @@ def _mul_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 def scale(x: Tensor, label: str = "aten.mul") -> Tensor:
     """`x * number` (or `x / number` with that label): saves nothing."""
     y = unary(x, label)
-    if tracks(x):
+    if requires_grad(x):
         record(y, "MulBackward0", (x,), _scale_backward, data=label)
     return y
 
@@ -185,12 +170,12 @@ def neg(x: Tensor) -> Tensor:
 def div(a: Tensor, b: Tensor) -> Tensor:
     """`a / b`: saves b, and a too where b needs a gradient."""
     saved = [b, a] if b.requires_grad else [b]
-    node = begin("DivBackward0", (a, b), _div_backward, saved)
-    return finish(binary(a, b, "aten.div"), node)
+    node = make_node("DivBackward0", (a, b), _div_backward, saved)
+    return set_history(binary(a, b, "aten.div"), node)
 
 
 def _div_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    """to b: -grad * ((a / b) / b), the right factor first; temporaries live to the end of it."""
+    """b's gradient: -grad * ((a / b) / b), the right factor first; temporaries live to its end."""
     grad = only_gradient(grads)
     b = node.unpack(0)
     to_b = None
@@ -207,8 +192,8 @@ def _div_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 
 def gelu(x: Tensor) -> Tensor:
     """`F.gelu(x)`: saves x."""
-    node = begin("GeluBackward0", (x,), _gelu_backward, (x,))
-    return finish(unary(x, "aten.gelu"), node)
+    node = make_node("GeluBackward0", (x,), _gelu_backward, (x,))
+    return set_history(unary(x, "aten.gelu"), node)
 
 
 def _gelu_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
@@ -218,30 +203,30 @@ def _gelu_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 
 def relu(x: Tensor) -> Tensor:
     """`F.relu(x)`: saves its result."""
-    return _saves_result(x, "aten.relu", "ReluBackward0", "aten.threshold_backward")
+    return _unary_saving_result(x, "aten.relu", "ReluBackward0", "aten.threshold_backward")
 
 
 def relu_(x: Tensor) -> Tensor:
-    """`F.relu(x, inplace=True)` on the result of a linear layer: saves x as it is afterwards.
+    """`F.relu(x, inplace=True)` on the result of a linear layer: saves the changed x.
 
-    Where that result is a matrix, it is rewritten itself. Otherwise, up to torch 2.14, it is a view
-    of the whole of another tensor (`linear` of more than two dimensions), so the history of that
-    other tensor is rewritten (`CopySlices`), and of x it is `as_strided` (the view again for fake
+    If that result is a matrix, its own history is rewritten. If not, up to torch 2.14, it is a view
+    of the whole of another tensor (`linear` of more than two dimensions): then the history of that
+    tensor is rewritten (`CopySlices`), and that of x becomes `as_strided` (the view again for fake
     tensors, which have no such thing). torch 2.15 makes it by `_unsafe_view`, which is no view.
     """
-    pointwise_cost(x.storage.device, "aten.relu_", x, 1)
-    if not tracks(x):
+    x.storage.device.compute_pointwise("aten.relu_", x, 1)
+    if not requires_grad(x):
         return x
     assert x.node is not None
     if x.node.name != "ViewBackward0" or torch_version() >= _LINEAR_IS_NO_VIEW:
-        node = begin("ReluBackward0", (x,), _result_backward, data="aten.threshold_backward")
-        return finish(x, node, (x,))
+        node = make_node("ReluBackward0", (x,), _result_backward, data="aten.threshold_backward")
+        return set_history(x, node, (x,))
     (base,) = x.node.edges
     assert base is not None
     device = x.storage.device
     copied = Node(device, "CopySlices", (base,), _copy_slices_backward, x.shape)
     copied.metadata.append(base[0].metadata[base[1]])
-    copied.saved.append(Saved(x))
+    copied.save((x,))
     shape = copied.metadata[0][0]
     if device.in_place_sums:
         x.node = Node(device, "AsStridedBackward0", ((copied, 0),), as_strided_backward, shape)
@@ -257,38 +242,39 @@ def _viewed_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 
 
 def as_strided_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    """`AsStridedBackward0`: new zeros of the whole storage (its shape in `data`), and the gradient
-    copied in."""
+    """`AsStridedBackward0`: new zeros for the whole storage (`data` is its shape), and a copy of
+    the gradient into them."""
     grad = only_gradient(grads)
     whole = empty(grad.storage.device, node.data, grad.dtype, "aten.new_zeros")
-    pointwise_cost(whole.storage.device, "aten.copy_", whole, 1)
+    whole.storage.device.compute_pointwise("aten.copy_", whole, 1)
     return (whole,)
 
 
 def _copy_slices_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    """torch/csrc/autograd/functions/tensor.cpp: a copy of the whole, a clone of the slice, the
-    function's own gradient of it, copied back."""
+    """torch/csrc/autograd/functions/tensor.cpp: copies the whole gradient, clones the slice, runs
+    the function's backward on the clone, and copies the result back."""
     grad = only_gradient(grads)
     whole = empty(grad.storage.device, grad.shape, grad.dtype, "aten.new_empty_strided")
-    pointwise_cost(whole.storage.device, "aten.copy_", whole, 1)
+    whole.storage.device.compute_pointwise("aten.copy_", whole, 1)
     part = Tensor(whole.storage, node.data, contiguous_strides(node.data), whole.dtype)
     cloned = clone(part, contiguous=True)
     result = node.unpack(0)
     to_part = binary(cloned, result, "aten.threshold_backward")
-    pointwise_cost(whole.storage.device, "aten.copy_", to_part, 1)
+    whole.storage.device.compute_pointwise("aten.copy_", to_part, 1)
     return (whole,)
 
 
 def reciprocal(x: Tensor) -> Tensor:
     """`torch.reciprocal(x)`, as in `1.0 / x`: fp32 under autocast; saves its result."""
     x = autocast_up(x)
-    node = begin("ReciprocalBackward0", (x,), _reciprocal_backward)
+    node = make_node("ReciprocalBackward0", (x,), _reciprocal_backward)
     y = unary(x, "aten.reciprocal")
-    return finish(y, node, (y,))
+    return set_history(y, node, (y,))
 
 
 def divide_number(x: Tensor) -> Tensor:
-    """`number / x` (`Tensor.__rtruediv__`): x lives until the product of its reciprocal is made."""
+    """`number / x` (`Tensor.__rtruediv__`): x lives until the product with its reciprocal
+    exists."""
     return scale(reciprocal(x))
 
 
@@ -302,18 +288,18 @@ def _reciprocal_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 
 def sigmoid(x: Tensor) -> Tensor:
     """`torch.sigmoid(x)`: saves its result."""
-    return _saves_result(x, "aten.sigmoid", "SigmoidBackward0", "aten.sigmoid_backward")
+    return _unary_saving_result(x, "aten.sigmoid", "SigmoidBackward0", "aten.sigmoid_backward")
 
 
 def exp(x: Tensor) -> Tensor:
     """`torch.exp(x)`: fp32 under autocast; saves its result."""
-    return _saves_result(autocast_up(x), "aten.exp", "ExpBackward0", "aten.mul")
+    return _unary_saving_result(autocast_up(x), "aten.exp", "ExpBackward0", "aten.mul")
 
 
-def _saves_result(x: Tensor, label: str, name: str, backward_label: str) -> Tensor:
-    node = begin(name, (x,), _result_backward, data=backward_label)
+def _unary_saving_result(x: Tensor, label: str, name: str, backward_label: str) -> Tensor:
+    node = make_node(name, (x,), _result_backward, data=backward_label)
     y = unary(x, label)
-    return finish(y, node, (y,))
+    return set_history(y, node, (y,))
 
 
 def _result_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
@@ -322,7 +308,7 @@ def _result_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 
 
 def sum_to(x: Tensor, shape: Shape) -> Tensor:
-    """`at::sum_to`: reduces a gradient to the shape it was broadcast from."""
+    """`at::sum_to`: reduces a gradient to the shape that was broadcast."""
     lead = len(x.shape) - len(shape)
     dims = list(range(lead)) + [
         i for i in range(lead, len(x.shape)) if shape[i - lead] == 1 and x.shape[i] != 1
@@ -341,15 +327,15 @@ def reduce_sum(
     label: str = "aten.sum",
     dtype: str | None = None,
 ) -> Tensor:
-    """A new tensor with `dims` summed away (or kept with size 1); nothing is recorded."""
-    where = {d % len(x.shape) for d in dims}
-    kept = tuple(1 if i in where else s for i, s in enumerate(x.shape))
-    shape = kept if keepdim else tuple(s for i, s in enumerate(x.shape) if i not in where)
+    """A new tensor with `dims` summed away (or of size 1); nothing is recorded."""
+    summed = {d % len(x.shape) for d in dims}
+    reduced = tuple(1 if i in summed else size for i, size in enumerate(x.shape))
+    shape = reduced if keepdim else tuple(n for i, n in enumerate(x.shape) if i not in summed)
     y = empty(x.storage.device, shape, dtype or x.dtype, label)
-    # Integers and booleans are added up as a copy in the result's dtype.
-    is_cast = x.dtype not in FLOATING and x.dtype != y.dtype
-    cast = take_bytes(y.device, x.numel * DTYPE_BYTES[y.dtype], label) if is_cast else None
-    take_reduction(x, where, label, "integer_" if y.dtype == "int64" else "")
+    # Integers and booleans are summed from a copy in the result's dtype.
+    is_cast = not x.is_floating and x.dtype != y.dtype
+    cast = take_bytes(y.device, x.numel * y.itemsize, label) if is_cast else None
+    take_reduction(x, summed, label, "integer_" if y.dtype == "int64" else "")
     del cast
     x.storage.device.compute(label, "reduction", x.dtype, x.numel, x.num_bytes + y.num_bytes)
     return y
@@ -358,25 +344,25 @@ def reduce_sum(
 def mean(x: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
     """`x.mean(dims)`: saves nothing."""
     y = reduce_sum(x, dims, keepdim, "aten.mean")
-    if tracks(x):
+    if requires_grad(x):
         record(y, "MeanBackward1", (x,), _mean_backward, data=(x.shape, tuple(dims), keepdim))
     return y
 
 
 def _mean_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    """`sum_backward(...) / n`: an expanded view, divided into a new tensor."""
+    """`sum_backward(...) / n`: a new tensor, divided from an expanded view."""
     return (unary(_expand_reduced(only_gradient(grads), *node.data), "aten.div"),)
 
 
 def sum_dims(x: Tensor, dims: Sequence[int] = (), keepdim: bool = False) -> Tensor:
-    """`x.sum(dims)`, of everything without dims: saves nothing; its gradient is an expanded view.
+    """`x.sum(dims)`, or of all dimensions: saves nothing; its gradient is an expanded view.
 
     Under autocast the result is fp32: the kernel reads x as it is (`fp32_set_opt_dtype`).
     """
     dims = dims or range(len(x.shape))
     low = x.storage.device.autocast is not None and x.dtype in ("bfloat16", "float16")
     y = reduce_sum(x, dims, keepdim, dtype="float32" if low else x.dtype)
-    if tracks(x):
+    if requires_grad(x):
         record(y, "SumBackward1", (x,), _sum_backward, data=(x.shape, tuple(dims), keepdim))
     return y
 
@@ -386,11 +372,11 @@ def _sum_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
 
 
 def _expand_reduced(grad: Tensor, shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-    where = {d % len(shape) for d in dims}
+    summed = {d % len(shape) for d in dims}
     source = iter(grad.strides)
     strides = []
     for i in range(len(shape)):
-        if i in where:
+        if i in summed:
             strides.append(0)
             if keepdim:
                 next(source)
@@ -401,19 +387,19 @@ def _expand_reduced(grad: Tensor, shape: Shape, dims: tuple[int, ...], keepdim: 
 
 def dropout(x: Tensor, rate: float) -> Tensor:
     """`F.dropout(x, rate)` in training on CUDA (`native_dropout`): saves a mask of one byte per
-    element; with rate 0, or in evaluation, it is x itself, as `F.dropout` does it."""
+    element. With rate 0, or in evaluation, it returns x itself, as `F.dropout` does."""
     if rate == 0.0 or not x.storage.device.training:
         return x
-    node = begin("NativeDropoutBackward0", (x,), _dropout_backward)
-    mask = like(x, "aten.native_dropout", "bool")
+    node = make_node("NativeDropoutBackward0", (x,), _dropout_backward)
+    mask = empty_like(x, "aten.native_dropout", "bool")
     y = unary(x, "aten.native_dropout")
-    return finish(y, node, (mask,))
+    return set_history(y, node, (mask,))
 
 
 def _dropout_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     mask = node.unpack(0)
     grad = only_gradient(grads)
-    y = like(grad, "aten.native_dropout_backward")
+    y = empty_like(grad, "aten.native_dropout_backward")
     grad.storage.device.compute(
         "aten.native_dropout_backward", "pointwise", y.dtype, y.numel,
         2 * y.num_bytes + mask.num_bytes,
@@ -428,8 +414,8 @@ def new_empty(x: Tensor, shape: Shape, dtype: str | None = None, label: str = ""
 
 def clamp(x: Tensor, label: str = "aten.clamp") -> Tensor:
     """`x.clamp(min=…, max=…)`: saves x; backward masks the gradient through a temporary."""
-    node = begin("ClampBackward1", (x,), _clamp_backward, (x,))
-    return finish(unary(x, label), node)
+    node = make_node("ClampBackward1", (x,), _clamp_backward, (x,))
+    return set_history(unary(x, label), node)
 
 
 def clamp_min(x: Tensor) -> Tensor:
@@ -438,24 +424,24 @@ def clamp_min(x: Tensor) -> Tensor:
 
 
 def _clamp_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
-    """`where(self >= min, grad, 0)` (both bounds: their conjunction)."""
+    """`where(self >= min, grad, 0)` (with two bounds, their conjunction)."""
     x = node.unpack(0)
     grad = only_gradient(grads)
     zero = empty(x.storage.device, (), grad.dtype, "aten.scalar_tensor")
-    mask = like(x, "aten.ge", "bool")
+    mask = empty_like(x, "aten.ge", "bool")
     y = binary(grad, grad, "aten.where")
     del zero, mask
     return (y,)
 
 
 def autocast_up(x: Tensor) -> Tensor:
-    """x in fp32 where autocast is on and runs this operation in fp32."""
+    """The input of an operation that autocast runs in fp32: x, cast where autocast is on."""
     if x.storage.device.autocast is not None and x.dtype in ("bfloat16", "float16"):
         return to_dtype(x, "float32")
     return x
 
 
-# Which reduction a kernel makes of a tensor's dimensions, as TensorIterator lays them out.
+# How a kernel reduces the dimensions of a tensor, as TensorIterator lays them out.
 
 
 class Reduction(NamedTuple):
@@ -463,45 +449,46 @@ class Reduction(NamedTuple):
 
     outputs: int
     inputs: int
-    along: int
+    sums_fastest: int
     vector: int
 
 
-def reduction_of(
+def plan_reduction(
     shape: Sequence[int], strides: Sequence[int], dims: Collection[int]
 ) -> Reduction | None:
-    """Of `dims` of a tensor; None where nothing is summed."""
-    summed = _joined([(strides[d], shape[d]) for d in dims if shape[d] > 1])
-    left = _joined([(strides[d], n) for d, n in enumerate(shape) if d not in dims and n > 1])
+    """The reduction over `dims` of a tensor; None where nothing is summed."""
+    summed = _join_dims([(strides[d], shape[d]) for d in dims if shape[d] > 1])
+    left = _join_dims([(strides[d], n) for d, n in enumerate(shape) if d not in dims and n > 1])
     if not summed:
         return None
     inputs, outputs = prod(n for _, n in summed), prod(n for _, n in left)
-    fastest = summed[0][0]
-    if not left or fastest < left[0][0]:
-        wide = fastest == 1 and len(summed) == 1
-        return Reduction(outputs, inputs, 1, 4 if wide else 1)
-    others = [stride for stride, _ in (*summed, *left[1:])]
-    vector = vector_width(left[0][1], *others) if left[0][0] == 1 else 1
+    fastest_stride = summed[0][0]
+    if not left or fastest_stride < left[0][0]:
+        loads_vectors = fastest_stride == 1 and len(summed) == 1
+        return Reduction(outputs, inputs, 1, 4 if loads_vectors else 1)
+    other_strides = [stride for stride, _ in (*summed, *left[1:])]
+    vector = vector_width(left[0][1], *other_strides) if left[0][0] == 1 else 1
     return Reduction(outputs, inputs, 0, vector)
 
 
-def take_reduction(x: Tensor, dims: Collection[int], label: str, of: str = "") -> None:
-    """What the kernel that sums `dims` of `x` asks for and gives back."""
-    found = reduction_of(x.shape, x.strides, dims)
-    if found is not None:
-        take_reduced(x.device, of, found, label)
+def take_reduction(x: Tensor, dims: Collection[int], label: str, prefix: str = "") -> None:
+    """Takes and releases the scratch of the kernel that sums `dims` of `x`. `prefix` is that of its
+    law's name."""
+    reduction = plan_reduction(x.shape, x.strides, dims)
+    if reduction is not None:
+        take_reduction_scratch(x.device, prefix, reduction, label)
 
 
-def take_reduced(device: Device, of: str, sizes: tuple[int, ...], label: str) -> None:
-    """The partial sums of blocks that share an output, and their semaphores."""
-    sums = device.take(f"{of}reduction", sizes, label)
-    semaphores = device.take(f"{of}semaphores", sizes, label)
+def take_reduction_scratch(device: Device, prefix: str, sizes: tuple[int, ...], label: str) -> None:
+    """Takes and releases the partial sums of blocks that share an output, and their semaphores."""
+    sums = device.take_scratch(f"{prefix}reduction", sizes, label)
+    semaphores = device.take_scratch(f"{prefix}semaphores", sizes, label)
     del semaphores
     del sums
 
 
-def _joined(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(stride, size), fastest first, with those joined that follow each other without a gap."""
+def _join_dims(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The dimensions (stride, size), fastest first; those without a gap between them are joined."""
     joined: list[tuple[int, int]] = []
     for stride, size in sorted(dims):
         if joined and stride == joined[-1][0] * joined[-1][1]:

@@ -1,19 +1,21 @@
-"""Tensors that have a shape, strides and a dtype, but no data; the device they live on.
+"""Tensors that have a shape, strides and a dtype, but no data; the device that they live on, and
+the nodes of the graph that autograd records of them.
 
-A storage lives as long as Python holds a reference to it: its birth and death are the ledger's
-events. So a module transcribed line by line from PyTorch has PyTorch's lifetimes (CPython
+A storage lives as long as Python holds a reference to it: its allocation and its release are events
+of the ledger. So a module transcribed line by line from PyTorch has PyTorch's lifetimes (CPython
 drops a name when its frame ends, and a call's arguments live as long as the call).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from math import prod
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from weakref import ReferenceType
 
 from planner.ledger.ledger import (
     Allocated,
@@ -27,15 +29,9 @@ from planner.ledger.ledger import (
     Scratch,
     Tagged,
 )
+from planner.step.layout import Shape, channels_last_strides, contiguous_strides, is_contiguous
 
-if TYPE_CHECKING:
-    from weakref import ReferenceType
-
-    from planner.step.autograd import AccumulateGrad, Node
-    from planner.step.engine import Autocast, KeptResults
-
-
-_new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
+_new_event: Any = tuple.__new__  # a NamedTuple's own takes three times as long
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
     "int64": 8, "int32": 4, "uint8": 1, "bool": 1,
@@ -47,15 +43,15 @@ UnpackHook = Callable[[Any], "Tensor"]
 
 
 class Device:
-    """Where tensors live: writes down every allocation, release and operation.
+    """The device that tensors live on: it records every allocation, release and operation.
 
-    It also carries what PyTorch keeps per thread or module: whether gradients are recorded and
-    modules are training, the autocast in force, the hooks for saved tensors and the module being
-    run (`scope`).
-    `in_place_sums` is how eager PyTorch adds gradients up where it may; under fake tensors it
-    never does, so a comparison with one turns it off.
-    `float_dtype` is what parameters and floating buffers are made in; `channels_last` whether
-    images, parameters and buffers of four dimensions are laid out that way.
+    It also has the state that PyTorch keeps per thread or module: whether gradients are recorded
+    and modules are training, the current autocast, the hooks for saved tensors and the path of the
+    running module (`scope`).
+    `in_place_sums`: eager PyTorch adds up gradients in place where it may. Fake tensors never do,
+    so that a comparison with them turns it off.
+    `float_dtype` is the dtype of parameters and floating buffers. With `channels_last` images,
+    parameters and buffers of four dimensions are laid out that way.
     """
 
     channels_last = False
@@ -71,48 +67,48 @@ class Device:
         self.scope = ""
         # Runs a checkpointed function in place of `checkpoint`, where a graph is recorded.
         self.checkpoint_region: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
-        # What the checkpointed call that is running keeps, where it is a selective one.
+        # The results that the running checkpointed call keeps, if it is a selective one.
         self.kept_results: KeptResults | None = None
-        # Told of each parameter whose gradient is ready.
+        # Called with each parameter whose gradient is ready.
         self.on_gradient: Callable[[GradientCell], None] | None = None
-        # Of the weights that had none: the first and the last of the events that made the gradient
-        # theirs, and what comes instead where there is one. None where nobody asks, or nobody knows
-        # when the storage of one would die.
+        # For each weight that had no gradient: the range of events that gave it one, and the events
+        # in their place for a weight that has one. None where these are not recorded, or where a
+        # storage would be released at an unknown time.
         self.first_gradients: list[tuple[int, int, list[Event]]] | None = None
-        # The convolutions that cuDNN has tried its algorithms for, where it does.
+        # The convolutions for which cuDNN has tried its algorithms; None: it tries none.
         self.tried_convolutions: set[object] | None = None
         self.offloads = False  # some saved tensors are on the host, until a node needs them
         self.next_sequence = 0
         self.num_storages = 0
 
     def dense_strides(self, shape: Shape) -> Shape:
-        """Of a module's parameter or buffer, and of images, once moved to the device."""
+        """The strides of parameters, buffers and images, once they are moved to the device."""
         return channels_last_strides(shape) if self.channels_last else contiguous_strides(shape)
 
     def allocate(self, num_bytes: int, label: str) -> int:
         self.num_storages += 1
-        made = self.num_storages, num_bytes, label, self.scope, ""
-        self.events.append(_new(Allocated, made))
+        fields = self.num_storages, num_bytes, label, self.scope, ""
+        self.events.append(_new_event(Allocated, fields))
         return self.num_storages
 
-    def take(self, law: str, sizes: tuple[int, ...], label: str) -> TakenScratch:
-        """What a kernel asks for beside its results, until it is dropped."""
+    def take_scratch(self, law: str, sizes: tuple[int, ...], label: str) -> LiveScratch:
+        """The scratch of a kernel, beside its results. It is released with the last reference."""
         self.num_storages += 1
-        self.events.append(_new(Scratch, (self.num_storages, law, sizes, label, self.scope)))
-        return TakenScratch(self, self.num_storages)
+        self.events.append(_new_event(Scratch, (self.num_storages, law, sizes, label, self.scope)))
+        return LiveScratch(self, self.num_storages)
 
     def try_convolution(self, *key: object) -> None:
-        """cuDNN tries all algorithms for a convolution that it meets for the first time; torch then
-        empties the cache (aten/src/ATen/native/cudnn/Conv_v8.cpp, get_plans_from_find)."""
+        """cuDNN tries all algorithms at the first call of a convolution; torch then empties the
+        cache (aten/src/ATen/native/cudnn/Conv_v8.cpp, get_plans_from_find)."""
         if self.tried_convolutions is not None and key not in self.tried_convolutions:
             self.tried_convolutions.add(key)
             self.events.append(Emptied(self.scope))
 
     def release(self, storage: int) -> None:
-        self.events.append(_new(Freed, (storage,)))
+        self.events.append(_new_event(Freed, (storage,)))
 
     def tag(self, storage: int, category: Category, weight: int = 0) -> None:
-        self.events.append(_new(Tagged, (storage, category, weight)))
+        self.events.append(_new_event(Tagged, (storage, category, weight)))
 
     def mark(self, phase: str, step: int) -> None:
         self.events.append(Marked(phase, step))
@@ -126,9 +122,18 @@ class Device:
         num_bytes: int,
         kernels: int = 1,
     ) -> None:
-        """An operation ran."""
-        done = name, kind, dtype, flops, num_bytes, kernels, self.scope
-        self.events.append(_new(Computed, done))
+        """Records that an operation runs."""
+        fields = name, kind, dtype, flops, num_bytes, kernels, self.scope
+        self.events.append(_new_event(Computed, fields))
+
+    def compute_pointwise(self, name: str, output: Tensor, num_inputs: int) -> None:
+        """Records one kernel that reads `num_inputs` tensors of the output's size and writes it."""
+        num_bytes = output.num_bytes * (num_inputs + 1)
+        self.compute(name, "pointwise", output.dtype, output.numel, num_bytes)
+
+    def keep_results(self, compute: Callable[[], Results]) -> Results:
+        """The results of `compute`, which a selective checkpointed call keeps."""
+        return compute() if self.kept_results is None else self.kept_results.keep(compute)
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:
@@ -141,18 +146,18 @@ class Device:
 
 
 class Storage:
-    """Bytes on a device, from the first reference to the last.
+    """Bytes on a device, allocated with the first reference and released with the last.
 
-    `category` is fixed for parameters, buffers, gradients and optimizer state; a storage without
-    one is an activation while something saved it for backward (`holds`), else a temporary.
+    `category` is set for parameters, buffers, gradients and optimizer state. A storage without one
+    is an activation while it is saved for backward (`num_holds` times), and else a temporary.
     """
 
-    __slots__ = ("category", "device", "holds", "ident", "num_bytes")
+    __slots__ = ("category", "device", "ident", "num_bytes", "num_holds")
 
     def __init__(self, device: Device, num_bytes: int, label: str) -> None:
         self.device = device
         self.num_bytes = num_bytes
-        self.holds = 0
+        self.num_holds = 0
         self.category: Category | None = None
         self.ident = device.allocate(num_bytes, label)
 
@@ -160,25 +165,26 @@ class Storage:
         self.device.release(self.ident)
 
     def assign(self, category: Category, weight: int = 0) -> None:
-        """From now on these bytes are parameters, gradients of the storage `weight` …"""
+        """Sets the category, from now on: parameters, gradients of the storage `weight` …"""
         if self.category != category:
             self.category = category
             self.device.tag(self.ident, category, weight)
 
     def hold(self) -> None:
-        """Something saved this storage for backward."""
-        self.holds += 1
-        if self.holds == 1 and self.category is None:
+        """Counts one more saved tensor of this storage."""
+        self.num_holds += 1
+        if self.num_holds == 1 and self.category is None:
             self.device.tag(self.ident, "activations")
 
     def let_go(self) -> None:
-        self.holds -= 1
-        if self.holds == 0 and self.category is None:
+        """Counts one saved tensor less."""
+        self.num_holds -= 1
+        if self.num_holds == 0 and self.category is None:
             self.device.tag(self.ident, "temporaries")
 
 
-class TakenScratch:
-    """Scratch of a kernel that runs."""
+class LiveScratch:
+    """The scratch of a running kernel."""
 
     __slots__ = ("device", "ident")
 
@@ -191,10 +197,10 @@ class TakenScratch:
 
 
 class Tensor:
-    """A view of a storage: shape, strides in elements, dtype; and where its gradient goes.
+    """A view of a storage: shape, strides in elements, dtype; and its place in the graph.
 
-    `node` is `grad_fn` (None for a leaf) and `slot` which of its outputs this is; `base` the tensor
-    that this one is a view of.
+    `node` is `grad_fn` (None for a leaf), and this tensor is the node's output number `slot`. A
+    view keeps its `base`, the tensor that it is a view of.
     """
 
     __slots__ = (
@@ -221,8 +227,12 @@ class Tensor:
         return prod(self.shape)
 
     @property
+    def itemsize(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
     def num_bytes(self) -> int:
-        """Bytes its elements take (an expanded view counts them once per index)."""
+        """The bytes of all elements (an expanded view counts an element once per index)."""
         return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     @property
@@ -245,28 +255,28 @@ class Tensor:
 
 
 def num_bytes(shape: Shape, dtype: str) -> int:
-    """Bytes of a dense tensor."""
+    """The bytes of a dense tensor."""
     return prod(shape) * DTYPE_BYTES[dtype]
 
 
 def empty(
     device: Device, shape: Shape, dtype: str, label: str, strides: Shape | None = None
 ) -> Tensor:
-    """A new storage just large enough for a dense tensor of `shape`."""
+    """`torch.empty(shape)`: a new dense tensor."""
     storage = Storage(device, num_bytes(shape, dtype), label)
     return Tensor(storage, shape, strides or contiguous_strides(shape), dtype)
 
 
-def take_bytes(device: Device, num_bytes: int, label: str) -> TakenScratch:
-    """Scratch that is as large on every device."""
-    return device.take("bytes", (num_bytes,), label)
+def take_bytes(device: Device, num_bytes: int, label: str) -> LiveScratch:
+    """Scratch of the same size on every device."""
+    return device.take_scratch("bytes", (num_bytes,), label)
 
 
 class GradientCell:
-    """Where a leaf's gradient is kept. Apart from the leaf, so that nothing forms a cycle.
+    """The place of a leaf's gradient. It is apart from the leaf, so that nothing forms a cycle.
 
-    Only a parameter's gradient counts as one, and its storage is `weight`: the leaf that stands for
-    a checkpoint's input has a cell too.
+    `weight` is a parameter's storage, or 0: the leaf that stands for a checkpoint's input has a
+    cell too, and only a parameter's gradient is tagged as one.
     """
 
     __slots__ = ("accumulator", "grad", "weight")
@@ -274,7 +284,7 @@ class GradientCell:
     def __init__(self, weight: int = 0) -> None:
         self.weight = weight
         self.grad: Tensor | None = None
-        self.accumulator: ReferenceType[AccumulateGrad] | None = None
+        self.accumulator: ReferenceType[Node] | None = None
 
 
 class Parameter(Tensor):
@@ -291,19 +301,144 @@ class Parameter(Tensor):
         self.cell = GradientCell(storage.ident)
 
 
-# Python's own way of calling functions, which lifetimes on shapes rest on.
+# What autograd records: nodes, and the tensors that they save for backward.
+
+Gradients = tuple[Tensor | None, ...]
+Backward = Callable[["Node", "list[Tensor | None]"], Gradients]
+Edge = tuple["Node", int]
+
+
+class Saved:
+    """A tensor saved for backward: itself, or what the innermost pack hook returned for it."""
+
+    __slots__ = ("packed", "storage", "unpack_hook")
+
+    def __init__(self, tensor: Tensor) -> None:
+        hooks = tensor.storage.device.saved_tensor_hooks
+        self.storage: Storage | None = None
+        self.unpack_hook: Callable[[Any], Tensor] | None = None
+        self.packed: Any = tensor.detach()
+        if hooks:
+            pack, self.unpack_hook = hooks[-1]
+            self.packed = pack(self.packed)
+        else:
+            self.storage = tensor.storage
+            tensor.storage.hold()
+
+    def unpack(self) -> Tensor:
+        if self.unpack_hook is not None:
+            return self.unpack_hook(self.packed)
+        alias: Tensor = self.packed.detach()
+        return alias
+
+    def release(self) -> None:
+        self.packed = self.unpack_hook = None
+        if self.storage is not None:
+            self.storage.let_go()
+            self.storage = None
+
+
+class Node:
+    """One step of backward: `run(node, gradients of its outputs) -> gradients of its inputs`."""
+
+    __slots__ = (
+        "__weakref__", "data", "edges", "metadata", "name", "run", "saved", "scope",
+        "sequence",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        device: Device,
+        name: str,
+        edges: tuple[Edge | None, ...],
+        run: Backward,
+        data: Any = None,
+    ) -> None:
+        self.name = name
+        self.edges = edges
+        self.run = run
+        self.data = data
+        self.saved: list[Saved] = []
+        self.metadata: list[tuple[Shape, str]] = []
+        self.scope = device.scope
+        self.sequence = device.next_sequence
+        device.next_sequence += 1
+
+    def needs(self, index: int) -> bool:
+        """Whether input `index` needs a gradient (`should_compute_output`)."""
+        return self.edges[index] is not None
+
+    def save(self, tensors: Iterable[Tensor]) -> None:
+        self.saved.extend([Saved(tensor) for tensor in tensors])
+
+    def unpack(self, index: int) -> Tensor:
+        return self.saved[index].unpack()
+
+    def release(self) -> None:
+        for saved in self.saved:
+            saved.release()
+        self.saved.clear()
+
+
+class Autocast:
+    """The low-precision dtype, and the cached casts of fp32 leaves, until the context ends."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        self.casts: dict[int, tuple[Parameter, Tensor]] = {}
+
+
+# The results that selective checkpointing keeps, so that the recomputation need not compute them.
 #
-# A storage dies with its last reference, so it matters who holds an argument during a call:
-# CPython moves it into the called frame, and the caller keeps none. `torch.compile` puts an
-# evaluator of its own in the interpreter (PEP 523), and then the caller keeps its arguments until
-# the call returns (CPython's `CALL` makes a frame in place only where no such evaluator is set).
-# It is gone again after each compiled call, but stays where a thread ended within one (seen with
-# torch 2.13).
+# torch/utils/checkpoint.py, `_CachingTorchDispatchMode` and `_CachedTorchDispatchMode`: forward
+# stores the results of chosen operations, whether backward needs them or not. The recomputation
+# takes each out again; results that it does not reach stay until the checkpointed call's frame
+# dies.
+
+Results = tuple[Tensor, ...]
+
+
+class KeptResults:
+    """The kept results of one checkpointed call, in the order in which they were computed."""
+
+    __slots__ = ("_kept", "is_recomputing")
+
+    def __init__(self) -> None:
+        self._kept: deque[Results] = deque()
+        self.is_recomputing = False
+
+    def __del__(self) -> None:
+        while self._kept:
+            for tensor in self._kept.popleft():
+                tensor.storage.let_go()
+
+    def keep(self, compute: Callable[[], Results]) -> Results:
+        """The results of `compute`: computed and kept, or, in the recomputation, taken out."""
+        if not self.is_recomputing:
+            results = compute()
+            self._kept.append(tuple(result.detach() for result in results))
+            for result in results:
+                result.storage.hold()
+            return results
+        results = self._kept.popleft()
+        for result in results:
+            result.storage.let_go()
+        return results
+
+
+# How CPython calls functions, which the lifetimes on shapes rest on.
+#
+# A storage dies with its last reference, so it matters who holds an argument during a call.
+# CPython moves it into the called frame, and the caller keeps no reference. `torch.compile` sets a
+# frame evaluator in the interpreter (PEP 523); then the caller keeps its arguments until the call
+# returns (CPython's `CALL` makes a frame in place only where no such evaluator is set). torch
+# removes it after each compiled call, but it stays where a thread ended within one (seen with torch
+# 2.13).
 
 
 @contextmanager
 def plain_calls() -> Iterator[None]:
-    """Calls as CPython makes them by itself, whatever evaluates frames outside of this block."""
+    """CPython's default frame evaluator within this block, whichever is set outside."""
     if "torch" not in sys.modules or not _callers_keep_arguments():
         yield
         return
@@ -317,8 +452,8 @@ def plain_calls() -> Iterator[None]:
     api._PyInterpreterState_SetEvalFrameFunc.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     interpreter = api.PyInterpreterState_Get()
     evaluator = api._PyInterpreterState_GetEvalFrameFunc(interpreter)
-    own = ctypes.cast(api._PyEval_EvalFrameDefault, ctypes.c_void_p)
-    api._PyInterpreterState_SetEvalFrameFunc(interpreter, own)
+    default = ctypes.cast(api._PyEval_EvalFrameDefault, ctypes.c_void_p)
+    api._PyInterpreterState_SetEvalFrameFunc(interpreter, default)
     try:
         yield
     finally:
@@ -326,168 +461,9 @@ def plain_calls() -> Iterator[None]:
 
 
 def _callers_keep_arguments() -> bool:
-    """Whether an argument has more references than the callee's name and getrefcount's own."""
+    """Whether an argument has more references than the callee's name and getrefcount's argument."""
     return _count_references(object()) > 2
 
 
 def _count_references(argument: object) -> int:
     return getrefcount(argument)
-
-
-# How PyTorch lays tensors out: strides in elements, and when a view needs no copy.
-
-Shape = tuple[int, ...]
-NUM_KEPT = 1 << 10  # answers: a step has few shapes, and asks of each many times
-
-
-@lru_cache(NUM_KEPT)
-def contiguous_strides(shape: Shape) -> Shape:
-    """Row-major strides of `shape`, as `torch.empty(shape).stride()` has them."""
-    strides = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
-
-
-def channels_last_strides(shape: Shape) -> Shape:
-    """Strides of [B, C, H, W] laid out as [B, H, W, C]; row-major for any other rank."""
-    if len(shape) != 4:
-        return contiguous_strides(shape)
-    _, channels, height, width = shape
-    return (channels * height * width, 1, width * channels, channels)
-
-
-def is_contiguous(shape: Shape, strides: Shape) -> bool:
-    """`tensor.is_contiguous()`: row-major, dimensions of size 1 excused."""
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
-@lru_cache(NUM_KEPT)
-def is_dense(shape: Shape, strides: Shape) -> bool:
-    """`is_non_overlapping_and_dense()`: some permutation of the dimensions is row-major."""
-    expected = 1
-    for stride, size in sorted((st, s) for st, s in zip(strides, shape, strict=True) if s != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def preserved_strides(shape: Shape, strides: Shape) -> Shape:
-    """Strides of `empty_like(tensor)`: its own when dense, else dense in the same order."""
-    if is_dense(shape, strides):
-        return strides
-    return elementwise_strides(shape, [(shape, strides)])
-
-
-def elementwise_strides(shape: Shape, operands: Sequence[tuple[Shape, Shape]]) -> Shape:
-    """Strides of a new output of an elementwise operation (TensorIterator's rule).
-
-    `operands` are the (shape, strides) of the inputs, broadcast to `shape`. The output is dense and
-    its dimensions are ordered as the inputs' strides order them, ties going to the first input.
-    """
-    same = [(s, st) for s, st in operands if s == shape]
-    if len(same) == len(operands):
-        if all(is_contiguous(s, st) for s, st in operands):
-            return contiguous_strides(shape)
-        first = operands[0][1]
-        if all(st == first for _, st in operands) and is_dense(shape, first):
-            return first
-    if not shape:
-        return ()
-    aligned = [_broadcast_strides(shape, s, st) for s, st in operands]
-    order = list(range(len(shape) - 1, -1, -1))
-    for i in range(1, len(order)):
-        position = i
-        for j in range(i - 1, -1, -1):
-            verdict = _compare(shape, aligned, order[j], order[position])
-            if verdict > 0:
-                order[j], order[position] = order[position], order[j]
-                position = j
-            elif verdict < 0:
-                break
-    strides = [0] * len(shape)
-    step = 1
-    for dim in order:
-        strides[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(strides)
-
-
-def _broadcast_strides(shape: Shape, own: Shape, strides: Shape) -> Shape:
-    lead = len(shape) - len(own)
-    return (0,) * lead + tuple(
-        0 if size == 1 and shape[lead + i] != 1 else strides[i] for i, size in enumerate(own)
-    )
-
-
-def _compare(shape: Shape, operands: Sequence[Shape], inner: int, outer: int) -> int:
-    """Whether the dimension taken for inner belongs outside the other (1), inside (-1), or 0."""
-    for strides in operands:
-        a, b = strides[inner], strides[outer]
-        if a == 0 or b == 0:
-            continue
-        if a < b:
-            return -1
-        if a > b:
-            return 1
-        if shape[inner] > shape[outer]:
-            return 1
-    return 0
-
-
-@lru_cache(NUM_KEPT)
-def view_strides(shape: Shape, strides: Shape, target: Shape) -> Shape | None:
-    """Strides of `tensor.view(target)`, or None where only a copy has that shape."""
-    if not shape:
-        return (1,) * len(target)
-    if 0 in shape:
-        return contiguous_strides(target)
-    result = [0] * len(target)
-    view_dim = len(target) - 1
-    chunk_base = strides[-1]
-    tensor_numel = view_numel = 1
-    for dim in range(len(shape) - 1, -1, -1):
-        tensor_numel *= shape[dim]
-        ends_chunk = dim == 0 or (
-            shape[dim - 1] != 1 and strides[dim - 1] != tensor_numel * chunk_base
-        )
-        if not ends_chunk:
-            continue
-        while view_dim >= 0 and (view_numel < tensor_numel or target[view_dim] == 1):
-            result[view_dim] = view_numel * chunk_base
-            view_numel *= target[view_dim]
-            view_dim -= 1
-        if view_numel != tensor_numel:
-            return None
-        if dim > 0:
-            chunk_base = strides[dim - 1]
-            tensor_numel = view_numel = 1
-    return tuple(result) if view_dim == -1 else None
-
-
-def resolve_shape(numel: int, shape: Sequence[int]) -> Shape:
-    """A shape with its one -1 replaced, as `view` and `reshape` take it."""
-    if -1 not in shape:
-        return tuple(shape)
-    known = prod(s for s in shape if s != -1)
-    return tuple(numel // known if s == -1 else s for s in shape)
-
-
-def broadcast_shapes(a: Shape, b: Shape) -> Shape:
-    """The shape two operands broadcast to."""
-    if a == b:
-        return a
-    if len(a) < len(b):
-        a, b = b, a
-    lead = len(a) - len(b)
-    tail = tuple(x if y == 1 else y for x, y in zip(a[lead:], b, strict=True))
-    return a[:lead] + tail

@@ -1,4 +1,8 @@
-"""The training step on shapes: `planner/training/step.py`, line by line. Change both."""
+"""The training step on shapes: `planner/training/step.py`, line by line. Change both.
+
+First the repetition of recorded events, then the batch, the scaler and `Training`, then
+`record_training`, which makes the ledger, and last the optimizers.
+"""
 
 from __future__ import annotations
 
@@ -24,56 +28,57 @@ from planner.ledger.ledger import (
 )
 from planner.step.engine import AutocastScope, backward, offload_activations
 from planner.step.nn import Module, cross_entropy, move_in_order, name_modules
-from planner.step.pointwise import like, mul, scale, take_reduction
-from planner.step.ranks import one_of_several
+from planner.step.pointwise import empty_like, mul, scale, take_reduction
+from planner.step.ranks import rank_ledger
 from planner.step.tensor import Device, GradientCell, Parameter, Tensor, empty, plain_calls
 
-# What runs the same operations on storages anew, read off the first time: the second optimizer
-# step, and a step's second micro-batch.
+# The second optimizer step, and a step's second micro-batch, run the same operations on new
+# storages: their events are those of the first, repeated.
 
-_new: Any = tuple.__new__  # a NamedTuple's own takes three times as long
+_new_event: Any = tuple.__new__  # a NamedTuple's own takes three times as long
 
 
-def repeated(events: Iterable[Any], last_storage: int, step: int) -> tuple[list[Event], int] | None:
-    """`events` once more, as optimizer step `step`, and their last storage: each that they allocate
-    is a new one, numbered from `last_storage` on. None where one of them outlives `events`: then
-    the first time differs from the next."""
-    again: list[Event] = []
-    append = again.append
-    new: dict[int, int] = {}  # storage -> the one in its place; emptied as they are freed
+def repeat_events(
+    events: Iterable[Any], last_storage: int, step: int
+) -> tuple[list[Event], int] | None:
+    """`events` repeated, as those of optimizer step `step`, and the number of their last storage:
+    the storages that they allocate get new numbers, after `last_storage`. None where a storage
+    outlives `events`: then the first time differs from the next."""
+    copies: list[Event] = []
+    append = copies.append
+    new: dict[int, int] = {}  # live storage -> the new one in its place
     for event in events:
         kind = type(event)
         if kind is Computed:
             append(event)
         elif kind is Freed:
-            append(_new(Freed, (new.pop(event[0], event[0]),)))
+            append(_new_event(Freed, (new.pop(event[0], event[0]),)))
         elif kind is Allocated or kind is Scratch:
             last_storage += 1
             new[event[0]] = last_storage
-            # Both have so many fields.
-            _, size, label, path, last = event
-            append(_new(kind, (last_storage, size, label, path, last)))
+            append(_new_event(kind, (last_storage, *event[1:])))
         elif kind is Tagged:
             storage, category, weight = event
-            append(_new(Tagged, (new.get(storage, storage), category, weight)))
+            append(_new_event(Tagged, (new.get(storage, storage), category, weight)))
         elif kind is Marked:
             append(Marked(event.phase, step))
         else:
-            assert kind is Emptied, "what was tried once is known"
-    return None if new else (again, last_storage)
+            assert kind is Emptied, "a convolution is only tried once"
+    return None if new else (copies, last_storage)
 
 
-def adding_gradients(
-    events: Sequence[Event], begun: int, first: Iterable[tuple[int, int, Sequence[Event]]]
+def add_to_gradients(
+    events: Sequence[Event], offset: int, first: Iterable[tuple[int, int, Sequence[Event]]]
 ) -> list[Event]:
-    """What a micro-batch after the first does. `events` are the first one's, of which `begun` is
-    the number in the step, and `first` its `Device.first_gradients`."""
-    found: list[Event] = []
+    """The events of a micro-batch after the first, which adds to the gradients that are there.
+    `events` are those of the first one, from the device's event `offset` on, and `first` is its
+    `Device.first_gradients`."""
+    changed: list[Event] = []
     done = 0
-    for start, end, added in first:
-        found += [*events[done : start - begun], *added]
-        done = end - begun
-    return [*found, *events[done:]]
+    for start, end, sum_events in first:
+        changed += [*events[done : start - offset], *sum_events]
+        done = end - offset
+    return [*changed, *events[done:]]
 
 
 BuildOnShapes = Callable[[Device], Module]
@@ -88,7 +93,7 @@ class Batch:
 
 
 def make_batch(device: Device, model: SwinConfig, setting: TrainSetting) -> Batch:
-    """What the probe trains on: it is on the device before the step begins."""
+    """The batch of a probe: it is on the device before the step begins."""
     size = (setting.batch_size, model.in_channels, *model.image_size)
     dtype = "bfloat16" if setting.precision == "pure-bf16" else "float32"
     images = empty(device, size, dtype, "images", device.dense_strides(size))
@@ -102,7 +107,7 @@ def make_batch(device: Device, model: SwinConfig, setting: TrainSetting) -> Batc
 
 
 class Scaler:
-    """`GradScaler`: two scalars made at the first scaling, and those of a step until `update`."""
+    """`GradScaler`: two scalars from the first scaling on, and those of a step until `update`."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -144,7 +149,8 @@ class Scaler:
         optimizer.step()
 
     def _step_fused(self, optimizer: Optimizer) -> None:
-        """The kernel unscales by itself: it is given both scalars, copies that live that long."""
+        """The kernel itself unscales: it gets copies of both scalars, which live until it is
+        done."""
         is_unscaled = self.found_inf is not None
         if not is_unscaled:
             ones = empty(self.device, (), "float32", "aten.full")
@@ -179,7 +185,7 @@ class Training:
 
     def copy_weights(self) -> list[Tensor]:
         """`p.detach().clone()` of all parameters, frozen ones too."""
-        copies = [like(p, "aten.clone") for p in self.module.parameters()]
+        copies = [empty_like(p, "aten.clone") for p in self.module.parameters()]
         for copy in copies:
             copy.storage.assign("optimizer_state")
         return copies
@@ -194,62 +200,62 @@ class Training:
         self.num_steps += 1
 
     def step_twice(self) -> None:
-        """Two steps. The second is read off the first, where it only repeats it: the optimizer
-        steps once more on the same gradients, now that its state is there."""
+        """Two steps. The second repeats the first, where it can, but for the optimizer's step: this
+        runs once more on the same gradients, now that the optimizer's state is there."""
         device = self.device
-        begin = len(device.events)
+        start = len(device.events)
         self.micro_steps()
-        passes = len(device.events)
+        micro_steps_end = len(device.events)
         self.optimizer_step()
         self.end_phase("optimizer")
-        first, storages = len(device.events), device.num_storages
+        end, num_storages = len(device.events), device.num_storages
         self.optimizer_step()
         self.end_phase("optimizer")
-        second = device.events[first:]
-        del device.events[first:]
-        device.num_storages = storages
+        second_optimizer_step = device.events[end:]
+        del device.events[end:]
+        device.num_storages = num_storages
         self.optimizer.zero_grad(self.setting.zero_grad_to_none)
         self.end_phase("zero_grad")
         self.num_steps += 1
-        zero_grad = device.events[first:]
-        once = [*device.events[begin:passes], *second, *zero_grad]
-        if not self.again(once):
+        zero_grad = device.events[end:]
+        micro_steps = device.events[start:micro_steps_end]
+        if not self.repeat([*micro_steps, *second_optimizer_step, *zero_grad]):
             self.step()
             return
         self.num_steps += 1
 
-    def again(self, once: Iterable[Event]) -> bool:
-        """Runs these events once more, as the step that goes on; whether they can be repeated."""
+    def repeat(self, events: Iterable[Event]) -> bool:
+        """Repeats `events` in the current step. Returns whether it could."""
         device = self.device
-        found = repeated(once, device.num_storages, self.num_steps)
-        if found is not None:
-            events, device.num_storages = found
-            device.events += events
-        return found is not None
+        repeated = repeat_events(events, device.num_storages, self.num_steps)
+        if repeated is not None:
+            copies, device.num_storages = repeated
+            device.events += copies
+        return repeated is not None
 
     @property
-    def repeats(self) -> bool:
-        """Whether the second step runs what the first one did, but for the optimizer's state: a
-        scaler makes its scale in the first backward, and gradients that stay are added to."""
+    def is_repeatable(self) -> bool:
+        """Whether the second step does what the first one did, but for the optimizer's state. It
+        does not where a scaler makes its scale in the first backward, or where gradients stay and
+        are added to."""
         setting = self.setting
-        return (
-            self.scaler is None and setting.zero_grad_to_none and not setting.optimizer_in_backward
-        )
+        frees_gradients = setting.zero_grad_to_none and not setting.optimizer_in_backward
+        return self.scaler is None and frees_gradients
 
     def end_phase(self, phase: str) -> None:
         self.device.mark(phase, self.num_steps)
 
     def micro_steps(self) -> None:
-        """All micro-batches after the first add their gradients to those that are there: what they
-        do else is read off it."""
-        device, begun = self.device, len(self.device.events)
-        follow_alike = self.repeats and self.setting.accumulate > 1
-        device.first_gradients = [] if follow_alike else None
+        """All micro-batches of a step. Those after the first repeat it, where they can, but add
+        their gradients to those that are there."""
+        device, start = self.device, len(self.device.events)
+        records_gradients = self.is_repeatable and self.setting.accumulate > 1
+        device.first_gradients = [] if records_gradients else None
         self.micro_step()
         first, device.first_gradients = device.first_gradients, None
-        later = adding_gradients(device.events[begun:], begun, first or ())
+        later_events = add_to_gradients(device.events[start:], start, first or ())
         for _ in range(1, self.setting.accumulate):
-            if not (first and self.again(later)):
+            if not (first and self.repeat(later_events)):
                 self.micro_step()
 
     def micro_step(self) -> None:
@@ -281,7 +287,7 @@ class Training:
         del ones
 
     def step_once(self, cell: GradientCell) -> None:
-        """The hook of one weight: it is updated, and its gradient dropped."""
+        """The hook of one weight: updates the weight and drops its gradient."""
         self.device.scope = IN_BACKWARD
         self.device.compute(OPTIMIZER_CALL, "pointwise", "float32", 0, 0, 0)
         self.optimizers[id(cell)].step()
@@ -304,22 +310,22 @@ class Training:
 def record_training(
     build: BuildOnShapes, model: SwinConfig, setting: TrainSetting, in_place_sums: bool = True
 ) -> Ledger:
-    """Builds the model on shapes and runs two optimizer steps, of which the second repeats;
-    returns all their events. Of several GPUs they are those of one rank (`planner.step.ranks`).
+    """The ledger of building the model on shapes and of two optimizer steps; the second is the
+    steady one. With several GPUs it is that of one rank (`planner.step.ranks`).
 
-    Lifetimes are those of reference counts, so calls are Python's own, and the cyclic collector is
-    off meanwhile: it would only cost time (a test shows that it finds nothing).
+    Lifetimes are those of reference counts: so calls are CPython's, and the cyclic collector is
+    off. It would only cost time (a test shows that it finds nothing).
     """
     device = Device(in_place_sums, "bfloat16" if setting.precision == "pure-bf16" else "float32")
     device.channels_last = setting.memory_format == "channels_last"
     device.tried_convolutions = set() if setting.cudnn_benchmark else None
-    with plain_calls(), _no_collector():
+    with plain_calls(), _disable_collector():
         module = build(device)
         name_modules(module)
         move_in_order(module, device)
         training = Training(device, module, setting, make_batch(device, model, setting))
         device.mark("build", 0)
-        if training.repeats:
+        if training.is_repeatable:
             training.step_twice()
         else:
             for _ in range(2):
@@ -330,34 +336,34 @@ def record_training(
             for part in module.descendants() if part.is_block
         }  # fmt: skip
         events = tuple(device.events)
-        device.on_gradient = None  # else device and optimizer would keep each other
+        device.on_gradient = None  # device and optimizer would keep each other alive
         del training, module
     ledger = Ledger(events, setting.batch_size, num_parameters)
-    return one_of_several(ledger, setting, blocks)
+    return rank_ledger(ledger, setting, blocks)
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
-    collecting = gc.isenabled()
+def _disable_collector() -> Iterator[None]:
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if was_enabled:
             gc.enable()
 
 
-# Optimizers: parameters, the state that each keeps, and the cost of its kernels; and the clipping
-# of gradients before it (`torch.nn.utils.clip_grad_norm_`).
+# Optimizers: parameters, their state, and the cost of its kernels; and the clipping of gradients
+# before the step (`torch.nn.utils.clip_grad_norm_`).
 #
-# Each is transcribed from torch.optim (2.13; lion from timm.optim) with the same locals,
-# since what a local keeps alive is memory. foreach is torch's default on CUDA: its temporaries are
-# whole lists, one tensor a parameter; fused works in place. `step` scalars live on the host unless
-# the implementation is fused, and are not counted there.
+# Each is transcribed from torch.optim (2.13; lion from timm.optim) with the same locals, since a
+# tensor lives as long as a local refers to it. foreach is torch's default on CUDA: its temporaries
+# are whole lists, one tensor per parameter; fused works in place. `step` scalars live on the host,
+# where they are not counted, unless the implementation is fused.
 
 
 class Optimizer:
-    """What one optimizer keeps for each parameter, in PyTorch's names, and how it steps."""
+    """An optimizer: its state for each parameter, in PyTorch's names, and its step."""
 
     def __init__(self, device: Device, parameters: Sequence[Parameter], setting: TrainSetting):
         self.device = device
@@ -369,7 +375,7 @@ class Optimizer:
 
     def step(self) -> None:
         """One update. The first one makes the state."""
-        raise AssertionError("an optimizer is one of those below")
+        raise AssertionError("a subclass has it")
 
     @property
     def is_fused(self) -> bool:
@@ -385,7 +391,7 @@ class Optimizer:
     def make_state(self, *names: str) -> None:
         """`zeros_like` of every parameter for every name, parameter by parameter.
 
-        A fused implementation keeps its `step` on the device too, one fp32 scalar a parameter.
+        A fused implementation has its `step` on the device too, one fp32 scalar per parameter.
         """
         self.state = {name: [] for name in ("step", *names)}
         for parameter in self.parameters:
@@ -393,27 +399,27 @@ class Optimizer:
                 scalar = empty(self.device, (), "float32", "aten.zeros")
                 self.state["step"].append(self.keep(scalar))
             for name in names:
-                self.state[name].append(self.keep(like(parameter, "aten.zeros_like")))
+                self.state[name].append(self.keep(empty_like(parameter, "aten.zeros_like")))
 
     def keep(self, tensor: Tensor) -> Tensor:
         tensor.storage.assign("optimizer_state")
         return tensor
 
     def temporaries(self, label: str) -> list[Tensor]:
-        """A list of new tensors, one a parameter, as a foreach operation returns."""
+        """A list of new tensors, one per parameter, as a foreach operation returns it."""
         self.cost(label, 1, 1)
-        return [like(parameter, label) for parameter in self.parameters]
+        return [empty_like(parameter, label) for parameter in self.parameters]
 
     def cost(self, name: str, num_written: int, num_read: int) -> None:
-        """Kernels that read and write so many tensors the size of the parameters."""
+        """Records kernels that write and read so many tensors per parameter, each of its size."""
         num_bytes = self.num_bytes * (num_written + num_read)
-        kernels = -(-len(self.parameters) // FOREACH_TENSORS_A_KERNEL)
+        kernels = -(-len(self.parameters) // TENSORS_PER_KERNEL)
         self.device.compute(name, "pointwise", "float32", self.numel, num_bytes, kernels)
 
 
-# A multi-tensor kernel takes at most so many tensors at a time
+# The most tensors that one foreach kernel takes
 # (depth_to_max_tensors in aten/src/ATen/native/cuda/MultiTensorApply.cuh, for two or three lists).
-FOREACH_TENSORS_A_KERNEL = 64
+TENSORS_PER_KERNEL = 64
 
 
 class Adam(Optimizer):
@@ -445,7 +451,7 @@ class Lion(Optimizer):
     """timm/optim/lion.py, 1.0.31: only exp_avg; `lerp` makes the updates.
 
     On a GPU with 64 MiB of L2 or more, timm runs foreach in chunks of parameters: the updates of
-    one chunk are alive at a time. A ledger knows no GPU and has them all, which is the most.
+    one chunk are alive at a time. A ledger knows no GPU and has them all, which is an upper bound.
     """
 
     def step(self) -> None:
@@ -460,12 +466,12 @@ class Lion(Optimizer):
 
 
 class SGD(Optimizer):
-    """torch/optim/sgd.py: in place, and one momentum buffer a parameter."""
+    """torch/optim/sgd.py: in place, with one momentum buffer per parameter."""
 
     def step(self) -> None:
         if not self.state:
             label = "aten.empty_like" if self.is_fused else "aten.clone"
-            buffers = [self.keep(like(p, label)) for p in self.parameters]
+            buffers = [self.keep(empty_like(p, label)) for p in self.parameters]
             self.state["momentum_buffer"] = buffers
         if self.is_fused:
             self.cost("aten._fused_sgd_", 2, 3)
@@ -476,9 +482,9 @@ class SGD(Optimizer):
 
 
 def clip_gradients(optimizer: Optimizer) -> None:
-    """A norm a gradient, stacked and reduced; then all scaled in place.
+    """One norm per gradient, stacked and reduced; then all gradients are scaled in place.
 
-    The norm that it returns is a local of its caller's only, who throws it away.
+    The caller drops the norm that torch's function returns.
     """
     device = optimizer.device
     dtype = optimizer.parameters[0].dtype
@@ -501,7 +507,7 @@ def clip_gradients(optimizer: Optimizer) -> None:
     del coefficient, clamped, total
 
 
-# All others are recorded, and so is each that goes one by one.
+# The families with a foreach or fused step here. Steps with all other optimizers are recorded.
 FAMILIES: dict[str, type[Optimizer]] = {
     "adamw": Adam, "adam": Adam, "sgd": SGD, "lion": Lion,
 }  # fmt: skip
@@ -509,8 +515,8 @@ FAMILIES: dict[str, type[Optimizer]] = {
 
 def has_step(setting: TrainSetting) -> bool:
     """Whether the optimizer of `setting` has its step here."""
-    is_known = setting.optimizer_implementation in ("foreach", "fused")
-    return is_known and setting.optimizer_family in FAMILIES and not setting.needs_torchao
+    is_batched = setting.optimizer_implementation in ("foreach", "fused")
+    return is_batched and setting.optimizer_family in FAMILIES and not setting.needs_torchao
 
 
 def make_optimizer(

@@ -1,32 +1,24 @@
-"""Operations that only look at a storage differently, and those that move elements about."""
+"""Operations that return another view of a storage, and operations that move elements."""
 
 from collections.abc import Sequence
 from functools import partial
 
 from planner.step import autograd
-from planner.step.pointwise import clone, contiguous, pass_on, promote, sum_to
-from planner.step.tensor import (
+from planner.step.layout import (
     Shape,
-    Tensor,
     contiguous_strides,
     elementwise_strides,
-    empty,
     preserved_strides,
     resolve_shape,
-    take_bytes,
     view_strides,
 )
-
-__all__ = [
-    "alias", "cat", "chunk", "contiguous", "expand", "flatten", "pad", "pad_image", "pad_last",
-    "permute", "reshape", "roll", "select", "slice_", "squeeze", "stack", "t", "take_rows",
-    "transpose", "unbind", "unsqueeze", "view",
-]  # fmt: skip
+from planner.step.pointwise import clone, pass_gradient, promote, sum_to
+from planner.step.tensor import Gradients, Node, Tensor, empty, take_bytes
 
 
 def _alias(x: Tensor, shape: Shape, strides: Shape) -> Tensor:
-    """A view keeps its base alive (`_base`), also where no gradient is recorded: a gradient that is
-    a view is never added to in place."""
+    """A view of x. It keeps its base alive (`_base`), even where no gradient is recorded: a
+    gradient that is a view is never added to in place."""
     y = Tensor(x.storage, shape, strides, x.dtype)
     y.base = x.base or x
     return y
@@ -35,26 +27,26 @@ def _alias(x: Tensor, shape: Shape, strides: Shape) -> Tensor:
 def alias(x: Tensor) -> Tensor:
     """`x[:]`: the same view of the same storage, as a new tensor."""
     y = _alias(x, x.shape, x.strides)
-    if autograd.tracks(x):
-        autograd.record(y, "AliasBackward0", (x,), pass_on)
+    if autograd.requires_grad(x):
+        autograd.record(y, "AliasBackward0", (x,), pass_gradient)
     return y
 
 
 def view(x: Tensor, *shape: int, name: str = "ViewBackward0") -> Tensor:
-    """`x.view(shape)`. AssertionError where only a copy has that shape. `_unsafe_view`, which is of
-    what nobody else sees, keeps no base."""
+    """`x.view(shape)`. AssertionError where only a copy has that shape. `_unsafe_view`, of a tensor
+    that nobody else refers to, keeps no base."""
     target = resolve_shape(x.numel, shape)
     strides = view_strides(x.shape, x.strides, target)
     assert strides is not None, f"view of {x.shape} {x.strides} as {target} needs a copy"
     y = _alias(x, target, strides)
     if name == "UnsafeViewBackward0":
         y.base = None
-    if autograd.tracks(x):
+    if autograd.requires_grad(x):
         autograd.record(y, name, (x,), _view_backward, data=x.shape)
     return y
 
 
-def _view_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _view_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     return (reshape(autograd.only_gradient(grads), *node.data),)
 
 
@@ -78,12 +70,12 @@ def flatten(x: Tensor, start: int, end: int = -1) -> Tensor:
 def permute(x: Tensor, *dims: int) -> Tensor:
     """`x.permute(dims)`."""
     y = _alias(x, tuple(x.shape[d] for d in dims), tuple(x.strides[d] for d in dims))
-    if autograd.tracks(x):
+    if autograd.requires_grad(x):
         autograd.record(y, "PermuteBackward0", (x,), _permute_backward, data=dims)
     return y
 
 
-def _permute_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _permute_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     inverse = [0] * len(node.data)
     for position, dim in enumerate(node.data):
         inverse[dim] = position
@@ -97,12 +89,12 @@ def transpose(x: Tensor, a: int, b: int) -> Tensor:
     dims = list(range(rank))
     dims[a], dims[b] = b, a
     y = _alias(x, tuple(x.shape[d] for d in dims), tuple(x.strides[d] for d in dims))
-    if autograd.tracks(x):
+    if autograd.requires_grad(x):
         autograd.record(y, "TransposeBackward0", (x,), _transpose_backward, data=(a, b))
     return y
 
 
-def _transpose_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _transpose_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     return (transpose(autograd.only_gradient(grads), *node.data),)
 
 
@@ -120,12 +112,12 @@ def expand(x: Tensor, *shape: int) -> Tensor:
         for i, s in enumerate(target)
     )
     y = _alias(x, target, strides)
-    if autograd.tracks(x):
+    if autograd.requires_grad(x):
         autograd.record(y, "ExpandBackward0", (x,), _expand_backward, data=x.shape)
     return y
 
 
-def _expand_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _expand_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     return (sum_to(autograd.only_gradient(grads), node.data),)
 
 
@@ -134,12 +126,12 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
     dim = dim % (len(x.shape) + 1)
     stride = x.shape[dim] * x.strides[dim] if dim < len(x.shape) else 1
     y = _alias(x, (*x.shape[:dim], 1, *x.shape[dim:]), (*x.strides[:dim], stride, *x.strides[dim:]))
-    if autograd.tracks(x):
+    if autograd.requires_grad(x):
         autograd.record(y, "UnsqueezeBackward0", (x,), _unsqueeze_backward, data=dim)
     return y
 
 
-def _unsqueeze_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _unsqueeze_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     return (squeeze(autograd.only_gradient(grads), node.data),)
 
 
@@ -149,12 +141,12 @@ def squeeze(x: Tensor, dim: int) -> Tensor:
     if x.shape[dim] != 1:
         return _alias(x, x.shape, x.strides)
     y = _alias(x, x.shape[:dim] + x.shape[dim + 1 :], x.strides[:dim] + x.strides[dim + 1 :])
-    if autograd.tracks(x):
+    if autograd.requires_grad(x):
         autograd.record(y, "SqueezeBackward1", (x,), _squeeze_backward, data=dim)
     return y
 
 
-def _squeeze_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _squeeze_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     return (unsqueeze(autograd.only_gradient(grads), node.data),)
 
 
@@ -162,7 +154,7 @@ def select(x: Tensor, dim: int, index: int = 0) -> Tensor:
     """`x.select(dim, index)`, `x[index]`: its gradient is a tensor of zeros, written in part."""
     dim = dim % len(x.shape)
     y = _alias(x, x.shape[:dim] + x.shape[dim + 1 :], x.strides[:dim] + x.strides[dim + 1 :])
-    if autograd.tracks(x):
+    if autograd.requires_grad(x):
         autograd.record(y, "SelectBackward0", (x,), _zeros_written_backward, data=x.shape)
     return y
 
@@ -176,13 +168,14 @@ def slice_(x: Tensor, dim: int, start: int, stop: int, step: int = 1) -> Tensor:
         (*x.shape[:dim], size, *x.shape[dim + 1 :]),
         (*x.strides[:dim], x.strides[dim] * step, *x.strides[dim + 1 :]),
     )
-    if autograd.tracks(x):
+    if autograd.requires_grad(x):
         autograd.record(y, "SliceBackward0", (x,), _zeros_written_backward, data=x.shape)
     return y
 
 
-def _zeros_written_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
-    """`slice_backward`, `select_backward`: new zeros, and a copy of the gradient into a part."""
+def _zeros_written_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
+    """`slice_backward`, `select_backward`: new zeros, and a copy of the gradient into a part of
+    them."""
     grad = autograd.only_gradient(grads)
     zeros = empty(grad.storage.device, node.data, grad.dtype, "aten.slice_backward")
     grad.storage.device.compute(
@@ -196,12 +189,12 @@ def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     dim = dim % len(x.shape)
     shape, strides = x.shape[:dim] + x.shape[dim + 1 :], x.strides[:dim] + x.strides[dim + 1 :]
     parts = tuple(_alias(x, shape, strides) for _ in range(x.shape[dim]))
-    if autograd.tracks(x):
-        autograd.record_many(parts, "UnbindBackward0", x, _unbind_backward, data=dim)
+    if autograd.requires_grad(x):
+        autograd.record_outputs(parts, "UnbindBackward0", x, _unbind_backward, data=dim)
     return parts
 
 
-def _unbind_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _unbind_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     return (stack([g for g in grads if g is not None], node.data),)
 
 
@@ -211,12 +204,12 @@ def chunk(x: Tensor, count: int, dim: int) -> tuple[Tensor, ...]:
     size = x.shape[dim] // count
     shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
     parts = tuple(_alias(x, shape, x.strides) for _ in range(count))
-    if autograd.tracks(x):
-        autograd.record_many(parts, "SplitBackward0", x, _split_backward, data=dim)
+    if autograd.requires_grad(x):
+        autograd.record_outputs(parts, "SplitBackward0", x, _split_backward, data=dim)
     return parts
 
 
-def _split_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _split_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     return (cat([g for g in grads if g is not None], node.data),)
 
 
@@ -241,13 +234,13 @@ def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
     shape = (*first.shape[:dim], size, *first.shape[dim + 1 :])
     y = empty(first.storage.device, shape, dtype, "aten.cat")
     y.storage.device.compute("aten.cat", "copy", y.dtype, 0, 2 * y.num_bytes)
-    if autograd.tracks(*parts):
+    if autograd.requires_grad(*parts):
         sizes = tuple(part.shape[dim] for part in parts)
         autograd.record(y, "CatBackward0", parts, _cat_backward, data=(dim, sizes))
     return y
 
 
-def _cat_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _cat_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     grad = autograd.only_gradient(grads)
     dim, sizes = node.data
     return tuple(
@@ -259,26 +252,26 @@ def _cat_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.G
 
 
 def roll(x: Tensor, dims: int = 2) -> Tensor:
-    """`torch.roll(x, shifts, dims)`: a row-major copy for each of `dims` dimensions, each made from
-    the one before it, and so back (`roll_common`, aten/src/ATen/native/TensorTransformations.h).
-    All live until the kernel returns."""
+    """`torch.roll(x, shifts, dims)` over `dims` dimensions: a row-major copy for each, made from
+    the copy before it, and the same in backward (`roll_common`,
+    aten/src/ATen/native/TensorTransformations.h). All live until the kernel returns."""
     device = x.storage.device
-    copied, between = [], []
+    clones, between = [], []
     if not x.is_contiguous:
         device.compute("aten.clone", "copy", x.dtype, 0, 2 * x.num_bytes)
-        copied.append(take_bytes(device, x.num_bytes, "aten.roll"))
+        clones.append(take_bytes(device, x.num_bytes, "aten.roll"))
     for _ in range(dims - 1):
         device.compute("aten.roll", "copy", x.dtype, 0, 2 * x.num_bytes)
         between.append(take_bytes(device, x.num_bytes, "aten.roll"))
-        copied.clear()
+        clones.clear()
     y = empty(device, x.shape, x.dtype, "aten.roll")
     device.compute("aten.roll", "copy", x.dtype, 0, 2 * y.num_bytes)
-    if autograd.tracks(x):
+    if autograd.requires_grad(x):
         autograd.record(y, "RollBackward0", (x,), _roll_backward, data=dims)
     return y
 
 
-def _roll_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _roll_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     return (roll(autograd.only_gradient(grads), node.data),)
 
 
@@ -286,12 +279,6 @@ def pad(x: Tensor, bottom: int, right: int) -> Tensor:
     """`F.pad(x, (0, 0, 0, right, 0, bottom))` of a BHWC tensor: a copy even when both are 0."""
     batch, height, width, channels = x.shape
     return _pad(x, (batch, height + bottom, width + right, channels))
-
-
-def pad_image(x: Tensor, bottom: int, right: int) -> Tensor:
-    """`F.pad(x, (0, right, 0, bottom))` of a BCHW tensor."""
-    batch, channels, height, width = x.shape
-    return _pad(x, (batch, channels, height + bottom, width + right))
 
 
 def pad_last(x: Tensor, right: int) -> Tensor:
@@ -306,25 +293,25 @@ def _pad(x: Tensor, shape: Shape) -> Tensor:
         strides = elementwise_strides(shape, [(shape, contiguous_strides(shape))])
     y = empty(x.storage.device, shape, x.dtype, "aten.constant_pad_nd", strides)
     x.storage.device.compute("aten.constant_pad_nd", "copy", x.dtype, 0, x.num_bytes + y.num_bytes)
-    if autograd.tracks(x):
+    if autograd.requires_grad(x):
         autograd.record(y, "ConstantPadNdBackward0", (x,), _pad_backward, data=x.shape)
     return y
 
 
-def _pad_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _pad_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """`constant_pad_nd(grad, negated pads)`: a copy of the part inside."""
     return (_pad(autograd.only_gradient(grads), node.data),)
 
 
 def take_rows(table: Tensor, index: Tensor) -> Tensor:
     """`table[index]` with a flat int64 index: [len(index), columns]; saves the index."""
-    node = autograd.begin("IndexBackward0", (table,), _index_backward, (index,), table.shape)
+    node = autograd.make_node("IndexBackward0", (table,), _index_backward, (index,), table.shape)
     y = empty(table.storage.device, (index.numel, *table.shape[1:]), table.dtype, "aten.index")
     table.storage.device.compute("aten.index", "copy", y.dtype, 0, 2 * y.num_bytes)
-    return autograd.finish(y, node)
+    return autograd.set_history(y, node)
 
 
-def _index_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd.Gradients:
+def _index_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """New zeros and `index_put` with accumulation, in place but for fake tensors."""
     grad = autograd.only_gradient(grads)
     index = node.unpack(0)
@@ -339,18 +326,18 @@ def _index_backward(node: autograd.Node, grads: list[Tensor | None]) -> autograd
 
 
 def _sort_indices(grad: Tensor, index: Tensor, num_rows: int) -> None:
-    """What `index_put` takes to add up rows of one index (cuda/Indexing.cu,
-    index_put_with_sort_kernel): indices made linear, the values row by row, the indices sorted and
-    their places, and what the sort takes itself."""
+    """Takes and releases the scratch with which `index_put` adds up rows of one index
+    (cuda/Indexing.cu, index_put_with_sort_kernel): the linear indices, the values row by row, the
+    sorted indices and their places, and the sort's own scratch."""
     device, label = grad.storage.device, "aten.index_put"
     indices = partial(take_bytes, device, index.num_bytes, label)
     raw = indices()
     linear = indices()
     del raw
     values = None if grad.is_contiguous else take_bytes(device, grad.num_bytes, label)
-    held = [indices() for _ in range(3)]
-    held.append(device.take("sort", (index.numel, num_rows), label))
-    while held:
-        held.pop()
+    sorted_ = [indices() for _ in range(3)]
+    sorted_.append(device.take_scratch("sort", (index.numel, num_rows), label))
+    while sorted_:
+        sorted_.pop()
     del values
     del linear

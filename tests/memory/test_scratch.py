@@ -19,7 +19,7 @@ from planner.memory.scratch import (
     convolution_workspace,
     scratch_bytes,
 )
-from planner.step.pointwise import reduction_of
+from planner.step.pointwise import plan_reduction
 
 T4 = Processors(40, 1024, (7, 5))
 RTX_3090 = Processors(82, 1536, (8, 6))
@@ -52,14 +52,14 @@ SUMS = [
 def test_sums(
     shape: tuple[int, ...], strides: tuple[int, ...], dims: tuple[int, ...], expected: object
 ) -> None:
-    found = reduction_of(shape, strides, dims)
+    found = plan_reduction(shape, strides, dims)
     laws = ("reduction", "semaphores")
     assert tuple(scratch_bytes(RTX_3090, law, found) for law in laws) == expected
 
 
 def test_sums_that_are_not_shared() -> None:
-    assert reduction_of((1, 7), (7, 1), (0,)) is None
-    found = reduction_of((3136, 3072), (3072, 1), (0,))  # 24 blocks, and room for 12
+    assert plan_reduction((1, 7), (7, 1), (0,)) is None
+    found = plan_reduction((3136, 3072), (3072, 1), (0,))  # 24 blocks, and room for 12
     assert scratch_bytes(Processors(1, 1536, (8, 6)), "reduction", found) == 0
 
 

@@ -50,7 +50,7 @@ def test_it_is_the_step_that_would_be_recorded(
     config, chosen = choose("native:swin_tiny", {"batch_size": 4, **setting}, None, SMALL)
     build = on_shapes(config, chosen)
     found = record_training(build, config, chosen)
-    monkeypatch.setattr(Training, "repeats", False)
+    monkeypatch.setattr(Training, "is_repeatable", False)
     assert found == record_training(build, config, chosen)
 
 

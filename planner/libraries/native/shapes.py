@@ -33,6 +33,7 @@ from planner.step.pointwise import (
     add,
     clamp,
     clamp_min,
+    contiguous,
     divide_number,
     dropout,
     exp,
@@ -44,7 +45,6 @@ from planner.step.pointwise import (
 from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import (
     cat,
-    contiguous,
     flatten,
     pad,
     permute,

@@ -19,11 +19,10 @@ from planner.libraries.maps import (
 from planner.step import nn
 from planner.step.engine import checkpoint
 from planner.step.matmul import linear, matmul, scaled_dot_product_attention
-from planner.step.pointwise import add, clamp, exp, mean, mul, scale, sigmoid
+from planner.step.pointwise import add, clamp, contiguous, exp, mean, mul, scale, sigmoid
 from planner.step.tensor import Device, Parameter, Tensor
 from planner.step.views import (
     cat,
-    contiguous,
     expand,
     pad,
     permute,
