@@ -1,7 +1,7 @@
-"""The `planner` command. Each subcommand is a file of its own, imported when it is called.
+"""The `planner` command. The file of a subcommand is imported when it is called.
 
 Exit status: 0 done, 1 it could not be done, 2 the command line is wrong, 130 interrupted (143 by
-SIGTERM, 129 by SIGHUP), 141 where the reader of standard output has left.
+SIGTERM, 129 by SIGHUP), 141 if the reader of standard output has left.
 """
 
 import errno
@@ -20,9 +20,9 @@ from planner import __version__
 from planner.core.errors import PlannerError, UsageError, as_text, printable, shorten, unknown_name
 
 HELP_SETTINGS = {"help_option_names": ["-h", "--help"]}
-COMPLETION = "_PLANNER_COMPLETE"  # click's variable: what a shell's script asks in it
-# What is no command, or no longer, and what to do instead.
-INSTEAD = {
+COMPLETION = "_PLANNER_COMPLETE"  # click's variable, in which a shell's script asks
+# Words that are not (or no longer) commands, and what to do instead.
+REPLACEMENTS = {
     "watch": "Write 'with planner.watch(\"run\") as watch:' around its loop "
     "(docs/troubleshooting.md); 'planner explain train.log' knows what it says there.",
     "profile": "'planner emit run --for pytorch --output train.py' writes the plain script; "
@@ -31,7 +31,7 @@ INSTEAD = {
     "completion": "'_PLANNER_COMPLETE=bash_source planner' prints the script for bash (or "
     "zsh_source, fish_source).",
 }
-NO_OPTION = {
+OPTION_HINTS = {
     "--chrome-trace": "'train.py --profile DIR' of 'planner emit --for pytorch' writes a measured "
     "one; 'planner report MODEL' draws the predicted step.",
     **dict.fromkeys(("--plot", "--timeline"), "'planner report MODEL' draws a step as a page."),
@@ -49,9 +49,9 @@ NO_OPTION = {
 }
 INTERRUPTED, READER_GONE = 130, 141  # as shells count SIGINT and SIGPIPE
 
-WRONG = "When something is wrong"
+TROUBLE = "When something is wrong"
 BEFORE, DEVICE, LISTS = "Before you launch", "On your device", "Lists and files"
-# name -> (where its click command is, its heading in `planner --help`, what that says of it)
+# name -> (location of its click command, heading in `planner --help`, description there)
 COMMANDS = {
     "estimate": ("estimate:estimate", BEFORE, "Predict a training step's memory and time."),
     "advise": ("estimate:advise", BEFORE, "Find the fastest ways to fit, change by change."),
@@ -60,8 +60,8 @@ COMMANDS = {
     "data": ("measure:data", DEVICE, "Measure how fast this machine feeds a training."),
     "emit": ("emit:command", "Into your trainer", "Write a result as a trainer's configuration."),
     "report": ("estimate:report", "To look at", "Draw runs and estimates as one page."),
-    "doctor": ("diagnose:doctor", WRONG, "Find what slows this environment down."),
-    "explain": ("diagnose:explain", WRONG, "Say why a training ended, from its log."),
+    "doctor": ("diagnose:doctor", TROUBLE, "Find what slows this environment down."),
+    "explain": ("diagnose:explain", TROUBLE, "Say why a training ended, from its log."),
     "gpus": ("lists:gpus", LISTS, "List the GPUs that --gpu knows."),
     "models": (
         "lists:models",
@@ -85,16 +85,16 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        where = COMMANDS.get(cmd_name, ("",))[0]
-        return resolve_name(f"planner.cli.{where}") if where else None
+        location = COMMANDS.get(cmd_name, ("",))[0]
+        return resolve_name(f"planner.cli.{location}") if location else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            if name in INSTEAD:
-                raise UsageError(f"'{name}' is not a command.", INSTEAD[name])
+            if name in REPLACEMENTS:
+                raise UsageError(f"'{name}' is not a command.", REPLACEMENTS[name])
             raise unknown_name("command", name, COMMANDS, "List commands with 'planner --help'.")
         return super().resolve_command(ctx, args)
 
@@ -109,10 +109,10 @@ class LazyGroup(click.Group):
         formatter.write_text("'planner COMMAND --help' explains a command.")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The names of commands, and what is said of them, without their files."""
+        """The names of commands with their descriptions, without importing their files."""
         names = [name for name in COMMANDS if name.startswith(incomplete)]
-        found = [CompletionItem(name, help=COMMANDS[name][-1]) for name in names]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
+        items = [CompletionItem(name, help=COMMANDS[name][-1]) for name in names]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
 
 
 @click.group(cls=LazyGroup, context_settings=HELP_SETTINGS, invoke_without_command=True)
@@ -131,31 +131,31 @@ def cli(context: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (`sys.argv` where `arguments` is None) and return its exit status.
 
-    A command may return its own status; None means 0. Errors that are for people go to standard
-    error in their own words, without a traceback.
+    A command may return its own status; None means 0. Errors for people go to standard error
+    without a traceback.
     """
     _open_streams()
     try:
-        if asked := os.environ.get(COMPLETION):
-            return shell_complete(cli, {}, "planner", COMPLETION, asked)
-        # Not click's own main, which ends the process where standard output has no reader.
-        words = sys.argv[1:] if arguments is None else list(arguments)
-        with cli.make_context("planner", words) as context:
+        if completion := os.environ.get(COMPLETION):
+            return shell_complete(cli, {}, "planner", COMPLETION, completion)
+        # Not click's own main, which ends the process if standard output has no reader.
+        arguments_typed = sys.argv[1:] if arguments is None else list(arguments)
+        with cli.make_context("planner", arguments_typed) as context:
             status = cli.invoke(context)
         sys.stdout.flush()
-    except click.exceptions.Exit as done:
+    except click.exceptions.Exit as ended:
         sys.stdout.flush()
-        return done.exit_code
+        return ended.exit_code
     except PlannerError as error:
         return _fail(str(error), error.exit_status)
     except click.ClickException as error:
-        return _fail(_usage(error), error.exit_code)
+        return _fail(_usage_text(error), error.exit_code)
     except (click.Abort, EOFError, KeyboardInterrupt):
         click.echo(err=True)  # below the terminal's own ^C
         return _fail("interrupted.", INTERRUPTED)
     except OSError as error:
-        if error.errno in _WRITING and error.filename is None:
-            return _output_gone(error)
+        if error.errno in _WRITE_ERRORS and error.filename is None:
+            return _report_lost_output(error)
         if error.errno != errno.ENAMETOOLONG:
             raise
         name = shorten(as_text(os.fsdecode(error.filename)))
@@ -163,19 +163,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status if isinstance(status, int) else 0
 
 
-# What a write to standard output fails with: a reader that left, a full disk or quota, a terminal
-# or descriptor that is no more. A file's error names the file.
-_WRITING = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+# The errors of a write to standard output: a reader that left, a full disk or quota, a terminal or
+# descriptor that is gone. The error of a file would name the file.
+_WRITE_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def _open_streams() -> None:
-    """A standard stream that was closed is /dev/null: the next file to be opened would take its
-    number, and what is printed would end in it. What we print there ourselves fails as it would. A
-    terminal without a sign shows its escape."""
+    """Replace closed standard streams by /dev/null: otherwise the next opened file would get their
+    numbers, and what is printed would end in that file. Printing to a closed standard output must
+    still fail. A character that a terminal cannot show is escaped."""
     is_closed = sys.stdout is None
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            file = open(os.devnull, mode)  # noqa: SIM115, PTH123 (the lowest number that is free)
+            file = open(os.devnull, mode)  # noqa: SIM115, PTH123 (it gets the lowest free number)
             setattr(sys, name, file)
             setattr(sys, f"__{name}__", file)
     if is_closed:
@@ -184,48 +184,48 @@ def _open_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _usage(error: click.ClickException) -> str:
-    context, said = getattr(error, "ctx", None), error.format_message()
+def _usage_text(error: click.ClickException) -> str:
+    context, message = getattr(error, "ctx", None), error.format_message()
     if context is not None and isinstance(error, click.NoSuchOption):
-        way = _instead(error.option_name, context.command)
-        said = f"No such option '{error.option_name}'{way}" if way else said
+        hint = _option_hint(error.option_name, context.command)
+        message = f"No such option '{error.option_name}'{hint}" if hint else message
     if isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
-        said = f"{error.param.opts[0]} is missing. {error.param.help}"
-    said = f"{said[:600]}…" if len(said) > 600 else said  # it holds what was typed
-    return said if context is None else f"{said}\nSee '{context.command_path} --help'."
+        message = f"{error.param.opts[0]} is missing. {error.param.help}"
+    message = f"{message[:600]}…" if len(message) > 600 else message  # it contains typed text
+    return message if context is None else f"{message}\nSee '{context.command_path} --help'."
 
 
-def _instead(option: str, command: click.Command) -> str:
-    """What to write in place of an option that is none: where it is a field or another library's
-    word for one its own option, if the command has one, else --set."""
+def _option_hint(option: str, command: click.Command) -> str:
+    """What to write instead of an unknown option. For a field, or another library's word for one,
+    that is its option, if the command has one, or else --set."""
     from planner.core.errors import find_word
     from planner.estimation.arguments import ALL_FIELDS
 
-    taken = {param.name: param.opts[0] for param in command.params}
+    flags = {param.name: param.opts[0] for param in command.params}
     field = option.lstrip("-").replace("-", "_")
     word = None if field in ALL_FIELDS else find_word(field)
-    if option in NO_OPTION:
-        return f". {NO_OPTION[option]}"
-    if "fields" not in taken or (field not in ALL_FIELDS and word is None):
+    if option in OPTION_HINTS:
+        return f". {OPTION_HINTS[option]}"
+    if "fields" not in flags or (field not in ALL_FIELDS and word is None):
         return ""
     if word is not None:
-        said, typed = word.written(before="--set "), f"--set {word.field}="
-        own = f"{taken[word.field]} " if word.field in taken else typed
-        return f", a word of {word.source}. {said.replace(typed, own)}"
-    own = "gpus" if field == "world_size" and "gpus" in taken else field
-    return f". Write {taken.get(own, f'--set {field}=VALUE')}."
+        text, typed = word.written(before="--set "), f"--set {word.field}="
+        flag = f"{flags[word.field]} " if word.field in flags else typed
+        return f", a word of {word.source}. {text.replace(typed, flag)}"
+    flag = "gpus" if field == "world_size" and "gpus" in flags else field
+    return f". Write {flags.get(flag, f'--set {field}=VALUE')}."
 
 
 def _fail(message: str, status: int) -> int:
     from planner.report.text import fit_to_terminal
 
-    with suppress(OSError):  # nobody can be told
+    with suppress(OSError):  # standard error may be gone
         click.echo(fit_to_terminal(f"Error: {printable(message)}"), err=True)
     return status
 
 
-def _output_gone(error: OSError) -> int:
-    """`planner gpus | head -1`: what is still buffered must not raise again at exit."""
+def _report_lost_output(error: OSError) -> int:
+    """As in `planner gpus | head -1`. What is still buffered must not raise again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno == errno.EPIPE:
         return READER_GONE

@@ -1,4 +1,4 @@
-"""`planner doctor` and `planner explain`: what is wrong here, and why a training ended."""
+"""`planner doctor` and `planner explain`: faults of this machine, and why a training ended."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ TRAINING = "The training"  # a heading of --help
 
 
 class DoctorRequest(Json):
-    """What `planner doctor` was asked."""
+    """The request of `planner doctor`."""
 
     file: str | None = argument("FILE", "file", default=None)
 
@@ -35,16 +35,16 @@ def doctor(request: DoctorRequest) -> int:
       planner doctor --json > here.json
     """
     facts = read_facts() if request.file is None else load_facts(request.file)
-    found = judge(facts)
-    is_healthy = all(finding.level != "fault" for finding in found)
-    typed = install_line(facts) or None
-    data = {"healthy": is_healthy, "findings": found, "to_type": typed, "machine": facts}
+    findings = judge(facts)
+    is_healthy = all(finding.level != "fault" for finding in findings)
+    install = install_line(facts) or None
+    data = {"healthy": is_healthy, "findings": findings, "to_type": install, "machine": facts}
     answer(request, data, lambda: facts_text(facts))
     return 0 if is_healthy else 1
 
 
 class ExplainRequest(Json):
-    """What `planner explain` was asked."""
+    """The request of `planner explain`."""
 
     source: str = argument("SNAPSHOT|LOG", "file")
     model: str | None = argument("MODEL", "models", default=None)
@@ -79,10 +79,10 @@ def explain(request: ExplainRequest) -> int:
     if request.model is not None:
         refuse_if(plan, "a plan says the model and its setting.", "Omit --plan, or MODEL.")
         precision = default_precision(read_gpu(gpu))
-        chosen, setting = one_setting(request.model, request.fields, precision, "a training")
-        plan = estimate(chosen, setting, gpu=gpu, allocator=allocator)
-    until = ", until its writer ends (Ctrl-C ends this)" if is_pipe(Path(source)) else ""
-    with shows_seconds(f"Still at work on {shorten(source)}{until}"):
-        found = explanation.explain(source, plan, gpu=gpu, allocator=allocator)
-    answer(request, found, lambda: explanation_text(found))
-    return 0 if found.findings or found.kind != "log" else 1
+        config, setting = one_setting(request.model, request.fields, precision, "a training")
+        plan = estimate(config, setting, gpu=gpu, allocator=allocator)
+    ending = ", until its writer ends (Ctrl-C ends this)" if is_pipe(Path(source)) else ""
+    with shows_seconds(f"Still at work on {shorten(source)}{ending}"):
+        result = explanation.explain(source, plan, gpu=gpu, allocator=allocator)
+    answer(request, result, lambda: explanation_text(result))
+    return 0 if result.findings or result.kind != "log" else 1

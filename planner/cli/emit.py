@@ -1,4 +1,4 @@
-"""`planner emit`: a result in a trainer's own words."""
+"""`planner emit`: a result as the files of a trainer."""
 
 import os
 from pathlib import Path
@@ -13,11 +13,11 @@ from planner.core.files import unwritable, write_whole
 from planner.core.schema.model import MAX_SIZE
 from planner.trainers.registry import TARGETS, find_trainer
 
-OTHER = "choose another --output"
+OTHER_OUTPUT = "choose another --output"
 
 
 class EmitRequest(Request):
-    """What `planner emit` was asked."""
+    """The request of `planner emit`."""
 
     result: str = argument("RESULT", "file")
     trainer: str | None = option(f"Required: one of {', '.join(TARGETS)}.", "TRAINER",
@@ -52,7 +52,7 @@ def command(request: EmitRequest) -> None:
 
     trainer = request.trainer or ""
     refuse_if(not trainer, "No trainer is named.", f"Add --for with one of {', '.join(TARGETS)}.")
-    found, changes = read_piped(request.result), split_fields(request.changes)
+    result, changes = read_piped(request.result), split_fields(request.changes)
     law = f"--set {', '.join(changes.model)} would make another model than RESULT's."
     refuse_if(changes.model, law, "Change fields of the setting only, or tune that model.")
     file = None if request.output is None else Path(request.output)
@@ -60,28 +60,29 @@ def command(request: EmitRequest) -> None:
         if file and (file.is_dir() or not (file.suffix or file.exists())):
             file /= find_trainer(trainer).filename
     except OSError as error:
-        raise unwritable(str(file), error, OTHER) from None
-    emitted = emit(found, trainer, way=request.way, changes=changes.setting, output=file)
-    said = f"Not shown: {' and '.join(emitted.modules)}, which it needs; --output DIR writes all."
+        raise unwritable(str(file), error, OTHER_OUTPUT) from None
+    emitted = emit(result, trainer, way=request.way, changes=changes.setting, output=file)
+    note = f"Not shown: {' and '.join(emitted.modules)}, which it needs; --output DIR writes all."
     if file is None:
         click.echo(emitted.text, nl=False)
     else:
-        beside = {file.parent / name: text for name, text in emitted.modules.items()}
-        law = f"{trainer} needs {len(beside) + 1} files, and {file} is one of the others."
-        refuse_if(file in beside, law, f"For example --output {file.parent / emitted.filename}.")
-        _write({file: emitted.text, **beside}, request.force)
-        said = f"Wrote {' and '.join(map(str, (file, *beside)))}."
+        modules = {file.parent / name: text for name, text in emitted.modules.items()}
+        law = f"{trainer} needs {len(modules) + 1} files, and {file} is one of the others."
+        refuse_if(file in modules, law, f"For example --output {file.parent / emitted.filename}.")
+        _write_files({file: emitted.text, **modules}, request.force)
+        note = f"Wrote {' and '.join(map(str, (file, *modules)))}."
     for warning in emitted.warnings:
         tell(f"Warning: {warning}")
     if file or emitted.modules:
-        tell(said)
+        tell(note)
     tell(f"Run: {one_line(emitted.launch, 4000)}")
 
 
-def _write(contents: dict[Path, str], force: bool) -> None:
-    """Writes the files, all or none where one may not be replaced.
+def _write_files(contents: dict[Path, str], force: bool) -> None:
+    """Write all files, or none if one of them may not be replaced.
 
-    Raises PlannerError where one exists that no `planner emit` wrote, or cannot be written.
+    Raises PlannerError for a file that exists and no `planner emit` wrote, or that cannot be
+    written.
     """
     from planner.trainers.plan import is_ours
 
@@ -97,9 +98,9 @@ def _write(contents: dict[Path, str], force: bool) -> None:
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
         for path, text in contents.items():
-            if path.exists() and not path.is_file():  # a pipe, a terminal: there is nothing to keep
+            if path.exists() and not path.is_file():  # a pipe or a terminal: nothing to protect
                 path.write_text(text, encoding="utf-8")
-            else:  # with --force a link stays, and what it names is replaced
+            else:  # with --force a link stays, and the file that it names is replaced
                 write_whole(path.resolve(), text)
     except OSError as error:
-        raise unwritable(path, error, OTHER) from None
+        raise unwritable(path, error, OTHER_OUTPUT) from None

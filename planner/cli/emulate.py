@@ -1,4 +1,4 @@
-"""`planner emulate`: a program of the user's own, unchanged, on a GPU that is not there."""
+"""`planner emulate`: a program of the user's own, unchanged, on an emulated GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CARD, PROGRAM = "The card", "The program"  # headings of --help
 
 
 class EmulateRequest(Json):
-    """What `planner emulate` was asked."""
+    """The request of `planner emulate`."""
 
     words: tuple[str, ...] = argument("COMMAND…")
     gpu: str = option("'planner gpus' lists cards.", "NAME", CARD, default=MISSING, values="gpus")
@@ -64,32 +64,32 @@ def command(request: EmulateRequest) -> int:
     if request.report is not None:
         refuse_if(request.vary is not None, "--report is of one run, and --vary makes several.")
         check_page(request.report)
-    of_card = ("gpu", "gpus", "memory", "in_use", "snapshot")
-    given = {name: getattr(request, name) for name in of_card}
+    card_fields = ("gpu", "gpus", "memory", "in_use", "snapshot")
+    card_options = {name: getattr(request, name) for name in card_fields}
     if request.vary is not None:
-        return _vary(request, is_shown, given)
-    hear = _saying(bool(request.steps)) if is_shown else None
+        return _vary(request, is_shown, card_options)
+    on_step = _make_reporter(bool(request.steps)) if is_shown else None
     output = 2 if request.as_json else None
 
-    def told(run: EmulatedRun, before: str) -> None:
+    def print_answer(run: EmulatedRun, before: str) -> None:
         answer(request, run, lambda: before + emulation_text(run))
 
     with handle_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupts:
         try:
             steps = request.steps or 0
-            run = emulate(request.words, steps=steps, output=output, hear=hear, **given)
+            run = emulate(request.words, steps=steps, output=output, hear=on_step, **card_options)
         except InterruptedRun as interrupted:
             is_typed = interrupts.number == signal.SIGINT
-            until = "it was interrupted" if is_typed else interrupts.ending
-            told(interrupted.run, f"\nUntil {until}:\n")
+            reason = "it was interrupted" if is_typed else interrupts.ending
+            print_answer(interrupted.run, f"\nUntil {reason}:\n")
             return interrupts.exit_status
-    told(run, "\n")
+    print_answer(run, "\n")
     if request.report is not None:
         say(f"\nWrote {write_page(emulated_page(run, make_footer()), request.report)}.")
     return run.status if run.fits else run.status or 1
 
 
-def _vary(request: EmulateRequest, is_shown: bool, given: Mapping[str, Any]) -> int:
+def _vary(request: EmulateRequest, is_shown: bool, card_options: Mapping[str, Any]) -> int:
     from rich.console import Console
 
     from planner.programs.running import vary
@@ -97,29 +97,30 @@ def _vary(request: EmulateRequest, is_shown: bool, given: Mapping[str, Any]) -> 
 
     name, steps = str(request.vary), {"steps": request.steps} if request.steps else {}
     with Console(stderr=True, quiet=not is_shown).status(f"{name}: starting") as status:
-        varied = vary(
-            request.words, name, **steps, **given,
+        variation = vary(
+            request.words, name, **steps, **card_options,
             tell=lambda n, r: tell(f"{name} {n}: {'fits' if r.fits_so_far else 'does not fit'}"),
             hear=lambda n, s, used: status.update(f"{name} {n}: step {s}, {format_bytes(used)}"),
         )  # fmt: skip
-    answer(request, varied, lambda: variation_text(varied))
-    return 0 if varied.largest and varied.runs[varied.largest].fits else 1
+    answer(request, variation, lambda: variation_text(variation))
+    return 0 if variation.largest and variation.runs[variation.largest].fits else 1
 
 
-def _saying(is_short: bool) -> Callable[[int, int], None]:
-    """Lines, as the program writes to the same terminal, ever fewer of them."""
-    due, silent, began = 1, 10.0, time.monotonic()  # a word after 10 s without a step
+def _make_reporter(is_short: bool) -> Callable[[int, int], None]:
+    """A function that prints steps: as lines, since the program writes to the same terminal, and
+    ever fewer of them."""
+    next_step, next_silence, started = 1, 10.0, time.monotonic()  # a line after 10 s without a step
 
     def hear(steps: int, used_bytes: int) -> None:
-        nonlocal due, silent
-        passed = time.monotonic() - began
-        if steps >= due:
+        nonlocal next_step, next_silence
+        elapsed = time.monotonic() - started
+        if steps >= next_step:
             tell(f"step {steps}: {format_bytes(used_bytes)} of the card at most")
-            due = steps + 1 if steps < 3 else 2 * steps
+            next_step = steps + 1 if steps < 3 else 2 * steps
             if steps == 6 and not is_short:
                 tell("It runs to its end. Ctrl-C, or --steps 3, gives the answer so far.")
-        elif passed >= silent and not steps:
-            tell(f"no step yet after {passed:.0f} s")
-            silent = 2 * passed
+        elif elapsed >= next_silence and not steps:
+            tell(f"no step yet after {elapsed:.0f} s")
+            next_silence = 2 * elapsed
 
     return hear

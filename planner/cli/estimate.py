@@ -1,4 +1,4 @@
-"""`planner estimate`, `planner advise` and `planner report`: what a training needs, predicted."""
+"""`planner estimate`, `planner advise` and `planner report`: predictions before a launch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from planner.cli.options import TO_FILE, Fields, Printed, argument, of_schema, reads, refuse_if
-from planner.cli.rows import (
-    RECORDING,
-    Costed,
-    OnDevice,
-    Rows,
-    check_link,
-    model_and_settings,
-    read_gpu,
-)
+from planner.cli.rows import RECORDING, Costed, OnDevice, Rows, check_link, read_gpu, read_settings
 from planner.cli.show import answer, say, tell
 from planner.core.files import to_json
 from planner.core.schema import Model, ResolvedSetting, TrainSetting, parse
@@ -37,12 +29,12 @@ if TYPE_CHECKING:
     from planner.report.page.contents import Part
     from planner.report.step import PredictedStep
 
-# Options that have no effect where several GPUs are ranked, or the largest batch is sought.
-NOT_RANKED = {
+# Options that have no effect where several GPUs are ranked, or with --max-batch.
+NOT_FOR_RANKING = {
     "--memory": "each GPU is judged by its own memory",
     **dict.fromkeys(("--gpus", "--link", "--max-batch"), "name one GPU, or omit it"),
 }
-NOT_LARGEST = {
+NOT_FOR_MAX_BATCH = {
     "--batch-size": "it is what --max-batch finds",
     "--global-batch": "--max-batch finds the images of a device",
 }
@@ -50,7 +42,7 @@ Row = tuple[Gpu | None, Model, ResolvedSetting]
 
 
 class EstimateRequest(Costed, Rows, Printed):
-    """What `planner estimate` was asked."""
+    """The request of `planner estimate`."""
 
     model: str = argument("MODEL", "models")
     max_batch: bool = switch("The largest batch that fits, by precision and checkpointing.",
@@ -74,9 +66,9 @@ def estimate(request: EstimateRequest) -> None:
     """
     collect_nothing()
     if len(request.gpus) > 1:
-        request.refuse(f"--gpu {request.gpu}", NOT_RANKED)
+        request.refuse(f"--gpu {request.gpu}", NOT_FOR_RANKING)
     elif request.max_batch:
-        request.refuse("--max-batch", NOT_LARGEST)
+        request.refuse("--max-batch", NOT_FOR_MAX_BATCH)
     defaults = {}
     if request.max_batch:  # per precision and checkpointing, unless they are named
         precision = default_precision(request.only_gpu)
@@ -90,28 +82,28 @@ def estimate(request: EstimateRequest) -> None:
 
 
 def read_rows(
-    model: str, asked: Rows, gpus: Sequence[Gpu], defaults: dict[str, str]
+    model: str, request: Rows, gpus: Sequence[Gpu], defaults: dict[str, str]
 ) -> tuple[list[Row], list[str]]:
-    """What to estimate, a row for each setting, on each of several GPUs in a precision that it has;
-    and what is said of rows that are not as they were asked. Raises UsageError and
+    """The rows to estimate: one for each setting, and on several GPUs one for each GPU, in a
+    precision that it has; and remarks on rows that differ from the request. Raises UsageError and
     UnsupportedError."""
-    only = gpus[0] if len(gpus) == 1 else None
-    defaults = {"precision": default_precision(only), **defaults}
-    chosen, settings = model_and_settings(model, asked.fields, defaults, asked.global_batch)
+    only_gpu = gpus[0] if len(gpus) == 1 else None
+    defaults = {"precision": default_precision(only_gpu), **defaults}
+    config, settings = read_settings(model, request.fields, defaults, request.global_batch)
     for setting in settings:
-        check_precision(only, setting.precision)
-    check_link(asked.link, settings, only)
-    resolved = [resolve(chosen, setting) for setting in settings]
+        check_precision(only_gpu, setting.precision)
+    check_link(request.link, settings, only_gpu)
+    resolved = [resolve(config, setting) for setting in settings]
     if len(gpus) < 2:
-        return [(only, *row) for row in resolved], []
+        return [(only_gpu, *row) for row in resolved], []
     from planner.estimation.scaling import on_gpus
 
     return on_gpus(resolved, gpus)
 
 
-def _recorded(request: EstimateRequest, rows: list[Row]) -> list[Row]:
-    """Records, all at once, what is recorded and is not known. The rows that have a step then; why
-    others have none is said. Raises PlannerError where none has."""
+def _record_rows(request: EstimateRequest, rows: list[Row]) -> list[Row]:
+    """Record all steps that must be recorded and are not in the cache. Returns the rows that have a
+    step then, and prints why others have none. Raises PlannerError where no row has one."""
     cards = recordings.stand_ins(gpu for gpu, *_ in rows)
     needed = {
         (gpu, model, setting): (model, setting, cards[gpu])
@@ -121,32 +113,34 @@ def _recorded(request: EstimateRequest, rows: list[Row]) -> list[Row]:
     law = "--fresh is for what is recorded, and this model is estimated on shapes."
     refuse_if(request.fresh and not needed, law, "Omit it, or add --record.")
     if request.fresh:
-        recordings.forget(recordings.step_of(*one) for one in needed.values())
-    failed = record_ledgers(list(needed.values()))
-    errors = {row: error for row, error in zip(needed, failed, strict=True) if error}
-    left = [row for row in rows if row not in errors]
-    if not left:
+        recordings.forget(recordings.step_of(*step) for step in needed.values())
+    outcomes = record_ledgers(list(needed.values()))
+    errors = {row: error for row, error in zip(needed, outcomes, strict=True) if error}
+    remaining = [row for row in rows if row not in errors]
+    if not remaining:
         raise next(iter(errors.values()))
     from planner.estimation.device_estimator import describe_kind
 
-    said = (f"Without {describe_kind(s)}: {error.message}\n" for (_, _, s), error in errors.items())
-    for line in dict.fromkeys(said):
+    text = (f"Without {describe_kind(s)}: {error.message}\n" for (_, _, s), error in errors.items())
+    for line in dict.fromkeys(text):
         tell(line) if request.as_json else say(line)
-    return left
+    return remaining
 
 
 def _print_estimates(
-    request: EstimateRequest, rows: list[Row], said: list[str], training: Training | None
+    request: EstimateRequest, rows: list[Row], remarks: list[str], training: Training | None
 ) -> None:
-    """The rows in their order; of several GPUs the fastest that fits first."""
-    is_one, is_ranked, link = len(rows) == 1, len(request.gpus) > 1, request.link
-    rows, only = _recorded(request, rows), request.only_gpu
+    """Print the estimates in the order of the rows; for several GPUs the fastest that fits is
+    first."""
+    is_single, is_ranked, link = len(rows) == 1, len(request.gpus) > 1, request.link
+    rows, only_gpu = _record_rows(request, rows), request.only_gpu
     cards = recordings.stand_ins(gpu for gpu, *_ in rows)
     if any(gpu != cards[gpu] and not is_on_shapes(m, s, request.recorded) for gpu, m, s in rows):
-        said = [*said, "Recorded on a card of each capability: others reserve some % more or less."]
+        text = "Recorded on a card of each capability: others reserve some % more or less."
+        remarks = [*remarks, text]
     with shows_seconds():
         ledgers = [step_ledger(*row[1:], request.recorded, cards[row[0]]) for row in rows]
-        found = [
+        estimates = [
             estimate_ledger(
                 model, setting, ledger, gpu, request.memory_bytes, request.config, link=link,
                 retries=not is_ranked,
@@ -155,37 +149,38 @@ def _print_estimates(
         ]  # fmt: skip
     scaled: Sequence[Scaled] = ()
     if is_ranked:
-        found.sort(key=rank)
+        estimates.sort(key=rank_key)
     elif "world_size" in request.fields.setting:
         from planner.estimation import scaling
 
-        scaled = scaling.scaled(found, only, request.recorded)
+        scaled = scaling.scaled(estimates, only_gpu, request.recorded)
 
-    def shown() -> Any:
-        rows = [{**({"gpu": one.gpu} if is_ranked else {}), **to_json(one)} for one in found]
+    def data() -> Any:
+        rows = [{**({"gpu": e.gpu} if is_ranked else {}), **to_json(e)} for e in estimates]
         if scaled:
             rows = [{**to_json(row.estimate), "scaling": row} for row in scaled]
-        return rows[0] if len(rows) == 1 and (is_one or scaled) else rows
+        return rows[0] if len(rows) == 1 and (is_single or scaled) else rows
 
-    for line in said if request.as_json else ():
+    for line in remarks if request.as_json else ():
         tell(f"{line}\n")
-    answer(request, shown, lambda: _parts(request, found, said, scaled))
+    answer(request, data, lambda: _answer_parts(request, estimates, remarks, scaled))
 
 
-def rank(one: Estimate) -> tuple[bool, float]:
-    """The fastest that fits comes first."""
-    return not one.fits, -(one.throughput.images_per_second if one.throughput else 0.0)
+def rank_key(estimate: Estimate) -> tuple[bool, float]:
+    """A key that sorts the fastest estimate that fits first."""
+    time = estimate.throughput
+    return not estimate.fits, -(time.images_per_second if time else 0.0)
 
 
-def _parts(
-    request: EstimateRequest, found: Sequence[Estimate], said: Sequence[str],
+def _answer_parts(
+    request: EstimateRequest, estimates: Sequence[Estimate], remarks: Sequence[str],
     scaled: Sequence[Scaled] = (), sizes: Sequence[Mapping[str, int]] = (),
 ) -> Sequence[Part]:  # fmt: skip
-    """The answer of one estimate, or of several."""
+    """The answer with one estimate, or with several as rows."""
     from planner.advice.flags import command_of
     from planner.report.estimates import estimate_answer, rows_answer
 
-    def then(estimate: Estimate) -> str:
+    def next_command(estimate: Estimate) -> str:
         if estimate.budget_bytes is None:
             return ""
         gpu = find_gpu(estimate.gpu) if estimate.gpu else None
@@ -194,23 +189,23 @@ def _parts(
             request.link, request.config,
         )  # fmt: skip
 
-    notes, memory, only = list(said), request.memory_bytes, request.only_gpu
+    notes, memory, only = list(remarks), request.memory_bytes, request.only_gpu
     if memory is not None:
         line = f"--memory {request.memory} is {format_bytes(memory)} ({memory:,} bytes)"
         if only is not None and memory > only.memory_bytes:
             line += f", and {only.title} has {format_bytes(only.memory_bytes)}"
         notes.append(f"{line}.")
     typed = request.fields.setting
-    ddp = any(estimate.setting.parallelism == "ddp" for estimate in found)
-    if "world_size" in typed and "parallelism" not in typed and ddp:
+    has_ddp = any(estimate.setting.parallelism == "ddp" for estimate in estimates)
+    if "world_size" in typed and "parallelism" not in typed and has_ddp:
         notes.append("Several GPUs without --parallelism run ddp.")
-    on_shapes = [e.setting for e in found if is_on_shapes(e.model, e.setting, request.recorded)]
-    if kinds := {setting.parallelism for setting in on_shapes} - {"none"}:
+    shaped = [e.setting for e in estimates if is_on_shapes(e.model, e.setting, request.recorded)]
+    if kinds := {setting.parallelism for setting in shaped} - {"none"}:
         kind = " and ".join(sorted(kinds))
         notes.append(f"Memory under {kind} is a closed form; --record asks torch's own code.")
-    if len(found) == 1 and not sizes:
-        return estimate_answer(found[0], then, notes)
-    return rows_answer(found, then, notes, scaled, sizes)
+    if len(estimates) == 1 and not sizes:
+        return estimate_answer(estimates[0], next_command, notes)
+    return rows_answer(estimates, next_command, notes, scaled, sizes)
 
 
 def _print_largest(request: EstimateRequest, rows: list[Row], training: Training | None) -> None:
@@ -220,31 +215,32 @@ def _print_largest(request: EstimateRequest, rows: list[Row], training: Training
         (gpu, model, setting.model_copy(update={"batch_size": 2 * batch_unit(setting)}))
         for gpu, model, setting in rows
     ]
-    found: list[Largest] = []
-    for gpu, model, setting in _recorded(request, rows):
+    results: list[Largest] = []
+    for gpu, model, setting in _record_rows(request, rows):
         with shows_seconds():
-            found.append(
+            results.append(
                 find_largest(
                     model, setting, gpu, request.memory_bytes, request.config, request.recorded,
                     request.link, training,
                 )
             )  # fmt: skip
-    fitting = [one for large in found if (one := large.sure or large.best)]
+    fitting = [result for large in results if (result := large.sure or large.best)]
 
-    def shown() -> Any:
-        notes = largest_notes(found)
+    def text() -> Any:
+        notes = largest_notes(results)
         if not fitting:
             return "\n".join(notes)
-        return _parts(request, fitting, notes, (), [one.sizes for one in found if one.best])
+        sizes = [result.sizes for result in results if result.best]
+        return _answer_parts(request, fitting, notes, (), sizes)
 
-    answer(request, found, shown)
+    answer(request, results, text)
 
 
-OF_PAGE = ("--targets", "--output", "--force", "--title")
+PAGE_FLAGS = ("--targets", "--output", "--force", "--title")
 
 
 class ReportRequest(Rows):
-    """What `planner report` was asked."""
+    """The request of `planner report`."""
 
     targets: tuple[str, ...] = argument("RUN|MODEL…", "models")
     output: str = option("The page, one .html file.", *TO_FILE, default="report.html")
@@ -269,42 +265,42 @@ def report(request: ReportRequest) -> None:
     check_page(request.output, request.force)
     for target in request.targets:
         check_target(target)
-    typed = {flag: value for flag, value in request.typed.items() if flag not in OF_PAGE}
+    typed = {flag: value for flag, value in request.typed.items() if flag not in PAGE_FLAGS}
     check_options(typed, request.targets)
     shown: list[str | PredictedStep] = []
     for target in request.targets:
-        shown += [target] if is_run(target) else _steps(target, request)
+        shown += [target] if is_run(target) else _predicted_steps(target, request)
     written = write_report(shown, request.output, title=request.title or "", force=request.force)
     say(f"Wrote {written}.")
 
 
-def _steps(model: str, request: ReportRequest) -> list[PredictedStep]:
-    """The estimates that the options mean: one for each GPU and each combination of values, of all
-    GPUs the fastest that fits first."""
+def _predicted_steps(model: str, request: ReportRequest) -> list[PredictedStep]:
+    """The steps that the options mean: one for each GPU and each combination of values. With
+    --gpu all, the fastest that fits is first."""
     from search.runs import step_of
 
     is_ranked = (request.gpu or "").casefold() == "all"
     if is_ranked:
-        request.refuse("--gpu all", NOT_RANKED)
-    each: list[tuple[Gpu, ...]] = [(gpu,) for gpu in request.gpus] or [()]
+        request.refuse("--gpu all", NOT_FOR_RANKING)
+    gpu_groups: list[tuple[Gpu, ...]] = [(gpu,) for gpu in request.gpus] or [()]
     rows: list[Row] = []
-    for gpus in [request.gpus] if is_ranked else each:
-        more, said = read_rows(model, request, gpus, {})
-        rows += more
-        for line in said:
+    for gpus in [request.gpus] if is_ranked else gpu_groups:
+        new_rows, remarks = read_rows(model, request, gpus, {})
+        rows += new_rows
+        for line in remarks:
             tell(line)
-    link, of_model, recorded = request.link, request.fields.model, request.recorded
+    link, model_fields, recorded = request.link, request.fields.model, request.recorded
     record_ledgers([(model, setting, gpu) for gpu, model, setting in rows], recorded=recorded)
     steps = [
         step_of(config, setting, gpu, request.memory_bytes, request.config, link, recorded)
         for gpu, config, setting in rows
     ]
-    steps = [replace(step, model_text=model, fields=of_model) for step in steps]
-    return sorted(steps, key=lambda step: rank(step.estimate)) if is_ranked else steps
+    steps = [replace(step, model_text=model, fields=model_fields) for step in steps]
+    return sorted(steps, key=lambda step: rank_key(step.estimate)) if is_ranked else steps
 
 
 class AdviseRequest(Costed, OnDevice, Printed):
-    """What `planner advise` was asked."""
+    """The request of `planner advise`."""
 
     model: str = argument("MODEL", "models")
     fields: Fields = of_schema("one")
@@ -340,24 +336,24 @@ def advise(request: AdviseRequest) -> int:
     from planner.report.advice import advice_answer
 
     refuse_several(request.fields, "advice", request.gpu)
-    of_setting: dict[str, Any] = dict(request.fields.setting)
+    setting_fields: dict[str, Any] = dict(request.fields.setting)
     gpu, batch_size = read_gpu(request.gpu), None
-    if of_setting.get("world_size", "1") != "1":
-        check_link(request.link, [read_setting(of_setting, {})], gpu)
-    elif request.link is not None:  # of the GPUs that advice adds
+    if setting_fields.get("world_size", "1") != "1":
+        check_link(request.link, [read_setting(setting_fields, {})], gpu)
+    elif request.link is not None:  # the link between the GPUs that advice adds
         find_fabric(gpu, 1, request.link)
-    if size := of_setting.pop("batch_size", None):
+    if size := setting_fields.pop("batch_size", None):
         batch_size = parse(TrainSetting, {"batch_size": size}, "the setting").batch_size
     advice = advising.advise(
         request.model, gpu=gpu, memory_bytes=request.memory, batch_size=batch_size,
-        global_batch=request.global_batch, keep=_words(request.keep),
-        allow=_words(request.allow), allocator=request.allocator, link=request.link,
+        global_batch=request.global_batch, keep=_split_words(request.keep),
+        allow=_split_words(request.allow), allocator=request.allocator, link=request.link,
         epochs=request.epochs, images_per_epoch=request.images_per_epoch, recorded=request.recorded,
-        **{**request.fields.model, **of_setting},
+        **{**request.fields.model, **setting_fields},
     )  # fmt: skip
     answer(request, advice, lambda: advice_answer(advice))
     return 0 if advice.recommended is not None else 1
 
 
-def _words(said: tuple[str, ...]) -> list[str]:
-    return [word for text in said for word in text.split(",") if word.strip()]
+def _split_words(texts: tuple[str, ...]) -> list[str]:
+    return [word for text in texts for word in text.split(",") if word.strip()]

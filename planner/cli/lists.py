@@ -1,4 +1,4 @@
-"""`planner gpus`, `planner models` and `planner cache`: what is known, and what is kept."""
+"""`planner gpus`, `planner models` and `planner cache`: the catalogues, and the kept recordings."""
 
 import time
 
@@ -7,7 +7,7 @@ from planner.cli.show import answer, say
 from planner.core.errors import PlannerError, unknown_name
 from planner.core.schema.model import LIBRARIES
 from planner.core.units import format_bytes
-from planner.ledger import cache as kept
+from planner.ledger import cache as recordings
 from planner.machine.hardware import all_gpus, find_gpu
 from planner.machine.hardware.gpu import matching_gpus
 from planner.machine.torch_build import lacking_kernels
@@ -27,7 +27,7 @@ from planner.report.text import (
 
 
 class GpusRequest(Printed):
-    """What `planner gpus` was asked."""
+    """The request of `planner gpus`."""
 
     name: tuple[str, ...] = argument("[NAME]…", "gpus", default=())
 
@@ -42,26 +42,26 @@ def gpus(request: GpusRequest) -> None:
       planner gpus rtx ti
       planner gpus h200 a100 --detail
     """
-    text = " ".join(request.name)  # find_gpu says what is near
-    of_each = (gpu for name in request.name for gpu in matching_gpus(name) or [find_gpu(name)])
-    found = matching_gpus(text) or tuple(dict.fromkeys(of_each)) if text else all_gpus()
-    parts: list[Part] = [gpus_by_architecture(found)]
+    text = " ".join(request.name)  # where nothing matches, find_gpu suggests names
+    matches = (gpu for name in request.name for gpu in matching_gpus(name) or [find_gpu(name)])
+    matching = matching_gpus(text) or tuple(dict.fromkeys(matches)) if text else all_gpus()
+    parts: list[Part] = [gpus_by_architecture(matching)]
     if text or request.detail:
-        parts = [Table(GPU_HEADERS, [gpu_row(gpu) for gpu in found]), Text(UNITS)]
-    one = found[0].name if text else "NAME"
-    lines = [f"Next: 'planner estimate MODEL --gpu {one}' says whether a model fits."]
+        parts = [Table(GPU_HEADERS, [gpu_row(gpu) for gpu in matching]), Text(UNITS)]
+    example = matching[0].name if text else "NAME"
+    lines = [f"Next: 'planner estimate MODEL --gpu {example}' says whether a model fits."]
     if text:
-        lacking = dict.fromkeys(filter(None, (lacking_kernels(g.capability) for g in found)))
-        lines += [f"{said}." for said in lacking]
+        lacking = dict.fromkeys(filter(None, (lacking_kernels(g.capability) for g in matching)))
+        lines += [f"{law}." for law in lacking]
     parts.append(Text("\n".join(lines)))
     if text:
-        sources = [(Text(gpu.name), Facts(list(gpu.sources.items()))) for gpu in found]
+        sources = [(Text(gpu.name), Facts(list(gpu.sources.items()))) for gpu in matching]
         parts.append(Folded("sources", [part for of_gpu in sources for part in of_gpu]))
-    answer(request, found, lambda: parts)
+    answer(request, matching, lambda: parts)
 
 
 class ModelsRequest(Printed):
-    """What `planner models` was asked."""
+    """The request of `planner models`."""
 
     text: str | None = argument("TEXT", "models", default=None)
     library: str | None = option(f"Only this one: {', '.join(LIBRARIES)}.", "LIBRARY",
@@ -82,21 +82,21 @@ def models(request: ModelsRequest) -> None:
     text, library = request.text or "", request.library
     if library is not None and library not in LIBRARIES:
         raise unknown_name("library", library, LIBRARIES, "'planner models LIBRARY:' lists all.")
-    listed = {name: SPECS[name].published for name in LIBRARIES if library in (None, name)}
-    known = [(f"{name}:{one}", config) for name, of in listed.items() for one, config in of.items()]
-    found = [(name, config) for name, config in known if text.casefold() in name.casefold()]
+    published = {name: SPECS[name].published for name in LIBRARIES if library in (None, name)}
+    swins = [(f"{n}:{swin}", c) for n, models in published.items() for swin, c in models.items()]
+    found = [(name, config) for name, config in swins if text.casefold() in name.casefold()]
     if not found:
         others = names_with(text) if library is None else []
         if not others:
-            names = [name.partition(":")[2] for name, _ in known]
+            names = [name.partition(":")[2] for name, _ in swins]
             raise unknown_name("model", text, names, "Is its library installed? 'planner doctor'.")
         answer(request, [{"model": name} for name in others], lambda: names_answer(text, others))
         return
-    rows = [model_row(*one) for one in found]
+    rows = [model_row(*swin) for swin in found]
     table = Table(("image", "classes", "model"), [[*row[:2], row[-1]] for row in rows])
     if not (text or library):
-        counts = [[n, Number(len(of), f"{len(of)}"), f"{n}:{next(iter(of))}"]
-                  for n, of in listed.items()]  # fmt: skip
+        counts = [[n, Number(len(configs), f"{len(configs)}"), f"{n}:{next(iter(configs))}"]
+                  for n, configs in published.items()]  # fmt: skip
         table = Table(("library", "Swins", "for example"), counts)
     parts: list[Part] = [
         Text(f"{ANY_MODEL}\nThese Swins are estimated without torch:"),
@@ -109,7 +109,7 @@ def models(request: ModelsRequest) -> None:
 
 
 class CacheRequest(Printed):
-    """What `planner cache` was asked."""
+    """The request of `planner cache`."""
 
     clear: bool = switch("Remove everything that is listed.")
 
@@ -122,23 +122,23 @@ def cache(request: CacheRequest) -> None:
       planner cache
       planner cache --clear
     """
-    where = kept.folder()
+    folder = recordings.folder()
     if request.clear:
         try:
-            say(f"Removed {_counted(kept.clear())} from {where}.")
+            say(f"Removed {_count_entries(recordings.clear())} from {folder}.")
         except OSError as error:
-            raise PlannerError(f"{where} cannot be cleared: {error.strerror}.") from error
+            raise PlannerError(f"{folder} cannot be cleared: {error.strerror}.") from error
         return
-    found = [(entry, max(time.time() - entry.used, 0.0)) for entry in kept.entries()]
-    size = format_bytes(sum(entry.num_bytes for entry, _ in found))
-    said = f"{_counted(len(found))} in {where}: {size} of at most "
-    said += f"{format_bytes(kept.MAX_CACHE_BYTES)}; the least recently used go first."
-    table = Table(CACHE_HEADERS, [cache_row(entry, age) for entry, age in found])
+    aged = [(entry, max(time.time() - entry.used, 0.0)) for entry in recordings.entries()]
+    size = format_bytes(sum(entry.num_bytes for entry, _ in aged))
+    summary = f"{_count_entries(len(aged))} in {folder}: {size} of at most "
+    summary += f"{format_bytes(recordings.MAX_CACHE_BYTES)}; the least recently used go first."
+    table = Table(CACHE_HEADERS, [cache_row(entry, age) for entry, age in aged])
     keys = ("file", "key", "bytes", "unused_seconds")
-    rows = [(str(entry.path), entry.key, entry.num_bytes, age) for entry, age in found]
-    shown: list[Part] = [table, Text(said)]
-    answer(request, [dict(zip(keys, row, strict=True)) for row in rows], lambda: shown)
+    rows = [(str(entry.path), entry.key, entry.num_bytes, age) for entry, age in aged]
+    parts: list[Part] = [table, Text(summary)]
+    answer(request, [dict(zip(keys, row, strict=True)) for row in rows], lambda: parts)
 
 
-def _counted(number: int) -> str:
+def _count_entries(number: int) -> str:
     return f"{number} {'entry' if number == 1 else 'entries'}"

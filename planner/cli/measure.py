@@ -1,4 +1,4 @@
-"""`planner tune` and `planner data`: what runs on this machine, measured."""
+"""`planner tune` and `planner data`: measurements on this machine."""
 
 import shlex
 import signal
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from planner.cli.options import Fields, Json, Printed, argument, declared, of_schema, reads
+from planner.cli.options import Fields, Json, Printed, argument, model_options, of_schema, reads
 from planner.cli.rows import read_duration, read_piped, split_values
 from planner.cli.show import answer, show_on, tell
 from planner.core.errors import UsageError, refuse_if
@@ -30,7 +30,7 @@ Pipeline = Literal["torchvision", "timm"]
 
 
 class DataRequest(Json):
-    """What `planner data` was asked."""
+    """The request of `planner data`."""
 
     data: str = argument("DIR|MODULE:FACTORY", "dir")
     batch_size: int = option("Images in a micro-batch.", default=64, bounds=(1, MAX_SIZE))
@@ -67,18 +67,18 @@ def data(request: DataRequest) -> int:
             "a DataLoader is torch's, and torch is not installed.", "pip install torch"
         ) from None
     with handle_signals(*SIGNALS) as interrupts:
-        found = find_loader(
+        result = find_loader(
             request.data, pipeline=request.pipeline, batch_size=request.batch_size,
             image_size=(request.image_size, request.image_size), max_workers=request.max_workers,
             device=request.device, seconds=seconds,
             on_progress=(lambda line: None) if request.quiet else tell,
         )  # fmt: skip
-        answer(request, found, lambda: loader_text(found))
+        answer(request, result, lambda: loader_text(result))
         return 0 if interrupts.number is None else interrupts.exit_status
 
 
 class TuneRequest(Printed):
-    """What `planner tune` was asked."""
+    """The request of `planner tune`."""
 
     model: str | None = argument("MODEL", "models", default=None)
     fields: Fields = of_schema("searched", one=tuple(HELD), without=("world_size", "nodes"))
@@ -89,7 +89,7 @@ class TuneRequest(Printed):
     )  # fmt: skip
     way: int | None = option("Which way of the advice, or which of several estimates.", "N", SEARCH,
                              shown="the recommended", bounds=(1, MAX_SIZE))  # fmt: skip
-    search: Mapping[str, Any] = declared(SearchOptions)
+    search: Mapping[str, Any] = model_options(SearchOptions)
     quiet: bool = switch("Show no progress: only the result, warnings and errors.", also="-q")
 
 
@@ -112,49 +112,49 @@ def tune(request: TuneRequest) -> int:
     from search.runs import interval_of
     from search.tuning import tune as tuning
 
-    asked = keywords(request)
-    unwritten: ResultNotWrittenError | None = None
+    arguments = tune_arguments(request)
+    write_error: ResultNotWrittenError | None = None
     with handle_signals(*SIGNALS) as interrupts:
         try:
             with show_on(request.quiet) as show:
-                found = tuning.tune(**asked, on_progress=show.hear)
+                recommendation = tuning.tune(**arguments, on_progress=show.update)
         except KeyboardInterrupt:
             tell("Error: interrupted before anything was found.")
             return interrupts.exit_status
         except ResultNotWrittenError as error:
-            found, unwritten = error.recommendation, error
-        next_ = ""
-        if found.setting is not None:
-            output = request.search.get("output") or tuning.default_output(found.model)
+            recommendation, write_error = error.recommendation, error
+        next_step = ""
+        if recommendation.setting is not None:
+            output = request.search.get("output") or tuning.default_output(recommendation.model)
             folder = shlex.quote(str(output))
-            next_ = f"Next: planner emit {folder} --for TRAINER, or planner report {folder}"
-        text = partial(recommendation_answer, found, interval_of, next_)
-        answer(request, found, text)
+            next_step = f"Next: planner emit {folder} --for TRAINER, or planner report {folder}"
+        text = partial(recommendation_answer, recommendation, interval_of, next_step)
+        answer(request, recommendation, text)
         if interrupts.number is not None:
             return interrupts.exit_status
-    if unwritten is not None:
-        raise unwritten
-    return 0 if found.status == "recommended" else 1
+    if write_error is not None:
+        raise write_error
+    return 0 if recommendation.status == "recommended" else 1
 
 
-def keywords(request: TuneRequest) -> dict[str, Any]:
-    """What was typed, as the parameters of `tune`, which may begin at what --from names. Raises
-    UsageError and UnsupportedError."""
-    of_setting = dict(request.fields.setting)
-    sizes = of_setting.pop("batch_size", None)
-    held = {field: of_setting.pop(field) for field in HELD if field in of_setting}
-    for field, text in held.items():
+def tune_arguments(request: TuneRequest) -> dict[str, Any]:
+    """The typed options as arguments of `tune`. With --from, the search begins at the setting that
+    its file names. Raises UsageError and UnsupportedError."""
+    setting_fields = dict(request.fields.setting)
+    sizes = setting_fields.pop("batch_size", None)
+    fixed = {field: setting_fields.pop(field) for field in HELD if field in setting_fields}
+    for field, text in fixed.items():
         if "," in text:
             raise held_error(field)
     typed = {
         "batch_size": None if sizes is None else sizes.split(","),
-        "base": parse(TrainSetting, held, "--set"),
-        "restrict": {field: tuple(split_values(text)) for field, text in of_setting.items()},
+        "base": parse(TrainSetting, fixed, "--set"),
+        "restrict": {field: tuple(split_values(text)) for field, text in setting_fields.items()},
         **request.search,
     }
-    of_model, model = request.fields.model, None
+    model_fields, model = request.fields.model, None
     if request.model is not None:
-        model = resolve_model(request.model, of_model)
+        model = resolve_model(request.model, model_fields)
     if request.from_ is None:
         example = "Write for example 'planner tune timm:resnet50'."
         refuse_if(model is None, "no MODEL was named.", example)
@@ -167,13 +167,13 @@ def keywords(request: TuneRequest) -> dict[str, Any]:
         data, source = parse_json(read_text(Path(path), MAX_RESULT_BYTES), path), path
     law = f"{source} is not what `planner advise` or `planner estimate` prints with --json."
     refuse_if(not is_predicted(data), law, "A study is continued by the command that began it.")
-    found = read_predicted(data, source, request.way)
+    start = read_predicted(data, source, request.way)
     refuse_if(
-        found.gpu and typed.get("device", "auto") == "auto" and not devices(),
-        f"{found.source} is for {found.where}, and no GPU answers here: 'planner doctor' says why.",
+        start.gpu and typed.get("device", "auto") == "auto" and not devices(),
+        f"{start.source} is for {start.where}, and no GPU answers here: 'planner doctor' says why.",
         "Add --device cuda:0 if torch finds it, or --device cpu, whose times are not a card's.",
     )
-    how = f"is not probed first: it {found.shortfall}" if found.shortfall else "is probed first"
-    tell(f"From {found.source}, the setting predicted at {found.summary} on {found.where} {how}.")
-    model = model or read_model(found.model, of_model)
-    return {"model": model, **begin_at(found, typed, held)}
+    role = f"is not probed first: it {start.shortfall}" if start.shortfall else "is probed first"
+    tell(f"From {start.source}, the setting predicted at {start.summary} on {start.where} {role}.")
+    model = model or read_model(start.model, model_fields)
+    return {"model": model, **begin_at(start, typed, fixed)}

@@ -1,8 +1,8 @@
-"""From the fields of a class to a command: its options and --help, what a shell completes, and the
+"""From the fields of a request class to a command: its options, --help and completion, and the
 request that its function takes.
 
-A request's fields are `option`s, `switch`es and `argument`s. One may hold what was
-typed of another class's options: of the schema's (`of_schema`), of a search's (`declared`).
+The fields of a request are `option`s, `switch`es and `argument`s. A field may also hold the typed
+options of another class: those of the schema (`of_schema`) or of a search (`model_options`).
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ HEADINGS = (
     "The card", "The program", "The training", "Model", "Setting", "Device", SEVERAL,
     "Whole training", "What may change", "Data", "Search", "Study", "Recording", "Output",
 )  # fmt: skip
-WORLD = ("world_size", "nodes", "parallelism")  # of a setting, which one GPU has not
+WORLD = ("world_size", "nodes", "parallelism")  # the fields that one GPU does not have
 TO_FILE = ("FILE", "Output", "", "", "", "file")
 EMPTY = "Give it a value (is a shell variable unset?), or omit it."
 EXAMPLES = "\n\nExamples:\n"
@@ -46,13 +46,13 @@ class Command(click.Command):
 
     def __init__(self, name: str, run: Callable[..., Any], settings: Any, **kwargs: Any) -> None:
         text, _, examples = (inspect.getdoc(run) or "").partition(EXAMPLES)
-        # Also where one is called by itself: click keeps the first help option that it made.
+        # Also for a command that is called by itself: click keeps the first help option it made.
         settings = {**HELP_SETTINGS, **settings}
         super().__init__(name, help=text, context_settings=settings, **kwargs)
         self.examples = [line.strip() for line in examples.splitlines()]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """A fault of a field is told by its option, where that was typed."""
+        """Run the command. An error that names a field names its option, if that was typed."""
         try:
             return super().invoke(ctx)
         except UsageError as error:
@@ -68,15 +68,15 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
             for example in self.examples:
-                formatter.write(f"  {example}\n")  # never wrapped: it is to be copied
+                formatter.write(f"  {example}\n")  # never wrapped, so that it can be copied
 
     def sections(self, ctx: click.Context) -> list[tuple[str, list[tuple[str, str]]]]:
-        """The options as --help shows them: (how it is written, what it does) by heading."""
-        found: dict[str, Any] = {heading: [] for heading in HEADINGS}
-        for one in self.get_params(ctx):
-            if isinstance(one, click.Option):
-                found[getattr(one, "heading", "Output")].append(one.get_help_record(ctx))
-        return [(heading, records) for heading, records in found.items() if records]
+        """The options as --help shows them: (its form, what it does) of each, by heading."""
+        sections: dict[str, Any] = {heading: [] for heading in HEADINGS}
+        for param in self.get_params(ctx):
+            if isinstance(param, click.Option):
+                sections[getattr(param, "heading", "Output")].append(param.get_help_record(ctx))
+        return [(heading, records) for heading, records in sections.items() if records]
 
 
 class _Option(click.Option):
@@ -84,8 +84,8 @@ class _Option(click.Option):
 
 
 class Text(click.ParamType[str]):
-    """A text that is not blank, completed with `values`, of which `several` may stand with commas
-    between."""
+    """A text that is not blank. A shell completes it with `values`; `several` values may be joined
+    by commas."""
 
     name = "text"
 
@@ -93,7 +93,8 @@ class Text(click.ParamType[str]):
         self.values, self.several = values, several
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Raises UsageError: left out it would mean something other than what was asked."""
+        """The text. Raises UsageError for a blank one, which is not the same as none, and for a
+        program where a model is due."""
         name = param.opts[0] if isinstance(param, click.Option) else getattr(param, "metavar", "")
         is_blank = not value.replace(",", " ").strip()
         refuse_if(is_blank, f"{name.strip('[]…')} has no value.", EMPTY)
@@ -108,16 +109,16 @@ class Text(click.ParamType[str]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        before, comma, last = incomplete.rpartition(",") if self.several else ("", "", incomplete)
-        known = self.values
-        if isinstance(known, str):
-            listed = LISTS.get(known, ())
-            listed = resolve_name(listed) if isinstance(listed, str) else listed
-            known = [getattr(n, "name", n) for n in (listed() if callable(listed) else listed)]
-        found = [name for name in known if name.startswith(last) and name not in before.split(",")]
-        if not found and self.values in ("models", "file", "dir"):  # the shell knows best
+        prefix, comma, text = incomplete.rpartition(",") if self.several else ("", "", incomplete)
+        names = self.values
+        if isinstance(names, str):
+            listing = LISTS.get(names, ())
+            listing = resolve_name(listing) if isinstance(listing, str) else listing
+            names = [getattr(n, "name", n) for n in (listing() if callable(listing) else listing)]
+        items = [name for name in names if name.startswith(text) and name not in prefix.split(",")]
+        if not items and self.values in ("models", "file", "dir"):  # the shell completes paths
             return [CompletionItem(incomplete, type="dir" if self.values == "dir" else "file")]
-        return [CompletionItem(f"{before}{comma}{name}") for name in found]
+        return [CompletionItem(f"{prefix}{comma}{name}") for name in items]
 
 
 def _models() -> Iterator[str]:
@@ -126,19 +127,19 @@ def _models() -> Iterator[str]:
 
 
 def _assigned() -> Iterator[str]:
-    """FIELD=VALUE of every field, where its values are few, and else FIELD=."""
+    """FIELD=VALUE for every field with few values, FIELD= for the others."""
     for kind in (FactoryModel, NamedModel, SwinConfig, TrainSetting):
         for name, field in kind.model_fields.items():
             yield from (f"{name}={value}" for value in _choices(field.annotation) or ("",))
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
-    """The values of a field that has few."""
-    of_literal = map(str, get_args(annotation)) if get_origin(annotation) is Literal else ()
-    return ("true", "false") if annotation is bool else tuple(of_literal)
+    """The values of a field, if it has few."""
+    values = map(str, get_args(annotation)) if get_origin(annotation) is Literal else ()
+    return ("true", "false") if annotation is bool else tuple(values)
 
 
-# The lists that an option's `values` name, or where they are: imported when a shell asks.
+# The lists that an option's `values` name, or their locations, imported when a shell completes.
 LISTS: Mapping[str, Any] = {
     "models": _models, "assigned": _assigned, "devices": ("auto", "cpu", "cuda"),
     "gpus": "planner.machine.hardware:all_gpus", "trainers": "planner.trainers.registry:TARGETS",
@@ -148,153 +149,156 @@ LISTS: Mapping[str, Any] = {
 
 
 def _group(parameters: Sequence[click.Parameter], read: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """A field of a request that holds what was typed of another class's options, as `read`."""
+    """A field of a request that holds several typed parameters, as `read` makes them."""
     return dataclasses.field(metadata={"parameters": parameters, "read": read})
 
 
 def argument(text: str, values: str = "", **default: Any) -> Any:
-    """A field of a request that is typed without an option, and is shown as `text`."""
-    said = Option(text, values=values, is_argument=True)
-    return dataclasses.field(metadata={"option": said}, **default)
+    """A field of a request that is typed without an option. --help shows it as `text`."""
+    spec = Option(text, values=values, is_argument=True)
+    return dataclasses.field(metadata={"option": spec}, **default)
 
 
-def declared(kind: type[BaseModel]) -> Any:
-    """A field of a request that holds what was typed of the options of a model, as its keywords."""
-    own, fields = declared_options(kind), kind.model_fields
-    switches = {name for name in own if fields[name].annotation is bool}
-    parameters = [_option(n, said, "bool" if n in switches else "str") for n, said in own.items()]
-    return _group(parameters, lambda typed: {n: typed[n] for n in own if typed[n]})
+def model_options(kind: type[BaseModel]) -> Any:
+    """A field of a request that holds the typed options of the model `kind`, as its keywords."""
+    options, fields = declared_options(kind), kind.model_fields
+    switches = {name for name in options if fields[name].annotation is bool}
+    parameters = [_option(n, s, "bool" if n in switches else "str") for n, s in options.items()]
+    return _group(parameters, lambda typed: {n: typed[n] for n in options if typed[n]})
 
 
 def _parameter(field: dataclasses.Field[Any]) -> click.Parameter:
-    """The option or argument of a dataclass's field, from its type as it is written."""
-    written = field.type if isinstance(field.type, str) else formatannotation(field.type)
-    said, kind = field.metadata["option"], written.removesuffix(" | None")
-    several, is_needed = kind.startswith("tuple"), field.default is dataclasses.MISSING
-    if not said.is_argument:
-        return _option(field.name, said, kind, field.default, several)
+    """The option or argument of a dataclass's field, from the source of its type."""
+    type_text = field.type if isinstance(field.type, str) else formatannotation(field.type)
+    spec, kind = field.metadata["option"], type_text.removesuffix(" | None")
+    is_repeated, is_required = kind.startswith("tuple"), field.default is dataclasses.MISSING
+    if not spec.is_argument:
+        return _option(field.name, spec, kind, field.default, is_repeated)
     return click.Argument(
-        [field.name], type=Text(said.values) if said.values else click.STRING, required=is_needed,
-        nargs=-1 if several else 1, metavar=said.text if several or is_needed else f"[{said.text}]",
+        [field.name], type=Text(spec.values) if spec.values else click.STRING, required=is_required,
+        nargs=-1 if is_repeated else 1,
+        metavar=spec.text if is_repeated or is_required else f"[{spec.text}]",
     )  # fmt: skip
 
 
 def _option(
-    name: str, said: Option, kind: str = "str", default: Any = None, is_repeated: bool = False
+    name: str, spec: Option, kind: str = "str", default: Any = None, is_repeated: bool = False
 ) -> click.Option:
-    of_kind: dict[str, Any] = {"int": click.INT, "float": click.FLOAT}
-    value: Any = Text(said.values, "," in said.metavar)
+    click_types: dict[str, Any] = {"int": click.INT, "float": click.FLOAT}
+    value_type: Any = Text(spec.values, "," in spec.metavar)
     if kind.startswith("Literal"):
-        value = click.Choice(said.values)
-    elif said.bounds is not None:
-        least, most = said.bounds
-        value = click.IntRange(least, most if most < MAX_SIZE else None)
+        value_type = click.Choice(spec.values)
+    elif spec.bounds is not None:
+        low, high = spec.bounds
+        value_type = click.IntRange(low, high if high < MAX_SIZE else None)
     else:
-        value = of_kind.get(kind, value)
-    is_needed = default is dataclasses.MISSING
-    default = None if is_needed or default == () else default
-    shown, text = said.shown or ("" if default is None else str(default)), said.text
-    if shown and kind != "bool":
-        text = f"{text.removesuffix('.')} (default: {shown})."
-    how = {"is_flag": True} if kind == "bool" else {
-        "type": value, "multiple": is_repeated,
-        **({"required": True} if is_needed else {"default": default}),  # click takes None for one
-        "metavar": said.metavar or (None if kind.startswith("Literal") else "N"),
+        value_type = click_types.get(kind, value_type)
+    is_required = default is dataclasses.MISSING
+    default = None if is_required or default == () else default
+    default_text, text = spec.shown or ("" if default is None else str(default)), spec.text
+    if default_text and kind != "bool":
+        text = f"{text.removesuffix('.')} (default: {default_text})."
+    keywords = {"is_flag": True} if kind == "bool" else {
+        "type": value_type, "multiple": is_repeated,
+        **({"required": True} if is_required else {"default": default}),  # click takes None as one
+        "metavar": spec.metavar or (None if kind.startswith("Literal") else "N"),
     }  # fmt: skip
-    flags = [said.flag_of(name), *([said.also] if said.also else []), name]
-    found = _Option(flags, help=text, **how)
-    found.heading = said.heading
-    return found
+    flags = [spec.flag_of(name), *([spec.also] if spec.also else []), name]
+    option = _Option(flags, help=text, **keywords)
+    option.heading = spec.heading
+    return option
 
 
 # The schema's fields on a command line
 
 
-OWN = {**declared_options(SwinConfig), **declared_options(TrainSetting)}
+OPTIONS = {**declared_options(SwinConfig), **declared_options(TrainSetting)}
 
 
 @dataclass(frozen=True)
 class Fields:
-    """What was typed of a model and of a setting, as text by field."""
+    """The typed fields of a model and of a setting, as text."""
 
     model: dict[str, str]
     setting: dict[str, str]
 
     def add(self, field: str, text: str, twice: str) -> None:
-        """Raises UsageError for a field that is there."""
+        """Add a field. Raises UsageError with the message `twice` if it is already there."""
         fields = self.setting if field in TrainSetting.model_fields else self.model
         refuse_if(field in fields, twice)
         fields[field] = text
 
     @property
     def flags(self) -> list[str]:
-        """The options that name them."""
+        """The options with which the fields were typed."""
         names = (*self.model, *self.setting)
-        return [OWN[name].flag_of(name) if name in OWN else "--set" for name in names]
+        return [OPTIONS[name].flag_of(name) if name in OPTIONS else "--set" for name in names]
 
 
-ANY = "Any field of the model or of the setting; may be repeated."
+ANY_FIELD_HELP = "Any field of the model or of the setting; may be repeated."
 
 
 def of_schema(
     values: Literal["rows", "searched", "one"] = "rows", *, one: Sequence[str] = (),
     without: Sequence[str] = (),
 ) -> Any:  # fmt: skip
-    """A request's field that holds the `Fields` that were typed: each field of the schema with an
-    option, but `without` some, and any other by --set. A setting's, but for `one`, take several
-    values, as `rows` or to be `searched`."""
-    own = {name: said for name, said in OWN.items() if name not in without}
-    singly = (*SwinConfig.model_fields, *one)
-    parameters = [_of_schema(n, said, "one" if n in singly else values) for n, said in own.items()]
-    of_any = Option(ANY, "FIELD=VALUE", flag="--set", values="assigned")
-    parameters.append(_option("fields", of_any, is_repeated=True))
-    return _group(parameters, lambda typed: read_fields(typed, own))
+    """A field of a request that holds the typed `Fields`: an option for each field of the schema
+    that has one, except those in `without`, and --set for any other. The fields of a setting take
+    several values, as `rows` or to be `searched`, except those in `one`."""
+    options = {name: spec for name, spec in OPTIONS.items() if name not in without}
+    single = (*SwinConfig.model_fields, *one)
+    parameters = [
+        _schema_option(n, s, "one" if n in single else values) for n, s in options.items()
+    ]
+    any_field = Option(ANY_FIELD_HELP, "FIELD=VALUE", flag="--set", values="assigned")
+    parameters.append(_option("fields", any_field, is_repeated=True))
+    return _group(parameters, lambda typed: read_fields(typed, options))
 
 
-def _of_schema(name: str, said: Option, values: str) -> click.Option:
+def _schema_option(name: str, spec: Option, values: str) -> click.Option:
     kind: Any = SwinConfig if name in SwinConfig.model_fields else TrainSetting
     field = kind.model_fields[name]
-    choices = said.values or _choices(field.annotation)
-    text = said.text or f"{alternatives(choices)}."
+    choices = spec.values or _choices(field.annotation)
+    text = spec.text or f"{alternatives(choices)}."
     default = "the model's" if kind is SwinConfig else str(field.default).lower()
-    letter = said.metavar or (name[0].upper() if choices else "N")
+    letter = spec.metavar or (name[0].upper() if choices else "N")
     if values == "searched":
         text = f"{text.removesuffix('.')}: search only these."
-    said = replace(
-        said, text=text, values=choices,
+    spec = replace(
+        spec, text=text, values=choices,
         metavar=letter if values == "one" else f"{letter}[,{letter}…]",
-        shown="" if values == "searched" else said.shown or default,
+        shown="" if values == "searched" else spec.shown or default,
     )  # fmt: skip
-    return _option(name, said, is_repeated=values == "searched")
+    return _option(name, spec, is_repeated=values == "searched")
 
 
-def read_fields(typed: Mapping[str, Any], own: Mapping[str, Option]) -> Fields:
-    """What options and --set say of the model and of the setting, each field once.
+def read_fields(typed: Mapping[str, Any], options: Mapping[str, Option]) -> Fields:
+    """The fields of the model and of the setting that options and --set give.
 
-    Raises UsageError: an unknown field, one that is given twice.
+    Raises UsageError for an unknown field, and for one that is given twice.
     """
-    found = split_fields(typed["fields"])
-    for name, said in own.items():
-        written = typed[name]
-        if written:
-            text = ",".join(written) if isinstance(written, tuple) else written
-            found.add(name, text, f"{name} is given twice: by {said.flag_of(name)} and by --set.")
-    return found
+    fields = split_fields(typed["fields"])
+    for name, spec in options.items():
+        value = typed[name]
+        if value:
+            text = ",".join(value) if isinstance(value, tuple) else value
+            fields.add(name, text, f"{name} is given twice: by {spec.flag_of(name)} and by --set.")
+    return fields
 
 
-def split_fields(fields: Iterable[str]) -> Fields:
-    """`FIELD=VALUE`s as those of the model and those of the setting. Raises UsageError."""
-    found = Fields({}, {})
-    for entry in fields:
+def split_fields(entries: Iterable[str]) -> Fields:
+    """`FIELD=VALUE` entries as fields of the model and of the setting. Raises UsageError."""
+    split = Fields({}, {})
+    for entry in entries:
         field, equals, value = entry.partition("=")
         field, value = field.strip().replace("-", "_"), value.strip()
         law = f"--set takes FIELD=VALUE, and {shorten(entry)} has no '='."
         refuse_if(not equals, law, "For example --set embed_dim=64.")
         if field not in TrainSetting.model_fields and field not in MODEL_FIELDS:
             raise unknown_field(field, value, "--set ")
-        found.add(field, value, f"--set {field} is given twice.")
+        split.add(field, value, f"--set {field} is given twice.")
         refuse_if(not value, f"--set {field} has no value.", EMPTY)
-    return found
+    return split
 
 
 # Requests and commands
@@ -302,10 +306,10 @@ def split_fields(fields: Iterable[str]) -> Fields:
 
 @dataclass_transform(
     frozen_default=True, kw_only_default=True,
-    field_specifiers=(option, switch, argument, declared, of_schema),
+    field_specifiers=(option, switch, argument, model_options, of_schema),
 )  # fmt: skip
 class Request:
-    """What a command was asked; each kind is a dataclass."""
+    """What was typed for a command. Each subclass is a dataclass."""
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
@@ -318,13 +322,13 @@ class Request:
 
 
 class Json(Request):
-    """That an answer may be JSON."""
+    """A request whose answer may be JSON."""
 
     as_json: bool = switch("Print JSON for a program: sizes in bytes, times in seconds.", "--json")
 
 
 class Printed(Json):
-    """And more than its first screen."""
+    """A request whose answer may be longer than a first screen."""
 
     detail: bool = switch("Print all of the answer, not only its first screen.")
 
@@ -335,12 +339,12 @@ RequestT = TypeVar("RequestT", bound=Request)
 def reads(
     request: type[RequestT], **settings: Any
 ) -> Callable[[Callable[[RequestT], int | None]], Command]:
-    """Makes of a function of a request the command that reads one."""
+    """Turn a function of a request into the click command that reads such a request."""
     fields = dataclasses.fields(request)  # type: ignore[arg-type]
     parameters = [p for f in fields for p in f.metadata.get("parameters") or [_parameter(f)]]
 
-    def made(run: Callable[[RequestT], int | None]) -> Command:
+    def decorate(run: Callable[[RequestT], int | None]) -> Command:
         callback = lambda **typed: run(request.read(typed))  # noqa: E731
         return Command(run.__name__, run, settings, params=parameters, callback=callback)
 
-    return made
+    return decorate

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.shell_completion import FishComplete
 
-from planner.cli import COMMANDS, COMPLETION, EXAMPLES, INSTEAD, cli, main
+from planner.cli import COMMANDS, COMPLETION, EXAMPLES, REPLACEMENTS, cli, main
 from planner.cli.options import HEADINGS, Command
 from planner.core.schema import TrainSetting
 from planner.core.schema.validation import declared_options
@@ -79,12 +79,12 @@ def _read(example: str) -> None:
     command.make_context(name, arguments, parent=context)
 
 
-@pytest.mark.parametrize("name", INSTEAD)
+@pytest.mark.parametrize("name", REPLACEMENTS)
 def test_what_is_no_command_says_what_to_do_instead(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([name, "x"]) == 2
-    assert capsys.readouterr().err == f"Error: '{name}' is not a command.\n{INSTEAD[name]}\n"
+    assert capsys.readouterr().err == f"Error: '{name}' is not a command.\n{REPLACEMENTS[name]}\n"
 
 
 # What a shell completes: in process by click's own classes, and in the shells themselves.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planner.cli import main
-from planner.cli.measure import TuneRequest, keywords
+from planner.cli.measure import TuneRequest, tune_arguments
 from planner.cli.measure import tune as tune_command
 from planner.core.errors import UsageError
 from planner.core.schema import TrainSetting
@@ -58,12 +58,12 @@ def test_what_is_typed_wins_over_what_it_begins_at(
     file.write_text(capsys.readouterr().out)
     ways = json.loads(file.read_text())["ways"]
 
-    def asked(*typed: str) -> dict[str, Any]:
-        words = ["--from", str(file), "--device", "cpu", *typed]
-        return keywords(TuneRequest.read(tune_command.make_context("tune", words).params))
+    def asked(*typed: str, device: str = "cpu") -> dict[str, Any]:
+        words = ["--from", str(file), "--device", device, *typed]
+        return tune_arguments(TuneRequest.read(tune_command.make_context("tune", words).params))
 
     with pytest.raises(UsageError, match=r"is for rtx-3090.*no GPU answers here"):
-        keywords(TuneRequest.read(tune_command.make_context("tune", ["--from", str(file)]).params))
+        asked(device="auto")
     found = asked("--way", "2")
     way = ways[1]["setting"]
     assert (found["model"].num_classes, found["memory_bytes"]) == (10, 2 * GIB)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planner.cli import main
-from planner.cli.measure import TuneRequest, keywords
+from planner.cli.measure import TuneRequest, tune_arguments
 from planner.cli.measure import tune as command
 from planner.core.errors import PlannerError, UsageError
 from planner.core.schema import TrainSetting
@@ -106,7 +106,7 @@ SAID: list[tuple[str, dict[str, Any]]] = [
 def test_the_command_means_what_python_does_and_a_result_keeps_it(line: str, said: Any) -> None:
     asked = read_options(said)
     words = ["native:swin_tiny", *line.split()]
-    typed = keywords(TuneRequest.read(command.make_context("tune", words).params))
+    typed = tune_arguments(TuneRequest.read(command.make_context("tune", words).params))
     del typed["model"]
     assert read_options(typed) == asked
     assert read_options(json.loads(json.dumps(asked.kept))) == asked
