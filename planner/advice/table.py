@@ -24,7 +24,7 @@ from planner.estimation.estimate import (
 )
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.ledger.ledger import RECORDED_MICRO_BATCHES, Ledger
-from planner.libraries.limits import batch_unit
+from planner.libraries.limits import batch_multiple
 from planner.machine.hardware.overheads import overheads_for
 from planner.memory.compiled import has_known_graphs
 from planner.recording import recordings
@@ -283,7 +283,7 @@ class Table:
         """`choice` at the two batches, of so many micro-batches, that are estimated first; one
         choice twice where the batch is fixed or the compiled step was recorded at one."""
         wish, setting = self.wish, self.resolved(choice.setting)
-        unit = batch_unit(setting)
+        unit = batch_multiple(setting)
         low, high = SMALLEST_BATCH * unit, SAMPLE_BATCH * unit
         if setting.compile != "off" and _compiled_key(setting) in self._compiled:
             low, parts = self._compiled[_compiled_key(setting)]

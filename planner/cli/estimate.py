@@ -17,7 +17,7 @@ from planner.core.units import format_bytes
 from planner.estimation.arguments import read_setting
 from planner.estimation.estimate import Estimate, default_precision, estimate_ledger, resolve
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
-from planner.libraries.limits import batch_unit
+from planner.libraries.limits import batch_multiple
 from planner.machine.hardware import Gpu, find_gpu
 from planner.machine.hardware.fabric import find_fabric
 from planner.machine.hardware.gpu import check_precision
@@ -212,7 +212,7 @@ def _print_largest(request: EstimateRequest, rows: list[Row], training: Training
     from planner.estimation.device_estimator import Largest, find_largest, largest_notes
 
     rows = [
-        (gpu, model, setting.model_copy(update={"batch_size": 2 * batch_unit(setting)}))
+        (gpu, model, setting.model_copy(update={"batch_size": 2 * batch_multiple(setting)}))
         for gpu, model, setting in rows
     ]
     results: list[Largest] = []

@@ -77,7 +77,7 @@ def models(request: ModelsRequest) -> None:
       planner models convnext
       planner models --library timm --json
     """
-    from planner.libraries.names import SPECS, names_with
+    from planner.libraries.names import SPECS, search_names
 
     text, library = request.text or "", request.library
     if library is not None and library not in LIBRARIES:
@@ -86,7 +86,7 @@ def models(request: ModelsRequest) -> None:
     swins = [(f"{n}:{swin}", c) for n, models in published.items() for swin, c in models.items()]
     found = [(name, config) for name, config in swins if text.casefold() in name.casefold()]
     if not found:
-        others = names_with(text) if library is None else []
+        others = search_names(text) if library is None else []
         if not others:
             names = [name.partition(":")[2] for name, _ in swins]
             raise unknown_name("model", text, names, "Is its library installed? 'planner doctor'.")

@@ -11,7 +11,7 @@ from typing import Any
 from planner.core.errors import UsageError, alternatives, find_word, nearest, refuse_if, shorten
 from planner.core.schema import FactoryModel, Model, NamedModel, SwinConfig, TrainSetting, parse
 from planner.core.units import check_memory, parse_bytes
-from planner.libraries.names import override, override_named, resolve_model
+from planner.libraries.names import override_named, override_swin, resolve_model
 from planner.machine.hardware import find_gpu
 from planner.machine.hardware.gpu import Gpu
 from planner.memory.allocator_config import (
@@ -45,7 +45,7 @@ def _read_model(model: ModelLike, overrides: Mapping[str, Any]) -> Model:
     if isinstance(model, str | PathLike):
         return resolve_model(model, overrides)
     if isinstance(model, SwinConfig):
-        return override(model, overrides)
+        return override_swin(model, overrides)
     if isinstance(model, NamedModel):
         return override_named(model, overrides)
     if isinstance(model, FactoryModel):
@@ -53,7 +53,7 @@ def _read_model(model: ModelLike, overrides: Mapping[str, Any]) -> Model:
     if isinstance(model, Mapping) and "task" in model:
         return parse(NamedModel, {**model, **overrides}, "the model")
     if isinstance(model, Mapping):
-        return override(parse(SwinConfig, {**model, **overrides}, "the model"), {})
+        return override_swin(parse(SwinConfig, {**model, **overrides}, "the model"), {})
     raise UsageError(
         "a model is LIBRARY:NAME, package.module:factory, a file, a SwinConfig or its fields, and "
         f"{shorten(model)} is not."

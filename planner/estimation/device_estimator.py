@@ -23,7 +23,7 @@ from planner.estimation.arguments import (
 from planner.estimation.estimate import Estimate, choose, estimate_ledger, read_choice, resolve
 from planner.estimation.ledgers import is_on_shapes, record_ledgers, step_ledger
 from planner.ledger.ledger import Ledger
-from planner.libraries.limits import SDPA_WINDOWS, batch_unit, largest_sdpa_batch
+from planner.libraries.limits import SDPA_WINDOWS, batch_multiple, largest_sdpa_batch
 from planner.machine.hardware import Gpu, recognise_gpu
 from planner.memory.allocator_config import AllocatorConfig
 from planner.memory.profile import phase_growth
@@ -260,7 +260,7 @@ def largest_batch(
             "the largest batch needs a memory size to fit into.", "Add --gpu NAME or --memory SIZE."
         )
     config, chosen = read_choice(model, setting, device, overrides)
-    unit = batch_unit(chosen)
+    unit = batch_multiple(chosen)
     config, resolved = resolve(config, chosen.model_copy(update={"batch_size": unit}))
     if resolved.attention == "sdpa" and isinstance(config, SwinConfig):
         ceiling = min(ceiling, largest_sdpa_batch(config, resolved) or ceiling)
@@ -374,7 +374,7 @@ def _nothing_fits(setting: TrainSetting) -> str:
         ways.insert(0, "--precision bf16")
     if setting.optimizer_family != "sgd":
         ways.append("--optimizer sgd")
-    smallest = batch_unit(setting)
+    smallest = batch_multiple(setting)
     return f"Not even batch {smallest} fits with {describe_kind(setting)}. Try {', '.join(ways)}."
 
 

@@ -1,4 +1,5 @@
-"""What makes the real module of any model. Imports no torch before a library or a factory does."""
+"""How to build the real module of any model: a user's factory, found, called and checked, or a
+library. Imports no torch before a library or a factory does."""
 
 import contextlib
 import importlib
@@ -17,17 +18,14 @@ from planner.core.schema.model import is_factory
 from planner.libraries.names import build_named, find_library
 from planner.libraries.torchvision import declare_missing_operators
 
-# `package.module:name`: a model of the user's own, found, called and checked. Imports no torch
-# before the factory does.
-
 
 def load_factory(spec: str) -> Callable[[], Any]:
-    """The function that `spec` (`package.module:name`) names, wrapped to report what goes wrong.
+    """The function that `spec` (`package.module:name`) names, with its failures reported.
 
     The current directory is searched first, as `python -m` does. Calling the result calls the
-    factory: what it prints goes to standard error, and PlannerError is raised where it raises.
-    What it may return, `planner.training.tasks.as_task` says. A name may also be a task itself.
-    Raises UsageError where there is no such module or name, PlannerError where importing fails.
+    factory: its output goes to standard error, and PlannerError is raised if it raises.
+    `planner.training.tasks.as_task` says what it may return. The name may also be that of a task.
+    Raises UsageError if there is no such module or name, PlannerError if importing it fails.
     """
     if not is_factory(spec):
         raise UsageError(
@@ -35,14 +33,14 @@ def load_factory(spec: str) -> Callable[[], Any]:
             "For example my_models.swin:build, where build() returns the torch.nn.Module.",
         )
     module_name, _, attribute = spec.partition(":")
-    factory = _find(_import(module_name, spec), module_name, attribute)
-    return lambda: _call(factory, spec)
+    factory = _find_attribute(_import_module(module_name, spec), module_name, attribute)
+    return lambda: _call_factory(factory, spec)
 
 
-def _import(module_name: str, spec: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+def _import_module(module_name: str, spec: str) -> ModuleType:
+    current_folder = str(Path.cwd())
+    if current_folder not in sys.path:
+        sys.path.insert(0, current_folder)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             return importlib.import_module(module_name)
@@ -55,11 +53,11 @@ def _import(module_name: str, spec: str) -> ModuleType:
 
 
 def check_factory(spec: str) -> None:
-    """Raises UsageError where the package that `spec` begins with is nowhere, or a file is named in
-    place of a module: both can be told before anything is imported."""
+    """Raises UsageError if the package that `spec` begins with does not exist, or if `spec` names a
+    file in place of a module. Both are checked before anything is imported."""
     module, _, attribute = spec.partition(":")
-    package, *within = module.split(".")
-    if within[-1:] == ["py"] and Path(*module.split(".")[:-1]).with_suffix(".py").is_file():
+    package, *names = module.split(".")
+    if names[-1:] == ["py"] and Path(*module.split(".")[:-1]).with_suffix(".py").is_file():
         raise UsageError(
             f"{module!r} is a file, and a factory is of a module.",
             f"Write {module.removesuffix('.py')}:{attribute}.",
@@ -69,8 +67,8 @@ def check_factory(spec: str) -> None:
             f"{spec} is of the program that runs, and another process imports the factory.",
             f"Write it into a file of the current folder: my_model:{attribute}.",
         )
-    is_here = package in sys.modules or Path(package).is_dir() or Path(f"{package}.py").is_file()
-    if not is_here and importlib.util.find_spec(package) is None:
+    is_local = package in sys.modules or Path(package).is_dir() or Path(f"{package}.py").is_file()
+    if not is_local and importlib.util.find_spec(package) is None:
         raise _no_module(package, spec)
 
 
@@ -81,59 +79,58 @@ def _no_module(name: str, spec: str) -> UsageError:
     )
 
 
-def _find(module: ModuleType, module_name: str, attribute: str) -> Callable[[], Any]:
-    found: Any = module
+def _find_attribute(module: ModuleType, module_name: str, attribute: str) -> Callable[[], Any]:
+    value: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
             raise unknown_name(f"name in {module_name}", attribute, public)
-        found = getattr(found, part)
-    if _is_task(found):
-        return lambda: found
-    if not callable(found):
+        value = getattr(value, part)
+    if _is_task(value):
+        return lambda: value
+    if not callable(value):
         raise UsageError(
-            f"{module_name}:{attribute} is {_described(found)}, and a factory is a function.",
+            f"{module_name}:{attribute} is {_describe_value(value)}, and a factory is a function.",
             "Name a function (or class) that is called without arguments and returns the model.",
         )
-    return found  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]
 
 
-def _is_task(found: Any) -> bool:
-    """An object with a task's methods, or some of them, which `as_task` tells; a class of such
-    objects is called to make one, and so is a function."""
-    has = [hasattr(found, name) for name in ("module", "batch", "loss")]
-    return not isinstance(found, type) and (all(has) or (any(has) and not callable(found)))
+def _is_task(value: Any) -> bool:
+    """Whether `value` is a task, or an object with some of its methods, whose faults `as_task`
+    reports. A class or a function with them is a factory of tasks."""
+    has = [hasattr(value, name) for name in ("module", "batch", "loss")]
+    return not isinstance(value, type) and (all(has) or (any(has) and not callable(value)))
 
 
-def _call(factory: Callable[[], Any], spec: str) -> Any:
+def _call_factory(factory: Callable[[], Any], spec: str) -> Any:
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            made = factory()
+            return factory()
     except PlannerError:
         raise
     except (Exception, SystemExit) as error:
         raise _failure(f"{spec}()", spec, error) from error
-    return made
 
 
-def _failure(what: str, spec: str, error: BaseException) -> PlannerError:
-    """Whose fault it is, in one line: the exception and the line of the user's that raised it."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_of_user(f.filename)]
+def _failure(action: str, spec: str, error: BaseException) -> PlannerError:
+    """The failure in one line: the exception, and the line of the user's code that raised it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_user_file(f.filename)]
     frames *= not isinstance(error, SyntaxError)  # it names its own line
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     return PlannerError(
-        f"{what} raised {type(error).__name__}{f': {said}' if said else ''}{place}.",
+        f"{action} raised {type(error).__name__}{f': {message}' if message else ''}{place}.",
         f'Try it by itself: python -c "import {spec.partition(":")[0]} as m; '
         f'm.{spec.partition(":")[2]}()"',
     )
 
 
-def _is_of_user(filename: str) -> bool:
+def _is_user_file(filename: str) -> bool:
     return filename != __file__ and not filename.startswith("<frozen ")
 
 
-def _described(value: object) -> str:
+def _describe_value(value: object) -> str:
     if value is None:
         return "None"
     if isinstance(value, type):
@@ -142,16 +139,17 @@ def _described(value: object) -> str:
 
 
 Build = Callable[[], Any]
-"""Makes a module, or whatever else a user's factory returns (`planner.training.tasks.as_task`)."""
+"""Builds a module, or what else a user's factory returns (`planner.training.tasks.as_task`)."""
 
 
-def build_for(model: Model, setting: TrainSetting) -> Build:
-    """What makes the module of `model`: its library, or the user's factory, which may make a task.
+def make_builder(model: Model, setting: TrainSetting) -> Build:
+    """The function that builds the module of `model`: that of its library, or the user's factory,
+    which may return a task.
 
     Raises UsageError or PlannerError, and so does calling the result.
     """
     if isinstance(model, FactoryModel):
-        declare_missing_operators()  # of torchvision, which the factory may import
+        declare_missing_operators()  # the factory may import torchvision
         return load_factory(model.factory)
     if isinstance(model, NamedModel):
         return partial(build_named, model, setting.attention)

@@ -1,6 +1,5 @@
-"""Settings that a library's code takes and a step then breaks on: what cannot run, before it fails.
-
-`LibrarySpec.resolve` refuses them, a search leaves them out, `emit` does not write them.
+"""Settings that a library's code accepts and a step then breaks on: each limit finds one before it
+fails. `LibrarySpec.resolve` refuses such settings, a search omits them, `emit` does not write them.
 """
 
 from dataclasses import dataclass
@@ -11,23 +10,23 @@ from planner.core.schema.setting import GRAPH_MODES, OPTIMIZER_FAMILIES, SHARDED
 from planner.libraries.maps import feature_maps
 
 # The kernel's batch is the z of its grid (NVIDIA, CUDA C++ Programming Guide: at most 65,535). From
-# 2.8 on torch goes in chunks (pull requests 154029 and 154663), but adds up the mask's gradient
-# chunk by chunk at shapes that differ, which raises where the mask needs one.
+# 2.8 on torch splits it into chunks (pull requests 154029 and 154663), but adds up the gradient of
+# the mask over chunks of different shapes, which raises if the mask needs a gradient.
 SDPA_WINDOWS = 65_535
 
 # torch._scaled_mm multiplies matrices whose columns, and the rows that they are summed over, are
-# multiples of 16 (torch/_meta_registrations.py, meta_scaled_mm). A batch of 16 makes the rows of
-# every layer so, which a weight's gradient sums over. Version 2's position MLP is left out by its
-# few columns: its rows are those of a table.
+# multiples of 16 (torch/_meta_registrations.py, meta_scaled_mm). The gradient of a weight sums over
+# the rows of a layer's input, which are multiples of 16 if the batch is one. Version 2's position
+# MLP, whose rows are those of a table, is excluded by its few columns.
 FLOAT8_MULTIPLE = 16
-FLOAT8_LEAST = 64
+FLOAT8_MIN_SIDE = 64
 
 
 @dataclass(frozen=True)
 class SettingFault:
-    """What keeps a setting from running: the law, the value that breaks it, the way out.
+    """Why a setting cannot run: the law, the value that breaks it, the way out.
 
-    `instead` is a value of `field` that runs, where one other value is enough.
+    `instead` is another value of `field` that runs, if that is enough.
     """
 
     law: str
@@ -44,13 +43,13 @@ class SettingFault:
         return UnsupportedError(f"{self.message}.", self.way_out)
 
 
-def block_limit(whose: str, num_blocks: int, setting: TrainSetting) -> SettingFault | None:
-    """`blocks:K` of a model that has fewer."""
-    chosen = setting.chosen_blocks
-    if chosen is None or (chosen.stop or 0) <= num_blocks:
+def block_limit(model_name: str, num_blocks: int, setting: TrainSetting) -> SettingFault | None:
+    """The fault of checkpointing `blocks:K` in a model that has fewer blocks."""
+    blocks = setting.chosen_blocks
+    if blocks is None or (blocks.stop or 0) <= num_blocks:
         return None
     return SettingFault(
-        f"{whose} has {num_blocks} blocks",
+        f"{model_name} has {num_blocks} blocks",
         f"checkpointing is {setting.checkpointing}",
         f"Choose blocks:{num_blocks} or fewer, or all of them with --checkpointing blocks.",
         field="checkpointing",
@@ -58,17 +57,15 @@ def block_limit(whose: str, num_blocks: int, setting: TrainSetting) -> SettingFa
     )
 
 
-def limit_of(model: Model, setting: TrainSetting, attention: str) -> SettingFault | None:
-    """What keeps `setting` from running with `attention`, which the library resolved."""
-    found = setting_limit(setting)
-    if found is None and attention == "sdpa" and isinstance(model, SwinConfig):
-        found = window_limit(model, setting)
-    return found
+def swin_limit(model: SwinConfig, setting: TrainSetting, attention: str) -> SettingFault | None:
+    """The fault of `setting` with a Swin whose attention is resolved to `attention`."""
+    fault = setting_limit(setting)
+    return window_limit(model, setting) if fault is None and attention == "sdpa" else fault
 
 
 def attention_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
-    """timm and transformers have a switch for attention; elsewhere fused kernels can only be kept
-    from running (`Step.attention_context`)."""
+    """The fault of choosing sdpa where a model has no switch for it: only timm's and transformers'
+    have one. Elsewhere planner can only disable fused kernels (`Step.attention_context`)."""
     has_switch = isinstance(model, NamedModel) and model.library != "torchvision"
     if isinstance(model, SwinConfig) or has_switch or setting.attention != "sdpa":
         return None
@@ -83,73 +80,75 @@ def attention_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
 
 
 def graph_limit(setting: TrainSetting) -> SettingFault | None:
-    """CUDA graphs write gradients into their own pool, where the next replay of forward overwrites
-    them: torch raises "accessing tensor output of CUDAGraphs that has been overwritten" (issue
-    169545 of pytorch/pytorch; torch 2.9 to 2.12, torch/_inductor/cudagraph_trees.py), from 2.13 on
-    "accessing gradient tensor output …", and names `.grad` tensors made before the first graph as a
-    way out, for which no trainer's file has a place."""
+    """The fault of keeping gradients for another backward beside CUDA graphs. These write gradients
+    into their own pool, where the next replay of forward overwrites them: torch raises "accessing
+    tensor output of CUDAGraphs that has been overwritten" (issue 169545 of pytorch/pytorch; torch
+    2.9 to 2.12, torch/_inductor/cudagraph_trees.py), from 2.13 on "accessing gradient tensor output
+    …", and names `.grad` tensors made before the first graph as a way out, for which no trainer's
+    file has a place."""
     if setting.compile not in GRAPH_MODES:
         return None
     if setting.accumulate > 1:
-        kept = f"accumulate is {setting.accumulate}"
+        value = f"accumulate is {setting.accumulate}"
     elif not setting.zero_grad_to_none:
-        kept = "zero_grad_to_none is false"
+        value = "zero_grad_to_none is false"
     else:
         return None
     way_out = "accumulate 1" if setting.accumulate > 1 else "zero_grad_to_none true"
     return SettingFault(
         "CUDA graphs overwrite gradients that are kept for another backward",
-        f"compile is {setting.compile}, and {kept}",
+        f"compile is {setting.compile}, and {value}",
         f"Choose compile default or max-autotune-no-cudagraphs, or {way_out}.",
     )
 
 
-def multiplies_in_8_bits(out_features: int, in_features: int) -> bool:
-    """Whether a linear layer of these sides is converted where precision is fp8."""
+def is_float8_layer(out_features: int, in_features: int) -> bool:
+    """Whether a linear layer with these features is converted at precision fp8."""
     sides = (out_features, in_features)
-    return min(sides) >= FLOAT8_LEAST and all(side % FLOAT8_MULTIPLE == 0 for side in sides)
+    return min(sides) >= FLOAT8_MIN_SIDE and all(side % FLOAT8_MULTIPLE == 0 for side in sides)
 
 
-def batch_unit(setting: TrainSetting) -> int:
-    """What a batch must be a multiple of."""
+def batch_multiple(setting: TrainSetting) -> int:
+    """The number that a batch must be a multiple of."""
     return FLOAT8_MULTIPLE if setting.precision == "fp8" else 1
 
 
 def float8_limit(setting: TrainSetting) -> SettingFault | None:
-    """Products of 8 bits need batches of 16, and have not been compared beside adapters or DDP."""
+    """The fault of fp8 with a batch that is no multiple of 16, or with adapters or DDP, which
+    nobody has compared with it."""
     if setting.precision != "fp8":
         return None
-    unknown = {"lora_rank": (setting.lora_rank, 0), "parallelism": (setting.parallelism, "none")}
-    for field, (value, known) in unknown.items():
-        if value != known:
+    supported = {"lora_rank": (setting.lora_rank, 0), "parallelism": (setting.parallelism, "none")}
+    for field, (value, supported_value) in supported.items():
+        if value != supported_value:
             return SettingFault(
-                f"precision fp8 is supported only with {field} {known}",
+                f"precision fp8 is supported only with {field} {supported_value}",
                 f"{field} is {value}",
-                f"Set {field}={known}, or precision=bf16.",
+                f"Set {field}={supported_value}, or precision=bf16.",
                 field=field,
-                instead=str(known),
+                instead=str(supported_value),
             )
-    unit = batch_unit(setting)
-    if setting.batch_size % unit == 0:
+    multiple = batch_multiple(setting)
+    if setting.batch_size % multiple == 0:
         return None
-    above = -(-setting.batch_size // unit) * unit
+    next_batch = -(-setting.batch_size // multiple) * multiple
     return SettingFault(
-        f"precision fp8 sums gradients over a batch that is a multiple of {unit}",
+        f"precision fp8 sums gradients over a batch that is a multiple of {multiple}",
         f"batch_size is {setting.batch_size}",
-        f"Set batch_size={above}, or precision=bf16.",
+        f"Set batch_size={next_batch}, or precision=bf16.",
         field="batch_size",
-        instead=str(above),
+        instead=str(next_batch),
     )
 
 
 def setting_limit(setting: TrainSetting) -> SettingFault | None:
-    """What keeps `setting` from running with any model."""
+    """The fault of `setting` with any model."""
     return graph_limit(setting) or float8_limit(setting) or sharding_limit(setting)
 
 
 def sharding_limit(setting: TrainSetting) -> SettingFault | None:
-    """What torch 2.13 raises on where `fully_shard` made weights DTensors: optimizer steps without
-    a rule for them, and weights that are not contiguous (`_fsdp_param.py`)."""
+    """The fault of `setting` with the DTensors of `fully_shard`: torch 2.13 raises in optimizer
+    steps without a rule for them, and for weights that are not contiguous (`_fsdp_param.py`)."""
     if setting.parallelism not in SHARDED:
         return None
     if setting.memory_format != "contiguous":
@@ -175,7 +174,8 @@ def sharding_limit(setting: TrainSetting) -> SettingFault | None:
 
 
 def trained_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
-    """Stages, and layers for adapters, are known only of the planner's Swins."""
+    """The fault of frozen stages or adapters with a model that is no Swin of the planner's: only of
+    these it knows the stages and layers."""
     if isinstance(model, SwinConfig):
         return None
     for field in ("frozen_stages", "lora_rank"):
@@ -191,7 +191,7 @@ def trained_limit(model: Model, setting: TrainSetting) -> SettingFault | None:
 
 
 def window_limit(model: SwinConfig, setting: TrainSetting) -> SettingFault | None:
-    """`setting` runs with sdpa: its windows must go into one launch."""
+    """The fault of a batch with too many windows for one launch of sdpa."""
     largest = largest_sdpa_batch(model, setting)
     if largest is None or setting.batch_size <= largest:
         return None
@@ -207,14 +207,14 @@ def window_limit(model: SwinConfig, setting: TrainSetting) -> SettingFault | Non
 
 
 def largest_sdpa_batch(model: SwinConfig, setting: TrainSetting) -> int | None:
-    """The largest micro-batch whose windows go into one launch; None where there is no limit."""
+    """The largest micro-batch whose windows fit into one launch; None if there is no limit."""
     per_image = windows_per_image(model, setting)
     return SDPA_WINDOWS // per_image if per_image else None
 
 
 def windows_per_image(model: SwinConfig, setting: TrainSetting) -> int:
-    """Most windows of any stage whose position bias is trained: sides are padded to whole windows,
-    and one that is smaller than a window is one. 0 where no bias is trained."""
+    """The maximum number of windows over the stages whose position bias is trained; 0 without such
+    a stage. Sides are padded to whole windows, and a smaller side counts as one."""
     if setting.lora_rank:
         return 0
     trained = list(zip(feature_maps(model), model.windows, strict=True))[setting.frozen_stages :]

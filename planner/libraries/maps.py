@@ -1,4 +1,5 @@
-"""What follows from a Swin's configuration: feature maps, windows, what blocks are built from."""
+"""What follows from a Swin's configuration: feature maps, windows, the plan of each block; and from
+a setting, which stages it checkpoints and which weights it trains. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ CPB_HIDDEN = 512  # channels in version 2's MLP of the position bias, in every l
 
 
 def feature_maps(config: SwinConfig) -> list[tuple[int, int]]:
-    """(height, width) of each stage's feature map in tokens, odd sides rounded up on halving."""
+    """(height, width) of each stage's feature map in tokens. Halves of odd sides are rounded up."""
     height, width = (side // config.patch_size for side in config.image_size)
     maps = []
     for _ in config.depths:
@@ -25,7 +26,7 @@ def feature_maps(config: SwinConfig) -> list[tuple[int, int]]:
 
 
 def clamped_window(resolution: Pair, window: int, shifted: bool) -> tuple[Pair, Pair]:
-    """(window, shift) of a block: a side that the window covers has no shift."""
+    """(window, shift) of a block. A side that the window covers has no shift."""
     sides = [min(side, window) for side in resolution]
     shifts = [
         window // 2 if shifted and side > clamped else 0
@@ -35,16 +36,16 @@ def clamped_window(resolution: Pair, window: int, shifted: bool) -> tuple[Pair, 
 
 
 def padding(side: int, window: int) -> int:
-    """Tokens to add so that the window divides the side."""
+    """The tokens to add so that the window divides the side."""
     return -side % window
 
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """What a block is built from that is not the same for the whole model.
+    """The sizes of a block that differ within a model.
 
-    `channels`, `heads` and `window` (tokens a side, not clamped to the feature map) are its
-    stage's; `drop_path` is a probability.
+    `channels`, `heads` and `window` (tokens per side, not clamped to the feature map) are those of
+    its stage; `drop_path` is a probability.
     """
 
     channels: int
@@ -56,7 +57,7 @@ class BlockPlan:
 
 
 def plan_blocks(config: SwinConfig, stage: int) -> list[BlockPlan]:
-    """The blocks of a stage in order: every second one is shifted."""
+    """The plans of a stage's blocks, in order: every second block is shifted."""
     channels = config.stage_channels(stage)
     hidden = int(channels * config.mlp_ratio)
     heads, window = config.num_heads[stage], config.windows[stage]
@@ -66,26 +67,26 @@ def plan_blocks(config: SwinConfig, stage: int) -> list[BlockPlan]:
     ]
 
 
-def chosen_stages(stages: Sequence[Any], setting: TrainSetting) -> list[Any]:
-    """Those of a model's stages, real or on shapes, that `setting.checkpointing` (stages,
-    stages:0,1) names."""
+def select_stages(stages: Sequence[Any], setting: TrainSetting) -> list[Any]:
+    """The stages of a model, real or on shapes, that `setting.checkpointing` (stages, stages:0,1)
+    names."""
     numbers = setting.checkpointed_stages
     return list(stages) if numbers is None else [stages[number] for number in numbers]
 
 
 # Which weights of a model are trained: frozen first stages, and low-rank adapters (LoRA).
 #
-# Given as patterns of the names in the real module, which are the same on shapes: `levers.py` does
-# it to a real module, `shared.py` on shapes. Imports no torch.
+# They are patterns of the names in the real module, which are the same on shapes: `levers.py`
+# applies them to a real module, `shared.py` on shapes.
 
-# The linear layers in and out of attention, and those of the MLP, in every library.
+# The linear layers of attention and of the MLP, in every library.
 _ATTENTION, _MLP = r"attn\.(qkv|proj)", r"mlp\.fc[12]"
-# The classifier is trained beside adapters: its classes are those of the new task.
+# The classifier is trained beside adapters, since its classes are those of the new task.
 HEADS = ("head",)
 
 
 def _stem_and_layers(num_stages: int) -> tuple[str, ...]:
-    """What freezing `num_stages` freezes: the embedding, `layers.N`."""
+    """The modules that freezing `num_stages` freezes: the embedding, `layers.N`."""
     if num_stages == 0:
         return ()
     stem = ("patch_embed", "absolute_pos_embed")
@@ -94,11 +95,11 @@ def _stem_and_layers(num_stages: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Trainable:
-    """What a setting trains, in patterns.
+    """The weights that a setting trains, as patterns of names.
 
-    `frozen` is a pattern that matches the beginning of the names of the parameters that are not
-    trained, before adapters are in place. `adapted` matches the whole names of the linear layers
-    that get an adapter, as peft's `target_modules` does where it is a string; "" matches none.
+    `frozen` matches the beginnings of the names of the parameters that are not trained, before
+    adapters are in place. `adapted` matches the whole names of the linear layers that get an
+    adapter, as peft's `target_modules` does where it is a string; "" matches none.
     """
 
     frozen: str
@@ -106,14 +107,14 @@ class Trainable:
     lora_rank: int
 
     @classmethod
-    def of(cls, setting: TrainSetting) -> Trainable:
-        stages = _beginning(_stem_and_layers(setting.frozen_stages))
+    def from_setting(cls, setting: TrainSetting) -> Trainable:
+        frozen_stages = _prefix_pattern(_stem_and_layers(setting.frozen_stages))
         if not setting.lora_rank:
-            return cls(stages, "", 0)
-        kinds = _ATTENTION if setting.lora_targets == "attention" else f"{_ATTENTION}|{_MLP}"
-        elsewhere = f"(?!{stages})" if setting.frozen_stages else ""
-        adapted = rf"{elsewhere}(.*\.)?({kinds})"
-        return cls(f"(?!{_beginning(HEADS)})", adapted, setting.lora_rank)
+            return cls(frozen_stages, "", 0)
+        layers = _ATTENTION if setting.lora_targets == "attention" else f"{_ATTENTION}|{_MLP}"
+        outside = f"(?!{frozen_stages})" if setting.frozen_stages else ""
+        adapted = rf"{outside}(.*\.)?({layers})"
+        return cls(f"(?!{_prefix_pattern(HEADS)})", adapted, setting.lora_rank)
 
     def is_frozen(self, name: str) -> bool:
         """Whether the parameter called `name` (before adapters are in place) is not trained."""
@@ -124,6 +125,6 @@ class Trainable:
         return re.fullmatch(self.adapted, name) is not None
 
 
-def _beginning(modules: tuple[str, ...]) -> str:
-    r"""The pattern of all names in `modules`: "(layers\.0|head)(\.|$)"."""
+def _prefix_pattern(modules: tuple[str, ...]) -> str:
+    r"""The pattern of all names within `modules`: "(layers\.0|head)(\.|$)"."""
     return rf"({'|'.join(re.escape(module) for module in modules)})(\.|$)"

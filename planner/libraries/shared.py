@@ -1,4 +1,5 @@
-"""What several libraries' Swins are built of on shapes."""
+"""Parts on shapes that the Swins of several libraries share: MLP, patches, merging, windows; then
+frozen weights and adapters, and checkpointing of chosen modules."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -25,7 +26,7 @@ from planner.step.views import (
 
 
 class Mlp(nn.Module):
-    """fc1, GELU, dropout, fc2, dropout (timm's Mlp, the original's)."""
+    """fc1, GELU, dropout, fc2, dropout (timm's Mlp, and the authors')."""
 
     def __init__(self, device: Device, dim: int, hidden: int, drop_rate: float) -> None:
         self.fc1 = nn.Linear(device, dim, hidden)
@@ -44,7 +45,7 @@ class Mlp(nn.Module):
 
 
 def drop_path_or_identity(rate: float) -> nn.Module:
-    """No module that does anything where the rate is 0."""
+    """`DropPath`, or `Identity` if the rate is 0."""
     return nn.DropPath(rate) if rate > 0 else nn.Identity()
 
 
@@ -63,15 +64,15 @@ class PatchEmbed(nn.Module):
 
 
 def pad_to_even(x: Tensor) -> Tensor:
-    """[B, H, W, C] with even sides; itself where they are."""
+    """[B, H, W, C] padded to even sides; x itself if they are even."""
     _, height, width, _ = x.shape
     if height % 2 or width % 2:
         x = pad(x, height % 2, width % 2)
     return x
 
 
-def four_parities(x: Tensor) -> list[Tensor]:
-    """`x[:, row::2, col::2, :]` of a BHWC tensor, columns slowest: four of [B, H/2, W/2, C]."""
+def split_parities(x: Tensor) -> list[Tensor]:
+    """Four of [B, H/2, W/2, C]: `x[:, row::2, col::2, :]` of a BHWC tensor, columns slowest."""
     _, height, width, _ = x.shape
     return [
         slice_(slice_(x, 1, row, height, 2), 2, col, width, 2)
@@ -80,21 +81,21 @@ def four_parities(x: Tensor) -> list[Tensor]:
     ]
 
 
-def as_tokens(parities: list[Tensor]) -> Tensor:
+def join_as_tokens(parities: list[Tensor]) -> Tensor:
     """Four of [B, H/2, W/2, C] to [B, L/4, 4C]."""
     x = cat(parities, -1)
     return view(x, x.shape[0], -1, x.shape[-1])
 
 
-def four_side_by_side(x: Tensor) -> Tensor:
-    """[B, H, W, C] to [B, H/2, W/2, 4C] in one copy, in the order of `four_parities`."""
+def fold_parities(x: Tensor) -> Tensor:
+    """[B, H, W, C] to [B, H/2, W/2, 4C] in one copy, in the order of `split_parities`."""
     batch, height, width, channels = x.shape
     x = reshape(x, batch, height // 2, 2, width // 2, 2, channels)
     return flatten(permute(x, 0, 1, 3, 4, 2, 5), 3)
 
 
 class Merging(nn.Module):
-    """Four patches to one, [.., 4C] to [.., 2C]: version 2 norms after the reduction."""
+    """Four patches to one, [.., 4C] to [.., 2C]. Version 2 norms after the reduction."""
 
     def __init__(self, device: Device, channels: int, version: int) -> None:
         self.version = version
@@ -107,13 +108,13 @@ class Merging(nn.Module):
         return x
 
 
-# Feature maps cut into windows on shapes, as several libraries' Swins do it.
+# Feature maps cut into windows, as in several libraries' Swins.
 #
-# B batch, H W feature map, C channels, nW windows an image, N tokens a window, h heads.
+# B batch, H W feature map, C channels, nW windows per image, N tokens per window, h heads.
 
 
 def crop(x: Tensor, height: int, width: int) -> Tensor:
-    """`x[:, :height, :width, :]` of a BHWC tensor; an alias where nothing is cut."""
+    """`x[:, :height, :width, :]` of a BHWC tensor; an alias of x if nothing is cut."""
     if (height, width) == x.shape[1:3]:
         return alias(x)
     if height != x.shape[1]:
@@ -138,14 +139,14 @@ def window_reverse(windows: Tensor, window: Pair, height: int, width: int) -> Te
 
 
 def spread_bias(table: Tensor, index: Tensor, area: int) -> Tensor:
-    """A table's rows [.., h] for every pair of a window's tokens: [h, N, N]."""
+    """The bias [h, N, N] of every pair of a window's tokens, from the rows [.., h] of a table."""
     bias = view(take_rows(table, view(index, -1)), area, area, -1)
     bias = contiguous(permute(bias, 2, 0, 1))
     return bias
 
 
 def position_bias_mlp(device: Device, heads: int) -> nn.Sequential:
-    """Version 2's way from a pair's offset to its bias for each head."""
+    """Version 2's MLP from the offset of a pair of tokens to its bias for each head."""
     return nn.Sequential(
         nn.Linear(device, 2, CPB_HIDDEN),
         nn.ReLU(in_place=True),
@@ -155,23 +156,23 @@ def position_bias_mlp(device: Device, heads: int) -> nn.Sequential:
 
 def shift_mask(device: Device, resolution: Pair, window: Pair) -> Tensor:
     """The buffer of a shifted block: [nW, N, N]."""
-    rows, columns = (-(-side // cut) for side, cut in zip(resolution, window, strict=True))
+    rows, columns = (-(-side // tokens) for side, tokens in zip(resolution, window, strict=True))
     area = window[0] * window[1]
     return nn.buffer(device, (rows * columns, area, area))
 
 
 def add_shift_mask(scores: Tensor, mask: Tensor) -> Tensor:
-    """[B*nW, h, N, N], and [nW, N, N] added to the windows of every image."""
+    """The scores [B*nW, h, N, N] plus the mask [nW, N, N] of the windows of every image."""
     _, heads, area, _ = scores.shape
     by_image = view(scores, -1, mask.shape[0], heads, area, area)
     return view(add(by_image, unsqueeze(unsqueeze(mask, 1), 0)), -1, heads, area, area)
 
 
-# Frozen weights and low-rank adapters on shapes: what `levers.py` does to a real module.
+# Frozen weights and low-rank adapters on shapes, as `levers.py` applies them to a real module.
 
 
-class LoraLinear(nn.Module):
-    """A linear layer plus a product of rank r, as in `levers.py`."""
+class LoraLinearOnShapes(nn.Module):
+    """`LoraLinear` of `levers.py`: a linear layer plus a product of rank r."""
 
     def __init__(self, device: Device, base: nn.Linear, rank: int) -> None:
         out_features, in_features = base.weight.shape
@@ -184,19 +185,19 @@ class LoraLinear(nn.Module):
         return add(y, scale(linear(linear(x, self.lora_a), self.lora_b)))
 
 
-def choose_trainable(device: Device, module: nn.Module, trainable: Trainable) -> None:
-    """Freezes what is not trained and puts the adapters in, all in place."""
+def apply_trainable(device: Device, module: nn.Module, trainable: Trainable) -> None:
+    """Freezes the weights that are not trained, and inserts the adapters, in place."""
     for name, parameter in named_parameters(module):
         if trainable.is_frozen(name):
             parameter.requires_grad = False
     for parent, name, attribute in list(_attributes(module)):
         child = vars(parent)[attribute]
         if isinstance(child, nn.Linear) and trainable.is_adapted(name):
-            setattr(parent, attribute, LoraLinear(device, child, trainable.lora_rank))
+            setattr(parent, attribute, LoraLinearOnShapes(device, child, trainable.lora_rank))
 
 
 def named_parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-    """All parameters with the names that they have in the real module."""
+    """All parameters, by their names in the real module."""
     for name, value in vars(module).items():
         if isinstance(value, Parameter):
             yield prefix + name, value
@@ -205,32 +206,32 @@ def named_parameters(module: nn.Module, prefix: str = "") -> Iterator[tuple[str,
 
 
 def _attributes(module: nn.Module, prefix: str = "") -> Iterator[tuple[nn.Module, str, str]]:
-    """(module, name in the model, attribute) of everything that is a plain attribute of one."""
+    """(module, name in the model, attribute) of all attributes of all modules."""
     for attribute in vars(module):
         yield module, prefix + attribute, attribute
     for name, child in module.children():
         yield from _attributes(child, f"{prefix}{name}.")
 
 
-# Kept, since a class is a cycle, which only the collector would free.
-_CHECKPOINTED: dict[tuple[type[nn.Module], bool], type[nn.Module]] = {}
+# Cached: a class is a reference cycle, which only the collector would free.
+_CHECKPOINTED_CLASSES: dict[tuple[type[nn.Module], bool], type[nn.Module]] = {}
 
 
 def checkpoint_in_place(modules: Iterable[nn.Module], selective: bool = False) -> None:
-    """From now on each module saves only its inputs and recomputes its forward in backward; with
-    `selective` it keeps the results of matrix products and attention too."""
+    """Checkpoints each module: it saves only its inputs and recomputes its forward in backward.
+    With `selective` it also keeps the results of matrix products and attention."""
     for module in modules:
         if selective:
-            for inner in module.descendants():
-                if isinstance(inner, nn.ReLU):
-                    inner.in_place = False
-        kind = (type(module), selective)
-        if kind not in _CHECKPOINTED:
-            _CHECKPOINTED[kind] = _checkpointed(*kind)
-        module.__class__ = _CHECKPOINTED[kind]
+            for part in module.descendants():
+                if isinstance(part, nn.ReLU):
+                    part.in_place = False
+        key = (type(module), selective)
+        if key not in _CHECKPOINTED_CLASSES:
+            _CHECKPOINTED_CLASSES[key] = _make_checkpointed_class(*key)
+        module.__class__ = _CHECKPOINTED_CLASSES[key]
 
 
-def _checkpointed(kind: type[nn.Module], selective: bool) -> type[nn.Module]:
+def _make_checkpointed_class(kind: type[nn.Module], selective: bool) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any) -> Any:
         return checkpoint(kind.forward, self, *args, selective=selective)
 

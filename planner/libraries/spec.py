@@ -1,4 +1,8 @@
-"""A library's spec: its names, what it can do, and the way to its real module. Imports no torch."""
+"""A library's spec: its names, its abilities, and how to build its Swin, real or on shapes.
+
+First the published sizes, then whether an installed library is still the one that was transcribed,
+then `LibrarySpec`, then faults that several libraries share. Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from planner.core.errors import PlannerError, UnsupportedError, alternatives
 from planner.core.schema import Library, ResolvedSetting, SwinConfig, TrainSetting
-from planner.libraries.limits import SettingFault, block_limit, limit_of
+from planner.libraries.limits import SettingFault, block_limit, swin_limit
 from planner.libraries.maps import Trainable
 
 if TYPE_CHECKING:
@@ -40,14 +44,14 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 }
 IMAGENET_1K, IMAGENET_22K = 1000, 21841  # classes
 
-# Fine-tuned in version 2 with larger windows than in pre-training, at 192 pixels.
+# The windows of version 2's pre-training at 192 pixels, where fine-tuning has larger ones.
 PRETRAINED_192 = (12, 12, 12, 6)
 
 
 def published(
-    library: Library, name: str, size: str, version: int, image: int, window: int, **own: Any
+    library: Library, name: str, size: str, version: int, image: int, window: int, **others: Any
 ) -> SwinConfig:
-    """The model that `library` publishes as `name`; `own` is what it sets otherwise."""
+    """The model that `library` publishes as `name`; `others` are further fields that it sets."""
     fields = {
         "library": library,
         "name": name,
@@ -55,31 +59,31 @@ def published(
         "image_size": image,
         "window_size": window,
         **SIZES[size],
-        **own,
+        **others,
     }
     return SwinConfig.model_validate(fields)
 
 
-def by_name(configs: Iterable[SwinConfig]) -> dict[str, SwinConfig]:
+def index_by_name(configs: Iterable[SwinConfig]) -> dict[str, SwinConfig]:
     return {config.name: config for config in configs if config.name is not None}
 
 
 # Whether an installed library is still the one that was transcribed.
 #
-# Each library's shapes were written beside one version's source files. `transcribed.json` in its
-# folder has the sha256 of those files, for each version of Swin; here the installed files are read
-# and compared, without importing the library.
+# Each library's shapes were written beside the source files of one version. `transcribed.json` in
+# its folder has the sha256 of those files, for each version of Swin. The installed files are
+# compared with them, without importing the library.
 
 HASHES = "transcribed.json"
 
 
 @cache
 def drift_notes(library: str, swin_version: int, folder: Path | None) -> tuple[str, ...]:
-    """What to say where a file below `folder` is not the one that was transcribed.
+    """A note if a file below `folder` is not the one that was transcribed.
 
-    `folder` is the installed library's, or None where it is not installed, which says nothing.
+    `folder` is that of the installed library; None if it is not installed, and there is no note.
     """
-    transcribed = _read(library)
+    transcribed = _read_transcribed(library)
     if folder is None or transcribed is None:
         return ()
     differing = [
@@ -91,39 +95,39 @@ def drift_notes(library: str, swin_version: int, folder: Path | None) -> tuple[s
         return ()
     source, verb = transcribed["source"], "differs" if len(differing) == 1 else "differ"
     return (
-        f"transcribed from {source} {transcribed['version']}; {_installed(library)} is installed "
-        f"and its {', '.join(differing)} {verb}: check with --record",
+        f"transcribed from {source} {transcribed['version']}; {_installed_version(library)} is "
+        f"installed and its {', '.join(differing)} {verb}: check with --record",
     )
 
 
 def package_folder(package: str) -> Path | None:
-    """Where a package is installed, without importing it; None where it is not."""
+    """The folder of an installed package, found without an import; None if it is not installed."""
     try:
-        found = importlib.util.find_spec(package)
+        spec = importlib.util.find_spec(package)
     except ValueError:  # somebody put a module without a spec into sys.modules
         return None
-    places = found.submodule_search_locations if found is not None else None
-    return Path(next(iter(places))) if places else None
+    folders = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(folders))) if folders else None
 
 
-def _read(library: str) -> Mapping[str, Any] | None:
-    """None for our own Swin, which is transcribed from nothing."""
+def _read_transcribed(library: str) -> Mapping[str, Any] | None:
+    """The content of `transcribed.json`; None for our own Swin, which is no transcription."""
     file = Path(__file__).parent / library / HASHES
     if not file.is_file():
         return None
-    found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    transcribed: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return transcribed
 
 
 def _digest(file: Path) -> str | None:
-    """None where the library has no such file any more."""
+    """The sha256 of a file; None if the library no longer has it."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:
         return None
 
 
-def _installed(library: str) -> str:
+def _installed_version(library: str) -> str:
     from importlib.metadata import PackageNotFoundError, version  # takes longer than the hashes
 
     try:
@@ -133,7 +137,6 @@ def _installed(library: str) -> str:
 
 
 Attention = Literal["eager", "sdpa"]
-_Module = TypeVar("_Module")
 
 
 def _no_faults(config: SwinConfig) -> list[str]:
@@ -144,14 +147,14 @@ def _no_faults(config: SwinConfig) -> list[str]:
 class LibrarySpec:
     """What is known of one library without importing it.
 
-    `attentions` gives what it can compute attention with, its own default on CUDA first;
-    `faults` what keeps this library from building a configuration, one line each. `tagged` are
-    names that are understood but not listed; `refused` maps a pattern of names to why not.
+    `attentions` returns the attentions of a configuration, the library's default on CUDA first;
+    `faults` why this library cannot build a configuration, one line each. `tagged` are names that
+    are understood but not listed; `refused` maps a pattern of names to the reason.
     `reentrant` are the checkpointings of PyTorch's reentrant kind.
-    `installed` finds the folder of its source, where that is not the package of its name.
-    `block_classes` are what its blocks are called, real ones and those on shapes.
-    `spec.py` of its folder has the `build` of its real module, `shapes.py` that of the same on
-    shapes, imported on first use.
+    `find_source` finds the folder of its source, if that is not the package of its name.
+    `block_classes` are the class names of its blocks, real and on shapes.
+    `spec.py` in its folder has the `build` of its real module, `shapes.py` that of the same on
+    shapes. Both are imported on first use.
     """
 
     name: Library
@@ -162,20 +165,20 @@ class LibrarySpec:
     tagged: Mapping[str, SwinConfig] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     reentrant: tuple[str, ...] = ()
-    installed: Callable[[], Path | None] | None = None
+    find_source: Callable[[], Path | None] | None = None
     block_classes: tuple[str, ...] = ("SwinTransformerBlock", "SwinTransformerBlockV2")
 
     def default_attention(self, config: SwinConfig) -> Attention:
-        """What the library does by itself on CUDA."""
+        """The attention that the library chooses on CUDA."""
         return self.attentions(config)[0]
 
     def drift(self, config: SwinConfig) -> tuple[str, ...]:
-        """What to say where the installed library is not the transcribed one (never imported)."""
-        folder = self.installed() if self.installed else package_folder(self.name)
+        """The notes if the installed library is not the transcribed one. It is never imported."""
+        folder = self.find_source() if self.find_source else package_folder(self.name)
         return drift_notes(self.name, config.version, folder)
 
     def find(self, name: str) -> SwinConfig | None:
-        """The configuration published as `name`, if any. Raises UnsupportedError for a known other
+        """The configuration published as `name`, if any. Raises UnsupportedError for a refused
         model."""
         for pattern, reason in self.refused.items():
             if re.search(pattern, name):
@@ -183,7 +186,7 @@ class LibrarySpec:
         return self.published.get(name) or self.tagged.get(name)
 
     def check(self, config: SwinConfig) -> None:
-        """Raises UnsupportedError, with every fault, for what this library cannot build."""
+        """Raises UnsupportedError, with every fault, if this library cannot build `config`."""
         faults = self.faults(config)
         if faults:
             lines = "\n".join(f"  {fault}" for fault in faults)
@@ -193,8 +196,8 @@ class LibrarySpec:
             )
 
     def resolve(self, config: SwinConfig, setting: TrainSetting) -> ResolvedSetting:
-        """`setting` as this library runs it with `config`. Raises UnsupportedError with every
-        fault: of the configuration, else of the setting."""
+        """`setting` as this library runs it with `config`. Raises UnsupportedError with all faults
+        of the configuration, or, if it has none, of the setting."""
         self.check(config)
         setting.check_optimizer()
         faults = self.setting_faults(config, setting)
@@ -204,44 +207,49 @@ class LibrarySpec:
                 "\n".join(dict.fromkeys(fault.way_out for fault in faults)),
             )
         attention = self._attention(config, setting)
-        told = setting.with_recipe(of_swin=True)
-        return ResolvedSetting(told.model_copy(update={"attention": attention}))
+        with_recipe = setting.with_recipe(of_swin=True)
+        return ResolvedSetting(with_recipe.model_copy(update={"attention": attention}))
 
     def setting_faults(self, config: SwinConfig, setting: TrainSetting) -> list[SettingFault]:
-        """What of `setting` this library cannot run."""
+        """Why this library cannot run `setting` with `config`."""
         swin = f"{self.name}'s Swin version {config.version}"
         faults = [
             *self._trainable_faults(config, setting, swin),
             *self._attention_faults(config, setting, swin),
             *self._checkpointing_faults(config, setting, swin),
         ]
-        limit = limit_of(config, setting, self._attention(config, setting))
+        limit = swin_limit(config, setting, self._attention(config, setting))
         return faults if limit is None else [*faults, limit]
 
     def build(self, config: SwinConfig, setting: ResolvedSetting) -> nn.Module:
-        """The library's real module, freshly initialised, in training mode, as it is without any
-        lever of `setting` but attention. Imports torch.
+        """The library's real module, freshly initialised, in training mode. Of all levers of
+        `setting` only the attention is applied. Imports torch.
 
         Raises PlannerError where the library is not installed.
         """
         assert setting.attention != "library", "a setting is resolved before a module is built"
         try:
-            built: nn.Module = self._file("spec").build(config, setting.attention)
+            module: nn.Module = self._import("spec").build(config, setting.attention)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing not in EXTRAS:
                 raise
             raise self._not_installed(missing) from error
-        return built.train()
+        return module.train()
 
     def on_shapes(self, config: SwinConfig, setting: ResolvedSetting) -> BuildOnShapes:
-        """How to build the library's Swin on shapes (`planner.step`). Imports no torch."""
+        """The function that builds the library's Swin on shapes (`planner.step`). Imports no
+        torch."""
         assert setting.attention != "library", "a setting is resolved before a module is built"
-        file = self._file("shapes")
+        shapes = self._import("shapes")
 
         def build(device: Device) -> Module:
-            module: Module = file.build(device, config, _without_parts(setting))
-            blocks = self._blocks(module.descendants())
+            library_setting = setting
+            if setting.chosen_blocks is not None:  # these are checkpointed below
+                update = {"checkpointing": "none"}
+                library_setting = ResolvedSetting(setting.model_copy(update=update))
+            module: Module = shapes.build(device, config, library_setting)
+            blocks = [part for part in module.descendants() if self._is_block(part)]
             for block in blocks:
                 block.is_block = True
             if setting.chosen_blocks is not None:
@@ -250,23 +258,18 @@ class LibrarySpec:
                 chosen = blocks[setting.chosen_blocks]
                 checkpoint_in_place(chosen, setting.checkpointing == "selective")
             if setting.frozen_stages or setting.lora_rank:
-                from planner.libraries.shared import choose_trainable
+                from planner.libraries.shared import apply_trainable
 
-                choose_trainable(device, module, Trainable.of(setting))
+                apply_trainable(device, module, Trainable.from_setting(setting))
             return module
 
         return build
 
-    def _file(self, name: str) -> Any:
+    def _import(self, name: str) -> Any:
         return import_module(f"planner.libraries.{self.name}.{name}")
 
-    def _blocks(self, modules: Iterable[_Module]) -> list[_Module]:
-        """The blocks among all modules of a model, which come in forward order."""
-        return [
-            module
-            for module in modules
-            if any(kind.__name__ in self.block_classes for kind in type(module).__mro__)
-        ]
+    def _is_block(self, module: Module) -> bool:
+        return any(kind.__name__ in self.block_classes for kind in type(module).__mro__)
 
     def _not_installed(self, missing: str) -> PlannerError:
         extra = self.name if self.name in EXTRAS else missing
@@ -278,8 +281,8 @@ class LibrarySpec:
         )
 
     def _attention(self, config: SwinConfig, setting: TrainSetting) -> str:
-        wanted = setting.attention
-        return self.default_attention(config) if wanted == "library" else wanted
+        attention = setting.attention
+        return self.default_attention(config) if attention == "library" else attention
 
     def _trainable_faults(
         self, config: SwinConfig, setting: TrainSetting, swin: str
@@ -298,34 +301,34 @@ class LibrarySpec:
                 f"lora_rank is {setting.lora_rank}",
                 "Use version 1.",
             )
-        partly = "frozen_stages" if setting.frozen_stages else "lora_rank"
-        if setting.checkpointing in self.reentrant and getattr(setting, partly):
+        field = "frozen_stages" if setting.frozen_stages else "lora_rank"
+        if setting.checkpointing in self.reentrant and getattr(setting, field):
             yield SettingFault(
                 f"{swin} checkpoints {setting.checkpointing} with PyTorch's reentrant kind, "
                 "which computes no gradients where its input needs none",
-                f"{partly} is {getattr(setting, partly)}",
+                f"{field} is {getattr(setting, field)}",
                 "Choose checkpointing none or stages.",
             )
 
     def _attention_faults(
         self, config: SwinConfig, setting: TrainSetting, swin: str
     ) -> Iterator[SettingFault]:
-        known = self.attentions(config)
-        if setting.attention != "library" and setting.attention not in known:
+        supported = self.attentions(config)
+        if setting.attention != "library" and setting.attention not in supported:
             yield SettingFault(
-                f"{swin} has only {alternatives(known)} attention",
+                f"{swin} has only {alternatives(supported)} attention",
                 f"attention is {setting.attention}",
-                f"Choose --attention {alternatives(known)}, or native, which has both.",
+                f"Choose --attention {alternatives(supported)}, or native, which has both.",
                 field="attention",
-                instead=known[0],
+                instead=supported[0],
             )
 
     def _checkpointing_faults(
         self, config: SwinConfig, setting: TrainSetting, swin: str
     ) -> Iterator[SettingFault]:
-        too_many = block_limit(swin, sum(config.depths), setting)
-        if too_many is not None:
-            yield too_many
+        block_fault = block_limit(swin, sum(config.depths), setting)
+        if block_fault is not None:
+            yield block_fault
         if max(setting.checkpointed_stages or (0,)) >= config.num_stages:
             yield SettingFault(
                 f"the model has {config.num_stages} stages, counted from 0",
@@ -336,40 +339,33 @@ class LibrarySpec:
             )
 
 
-def _without_parts(setting: ResolvedSetting) -> ResolvedSetting:
-    """What a library builds before chosen blocks of it are wrapped."""
-    if setting.chosen_blocks is None:
-        return setting
-    return ResolvedSetting(setting.model_copy(update={"checkpointing": "none"}))
-
-
-EXTRAS = ("timm", "torchvision", "transformers")  # of our own package, each named as its library
+EXTRAS = ("timm", "torchvision", "transformers")  # of our package, each named as its library
 OWN_FACTORY = (
     "Name a factory of your own, package.module:factory, and use --record or 'planner tune'."
 )
 
 
-def only_eager(config: SwinConfig) -> tuple[Attention, ...]:
-    """The attentions of a library that writes it out, and no more."""
+def eager_attention(config: SwinConfig) -> tuple[Attention, ...]:
+    """The attentions of a library whose code writes attention out."""
     return ("eager",)
 
 
-def one_window(config: SwinConfig) -> list[str]:
-    """The fault of a library that has one window for all stages."""
+def check_one_window(config: SwinConfig) -> list[str]:
+    """The fault of several windows, in a library with one window for all stages."""
     if len(set(config.windows)) == 1:
         return []
     return [f"window_size: must be one number for all stages, not {list(config.windows)}"]
 
 
-def no_pretrained_window(config: SwinConfig) -> list[str]:
-    """Version 1 has no pretrained_window_size."""
+def check_pretrained_window(config: SwinConfig) -> list[str]:
+    """The fault of a pretrained_window_size, which version 1 does not have."""
     if config.version == 2 or not any(config.pretrained_windows):
         return []
     return ["pretrained_window_size: only version 2 has it"]
 
 
-def required(config: SwinConfig, **values: object) -> list[str]:
-    """The faults of a library in which these fields have one value."""
+def check_values(config: SwinConfig, **values: object) -> list[str]:
+    """The faults of other `values`, in a library in which these fields have one value."""
     return [
         f"{name}: must be {value}, not {getattr(config, name)}"
         for name, value in values.items()

@@ -1,5 +1,6 @@
-"""Any model of torchvision, by its name, which imports torch and torchvision; and how torchvision
-is imported beside a torch that it was not built for. Imports neither by itself."""
+"""How torchvision is imported beside a torch that it was not built for; and any model of
+torchvision by its name, whose look-up imports torch and torchvision. The file itself imports
+neither."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 # torchvision beside a torch that its compiled operators were not built for.
 #
 # PyPI's torchvision is a CUDA build. Beside a CPU torch its library does not load, and `import
-# torchvision` fails because the operators it describes do not exist. Declaring their schemas first
-# is enough: torchvision and timm import, and their Swins never call them.
+# torchvision` fails because the operators that it describes do not exist. It is enough to declare
+# their schemas first: torchvision and timm can then be imported, and their Swins never call them.
 
 SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -30,15 +31,16 @@ _declared: list[Any] = []
 
 
 def declare_missing_operators() -> None:
-    """Make `import torchvision` (and timm, which imports it) work; harmless where it did already.
+    """Makes `import torchvision` (and timm, which imports it) work. Harmless where it works
+    already.
 
-    Call it before the first import of torchvision or timm. Raises nothing.
+    Call this before the first import of torchvision or timm. Raises nothing.
     """
     import torch
 
     if _declared or _compiled_operators_load():
         return
-    # FRAGMENT and not DEF: another program's declaration of the same library may stand already.
+    # FRAGMENT and not DEF: another program may have declared the same library before.
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name, schema in SCHEMAS.items():
         if not hasattr(torch.ops.torchvision, name):
@@ -47,13 +49,13 @@ def declare_missing_operators() -> None:
 
 
 def _compiled_operators_load() -> bool:
-    """Whether torchvision is absent, or brings operators that this torch can load (tried here)."""
+    """Whether torchvision is absent, or has operators that this torch can load. Loads them."""
     import torch
 
-    found = importlib.util.find_spec("torchvision")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or not spec.submodule_search_locations:
         return True
-    folder = Path(found.submodule_search_locations[0])
+    folder = Path(spec.submodule_search_locations[0])
     for library in sorted((*folder.glob("_C*.so"), *folder.glob("_C*.pyd"))):
         try:
             torch.ops.load_library(str(library))
@@ -65,10 +67,10 @@ def _compiled_operators_load() -> bool:
 
 # Any model of torchvision, by its name.
 
-# What a clip of a video model holds, in frames: the builders' own temporal size (mvit), and the
-# clip length of torchvision's reference training (references/video_classification).
+# The frames in a clip of a video model: the temporal size of mvit's builders, and the clip length
+# of torchvision's reference training (references/video_classification).
 NUM_FRAMES = 16
-# Detectors resize every image by themselves; this is what COCO's mostly are (height, width).
+# (height, width) of most images of COCO; detectors resize every image by themselves.
 DETECTION_SIZE = (480, 640)
 _MVIT_CLIP = (224, 224, NUM_FRAMES)  # which mvit's builders fix
 _TASKS = {"video": "video", "segmentation": "segmentation", "detection": "detection"}
@@ -81,7 +83,7 @@ def names() -> list[str]:
 
 
 def look_up(name: str) -> dict[str, Any]:
-    """The fields of a `NamedModel` that torchvision knows of `name`: its weights' images.
+    """The fields of a `NamedModel`, from the weights that torchvision has for `name`.
 
     Raises UsageError for a name that torchvision does not have, and UnsupportedError for a model
     whose training step is not known.
@@ -108,9 +110,9 @@ def look_up(name: str) -> dict[str, Any]:
 
 
 def build_named(model: NamedModel, attention: Attention) -> nn.Module:
-    """`torchvision.models.get_model` without weights; one of a fixed image size is told which.
+    """`torchvision.models.get_model` without weights. A builder with a fixed image size gets it.
 
-    `attention` is a matter of the step (`Step.attention_context`): torchvision has no switch.
+    The step applies `attention` (`Step.attention_context`): torchvision has no switch for it.
     """
     models = _models()
     if model.in_channels != 3:
@@ -126,7 +128,7 @@ def build_named(model: NamedModel, attention: Attention) -> nn.Module:
 
 
 def _sizes(model: NamedModel) -> dict[str, Any]:
-    """The arguments by which a builder is told the size of its images."""
+    """The builder's arguments for the size of its images."""
     assert model.image_size is not None
     height, width = model.image_size
     family = _models().get_model_builder(model.name).__module__.rpartition(".")[2]
@@ -151,13 +153,14 @@ def _sizes(model: NamedModel) -> dict[str, Any]:
 
 
 def _kind(name: str) -> str:
-    """`video` of `torchvision.models.video.resnet`; "" of a classifier."""
+    """The kind of a model, as `video` for `torchvision.models.video.resnet`; "" for a
+    classifier."""
     parts = _models().get_model_builder(name).__module__.split(".")
     return parts[2] if len(parts) > 3 else ""
 
 
 def _image_size(transforms: Any) -> tuple[int, int]:
-    """What the weights' own transforms crop images to, or else resize them to."""
+    """The size that the transforms of the weights crop images to, or else resize them to."""
     size = list(getattr(transforms, "crop_size", None) or transforms.resize_size)
     return (size[0], size[-1])
 

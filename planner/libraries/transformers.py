@@ -1,7 +1,7 @@
-"""Any model of transformers that computes its own loss, by its class or from a configuration.
+"""Any model of transformers that computes its loss, by its class or from a configuration.
 
 Nothing is downloaded: a class has the sizes of its default configuration, a folder those of its
-`config.json`, and a Swin of the hub those that are kept here. Needs torch and transformers.
+`config.json`, and a Swin of the hub those of `HUB`. Needs torch and transformers.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ from planner.core.schema.setting import Attention
 from planner.libraries.names import HUB, configuration_file
 from planner.libraries.torchvision import declare_missing_operators
 
-# Images where the configuration names no size: ImageNet's, and the crop that SegFormer and UperNet
-# are trained with on ADE20K (arXiv 2105.15203 §4.1, 1807.10221).
+# The image sizes for configurations without one: ImageNet's, and the crop that SegFormer and
+# UperNet are trained with on ADE20K (arXiv 2105.15203 §4.1, 1807.10221).
 IMAGE_SIZE, SEGMENTATION_SIZE = 224, 512
-# Tokens of a training sequence: BERT's, and at most what the model has positions for.
+# Tokens of a training sequence: BERT's number, or fewer if the model has fewer positions.
 SEQUENCE_LENGTH = 512
-# The classes whose batch is known, by how their names end (`planner.training.tasks.transformers`).
+# The endings of the names of classes whose batch is known (`planner.training.tasks.transformers`).
 FORMS = (
     "ForImageClassification", "ForVideoClassification", "ForSemanticSegmentation",
     "ForMaskedImageModeling", "ForMaskedLM", "ForCausalLM", "LMHeadModel",
@@ -35,13 +35,13 @@ _OTHER_BATCH = (
 
 
 def look_up(name: str) -> dict[str, Any]:
-    """The fields of a `NamedModel` that the configuration of `name` has.
+    """The fields of a `NamedModel`, from the configuration of `name`.
 
-    Raises UsageError for what names no class and no configuration, and UnsupportedError for a
-    class whose batch is not known.
+    Raises UsageError for a name of no class and no configuration, and UnsupportedError for a class
+    whose batch is not known.
     """
-    kind, config = _class_and_config(name, {})
-    form = form_of(kind)
+    kind, config = _load_class_and_config(name, {})
+    form = find_form(kind)
     if form is None or kind.main_input_name not in ("pixel_values", "input_ids"):
         raise UnsupportedError(
             f"the batch of transformers' {kind.__name__} is not known.", _OTHER_BATCH
@@ -60,16 +60,16 @@ def look_up(name: str) -> dict[str, Any]:
     }
 
 
-def form_of(kind: type[Any]) -> str | None:
-    """How the class's name ends, among `FORMS`."""
+def find_form(kind: type[Any]) -> str | None:
+    """The one of `FORMS` that the name of the class ends with."""
     return next((form for form in FORMS if kind.__name__.endswith(form)), None)
 
 
 def build_named(model: NamedModel, attention: Attention) -> nn.Module:
     """The class with its configuration, and random weights.
 
-    A configuration's own size of image, number of labels and channels follow the model's fields.
-    Raises UnsupportedError for sdpa where the class has none.
+    The model's fields replace the image size, the number of labels and the channels of the
+    configuration. Raises UnsupportedError for sdpa if the class has none.
     """
     changes = {
         "image_size": model.image_size,
@@ -77,7 +77,7 @@ def build_named(model: NamedModel, attention: Attention) -> nn.Module:
         "num_labels": model.num_classes,
         "num_frames": model.num_frames,
     }
-    kind, config = _class_and_config(model.name, changes)
+    kind, config = _load_class_and_config(model.name, changes)
     if attention == "sdpa" and not kind._supports_sdpa:
         raise UnsupportedError(
             f"transformers' {kind.__name__} has no sdpa, and attention is sdpa.",
@@ -89,32 +89,32 @@ def build_named(model: NamedModel, attention: Attention) -> nn.Module:
     return module
 
 
-def _as_written(value: Any, before: object) -> Any:
-    """A square image by its side, but where the configuration has both."""
+def _to_config_value(value: Any, original: object) -> Any:
+    """`value` in the form of `original`: a square image is one side, unless that has both sides."""
     is_square = isinstance(value, tuple) and value[0] == value[1]
-    return value[0] if is_square and not isinstance(before, list | tuple) else value
+    return value[0] if is_square and not isinstance(original, list | tuple) else value
 
 
-def _class_and_config(name: str, changes: dict[str, Any]) -> tuple[Any, Any]:
-    """The class that `name` means and its configuration, what it has of `changes` set."""
+def _load_class_and_config(name: str, changes: dict[str, Any]) -> tuple[Any, Any]:
+    """The class that `name` means, and its configuration with those of `changes` that it has."""
     file = configuration_file(name)
     fields = parse_json(read_text(file, MAX_MODEL_BYTES), str(file)) if file else HUB.get(name, {})
     kind = _find_class(_architecture(fields, file or name) if file or fields else name)
     config = kind.config_class.from_dict(fields)
     for field, value in changes.items():
         if value is not None and (field == "num_labels" or hasattr(config, field)):
-            setattr(config, field, _as_written(value, getattr(config, field, None)))
+            setattr(config, field, _to_config_value(value, getattr(config, field, None)))
     return kind, config
 
 
 def _architecture(fields: Mapping[str, Any], file: Path | str) -> str:
-    named = fields.get("architectures")
-    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+    names = fields.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise UsageError(
             f"{file} does not say which class it configures.",
             'Add it to the file, as "architectures": ["ViTForImageClassification"].',
         )
-    return named[0]
+    return names[0]
 
 
 def _find_class(name: str) -> Any:
@@ -122,9 +122,9 @@ def _find_class(name: str) -> Any:
     import transformers
 
     if name.startswith("_") or name not in dir(transformers):
-        known = [known for known in dir(transformers) if known.endswith(FORMS)]
+        classes = [name for name in dir(transformers) if name.endswith(FORMS)]
         raise unknown_name(
-            "model of transformers", name, known,
+            "model of transformers", name, classes,
             "Name a class of transformers, or a folder with a config.json: nothing is downloaded.",
         )  # fmt: skip
     kind = getattr(transformers, name)

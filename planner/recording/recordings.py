@@ -114,7 +114,7 @@ class RecordingServer:
     def look_up(self, library: str, name: str) -> dict[str, Any]:
         """The fields of the model that `library` has under a name; the library is imported in a
         fork. Raises PlannerError."""
-        fields = self.ask("planner.libraries.names:look_up_here", library=library, name=name)
+        fields = self.ask("planner.libraries.names:look_up_in_process", library=library, name=name)
         assert isinstance(fields, dict), "made by this very code"
         return fields
 
@@ -210,7 +210,7 @@ def _look_up(library: str, name: str) -> dict[str, Any]:
     except (UsageError, UnsupportedError):
         raise
     except PlannerError:
-        return names.look_up_here(library, name)
+        return names.look_up_in_process(library, name)
 
 
 names.look_up = _look_up

@@ -318,7 +318,7 @@ def serve(channel: int, text: str) -> NoReturn:
     a cache file, in pieces."""
     try:
         request = RecordingRequest.model_validate_json(text)
-        names.look_up = names.look_up_here
+        names.look_up = names.look_up_in_process
         os.environ |= request.environment | {CONFIGURATION: request.card}
         os.chdir(request.folder)
         sys.path[:0] = [path for path in request.paths if path not in sys.path]

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from planner.core.errors import PlannerError, UnsupportedError
 from planner.core.schema import Model, SwinConfig, TrainSetting
 from planner.core.schema.setting import DEEPSPEED
-from planner.libraries.limits import FLOAT8_LEAST, FLOAT8_MULTIPLE, block_limit
+from planner.libraries.limits import FLOAT8_MIN_SIDE, FLOAT8_MULTIPLE, block_limit
 from planner.libraries.torchvision import declare_missing_operators
 from planner.training import train
 from planner.training.levers import repeated_blocks
@@ -100,7 +100,7 @@ def prepare_module(
     if setting.precision == "fp8" and float8_layers(prepared) == 0:
         raise UnsupportedError(
             f"precision fp8 is for linear layers whose sides are multiples of {FLOAT8_MULTIPLE} "
-            f"and at least {FLOAT8_LEAST}, and this model has none.",
+            f"and at least {FLOAT8_MIN_SIDE}, and this model has none.",
             "Set precision=bf16.",
         )
     return prepared

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import (
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # of images, and of clips
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 TORCH_BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-FLOAT8_LEAST, FLOAT8_MULTIPLE = 64, 16  # of the sides of matrices that multiply in 8 bits
+FLOAT8_MIN_SIDE, FLOAT8_MULTIPLE = 64, 16  # of the sides of matrices that multiply in 8 bits
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
@@ -237,12 +237,12 @@ def use_float8(model: nn.Module) -> None:
     they are."""
     from torchao.float8 import convert_to_float8_training
 
-    convert_to_float8_training(model, module_filter_fn=multiplies_in_8_bits)
+    convert_to_float8_training(model, module_filter_fn=is_float8_layer)
 
 
-def multiplies_in_8_bits(layer: nn.Module, name: str = "") -> bool:
+def is_float8_layer(layer: nn.Module, name: str = "") -> bool:
     sides = layer.weight.shape if isinstance(layer, nn.Linear) else (0,)
-    return min(sides) >= FLOAT8_LEAST and all(side % FLOAT8_MULTIPLE == 0 for side in sides)
+    return min(sides) >= FLOAT8_MIN_SIDE and all(side % FLOAT8_MULTIPLE == 0 for side in sides)
 
 
 def lay_channels_last(model: nn.Module) -> None:

@@ -39,7 +39,7 @@ def step_values(model: Model, setting: TrainSetting) -> dict[str, Any]:
         "smoothing": 0.0 if setting.loss == "cross-entropy" else LABEL_SMOOTHING,
     }
     if (setting.frozen_stages or setting.lora_rank) and isinstance(model, SwinConfig):
-        trainable = Trainable.of(setting)
+        trainable = Trainable.from_setting(setting)
         values |= {"frozen": trainable.frozen, "adapted": trainable.adapted}
     return values
 

@@ -169,13 +169,13 @@ def answer_for_factory() -> None:
     """Prints what a factory makes. The model is built on torch's meta device, without data."""
     import torch
 
-    from planner.libraries.building import build_for
+    from planner.libraries.building import make_builder
     from planner.training.tasks import as_task
     from planner.training.tasks.making import CheckedTask
 
     model = FactoryModel.model_validate_json(sys.argv[1])
     try:
-        build = build_for(model, TrainSetting())
+        build = make_builder(model, TrainSetting())
     except PlannerError as error:
         print(json.dumps({"error": [error.message, error.way_out]}))
         return

@@ -185,7 +185,7 @@ def test_what_is_trained_is_what_peft_trains(config: SwinConfig, changes: Change
 
     spec = find_library(config.library)
     setting = spec.resolve(config, TrainSetting(lora_rank=4, **changes))
-    chosen = Trainable.of(setting)
+    chosen = Trainable.from_setting(setting)
     plain = build_real(config, TrainSetting(attention=setting.attention))
     theirs = get_peft_model(plain, LoraConfig(r=4, target_modules=chosen.adapted))
     for name, parameter in plain.named_parameters():

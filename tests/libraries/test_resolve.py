@@ -13,7 +13,7 @@ from planner.core.schema import FactoryModel, NamedModel, TrainSetting
 from planner.estimation.estimate import estimate, resolve
 from planner.ledger.ledger import Computed
 from planner.libraries.building import check_factory, load_factory
-from planner.libraries.names import build_named, look_up_here, resolve_model
+from planner.libraries.names import build_named, look_up_in_process, resolve_model
 from tests.steps import recorded, require
 
 
@@ -331,7 +331,7 @@ def test_a_step_that_is_not_known_is_refused_with_the_way_out(text: str) -> None
 def test_a_library_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(PlannerError) as caught:
-        look_up_here("timm", "vit_base_patch16_224")
+        look_up_in_process("timm", "vit_base_patch16_224")
     assert "timm is not installed" in str(caught.value)
     assert "pip install 'planner[timm]'" in str(caught.value)
 

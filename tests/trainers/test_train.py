@@ -226,4 +226,4 @@ def test_levers_and_limits_are_one_law() -> None:
 
     for sides in ((64, 64), (63, 64), (72, 64), (1000, 768)):
         layer = torch.nn.Linear(sides[1], sides[0])
-        assert levers.multiplies_in_8_bits(layer) == limits.multiplies_in_8_bits(*sides)
+        assert levers.is_float8_layer(layer) == limits.is_float8_layer(*sides)

@@ -10,7 +10,7 @@ from math import prod
 
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
 from planner.libraries import shared
-from planner.libraries.maps import BlockPlan, Pair, chosen_stages, feature_maps, plan_blocks
+from planner.libraries.maps import BlockPlan, Pair, feature_maps, plan_blocks, select_stages
 from planner.step import nn
 from planner.step.engine import checkpoint_reentrantly
 from planner.step.matmul import linear, matmul
@@ -137,7 +137,7 @@ class PatchMerging(shared.Merging):
     def forward(self, x: Tensor) -> Tensor:
         batch, _, channels = x.shape
         x = view(x, batch, *self.input_resolution, channels)
-        return self.reduce(shared.as_tokens(shared.four_parities(x)))
+        return self.reduce(shared.join_as_tokens(shared.split_parities(x)))
 
 
 class BasicLayer(nn.Module):
@@ -303,5 +303,5 @@ def build(device: Device, config: SwinConfig, setting: ResolvedSetting) -> nn.Mo
     block = SwinTransformerBlock if config.version == 1 else SwinTransformerBlockV2
     model = SwinTransformer(device, config, setting, block)
     if setting.checkpointing.startswith("stages"):
-        shared.checkpoint_in_place(chosen_stages(model.layers, setting))
+        shared.checkpoint_in_place(select_stages(model.layers, setting))
     return model

@@ -1,4 +1,5 @@
-"""What the authors' own Swin can do (github.com/microsoft/Swin-Transformer)."""
+"""The spec of the authors' Swin (github.com/microsoft/Swin-Transformer): its names, its abilities,
+how to build its real module from a checkout, and the authors' configuration files."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ from planner.libraries.spec import (
     IMAGENET_22K,
     PRETRAINED_192,
     LibrarySpec,
-    by_name,
-    no_pretrained_window,
-    one_window,
-    only_eager,
+    check_one_window,
+    check_pretrained_window,
+    eager_attention,
+    index_by_name,
     published,
 )
 from planner.libraries.torchvision import declare_missing_operators
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
 
 # The configurations of github.com/microsoft/Swin-Transformer, by the names of their YAML files.
 #
-# Each with the drop path its file sets; the class count follows from its data set. SimMIM, MoE and
-# MLP configurations are other models.
+# Each has the drop path that its file sets; the class count follows from its data set. SimMIM, MoE
+# and MLP configurations are other models.
 
 
 def _v1(size: str, window: int, image: int, suffix: str, rate: float) -> SwinConfig:
     name = f"swin_{size}_patch4_window{window}_{image}{suffix}"
-    own = {"num_classes": IMAGENET_22K} if suffix == "_22k" else {}
-    return published("microsoft", name, size, 1, image, window, drop_path_rate=rate, **own)
+    others = {"num_classes": IMAGENET_22K} if suffix == "_22k" else {}
+    return published("microsoft", name, size, 1, image, window, drop_path_rate=rate, **others)
 
 
 def _v2(size: str, window: int, rate: float) -> SwinConfig:
@@ -63,7 +64,7 @@ def _v2_enlarged(size: str, window: int, image: int) -> SwinConfig:
     )  # fmt: skip
 
 
-PUBLISHED: dict[str, SwinConfig] = by_name(
+PUBLISHED: dict[str, SwinConfig] = index_by_name(
     [
         _v1("tiny", 7, 224, "", 0.2),
         _v1("tiny", 7, 224, "_22k", 0.1),
@@ -97,9 +98,9 @@ PUBLISHED: dict[str, SwinConfig] = by_name(
 
 
 def class_arguments(model: SwinConfig) -> dict[str, Any]:
-    """Of `SwinTransformer` and `SwinTransformerV2`."""
+    """The arguments of `SwinTransformer` or `SwinTransformerV2`."""
     height, width = model.image_size
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "img_size": height if height == width else (height, width),
         "patch_size": model.patch_size,
         "in_chans": model.in_channels,
@@ -117,27 +118,32 @@ def class_arguments(model: SwinConfig) -> dict[str, Any]:
         "patch_norm": model.patch_norm,
     }
     if model.version == 2:
-        found["pretrained_window_sizes"] = list(model.pretrained_windows)
-    return found
+        arguments["pretrained_window_sizes"] = list(model.pretrained_windows)
+    return arguments
 
 
-# Where the authors' repository lies: it is no package.
+# The folder of the authors' repository, which is no package.
 
 CHECKOUT_VARIABLE = "SWIN_TRANSFORMER_CHECKOUT"
 
 
 def named_checkout() -> Path | None:
-    """The folder that `git clone` made; None where the environment names none."""
+    """The folder that the environment names; None if it names none."""
     folder = os.environ.get(CHECKOUT_VARIABLE)
     return Path(folder) if folder else None
 
 
 def _faults(config: SwinConfig) -> list[str]:
-    return [*one_window(config), *no_pretrained_window(config), *_undivided(config)]
+    return [
+        *check_one_window(config),
+        *check_pretrained_window(config),
+        *_check_divisibility(config),
+    ]
 
 
-def _undivided(config: SwinConfig) -> list[str]:
-    """Its classifier never pads: patches, windows and mergings must divide what they cut."""
+def _check_divisibility(config: SwinConfig) -> list[str]:
+    """The faults of sides that patches, windows or mergings do not divide: this library never
+    pads."""
     faults = [
         f"image_size: {side} is not a multiple of patch_size {config.patch_size}, and the "
         "authors' code does not pad"
@@ -164,10 +170,10 @@ SPEC = LibrarySpec(
     name="microsoft",
     title="microsoft/Swin-Transformer",
     published=PUBLISHED,
-    attentions=only_eager,
+    attentions=eager_attention,
     faults=_faults,
     reentrant=("blocks",),
-    installed=named_checkout,
+    find_source=named_checkout,
     refused={"simmim|_moe_|swin_mlp": "is another kind of model and is not supported."},
 )
 
@@ -181,19 +187,20 @@ CLASSES = {1: "SwinTransformer", 2: "SwinTransformerV2"}
 
 
 def build(config: SwinConfig, attention: str, checkout: str | Path | None = None) -> nn.Module:
-    """The authors' classifier; `checkout` is their repository's folder, or the environment says.
+    """The authors' classifier. `checkout` is the folder of their repository; without it the
+    environment names the folder.
 
     Checkpointing blocks is their `use_checkpoint` (PyTorch's reentrant kind). Raises PlannerError
-    where there is no checkout.
+    if there is no checkout.
     """
     folder = _find_checkout(checkout)
-    source = _load(folder / FILES[config.version])
-    built: nn.Module = getattr(source, CLASSES[config.version])(**class_arguments(config))
-    return built
+    source = _load_file(folder / FILES[config.version])
+    module: nn.Module = getattr(source, CLASSES[config.version])(**class_arguments(config))
+    return module
 
 
-def _find_checkout(given: str | Path | None) -> Path:
-    folder = Path(given) if given else named_checkout()
+def _find_checkout(checkout: str | Path | None) -> Path:
+    folder = Path(checkout) if checkout else named_checkout()
     if folder is None:
         raise PlannerError(
             "microsoft/Swin-Transformer is not a package, so its real module needs a checkout.",
@@ -209,8 +216,8 @@ def _find_checkout(given: str | Path | None) -> Path:
     return folder
 
 
-def _load(file: Path) -> ModuleType:
-    """Only one file of the checkout: its package would import every model and their kernels."""
+def _load_file(file: Path) -> ModuleType:
+    """Imports one file of the checkout: its package would import all models and their kernels."""
     declare_missing_operators()
     name = f"_swin_transformer_checkout_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
@@ -219,22 +226,22 @@ def _load(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     path = list(sys.path)
     try:
-        # It prints a line about its optional kernels, and standard output may be a protocol's.
+        # The file prints a line about optional kernels, and standard output may be a protocol's.
         with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
-            warnings.simplefilter("ignore", FutureWarning)  # it imports timm.models.layers
+            warnings.simplefilter("ignore", FutureWarning)  # for timm.models.layers
             spec.loader.exec_module(module)
     finally:
-        sys.path[:] = path  # it appends the folder above the working directory
+        sys.path[:] = path  # the file appends the folder above the working directory
     return module
 
 
-# The authors' own configuration files (github.com/microsoft/Swin-Transformer, configs/*.yaml).
+# The authors' configuration files (github.com/microsoft/Swin-Transformer, configs/*.yaml).
 
-# What their config.py sets before a file is read, where it is not what a SwinConfig has too.
+# The default of their config.py that differs from a SwinConfig's.
 DEFAULT_DROP_PATH = 0.1
 SECTIONS = {"swin": ("SWIN", 1), "swinv2": ("SWINV2", 2)}
 NUM_CLASSES = {"imagenet": IMAGENET_1K, "imagenet22K": IMAGENET_22K}
-MAX_FAULTS = 20  # said at once
+MAX_FAULTS = 20  # in one message
 FIELDS = {
     "PATCH_SIZE": "patch_size",
     "IN_CHANS": "in_channels",
@@ -251,14 +258,14 @@ FIELDS = {
 
 
 def is_authors_file(data: Mapping[str, Any]) -> bool:
-    """Whether a file's fields are the authors' and not a SwinConfig's."""
+    """Whether the fields of a file are the authors', and not a SwinConfig's."""
     return isinstance(data.get("MODEL"), dict)
 
 
 def read_authors_file(data: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The fields of a SwinConfig that one of the authors' files means.
+    """The fields of a SwinConfig, from those of one of the authors' files.
 
-    The class count follows from the data set, as it does there. Raises UsageError, or
+    The class count follows from the data set, as in their code. Raises UsageError, or
     UnsupportedError for a model that is no Swin version 1 or 2.
     """
     model, dataset = _section(data, "MODEL", source), _section(data, "DATA", source)
@@ -274,9 +281,9 @@ def read_authors_file(data: Mapping[str, Any], source: str) -> dict[str, Any]:
             f"Supported model types: {', '.join(SECTIONS)}.",
         )
     section, version = SECTIONS[kind]
-    own = _section(model, section, source)
-    faults = sorted(set(own) - set(FIELDS) - {"QK_SCALE"})
-    if own.get("QK_SCALE") is not None:
+    fields = _section(model, section, source)
+    faults = sorted(set(fields) - set(FIELDS) - {"QK_SCALE"})
+    if fields.get("QK_SCALE") is not None:
         faults.append("QK_SCALE")
     if faults:
         listed = ", ".join(faults[:MAX_FAULTS]) + (", …" if len(faults) > MAX_FAULTS else "")
@@ -289,12 +296,12 @@ def read_authors_file(data: Mapping[str, Any], source: str) -> dict[str, Any]:
         "num_classes": _num_classes(model, dataset, source),
         "drop_rate": model.get("DROP_RATE", 0.0),
         "drop_path_rate": model.get("DROP_PATH_RATE", DEFAULT_DROP_PATH),
-        **{FIELDS[key]: value for key, value in own.items() if key in FIELDS},
+        **{FIELDS[key]: value for key, value in fields.items() if key in FIELDS},
     }
 
 
 def _section(data: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
-    """The fields of a section, none where it is not there. Raises UsageError."""
+    """The fields of a section; none without it. Raises UsageError."""
     section = data.get(name) or {}
     if not isinstance(section, dict):
         raise UsageError(
@@ -304,7 +311,7 @@ def _section(data: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
 
 
 def _num_classes(model: Mapping[str, Any], dataset: Mapping[str, Any], source: str) -> object:
-    """Their data loader overwrites NUM_CLASSES for the data sets that it knows."""
+    """The class count: the authors' data loader overwrites NUM_CLASSES for data sets it knows."""
     name = dataset.get("DATASET", "imagenet")
     if isinstance(name, str) and name in NUM_CLASSES:
         return NUM_CLASSES[name]

@@ -21,7 +21,7 @@ from planner.libraries.shared import (
     Merging,
     PatchEmbed,
     crop,
-    four_side_by_side,
+    fold_parities,
     pad_to_even,
     position_bias_mlp,
 )
@@ -378,7 +378,7 @@ class PatchMerging(Merging):
     """[B, H, W, C] to [B, H/2, W/2, 2C], rounded up."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = four_side_by_side(pad_to_even(x))
+        x = fold_parities(pad_to_even(x))
         norm, reduction = self.norm, self.reduction
         first, second = (norm, reduction) if self.version == 1 else (reduction, norm)
         merged: Tensor = second(first(x))

@@ -1,4 +1,4 @@
-"""What our own Swin can do."""
+"""The spec of our own Swin: its names, its abilities, and how to build its real module."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from planner.libraries.spec import (
     PRETRAINED_192,
     Attention,
     LibrarySpec,
-    by_name,
-    no_pretrained_window,
+    check_pretrained_window,
+    index_by_name,
     published,
 )
 
 if TYPE_CHECKING:
     from torch import nn
 
-# The names of our own Swin: the authors' sizes, with the drop path they trained each size with.
-
-# The authors' configuration files, training on ImageNet-1k from scratch. Large was only fine-tuned
-# from ImageNet-22k, with 0.2.
+# The authors' sizes, with the drop path that the authors trained each size with: in their
+# configuration files for training on ImageNet-1k from scratch. Large was only fine-tuned from
+# ImageNet-22k, with 0.2.
 DROP_PATH = {"tiny": 0.2, "small": 0.3, "base": 0.5, "large": 0.2}
 
 
@@ -29,12 +28,12 @@ def _native(name: str, size: str, version: int, image: int, window: int) -> Swin
 
 
 def _enlarged(name: str, size: str, image: int, window: int) -> SwinConfig:
-    """Version 2, fine-tuned in larger windows than it was pre-trained in."""
-    own = {"drop_path_rate": 0.2, "pretrained_window_size": PRETRAINED_192}
-    return published("native", name, size, 2, image, window, **own)
+    """Version 2, fine-tuned with larger windows than in its pre-training."""
+    others = {"drop_path_rate": 0.2, "pretrained_window_size": PRETRAINED_192}
+    return published("native", name, size, 2, image, window, **others)
 
 
-PUBLISHED: dict[str, SwinConfig] = by_name(
+PUBLISHED: dict[str, SwinConfig] = index_by_name(
     [
         *(_native(f"swin_{size}", size, 1, 224, 7) for size in DROP_PATH),
         *(_native(f"swin_{size}_384", size, 1, 384, 12) for size in DROP_PATH),
@@ -49,9 +48,9 @@ PUBLISHED: dict[str, SwinConfig] = by_name(
 )
 
 
-# The fields of native's own dataclass, `native_swin.SwinConfig`, for a model. No torch.
+# The fields of native's dataclass, `native_swin.SwinConfig`, for a model. No torch.
 
-_SAME = (
+_SHARED_FIELDS = (
     "version", "image_size", "patch_size", "in_channels", "num_classes", "embed_dim", "depths",
     "num_heads", "windows", "pretrained_windows", "mlp_ratio", "qkv_bias", "drop_rate",
     "attn_drop_rate", "drop_path_rate", "patch_norm", "absolute_position_embedding",
@@ -59,11 +58,11 @@ _SAME = (
 
 
 def class_arguments(model: SwinConfig) -> dict[str, Any]:
-    return {name: getattr(model, name) for name in _SAME}
+    return {name: getattr(model, name) for name in _SHARED_FIELDS}
 
 
 def _attentions(config: SwinConfig) -> tuple[Attention, ...]:
-    """Fused in both versions: version 2's cosine is in the queries and keys that it is given."""
+    """Fused in both versions: version 2 puts its cosine into the queries and keys beforehand."""
     return ("sdpa", "eager")
 
 
@@ -72,7 +71,7 @@ SPEC = LibrarySpec(
     title="native Swin",
     published=PUBLISHED,
     attentions=_attentions,
-    faults=no_pretrained_window,
+    faults=check_pretrained_window,
     block_classes=("BlockV1", "BlockV2"),
 )
 
@@ -81,8 +80,8 @@ SPEC = LibrarySpec(
 
 
 def build(config: SwinConfig, attention: str) -> nn.Module:
-    """As every library's spec has it; `attention` is resolved (eager or sdpa)."""
+    """The module of `config`; `attention` is resolved (eager or sdpa)."""
     from planner.libraries.native import native_swin
 
-    how: native_swin.Attention = "eager" if attention == "eager" else "sdpa"
-    return native_swin.build_swin(native_swin.SwinConfig(**class_arguments(config)), how)
+    resolved: native_swin.Attention = "eager" if attention == "eager" else "sdpa"
+    return native_swin.build_swin(native_swin.SwinConfig(**class_arguments(config)), resolved)

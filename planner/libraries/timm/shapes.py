@@ -10,11 +10,11 @@ from planner.libraries import shared
 from planner.libraries.maps import (
     BlockPlan,
     Pair,
-    chosen_stages,
     clamped_window,
     feature_maps,
     padding,
     plan_blocks,
+    select_stages,
 )
 from planner.step import nn
 from planner.step.engine import checkpoint
@@ -144,7 +144,7 @@ class PatchMerging(nn.Module):
     def gather(self, x: Tensor) -> Tensor:
         """[B, H, W, C] to [B, H/2, W/2, 4C], rounded up."""
         _, height, width, _ = x.shape
-        return shared.four_side_by_side(pad(x, height % 2, width % 2))
+        return shared.fold_parities(pad(x, height % 2, width % 2))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.gather(x)
@@ -347,5 +347,5 @@ def build(device: Device, config: SwinConfig, setting: ResolvedSetting) -> nn.Mo
     kind = SwinTransformer if config.version == 1 else SwinTransformerV2
     model = kind(device, config, setting)
     if setting.checkpointing.startswith("stages"):
-        shared.checkpoint_in_place(chosen_stages(model.layers.modules, setting))
+        shared.checkpoint_in_place(select_stages(model.layers.modules, setting))
     return model

@@ -1,4 +1,5 @@
-"""What timm's Swin can do."""
+"""The spec of timm's Swin: its names, its abilities, and how to build its real module; and any
+model of timm by its name."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from planner.libraries.spec import (
     PRETRAINED_192,
     Attention,
     LibrarySpec,
-    by_name,
-    no_pretrained_window,
+    check_pretrained_window,
+    check_values,
+    index_by_name,
     published,
-    required,
 )
 from planner.libraries.torchvision import declare_missing_operators
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 # timm's Swins: the names of `timm.list_models`, and those with the tag of their weights.
 #
-# timm builds a name with the class count of its first weights and with drop path 0.1 at every
-# size. `swinv2_cr_*` is another architecture (its own attention and norms) and is recorded.
+# timm builds a name with the class count of its first weights, and with drop path 0.1 at every
+# size. `swinv2_cr_*` is another architecture (with other attention and norms) and is recorded.
 
 
 def _v1(size: str, window: int, image: int) -> SwinConfig:
@@ -35,7 +36,8 @@ def _v1(size: str, window: int, image: int) -> SwinConfig:
 
 
 def _s3(size: str, blocks: int, windows: tuple[int, ...]) -> SwinConfig:
-    """Searched architectures (arXiv 2111.14725): Swin-T's channels, a window for each stage."""
+    """Architectures from a search (arXiv 2111.14725): Swin-T's channels, a window for each
+    stage."""
     return published(
         "timm", f"swin_s3_{size}_224", "tiny", 1, 224, 7,
         depths=(2, 2, blocks, 2), window_size=windows,
@@ -57,7 +59,7 @@ def _v2_enlarged(size: str, window: int, image: int) -> SwinConfig:
     return published("timm", name, size, 2, image, window, pretrained_window_size=PRETRAINED_192)
 
 
-PUBLISHED: dict[str, SwinConfig] = by_name(
+PUBLISHED: dict[str, SwinConfig] = index_by_name(
     [
         *(_v1(size, 7, 224) for size in ("tiny", "small", "base", "large")),
         *(_v1(size, 12, 384) for size in ("base", "large")),
@@ -100,7 +102,7 @@ def _tagged(name: str, tag: str) -> SwinConfig:
     return PUBLISHED[name].model_copy(update={"name": f"{name}.{tag}", "num_classes": classes})
 
 
-TAGGED: dict[str, SwinConfig] = by_name(
+TAGGED: dict[str, SwinConfig] = index_by_name(
     _tagged(name, tag) for tag, names in _TAGS.items() for name in names
 )
 
@@ -112,8 +114,8 @@ def _attentions(config: SwinConfig) -> tuple[Attention, ...]:
 
 def _faults(config: SwinConfig) -> list[str]:
     return [
-        *required(config, patch_norm=True, absolute_position_embedding=False),
-        *no_pretrained_window(config),
+        *check_values(config, patch_norm=True, absolute_position_embedding=False),
+        *check_pretrained_window(config),
     ]
 
 
@@ -132,7 +134,7 @@ SPEC = LibrarySpec(
 
 
 def build(config: SwinConfig, attention: str) -> nn.Module:
-    """`timm.models.SwinTransformer` or `SwinTransformerV2`, as `timm.create_model` would make it.
+    """`timm.models.SwinTransformer` or `SwinTransformerV2`, as `timm.create_model` makes it.
 
     `drop_rate` is timm's argument of that name, the dropout before the head. Another image size
     leaves the window as it is, as `create_model(name, img_size=...)` does.
@@ -142,14 +144,13 @@ def build(config: SwinConfig, attention: str) -> nn.Module:
     from timm.models.swin_transformer_v2 import SwinTransformerV2
 
     arguments = _arguments(config)
-    model: Any
+    module: nn.Module
     if config.version == 1:
-        model = SwinTransformer(**arguments)
-        set_attention(model, fused=attention == "sdpa")
+        module = SwinTransformer(**arguments)
+        set_attention(module, fused=attention == "sdpa")
     else:
-        model = SwinTransformerV2(**arguments, pretrained_window_sizes=config.pretrained_windows)
-    built: nn.Module = model
-    return built
+        module = SwinTransformerV2(**arguments, pretrained_window_sizes=config.pretrained_windows)
+    return module
 
 
 def _arguments(config: SwinConfig) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def _arguments(config: SwinConfig) -> dict[str, Any]:
         "embed_dim": config.embed_dim,
         "depths": config.depths,
         "num_heads": config.num_heads,
-        # One pair a stage: timm reads two bare numbers as one window's height and width.
+        # One pair per stage: timm reads two bare numbers as one window's height and width.
         "window_size": tuple((window, window) for window in config.windows),
         "mlp_ratio": config.mlp_ratio,
         "qkv_bias": config.qkv_bias,
@@ -172,8 +173,8 @@ def _arguments(config: SwinConfig) -> dict[str, Any]:
 
 
 def set_attention(model: nn.Module, fused: bool) -> bool:
-    """What `timm.layers.set_fused_attn` sets for models built after it, on this model only; whether
-    it has anything to set."""
+    """Sets on this model what `timm.layers.set_fused_attn` sets for all later models. Returns
+    whether the model has such a switch."""
     switches = [module for module in model.modules() if hasattr(module, "fused_attn")]
     for module in switches:
         module.fused_attn = fused  # type: ignore[assignment]
@@ -182,7 +183,7 @@ def set_attention(model: nn.Module, fused: bool) -> bool:
 
 # Any model of timm, by its name. Needs torch and timm.
 
-# What is trained where the published weights end in features, without a classifier.
+# The classes of a model whose published weights end in features, without a classifier.
 NUM_CLASSES = 1000
 
 
@@ -194,7 +195,7 @@ def names() -> list[str]:
 
 
 def look_up(name: str) -> dict[str, Any]:
-    """The fields of a `NamedModel` that timm knows of `name`: those of its published weights.
+    """The fields of a `NamedModel`, from the weights that timm has for `name`.
 
     Raises UsageError for a name that timm does not have.
     """
@@ -203,11 +204,11 @@ def look_up(name: str) -> dict[str, Any]:
 
     architecture = name.partition(".")[0]
     if not timm.is_model(architecture):
-        raise unknown_name("model of timm", name, names(), any_of_timm(name))
+        raise unknown_name("model of timm", name, names(), timm_hint(name))
     try:
         weights = timm.models.get_pretrained_cfg(name)
-    except RuntimeError:  # timm's own answer to a tag that it does not know
-        tags = [known for known in timm.list_pretrained(f"{architecture}.*") if "." in known]
+    except RuntimeError:  # timm raises it for an unknown tag
+        tags = [tag for tag in timm.list_pretrained(f"{architecture}.*") if "." in tag]
         raise unknown_name(
             f"weights of timm's {architecture}", name, tags, f"Omit the tag: timm:{architecture}."
         ) from None
@@ -224,9 +225,9 @@ def look_up(name: str) -> dict[str, Any]:
 
 
 def build_named(model: NamedModel, attention: str) -> nn.Module:
-    """`timm.create_model` without weights; a model of one image size is told which.
+    """`timm.create_model` without weights. A model with a fixed image size gets it.
 
-    Raises UnsupportedError for an `attention` that is not the library's own, where the model has
+    Raises UnsupportedError for an `attention` other than the library's default if the model has
     none that timm can switch.
     """
     declare_missing_operators()
@@ -243,8 +244,8 @@ def build_named(model: NamedModel, attention: str) -> nn.Module:
     return module
 
 
-def any_of_timm(name: str) -> str:
-    """What to do with a name that is not a Swin's: those of the kind that it begins with."""
+def timm_hint(name: str) -> str:
+    """The way out for a name that is no Swin's: a list of names that begin with the same word."""
     kind = re.match("[a-z]*", re.split("[:/]", name.lower())[-1])
     listed = f"'planner models {kind[0]}'" if kind and kind[0] else "'planner models TEXT'"
     return f"Any model of timm works, as timm:NAME; {listed} lists names."

@@ -14,8 +14,8 @@ from planner.core.errors import ContractError, PlannerError, UnsupportedError, a
 from planner.core.schema import FactoryModel, Model, NamedModel, TrainSetting, parse
 from planner.core.schema.setting import OWN_OPTIMIZER
 from planner.core.schema.validation import UNIT
-from planner.libraries.building import build_for
-from planner.libraries.transformers import form_of
+from planner.libraries.building import make_builder
+from planner.libraries.transformers import find_form
 from planner.training.tasks.contract import (
     METHODS,
     Task,
@@ -41,7 +41,7 @@ class OwnLoss:
     """
 
     def __init__(self, module: nn.Module, model: NamedModel) -> None:
-        form = form_of(type(module))
+        form = find_form(type(module))
         assert form is not None, "looked up"
         self._module, self.model, self.form = module, model, form
         self.config: Any = module.config
@@ -100,7 +100,7 @@ def task_for(model: Model, setting: TrainSetting) -> Task:
     Builds the module. Raises PlannerError where it cannot be built, and UnsupportedError for a
     setting that only the task itself can decide.
     """
-    return as_task(build_for(model, setting)(), model, setting)
+    return as_task(make_builder(model, setting)(), model, setting)
 
 
 def load_task(model: Mapping[str, Any], setting: Mapping[str, Any]) -> Task:
