@@ -73,12 +73,12 @@ def estimate(request: EstimateRequest) -> None:
     if request.max_batch:  # per precision and checkpointing, unless they are named
         precision = default_precision(request.only_gpu)
         defaults = {"precision": f"fp32,{precision}", "checkpointing": "none,blocks"}
-    rows, said = read_rows(request.model, request, request.gpus, defaults)
+    rows, remarks = read_rows(request.model, request, request.gpus, defaults)
     training = request.training(next(iter(request.gpus), None))
     if request.max_batch:
         _print_largest(request, rows, training)
     else:
-        _print_estimates(request, rows, said, training)
+        _print_estimates(request, rows, remarks, training)
 
 
 def read_rows(

@@ -84,15 +84,15 @@ def models(request: ModelsRequest) -> None:
         raise unknown_name("library", library, LIBRARIES, "'planner models LIBRARY:' lists all.")
     published = {name: SPECS[name].published for name in LIBRARIES if library in (None, name)}
     swins = [(f"{n}:{swin}", c) for n, models in published.items() for swin, c in models.items()]
-    found = [(name, config) for name, config in swins if text.casefold() in name.casefold()]
-    if not found:
+    matches = [(name, config) for name, config in swins if text.casefold() in name.casefold()]
+    if not matches:
         others = search_names(text) if library is None else []
         if not others:
             names = [name.partition(":")[2] for name, _ in swins]
             raise unknown_name("model", text, names, "Is its library installed? 'planner doctor'.")
         answer(request, [{"model": name} for name in others], lambda: names_answer(text, others))
         return
-    rows = [model_row(*swin) for swin in found]
+    rows = [model_row(*swin) for swin in matches]
     table = Table(("image", "classes", "model"), [[*row[:2], row[-1]] for row in rows])
     if not (text or library):
         counts = [[n, Number(len(configs), f"{len(configs)}"), f"{n}:{next(iter(configs))}"]
@@ -101,10 +101,10 @@ def models(request: ModelsRequest) -> None:
     parts: list[Part] = [
         Text(f"{ANY_MODEL}\nThese Swins are estimated without torch:"),
         table,
-        Text(f"Next: 'planner estimate {found[0][0]} --gpu NAME' says whether it fits."),
+        Text(f"Next: 'planner estimate {matches[0][0]} --gpu NAME' says whether it fits."),
         Folded("all of them and their shapes", [Table(MODEL_HEADERS, rows)]),
     ]
-    data = [{"model": name, **config.model_dump(mode="json")} for name, config in found]
+    data = [{"model": name, **config.model_dump(mode="json")} for name, config in matches]
     answer(request, data, lambda: parts)
 
 

@@ -81,7 +81,7 @@ class TuneRequest(Printed):
     """The request of `planner tune`."""
 
     model: str | None = argument("MODEL", "models", default=None)
-    fields: Fields = of_schema("searched", one=tuple(HELD), without=("world_size", "nodes"))
+    fields: Fields = of_schema("searched", single=tuple(HELD), without=("world_size", "nodes"))
     from_: str | None = option(
         "Begin at what 'planner advise' or 'planner estimate' printed with --json (- is standard "
         "input): its model, memory and setting; options typed here win.", "FILE", SEARCH, "--from",

@@ -239,16 +239,16 @@ ANY_FIELD_HELP = "Any field of the model or of the setting; may be repeated."
 
 
 def of_schema(
-    values: Literal["rows", "searched", "one"] = "rows", *, one: Sequence[str] = (),
+    values: Literal["rows", "searched", "one"] = "rows", *, single: Sequence[str] = (),
     without: Sequence[str] = (),
 ) -> Any:  # fmt: skip
     """A field of a request that holds the typed `Fields`: an option for each field of the schema
     that has one, except those in `without`, and --set for any other. The fields of a setting take
-    several values, as `rows` or to be `searched`, except those in `one`."""
+    several values, as `rows` or to be `searched`, except those in `single`."""
     options = {name: spec for name, spec in OPTIONS.items() if name not in without}
-    single = (*SwinConfig.model_fields, *one)
+    all_single = (*SwinConfig.model_fields, *single)
     parameters = [
-        _schema_option(n, s, "one" if n in single else values) for n, s in options.items()
+        _schema_option(n, s, "one" if n in all_single else values) for n, s in options.items()
     ]
     any_field = Option(ANY_FIELD_HELP, "FIELD=VALUE", flag="--set", values="assigned")
     parameters.append(_option("fields", any_field, is_repeated=True))

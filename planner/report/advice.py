@@ -232,9 +232,9 @@ def _bottleneck_text(advice: Advice) -> str:
     lines = [f"{timing.bound_text(bottleneck.whose, bottleneck.bound_seconds)}."]
     if bottleneck.peak_share is not None and bottleneck.model_share is not None:
         again = bottleneck.peak_share - bottleneck.model_share
-        more = f", and what is computed again {again:.0%}" if again > 0.005 else ""
+        recomputed = f", and what is computed again {again:.0%}" if again > 0.005 else ""
         share = f"{bottleneck.model_share:.0%} of the card's peak FLOP/s"
-        lines.append(f"The model's own arithmetic is {share}{more}.")
+        lines.append(f"The model's own arithmetic is {share}{recomputed}.")
     return "\n".join([*lines, _treatments_text(bottleneck, advice)])
 
 

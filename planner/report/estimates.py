@@ -211,9 +211,9 @@ def totals_table(estimate: Estimate) -> doc.Table:
     rows: list[Sequence[doc.Cell]] = []
     previous = 0
     for name, num_bytes, adds in stages:
-        more = num_bytes - previous
-        text = f"+ {format_bytes(more)}" if previous else ""
-        rows.append((name, doc.bytes_cell(num_bytes), doc.Number(more, text), adds))
+        added = num_bytes - previous
+        text = f"+ {format_bytes(added)}" if previous else ""
+        rows.append((name, doc.bytes_cell(num_bytes), doc.Number(added, text), adds))
         previous = num_bytes
     saved = "from forward to backward, of one micro-batch"
     none = doc.Number(None, "")
@@ -340,8 +340,8 @@ def _largest_batch_lead(row: Row) -> str:
     surely, probably = row.sizes["surely"], row.sizes["probably"]
     if not surely:
         return f"Probably fits: batch {probably}{label}. No batch surely does."
-    more = f" Up to {probably} probably fits." if probably > surely else ""
-    return f"Surely fits: batch {surely}{label}.{more}"
+    upper = f" Up to {probably} probably fits." if probably > surely else ""
+    return f"Surely fits: batch {surely}{label}.{upper}"
 
 
 def _lead(rows: Sequence[Row], fastest: Sequence[Row]) -> str:
@@ -409,7 +409,7 @@ def _table(rows: Sequence[Row], columns: Sequence[Column], **options: Any) -> do
 
 
 def _key_columns(rows: Sequence[Row]) -> list[Column]:
-    """What a row is of, but for the rest of its setting."""
+    """The columns that distinguish rows by model, GPU and number of devices."""
     estimates = [row.estimate for row in rows]
     columns: list[Column] = []
     if len({e.model for e in estimates}) > 1:

@@ -116,9 +116,9 @@ def variation_answer(variation: Variation) -> list[doc.Part]:
 def _ended_early(variation: Variation, last_line: str) -> str:
     """What is known where the run of the next larger value ended before its steps did."""
     value = variation.next_larger
-    known = f"{variation.argument} {variation.largest} is the largest"
+    largest = f"{variation.argument} {variation.largest} is the largest"
     return sentence(
-        "emulated: vary ended", known=known if variation.largest else "No value is", value=value,
+        "emulated: vary ended", known=largest if variation.largest else "No value is", value=value,
         ended=_ending_text(variation.runs[value]),
         said=f", and said last: {printable(last_line)}" if last_line else ", and said nothing.",
     )  # fmt: skip
@@ -159,8 +159,8 @@ def verdict_lines(run: EmulatedRun) -> list[str]:
         lines = [f"Fits in {total} of {run.gpu}: {used} ({ended}).", *errors]
         lines += [f"Room is left for it, though {text}." for _, text in run.grows]
     if run.fits_so_far and peak.spare_bytes < run.unsure_bytes:
-        more = format_bytes(run.unsure_bytes)
-        lines.append(f"Barely: a real CUDA context may take {more} more.")
+        extra = format_bytes(run.unsure_bytes)
+        lines.append(f"Barely: a real CUDA context may take {extra} more.")
     moment = f"step {peak.step}" if peak.step <= run.steps else f"after step {run.steps}"
     figures = sentence("emulated: figures", _byte_fields(peak), when=moment, where=place_text(peak))
     return [*lines, figures]
@@ -239,8 +239,8 @@ def _alive_table(groups: Sequence[Blocks], title: str = "", size: str = "memory"
         num_bytes = sum(group.num_bytes for group in hidden)
         shown.append((num_bytes, sum(group.count for group in hidden), "the rest", ""))
     rows: list[list[doc.Cell]] = [
-        [doc.bytes_cell(n), doc.Number(n, f"{n / total:.0%}"), doc.count_cell(count), what, where]
-        for n, count, what, where in shown
+        [doc.bytes_cell(n), doc.Number(n, f"{n / total:.0%}"), doc.count_cell(count), kind, place]
+        for n, count, kind, place in shown
     ]
     headers = (size, "share", "tensors", "what", "asked for by")
     return doc.Table(headers, rows, title, first=len(rows))

@@ -149,9 +149,9 @@ def step_group(step: PredictedStep, key: str, title: str = "") -> doc.Group:
     has_budget = estimate.budget_bytes is not None
     answer = estimate_answer(estimate, lambda _: step.command("advise") if has_budget else "")
     first, *folded = doc.make_sections(answer)
-    verdict, *rest = first.parts
+    verdict, *other_parts = first.parts
     command = doc.Copyable(step.command("estimate"), "The same in a terminal")
-    parts = [verdict, doc.Facts(_tile_facts(step), "tiles"), *rest, command]
+    parts = [verdict, doc.Facts(_tile_facts(step), "tiles"), *other_parts, command]
     sections = [replace(first, parts=parts)]
     if step.advice is not None:
         save_hint = f"{step.command('advise')} --json > advice.json"
@@ -165,11 +165,11 @@ def step_group(step: PredictedStep, key: str, title: str = "") -> doc.Group:
     )  # fmt: skip
     parts = [chart, _timeline_notes(step, timeline)]
     sections.append(doc.Section("memory", "Memory over the step", parts))
-    more: dict[str, list[doc.Part]] = {
+    extra_parts: dict[str, list[doc.Part]] = {
         "memory-at-the-peak-in-full": [_module_part(alive, costs)],
         "time": _time_chart(costs, key),
     }
-    sections += [replace(s, parts=[*s.parts, *more.get(s.key, ())]) for s in folded]
+    sections += [replace(s, parts=[*s.parts, *extra_parts.get(s.key, ())]) for s in folded]
     if not costs:
         sections.append(doc.Section("time", "Time", [doc.Text(NO_CARD)]))
     return doc.Group(key, title, sections)

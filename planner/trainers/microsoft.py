@@ -125,7 +125,7 @@ def refusals(plan: Plan) -> list[Refusal]:
 
 def _model_refusals(model: SwinConfig) -> list[Refusal]:
     (height, width), drop = model.image_size, model.attn_drop_rate
-    found = list_refusals(
+    refusals_found = list_refusals(
         (height != width, f"its data loader makes square images, not {height}x{width}", ""),
         (drop, f"config.py has no key for attn_drop_rate={drop:g}", ""),
     )
@@ -134,8 +134,8 @@ def _model_refusals(model: SwinConfig) -> list[Refusal]:
             "it takes the number of classes from its data set, 1000 (imagenet) or 21841 "
             f"(imagenet22K), not {model.num_classes}"
         )
-        found.append(Refusal(law, f"Tune with --num-classes 1000. {way_out()}"))
-    return found
+        refusals_found.append(Refusal(law, f"Tune with --num-classes 1000. {way_out()}"))
+    return refusals_found
 
 
 def _setting_refusals(setting: TrainSetting) -> list[Refusal]:

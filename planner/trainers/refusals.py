@@ -49,23 +49,23 @@ def _way_out(fault: SettingFault, alternative: str = "") -> str:
 
 def _module_refusals(model: Model, setting: TrainSetting) -> list[Refusal]:
     by_model = f", and let {model.title} do it."
-    found = []
+    refusals = []
     if not setting.checkpoints_any_model:
         law = (
             f"checkpointing {setting.checkpointing} cannot be set from outside the model "
             f"{model.title}"
         )
         blocks = "Emit with --set checkpointing=blocks, or --set checkpointing=none"
-        found.append(Refusal(law, f"{blocks}{by_model}"))
+        refusals.append(Refusal(law, f"{blocks}{by_model}"))
     if attention_limit(model, setting) is not None:
         law = f"attention sdpa cannot be set from outside the model {model.title}"
-        found.append(Refusal(law, f"Emit with --set attention=library{by_model}"))
+        refusals.append(Refusal(law, f"Emit with --set attention=library{by_model}"))
     for field in ("frozen_stages", "lora_rank"):
         if getattr(setting, field):
             law = f"what is trained is a matter of the model {model.title} ({field})"
-            found.append(Refusal(law, f"Emit with --set {field}=0{by_model}"))
+            refusals.append(Refusal(law, f"Emit with --set {field}=0{by_model}"))
     limit = setting_limit(setting)
-    return [*found, *([Refusal(limit.message, _way_out(limit))] if limit is not None else [])]
+    return [*refusals, *([Refusal(limit.message, _way_out(limit))] if limit is not None else [])]
 
 
 # What some trainers lack: words for fields of a setting, and precisions.
@@ -124,12 +124,12 @@ def parallel_setting(trainer: Trainer, setting: TrainSetting) -> TrainSetting:
     return setting.model_copy(update=updates)
 
 
-def parallel_reasons(trainer: Trainer, asked: TrainSetting, run: TrainSetting) -> Iterator[str]:
-    """A sentence for each field where the setting that `trainer` runs is not the one it was
-    asked to run."""
-    if asked.parallelism != run.parallelism:
+def parallel_reasons(trainer: Trainer, request: TrainSetting, final: TrainSetting) -> Iterator[str]:
+    """A sentence for each field where the `final` setting, which `trainer` runs, is not the one
+    that was requested."""
+    if request.parallelism != final.parallelism:
         yield f"{trainer.title} trains under DDP here, whose buckets hold a copy of the gradients"
-    if asked.gradient_sync != run.gradient_sync:
+    if request.gradient_sync != final.gradient_sync:
         yield f"{trainer.title} sums gradients over devices in every micro-batch"
 
 
@@ -138,8 +138,8 @@ def parallel_refusals(
 ) -> Iterator[Refusal]:
     """A parallelism that `trainer` cannot run, or options of it that it has no word for."""
     setting = plan.setting
-    others = [other.name for other in trainers if _can_run(other, plan)]
-    alternative = f", or --for {', '.join(others)}" if others else ""
+    capable = [other.name for other in trainers if _can_run(other, plan)]
+    alternative = f", or --for {', '.join(capable)}" if capable else ""
     if setting.parallelism != "none" and setting.parallelism not in trainer.parallel:
         supported = " or ".join(trainer.parallel)
         change = f"parallelism={next(iter(trainer.parallel))}"

@@ -187,9 +187,9 @@ def _name_faulty_items(data: Any, location: str) -> Any:
             try:
                 return data[index]
             except Exception as error:
-                said = " ".join(str(error).split())
+                reason = " ".join(str(error).split())
                 raise BadItemError(
-                    f"item {index} of {location} cannot be loaded: {type(error).__name__}: {said}"
+                    f"item {index} of {location} cannot be loaded: {type(error).__name__}: {reason}"
                 ) from error
 
     return NamedItems()
@@ -207,8 +207,8 @@ def _open_pictures(folder: Path, transform_picture: Any) -> Any:
             try:
                 picture = self.loader(path)
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-                said = str(error).replace(repr(path), "").rstrip()
-                raise BadItemError(f"{as_text(path)} cannot be decoded: {said}") from None
+                reason = str(error).replace(repr(path), "").rstrip()
+                raise BadItemError(f"{as_text(path)} cannot be decoded: {reason}") from None
             return self.transform(picture), label
 
     return Pictures(folder, transform_picture)

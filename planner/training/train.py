@@ -673,11 +673,12 @@ def load_last(options: argparse.Namespace) -> dict[str, Any]:
         state = torch.load(last, map_location="cpu", weights_only=True)
     elif not options.synthetic and last.is_file():
         raise SystemExit(f"{last} is there: go on from it by --resume, or take another --output")
+    # Every rank must resume from the same step, and with as many images in a step.
     expected = state.get("step", 0), images_per_step()
-    found: list[Any] = [(expected[0], state.get("images", expected[1]))] * SETTING.world_size
+    ranks: list[Any] = [(expected[0], state.get("images", expected[1]))] * SETTING.world_size
     if SETTING.world_size > 1:
-        distributed.all_gather_object(found, found[0])
-    if set(found) != {expected}:
+        distributed.all_gather_object(ranks, ranks[0])
+    if set(ranks) != {expected}:
         raise SystemExit(f"{last} is of another step, or not everywhere: take another --output")
     return state
 

@@ -181,8 +181,8 @@ def _sizes(tree: Any) -> set[int]:
     """Every first dimension of a tensor and every length of a list in `tree`."""
     if isinstance(tree, Tensor):
         return {tree.shape[0]} if tree.dim() else set()
-    own = {len(tree)} if isinstance(tree, list) and tree else set()
-    return own.union(*map(_sizes, tree_values(tree)))
+    lengths = {len(tree)} if isinstance(tree, list) and tree else set()
+    return lengths.union(*map(_sizes, tree_values(tree)))
 
 
 def _join_sizes(sizes: Sequence[int]) -> str:
@@ -224,20 +224,20 @@ class LightningTask(ExampleTask):
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer of `configure_optimizers`, without its schedule."""
         module: Any = self.module()
-        made = module.configure_optimizers()
-        if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], list | tuple):
-            made = made[0]
-        if isinstance(made, list | tuple) and len(made) == 1:
-            made = made[0]
-        if isinstance(made, Mapping):
-            made = made["optimizer"]
-        if not isinstance(made, torch.optim.Optimizer):
+        result = module.configure_optimizers()
+        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], list | tuple):
+            result = result[0]
+        if isinstance(result, list | tuple) and len(result) == 1:
+            result = result[0]
+        if isinstance(result, Mapping):
+            result = result["optimizer"]
+        if not isinstance(result, torch.optim.Optimizer):
             raise UnsupportedError(
-                f"configure_optimizers of {type(module).__name__} returned {describe(made)}, not "
+                f"configure_optimizers of {type(module).__name__} returned {describe(result)}, not "
                 "one optimizer.",
                 "Write a task with the one optimizer that trains the module.",
             )
-        return made
+        return result
 
 
 def _training_loss(module: Any, batch: Any) -> Tensor:

@@ -205,24 +205,24 @@ class CheckedTask:
 
     def batch(self, size: int, device: torch.device) -> Any:
         """A batch of `size` items. Raises ContractError if batches of all sizes are the same."""
-        made = self._batch(size, device)
+        batch = self._batch(size, device)
         if not self._is_sized:
-            if not _tensor_shapes(made):
+            if not _tensor_shapes(batch):
                 raise ContractError(
-                    f"batch(size, device) of {self.title} returned {describe(made)}, and no tensor "
-                    "is in it.",
+                    f"batch(size, device) of {self.title} returned {describe(batch)}, and no "
+                    "tensor is in it.",
                     "Return tensors, in any nesting of tuples, lists and dicts.",
                 )
             with torch.random.fork_rng(devices=[]):
                 other_batch = self._batch(3 if size == 2 else 2, torch.device("cpu"))
-            if _tensor_shapes(made) == _tensor_shapes(other_batch):
+            if _tensor_shapes(batch) == _tensor_shapes(other_batch):
                 raise ContractError(
                     f"batch(size, device) of {self.title} makes tensors of the same shapes for "
                     "every size.",
                     "Make `size` items: every figure is for so many.",
                 )
             self._is_sized = True
-        return prepare_batch(made, self.setting, device)
+        return prepare_batch(batch, self.setting, device)
 
     def loss(self, module: Any, batch: Any) -> Tensor:
         # A module that is wrapped or compiled may lack attributes: that is no fault of the user.

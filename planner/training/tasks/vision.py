@@ -150,10 +150,10 @@ class Detection:
         corners = torch.rand(NUM_OBJECTS, 4, device=device)
         # Upper left corners in the first half, lower right ones in the second: no box is empty.
         offset = torch.tensor([0.0, 0.0, 1.0, 1.0], device=device)
-        found = {
+        objects = {
             "boxes": (corners + offset) * limits,
             "labels": torch.randint(1, self.num_classes, (NUM_OBJECTS,), device=device),
         }
         if self.has_masks:
-            found["masks"] = torch.ones(NUM_OBJECTS, height, width, device=device).to(torch.uint8)
-        return found
+            objects["masks"] = torch.ones(NUM_OBJECTS, height, width, device=device).to(torch.uint8)
+        return objects
