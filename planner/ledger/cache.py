@@ -112,14 +112,14 @@ def store(key: Key, content: Cached) -> None:
 
 def entries() -> list[Entry]:
     """All files of the cache in this format, the last used first."""
-    found = []
+    listed = []
     for path in folder().glob(f"*{SUFFIX}"):
         with suppress(OSError, ValueError, KeyError), path.open("rb") as file:
             if file.readline(1024).startswith(FORMAT + b" "):
                 key = json.loads(file.readline(MIB))
                 stat = path.stat()
-                found.append(Entry(path, key, stat.st_size, stat.st_mtime))
-    return sorted(found, key=lambda entry: -entry.used)
+                listed.append(Entry(path, key, stat.st_size, stat.st_mtime))
+    return sorted(listed, key=lambda entry: -entry.used)
 
 
 def clear() -> int:

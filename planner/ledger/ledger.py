@@ -230,8 +230,8 @@ class BatchEvents(Sequence[Any]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, BatchEvents) and other.affine.template is self.affine.template:
-            mine, its = [(e.batch_size, not e.scratch_bytes, e.sizes) for e in (self, other)]
-            return mine == its
+            first, second = [(e.batch_size, not e.scratch_bytes, e.sizes) for e in (self, other)]
+            return first == second
         return isinstance(other, BatchEvents | tuple) and self._events == tuple(other)
 
 

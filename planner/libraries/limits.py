@@ -163,11 +163,11 @@ def sharding_limit(setting: TrainSetting) -> SettingFault | None:
         return None
     is_sgd = setting.optimizer_family == "sgd"
     step = "fused SGD" if is_sgd else "Adafactor"
-    others = ", ".join(family for family in OPTIMIZER_FAMILIES if family != "adafactor")
+    families = ", ".join(family for family in OPTIMIZER_FAMILIES if family != "adafactor")
     return SettingFault(
         f"FSDP2 keeps weights as DTensors, on which torch's {step} does not step",
         f"optimizer is {setting.optimizer}",
-        f"Choose {'sgd-foreach' if is_sgd else f'one of {others}'}.",
+        f"Choose {'sgd-foreach' if is_sgd else f'one of {families}'}.",
         field="optimizer",
         instead="sgd" if is_sgd else "adamw",
     )

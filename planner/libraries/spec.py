@@ -49,9 +49,9 @@ PRETRAINED_192 = (12, 12, 12, 6)
 
 
 def published(
-    library: Library, name: str, size: str, version: int, image: int, window: int, **others: Any
+    library: Library, name: str, size: str, version: int, image: int, window: int, **extras: Any
 ) -> SwinConfig:
-    """The model that `library` publishes as `name`; `others` are further fields that it sets."""
+    """The model that `library` publishes as `name`; `extras` are further fields that it sets."""
     fields = {
         "library": library,
         "name": name,
@@ -59,7 +59,7 @@ def published(
         "image_size": image,
         "window_size": window,
         **SIZES[size],
-        **others,
+        **extras,
     }
     return SwinConfig.model_validate(fields)
 

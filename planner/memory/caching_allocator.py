@@ -58,13 +58,13 @@ class Pool:
 
     The allocator orders blocks by size, then by address. `ordered` packs each block into one
     number: its size, shifted left by ADDRESS_BITS, and its address. A block is split when at least
-    `min_rest` units remain and the request is below `max_split`. An expandable segment grows by
-    `page`.
+    `min_rest` units remain and the request is below `max_split`. An expandable segment grows
+    by `page`.
     """
 
     __slots__ = (
-        "ends", "max_split", "min_rest", "ordered", "page", "reserved_units", "segments", "starts",
-        "unmapped",
+        "ends", "max_split", "min_rest", "ordered", "page", "reserved_units", "segments",
+        "starts", "unmapped",
     )  # fmt: skip
 
     def __init__(self, *, page: int, min_rest: int, max_split: int) -> None:
@@ -211,10 +211,10 @@ class CachingAllocator:
         """The part of `block` that a request of `units` gets; what remains becomes a free block.
         `block` itself is not among the free ones."""
         address, size = block
-        rest = size - units
-        if rest < pool.min_rest or units >= pool.max_split:
+        remaining = size - units
+        if remaining < pool.min_rest or units >= pool.max_split:
             return block
-        pool.add(address + units, rest)
+        pool.add(address + units, remaining)
         return address, units
 
     def _find_free_block(self, pool: Pool, units: int) -> Block | None:
@@ -327,9 +327,9 @@ class CachingAllocator:
     def _map(self, pool: Pool, address: int, units: int) -> Block:
         """Maps whole pages from `address` on, and merges them with the free blocks beside them."""
         mapped = -(-units // pool.page) * pool.page
-        rest = pool.unmapped.pop(address) - mapped
-        if rest:
-            pool.unmapped[address + mapped] = rest
+        remaining = pool.unmapped.pop(address) - mapped
+        if remaining:
+            pool.unmapped[address + mapped] = remaining
         self._reserve(pool, mapped)
         return pool.merge(address, mapped)
 

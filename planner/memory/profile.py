@@ -232,13 +232,13 @@ def _hole_bytes(ledger: Ledger, config: AllocatorConfig | None) -> int:
 
 def _make_profile(ledger: Ledger, walked: Walk, peaks: SteadyPeaks, holes: int) -> MemoryProfile:
     live = steady_step(ledger)
-    computing, *others = peaks.reserved_by_stream
+    computing, *other_streams = peaks.reserved_by_stream
     return MemoryProfile(
         live,
         find_instant(ledger, live.peak_index),
         peaks.allocated_bytes,
         peaks.reserved_bytes + holes,
-        dict(zip(walked.stream_names, (computing + holes, *others), strict=True)),
+        dict(zip(walked.stream_names, (computing + holes, *other_streams), strict=True)),
         peaks.num_alloc_retries,
         peaks.retries_each_step,
         sum(round_request(walked.sizes[place]) for place in walked.recorded_workspaces),

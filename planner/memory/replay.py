@@ -131,9 +131,9 @@ def trace_steady(
     reserved = player.trace_reserved(end)
     traces = [SteadyTrace(allocated[steady_from:], reserved[steady_from : count + 1])]
     if is_twice:
-        again = player.blocks[count:]
+        second_blocks = player.blocks[count:]
         # The requests that the second time left out recur as they were.
-        blocks = [*again, *player.blocks[steady_from + len(again) : count]]
+        blocks = [*second_blocks, *player.blocks[steady_from + len(second_blocks) : count]]
         second = trace_allocated(requests[steady_from:], blocks, allocated[-1])
         traces.append(SteadyTrace(second, reserved[count:]))
     return max(reversed(traces), key=lambda trace: max(trace.reserved_bytes))
@@ -193,12 +193,12 @@ def match_carried_entries(
     """
     released = {~request for request in requests[start:] if request < 0}
     taken_over = sorted(entry for entry in released if entry < start and requests[entry])
-    left = [i for i in range(start, len(requests)) if requests[i] > 0 and i not in released]
-    if [requests[i] for i in taken_over] != [requests[i] for i in left]:
+    passed_on = [i for i in range(start, len(requests)) if requests[i] > 0 and i not in released]
+    if [requests[i] for i in taken_over] != [requests[i] for i in passed_on]:
         return None
-    if streams and [streams[i] for i in taken_over] != [streams[i] for i in left]:
+    if streams and [streams[i] for i in taken_over] != [streams[i] for i in passed_on]:
         return None
-    return dict(zip(taken_over, left, strict=True))
+    return dict(zip(taken_over, passed_on, strict=True))
 
 
 class Player:
@@ -294,14 +294,14 @@ class Player:
                     packed = ordered[index := pool.best_fit(units)]
                     address, size = packed & ADDRESS_MASK, packed >> ADDRESS_BITS
                 del pool.starts[address]
-                rest = size - units
-                if rest < pool.min_rest:  # the request gets the whole block
+                remaining = size - units
+                if remaining < pool.min_rest:  # the request gets the whole block
                     del pool.ends[address + size], ordered[index]
                     block = address, size
                 else:  # it gets the front, and the rest stays free, at a smaller block's index
                     first = address + units
-                    pool.starts[first] = pool.ends[address + size] = rest
-                    packed = rest << ADDRESS_BITS | first
+                    pool.starts[first] = pool.ends[address + size] = remaining
+                    packed = remaining << ADDRESS_BITS | first
                     if index and ordered[index - 1] > packed:
                         del ordered[index]
                         insort(ordered, packed, 0, index)
@@ -326,7 +326,7 @@ class Player:
         `num_moved` counts the live blocks that lie elsewhere.
         """
         blocks, count = self.blocks, len(requests)
-        again, _ = repeat_step(requests, start, successors, 1)
+        repeated, _ = repeat_step(requests, start, successors, 1)
         self.streams = [*self.streams, *self.streams[start:]]
         num_moved = sum(blocks[entry] != blocks[later] for entry, later in successors.items())
         for entry in range(start, count, _CHUNK_LENGTH):
@@ -334,7 +334,7 @@ class Player:
                 growth = max(trace_allocated(requests[entry:], blocks[entry:count])) >> UNIT_BITS
                 self.peak_allocated = max(self.peak_allocated, self.allocated + growth)
                 break
-            chunk = again[entry - start : entry - start + _CHUNK_LENGTH]
+            chunk = repeated[entry - start : entry - start + _CHUNK_LENGTH]
             self.play(chunk, len(blocks))
             counterparts = blocks[entry : entry + len(chunk)]
             for request, block, counterpart in zip(

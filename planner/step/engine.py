@@ -328,7 +328,7 @@ class _Frame:
     """One checkpointed call: its function, its arguments, and its recomputed tensors."""
 
     def __init__(
-        self, device: Device, function: Function, args: tuple[Any, ...], kept: KeptResults | None
+        self, device: Device, function: Function, args: tuple[Any, ...], results: KeptResults | None
     ) -> None:
         self.device = device
         self.function = function
@@ -338,7 +338,7 @@ class _Frame:
             self.saved_args.append(_SavedArgument(arg) if isinstance(arg, Tensor) else arg)
         self.autocast_dtype = device.autocast.dtype if device.autocast else None
         self.scope = device.scope
-        self.kept = kept
+        self.kept_results = results
         self.holders: list[weakref.ref[_Holder]] = []
         self.recomputed: weakref.WeakKeyDictionary[_Handle, Tensor] = weakref.WeakKeyDictionary()
         self.num_recomputed = 0
@@ -369,9 +369,9 @@ class _Frame:
         device = self.device
         grad_enabled, device.grad_enabled = device.grad_enabled, True
         scope, device.scope = device.scope, self.scope
-        outer, device.kept_results = device.kept_results, self.kept
-        if self.kept is not None:
-            self.kept.is_recomputing = True
+        outer, device.kept_results = device.kept_results, self.kept_results
+        if self.kept_results is not None:
+            self.kept_results.is_recomputing = True
         hooks = len(device.saved_tensor_hooks)
         device.saved_tensor_hooks.append((_Recomputation(self).pack, _identity))
         try:
@@ -422,11 +422,11 @@ def checkpoint(function: Function, *args: Any, selective: bool = False) -> Any:
         return device.checkpoint_region(function, args)
     if not device.grad_enabled:
         return function(*args)
-    kept = KeptResults() if selective else None
-    frame = _Frame(device, function, args, kept)
+    results = KeptResults() if selective else None
+    frame = _Frame(device, function, args, results)
     device.saved_tensor_hooks.append((frame.pack, frame.unpack))
-    outer, device.kept_results = device.kept_results, kept
-    del frame, kept
+    outer, device.kept_results = device.kept_results, results
+    del frame, results
     result = function(*args)
     device.kept_results = outer
     device.saved_tensor_hooks.pop()

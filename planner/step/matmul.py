@@ -66,9 +66,9 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     label = "aten.mm" if bias is None else "aten.addmm"
     name = "MmBackward0" if bias is None else "AddmmBackward0"
     data = (a.shape, a.strides, b.shape, b.strides)
-    others = factors_to_save(a, b)
+    factors = factors_to_save(a, b)
     # Saved in the order of their names: mat2 before self, but mat1 before mat2.
-    saved = others if bias is None else others[::-1]
+    saved = factors if bias is None else factors[::-1]
     node = make_node(name, (a, b, bias), _product_backward, saved, data)
 
     def compute() -> tuple[Tensor]:
@@ -83,18 +83,18 @@ def _product_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """`mm_mat1_backward`, `mm_mat2_backward`: column-major operands get column-major gradients."""
     grad = only_gradient(grads)
     a_shape, a_strides, b_shape, b_strides = node.data
-    others = [saved.unpack() for saved in node.saved]
+    factors = [saved.unpack() for saved in node.saved]
     if node.name == "AddmmBackward0":
-        others.reverse()
+        factors.reverse()
     to_a = to_b = None
     if node.needs(1) and node.name == "MmBackward0":
         # Formulas run in the order of the operands' names, too.
-        to_b = _second_gradient(grad, others[-1], b_shape, b_strides)
+        to_b = _second_gradient(grad, factors[-1], b_shape, b_strides)
     if node.needs(0):
         column_major = _is_column_major(a_shape, a_strides)
-        to_a = t(mm(others[0], t(grad))) if column_major else mm(grad, t(others[0]))
+        to_a = t(mm(factors[0], t(grad))) if column_major else mm(grad, t(factors[0]))
     if node.needs(1) and to_b is None:
-        to_b = _second_gradient(grad, others[-1], b_shape, b_strides)
+        to_b = _second_gradient(grad, factors[-1], b_shape, b_strides)
     return (to_a, to_b, grad if node.needs(2) else None)
 
 
@@ -126,9 +126,9 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
 def _bmm_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     """Computes the second operand's gradient first."""
     grad = only_gradient(grads)
-    others = [saved.unpack() for saved in node.saved]
-    to_b = bmm(transpose(others[-1], 1, 2), grad) if node.needs(1) else None
-    to_a = bmm(grad, transpose(others[0], 1, 2)) if node.needs(0) else None
+    factors = [saved.unpack() for saved in node.saved]
+    to_b = bmm(transpose(factors[-1], 1, 2), grad) if node.needs(1) else None
+    to_a = bmm(grad, transpose(factors[0], 1, 2)) if node.needs(0) else None
     return (to_a, to_b)
 
 

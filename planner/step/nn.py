@@ -227,13 +227,13 @@ def adaptive_avg_pool1d(x: Tensor) -> Tensor:
 
 def _is_channels_last(shape: Shape, strides: Shape) -> bool:
     """`is_channels_last_strides_2d` (c10/core/MemoryFormat.h)."""
-    least = 0
+    minimum = 0
     if strides[1] == 0:
         return False
     for dim in (1, 3, 2, 0):
-        if shape[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+        if shape[dim] == 0 or strides[dim] < minimum or (dim == 0 and minimum == strides[1]):
             return False
-        least = strides[dim] * max(shape[dim], 1)
+        minimum = strides[dim] * max(shape[dim], 1)
     return True
 
 

@@ -144,9 +144,9 @@ def factors_to_save(a: Tensor, b: Tensor) -> list[Tensor]:
 
 def _mul_backward(node: Node, grads: list[Tensor | None]) -> Gradients:
     grad = only_gradient(grads)
-    others = [saved.unpack() for saved in node.saved]
-    to_a = binary(grad, others[0], "aten.mul") if node.needs(0) else None
-    to_b = binary(grad, others[-1], "aten.mul") if node.needs(1) else None
+    factors = [saved.unpack() for saved in node.saved]
+    to_a = binary(grad, factors[0], "aten.mul") if node.needs(0) else None
+    to_b = binary(grad, factors[-1], "aten.mul") if node.needs(1) else None
     return (to_a, to_b)
 
 
@@ -458,16 +458,16 @@ def plan_reduction(
 ) -> Reduction | None:
     """The reduction over `dims` of a tensor; None where nothing is summed."""
     summed = _join_dims([(strides[d], shape[d]) for d in dims if shape[d] > 1])
-    left = _join_dims([(strides[d], n) for d, n in enumerate(shape) if d not in dims and n > 1])
+    unsummed = _join_dims([(strides[d], n) for d, n in enumerate(shape) if d not in dims and n > 1])
     if not summed:
         return None
-    inputs, outputs = prod(n for _, n in summed), prod(n for _, n in left)
+    inputs, outputs = prod(n for _, n in summed), prod(n for _, n in unsummed)
     fastest_stride = summed[0][0]
-    if not left or fastest_stride < left[0][0]:
+    if not unsummed or fastest_stride < unsummed[0][0]:
         loads_vectors = fastest_stride == 1 and len(summed) == 1
         return Reduction(outputs, inputs, 1, 4 if loads_vectors else 1)
-    other_strides = [stride for stride, _ in (*summed, *left[1:])]
-    vector = vector_width(left[0][1], *other_strides) if left[0][0] == 1 else 1
+    other_strides = [stride for stride, _ in (*summed, *unsummed[1:])]
+    vector = vector_width(unsummed[0][1], *other_strides) if unsummed[0][0] == 1 else 1
     return Reduction(outputs, inputs, 0, vector)
 
 

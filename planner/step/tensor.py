@@ -401,26 +401,26 @@ Results = tuple[Tensor, ...]
 class KeptResults:
     """The kept results of one checkpointed call, in the order in which they were computed."""
 
-    __slots__ = ("_kept", "is_recomputing")
+    __slots__ = ("_pending", "is_recomputing")
 
     def __init__(self) -> None:
-        self._kept: deque[Results] = deque()
+        self._pending: deque[Results] = deque()
         self.is_recomputing = False
 
     def __del__(self) -> None:
-        while self._kept:
-            for tensor in self._kept.popleft():
+        while self._pending:
+            for tensor in self._pending.popleft():
                 tensor.storage.let_go()
 
     def keep(self, compute: Callable[[], Results]) -> Results:
         """The results of `compute`: computed and kept, or, in the recomputation, taken out."""
         if not self.is_recomputing:
             results = compute()
-            self._kept.append(tuple(result.detach() for result in results))
+            self._pending.append(tuple(result.detach() for result in results))
             for result in results:
                 result.storage.hold()
             return results
-        results = self._kept.popleft()
+        results = self._pending.popleft()
         for result in results:
             result.storage.let_go()
         return results

@@ -74,11 +74,11 @@ def add_to_gradients(
     `events` are those of the first one, from the device's event `offset` on, and `first` is its
     `Device.first_gradients`."""
     changed: list[Event] = []
-    done = 0
+    position = 0
     for start, end, sum_events in first:
-        changed += [*events[done : start - offset], *sum_events]
-        done = end - offset
-    return [*changed, *events[done:]]
+        changed += [*events[position : start - offset], *sum_events]
+        position = end - offset
+    return [*changed, *events[position:]]
 
 
 BuildOnShapes = Callable[[Device], Module]

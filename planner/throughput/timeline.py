@@ -175,54 +175,54 @@ class Traffic:
         communicator.queue.append(_PendingCollective(sent.handle, ready, self._seconds[key]))
         self.has_pending = True
 
-    def wait_for(self, handle: int, now: float) -> float:
-        """The time at which collective `handle` is done, if the device idles from `now` on."""
-        self._idle_until(now)
+    def wait_for(self, handle: int, time: float) -> float:
+        """The time at which collective `handle` is done, if the device idles from `time` on."""
+        self._idle_until(time)
         for communicator in self.groups.values():
             while any(pending.handle == handle for pending in communicator.queue):
                 self._finish_first(communicator)
         self._update_pending()
-        return max(now, self.end_times.get(handle, now))
+        return max(time, self.end_times.get(handle, time))
 
-    def compute(self, now: float, busy: float) -> float:
-        """The time at which the device has done, from `now` on, what takes it `busy` seconds with
+    def compute(self, time: float, busy: float) -> float:
+        """The time at which the device has done, from `time` on, what takes it `busy` seconds with
         nothing beside it."""
-        self._idle_until(now)
+        self._idle_until(time)
         contention = self.exchanges.contention
         while busy > 0:
-            active = [c for c in self.groups.values() if c.next_start <= now]
+            active = [c for c in self.groups.values() if c.next_start <= time]
             next_start = min(
                 (c.next_start for c in self.groups.values() if c not in active), default=inf
             )
             if not active:
-                part = min(busy, next_start - now)
-                now, busy = now + part, busy - part
+                part = min(busy, next_start - time)
+                time, busy = time + part, busy - part
                 if next_start == inf:
                     break
                 continue
             seconds_left = (communicator.queue[0].seconds_left for communicator in active)
-            part = min(busy, (next_start - now) / contention, *seconds_left)
-            now, busy = now + part * contention, busy - part
+            part = min(busy, (next_start - time) / contention, *seconds_left)
+            time, busy = time + part * contention, busy - part
             for communicator in active:
-                self._advance(communicator, part, now)
+                self._advance(communicator, part, time)
         self._update_pending()
-        return now
+        return time
 
-    def _idle_until(self, now: float) -> None:
-        """The device computes nothing until `now`: nothing slows the collectives down."""
+    def _idle_until(self, time: float) -> None:
+        """The device computes nothing until `time`: nothing slows the collectives down."""
         for communicator in self.groups.values():
-            while communicator.next_start < now:
-                part = min(communicator.queue[0].seconds_left, now - communicator.next_start)
+            while communicator.next_start < time:
+                part = min(communicator.queue[0].seconds_left, time - communicator.next_start)
                 self._advance(communicator, part, communicator.next_start + part)
 
-    def _advance(self, communicator: _Communicator, part: float, now: float) -> None:
-        """The first collective has done `part` of its seconds by `now`."""
+    def _advance(self, communicator: _Communicator, part: float, time: float) -> None:
+        """The first collective has done `part` of its seconds by `time`."""
         pending = communicator.queue[0]
         pending.seconds_left -= part
-        communicator.clock = now
+        communicator.clock = time
         if pending.seconds_left <= 1e-12:
             communicator.queue.popleft()
-            self.end_times[pending.handle] = now
+            self.end_times[pending.handle] = time
 
     def _finish_first(self, communicator: _Communicator) -> None:
         seconds_left = communicator.queue[0].seconds_left

@@ -1,9 +1,9 @@
 """The authors' own Swin Transformer on shapes (github.com/microsoft/Swin-Transformer, f82860b,
 models/swin_transformer.py).
 
-To be laid beside that file: same classes, same order of operations, same names for locals, since
-what a local keeps alive is memory. B batch, H W feature map, L = H*W tokens, C channels, nW windows
-an image, N tokens a window. Without their optional fused window kernel.
+Read it beside that file: it has the same classes, order of operations and names of locals, since a
+tensor lives as long as a local refers to it. B batch, H W feature map, L = H*W tokens, C channels,
+nW windows per image, N tokens per window. Without their optional fused window kernel.
 """
 
 from math import prod
@@ -180,7 +180,7 @@ class AdaptiveAvgPool1d(nn.Module):
 
 
 class SwinTransformer(nn.Module):
-    """The authors' SwinTransformer, of the version whose block it is given."""
+    """The authors' SwinTransformer, of the version of its blocks."""
 
     def __init__(
         self,
@@ -229,8 +229,8 @@ class SwinTransformer(nn.Module):
         return x
 
 
-# What the authors' Swin Transformer V2 has of its own, on shapes (f82860b,
-# models/swin_transformer_v2.py). Shapes and legend as above.
+# The parts of the authors' Swin Transformer V2 that differ, on shapes (f82860b,
+# models/swin_transformer_v2.py). Legend as above.
 
 
 class WindowAttentionV2(nn.Module):

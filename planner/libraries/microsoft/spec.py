@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 def _v1(size: str, window: int, image: int, suffix: str, rate: float) -> SwinConfig:
     name = f"swin_{size}_patch4_window{window}_{image}{suffix}"
-    others = {"num_classes": IMAGENET_22K} if suffix == "_22k" else {}
-    return published("microsoft", name, size, 1, image, window, drop_path_rate=rate, **others)
+    extras = {"num_classes": IMAGENET_22K} if suffix == "_22k" else {}
+    return published("microsoft", name, size, 1, image, window, drop_path_rate=rate, **extras)
 
 
 def _v2(size: str, window: int, rate: float) -> SwinConfig:

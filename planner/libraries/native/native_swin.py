@@ -4,7 +4,7 @@
 Legend: B batch, H × W feature map in tokens, C channels, nW windows of one image, N tokens of one
 window, h heads, d channels of one head; G groups × S windows side by side = B × nW.
 
-What is done differently from the other libraries, with the same results:
+It differs from the other libraries, with the same results, in this:
 - relative-position indices, coordinates and the shift mask are made once, in `WindowGrid`, one for
   all blocks of a stage;
 - a feature map that the window divides is not padded (a zero `F.pad` still copies);
@@ -74,7 +74,7 @@ class SwinConfig:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """What a block is built from; `hidden` are channels within the MLP."""
+    """The sizes of a block; `hidden` is the number of channels within the MLP."""
 
     channels: int
     hidden: int
@@ -305,7 +305,8 @@ def relative_coordinates(window: Pair, pretrained_side: int) -> Tensor:
 
 
 def shift_mask(counts: Pair, window: Pair, shift: Pair) -> Tensor:
-    """What a shifted feature map adds to the scores: 0 within a region, MASKED across: [nW,1,N,N].
+    """The mask [nW,1,N,N] that a shifted feature map adds to the scores: 0 within a region, MASKED
+    across regions.
 
     After the shift the last window of an axis holds two strips that were not neighbours.
     """
@@ -320,12 +321,12 @@ def shift_mask(counts: Pair, window: Pair, shift: Pair) -> Tensor:
     region = regions[0][:, None] * 3 + regions[1][None, :]
     region = region.view(counts[0], window[0], counts[1], window[1])
     region = region.permute(0, 2, 1, 3).reshape(counts[0] * counts[1], window[0] * window[1])
-    strangers = region[:, :, None] != region[:, None, :]
-    return (strangers.float() * MASKED).unsqueeze(1)
+    is_across = region[:, :, None] != region[:, None, :]
+    return (is_across.float() * MASKED).unsqueeze(1)
 
 
 class WindowAttention(nn.Module):
-    """What the attention of both versions has."""
+    """The part that the attentions of both versions share."""
 
     def __init__(
         self, config: SwinConfig, plan: BlockPlan, grid: WindowGrid, attention: Attention
@@ -538,8 +539,8 @@ class DropPath(nn.Module):
         if self.rate == 0.0 or not self.training:
             return x
         keep = 1.0 - self.rate
-        kept = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(keep).div_(keep)
-        return x * kept
+        scale = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(keep).div_(keep)
+        return x * scale
 
 
 class PatchMerging(nn.Module):

@@ -1,6 +1,6 @@
 """Our own Swin Transformer on shapes: `native_swin.py` beside this file, line by line.
 
-Legend as there: B batch, H W feature map in tokens, C channels, nW windows of one image, N tokens
+Legend: B batch, H W feature map in tokens, C channels, nW windows of one image, N tokens
 of one window, h heads, d channels of one head; G groups of S windows side by side = B * nW.
 """
 
@@ -221,7 +221,7 @@ class Block(nn.Module):
 
 
 class WindowAttention(nn.Module):
-    """What the attention of both versions has; G groups of S windows side by side."""
+    """The part that the attentions of both versions share; G groups of S windows side by side."""
 
     def __init__(
         self, device: Device, config: SwinConfig, plan: BlockPlan, grid: WindowGrid, fused: bool

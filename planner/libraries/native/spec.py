@@ -29,8 +29,8 @@ def _native(name: str, size: str, version: int, image: int, window: int) -> Swin
 
 def _enlarged(name: str, size: str, image: int, window: int) -> SwinConfig:
     """Version 2, fine-tuned with larger windows than in its pre-training."""
-    others = {"drop_path_rate": 0.2, "pretrained_window_size": PRETRAINED_192}
-    return published("native", name, size, 2, image, window, **others)
+    extras = {"drop_path_rate": 0.2, "pretrained_window_size": PRETRAINED_192}
+    return published("native", name, size, 2, image, window, **extras)
 
 
 PUBLISHED: dict[str, SwinConfig] = index_by_name(

@@ -1,8 +1,8 @@
 """timm's Swin Transformer on shapes (timm/models/swin_transformer.py, 1.0.31).
 
-To be laid beside that file: same classes, same order of operations, same names for locals, since
-what a local keeps alive is memory. B batch, H W feature map, C channels, nW windows an image,
-N tokens a window.
+Read it beside that file: it has the same classes, order of operations and names of locals, since a
+tensor lives as long as a local refers to it. B batch, H W feature map, C channels, nW windows per
+image, N tokens per window.
 """
 
 from planner.core.schema import ResolvedSetting, SwinConfig, TrainSetting
@@ -154,7 +154,7 @@ class PatchMerging(nn.Module):
 
 
 def checkpoint_seq(blocks: nn.Sequential, x: Tensor) -> Tensor:
-    """timm's `checkpoint_seq`: its caller keeps the first block's input all the while."""
+    """timm's `checkpoint_seq`: its caller refers to the first block's input until it returns."""
     for block in blocks.modules:
         x = checkpoint(block, x)
     return x
@@ -189,7 +189,7 @@ class Head(nn.Module):
 
 
 class SwinTransformer(nn.Module):
-    """timm's SwinTransformer: version 2's has other blocks, mergings and stages."""
+    """timm's SwinTransformer. That of version 2 has other blocks, mergings and stages."""
 
     block: type[SwinTransformerBlock] = SwinTransformerBlock
     merging: type[PatchMerging] = PatchMerging
@@ -222,12 +222,12 @@ class SwinTransformer(nn.Module):
 
 # timm's Swin Transformer V2 on shapes (timm/models/swin_transformer_v2.py, 1.0.31).
 #
-# To be laid beside that file: same classes, same order of operations, same names for locals, since
-# what a local keeps alive is memory. Shapes as above.
+# Read it beside that file, as above: it has the same classes, order of operations and names of
+# locals.
 
 
 class WindowAttentionV2(nn.Module):
-    """timm's WindowAttentionV2 of version 2: cosine attention, continuous position bias."""
+    """timm's WindowAttention of version 2: cosine attention, continuous position bias."""
 
     def __init__(self, device: Device, config: SwinConfig, plan: BlockPlan, window: Pair) -> None:
         dim, heads = plan.channels, plan.heads
@@ -325,7 +325,7 @@ class PatchMergingV2(PatchMerging):
 
 
 class SwinTransformerV2Stage(SwinTransformerStage):
-    """timm's SwinTransformerV2Stage: nothing keeps its first block's input."""
+    """timm's SwinTransformerV2Stage: nothing refers to its first block's input."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x)
