@@ -24,7 +24,7 @@ PRECISIONS = {
 }  # fmt: skip
 
 
-class Training(lightning.LightningModule):
+class LitModel(lightning.LightningModule):
     def __init__(self, options: Any) -> None:
         super().__init__()
         self.options = options
@@ -91,7 +91,7 @@ def main() -> None:
         accumulate_grad_batches=SETTING.accumulate, benchmark=SETTING.cudnn_benchmark,
         max_epochs=options.epochs, callbacks=[checkpoints],
     )  # fmt: skip
-    trainer.fit(Training(options), loader, validation, ckpt_path="last" if options.resume else None)
+    trainer.fit(LitModel(options), loader, validation, ckpt_path="last" if options.resume else None)
 
 
 if __name__ == "__main__":
